@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+# Two commands are enough: `make demo` and `make test`.  Each makes the virtual environment in .venv by itself;
+# when nothing changed, that costs nothing.  Neither touches the system's Python.
+
+# The interpreter the virtual environment is made from.  (Not called PYTHON: stestr reads a variable of that name.)
+BASE_PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+EXTRAS := postgresql,mysql,rabbitmq,keystone,zookeeper,etcd,redis,memcached
+# Two to four test processes: one per processor within these bounds.
+WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); [ $$n -lt 2 ] && n=2; [ $$n -gt 4 ] && n=4; echo $$n)
+TESTS ?=
+SAMPLES ?= etc/moorage
+
+unexport PYTHON PYTHONHOME PYTHONPATH
+# Without its own repository (an unpacked archive, a folder inside another project) pbr cannot know the version,
+# and would take the tag of a repository above this folder.
+ifeq ($(wildcard .git PKG-INFO),)
+export PBR_VERSION ?= 0.0.0
+endif
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test soak check format samples docs clean
+
+help:
+	@echo "make demo     run a whole control plane on a recorded workload and print what came of it"
+	@echo "make test     run the tests (TESTS=regex selects, WORKERS=n sets the processes)"
+	@echo "make soak     the tests with many more random cases, and every server required; takes long, prints its seed"
+	@echo "make check    style, types, layers, release notes, documentation, generated samples"
+	@echo "make format   put the code into the shape that 'make check' asks for"
+	@echo "make docs     build the documentation into doc/build/html"
+	@echo "make samples  write the sample configuration and policy anew into etc/moorage"
+	@echo "make clean    remove everything that was built, the virtual environment too"
+
+venv: $(VENV)/.project
+
+# The libraries: anew only when a list of them changed.
+$(VENV)/.libraries: requirements.txt test-requirements.txt constraints.txt
+	@$(BASE_PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
+	    { echo "Moorage needs Python 3.11 or newer as '$(BASE_PYTHON)'; name another one: make BASE_PYTHON=python3.12 ..." >&2; exit 1; }
+	@$(BASE_PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+	    { echo "Python's venv module is missing; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
+	@test -x $(BIN)/python || echo "making the virtual environment in $(VENV) (once; a minute or two)"
+	@test -x $(BIN)/pip || $(BASE_PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -r requirements.txt -r test-requirements.txt
+	@touch $@
+
+# The project itself, editable: anew only when its metadata or entry points changed.  The metadata that a build leaves in
+# this folder go, since Python would find those first, with the entry points of that day.
+$(VENV)/.project: $(VENV)/.libraries setup.cfg setup.py pyproject.toml
+	@rm -rf moorage.egg-info
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation -c constraints.txt -e '.[$(EXTRAS)]'
+	@touch $@
+
+demo: venv
+	@$(BIN)/python -m moorage.cli.demo
+
+test: venv
+	@$(BIN)/stestr run --concurrency $(WORKERS) $(TESTS)
+
+soak: export MOORAGE_SOAK := 1
+soak: export MOORAGE_REQUIRE_SERVERS := 1
+soak: export MOORAGE_SEED ?= $(shell date +%s)
+soak: venv
+	@echo "MOORAGE_SEED=$(MOORAGE_SEED)"
+	@$(BIN)/stestr run --concurrency $(WORKERS) $(TESTS)
+
+check: venv
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/reno --quiet lint
+	@fresh=$$(mktemp -d) && $(MAKE) --no-print-directory samples SAMPLES=$$fresh && diff -ru etc/moorage $$fresh; \
+	    differ=$$?; rm -r $$fresh; [ $$differ = 0 ] || { echo "etc/moorage is not what the options say: run 'make samples'" >&2; exit 1; }
+	$(BIN)/sphinx-build -q -W --keep-going -b html doc/source doc/build/html
+
+format: venv
+	$(BIN)/ruff check --fix --quiet || true
+	$(BIN)/ruff format
+
+samples: venv
+	$(BIN)/oslo-config-generator --config-file etc/oslo-config-generator/moorage.conf --output-file $(SAMPLES)/moorage.conf.sample
+	$(BIN)/oslopolicy-sample-generator --namespace moorage --output-file $(SAMPLES)/policy.yaml.sample
+
+docs: venv
+	$(BIN)/sphinx-build -q -W --keep-going -b html doc/source doc/build/html
+	@echo "doc/build/html/index.html"
+
+clean:
+	rm -rf $(VENV) build dist doc/build *.egg-info framework/*.egg-info .eggs .stestr .mypy_cache .ruff_cache .hypothesis .import_linter_cache .coverage

@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the documentation is built: ``make docs``."""
+
+import importlib.metadata
+
+project = "Moorage"
+copyright = "the Moorage contributors"
+version = release = importlib.metadata.version("moorage")
+
+extensions = [
+    "sphinx.ext.autodoc",
+    "sphinx.ext.viewcode",
+    "oslo_config.sphinxext",
+    "reno.sphinxext",
+]
+
+html_theme = "alabaster"
+html_theme_options = {"description": "A plugin framework for the control planes of fleets"}
+
+# Members in the order of the source: the author's order is part of the explanation.
+autodoc_member_order = "bysource"
+autodoc_typehints = "description"
+autodoc_default_options = {"members": True, "show-inheritance": True}
+# Plugins for servers whose libraries are not installed are documented all the same.
+autodoc_mock_imports = []

@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an allocation store implements, and the plain data that crosses the border.
+
+A provider has inventories, one per resource class; a consumer holds allocations of them; a claim is what a consumer holds.
+capacity = (total - reserved) * allocation_ratio. A claim of ``n`` fits when min_unit <= n <= max_unit, the step rule holds and
+used + n <= capacity. The store alone decides that, in the statement that takes the room.
+"""
+
+from __future__ import annotations
+
+import abc
+import enum
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from moorage.extensions import ExtensionPoint
+
+__all__ = [
+    "API_VERSION",
+    "STORES",
+    "AllocationItem",
+    "AllocationStore",
+    "Auditable",
+    "Capability",
+    "ClaimOutcome",
+    "ClaimRequest",
+    "Companion",
+    "Drift",
+    "InventoryItem",
+    "ProviderUsage",
+    "ResourceProvider",
+]
+
+API_VERSION = (1, 0)
+
+#: Writes that shall happen in the claim's own transaction: called with the store's transaction (an SQLAlchemy connection for
+#: stores with SHARED_TRANSACTION) after the room is taken and before the commit. It may be called again for a retried
+#: transaction; raising an error undoes the claim and is passed on to the caller.
+Companion = Callable[[Any], None]
+
+
+class Capability(enum.Enum):
+    """What a store can do beyond the required."""
+
+    #: Processes on several machines may use it at once.
+    SHARED = "shared"
+    #: Claims survive a crash of every process.
+    DURABLE = "durable"
+    #: ``companion`` writes commit together with the claim.
+    SHARED_TRANSACTION = "shared-transaction"
+
+
+@dataclass(frozen=True, slots=True)
+class InventoryItem:
+    """How much of one resource class a provider has, in the class's units (MEMORY_MB: MiB, DISK_GB: GiB)."""
+
+    resource_class: str
+    total: int
+    reserved: int = 0
+    min_unit: int = 1
+    max_unit: int = 2**31 - 1
+    step_size: int = 1
+    allocation_ratio: float = 1.0
+
+    @property
+    def capacity(self) -> float:
+        """What may be used in all: (total - reserved) * allocation_ratio."""
+        return (self.total - self.reserved) * self.allocation_ratio
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceProvider:
+    """A provider: a node, or a pool that several nodes share (``can_host`` False: nothing ever lands on it)."""
+
+    uuid: str
+    name: str
+    can_host: bool = True
+    generation: int = 0
+    inventories: tuple[InventoryItem, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ProviderUsage:
+    """A provider with what is used of it, by resource class."""
+
+    provider: ResourceProvider
+    used: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class AllocationItem:
+    """One allocation: ``used`` units of a class of a provider, held by a consumer."""
+
+    provider: str
+    consumer: str
+    resource_class: str
+    used: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimRequest:
+    """What a consumer wants to hold, all or nothing.
+
+    :param consumer: uuid of the consumer (an instance's uuid).
+    :param resources: provider uuid -> resource class -> units (positive).
+    :param request_id: names this claim; a repetition with the same consumer and request_id after a lost reply is recognised and
+        answered with what the first one took, whatever ``resources`` the repetition names.
+    :param project: owner, for usage by project; likewise ``user`` and ``consumer_type``.
+    :param lifetime: seconds after which an unconfirmed claim may be reaped; None: it stays until released.
+    """
+
+    consumer: str
+    resources: Mapping[str, Mapping[str, int]]
+    request_id: str | None = None
+    project: str = ""
+    user: str = ""
+    consumer_type: str = "INSTANCE"
+    lifetime: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimOutcome:
+    """A claim that holds. ``repeated``: an earlier request took it, and ``companion`` did not run this time."""
+
+    consumer: str
+    consumer_generation: int
+    allocations: tuple[AllocationItem, ...]
+    repeated: bool = False
+
+    @property
+    def providers(self) -> tuple[str, ...]:
+        """The uuids of the providers that are held, sorted."""
+        return tuple(sorted({item.provider for item in self.allocations}))
+
+
+class AllocationStore(abc.ABC):
+    """Keeps providers, inventories and claims. Safe for use by several threads.
+
+    All methods may block on the store and raise :class:`moorage.errors.StoreUnavailable` (it cannot be reached) or
+    :class:`moorage.errors.StoreBusy` (the bounded number of lost races was used up).
+
+    Built by the loader as ``plugin(conf=..., database=..., clock=...)``.
+    """
+
+    api_version: ClassVar[tuple[int, int]]
+    capabilities: ClassVar[frozenset[Capability]] = frozenset()
+
+    @abc.abstractmethod
+    def ensure_providers(self, providers: Sequence[ResourceProvider], transaction: Any | None = None) -> int:
+        """Create providers, or bring name, can_host and inventories of existing ones (same uuid) to the given state.
+
+        Custom resource classes (``CUSTOM_...``) begin to exist with the first inventory of them.
+        Repeating it changes nothing. ``generation`` is ignored; every change of inventories raises it. One transaction for
+        all; inside ``transaction`` when given (stores with SHARED_TRANSACTION).
+
+        :returns: how many were created or changed.
+        :raises InUse: an inventory would vanish that has allocations.
+        :raises AlreadyExists: another provider has the name.
+        :raises InvalidInput: a number, name or class that can never be right.
+        """
+
+    @abc.abstractmethod
+    def claim(self, request: ClaimRequest, companion: Companion | None = None) -> ClaimOutcome:
+        """Take the room for a new consumer, or recognise a repetition. One transaction; nothing is half taken.
+
+        :raises CapacityExceeded: it does not fit; details ``provider``, ``resource_class``, ``asked``, ``free``.
+        :raises ConstraintViolated: min_unit, max_unit or the step rule refuses it.
+        :raises NotFound: a provider or resource class does not exist.
+        :raises Conflict: the consumer holds a claim of another request.
+        :raises InvalidInput: an amount that is no positive whole number, no provider, no class.
+        """
+
+    @abc.abstractmethod
+    def release(self, consumer: str, transaction: Any | None = None) -> bool:
+        """Give back all that the consumer holds; False when it held nothing. Repeating it is harmless.
+
+        Inside ``transaction`` when given (stores with SHARED_TRANSACTION).
+        """
+
+    @abc.abstractmethod
+    def allocations(
+        self,
+        *,
+        consumers: Sequence[str] | None = None,
+        providers: Sequence[str] | None = None,
+        after: tuple[str, str, str] | None = None,
+        limit: int = 1000,
+    ) -> list[AllocationItem]:
+        """Stored allocations, a page of ``limit`` after the given key (consumer, provider, resource_class).
+
+        Ordered by consumer; those of one consumer in an order of the store's own that stays the same. What is claimed or
+        released while pages are read may be in them or not; nothing else is shown twice or left out.
+        """
+
+    @abc.abstractmethod
+    def usages(
+        self, *, after: str = "", limit: int = 1000, providers: Sequence[str] | None = None
+    ) -> list[ProviderUsage]:
+        """Providers with inventories and use, ordered by uuid, a page of ``limit`` after the given uuid; two statements a page."""
+
+    @abc.abstractmethod
+    def delete_provider(self, uuid: str, transaction: Any | None = None) -> bool:
+        """Remove a provider without allocations; False when there is none.
+
+        :raises InUse: it has allocations.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """A counter that disagrees with what it counts.
+
+    :param provider: its uuid; empty for allocations of a provider that does not exist.
+    :param counted: the ``used`` that claims are decided by; None: allocations of a class of which the provider has no inventory.
+    :param held: the sum of the stored allocations, which is the truth.
+    """
+
+    provider: str
+    resource_class: str
+    counted: int | None
+    held: int
+
+
+class Auditable(abc.ABC):
+    """A further power of stores that keep a counter beside the allocations: derive from it and from AllocationStore."""
+
+    @abc.abstractmethod
+    def drift(self) -> list[Drift]:
+        """Every disagreement, as of one moment, ordered by provider and class. Reads all allocations: not for every minute."""
+
+    @abc.abstractmethod
+    def recount(self, provider: str) -> bool:
+        """Set the counters of a provider to the sums of its allocations, while no claim of it runs; False when it is unknown."""
+
+
+#: Chosen by ``[allocation] store``.
+STORES: ExtensionPoint[AllocationStore] = ExtensionPoint(
+    "moorage.allocation_stores", AllocationStore, API_VERSION, "[allocation] store"
+)

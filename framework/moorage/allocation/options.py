@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options of the group ``[allocation]``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from oslo_config import cfg
+
+__all__ = ["GROUP", "OPTS", "list_opts", "register_opts"]
+
+GROUP = cfg.OptGroup("allocation", title="Allocation of resources")
+
+OPTS: Sequence[cfg.Opt] = (
+    cfg.StrOpt(
+        "store",
+        default="sql",
+        help="The plugin (entry-point group moorage.allocation_stores) that keeps providers and claims. Needs a restart.",
+    ),
+    cfg.StrOpt(
+        "step_size_rule",
+        default="seed",
+        choices=[
+            ("seed", "an amount passes when it is min_unit or a multiple of step_size"),
+            ("modulo", "an amount passes when it is a multiple of step_size, as in Placement"),
+        ],
+        help="How step_size limits the amount of a claim. All processes must agree. Needs a restart.",
+    ),
+)
+
+
+def register_opts(conf: cfg.ConfigOpts) -> None:
+    """Register the options on ``conf``."""
+    conf.register_opts(OPTS, group=GROUP.name)
+
+
+def list_opts() -> Sequence[tuple[str, Sequence[cfg.Opt]]]:
+    """Options by group, for the sample configuration."""
+    return [(GROUP.name, OPTS)]

@@ -1,0 +1,353 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The application of a dialect: a table of operations, each valid from one microversion to another.
+
+What all dialects share is here: request ids, the version header, authentication, policy, bodies and queries against compiled
+schemas, one shape for every error, counting. What a dialect does in its own way it overrides. It speaks WSGI itself, without
+a web framework: dialects must answer to the letter as the service whose clients they serve, and a claim must cost little.
+"""
+
+from __future__ import annotations
+
+import http
+import json
+import re
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+from urllib.parse import parse_qsl, quote
+
+from oslo_log import log as logging
+
+from moorage import errors
+from moorage.api.dialect import Dialect
+from moorage.api.validation import Validator, parse_json
+from moorage.context import RequestContext
+from moorage.control_plane.interface import ApiTools
+from moorage.routes import Schema
+
+__all__ = ["Answer", "Call", "DialectApplication", "MethodNotAllowed", "Operation", "Version"]
+
+LOG = logging.getLogger(__name__)
+
+Version = tuple[int, int]
+_REQUEST_ID = re.compile(r"^req-[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$")
+_NO_CONTEXT = RequestContext(overwrite=False)
+
+
+class MethodNotAllowed(errors.InvalidInput):
+    """The path is known and the method is not; ``details['allow']`` lists the known ones."""
+
+
+@dataclass(slots=True)
+class Call:
+    """A request on its way: what is known of it grows from top to bottom."""
+
+    environ: Mapping[str, Any]
+    method: str
+    #: The path below the mount.
+    path: str
+    request_id: str
+    version: Version
+    context: RequestContext = _NO_CONTEXT
+    #: The parts of the path that the operation names.
+    parts: Mapping[str, str] = field(default_factory=dict)
+    #: name -> values, in the order they were given.
+    query: Mapping[str, list[str]] = field(default_factory=dict)
+    body: Any = None
+
+    @property
+    def prefix(self) -> str:
+        """The path of the mount: links and Location headers begin with it. Empty at the root."""
+        return quote(str(self.environ.get("SCRIPT_NAME", "")))
+
+    @property
+    def base_url(self) -> str:
+        """Scheme, host and mount as the client wrote them, for absolute links."""
+        environ = self.environ
+        host = environ.get("HTTP_HOST") or f"{environ.get('SERVER_NAME')}:{environ.get('SERVER_PORT')}"
+        return f"{environ.get('wsgi.url_scheme', 'http')}://{host}{self.prefix}"
+
+    def header(self, name: str) -> str | None:
+        """A header of the request; None when it was not sent."""
+        key = name.upper().replace("-", "_")
+        found = self.environ.get(key if key in {"CONTENT_TYPE", "CONTENT_LENGTH"} else "HTTP_" + key)
+        return None if found is None else str(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a handler answers. ``body`` is JSON data; None: no body at all."""
+
+    status: int = 200
+    body: Any = None
+    headers: Sequence[tuple[str, str]] = ()
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One row of a dialect's table. The same method and path may have several rows, with versions that do not overlap.
+
+    :param path: below the mount, with ``{name}`` parts that match one segment.
+    :param policy: enforced before ``handler``; None: the handler asks ``check_policy`` itself.
+    :param public: needs no authentication.
+    :param since: first and ``until`` last version with it; None: still there.
+    :param body: JSON schema of the body; None: no body is read.
+    :param query: JSON schema of the query as object of lists of texts; None: the handler reads it.
+    """
+
+    method: str
+    path: str
+    handler: Callable[[Call], Answer]
+    policy: str | None = None
+    public: bool = False
+    since: Version = (0, 0)
+    until: Version | None = None
+    body: Schema | None = None
+    query: Schema | None = None
+
+    def serves(self, version: Version) -> bool:
+        """It exists in that version."""
+        return self.since <= version and (self.until is None or version <= self.until)
+
+    @cached_property
+    def body_validator(self) -> Validator | None:
+        """The compiled schema of the body."""
+        return None if self.body is None else Validator(self.body, "body")
+
+    @cached_property
+    def query_validator(self) -> Validator | None:
+        """The compiled schema of the query."""
+        return None if self.query is None else Validator(self.query, "query")
+
+
+class _Path:
+    """The operations of one path."""
+
+    def __init__(self, template: str) -> None:
+        self.template = template
+        self.methods: dict[str, list[Operation]] = {}
+        names = re.findall(r"{(\w+)}", template)
+        pattern = "".join(
+            f"(?P<{piece[1:-1]}>[^/]+)" if piece.startswith("{") else re.escape(piece)
+            for piece in re.split(r"({\w+})", template)
+        )
+        self.match = re.compile(pattern).fullmatch
+        self.fixed = not names
+
+
+class DialectApplication:
+    """A table of operations as a WSGI callable.
+
+    :param dialect: range of versions, statuses of errors, and (unless :meth:`render_error` is overridden) their shape.
+    """
+
+    def __init__(self, dialect: Dialect, operations: Sequence[Operation], tools: ApiTools) -> None:
+        self.dialect = dialect
+        self.tools = tools
+        self._max_body = int(tools.conf.api.max_body_bytes)
+        self._fixed: dict[str, _Path] = {}
+        self._matched: list[_Path] = []
+        paths: dict[str, _Path] = {}
+        for operation in operations:
+            path = paths.setdefault(operation.path, _Path(operation.path))
+            path.methods.setdefault(operation.method, []).append(operation)
+            # Compiled now: a schema with a mistake must not wait for the first request.
+            _ = operation.body_validator, operation.query_validator
+        for path in paths.values():
+            if path.fixed:
+                self._fixed[path.template] = path
+            else:
+                self._matched.append(path)
+
+    def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        """WSGI."""
+        monotonic = self.tools.clock.monotonic
+        began = monotonic()
+        call = Call(
+            environ,
+            environ["REQUEST_METHOD"],
+            # WSGI hands paths over as bytes in latin-1's clothes.
+            environ.get("PATH_INFO", "").encode("latin-1").decode("utf-8", "replace"),
+            self._request_id(environ),
+            self.dialect.lowest,
+        )
+        path = self._find(call)
+        try:
+            call.version = self.read_version(call)
+            answer = self._answer(call, path)
+            status, headers, body = answer.status, [*answer.headers], b""
+            if answer.body is not None:
+                body = json.dumps(answer.body, separators=(",", ":")).encode()
+                headers.append(("Content-Type", self.content_type))
+        except Exception as error:  # noqa: BLE001  (the last resort: every error has the dialect's shape)
+            status, headers, body = self._error(call, error)
+        headers += self.version_headers(call)
+        headers.append((self.request_id_header, call.request_id))
+        if status != http.HTTPStatus.NO_CONTENT:
+            headers.append(("Content-Length", str(len(body))))
+        self.tools.count(call.method, path.template if path else "", status, monotonic() - began)
+        start_response(f"{status} {http.HTTPStatus(status).phrase}", headers)
+        return [] if call.method == "HEAD" else [body]
+
+    # -- what a dialect may do in its own way ---------------------------------------------------------------------
+
+    content_type = "application/json"
+    request_id_header = "X-OpenStack-Request-ID"
+
+    def read_version(self, call: Call) -> Version:
+        """The microversion that the request asks for."""
+        return self.dialect.version(_Headers(call.environ))
+
+    def version_headers(self, call: Call) -> Iterable[tuple[str, str]]:
+        """What every answer says of versions."""
+        major, minor = call.version
+        return (
+            ("OpenStack-API-Version", f"{self.dialect.service_type} {major}.{minor}"),
+            ("Vary", "OpenStack-API-Version"),
+        )
+
+    def check_call(self, call: Call) -> None:
+        """Refuse a request for what is wrong with it before its path is looked at. Nothing by itself."""
+
+    def check_operation(self, call: Call, operation: Operation) -> None:
+        """Refuse a request before its body is read, after authentication and policy. Nothing by itself."""
+
+    def no_such_version(self, call: Call, operations: Sequence[Operation]) -> errors.MoorageError:
+        """The error for an operation that exists, though not in the version asked for."""
+        return errors.NotFound(
+            f"{call.method} {call.path} does not exist in version {call.version[0]}.{call.version[1]}."
+        )
+
+    def render_error(self, call: Call, error: errors.MoorageError, status: int) -> tuple[str, bytes]:
+        """Content type and body of an error."""
+        return self.content_type, json.dumps(self.dialect.shape(error, status, call.request_id)).encode()
+
+    # -- the steps ------------------------------------------------------------------------------------------------
+
+    def _answer(self, call: Call, path: _Path | None) -> Answer:
+        operation = self._operation(call, path) if path is not None and self._is_public(call, path) else None
+        if operation is None:
+            call.context = self.tools.authenticate(call.environ)
+            call.context.request_id = call.request_id
+        call.context.update_store()
+        self.check_call(call)
+        if operation is None:
+            operation = self._operation(call, path)
+        if operation.policy is not None:
+            self.tools.check_policy(operation.policy, call.context)
+        self.check_operation(call, operation)
+        call.query = self._query(call, operation)
+        call.body = self._body(call, operation)
+        return operation.handler(call)
+
+    def _find(self, call: Call) -> _Path | None:
+        found = self._fixed.get(call.path)
+        if found is not None:
+            return found
+        for path in self._matched:
+            matched = path.match(call.path)
+            if matched is not None:
+                call.parts = matched.groupdict()
+                return path
+        return None
+
+    def _is_public(self, call: Call, path: _Path) -> bool:
+        return any(operation.public for operations in path.methods.values() for operation in operations)
+
+    def _operation(self, call: Call, path: _Path | None) -> Operation:
+        if path is None:
+            raise errors.NotFound(f"There is nothing at {call.path}.")
+        operations = path.methods.get("GET" if call.method == "HEAD" else call.method)
+        if operations is None:
+            allow = sorted(path.methods)
+            raise MethodNotAllowed(
+                f"The method {call.method} is not allowed for this resource; {', '.join(allow)} are.", allow=allow
+            )
+        for operation in operations:
+            if operation.serves(call.version):
+                return operation
+        raise self.no_such_version(call, operations)
+
+    def _query(self, call: Call, operation: Operation) -> dict[str, list[str]]:
+        text = call.environ.get("QUERY_STRING", "")
+        found: dict[str, list[str]] = {}
+        if text:
+            for name, value in parse_qsl(text, keep_blank_values=True):
+                found.setdefault(name, []).append(value)
+        if operation.query_validator is not None:
+            operation.query_validator.check(found)
+        return found
+
+    def _body(self, call: Call, operation: Operation) -> Any:
+        validator = operation.body_validator
+        if validator is None:
+            return None
+        data = parse_json(self._raw(call))
+        validator.check(data)
+        return data
+
+    def _raw(self, call: Call) -> bytes:
+        environ = call.environ
+        stream = environ["wsgi.input"]
+        if "chunked" in environ.get("HTTP_TRANSFER_ENCODING", "").lower():
+            raw: bytes = stream.read(self._max_body + 1)
+        else:
+            length = self.length(call)
+            if length > self._max_body:
+                raise errors.PayloadTooLarge(f"The body has {length} bytes; {self._max_body} are allowed.")
+            raw = stream.read(length) if length else b""
+        if len(raw) > self._max_body:
+            raise errors.PayloadTooLarge(f"The body has more than the {self._max_body} bytes that are allowed.")
+        return raw
+
+    def length(self, call: Call) -> int:
+        """The length of the body in bytes.
+
+        :raises InvalidInput: the header is no number.
+        """
+        text = call.environ.get("CONTENT_LENGTH") or "0"
+        if not text.isascii() or not text.isdigit():
+            raise errors.InvalidInput("content-length header must be an integer", path="Content-Length")
+        return int(text)
+
+    def _request_id(self, environ: Mapping[str, Any]) -> str:
+        given = str(environ.get("HTTP_X_OPENSTACK_REQUEST_ID", ""))
+        return given if _REQUEST_ID.match(given) else f"req-{uuid.uuid4()}"
+
+    def _error(self, call: Call, error: Exception) -> tuple[int, list[tuple[str, str]], bytes]:
+        if isinstance(error, errors.MoorageError):
+            known, status = error, self.dialect.status(error)
+        else:
+            known, status = errors.MoorageError("An internal error.", request_id=call.request_id), 500
+        if status >= http.HTTPStatus.INTERNAL_SERVER_ERROR and not isinstance(known, errors.Unavailable):
+            LOG.error("Request %s %s failed (%s).", call.method, call.path, call.request_id, exc_info=error)
+            known = errors.MoorageError(
+                f"An internal error; the log has it in full under the request id {call.request_id}.",
+                request_id=call.request_id,
+            )
+        if isinstance(known, MethodNotAllowed):
+            status = 405
+        kind, body = self.render_error(call, known, status)
+        headers = [("Content-Type", kind)]
+        if isinstance(known, MethodNotAllowed):
+            headers.append(("Allow", ", ".join(known.details["allow"])))
+        if isinstance(known, errors.Unavailable):
+            headers.append(("Retry-After", str(max(1, round(known.retry_after)))))
+        if status == http.HTTPStatus.UNAUTHORIZED:
+            headers.append(("WWW-Authenticate", 'Basic realm="moorage"'))
+        if status == http.HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+            # What is left of the body is not read: the connection cannot be used again.
+            headers.append(("Connection", "close"))
+        return status, headers, body
+
+
+class _Headers(dict[str, str]):
+    """The version headers of a request, as microversion_parse wants them."""
+
+    def __init__(self, environ: Mapping[str, Any]) -> None:
+        super().__init__()
+        for name, value in environ.items():
+            if name.startswith("HTTP_") and name.endswith("VERSION"):
+                self[name[5:].replace("_", "-").lower()] = value

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several WSGI applications under one server, each at its prefix."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import prometheus_client
+from oslo_log import log as logging
+
+from moorage import errors
+from moorage.control_plane.interface import Wsgi
+
+__all__ = ["Dispatcher", "Health", "Metrics", "at_its_path", "places"]
+
+LOG = logging.getLogger(__name__)
+
+
+def places(own: Mapping[str, str], chosen: Mapping[str, str], taken: Mapping[str, Wsgi]) -> dict[str, str]:
+    """The prefix of each dialect: the empty text for the root.
+
+    :param own: dialect -> the mount it declares; ``chosen`` what ``[api] mounts`` says; ``taken`` prefixes of others.
+    :raises ConfigError: a mount is no path, names no enabled dialect, or is taken.
+    """
+    for name in chosen.keys() - own.keys():
+        raise errors.ConfigError(
+            f"[api] mounts names {name}, which [api] enabled_apis does not; enabled are: {', '.join(own) or 'none'}."
+        )
+    found: dict[str, str] = {}
+    for name, mount in {**own, **chosen}.items():
+        prefix = mount.rstrip("/")
+        if not mount.startswith("/") or "//" in mount:
+            raise errors.ConfigError(f"The dialect {name} cannot be mounted at {mount!r}: write / or /a/path.")
+        if prefix in found.values() or (prefix and prefix in taken):
+            raise errors.ConfigError(f"The dialect {name} cannot be mounted at {mount}: something else is there.")
+        found[name] = prefix
+    return found
+
+
+def at_its_path(application: Wsgi, prefix: str) -> Wsgi:
+    """An application whose routes carry their whole path, mounted at ``prefix``: the path is put together again."""
+
+    def call(environ: dict[str, Any], start_response: Any) -> Any:
+        environ["SCRIPT_NAME"] = environ.get("SCRIPT_NAME", "").removesuffix(prefix)
+        environ["PATH_INFO"] = prefix + environ.get("PATH_INFO", "")
+        return application(environ, start_response)
+
+    return call
+
+
+class Dispatcher:
+    """The longest prefix wins; the rest of the path is what the mounted application sees.
+
+    What is mounted at the root (prefix ``""``) sees the whole path. :meth:`swap` replaces all mounts at once.
+    """
+
+    def __init__(self, mounts: Mapping[str, Wsgi]) -> None:
+        self._mounts: tuple[tuple[str, Wsgi], ...] = ()
+        self.swap(mounts)
+
+    def swap(self, mounts: Mapping[str, Wsgi]) -> None:
+        """Other mounts from now on; requests that are being answered keep theirs."""
+        ordered = sorted(((prefix.rstrip("/"), app) for prefix, app in mounts.items()), key=lambda pair: -len(pair[0]))
+        self._mounts = tuple(ordered)
+
+    def __call__(self, environ: dict[str, Any], start_response: Any) -> Any:
+        """WSGI."""
+        path = environ.get("PATH_INFO", "")
+        for prefix, application in self._mounts:
+            if not prefix:
+                return application(environ, start_response)
+            if path == prefix or path.startswith(prefix + "/"):
+                environ["SCRIPT_NAME"] = environ.get("SCRIPT_NAME", "") + prefix
+                environ["PATH_INFO"] = path[len(prefix) :]
+                return application(environ, start_response)
+        start_response("404 Not Found", [("Content-Type", "text/plain"), ("Content-Length", "0")])
+        return [b""]
+
+
+class Health:
+    """``/healthcheck``: 200 when every check is content, 503 with what is wrong otherwise. Needs no authentication."""
+
+    def __init__(self, checks: Mapping[str, Callable[[], str]]) -> None:
+        self._checks = checks
+
+    def __call__(self, environ: dict[str, Any], start_response: Any) -> Any:
+        """WSGI; a check answers an empty text or what is wrong."""
+        found = {name: self._ask(check) for name, check in self._checks.items()}
+        wrong = {name: text for name, text in found.items() if text}
+        data = json.dumps({"status": "unhealthy" if wrong else "healthy", "problems": wrong}).encode()
+        status = "503 Service Unavailable" if wrong else "200 OK"
+        start_response(status, [("Content-Type", "application/json"), ("Content-Length", str(len(data)))])
+        return [data]
+
+    def _ask(self, check: Callable[[], str]) -> str:
+        try:
+            return check()
+        except Exception as error:  # noqa: BLE001  (whatever is wrong is the answer)
+            LOG.warning("A health check failed: %s", error)
+            return str(error)
+
+
+class Metrics:
+    """``/metrics`` in Prometheus' format."""
+
+    def __init__(self) -> None:
+        self.registry = prometheus_client.CollectorRegistry()
+        self._requests = prometheus_client.Histogram(
+            "moorage_api_request_seconds",
+            "Requests by method, route and status",
+            ["method", "route", "status"],
+            registry=self.registry,
+        )
+        self._app: Wsgi = prometheus_client.make_wsgi_app(self.registry)
+
+    def count(self, method: str, route: str, status: int, seconds: float) -> None:
+        """One request was answered."""
+        self._requests.labels(method, route, str(status)).observe(seconds)
+
+    def __call__(self, environ: dict[str, Any], start_response: Any) -> Any:
+        """WSGI."""
+        return self._app(environ, start_response)

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options of the group ``[api]``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from oslo_config import cfg
+
+__all__ = ["GROUP", "OPTS", "list_opts"]
+
+GROUP = cfg.OptGroup("api", title="The HTTP API")
+
+OPTS: Sequence[cfg.Opt] = (
+    cfg.StrOpt("bind", default="127.0.0.1:8780", help="Address and port of the embedded server. Needs a restart."),
+    cfg.IntOpt(
+        "threads", default=16, min=1, help="Requests that one process answers at the same time. Needs a restart."
+    ),
+    cfg.StrOpt(
+        "auth_strategy",
+        default="http_basic",
+        choices=[
+            ("noauth", "everybody is an administrator; refused unless bound to a loopback address"),
+            ("http_basic", "users of a file with bcrypt hashes"),
+            ("keystone", "tokens of Keystone, see [keystone_authtoken]; needs the extra keystone"),
+        ],
+        help="Who is calling. Needs a restart.",
+    ),
+    cfg.StrOpt(
+        "http_basic_auth_user_file",
+        help="Lines of user:bcrypt-hash[:role,role...]; without roles a user is an administrator. Unset: 'users' in the "
+        "state directory, made with a generated password where it is missing. A change is noticed.",
+    ),
+    cfg.IntOpt("max_body_bytes", default=4 * 1024 * 1024, min=1024, help="The largest body of a request, in bytes."),
+    cfg.ListOpt(
+        "enabled_apis",
+        default=["placement"],
+        help="The dialects (entry-point group moorage.api) that are served beside /scheduling/v1.",
+    ),
+    cfg.DictOpt(
+        "mounts",
+        default={},
+        help="Where dialects are mounted instead of at their own place, as name:path pairs: placement:/ serves the Placement "
+        "dialect at the root, and all the others where they were.",
+    ),
+    cfg.StrOpt("policy_file", help="Policy overrides (YAML). A reload takes it over."),
+)
+
+
+def list_opts() -> Sequence[tuple[str, Sequence[cfg.Opt]]]:
+    """Options by group, for the sample configuration."""
+    return [(GROUP.name, OPTS)]

@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All policies of the core, for the API and for oslo.policy's sample generator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from moorage.allocation import api as allocation_api
+from moorage.api.policy import rules
+from moorage.control_plane import api as control_plane_api
+from moorage.fleet import api as fleet_api
+from moorage.routes import PolicyRule
+from moorage.scheduling import api as scheduling_api
+from moorage.services import api as services_api
+
+__all__ = ["POLICIES", "list_rules"]
+
+POLICIES: tuple[PolicyRule, ...] = (
+    *services_api.POLICIES,
+    *fleet_api.POLICIES,
+    *allocation_api.POLICIES,
+    *scheduling_api.POLICIES,
+    *control_plane_api.POLICIES,
+)
+
+
+def list_rules() -> list[Any]:
+    """Entry point of the group oslo.policy.policies."""
+    return rules(POLICIES)

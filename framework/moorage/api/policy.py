@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who may do what, by oslo.policy: asked once for each request, before its handler."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from oslo_config import cfg
+from oslo_policy import opts as policy_opts
+from oslo_policy import policy as oslo_policy
+
+from moorage import errors
+from moorage.context import RequestContext
+from moorage.routes import PolicyRule
+
+__all__ = ["BASE_RULES", "Policy", "rules"]
+
+#: Rules that others are made of. A role of the system scope reads and writes everything; projects see their own.
+BASE_RULES: tuple[PolicyRule, ...] = (
+    PolicyRule("system_admin", "role:admin and system_scope:all", "Administrator of the system."),
+    PolicyRule("system_manager", "role:manager and system_scope:all", "Manager of the system."),
+    PolicyRule("system_member", "role:member and system_scope:all", "Operator of the system."),
+    PolicyRule(
+        "system_reader", "role:reader and system_scope:all or role:service", "Reader of the system, or a service."
+    ),
+    PolicyRule("project_manager", "role:manager and project_id:%(project_id)s", "Manager of the project."),
+    PolicyRule("project_member", "role:member and project_id:%(project_id)s", "Member of the project."),
+    PolicyRule("project_reader", "role:reader and project_id:%(project_id)s", "Reader of the project."),
+    PolicyRule("service", "role:service", "Another service."),
+)
+
+
+def rules(policies: Sequence[PolicyRule]) -> list[oslo_policy.RuleDefault]:
+    """oslo.policy's form of the base rules and the given ones."""
+    return [oslo_policy.RuleDefault(rule.name, rule.check, rule.description) for rule in (*BASE_RULES, *policies)]
+
+
+class Policy:
+    """Decides. Decisions without a target depend on roles, scope and project alone and are remembered."""
+
+    def __init__(self, policies: Sequence[PolicyRule], policy_file: str | None) -> None:
+        conf = cfg.ConfigOpts()
+        conf([], default_config_files=[], default_config_dirs=[])
+        policy_opts.set_defaults(conf, policy_file=policy_file or "no-policy-file")
+        self._enforcer = oslo_policy.Enforcer(conf)
+        self._enforcer.suppress_deprecation_warnings = True
+        self._enforcer.register_defaults(rules(policies))
+        try:
+            self._enforcer.load_rules()
+            self._enforcer.check_rules(raise_on_violation=True)
+        except Exception as error:
+            raise errors.ConfigError(f"The policy {policy_file} cannot be used: {error}") from error
+        self._known: dict[tuple[Any, ...], bool] = {}
+
+    def check(self, rule: str, context: RequestContext, target: Mapping[str, Any] | None = None) -> None:
+        """Refuse what the caller may not do.
+
+        :param target: what is acted upon; None: something of the caller's own project.
+        :raises Forbidden: names the rule.
+        """
+        if target is not None:
+            allowed = self._decide(rule, context, target)
+        else:
+            key = (rule, tuple(sorted(context.roles or ())), context.system_scope, context.project_id)
+            known = self._known.get(key)
+            allowed = self._decide(rule, context, {"project_id": context.project_id}) if known is None else known
+            if len(self._known) > 10_000:
+                self._known.clear()
+            self._known[key] = allowed
+        if not allowed:
+            raise errors.Forbidden(f"The policy {rule} does not let you do this.", rule=rule)
+
+    def _decide(self, rule: str, context: RequestContext, target: Mapping[str, Any]) -> bool:
+        credentials = {
+            "roles": list(context.roles or ()),
+            "system_scope": context.system_scope,
+            "project_id": context.project_id,
+            "user_id": context.user_id,
+        }
+        known = {name: value for name, value in target.items() if value is not None}
+        return bool(self._enforcer.enforce(rule, known, credentials))

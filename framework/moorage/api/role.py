@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The role ``api``: the application over the families, in the embedded server."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+import sqlalchemy as sa
+from oslo_config import cfg
+from oslo_log import log as logging
+
+from moorage import errors
+from moorage.allocation import api as allocation_api
+from moorage.api import auth
+from moorage.api.application import PREFIX, Application
+from moorage.api.mounts import Dispatcher, Health, Metrics, at_its_path, places
+from moorage.api.policies import POLICIES
+from moorage.api.policy import Policy
+from moorage.api.server import Server
+from moorage.control_plane import api as control_plane_api
+from moorage.control_plane.enrolment import Enrolment
+from moorage.control_plane.interface import API_EXTENSIONS, ApiTools, Wsgi
+from moorage.control_plane.placing import Deleter, cast_to_agent
+from moorage.control_plane.process import Platform
+from moorage.control_plane.roles import Periodic, open_instances, open_store, open_workers, tell_schedulers
+from moorage.fleet import api as fleet_api
+from moorage.fleet.nodes import NodeStore
+from moorage.routes import Route
+from moorage.scheduling import api as scheduling_api
+from moorage.scheduling.reporter import TOPIC as SCHEDULERS
+from moorage.services import api as services_api
+from moorage.services.heartbeat import LivenessObserver
+
+__all__ = ["ApiRole", "Schedulers", "dialects"]
+
+LOG = logging.getLogger(__name__)
+_CORE = PREFIX.rpartition("/")[0]
+
+
+class Schedulers:
+    """The API's way to the schedulers.
+
+    :param attempts: how many are asked for one request, in all.
+    """
+
+    def __init__(self, platform: Platform, attempts: int) -> None:
+        self._sender = platform.sender
+        self._clock = platform.clock
+        self._attempts = attempts
+
+    def ask(self, method: str, args: Mapping[str, Any]) -> Any:
+        """Ask any scheduler; another one when one is lost, because questions may be asked twice."""
+        for attempt in range(1, self._attempts + 1):
+            try:
+                return self._sender.call(SCHEDULERS, method, dict(args))
+            except errors.TransportError as error:
+                if attempt == self._attempts:
+                    raise
+                LOG.warning("A scheduler was lost (%s); another one is asked.", error.message)
+                self._clock.sleep(0.1 * attempt)
+        raise AssertionError("unreachable")
+
+    def create(self, request: Mapping[str, Any], request_id: str) -> None:
+        """Place an instance; safe to ask again, because uuid and request_id name the claim."""
+        self.ask("create_instance", {"request": dict(request), "request_id": request_id})
+
+
+class ApiRole:
+    """Serves HTTP."""
+
+    binary = "api"
+
+    def start(self, platform: Platform, conf: cfg.ConfigOpts) -> None:
+        """Build the application and listen."""
+        auth.refuse_open_noauth(conf.api.auth_strategy, conf.api.bind)
+        self._platform = platform
+        self._metrics = Metrics()
+        self._routes = self._all_routes(conf)
+        self._dispatcher = Dispatcher(self._mounts(conf))
+        self._server = Server(
+            conf.api.bind,
+            self._dispatcher,
+            threads=conf.api.threads,
+            drain_seconds=conf.control_plane.drain_timeout,
+        )
+        self._server.start()
+        self.url = self._server.url
+        self._beats = Periodic(platform, "watch over heartbeats", self._watch, conf.services.report_interval)
+
+    def reload(self, conf: cfg.ConfigOpts) -> None:
+        """New policy and limits, all or (by an error) none; requests that are being answered keep the old ones."""
+        self._dispatcher.swap(self._mounts(conf))
+
+    def stop(self, drain_seconds: float) -> None:
+        """Answer what was asked, then end."""
+        self._server.stop()
+        self._beats.stop()
+
+    def _watch(self) -> None:
+        self._observer.observe(self._platform.registry.list())
+
+    def _all_routes(self, conf: cfg.ConfigOpts) -> tuple[Route, ...]:
+        platform = self._platform
+        store, instances = open_store(platform, conf), open_instances(platform, conf)
+        self._store = store
+        nodes = NodeStore(platform.database)
+        self._observer = LivenessObserver(platform.clock, conf.services.service_down_time)
+        schedulers = Schedulers(platform, conf.control_plane.create_attempts)
+        enrolment = Enrolment(platform.database, nodes, store, platform.registry, tell_schedulers(platform))
+        deleter = Deleter(platform.database, instances, open_workers(platform, conf), cast_to_agent(platform.sender))
+        return (
+            *services_api.routes(platform.registry, self._observer),
+            *fleet_api.routes(nodes, enrolment),
+            *allocation_api.routes(store),
+            *scheduling_api.routes(schedulers),
+            *control_plane_api.routes(instances, schedulers, deleter),
+        )
+
+    def _mounts(self, conf: cfg.ConfigOpts) -> Mapping[str, Wsgi]:
+        extensions = API_EXTENSIONS.load_all(conf.api.enabled_apis)
+        policy = Policy(
+            (*POLICIES, *(rule for each in extensions for rule in each.plugin.policies)), conf.api.policy_file
+        )
+        authenticate = auth.authenticator(conf)
+        application: Wsgi = Application(
+            self._routes,
+            authenticate,
+            policy,
+            conf,
+            count=self._metrics.count,
+            monotonic=self._platform.clock.monotonic,
+        )
+        if conf.api.auth_strategy == "keystone":
+            application = with_keystone(application, conf)
+        health = Health({"store": self._store_answers, "schedulers": self._schedulers_listen})
+        own: dict[str, Wsgi] = {
+            "/healthcheck": health,
+            "/metrics": self._metrics,
+            _CORE: at_its_path(application, _CORE),
+        }
+        tools = ApiTools(
+            conf=conf,
+            clock=self._platform.clock,
+            database=self._platform.database,
+            authenticate=authenticate,
+            check_policy=policy.check,
+            count=self._metrics.count,
+            store=lambda: self._store,
+            sender=lambda: self._platform.sender,
+        )
+        # The core answers at the root (with its versions) unless a dialect is mounted there.
+        return {"": application, **own, **dialects(tools, own)}
+
+    def _store_answers(self) -> str:
+        with self._platform.database.read() as tx:
+            tx.execute(sa.text("SELECT 1"))
+        return ""
+
+    def _schedulers_listen(self) -> str:
+        listening = self._platform.transport.listeners(SCHEDULERS)
+        return "no scheduler is listening" if listening is not None and not listening else ""
+
+
+def dialects(tools: ApiTools, taken: Mapping[str, Wsgi]) -> dict[str, Wsgi]:
+    """The enabled dialects by the prefix they are mounted at.
+
+    :param taken: what is mounted already.
+    :raises ConfigError: a plugin or mount that cannot be used.
+    """
+    conf = tools.conf
+    loaded = API_EXTENSIONS.load_all(conf.api.enabled_apis)
+    prefixes = places({each.name: each.plugin.mount for each in loaded}, conf.api.mounts, taken)
+    found: dict[str, Wsgi] = {}
+    for each in loaded:
+        application = each.plugin(tools).application()
+        if conf.api.auth_strategy == "keystone":
+            application = with_keystone(application, conf)
+        found[prefixes[each.name]] = application
+    return found
+
+
+def with_keystone(application: Wsgi, conf: cfg.ConfigOpts) -> Any:
+    """Keystonemiddleware before the application; it only marks who is calling, the application refuses."""
+    try:
+        auth_token = importlib.import_module("keystonemiddleware.auth_token")
+    except ImportError as error:
+        raise errors.ConfigError(
+            "auth_strategy = keystone needs keystonemiddleware. Try: pip install 'moorage[keystone]'"
+        ) from error
+    return auth_token.AuthProtocol(
+        application, {"oslo_config_config": conf, "delay_auth_decision": True, "oslo_config_project": "moorage"}
+    )

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bodies and queries against schemas that were compiled once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import jsonschema
+
+from moorage import errors
+from moorage.routes import Schema
+
+jsonschema_rs: Any
+try:
+    import jsonschema_rs
+except ImportError:  # a distribution may not carry Rust: slower, with the same answers
+    jsonschema_rs = None
+
+__all__ = ["Validator", "parse_json"]
+
+_DEEPEST = 64
+
+
+class Validator:
+    """One compiled schema. ``where`` names what is validated, for messages (``body``, ``query``)."""
+
+    def __init__(self, schema: Schema, where: str) -> None:
+        self._where = where
+        self._slow = jsonschema.Draft202012Validator(dict(schema))
+        self._slow.check_schema(dict(schema))
+        self._fast = jsonschema_rs.validator_for(dict(schema)) if jsonschema_rs is not None else None
+        self._properties: Mapping[str, Any] = schema.get("properties", {})
+
+    def check(self, data: Any) -> None:
+        """Refuse what the schema does not allow.
+
+        :raises InvalidInput: says where and what.
+        """
+        if self._fast is not None and self._fast.is_valid(data):
+            return
+        found = sorted(self._slow.iter_errors(data), key=lambda error: (len(error.absolute_path), str(error.message)))
+        if not found:
+            if self._fast is None:
+                return
+            raise errors.InvalidInput(f"The {self._where} is not what the API document allows.", path=self._where)
+        worst = jsonschema.exceptions.best_match(found) or found[0]
+        path = "/".join([self._where, *(str(part) for part in worst.absolute_path)])
+        raise errors.InvalidInput(f"{path}: {_shortened(worst.message)}.", path=path)
+
+    def query(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """A query string's values, made what the schema says (integers, booleans), and checked."""
+        typed = {name: _typed(value, self._properties.get(name, {})) for name, value in given.items()}
+        self.check(typed)
+        return typed
+
+
+def parse_json(raw: bytes) -> Any:
+    """The JSON of a body.
+
+    :raises InvalidInput: it is none; says where it stops being JSON.
+    """
+    try:
+        return json.loads(raw.decode("utf-8"), parse_constant=_refuse_constant, object_pairs_hook=_unique)
+    except UnicodeDecodeError as error:
+        raise errors.InvalidInput(f"The body is not UTF-8 (byte {error.start}).", path="body") from None
+    except RecursionError:
+        raise errors.InvalidInput("The body is nested too deeply.", path="body") from None
+    except json.JSONDecodeError as error:
+        raise errors.InvalidInput(
+            f"The body is not JSON: {error.msg} (line {error.lineno}, column {error.colno}).", path="body"
+        ) from None
+    except ValueError as error:
+        raise errors.InvalidInput(f"The body is not JSON: {_shortened(str(error))}.", path="body") from None
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)!r} stands twice in an object")
+    return found
+
+
+def _typed(value: Any, schema: Mapping[str, Any]) -> Any:
+    if isinstance(value, list):
+        if schema.get("type") == "array":
+            return value
+        return value[-1] if value else ""
+    wanted = schema.get("type")
+    if wanted == "integer":
+        try:
+            return int(value)
+        except ValueError:
+            return value
+    if wanted == "boolean":
+        return {"true": True, "1": True, "false": False, "0": False}.get(str(value).lower(), value)
+    if wanted == "array":
+        return [value]
+    return value
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= 300 else text[:297] + "..."

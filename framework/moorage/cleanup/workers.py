@@ -1,0 +1,357 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The leases of operations: who does what to which resource, fenced.
+
+A row is written in the transaction that records what is wanted; the service that does it takes the row, and ends it in the
+transaction of its last write. Whoever takes gets a new token; an earlier owner's writes are refused from then on.
+
+Every transfer raises the resource's row of ``fences`` before it looks at the row of ``workers``: transfers of one resource take
+turns by that write, on Galera too (where the second one fails at its commit and is run again). What a transfer then reads of
+the worker row stays so until it commits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
+from oslo_log import log as logging
+from sqlalchemy.dialects import mysql, postgresql, sqlite
+from typing_extensions import override
+
+from moorage import errors, lease
+from moorage.cleanup.interface import Lease, Worker, Workers
+from moorage.cleanup.tables import fences, workers
+from moorage.db import MICROSECONDS, Database, now
+from moorage.services.interface import ServiceIdentity
+
+__all__ = ["WorkerLease", "WorkerStore"]
+
+LOG = logging.getLogger(__name__)
+T = TypeVar("T")
+
+_OF_ONE = sa.and_(
+    workers.c.resource_type == sa.bindparam("of_type"), workers.c.resource_id == sa.bindparam("of_resource")
+)
+_OF_MANY = sa.and_(
+    workers.c.resource_type == sa.bindparam("of_type"),
+    workers.c.resource_id.in_(sa.bindparam("of_resources", expanding=True)),
+)
+_SAME_RESOURCE = sa.and_(
+    fences.c.resource_type == workers.c.resource_type, fences.c.resource_id == workers.c.resource_id
+)
+_TOKEN = sa.bindparam("to_token", type_=sa.BigInteger)
+_LEASE = sa.bindparam("lease_micros", type_=sa.BigInteger)
+_OWNER = sa.bindparam("to_owner", type_=sa.String)
+_EPOCH = sa.bindparam("to_epoch", type_=sa.BigInteger)
+
+_TAKE = lease.TAKE.update(
+    workers,
+    _OF_MANY,
+    {
+        "token": sa.select(fences.c.token).where(_SAME_RESOURCE).correlate(workers).scalar_subquery(),
+        "owner": _OWNER,
+        "epoch": _EPOCH,
+        "lease": _LEASE,
+        "now": now(),
+    },
+).values(attempts=workers.c.attempts + 1)
+_FORCE = lease.FORCE.update(workers, _OF_ONE, {"token": _TOKEN}).values(
+    operation=sa.bindparam("to_operation"),
+    status=sa.bindparam("to_status"),
+    addressed_to=sa.bindparam("to_host"),
+    attempts=0,
+)
+_RENEW = lease.RENEW.update(workers, _OF_ONE, {"token": _TOKEN, "lease": _LEASE, "now": now()})
+_GIVE_BACK = lease.GIVE_BACK.update(workers, _OF_ONE, {"token": _TOKEN})
+_FINISH = lease.FINISH.delete(workers, _OF_ONE, {"token": _TOKEN})
+
+_RAISE_MANY = (
+    sa.update(fences)
+    .where(
+        fences.c.resource_type == sa.bindparam("of_type"),
+        fences.c.resource_id.in_(sa.bindparam("of_resources", expanding=True)),
+    )
+    .values(token=fences.c.token + 1)
+)
+_READ_FENCE = sa.select(fences.c.token).where(
+    fences.c.resource_type == sa.bindparam("of_type"), fences.c.resource_id == sa.bindparam("of_resource")
+)
+_FIRST = {"resource_type": sa.bindparam("of_type"), "resource_id": sa.bindparam("of_resource"), "token": 1}
+_KEY = [fences.c.resource_type, fences.c.resource_id]
+#: Raise the fence of one resource, from nothing to 1 when it never had one.
+_RAISE: Mapping[str, sa.Insert] = {
+    "sqlite": sqlite.insert(fences)
+    .values(_FIRST)
+    .on_conflict_do_update(index_elements=_KEY, set_={"token": fences.c.token + 1})
+    .returning(fences.c.token),
+    "postgresql": postgresql.insert(fences)
+    .values(_FIRST)
+    .on_conflict_do_update(index_elements=_KEY, set_={"token": fences.c.token + 1})
+    .returning(fences.c.token),
+    "mysql": mysql.insert(fences).values(_FIRST).on_duplicate_key_update(token=fences.c.token + 1),
+}
+
+_COLUMNS = (
+    workers.c.resource_type, workers.c.resource_id, workers.c.operation, workers.c.status, workers.c.addressed_to,
+    workers.c.owner, workers.c.epoch, workers.c.token, workers.c.attempts,
+)  # fmt: skip
+_GET = sa.select(*_COLUMNS).where(_OF_ONE)
+#: What this transaction has taken: the fence was raised in it, so no row that was taken earlier has the same token.
+_TAKEN = (
+    sa.select(
+        workers.c.resource_id, workers.c.operation, workers.c.status, workers.c.token, workers.c.attempts
+    )
+    .join(fences, sa.and_(_SAME_RESOURCE, fences.c.token == workers.c.token))
+    .where(_OF_MANY, workers.c.owner == _OWNER, workers.c.epoch == _EPOCH)
+)  # fmt: skip
+_PENDING = (
+    sa.select(*_COLUMNS)
+    .where(
+        workers.c.addressed_to == sa.bindparam("host"),
+        workers.c.resource_type == sa.bindparam("of_type"),
+        workers.c.resource_id > sa.bindparam("after"),
+        lease.TAKE.guards[0].sql(workers.c, {"now": now(), "owner": _OWNER, "epoch": _EPOCH}),
+    )
+    .order_by(workers.c.resource_id)
+    .limit(sa.bindparam("page", type_=sa.Integer))
+)
+
+
+class WorkerStore(Workers):
+    """Worker rows. Safe for use by several threads.
+
+    :param lease_seconds: how long an owner keeps a row without renewing.
+    """
+
+    def __init__(self, database: Database, *, lease_seconds: float) -> None:
+        self._database = database
+        self.lease_seconds = lease_seconds
+        self._lease_micros = int(lease_seconds * MICROSECONDS)
+
+    def create(
+        self,
+        tx: sa.Connection,
+        resource_type: str,
+        resource_id: str,
+        operation: str,
+        status: str,
+        *,
+        addressed_to: str,
+        force: bool = False,
+    ) -> int:
+        """Record an operation that is wanted, in the transaction that writes the resource; the token to write it with.
+
+        Two statements for a resource that never had an operation, three otherwise (one more on MariaDB).
+
+        :param status: of the resource while the operation is in progress.
+        :raises InUse: an operation on the resource is in progress and ``force`` is not given; says which and whose. The
+            caller's transaction must be rolled back, as after any error in it.
+        """
+        token = self._raise_fence(tx, resource_type, resource_id)
+        key = {"of_type": resource_type, "of_resource": resource_id}
+        row = None if token == 1 else tx.execute(_GET, key).first()
+        if row is None:
+            tx.execute(
+                sa.insert(workers).values(
+                    resource_type=resource_type, resource_id=resource_id, operation=operation, status=status,
+                    addressed_to=addressed_to, owner=None, epoch=0, token=token, expires_at=0, attempts=0, created_at=now(),
+                )
+            )  # fmt: skip
+            return token
+        if not force:
+            raise _in_use(_worker(row))
+        values = {"to_token": token, "to_operation": operation, "to_status": status, "to_host": addressed_to}
+        if tx.execute(_FORCE, {**key, **values}).rowcount != 1:
+            # It finished in this moment. Its owner's write decided what the resource is now; the caller must look again.
+            raise errors.Conflict(f"The operation on {resource_type} {resource_id} has just ended; try again.")
+        return token
+
+    def get(self, resource_type: str, resource_id: str) -> Worker | None:
+        """The operation in progress on a resource, if there is one."""
+        with self._database.read() as tx:
+            row = tx.execute(_GET, {"of_type": resource_type, "of_resource": resource_id}).first()
+        return None if row is None else _worker(row)
+
+    def take(self, resource_type: str, resource_id: str, identity: ServiceIdentity) -> WorkerLease | None:
+        """Become the owner; None when there is nothing to take: no row, or a live owner has it."""
+        return self.take_many(resource_type, [resource_id], identity).get(resource_id)
+
+    @override
+    def take_many(
+        self,
+        resource_type: str,
+        resource_ids: Sequence[str],
+        identity: ServiceIdentity,
+        adopt: Callable[[Any, Mapping[str, Lease]], None] | None = None,
+    ) -> dict[str, WorkerLease]:
+        if not resource_ids:
+            return {}
+        wanted = sorted(set(resource_ids))
+
+        def work(tx: sa.Connection) -> dict[str, WorkerLease]:
+            taken = self._take(tx, resource_type, wanted, identity)
+            if adopt is not None and taken:
+                adopt(tx, taken)
+            return taken
+
+        return self._database.run(work)
+
+    def _take(
+        self, tx: sa.Connection, resource_type: str, resource_ids: Sequence[str], identity: ServiceIdentity
+    ) -> dict[str, WorkerLease]:
+        key = {"of_type": resource_type, "of_resources": resource_ids}
+        mine = {"to_owner": identity.uuid, "to_epoch": identity.epoch}
+        tx.execute(_RAISE_MANY, key)
+        if not tx.execute(_TAKE, {**key, **mine, "lease_micros": self._lease_micros}).rowcount:
+            return {}
+        return {
+            row.resource_id: WorkerLease(
+                self, resource_type, row.resource_id, row.operation, row.status, row.token, row.attempts
+            )
+            for row in tx.execute(_TAKEN, {**key, **mine})
+        }
+
+    @override
+    def renew_many(self, leases: Sequence[Lease]) -> list[Lease]:
+        def work(tx: sa.Connection) -> list[Lease]:
+            lost = []
+            # In one order, so that two who renew do not wait for each other.
+            for each in sorted(leases, key=lambda held: held.resource_id):
+                if tx.execute(_RENEW, {**_key(each), "lease_micros": self._lease_micros}).rowcount != 1:
+                    lost.append(each)
+            return lost
+
+        return self._database.run(work) if leases else []
+
+    @override
+    def pending(
+        self, resource_type: str, identity: ServiceIdentity, *, after: str = "", limit: int = 500
+    ) -> list[Worker]:
+        values = {
+            "host": identity.host, "of_type": resource_type, "after": after, "page": limit,
+            "to_owner": identity.uuid, "to_epoch": identity.epoch,
+        }  # fmt: skip
+        with self._database.read() as tx:
+            return [_worker(row) for row in tx.execute(_PENDING, values)]
+
+    # -- for the leases -------------------------------------------------------------------------------------------
+
+    def holds(self, held: Lease) -> bool:
+        """Whether the row still carries the lease's token; one read."""
+        row = self.get(held.resource_type, held.resource_id)
+        return row is not None and row.token == held.token
+
+    def end(self, tx: sa.Connection, held: Lease) -> None:
+        """Remove the row, in the transaction of the last write.
+
+        :raises Fenced: it is no longer this owner's; the whole transaction must be rolled back.
+        """
+        if tx.execute(_FINISH, _key(held)).rowcount != 1:
+            raise _fenced(held)
+
+    @contextlib.contextmanager
+    def finish(self, held: Lease) -> Iterator[sa.Connection]:
+        """See :meth:`Lease.finish`."""
+        with self._database.write() as tx:
+            self.end(tx, held)
+            yield tx
+
+    def finish_with(self, held: Lease, work: Callable[[Any], T]) -> T:
+        """See :meth:`Lease.finish_with`."""
+
+        def whole(tx: sa.Connection) -> T:
+            self.end(tx, held)
+            return work(tx)
+
+        return self._database.run(whole)
+
+    def give_back(self, held: Lease, reason: str) -> None:
+        """See :meth:`Lease.give_back`."""
+        given = self._database.run(lambda tx: tx.execute(_GIVE_BACK, _key(held)).rowcount == 1)
+        if given:
+            LOG.warning(
+                "The %s of %s %s was given back after try %d: %s",
+                held.operation, held.resource_type, held.resource_id, held.attempts, reason,
+            )  # fmt: skip
+
+    def _raise_fence(self, tx: sa.Connection, resource_type: str, resource_id: str) -> int:
+        """One more than any token the resource ever had; others wait for this transaction to end."""
+        key = {"of_type": resource_type, "of_resource": resource_id}
+        result = tx.execute(_RAISE[self._database.dialect], key)
+        if result.returns_rows:
+            return int(result.scalar_one())
+        # MariaDB says 1 for an inserted row and 2 for an updated one.
+        return 1 if result.rowcount == 1 else int(tx.execute(_READ_FENCE, key).scalar_one())
+
+
+class WorkerLease(Lease):
+    """The lease of a worker row."""
+
+    __slots__ = ("_store",)
+
+    def __init__(
+        self,
+        store: WorkerStore,
+        resource_type: str,
+        resource_id: str,
+        operation: str,
+        status: str,
+        token: int,
+        attempts: int,
+    ) -> None:
+        super().__init__(resource_type, resource_id, operation, status, token, attempts)
+        self._store = store
+
+    @override
+    def renew(self) -> None:
+        if self._store.renew_many([self]):
+            raise _fenced(self)
+
+    @override
+    def check(self) -> None:
+        if not self._store.holds(self):
+            raise _fenced(self)
+
+    @override
+    def finish(self) -> contextlib.AbstractContextManager[sa.Connection]:
+        return self._store.finish(self)
+
+    @override
+    def finish_with(self, work: Callable[[Any], T]) -> T:
+        return self._store.finish_with(self, work)
+
+    @override
+    def end(self, transaction: Any) -> None:
+        self._store.end(transaction, self)
+
+    @override
+    def give_back(self, reason: str) -> None:
+        self._store.give_back(self, reason)
+
+
+def _worker(row: Any) -> Worker:
+    return Worker(*row)
+
+
+def _key(held: Lease) -> dict[str, object]:
+    return {"of_type": held.resource_type, "of_resource": held.resource_id, "to_token": held.token}
+
+
+def _fenced(held: Lease) -> errors.Fenced:
+    return errors.Fenced(
+        f"The {held.operation} of {held.resource_type} {held.resource_id} with token {held.token} has been taken over or "
+        "has ended; nothing of it was written."
+    )
+
+
+def _in_use(row: Worker) -> errors.InUse:
+    holder = f"service {row.owner}" if row.owner else f"nobody yet (it waits for {row.addressed_to})"
+    return errors.InUse(
+        f"{row.resource_type} {row.resource_id} is being worked on: {row.operation}, by {holder}. Wait until that has "
+        "ended, or force.",
+        holder=row.owner,
+        operation=row.operation,
+        addressed_to=row.addressed_to,
+    )

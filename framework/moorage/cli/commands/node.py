@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""moorage node import|list|show."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from pathlib import Path
+from typing import Any
+
+from moorage.cli import base
+from moorage.fleet import importer
+
+__all__ = ["NodeImport", "NodeList", "NodeShow"]
+
+COLUMNS = ("uuid", "name", "host", "shard", "resource_class")
+BATCH = 500
+
+
+class NodeImport(base.ApiShow):
+    """Enrol the nodes of a file; repeating it changes only what differs.
+
+    The file is JSON lines (the openb format, or our own) or CSV, see the documentation; .gz is read too.
+    """
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """The file."""
+        parser = super().get_parser(prog_name)
+        parser.add_argument("file", type=Path, help="JSON lines or CSV, possibly .gz")
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> Any:
+        """Read all of the file first, so that a bad line changes nothing; then send it in batches."""
+        nodes = [importer.to_json(spec) for spec in importer.read_nodes(parsed_args.file)]
+        api = base.connection(parsed_args)
+        total: dict[str, Any] = {"read": len(nodes), "created": 0, "changed": 0, "same": 0}
+        remaining = iter(nodes)
+        while batch := list(itertools.islice(remaining, BATCH)):
+            report = api.import_nodes(batch)
+            for name in ("created", "changed", "same"):
+                total[name] += report[name]
+        return base.one(total)
+
+
+class NodeList(base.ApiLister):
+    """List nodes."""
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Filters."""
+        parser = super().get_parser(prog_name)
+        parser.add_argument("--host", help="only those of this agent")
+        parser.add_argument("--shard", help="only those of this shard")
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> Any:
+        """Ask and print."""
+        found = base.connection(parsed_args).nodes(host=parsed_args.host, shard=parsed_args.shard)
+        return base.table(COLUMNS, found)
+
+
+class NodeShow(base.ApiShow):
+    """Show a node."""
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Which."""
+        parser = super().get_parser(prog_name)
+        parser.add_argument("node", help="name or uuid")
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> Any:
+        """Ask and print."""
+        return base.one(base.connection(parsed_args).node(parsed_args.node))

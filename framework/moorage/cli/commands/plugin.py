@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""moorage plugin list|show|check."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from cliff import command, lister
+
+from moorage import errors
+from moorage.cli import base
+from moorage.control_plane.extension_points import EXTENSION_POINTS, survey
+from moorage.extensions import Finding, State
+
+__all__ = ["PluginCheck", "PluginList", "PluginShow"]
+
+COLUMNS = ("group", "name", "state", "distribution", "version", "summary")
+
+
+class PluginList(lister.Lister):
+    """List installed plugins and whether they can be used."""
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Filters."""
+        parser: argparse.ArgumentParser = super().get_parser(prog_name)
+        parser.add_argument("--group", help="only this entry-point group, for example moorage.filters")
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> Any:
+        """Look and print."""
+        found = [each for each in survey() if parsed_args.group in (None, each.group)]
+        return base.table(COLUMNS, [_row(each) for each in found])
+
+
+class PluginShow(base.LocalShow):
+    """Show one plugin."""
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Which."""
+        parser = super().get_parser(prog_name)
+        parser.add_argument("name")
+        parser.add_argument("--group", help="where several groups have the name")
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> Any:
+        """Look and print."""
+        found = [
+            finding
+            for point in EXTENSION_POINTS
+            if parsed_args.group in (None, point.group) and parsed_args.name in point.installed()
+            for finding in point.survey([parsed_args.name])
+        ]
+        if not found:
+            raise errors.NotFound(f"No installed plugin is named {parsed_args.name}; moorage plugin list shows all.")
+        if len(found) > 1:
+            groups = ", ".join(each.group for each in found)
+            raise errors.InvalidInput(f"Several groups have a plugin {parsed_args.name}: {groups}. Give --group.")
+        return base.one(
+            {**_row(found[0]), "target": found[0].target, "problem": found[0].problem, "remedy": found[0].remedy}
+        )
+
+
+class PluginCheck(command.Command):
+    """Check that all installed plugins can be used; exit status 1 when one cannot."""
+
+    def take_action(self, parsed_args: argparse.Namespace) -> int:
+        """Look and say what is wrong."""
+        found = survey()
+        wrong = [each for each in found if each.state is not State.READY]
+        for each in wrong:
+            self.app.stdout.write(f"{each.state.value}: {each.sentence()}\n")
+        self.app.stdout.write(f"{len(found) - len(wrong)} plugins can be used, {len(wrong)} cannot.\n")
+        return 1 if wrong else 0
+
+
+def _row(finding: Finding) -> dict[str, Any]:
+    return {name: getattr(finding, name) for name in COLUMNS} | {"state": finding.state.value}

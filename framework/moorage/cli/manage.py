@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``moorage-manage``: the database."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from moorage import errors
+from moorage.cli import base
+from moorage.cli.roles import loader
+from moorage.db import Database, migrations
+
+__all__ = ["main"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of the ``moorage-manage`` script."""
+    parser = argparse.ArgumentParser(prog="moorage-manage", description="Manage the database of a control plane.")
+    parser.add_argument("--config-file", action="append", default=[], help="may be repeated; later ones win")
+    parser.add_argument("--state-dir", help="wins over [control_plane] state_dir")
+    parser.add_argument("--set", action="append", default=[], metavar="GROUP.OPTION=VALUE", help="wins over the files")
+    areas = parser.add_subparsers(dest="area", required=True)
+    database = areas.add_parser("db", help="the schema").add_subparsers(dest="action", required=True)
+    for name, text in (
+        ("upgrade", "bring the schema of all installed distributions to the newest revision"),
+        ("version", "show the revisions"),
+        ("check", "compare the tables with what the code expects"),
+    ):
+        database.add_parser(name, help=text)
+    arguments = parser.parse_args(argv)
+    try:
+        return _ACTIONS[arguments.action](Database.from_config(loader(arguments)()))
+    except errors.MoorageError as error:
+        return base.say(sys.stderr, error)
+
+
+def _upgrade(database: Database) -> int:
+    changed = migrations.upgrade_all(database)
+    print(f"Upgraded: {', '.join(changed)}." if changed else "Everything is at the newest revision already.")
+    return 0
+
+
+def _version(database: Database) -> int:
+    for each in migrations.discover():
+        print(f"{each.distribution}: {each.version(database) or 'nothing'} (newest: {each.head()})")
+    return 0
+
+
+def _check(database: Database) -> int:
+    differences = [(each.distribution, text) for each in migrations.discover() for text in each.differences(database)]
+    for distribution, text in differences:
+        print(f"{distribution}: {text}")
+    print("The tables differ." if differences else "The tables are what the code expects.")
+    return 1 if differences else 0
+
+
+_ACTIONS = {"upgrade": _upgrade, "version": _version, "check": _check}
+
+if __name__ == "__main__":
+    sys.exit(main())

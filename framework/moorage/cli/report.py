@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The report of a replay for a person, and its progress on a terminal."""
+
+from __future__ import annotations
+
+import time
+from typing import TextIO
+
+from moorage.client.replay import Report
+
+__all__ = ["Progress", "readable"]
+
+_WIDTH = 40
+
+
+class Progress:
+    """A bar on a terminal; nothing anywhere else."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._shown_at = 0.0
+        self._terminal = stream.isatty()
+
+    def __call__(self, done: int, total: int) -> None:
+        """Show it, ten times a second at most."""
+        if not self._terminal or (time.monotonic() - self._shown_at < 0.1 and done < total):
+            return
+        self._shown_at = time.monotonic()
+        filled = _WIDTH * done // total
+        self._stream.write(f"\r[{'#' * filled}{'.' * (_WIDTH - filled)}] {done}/{total} requests")
+        self._stream.flush()
+
+    def end(self) -> None:
+        """Leave the line."""
+        if self._terminal:
+            self._stream.write("\n")
+
+
+def readable(report: Report) -> str:
+    """The report as text."""
+    lines = [
+        f"{report.requests} requests on {report.hosts} nodes in {report.seconds:.1f} s",
+        f"  placed          {report.placed}  ({report.claims_per_s:.0f} per second)",
+        f"  refused         {report.refused}",
+    ]
+    lines += [f"                  {count} because {reason}" for reason, count in report.refused_because.items()]
+    lines += [
+        f"  released        {report.released}",
+        f"  asked again     {report.repeated}",
+        f"  without answer  {report.unanswered}",
+        f"  failed          {report.failed}",
+        f"  answered within {report.p50_ms:.1f} ms (median), {report.p99_ms:.1f} ms (99 of 100)",
+    ]
+    lines += [f"                  {count} x {text}" for text, count in report.failures.items()]
+    if report.killed:
+        lines.append(f"  killed          {report.killed}, in the middle")
+    fill = ", ".join(f"{name} {share:.0%}" for name, share in report.fill.items())
+    lines += [
+        f"  fill            {fill}",
+        f"  stored          allocations of {report.stored_consumers} consumers; {report.lost} acknowledged ones are missing",
+        f"  over-allocated  {report.over_allocated} (summed from the stored allocations)",
+    ]
+    return "\n".join(lines) + "\n"

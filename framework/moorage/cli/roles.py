@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One role in this process: ``python -m moorage.cli.roles ROLE`` and the commands ``moorage api|scheduler|agent|engine``."""
+
+from __future__ import annotations
+
+import argparse
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from moorage.api.role import ApiRole
+from moorage.control_plane import config, process
+from moorage.control_plane.roles import Agent, Engine, SchedulerRole
+
+__all__ = ["ROLES", "add_role_arguments", "loader", "main", "run"]
+
+ROLES: dict[str, Callable[[], process.Role]] = {
+    "api": ApiRole,
+    "scheduler": SchedulerRole,
+    "agent": Agent,
+    "engine": Engine,
+}
+
+
+def add_role_arguments(parser: argparse.ArgumentParser) -> None:
+    """What every role's process may be told."""
+    parser.add_argument("--name", default=socket.gethostname(), help="host name of the service (the machine's name)")
+    parser.add_argument("--config-file", action="append", default=[], help="may be repeated; later ones win")
+    parser.add_argument("--state-dir", help="the folder of everything; wins over [control_plane] state_dir")
+    parser.add_argument("--set", action="append", default=[], metavar="GROUP.OPTION=VALUE", help="wins over the files")
+
+
+def loader(arguments: argparse.Namespace) -> Callable[[], Any]:
+    """A function that reads the configuration anew."""
+    overrides: dict[tuple[str, str], Any] = {}
+    for text in arguments.set:
+        name, _, value = text.partition("=")
+        group, _, option = name.partition(".")
+        overrides[group, option] = value
+    return lambda: config.load(files=arguments.config_file, state_dir=arguments.state_dir, overrides=overrides)
+
+
+def run(role: str, arguments: argparse.Namespace) -> int:
+    """Run the role until SIGTERM."""
+    return process.run(ROLES[role](), arguments.name, loader(arguments))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of the supervisor's children: quicker than the whole command line."""
+    parser = argparse.ArgumentParser(prog="moorage")
+    parser.add_argument("role", choices=sorted(ROLES))
+    add_role_arguments(parser)
+    arguments = parser.parse_args(argv)
+    return run(arguments.role, arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A whole control plane on one machine: all roles as processes under one supervisor."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from oslo_log import log as logging
+
+from moorage import errors
+from moorage.api import auth
+from moorage.clock import SystemClock
+from moorage.control_plane import config
+from moorage.control_plane.supervisor import Program, Supervisor, command
+from moorage.db import Database, migrations
+from moorage.scheduling import pipeline
+
+__all__ = ["ControlPlane", "Plan"]
+
+LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What shall run, and where."""
+
+    state_dir: Path
+    bind: str = "127.0.0.1:8780"
+    auth_strategy: str = "http_basic"
+    schedulers: int = 2
+    agents: int = 2
+    engines: int = 1
+    config_files: Sequence[str] = ()
+    #: Dialect -> path, where it is not to be at its own place.
+    mounts: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def overrides(self) -> dict[tuple[str, str], Any]:
+        """What the command line says of the configuration."""
+        found: dict[tuple[str, str], Any] = {("api", "bind"): self.bind, ("api", "auth_strategy"): self.auth_strategy}
+        if self.mounts:
+            found["api", "mounts"] = ",".join(f"{name}:{path}" for name, path in self.mounts.items())
+        return found
+
+    def arguments(self) -> list[str]:
+        """The same for the children."""
+        given = [item for file in self.config_files for item in ("--config-file", os.path.abspath(file))]
+        given += ["--state-dir", str(self.state_dir)]
+        return given + [
+            item for (group, name), value in self.overrides.items() for item in ("--set", f"{group}.{name}={value}")
+        ]
+
+
+class ControlPlane:
+    """Starts, watches and ends the processes of a plan. Everything it writes lies in the state folder.
+
+    :raises ConfigError: from :meth:`start`, when something is wrong; nothing is left running then.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = replace(plan, state_dir=plan.state_dir.absolute(), bind=_with_port(plan.bind))
+        self._supervisor: Supervisor | None = None
+
+    @property
+    def url(self) -> str:
+        """Where the API is."""
+        host, _, port = self.plan.bind.rpartition(":")
+        shown = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]", "": "127.0.0.1"}.get(host, host)  # noqa: S104
+        return f"http://{shown}:{port}"
+
+    def load(self) -> Any:
+        """The configuration of this plan, with everything checked that a start would refuse."""
+        plan = self.plan
+        conf = config.load(files=plan.config_files, state_dir=str(plan.state_dir), overrides=plan.overrides)
+        pipeline.load(conf)
+        return conf
+
+    def start(self) -> None:
+        """Prepare the folder and the database, start all processes, wait until all are ready."""
+        plan = self.plan
+        auth.refuse_open_noauth(plan.auth_strategy, plan.bind)
+        try:
+            plan.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise errors.ConfigError(f"The state folder {plan.state_dir} cannot be made: {error.strerror}.") from error
+        conf = self.load()
+        client: dict[str, Any] = {"url": self.url, "auth_type": "none"}
+        if plan.auth_strategy == "http_basic" and not conf.api.http_basic_auth_user_file:
+            user, password = auth.ensure_users(auth.users_file(conf), plan.state_dir / "credentials")
+            client = {"url": self.url, "auth_type": "http_basic", "username": user, "password": password}
+        database = Database.from_config(conf)
+        migrations.upgrade_all(database)
+        database.close()
+        section = conf.control_plane
+        self._supervisor = Supervisor(
+            self._programs(),
+            plan.state_dir,
+            SystemClock(),
+            delay=section.restart_delay,
+            longest_delay=section.restart_delay_longest,
+            max_rss=section.max_rss * 2**20,
+            drain_timeout=section.drain_timeout,
+            start_timeout=section.start_timeout,
+        )
+        self._supervisor.start()
+        _write_client(plan.state_dir / "client.json", client)
+
+    def run(self) -> None:
+        """Watch until :meth:`stop`, or a SIGTERM where :meth:`handle_signals` was called."""
+        assert self._supervisor is not None  # noqa: S101  (start comes first)
+        self._supervisor.run()
+
+    def stop(self) -> None:
+        """Have :meth:`run` drain and end."""
+        if self._supervisor is not None:
+            self._supervisor.stop()
+
+    def reload(self) -> None:
+        """Check the new configuration here first; only a good one is passed on."""
+        try:
+            self.load()
+        except errors.MoorageError as error:
+            sys.stderr.write(f"moorage: the new configuration is not taken, the old one stays: {error.message}\n")
+            return
+        if self._supervisor is not None:
+            self._supervisor.reload()
+
+    def handle_signals(self) -> None:
+        """SIGTERM and SIGINT end, SIGHUP reloads."""
+        signal.signal(signal.SIGTERM, lambda *_: self.stop())
+        signal.signal(signal.SIGINT, lambda *_: self.stop())
+        signal.signal(signal.SIGHUP, lambda *_: self.reload())
+
+    def _programs(self) -> list[Program]:
+        plan = self.plan
+        arguments = plan.arguments()
+        counts = (("api", 1), ("scheduler", plan.schedulers), ("engine", plan.engines), ("agent", plan.agents))
+        return [
+            Program(f"{role}-{number}", role, command(role, f"{role}-{number}", arguments))
+            for role, count in counts
+            for number in range(1, count + 1)
+        ]
+
+
+def wait_for(condition: Callable[[], bool], seconds: float) -> bool:
+    """Poll until the condition holds; False when it did not within the time."""
+    clock = SystemClock()
+    deadline = clock.monotonic() + seconds
+    while not condition():
+        if clock.monotonic() > deadline:
+            return False
+        clock.sleep(0.05)
+    return True
+
+
+def _with_port(bind: str) -> str:
+    """Port 0 made a free one now, because several processes must agree on it."""
+    host, _, port = bind.rpartition(":")
+    if not host or not port.isdigit():
+        raise errors.ConfigError(f"--bind {bind}: write HOST:PORT, for example 127.0.0.1:8780.")
+    if port != "0":
+        return bind
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.bind((host.strip("[]"), 0))
+        return f"{host}:{probe.getsockname()[1]}"
+
+
+def _write_client(path: Path, data: dict[str, Any]) -> None:
+    temporary = path.with_suffix(".new")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+        json.dump(data, stream)
+    os.replace(temporary, path)

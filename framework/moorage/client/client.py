@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A client of ``/scheduling/v1`` over a keystoneauth session, so that it works with every authentication strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from keystoneauth1 import exceptions as ka_exceptions
+from keystoneauth1 import http_basic, noauth, session
+from keystoneauth1.identity import v3
+from requests import adapters
+
+from moorage import errors
+
+__all__ = ["Client", "connect"]
+
+_PREFIX = "/scheduling/v1"
+
+
+def connect(
+    url: str,
+    *,
+    auth_type: str = "none",
+    username: str = "",
+    password: str = "",
+    auth_url: str = "",
+    project_name: str = "",
+    user_domain_name: str = "Default",
+    project_domain_name: str = "Default",
+    timeout: float = 120.0,
+) -> Client:
+    """A client of the control plane at ``url`` (``http://host:port``).
+
+    :param auth_type: ``none``, ``http_basic`` or ``password`` (Keystone).
+    :raises ConfigError: the type is none of these.
+    """
+    if auth_type == "none":
+        auth: Any = noauth.NoAuth(endpoint=url)
+    elif auth_type == "http_basic":
+        auth = http_basic.HTTPBasicAuth(endpoint=url, username=username, password=password)
+    elif auth_type == "password":
+        auth = v3.Password(
+            auth_url=auth_url,
+            username=username,
+            password=password,
+            project_name=project_name,
+            user_domain_name=user_domain_name,
+            project_domain_name=project_domain_name,
+        )
+    else:
+        raise errors.ConfigError(
+            f"The authentication type {auth_type!r} is not known; use none, http_basic or password."
+        )
+    return Client(url, session.Session(auth=auth, timeout=timeout))
+
+
+class Client:
+    """One method for each thing that the API can do; answers are the API's JSON as Python data.
+
+    :raises MoorageError: of the class that the answer's code names; TransportError when there is no answer.
+    """
+
+    def __init__(self, url: str, keystone_session: session.Session) -> None:
+        self.url = url.rstrip("/")
+        self._session = keystone_session
+        # Enough connections for the threads of a replay; requests' own default is ten.
+        pool = adapters.HTTPAdapter(pool_connections=4, pool_maxsize=64)
+        for scheme in ("http://", "https://"):
+            keystone_session.session.mount(scheme, pool)
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: Any = None,
+        query: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Any:
+        """One request below ``/scheduling/v1``; the JSON of the answer, None when it has no body."""
+        extra: dict[str, Any] = {} if body is None else {"json": body}
+        given = {key: _text(value) for key, value in (query or {}).items() if value is not None}
+        try:
+            answer = self._session.request(
+                self.url + _PREFIX + path,
+                method,
+                params=given,
+                headers={"Accept": "application/json", **(headers or {})},
+                raise_exc=False,
+                endpoint_override=self.url,
+                connect_retries=0,
+                **extra,
+            )
+        except ka_exceptions.ConnectFailure as error:
+            raise errors.TransportError(
+                f"{self.url} does not answer ({_cause(error)}). Is the control plane running, and is the URL right?"
+            ) from error
+        except ka_exceptions.ClientException as error:
+            raise errors.Unauthenticated(f"Authentication failed: {error}") from error
+        if answer.status_code >= 400:
+            raise _error(answer)
+        return answer.json() if answer.content else None
+
+    def pages(self, path: str, key: str, query: Mapping[str, Any] | None = None, limit: int = 1000) -> Iterator[Any]:
+        """All the items of a listing, page after page."""
+        after: str | None = None
+        while True:
+            page = self.request("GET", path, query={**(query or {}), "limit": limit, "after": after})
+            yield from page[key]
+            after = page.get("next_after")
+            if not after:
+                return
+
+    # -- what there is --------------------------------------------------------------------------------------------
+
+    def services(self, **query: Any) -> list[dict[str, Any]]:
+        """Services with their state."""
+        return list(self.request("GET", "/services", query=query)["services"])
+
+    def set_service(self, uuid: str, **changes: Any) -> dict[str, Any]:
+        """Change ``disabled``, ``disabled_reason`` or ``forced_down``."""
+        return dict(self.request("PATCH", f"/services/{uuid}", body=changes))
+
+    def nodes(self, **query: Any) -> Iterator[dict[str, Any]]:
+        """Nodes by name."""
+        return self.pages("/nodes", "nodes", query)
+
+    def node(self, name_or_uuid: str) -> dict[str, Any]:
+        """One node."""
+        return dict(self.request("GET", f"/nodes/{name_or_uuid}"))
+
+    def import_nodes(self, nodes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Enrol nodes, or bring them up to date; at most 1,000 in a call."""
+        return dict(self.request("POST", "/nodes", body={"nodes": list(nodes)}))
+
+    def hosts(self) -> list[dict[str, Any]]:
+        """Hosts and nodes as a scheduler sees them."""
+        return list(self.request("GET", "/hosts")["hosts"])
+
+    def host(self, name: str) -> dict[str, Any]:
+        """One host with its nodes and instances, as a scheduler sees it."""
+        return dict(self.request("GET", f"/hosts/{name}"))
+
+    def allocations(self, **query: Any) -> Iterator[dict[str, Any]]:
+        """Stored allocations, all of them."""
+        return self.pages("/allocations", "allocations", query)
+
+    def usages(self, **query: Any) -> Iterator[dict[str, Any]]:
+        """Providers with inventories and use."""
+        return self.pages("/usages", "usages", query)
+
+    # -- placing --------------------------------------------------------------------------------------------------
+
+    def select(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Ask where it would go."""
+        return dict(self.request("POST", "/select", body=body))
+
+    def create_instance(self, body: Mapping[str, Any], request_id: str | None = None) -> dict[str, Any]:
+        """Place and build an instance."""
+        headers = {"X-OpenStack-Request-ID": request_id} if request_id else {}
+        return dict(self.request("POST", "/instances", body=body, headers=headers))
+
+    def instances(self, **query: Any) -> Iterator[dict[str, Any]]:
+        """Instances by uuid."""
+        return self.pages("/instances", "instances", query)
+
+    def instance(self, uuid: str) -> dict[str, Any]:
+        """One instance."""
+        return dict(self.request("GET", f"/instances/{uuid}"))
+
+    def delete_instance(self, uuid: str, *, force: bool = False) -> None:
+        """Begin to delete an instance."""
+        self.request("DELETE", f"/instances/{uuid}", query={"force": True} if force else None)
+
+
+def _text(value: Any) -> Any:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return value
+
+
+def _cause(error: Exception) -> str:
+    return str(error).rpartition(": ")[2] or type(error).__name__
+
+
+def _error(answer: Any) -> errors.MoorageError:
+    try:
+        return errors.from_wire(answer.json()["error"])
+    except (ValueError, KeyError, TypeError):
+        text = answer.text.strip().splitlines()
+        first = text[0][:200] if text else ""
+        return errors.RemoteError(f"The server answered {answer.status_code} {answer.reason}. {first}".strip())

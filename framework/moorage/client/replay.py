@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Drive a running control plane with a recorded workload and say what came of it.
+
+What is over-allocated is computed from the allocations that are stored, read back through the API at the end, against the
+capacities of the providers: no counter is believed.
+"""
+
+from __future__ import annotations
+
+import collections
+import threading
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from concurrent import futures
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from moorage import errors
+from moorage.client.client import Client
+from moorage.client.workload import Request
+from moorage.clock import Clock
+
+__all__ = ["Report", "over_allocation", "replay"]
+
+#: A request without an answer is asked again with the same uuid, this often in all.
+_TRIES = 5
+
+
+@dataclass(slots=True)
+class Report:
+    """What came of a replay. Times are of the create requests as a client sees them."""
+
+    hosts: int = 0
+    requests: int = 0
+    placed: int = 0
+    refused: int = 0
+    released: int = 0
+    failed: int = 0
+    unanswered: int = 0
+    repeated: int = 0
+    over_allocated: int = 0
+    stored_consumers: int = 0
+    lost: int = 0
+    seconds: float = 0.0
+    claims_per_s: float = 0.0
+    p50_ms: float = 0.0
+    p99_ms: float = 0.0
+    killed: str = ""
+    refused_because: dict[str, int] = field(default_factory=dict)
+    failures: dict[str, int] = field(default_factory=dict)
+    fill: dict[str, float] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as JSON data."""
+        return asdict(self)
+
+
+class _Tally:
+    """Results of the threads of a replay, under one lock."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.report = Report()
+        self.seconds: list[float] = []
+        self.held: set[str] = set()
+        self.reasons: collections.Counter[str] = collections.Counter()
+        self.failures: collections.Counter[str] = collections.Counter()
+
+
+def replay(
+    clients: Sequence[Client],
+    requests: Sequence[Request],
+    clock: Clock,
+    *,
+    release: bool,
+    kill: Callable[[], str] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Report:
+    """Send the requests in order of arrival, as fast as the clients (a thread each) are answered.
+
+    :param release: delete an instance when its lifetime, in the record's time, is over; otherwise all stay (saturation).
+    :param kill: called once, after half of the requests; ends something and says what.
+    """
+    tally = _Tally()
+    began = clock.monotonic()
+    local: list[Client] = list(clients)
+    pool = futures.ThreadPoolExecutor(len(local), thread_name_prefix="replay")
+    running: set[futures.Future[None]] = set()
+    ends: list[tuple[float, str]] = []
+    for number, request in enumerate(requests, start=1):
+        if kill is not None and number == len(requests) // 2:
+            tally.report.killed = kill()
+        while len(running) >= len(local):
+            done, running = futures.wait(running, return_when=futures.FIRST_COMPLETED)
+            _raise(done)
+        if release:
+            ends = _release_due(ends, request.arrival, pool, running, local, tally, clock)
+        instance = str(uuid.uuid4())
+        client = local[number % len(local)]
+        running.add(pool.submit(_place, client, request, instance, tally, clock))
+        ends.append((request.arrival + request.lifetime, instance))
+        if progress is not None:
+            progress(number, len(requests))
+    _raise(futures.wait(running).done)
+    if release:
+        last: set[futures.Future[None]] = set()
+        _release_due(ends, float("inf"), pool, last, local, tally, clock)
+        _raise(futures.wait(last).done)
+    pool.shutdown()
+    report = tally.report
+    report.seconds = round(clock.monotonic() - began, 3)
+    report.requests = len(requests)
+    _finish(report, tally)
+    _audit(local[0], report, tally.held, everything_released=release)
+    return report
+
+
+def _release_due(
+    ends: list[tuple[float, str]],
+    now: float,
+    pool: futures.ThreadPoolExecutor,
+    running: set[futures.Future[None]],
+    clients: Sequence[Client],
+    tally: _Tally,
+    clock: Clock,
+) -> list[tuple[float, str]]:
+    due = [instance for end, instance in ends if end <= now]
+    if not due:
+        return ends
+    if running:
+        _raise(futures.wait(running).done)
+        running.clear()
+    for number, instance in enumerate(due):
+        running.add(pool.submit(_release, clients[number % len(clients)], instance, tally, clock))
+    return [entry for entry in ends if entry[0] > now]
+
+
+def _place(client: Client, request: Request, instance: str, tally: _Tally, clock: Clock) -> None:
+    body = {
+        "uuid": instance,
+        "name": request.name,
+        "flavor": {"flavorid": request.flavorid, "resources": dict(request.resources)},
+    }
+    began = clock.monotonic()
+    for attempt in range(1, _TRIES + 1):
+        try:
+            client.create_instance(body)
+        except errors.NoValidHost as error:
+            reason = str(error.details.get("summary") or error.message)
+            with tally.lock:
+                tally.report.refused += 1
+                tally.reasons[reason] += 1
+                tally.seconds.append(clock.monotonic() - began)
+            return
+        except errors.Unavailable as error:
+            # The outcome is not known or it was too busy: ask again for the same instance, which is recognised.
+            with tally.lock:
+                tally.report.repeated += 1
+            if attempt == _TRIES:
+                with tally.lock:
+                    tally.report.unanswered += 1
+                    tally.failures[error.code] += 1
+                return
+            clock.sleep(min(error.retry_after, 2.0))
+        except errors.MoorageError as error:
+            with tally.lock:
+                tally.report.failed += 1
+                tally.failures[f"{error.code}: {error.message}"] += 1
+            return
+        else:
+            with tally.lock:
+                tally.report.placed += 1
+                tally.held.add(instance)
+                tally.seconds.append(clock.monotonic() - began)
+            return
+
+
+def _release(client: Client, instance: str, tally: _Tally, clock: Clock) -> None:
+    with tally.lock:
+        if instance not in tally.held:
+            return
+    for _ in range(200):
+        try:
+            client.delete_instance(instance)
+        except errors.NotFound:
+            pass
+        except (errors.InUse, errors.Unavailable):
+            # It is still being built; a user would ask again too.
+            clock.sleep(0.05)
+            continue
+        with tally.lock:
+            tally.report.released += 1
+            tally.held.discard(instance)
+        return
+    with tally.lock:
+        tally.failures["an instance could not be deleted"] += 1
+
+
+def _raise(done: set[futures.Future[None]]) -> None:
+    for future in done:
+        future.result()
+
+
+def _finish(report: Report, tally: _Tally) -> None:
+    ordered = sorted(tally.seconds)
+    if ordered:
+        report.p50_ms = round(ordered[len(ordered) // 2] * 1000, 2)
+        report.p99_ms = round(ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))] * 1000, 2)
+    report.claims_per_s = round(report.placed / report.seconds, 1) if report.seconds else 0.0
+    report.refused_because = dict(tally.reasons.most_common())
+    report.failures = dict(tally.failures.most_common())
+
+
+def over_allocation(
+    usages: Sequence[Mapping[str, Any]], allocations: Sequence[Mapping[str, Any]]
+) -> tuple[int, dict[str, float]]:
+    """How many (provider, class) pairs hold more than their capacity, and how full each class is, from stored rows alone."""
+    held: collections.Counter[tuple[str, str]] = collections.Counter()
+    for allocation in allocations:
+        held[allocation["provider"], allocation["resource_class"]] += int(allocation["used"])
+    over = 0
+    total: collections.Counter[str] = collections.Counter()
+    used: collections.Counter[str] = collections.Counter()
+    for provider in usages:
+        for inventory in provider["inventories"]:
+            name = inventory["resource_class"]
+            capacity = (inventory["total"] - inventory["reserved"]) * inventory["allocation_ratio"]
+            taken = held.pop((provider["uuid"], name), 0)
+            over += taken > capacity
+            total[name] += capacity
+            used[name] += taken
+    # What is held of something that has no inventory any more is over-allocated as well.
+    over += len(held)
+    return over, {name: round(used[name] / total[name], 4) for name in sorted(total) if total[name]}
+
+
+def _audit(client: Client, report: Report, held: set[str], *, everything_released: bool) -> None:
+    usages = list(client.usages())
+    allocations = list(client.allocations())
+    report.hosts = len(usages)
+    report.over_allocated, report.fill = over_allocation(usages, allocations)
+    consumers = {allocation["consumer"] for allocation in allocations}
+    report.stored_consumers = len(consumers)
+    report.lost = 0 if everything_released else len(held - consumers)

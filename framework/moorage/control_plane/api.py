@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Instances in ``/scheduling/v1``: what joins scheduling, allocation and the agents."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, Protocol
+
+from moorage import errors
+from moorage.control_plane.interface import Instance, InstanceStore
+from moorage.control_plane.placing import Deleter
+from moorage.routes import ApiRequest, ApiResponse, PolicyRule, Route
+from moorage.scheduling.request import REQUEST_PROPERTIES
+
+__all__ = ["POLICIES", "Creator", "routes"]
+
+POLICIES = (
+    PolicyRule(
+        "scheduling:instances:create", "rule:system_member or rule:project_member", "Place and build an instance."
+    ),
+    PolicyRule("scheduling:instances:get", "rule:system_reader or rule:project_reader", "List instances and show one."),
+    PolicyRule("scheduling:instances:delete", "rule:system_member or rule:project_member", "Delete an instance."),
+)
+
+_UUID = {
+    "type": "string",
+    "pattern": "^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$",
+}
+_CREATE = {
+    "type": "object",
+    "properties": {"uuid": _UUID, "name": {"type": "string", "maxLength": 255}, **REQUEST_PROPERTIES},
+    "required": ["flavor"],
+    "additionalProperties": False,
+}
+_TEXT = {"type": "string", "minLength": 1, "maxLength": 255}
+_QUERY = {
+    "type": "object",
+    "properties": {
+        "host": _TEXT,
+        "status": _TEXT,
+        "limit": {"type": "integer", "minimum": 1, "maximum": 1000},
+        "after": {"type": "string", "maxLength": 36},
+    },
+    "additionalProperties": False,
+}
+_FORCE = {"type": "object", "properties": {"force": {"type": "boolean"}}, "additionalProperties": False}
+_SHOWN = {
+    "type": "object",
+    "properties": {"uuid": {"type": "string"}, "status": {"type": "string"}, "host": {"type": "string"}},
+}
+
+
+class Creator(Protocol):
+    """How the API has an instance created; bound by the control plane."""
+
+    def create(self, request: Mapping[str, Any], request_id: str) -> None:
+        """Have a scheduler place it; when that scheduler is lost, another one, for the same uuid and request_id."""
+
+
+def routes(instances: InstanceStore, creator: Creator, deleter: Deleter) -> Sequence[Route]:
+    """The routes, over the store of instances."""
+
+    def create(request: ApiRequest) -> ApiResponse:
+        body = dict(request.body)
+        body.setdefault("uuid", str(uuid.uuid4()))
+        # A client that repeats a request gives the same uuid again: that, and not the message's id, names the claim.
+        creator.create(body, body["uuid"])
+        found = instances.get(body["uuid"])
+        _visible(found, request)
+        return ApiResponse(202, asdict(found), {"Location": f"{request.url_prefix}/instances/{found.uuid}"})
+
+    def list_instances(request: ApiRequest) -> ApiResponse:
+        query = dict(request.query)
+        limit = query.pop("limit", 1000)
+        project = None if request.context.system_scope else request.context.project_id
+        found = instances.list(limit=limit, project_id=project, **query)
+        following = found[-1].uuid if len(found) == limit else None
+        return ApiResponse(200, {"instances": [asdict(each) for each in found], "next_after": following})
+
+    def show(request: ApiRequest) -> ApiResponse:
+        found = instances.get(request.path["uuid"])
+        _visible(found, request)
+        return ApiResponse(200, asdict(found))
+
+    def delete(request: ApiRequest) -> ApiResponse:
+        _visible(instances.get(request.path["uuid"]), request)
+        deleter.delete(request.path["uuid"], force=request.query.get("force", False))
+        return ApiResponse(202)
+
+    tags = ("instances",)
+    may_create, may_get, may_delete = (rule.name for rule in POLICIES)
+    listing = {"type": "object", "properties": {"instances": {"type": "array", "items": _SHOWN}}}
+    return (
+        Route(
+            "POST",
+            "/instances",
+            may_create,
+            "Place an instance and begin to build it; repeating it with the same uuid finds the first one.",
+            create,
+            {202: _SHOWN},
+            body=_CREATE,
+            tags=tags,
+        ),
+        Route("GET", "/instances", may_get, "List instances.", list_instances, {200: listing}, query=_QUERY, tags=tags),
+        Route("GET", "/instances/{uuid}", may_get, "Show an instance.", show, {200: _SHOWN}, tags=tags),
+        Route(
+            "DELETE",
+            "/instances/{uuid}",
+            may_delete,
+            "Begin to delete an instance; its claim is given back.",
+            delete,
+            {202: None},
+            query=_FORCE,
+            tags=tags,
+        ),
+    )
+
+
+def _visible(instance: Instance, request: ApiRequest) -> None:
+    """Another project's instance does not exist."""
+    if not request.context.system_scope and instance.project_id != request.context.project_id:
+        raise errors.NotFound(f"There is no instance {instance.uuid}.")

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reading the configuration: one object that is passed on, never a global one.
+
+Options come from the ``oslo.config.opts`` entry points of Moorage and of every distribution that brings a plugin, so that the
+options of a plugin that was installed today need no change here.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from oslo_config import cfg
+from oslo_log import log as logging
+
+from moorage import errors
+
+__all__ = ["load", "option_sets"]
+
+LOG = logging.getLogger(__name__)
+_GROUP = "oslo.config.opts"
+#: Chatty libraries, and what is worth hearing of them.
+_LOG_LEVELS = ("alembic=WARN", "sqlalchemy=WARN", "oslo_messaging=WARN", "amqp=WARN", "stevedore=ERROR", "cheroot=WARN")
+
+
+def option_sets() -> Iterator[tuple[str | None, Sequence[cfg.Opt]]]:
+    """(group, options) of the core and of all plugin distributions; a broken one is told in the log and left out."""
+    owners = {
+        point.dist.name
+        for group in importlib.metadata.entry_points().groups
+        if group.startswith("moorage.")
+        for point in importlib.metadata.entry_points(group=group)
+        if point.dist is not None
+    }
+    seen: set[str] = set()
+    for point in importlib.metadata.entry_points(group=_GROUP):
+        if point.dist is None or point.dist.name not in owners or point.value in seen:
+            continue
+        seen.add(point.value)
+        try:
+            yield from point.load()()
+        except Exception as error:  # noqa: BLE001  (a stray package must not stop a service; its plugin will be named)
+            LOG.warning("The options of %s (%s) cannot be read: %s", point.dist.name, point.value, error)
+
+
+def load(
+    *,
+    files: Sequence[str] = (),
+    state_dir: str | None = None,
+    overrides: Mapping[tuple[str, str], Any] | None = None,
+) -> cfg.ConfigOpts:
+    """The configuration of the files, with what follows from the state folder.
+
+    :param files: configuration files, later ones win; none: /etc/moorage/moorage.conf where it exists.
+    :param state_dir: wins over ``[control_plane] state_dir``.
+    :param overrides: (group, option) -> value, from the command line; they win over the files.
+    :raises ConfigError: a file is missing or wrong; says where.
+    """
+    conf = cfg.ConfigOpts()
+    logging.register_options(conf)
+    logging.set_defaults(default_log_levels=list(_LOG_LEVELS))
+    for group, options in option_sets():
+        conf.register_opts(options, group=group)
+    try:
+        conf([], project="moorage", default_config_files=list(files) if files else None, validate_default_values=True)
+        for (group, name), value in (overrides or {}).items():
+            conf.set_override(name, value, group=group)
+        if state_dir is not None:
+            conf.set_override("state_dir", os.path.abspath(state_dir), group="control_plane")
+        _follow_state_dir(conf)
+        _check_values(conf)
+    except cfg.ConfigFilesNotFoundError as error:
+        raise errors.ConfigError(f"The configuration file {', '.join(error.config_files)} cannot be read.") from error
+    except (cfg.Error, ValueError) as error:
+        raise errors.ConfigError(f"The configuration cannot be used: {error}") from error
+    return conf
+
+
+def _follow_state_dir(conf: cfg.ConfigOpts) -> None:
+    """Defaults that lie in the state folder."""
+    folder = Path(conf.control_plane.state_dir)
+    conf.set_default("connection", f"sqlite:///{folder / 'moorage.sqlite'}", group="database")
+    conf.set_default("run_dir", str(folder / "run" / "messages"), group="rpc")
+
+
+def _check_values(conf: cfg.ConfigOpts) -> None:
+    """Read every option once: oslo.config finds a wrong value only when it is asked for."""
+    for group, options in option_sets():
+        section = conf if group in (None, "DEFAULT") else conf[group]
+        for option in options:
+            getattr(section, option.dest)

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nodes and their providers: one uuid, written in one transaction, compared again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import sqlalchemy as sa
+from oslo_log import log as logging
+
+from moorage import errors
+from moorage.allocation.interface import AllocationStore, InventoryItem, ResourceProvider
+from moorage.db import Database
+from moorage.fleet.interface import NodeSpec
+from moorage.fleet.nodes import Change, NodeStore
+from moorage.ring import Ring
+from moorage.scheduling.interface import NodeState
+from moorage.services.heartbeat import LivenessObserver
+from moorage.services.interface import Service
+from moorage.services.registry import ServiceRegistry
+
+__all__ = ["Enrolment", "StoreFleet"]
+
+LOG = logging.getLogger(__name__)
+_PAGE = 1000
+
+
+class Enrolment:
+    """Ensures nodes with their providers, and gives nodes without an agent one of those that are there.
+
+    :param changed: called after nodes were written, so that schedulers read them soon.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        nodes: NodeStore,
+        store: AllocationStore,
+        registry: ServiceRegistry,
+        changed: Callable[[], None],
+    ) -> None:
+        self._database = database
+        self._nodes = nodes
+        self._store = store
+        self._registry = registry
+        self._changed = changed
+
+    def enrol(self, specs: Sequence[NodeSpec]) -> Mapping[str, int]:
+        """Ensure nodes and providers in one transaction, all or nothing; counts by what became of them."""
+        twice = {spec.uuid for spec in specs if sum(other.uuid == spec.uuid for other in specs) > 1} if specs else set()
+        if twice or len({spec.name for spec in specs}) < len(specs):
+            raise errors.InvalidInput("A uuid or a name stands twice among the nodes.")
+        providers = [_provider(spec) for spec in specs]
+
+        def work(tx: sa.Connection) -> Sequence[Change]:
+            changes = self._nodes.ensure(tx, specs)
+            touched = self._store.ensure_providers(providers, tx)
+            same = sum(change is Change.SAME for change in changes)
+            if touched > len(changes) - same:
+                LOG.info("%d providers were brought in line with their nodes.", touched - (len(changes) - same))
+            return changes
+
+        changes = self._database.run(work)
+        self.assign()
+        self._changed()
+        return {kind.value: sum(change is kind for change in changes) for kind in Change}
+
+    def remove(self, uuid: str) -> None:
+        """Remove a node and its provider in one transaction.
+
+        :raises InUse: something is allocated of it.
+        """
+
+        def work(tx: sa.Connection) -> None:
+            self._store.delete_provider(uuid, tx)
+            self._nodes.delete(tx, uuid)
+
+        self._database.run(work)
+        self._changed()
+
+    def assign(self) -> int:
+        """Give nodes that have no agent one, by a ring of the agents that are enlisted; how many were given one."""
+        agents = [row.host for row in self._registry.list(binary="agent") if not (row.stopped or row.forced_down)]
+        if not agents:
+            return 0
+        ring = Ring(agents)
+        assigned, after = 0, ""
+        while True:
+            page = self._nodes.list(after=after, limit=_PAGE, without_host=True)
+            assigned += self._nodes.assign_hosts({node.uuid: str(ring.owner(node.uuid)) for node in page})
+            if len(page) < _PAGE:
+                return assigned
+            after = page[-1].uuid
+
+    def reconcile(self) -> int:
+        """Compare page by page: a node whose provider is missing gets an empty one and a line in the log."""
+        missing, after = 0, ""
+        while True:
+            page = self._nodes.list(after=after, limit=_PAGE)
+            known = {usage.provider.uuid for usage in self._store.usages(providers=[node.uuid for node in page])}
+            lost = [node for node in page if node.uuid not in known]
+            if lost:
+                self._store.ensure_providers([ResourceProvider(node.uuid, node.name) for node in lost])
+                LOG.warning("%d nodes had no provider; import them again to give them inventories.", len(lost))
+            missing += len(lost)
+            if len(page) < _PAGE:
+                return missing
+            after = page[-1].uuid
+
+
+def _provider(spec: NodeSpec) -> ResourceProvider:
+    items = tuple(
+        InventoryItem(
+            each.resource_class,
+            each.total,
+            each.reserved,
+            each.min_unit,
+            each.max_unit,
+            each.step_size,
+            each.allocation_ratio,
+        )
+        for each in spec.inventories
+    )
+    return ResourceProvider(spec.uuid, spec.name, inventories=items)
+
+
+class StoreFleet:
+    """What a scheduler reads of the fleet: nodes, what is used of them, and whether their agents work."""
+
+    def __init__(
+        self, nodes: NodeStore, store: AllocationStore, registry: ServiceRegistry, observer: LivenessObserver
+    ) -> None:
+        self._nodes = nodes
+        self._store = store
+        self._registry = registry
+        self._observer = observer
+        self._names: dict[str, str] = {}
+
+    def nodes(self) -> Iterable[NodeState]:
+        """All nodes that have an agent, by pages; three statements a page."""
+        services = self._registry.list(binary="agent")
+        up = self._observer.observe(services)
+        by_host = {row.host: row for row in services}
+        after = ""
+        while True:
+            page = self._nodes.list(after=after, limit=_PAGE)
+            usages = {
+                usage.provider.uuid: usage
+                for usage in self._store.usages(providers=[node.uuid for node in page], limit=_PAGE)
+            }
+            for node in page:
+                self._names[node.uuid] = node.name
+                usage = usages.get(node.uuid)
+                if node.host is None or usage is None:
+                    continue
+                service = by_host.get(node.host)
+                yield NodeState(
+                    node.uuid,
+                    node.name,
+                    node.host,
+                    {item.resource_class: item.capacity for item in usage.provider.inventories},
+                    usage.used,
+                    usage.provider.can_host,
+                    service is not None and up[service.uuid],
+                    _enabled(service),
+                    node.properties,
+                )
+            if len(page) < _PAGE:
+                return
+            after = page[-1].uuid
+
+    def node_name(self, uuid: str) -> str:
+        """The name of a node that was read."""
+        return self._names.get(uuid, "")
+
+
+def _enabled(service: Service | None) -> bool:
+    return service is not None and not service.disabled

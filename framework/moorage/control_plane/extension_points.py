@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All extension points in one table, for ``moorage plugin``, the log and the upgrade check."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from moorage.allocation.interface import STORES
+from moorage.control_plane.interface import AGENT_SERVICES, API_EXTENSIONS, INSTANCE_STORES
+from moorage.extensions import ExtensionPoint, Finding
+from moorage.rpc.interface import TRANSPORTS
+from moorage.scheduling.interface import FILTERS, WEIGHERS
+
+__all__ = ["EXTENSION_POINTS", "survey"]
+
+EXTENSION_POINTS: Sequence[ExtensionPoint[Any]] = (
+    FILTERS,
+    WEIGHERS,
+    STORES,
+    INSTANCE_STORES,
+    AGENT_SERVICES,
+    API_EXTENSIONS,
+    TRANSPORTS,
+)
+
+
+def survey() -> list[Finding]:
+    """What is installed in all groups; imports it."""
+    return [finding for point in EXTENSION_POINTS for finding in point.survey()]

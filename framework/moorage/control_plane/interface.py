@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a service that lives on Moorage implements: the store of its instances, its agent, and its dialect of the API.
+
+The reference is the compute plugin. Transactions (``transaction``) are the store's own, an SQLAlchemy connection: the rows of an
+instance, its worker and its claim are written in one.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
+
+from moorage.allocation.interface import AllocationStore
+from moorage.context import RequestContext
+from moorage.extensions import ExtensionPoint
+from moorage.routes import PolicyRule
+from moorage.scheduling.interface import InstanceSource
+
+__all__ = [
+    "AGENT_SERVICES",
+    "API_EXTENSIONS",
+    "API_VERSION",
+    "INSTANCE_STORES",
+    "AgentService",
+    "AgentTools",
+    "ApiExtension",
+    "ApiTools",
+    "Instance",
+    "InstanceStore",
+    "PolicyCheck",
+    "Wsgi",
+]
+
+API_VERSION = (1, 0)
+
+#: A WSGI application (PEP 3333).
+Wsgi = Callable[[dict[str, Any], Any], Iterable[bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """An instance in full. Timestamps are microseconds since the Unix epoch, of the database's clock.
+
+    :param status: building, active, deleting, error (a plugin may add others).
+    :param node: name of the node; ``node_uuid`` its uuid.
+    :param fence: the token of the last operation that wrote the row.
+    """
+
+    uuid: str
+    name: str
+    status: str
+    host: str
+    node: str
+    node_uuid: str
+    flavorid: str
+    resources: Mapping[str, int]
+    project_id: str = ""
+    user_id: str = ""
+    fault: str = ""
+    fence: int = 0
+    created_at: int = 0
+    updated_at: int = 0
+    request: Mapping[str, Any] = field(default_factory=dict)
+
+
+class InstanceStore(InstanceSource):
+    """Reads and writes instances. Built by the loader as ``plugin(conf=..., database=..., clock=...)``."""
+
+    api_version: ClassVar[tuple[int, int]]
+    #: The resource type of its worker rows (``instance``).
+    resource_type: ClassVar[str] = "instance"
+
+    @abc.abstractmethod
+    def insert(self, transaction: Any, instance: Instance) -> None:
+        """Write a new row; AlreadyExists when the uuid is taken."""
+
+    @abc.abstractmethod
+    def get(self, uuid: str) -> Instance:
+        """One instance; NotFound when there is none."""
+
+    @abc.abstractmethod
+    def list(
+        self,
+        *,
+        after: str = "",
+        limit: int = 1000,
+        host: str | None = None,
+        status: str | None = None,
+        project_id: str | None = None,
+    ) -> Sequence[Instance]:
+        """Instances ordered by uuid, a page of ``limit`` after the given uuid."""
+
+    @abc.abstractmethod
+    def set_status(
+        self,
+        transaction: Any,
+        uuid: str,
+        status: str,
+        token: int,
+        *,
+        fault: str = "",
+        expected: Sequence[str] = (),
+    ) -> bool:
+        """Set the status with the fence: only where ``fence <= token`` (and the status is one of ``expected``, when given).
+
+        The condition is in the statement; False when the row was not written.
+        """
+
+    @abc.abstractmethod
+    def remove(self, transaction: Any, uuid: str, token: int) -> bool:
+        """Delete the row where ``fence <= token``; False when it was not."""
+
+
+class AgentService(abc.ABC):
+    """A service's part in the agent role: does operations for one host.
+
+    Built as ``plugin(conf=..., database=..., clock=..., host=..., identity=..., sender=..., store=..., workers=...)`` by
+    ``moorage agent``; see :class:`AgentTools` for what it is given.
+    """
+
+    api_version: ClassVar[tuple[int, int]]
+
+    @abc.abstractmethod
+    def __init__(self, tools: AgentTools) -> None:
+        """Keep the tools; must not block."""
+
+    @abc.abstractmethod
+    def endpoints(self) -> Sequence[object]:
+        """Objects whose methods marked with ``rpc_method`` are served on topic ``agent`` under the host's name."""
+
+    @abc.abstractmethod
+    def start(self) -> None:
+        """Called once after the service is enlisted and before messages are served: finish what an earlier epoch left."""
+
+    @abc.abstractmethod
+    def sweep(self) -> None:
+        """Called every few seconds: take operations whose message was lost. Must return within seconds."""
+
+    @abc.abstractmethod
+    def stop(self) -> None:
+        """Finish running operations; called once, after the last message."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentTools:
+    """What an agent service is given.
+
+    :param conf: the configuration (an oslo.config ``ConfigOpts``).
+    :param database: :class:`moorage.db.Database`.
+    :param identity: :class:`moorage.services.ServiceIdentity` of this agent (uuid, host, epoch, ...).
+    :param workers: :class:`moorage.cleanup.workers.WorkerStore`, the leases of operations.
+    :param release: gives back the claim of a consumer, inside a transaction: ``release(consumer, transaction)``.
+    :param reporter: :class:`moorage.scheduling.reporter.Reporter`, tells every scheduler what changed.
+    """
+
+    conf: Any
+    clock: Any
+    database: Any
+    identity: Any
+    workers: Any
+    instances: InstanceStore
+    release: Callable[[str, Any], bool]
+    reporter: Any
+
+
+class PolicyCheck(Protocol):
+    """Refuses what the caller may not do."""
+
+    def __call__(self, rule: str, context: RequestContext, target: Mapping[str, Any] | None = None) -> None:
+        """Refuse it, or return.
+
+        :param target: what is acted upon, for rules such as ``project_id:%(project_id)s``; None: the caller's own project.
+        :raises Forbidden: names the rule.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class ApiTools:
+    """What a dialect is given.
+
+    :param conf: the configuration (an oslo.config ``ConfigOpts``); ``clock`` and ``database`` as for agents.
+    :param authenticate: from a WSGI environment to who is calling; raises Unauthenticated.
+    :param check_policy: knows the policies of every enabled dialect and the deployer's overrides.
+    :param count: told (method, route, status, seconds) of every request, for ``/metrics``.
+    :param store: opens the allocation store that the configuration names.
+    :param sender: opens a way to agents and schedulers (:class:`moorage.rpc.client.Sender`); who sends nothing never calls it.
+    """
+
+    conf: Any
+    clock: Any
+    database: Any
+    authenticate: Callable[[Mapping[str, Any]], RequestContext]
+    check_policy: PolicyCheck
+    count: Callable[[str, str, int, float], None]
+    store: Callable[[], AllocationStore]
+    sender: Callable[[], Any]
+
+
+class ApiExtension(abc.ABC):
+    """A dialect. The loader builds one per configuration as ``plugin(tools)``, so a reload makes a new one.
+
+    An error while it is built keeps the service from starting (or the reload from happening).
+    """
+
+    api_version: ClassVar[tuple[int, int]]
+    #: Where it is mounted unless ``[api] mounts`` says otherwise: ``/placement``.
+    mount: ClassVar[str]
+    #: The rules that its application asks ``check_policy`` for.
+    policies: ClassVar[Sequence[PolicyRule]] = ()
+
+    def __init__(self, tools: ApiTools) -> None:
+        self.tools = tools
+
+    @abc.abstractmethod
+    def application(self) -> Wsgi:
+        """The application; called once. It sees its mount in SCRIPT_NAME and the rest of the path in PATH_INFO.
+
+        It is called by several threads at once, and answers errors in the dialect's own shape: what it raises is a defect,
+        which the server answers with a bare 500.
+        """
+
+
+#: Chosen by ``[control_plane] instance_store``.
+INSTANCE_STORES: ExtensionPoint[InstanceStore] = ExtensionPoint(
+    "moorage.instance_stores",
+    InstanceStore,
+    API_VERSION,
+    "[control_plane] instance_store",
+)
+#: Chosen by ``[agent] services``.
+AGENT_SERVICES: ExtensionPoint[AgentService] = ExtensionPoint(
+    "moorage.agent_services",
+    AgentService,
+    API_VERSION,
+    "[agent] services",
+)
+#: Chosen by ``[api] enabled_apis``.
+API_EXTENSIONS: ExtensionPoint[ApiExtension] = ExtensionPoint(
+    "moorage.api", ApiExtension, API_VERSION, "[api] enabled_apis"
+)

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a request to an operation: select, claim, instance row and worker row in one transaction, then the message to the agent.
+
+What can be lost on the way is repaired without anybody asking: a request that is repeated (same uuid, same request id) finds its
+claim; an agent that missed the message finds the worker row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from oslo_log import log as logging
+
+from moorage import errors
+from moorage.allocation.interface import AllocationStore, Capability, ClaimRequest
+from moorage.cleanup.workers import WorkerStore
+from moorage.control_plane.interface import Instance, InstanceStore
+from moorage.db import Database
+from moorage.rpc.client import Sender
+from moorage.scheduling.interface import ClaimResult, RequestSpec
+
+__all__ = ["AGENT_TOPIC", "Deleter", "StoreClaimer", "check_store"]
+
+LOG = logging.getLogger(__name__)
+
+AGENT_TOPIC = "agent"
+BUILD = "build"
+DELETE = "delete"
+
+
+class NodeNames(Protocol):
+    """Where the names of nodes are known."""
+
+    def node_name(self, uuid: str) -> str:
+        """The node's name."""
+
+
+def check_store(store: AllocationStore, name: str) -> None:
+    """Refuse a store that cannot write claim, instance and worker together.
+
+    :raises ConfigError: names the option.
+    """
+    if Capability.SHARED_TRANSACTION not in store.capabilities:
+        raise errors.ConfigError(
+            f"[allocation] store = {name} cannot write claims and instances in one transaction, which the roles need; "
+            "use sql."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StoreClaimer:
+    """Binds the scheduler's Claimer to the allocation store, the instances and the workers."""
+
+    store: AllocationStore
+    instances: InstanceStore
+    workers: WorkerStore
+    node_names: NodeNames
+
+    def claim(self, spec: RequestSpec, node_uuid: str, host: str, request_id: str) -> ClaimResult:
+        """Take the room and record what is to be done there, all in one transaction."""
+        instance = self._instance(spec, node_uuid, host)
+
+        def record(transaction: Any) -> None:
+            self.instances.insert(transaction, instance)
+            self.workers.create(
+                transaction, self.instances.resource_type, instance.uuid, BUILD, instance.status, addressed_to=host
+            )
+
+        outcome = self.store.claim(
+            ClaimRequest(
+                consumer=spec.instance_uuid,
+                resources={node_uuid: spec.flavor.resources},
+                request_id=request_id,
+                project=spec.project_id,
+                user=spec.user_id,
+            ),
+            record,
+        )
+        return ClaimResult(outcome.providers[0], outcome.repeated)
+
+    def release(self, instance_uuid: str) -> None:
+        """Give the room back."""
+        self.store.release(instance_uuid)
+
+    def _instance(self, spec: RequestSpec, node_uuid: str, host: str) -> Instance:
+        return Instance(
+            uuid=spec.instance_uuid,
+            name=str(spec.properties.get("name", "")),
+            status="building",
+            host=host,
+            node=self.node_names.node_name(node_uuid),
+            node_uuid=node_uuid,
+            flavorid=spec.flavor.flavorid,
+            resources=dict(spec.flavor.resources),
+            project_id=spec.project_id,
+            user_id=spec.user_id,
+            request={
+                "extra_specs": dict(spec.flavor.extra_specs),
+                "hints": {k: list(v) for k, v in spec.hints.items()},
+            },
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Deleter:
+    """Begins the deletion of instances; their agent ends it."""
+
+    database: Database
+    instances: InstanceStore
+    workers: WorkerStore
+    cast: Callable[[str, str, str], None]
+
+    def delete(self, uuid: str, *, force: bool = False) -> None:
+        """Record the operation, then tell the agent.
+
+        :raises NotFound: there is no such instance.
+        :raises InUse: an operation on it is in progress, and ``force`` is not given.
+        """
+        instance = self.instances.get(uuid)
+        if instance.status == "deleting" and not force:
+            return
+
+        def record(transaction: Any) -> None:
+            token = self.workers.create(
+                transaction,
+                self.instances.resource_type,
+                uuid,
+                DELETE,
+                "deleting",
+                addressed_to=instance.host,
+                force=force,
+            )
+            if not self.instances.set_status(transaction, uuid, "deleting", token):
+                raise errors.NotFound(f"There is no instance {uuid}.")
+
+        self.database.run(record)
+        self.cast(instance.host, "delete_instance", uuid)
+
+
+def cast_to_agent(sender: Sender) -> Callable[[str, str, str], None]:
+    """A function that tells an agent of an operation; what is not delivered is found by the agent's sweep."""
+
+    def cast(host: str, method: str, uuid: str) -> None:
+        try:
+            sender.cast(AGENT_TOPIC, method, {"instance_uuid": uuid}, server=host)
+        except errors.TransportError as error:
+            LOG.warning("Agent %s was not told of %s %s (%s); it will find it by itself.", host, method, uuid, error)
+
+    return cast

@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every role's process does alike: open the store and the messages, enlist, beat, serve, reload, drain."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from oslo_config import cfg
+from oslo_log import log as logging
+
+from moorage import errors
+from moorage.clock import Clock, SystemClock
+from moorage.control_plane.supervisor import EXIT_CONFIG, EXIT_FATAL
+from moorage.db import Database, migrations
+from moorage.rpc import client as rpc_client
+from moorage.rpc import interface as rpc_interface
+from moorage.rpc import loading as rpc_loading
+from moorage.services.heartbeat import Heartbeat
+from moorage.services.interface import ServiceIdentity
+from moorage.services.registry import ServiceRegistry
+
+__all__ = ["RPC_VERSION", "Platform", "Role", "check_schema", "run"]
+
+LOG = logging.getLogger(__name__)
+
+#: Of the messages that this release sends; schedulers and agents of different ones work together.
+RPC_VERSION = "1.0"
+#: Seconds between looks for signals' work and for the parent's death.
+_PAUSE = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Platform:
+    """What a role stands on."""
+
+    name: str
+    clock: Clock
+    database: Database
+    registry: ServiceRegistry
+    identity: ServiceIdentity
+    transport: rpc_interface.Transport
+    sender: rpc_client.Sender
+    fatal: Callable[[str], None]
+
+
+class Role(Protocol):
+    """One of the four roles."""
+
+    #: The name of the role, which is its services' ``binary`` and its topic.
+    binary: str
+
+    def start(self, platform: Platform, conf: cfg.ConfigOpts) -> None:
+        """Begin to serve; returns when it is ready."""
+
+    def reload(self, conf: cfg.ConfigOpts) -> None:
+        """Take a new configuration, all of it or (by an error) nothing."""
+
+    def stop(self, drain_seconds: float) -> None:
+        """Take nothing new and end what is running."""
+
+
+def check_schema(database: Database) -> None:
+    """Refuse to work on a database that was not upgraded.
+
+    :raises ConfigError: says which command does it.
+    """
+    behind = [each.distribution for each in migrations.discover() if each.version(database) != each.head()]
+    if behind:
+        raise errors.ConfigError(
+            f"The database {database.url_safe} is not at the newest revision of {', '.join(behind)}. "
+            "Run: moorage-manage db upgrade"
+        )
+
+
+def run(role: Role, name: str, load: Callable[[], cfg.ConfigOpts], clock: Clock | None = None) -> int:
+    """Run a role until SIGTERM; the exit status.
+
+    :param name: the host name of the service (``agent-1``).
+    :param load: reads the configuration; called again on SIGHUP.
+    """
+    faulthandler.enable()
+    try:
+        conf = load()
+        logging.setup(conf, f"moorage-{role.binary}")
+        process = _Process(role, name, load, clock or SystemClock())
+        process.start(conf)
+    except errors.MoorageError as error:
+        _tell_parent(f"moorage {role.binary} {name}: {error.message}")
+        sys.stderr.write(f"moorage {role.binary} {name}: {error.message}\n")
+        return EXIT_CONFIG if isinstance(error, errors.ConfigError) else 1
+    return process.wait()
+
+
+class _Process:
+    def __init__(self, role: Role, name: str, load: Callable[[], cfg.ConfigOpts], clock: Clock) -> None:
+        self._role = role
+        self._name = name
+        self._load = load
+        self._clock = clock
+        self._stop = threading.Event()
+        self._reload = threading.Event()
+        self._fatal: str | None = None
+        self._parent = int(os.environ.get("MOORAGE_PARENT", "0"))
+        self._drain = 30.0
+
+    def start(self, conf: cfg.ConfigOpts) -> None:
+        signal.signal(signal.SIGTERM, lambda *_: self._stop.set())
+        signal.signal(signal.SIGINT, lambda *_: self._stop.set())
+        signal.signal(signal.SIGHUP, lambda *_: self._reload.set())
+        self._drain = float(conf.control_plane.drain_timeout)
+        self._database = Database.from_config(conf, clock=self._clock)
+        check_schema(self._database)
+        self._transport = rpc_loading.open_transport(conf, self._clock)
+        self._registry = ServiceRegistry(self._database, self._clock)
+        self._identity = self._registry.enlist(self._role.binary, self._name, rpc_version=RPC_VERSION)
+        sender = rpc_client.Sender(
+            self._transport, self._identity.uuid, self._identity.epoch, timeout=conf.rpc.call_timeout
+        )
+        platform = Platform(
+            self._name,
+            self._clock,
+            self._database,
+            self._registry,
+            self._identity,
+            self._transport,
+            sender,
+            self._give_up,
+        )
+        self._heartbeat = Heartbeat(
+            self._registry,
+            self._identity,
+            self._clock,
+            interval=conf.services.report_interval,
+            service_down_time=conf.services.service_down_time,
+            on_lost=self._give_up,
+        )
+        self._heartbeat.start()
+        self._role.start(platform, conf)
+        LOG.info("%s %s is ready (service %s, epoch %d).", self._role.binary, self._name, *_identity(self._identity))
+        _tell_parent("ready")
+
+    def wait(self) -> int:
+        """Serve until something ends it."""
+        while not self._stop.is_set() and self._fatal is None:
+            self._clock.wait(self._stop, _PAUSE)
+            if self._reload.is_set():
+                self._reload.clear()
+                self._take_configuration()
+            if self._parent and os.getppid() != self._parent:
+                LOG.warning("The supervisor is gone; %s ends too.", self._name)
+                self._stop.set()
+        if self._fatal is not None:
+            # What lost its right to work, or hangs, must not try to end in good order.
+            LOG.critical("%s %s stops at once: %s", self._role.binary, self._name, self._fatal)
+            logging_flush()
+            os._exit(EXIT_FATAL)
+        return self._end()
+
+    def _end(self) -> int:
+        LOG.info("%s %s drains.", self._role.binary, self._name)
+        self._role.stop(self._drain)
+        self._heartbeat.stop()
+        try:
+            self._registry.retire(self._identity)
+        except errors.Unavailable as error:
+            LOG.warning("The service could not be marked as stopped: %s", error)
+        self._transport.close()
+        self._database.close()
+        LOG.info("%s %s has ended.", self._role.binary, self._name)
+        return 0
+
+    def _give_up(self, reason: str) -> None:
+        self._fatal = reason
+
+    def _take_configuration(self) -> None:
+        try:
+            conf = self._load()
+            self._role.reload(conf)
+        except errors.MoorageError as error:
+            LOG.error("The new configuration is not taken, the old one stays: %s", error.message)
+        else:
+            LOG.info("The new configuration is in force.")
+
+
+def logging_flush() -> None:
+    """Write out what the log handlers still hold."""
+    sys.stderr.flush()
+
+
+def _identity(identity: Any) -> tuple[str, int]:
+    return identity.uuid, identity.epoch
+
+
+def _tell_parent(text: str) -> None:
+    descriptor = os.environ.get("MOORAGE_READY_FD")
+    if descriptor is None:
+        return
+    try:
+        os.write(int(descriptor), text.encode() + b"\n")
+        os.close(int(descriptor))
+    except OSError as error:
+        LOG.debug("The supervisor does not listen: %s", error)
+    del os.environ["MOORAGE_READY_FD"]

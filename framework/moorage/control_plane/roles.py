@@ -1,0 +1,269 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The four roles. Each is wired here from the families; a process runs one of them (see :mod:`moorage.control_plane.process`)."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from oslo_config import cfg
+from oslo_log import log as logging
+
+from moorage import errors
+from moorage.allocation.interface import STORES, AllocationStore
+from moorage.cleanup.workers import WorkerStore
+from moorage.clock import Clock
+from moorage.control_plane.enrolment import Enrolment, StoreFleet
+from moorage.control_plane.interface import AGENT_SERVICES, INSTANCE_STORES, AgentService, AgentTools, InstanceStore
+from moorage.control_plane.placing import StoreClaimer, cast_to_agent, check_store
+from moorage.control_plane.process import Platform
+from moorage.db import Database
+from moorage.fleet.nodes import NodeStore
+from moorage.rpc.interface import Subscription
+from moorage.rpc.server import Dispatcher, endpoints_of, rpc_method
+from moorage.scheduling import pipeline
+from moorage.scheduling.fleet_view import FleetView
+from moorage.scheduling.guard import Guard
+from moorage.scheduling.incidents import StoredIncidents
+from moorage.scheduling.reporter import TOPIC as SCHEDULERS
+from moorage.scheduling.reporter import Reporter
+from moorage.scheduling.rpc import SchedulerEndpoint
+from moorage.scheduling.scheduler import Policy, Scheduler, Selection
+from moorage.scheduling.tracking import InstanceTracker, record_to_json
+from moorage.services.heartbeat import LivenessObserver
+
+__all__ = ["Agent", "Engine", "Periodic", "SchedulerRole", "load_store", "open_instances", "open_store", "open_workers"]
+
+LOG = logging.getLogger(__name__)
+AGENTS = "agent"
+ENGINES = "engine"
+
+
+def open_store(platform: Platform, conf: cfg.ConfigOpts) -> AllocationStore:
+    """The allocation store that the configuration names."""
+    return load_store(conf, platform.database, platform.clock)
+
+
+def load_store(conf: cfg.ConfigOpts, database: Database, clock: Clock) -> AllocationStore:
+    """The same, where there is no role."""
+    loaded = STORES.load(conf.allocation.store)
+    store: Any = loaded.plugin
+    opened: AllocationStore = store(conf=conf, database=database, clock=clock)
+    check_store(opened, loaded.name)
+    return opened
+
+
+def open_instances(platform: Platform, conf: cfg.ConfigOpts) -> InstanceStore:
+    """The store of instances that the configuration names."""
+    store: Any = INSTANCE_STORES.load(conf.control_plane.instance_store).plugin
+    opened: InstanceStore = store(conf=conf, database=platform.database, clock=platform.clock)
+    return opened
+
+
+def open_workers(platform: Platform, conf: cfg.ConfigOpts) -> WorkerStore:
+    """The leases of operations."""
+    return WorkerStore(platform.database, lease_seconds=conf.cleanup.lease_seconds)
+
+
+class Periodic:
+    """Calls a function again and again in a thread of its own; an error is told in the log and ends nothing."""
+
+    def __init__(self, platform: Platform, name: str, work: Callable[[], object], seconds: float) -> None:
+        self._clock = platform.clock
+        self._name = name
+        self._work = work
+        self._seconds = seconds
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Call it no more; waits for a call that runs."""
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._clock.wait(self._stop, self._seconds):
+            try:
+                self._work()
+            except errors.Unavailable as error:
+                LOG.warning("%s is put off: %s", self._name, error.message)
+            except Exception:
+                LOG.exception("%s failed.", self._name)
+
+
+class SchedulerRole:
+    """Selects and claims."""
+
+    binary = "scheduler"
+
+    def start(self, platform: Platform, conf: cfg.ConfigOpts) -> None:
+        """Load the fleet and the instances, then serve."""
+        self._platform = platform
+        self._incidents = StoredIncidents(platform.database, platform.clock)
+        self._policy = self._make_policy(conf)
+        section = conf.scheduling
+        store, instances = open_store(platform, conf), open_instances(platform, conf)
+        observer = LivenessObserver(platform.clock, conf.services.service_down_time)
+        source = StoreFleet(NodeStore(platform.database), store, platform.registry, observer)
+        view = FleetView()
+        tracker = InstanceTracker(view, lambda host: tracker.reload_hosts(instances, [host]))
+        claimer = StoreClaimer(store, instances, open_workers(platform, conf), source)
+        self._scheduler = Scheduler(
+            view,
+            source,
+            claimer,
+            lambda: self._policy,
+            platform.clock,
+            random.Random(),  # noqa: S311  (spreads equal choices, no secret)
+            decisions=section.decisions,
+        )
+        cast = cast_to_agent(platform.sender)
+
+        def placed(selection: Selection) -> None:
+            cast(selection.record.host, "build_instance", selection.record.uuid)
+            if section.track_instance_changes and not selection.repeated:
+                tell_of_claim(platform, selection)
+
+        endpoint = SchedulerEndpoint(self._scheduler, tracker, placed, enabled=section.track_instance_changes)
+        # Messages are applied while instances are being loaded; the loader does not overwrite them.
+        self._subscription = platform.transport.serve(
+            SCHEDULERS, platform.name, Dispatcher(endpoints_of(endpoint)), threads=conf.rpc.threads
+        )
+        self._scheduler.refresh()
+        if section.track_instance_changes:
+            LOG.info("%d instances were loaded.", tracker.load(instances))
+        endpoint.open()
+        self._refresh = Periodic(platform, "refresh of the fleet", self._scheduler.refresh, section.refresh_interval)
+
+    def reload(self, conf: cfg.ConfigOpts) -> None:
+        """New filters, weighers and limits, all or (by an error) none; a request keeps what it began with."""
+        old, self._policy = self._policy, self._make_policy(conf)
+        del old
+
+    def stop(self, drain_seconds: float) -> None:
+        """End."""
+        self._subscription.stop(drain_seconds)
+        self._refresh.stop()
+        self._policy.guard.close()
+
+    def _make_policy(self, conf: cfg.ConfigOpts) -> Policy:
+        section = conf.scheduling
+        guard = Guard(
+            self._platform.clock,
+            self._incidents,
+            self._platform.fatal,
+            deadline=section.plugin_deadline,
+            threshold=section.breaker_threshold,
+            window=section.breaker_window,
+            skip_advisory=section.advisory_errors == "skip",
+            threads=conf.rpc.threads,
+        )
+        return Policy(pipeline.load(conf), guard, section.host_subset_size, section.max_attempts)
+
+
+def tell_of_claim(platform: Platform, selection: Selection) -> None:
+    """Let the other schedulers know at once, so that they do not try the same room in vain."""
+    try:
+        args = {"host_name": selection.record.host, "instance": record_to_json(selection.record)}
+        platform.sender.fanout(SCHEDULERS, "claimed_instance", args)
+    except errors.TransportError as error:
+        LOG.debug("Other schedulers were not told of a claim: %s", error)
+
+
+class Agent:
+    """Does operations for one host."""
+
+    binary = "agent"
+
+    def start(self, platform: Platform, conf: cfg.ConfigOpts) -> None:
+        """Finish what an earlier epoch left, then serve."""
+        store = open_store(platform, conf)
+        reporter = Reporter(platform.sender, platform.name, enabled=conf.scheduling.track_instance_changes)
+        tools = AgentTools(
+            conf=conf,
+            clock=platform.clock,
+            database=platform.database,
+            identity=platform.identity,
+            workers=open_workers(platform, conf),
+            instances=open_instances(platform, conf),
+            release=store.release,
+            reporter=reporter,
+        )
+        self._services: list[AgentService] = [
+            loaded.plugin(tools) for loaded in AGENT_SERVICES.load_all(conf.agent.services)
+        ]
+        endpoints = [endpoint for service in self._services for endpoint in service.endpoints()]
+        self._subscription: Subscription = platform.transport.serve(
+            AGENTS, platform.name, Dispatcher(endpoints_of(*endpoints)), threads=conf.rpc.threads
+        )
+        for service in self._services:
+            service.start()
+        self._sweep = Periodic(platform, "sweep", self._sweep_all, conf.agent.sweep_interval)
+
+    def reload(self, conf: cfg.ConfigOpts) -> None:
+        """Nothing of an agent changes without a restart; the plugins are checked all the same."""
+        AGENT_SERVICES.load_all(conf.agent.services)
+
+    def stop(self, drain_seconds: float) -> None:
+        """Take nothing new, end what runs."""
+        self._subscription.stop(drain_seconds)
+        self._sweep.stop()
+        for service in self._services:
+            service.stop()
+
+    def _sweep_all(self) -> None:
+        for service in self._services:
+            service.sweep()
+
+
+class Engine:
+    """Does the periodic work of the core."""
+
+    binary = "engine"
+
+    def start(self, platform: Platform, conf: cfg.ConfigOpts) -> None:
+        """Begin."""
+        store = open_store(platform, conf)
+        changed = tell_schedulers(platform)
+        enrolment = Enrolment(platform.database, NodeStore(platform.database), store, platform.registry, changed)
+
+        def reconcile() -> None:
+            if enrolment.reconcile() + enrolment.assign():
+                changed()
+
+        self._subscription = platform.transport.serve(ENGINES, platform.name, Dispatcher(endpoints_of(_Ping())))
+        self._work = Periodic(
+            platform, "comparison of nodes and providers", reconcile, conf.control_plane.reconcile_interval
+        )
+
+    def reload(self, conf: cfg.ConfigOpts) -> None:
+        """Nothing of an engine changes without a restart."""
+
+    def stop(self, drain_seconds: float) -> None:
+        """End."""
+        self._subscription.stop(drain_seconds)
+        self._work.stop()
+
+
+class _Ping:
+    """Lets others see that an engine answers."""
+
+    @rpc_method
+    def ping(self) -> Mapping[str, str]:
+        """An answer."""
+        return {"answer": "pong"}
+
+
+def tell_schedulers(platform: Platform) -> Callable[[], None]:
+    """A function that has all schedulers read the fleet anew."""
+
+    def tell() -> None:
+        try:
+            platform.sender.fanout(SCHEDULERS, "fleet_changed")
+        except errors.TransportError as error:
+            LOG.info("No scheduler was told of new nodes (%s); they read them by themselves.", error)
+
+    return tell

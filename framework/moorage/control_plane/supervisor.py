@@ -1,0 +1,299 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One process that starts the roles of a machine as processes of their own and keeps them running.
+
+A child says that it is ready by a line on a pipe. One that ends is started again after a delay that doubles while it keeps
+ending; one that grows above ``max_rss`` is ended and started anew. A child that refuses its configuration at the first start
+(exit status :data:`EXIT_CONFIG`) ends the whole start with its message, because starting it again could not help.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import select
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from oslo_log import log as logging
+
+from moorage import errors
+from moorage.clock import Clock
+
+__all__ = ["EXIT_CONFIG", "EXIT_FATAL", "Program", "Supervisor"]
+
+LOG = logging.getLogger(__name__)
+
+#: Exit status of a role that cannot use its configuration (EX_CONFIG of sysexits.h).
+EXIT_CONFIG = 78
+#: Exit status of a role that gave up by itself: fenced off, or a plugin hung (EX_SOFTWARE).
+EXIT_FATAL = 70
+
+#: A process that ran this many seconds starts again with the shortest delay.
+_STABLE_AFTER = 20.0
+_PAUSE = 0.05
+_PAGE = resource.getpagesize()
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A process to keep running: its name, its role and the command."""
+
+    name: str
+    role: str
+    command: Sequence[str]
+
+
+@dataclass(slots=True)
+class _Child:
+    program: Program
+    process: subprocess.Popen[bytes] | None = None
+    ready_pipe: int | None = None
+    ready: bool = False
+    started_at: float = 0.0
+    restarts: int = 0
+    delay: float = 0.0
+    start_again_at: float = 0.0
+    ending: bool = False
+    kill_at: float = 0.0
+    heard: bytes = field(default=b"")
+
+    @property
+    def pid(self) -> int | None:
+        """Process id while it runs."""
+        return self.process.pid if self.process is not None and self.process.poll() is None else None
+
+
+class Supervisor:
+    """Keeps programs running until :meth:`stop` is called.
+
+    :param folder: where ``run/processes.json`` and ``log/<name>.log`` are written.
+    :param delay: seconds before the first new start; doubles up to ``longest_delay``.
+    :param max_rss: bytes.
+    """
+
+    def __init__(
+        self,
+        programs: Sequence[Program],
+        folder: Path,
+        clock: Clock,
+        *,
+        delay: float,
+        longest_delay: float,
+        max_rss: int,
+        drain_timeout: float,
+        start_timeout: float,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self._children = [_Child(program) for program in programs]
+        self._folder = folder
+        self._clock = clock
+        self._delay = delay
+        self._longest_delay = longest_delay
+        self._max_rss = max_rss
+        self._drain_timeout = drain_timeout
+        self._start_timeout = start_timeout
+        self._environment = dict(os.environ if environment is None else environment)
+        self._stopping = threading.Event()
+        self._reload = threading.Event()
+
+    def stop(self) -> None:
+        """Ask :meth:`run` to end; may be called from a signal handler."""
+        self._stopping.set()
+
+    def reload(self) -> None:
+        """Ask :meth:`run` to pass SIGHUP on; may be called from a signal handler."""
+        self._reload.set()
+
+    def start(self) -> None:
+        """Start all programs and wait until every one is ready.
+
+        :raises ConfigError: one refused its configuration, ended or was not ready in time; all others are ended.
+        """
+        (self._folder / "run").mkdir(parents=True, exist_ok=True, mode=0o700)
+        (self._folder / "log").mkdir(parents=True, exist_ok=True, mode=0o700)
+        try:
+            for child in self._children:
+                self._spawn(child)
+            self._write_table()
+            deadline = self._clock.monotonic() + self._start_timeout
+            while not all(child.ready for child in self._children) and not self._stopping.is_set():
+                self._listen()
+                for child in self._children:
+                    if child.process is not None and child.process.poll() is not None:
+                        raise errors.ConfigError(self._why(child))
+                if self._clock.monotonic() > deadline:
+                    late = ", ".join(child.program.name for child in self._children if not child.ready)
+                    raise errors.ConfigError(
+                        f"Not ready within {self._start_timeout:g} seconds: {late}. See the files in {self._folder / 'log'}."
+                    )
+                self._clock.sleep(_PAUSE)
+        except errors.MoorageError:
+            self._end_all()
+            raise
+
+    def run(self) -> None:
+        """Watch the children until :meth:`stop`; then let them drain and end them."""
+        while not self._stopping.is_set():
+            self._listen()
+            if self._reload.is_set():
+                self._reload.clear()
+                self._signal_all(signal.SIGHUP)
+            changed = [self._watch(child) for child in self._children]
+            if any(changed):
+                self._write_table()
+            self._clock.wait(self._stopping, _PAUSE)
+        self._end_all()
+        self._write_table()
+
+    # -- one child ------------------------------------------------------------------------------------------------
+
+    def _spawn(self, child: _Child) -> None:
+        reader, writer = os.pipe()
+        os.set_blocking(reader, False)
+        log: IO[bytes]
+        with open(self._folder / "log" / f"{child.program.name}.log", "ab") as log:
+            child.process = subprocess.Popen(  # noqa: S603  (our own command line)
+                list(child.program.command),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=(writer,),
+                env={**self._environment, "MOORAGE_READY_FD": str(writer), "MOORAGE_PARENT": str(os.getpid())},
+                start_new_session=True,
+            )
+        os.close(writer)
+        if child.ready_pipe is not None:
+            os.close(child.ready_pipe)
+        child.ready_pipe, child.ready, child.heard = reader, False, b""
+        child.started_at = self._clock.monotonic()
+        child.ending, child.start_again_at = False, 0.0
+
+    def _watch(self, child: _Child) -> bool:
+        """Look after one child; True when it was started or has ended."""
+        now = self._clock.monotonic()
+        if child.process is None:
+            if now < child.start_again_at:
+                return False
+            child.restarts += 1
+            self._spawn(child)
+            return True
+        status = child.process.poll()
+        if status is not None:
+            self._plan_restart(child, status, now)
+            return True
+        if child.ending:
+            if now > child.kill_at:
+                child.process.kill()
+        elif _resident(child.process.pid) > self._max_rss:
+            LOG.warning(
+                "%s uses more than %d MiB of memory; it is ended and started anew.",
+                child.program.name,
+                self._max_rss // 2**20,
+            )
+            child.ending, child.kill_at = True, now + self._drain_timeout
+            child.process.terminate()
+        return False
+
+    def _plan_restart(self, child: _Child, status: int, now: float) -> None:
+        lived = now - child.started_at
+        child.delay = (
+            self._delay if lived > _STABLE_AFTER else min(self._longest_delay, max(self._delay, child.delay * 2))
+        )
+        child.start_again_at = now + child.delay
+        child.process, child.ready = None, False
+        LOG.warning("%s ended (%s); it is started again in %.1f s.", child.program.name, _meaning(status), child.delay)
+
+    def _listen(self) -> None:
+        pipes = {child.ready_pipe: child for child in self._children if child.ready_pipe is not None}
+        readable, _, _ = select.select(list(pipes), [], [], 0)
+        for pipe in readable:
+            child = pipes[pipe]
+            data = os.read(pipe, 4096)
+            child.heard += data
+            if b"ready\n" in child.heard:
+                child.ready = True
+            if not data:
+                os.close(pipe)
+                child.ready_pipe = None
+
+    def _why(self, child: _Child) -> str:
+        status = child.process.poll() if child.process is not None else None
+        log = self._folder / "log" / f"{child.program.name}.log"
+        said = child.heard.decode("utf-8", "replace").strip()
+        return said or f"{child.program.name} ended at its start ({_meaning(status)}); its log is {log}."
+
+    # -- all of them ----------------------------------------------------------------------------------------------
+
+    def _signal_all(self, number: signal.Signals) -> None:
+        for child in self._children:
+            if child.pid is not None and child.ready and child.process is not None:
+                child.process.send_signal(number)
+
+    def _end_all(self) -> None:
+        """End the children in the order they were given, so that what takes requests ends first."""
+        deadline = self._clock.monotonic() + self._drain_timeout
+        for child in self._children:
+            if child.process is not None and child.process.poll() is None:
+                child.process.terminate()
+                # The API goes first and may still need the others for the requests it is answering.
+                if child.program.role == "api":
+                    self._await(child, deadline)
+        for child in self._children:
+            self._await(child, deadline)
+            if child.process is not None and child.process.poll() is None:
+                LOG.warning("%s did not end within %.0f s and is killed.", child.program.name, self._drain_timeout)
+                child.process.kill()
+                child.process.wait()
+
+    def _await(self, child: _Child, deadline: float) -> None:
+        while child.process is not None and child.process.poll() is None and self._clock.monotonic() < deadline:
+            self._clock.sleep(_PAUSE)
+
+    def _write_table(self) -> None:
+        """For people and for ``moorage replay --kill``: who runs here."""
+        table = [
+            {
+                "name": child.program.name,
+                "role": child.program.role,
+                "pid": child.pid,
+                "restarts": child.restarts,
+            }
+            for child in self._children
+        ]
+        path = self._folder / "run" / "processes.json"
+        temporary = path.with_suffix(".new")
+        temporary.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
+        os.replace(temporary, path)
+
+
+def _resident(pid: int) -> int:
+    """Resident memory of a process in bytes; 0 when it is gone."""
+    try:
+        with open(f"/proc/{pid}/statm", encoding="ascii") as statm:
+            return int(statm.read().split()[1]) * _PAGE
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
+def _meaning(status: int | None) -> str:
+    if status is None:
+        return "it is running"
+    if status < 0:
+        return f"killed by {signal.Signals(-status).name}"
+    return {
+        0: "exit status 0",
+        EXIT_CONFIG: "its configuration cannot be used",
+        EXIT_FATAL: "it gave up by itself",
+    }.get(status, f"exit status {status}")
+
+
+def command(role: str, name: str, arguments: Sequence[str]) -> list[str]:
+    """The command line of a role's process, with this very interpreter."""
+    return [sys.executable, "-m", "moorage.cli.roles", role, "--name", name, *arguments]

@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whose turn it is to write to a SQLite file: first come, first served, among threads and processes.
+
+SQLite lets one transaction write at a time and makes the others sleep and try again, up to a tenth of a second between tries;
+whoever has just written is the likeliest to be next, and some of eight writers starve. Here writers take tickets instead.
+
+A ticket is a number from a counter in a file beside the database, and a lock on the byte of that number in the same file. It is a
+writer's turn when no lower byte is locked. The kernel drops the lock when its process ends in whatever way, so the dead hold
+nobody up. The queue is a courtesy and no safeguard: transactions are kept apart by SQLite's own lock (BEGIN IMMEDIATE). So a
+ticket that does not move for a while (its process is stopped, or writes for long) is passed by, and SQLite decides.
+
+The locks are Linux' open file description locks (fcntl(2), F_OFD_SETLK): those of POSIX belong to the process and are lost when
+any descriptor of the file is closed. Where they are missing, only the threads of a process queue up.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import fcntl
+import os
+import random as random_module
+import struct
+import threading
+from collections.abc import Iterator
+
+from moorage import errors
+from moorage.clock import Clock
+
+__all__ = ["WritersQueue"]
+
+#: struct flock of 64-bit Linux: type, whence, start, length, pid.
+_FLOCK = struct.Struct("hhqqi4x")
+_SETLK = getattr(fcntl, "F_OFD_SETLK", None)
+_GETLK = getattr(fcntl, "F_OFD_GETLK", None)
+_COUNTER = struct.Struct("<q")
+#: The byte that guards the counter, and the byte of ticket 0.
+_DOOR = 0
+_TICKETS = 1024
+#: Seconds between looks at the queue, for each writer in front, and at most.
+_PAUSE = 0.0003
+_PAUSE_LONGEST = 0.005
+#: Seconds after which a first ticket that does not move is passed by.
+PATIENCE = 2.0
+
+
+class WritersQueue:
+    """The queue of one SQLite file as one process sees it. Not for use by a forked child: make a new one there."""
+
+    def __init__(self, path: str, clock: Clock, random: random_module.Random) -> None:
+        self._path = path
+        self._clock = clock
+        self._random = random
+        self._threads = _FairLock()
+        self._file: int | None = None
+        #: Tickets below this one are passed by.
+        self._passed = 0
+
+    @contextlib.contextmanager
+    def turn(self, seconds: float) -> Iterator[None]:
+        """Hold the turn for the length of the block.
+
+        :param seconds: how long to wait for it.
+        :raises StoreBusy: it did not come in time.
+        :raises StoreUnavailable: the file of the queue cannot be opened.
+        """
+        deadline = self._clock.monotonic() + seconds
+        if not self._threads.acquire(self._clock, seconds):
+            raise self._too_late("Other threads of this process have", seconds)
+        try:
+            if _SETLK is None:
+                yield
+                return
+            ticket = self._take_ticket(deadline, seconds)
+            try:
+                self._await(ticket, deadline, seconds)
+                yield
+            finally:
+                self._lock(fcntl.F_UNLCK, _TICKETS + ticket)
+        finally:
+            self._threads.release()
+
+    def close(self) -> None:
+        """Close the file of the queue; it is opened again when needed. In a forked child this takes nothing from the parent."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    # -- tickets --------------------------------------------------------------------------------------------------
+
+    def _take_ticket(self, deadline: float, seconds: float) -> int:
+        descriptor = self._descriptor()
+        while not self._lock(fcntl.F_WRLCK, _DOOR):
+            if self._clock.monotonic() > deadline:
+                raise self._too_late("Another process has", seconds)
+            self._clock.sleep(self._random.uniform(0, _PAUSE))
+        try:
+            raw = os.pread(descriptor, _COUNTER.size, 0)
+            ticket = _COUNTER.unpack(raw)[0] if len(raw) == _COUNTER.size else 0
+            # Taken already only when the counter was lost, with the file, while others waited.
+            while not self._lock(fcntl.F_WRLCK, _TICKETS + ticket):
+                ticket += 1
+            try:
+                os.pwrite(descriptor, _COUNTER.pack(ticket + 1), 0)
+            except OSError as error:
+                self._lock(fcntl.F_UNLCK, _TICKETS + ticket)
+                raise self._unusable(error) from error
+        finally:
+            self._lock(fcntl.F_UNLCK, _DOOR)
+        return ticket
+
+    def _await(self, ticket: int, deadline: float, seconds: float) -> None:
+        head, seen = -1, self._clock.monotonic()
+        while True:
+            ahead = self._locked_below(ticket)
+            if ahead is None:
+                return
+            moment = self._clock.monotonic()
+            if moment > deadline:
+                raise self._too_late("Another process has", seconds)
+            if moment - seen > PATIENCE / 4:
+                first = self._first_below(ticket)
+                if first is not None and first == head and moment - seen > PATIENCE:
+                    self._passed = first + 1
+                elif first != head:
+                    head, seen = -1 if first is None else first, moment
+            self._clock.sleep(self._random.uniform(0.5, 1.0) * min(_PAUSE * (ticket - ahead), _PAUSE_LONGEST))
+
+    def _first_below(self, ticket: int) -> int | None:
+        """The lowest ticket in front; the kernel answers with any one of a range, so ask until there is no lower one."""
+        first = None
+        ahead = self._locked_below(ticket)
+        while ahead is not None:
+            first = ahead
+            ahead = self._locked_below(ahead)
+        return first
+
+    def _locked_below(self, ticket: int) -> int | None:
+        """Some ticket in front of this one that is held; None when there is none."""
+        if self._passed >= ticket or _GETLK is None:
+            return None
+        asked = _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, _TICKETS + self._passed, ticket - self._passed, 0)
+        kind, _, start, _, _ = _FLOCK.unpack(fcntl.fcntl(self._descriptor(), _GETLK, asked))
+        return None if kind == fcntl.F_UNLCK else max(start - _TICKETS, self._passed)
+
+    def _lock(self, kind: int, byte: int) -> bool:
+        """Take or drop the lock of one byte; False when somebody else has it."""
+        assert _SETLK is not None  # noqa: S101  (turn() has looked)
+        try:
+            fcntl.fcntl(self._descriptor(), _SETLK, _FLOCK.pack(kind, os.SEEK_SET, byte, 1, 0))
+        except (BlockingIOError, PermissionError):
+            return False
+        return True
+
+    def _descriptor(self) -> int:
+        if self._file is None:
+            try:
+                self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o660)
+            except OSError as error:
+                raise self._unusable(error) from error
+        return self._file
+
+    # -- errors ---------------------------------------------------------------------------------------------------
+
+    def _too_late(self, who: str, seconds: float) -> errors.StoreBusy:
+        return errors.StoreBusy(
+            f"{who} been writing to the database beside {self._path} for {seconds:g} seconds; "
+            "try again later, and restart the process if it hangs."
+        )
+
+    def _unusable(self, error: OSError) -> errors.StoreUnavailable:
+        return errors.StoreUnavailable(
+            f"The lock file {self._path} cannot be used ({error.strerror}); check that the folder exists, that its disk has "
+            "room and that this user may write to it."
+        )
+
+
+class _FairLock:
+    """A lock that goes to whoever waits longest (that of threading goes to anybody)."""
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self._held = False
+        self._waiting: collections.deque[threading.Event] = collections.deque()
+
+    def acquire(self, clock: Clock, seconds: float) -> bool:
+        with self._mutex:
+            if not self._held:
+                self._held = True
+                return True
+            mine = threading.Event()
+            self._waiting.append(mine)
+        try:
+            if clock.wait(mine, seconds):
+                return True
+        except BaseException:
+            self._leave(mine)
+            raise
+        with self._mutex:
+            if mine.is_set():
+                return True
+            self._waiting.remove(mine)
+            return False
+
+    def release(self) -> None:
+        with self._mutex:
+            if self._waiting:
+                self._waiting.popleft().set()  # stays held: handed on
+            else:
+                self._held = False
+
+    def _leave(self, mine: threading.Event) -> None:
+        with self._mutex:
+            if mine in self._waiting:
+                self._waiting.remove(mine)
+                return
+        self.release()

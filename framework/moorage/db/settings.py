@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How connections are made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Settings"]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How connections are made; durations in seconds."""
+
+    pool_size: int = 10
+    pool_timeout: int = 30
+    recycle: int = 3600
+    lock_timeout: int = 10
+    wsrep_sync_wait: int | None = None

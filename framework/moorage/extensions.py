@@ -1,0 +1,317 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finding and loading plugins. The only module that touches stevedore.
+
+An :class:`ExtensionPoint` is one entry-point group with the interface its plugins implement. ``survey`` looks at everything that
+is installed and never raises; ``load`` takes one plugin by name and refuses, with a remedy, whatever cannot be used.
+Entry points are listed afresh from :mod:`importlib.metadata` each time: stevedore's cache can hide a plugin that was installed
+seconds ago, and forgets which distribution a plugin came from.
+"""
+
+from __future__ import annotations
+
+import enum
+import importlib.metadata
+import threading
+import traceback
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from oslo_log import log as logging
+from stevedore import named
+
+from moorage import errors
+
+__all__ = ["ExtensionPoint", "Finding", "Loaded", "State"]
+
+LOG = logging.getLogger(__name__)
+T = TypeVar("T")
+
+#: Seconds after which a plugin whose import has not returned counts as hanging.
+IMPORT_DEADLINE = 30.0
+
+
+class State(enum.Enum):
+    """What a survey found out about one plugin."""
+
+    READY = "ready"
+    BROKEN = "broken"
+    DUPLICATE = "duplicate"
+    WRONG_API = "wrong-api"
+    WRONG_TYPE = "wrong-type"
+    MISSING = "missing"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One plugin as a survey sees it; ``problem`` and ``remedy`` are empty when the state is READY."""
+
+    group: str
+    name: str
+    state: State
+    target: str = ""
+    distribution: str = ""
+    version: str = ""
+    api_version: tuple[int, int] | None = None
+    summary: str = ""
+    problem: str = ""
+    remedy: str = ""
+
+    def sentence(self) -> str:
+        """The whole finding as text for a log or an error."""
+        owner = f" of {self.distribution} {self.version}".rstrip() if self.distribution else ""
+        return f"plugin '{self.name}'{owner} in group {self.group}: {self.problem} {self.remedy}".strip()
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded(Generic[T]):
+    """A usable plugin class and where it came from."""
+
+    name: str
+    plugin: type[T]
+    distribution: str
+    version: str
+    group: str
+
+
+class _FreshManager(named.NamedExtensionManager[Any]):
+    """stevedore's manager over one given entry point, without its cache."""
+
+    def __init__(self, point: importlib.metadata.EntryPoint) -> None:
+        self._point = point
+        self.failure: BaseException | None = None
+        super().__init__(
+            namespace=point.group,
+            names=[point.name],
+            on_load_failure_callback=self._failed,
+        )
+
+    def list_entry_points(self) -> list[importlib.metadata.EntryPoint]:
+        return [self._point]
+
+    @staticmethod
+    def _failed(manager: Any, point: importlib.metadata.EntryPoint, error: BaseException) -> None:
+        manager.failure = error
+
+
+@dataclass(frozen=True, slots=True)
+class ExtensionPoint(Generic[T]):
+    """A group of entry points whose plugins are classes that implement ``interface``.
+
+    :param group: the entry-point group, for example ``moorage.filters``.
+    :param interface: the abstract class; None where any object will do (it is then not checked).
+    :param api_version: the (major, minor) of the interface that this Moorage offers.
+    :param option: the option that chooses, as a deployer writes it (``[scheduling] enabled_filters``); for the remedies.
+    """
+
+    group: str
+    interface: type[T] | None
+    api_version: tuple[int, int]
+    option: str = ""
+
+    def installed(self) -> dict[str, list[importlib.metadata.EntryPoint]]:
+        """Entry points of the group by name, more than one where several distributions claim a name."""
+        found: dict[str, list[importlib.metadata.EntryPoint]] = {}
+        for point in importlib.metadata.entry_points(group=self.group):
+            owners = found.setdefault(point.name, [])
+            if all((other.value, _owner(other)) != (point.value, _owner(point)) for other in owners):
+                owners.append(point)
+        return found
+
+    def survey(self, names: Iterable[str] | None = None) -> list[Finding]:
+        """Look at all installed plugins of the group (or the named ones); imports them, never raises.
+
+        :returns: findings in the order of ``names``, or sorted by name.
+        """
+        installed = self.installed()
+        wanted = sorted(installed) if names is None else list(names)
+        return [self._examine(name, installed.get(name, []))[0] for name in wanted]
+
+    def load(self, name: str) -> Loaded[T]:
+        """The plugin class of that name.
+
+        :raises PluginLoadError: it is missing, broken, claimed twice, of the wrong type or of another api_version.
+        """
+        finding, plugin = self._examine(name, self.installed().get(name, []))
+        if plugin is None:
+            raise errors.PluginLoadError(
+                _sentence_case(finding.sentence()),
+                group=self.group,
+                plugin=name,
+                state=finding.state.value,
+                distribution=finding.distribution,
+            )
+        return Loaded(name, plugin, finding.distribution, finding.version, self.group)
+
+    def load_all(self, names: Sequence[str]) -> list[Loaded[T]]:
+        """All the named plugins, in that order; everything is checked before anything is returned.
+
+        :raises PluginLoadError: one or more cannot be used; the message lists every one of them.
+        """
+        loaded: list[Loaded[T]] = []
+        refused: list[errors.PluginLoadError] = []
+        twice = sorted({name for name in names if list(names).count(name) > 1})
+        if twice:
+            where = self.option or self.group
+            refused.append(
+                errors.PluginLoadError(f"{where} names {', '.join(twice)} more than once; name each plugin once.")
+            )
+        for name in names:
+            try:
+                loaded.append(self.load(name))
+            except errors.PluginLoadError as error:
+                refused.append(error)
+        if len(refused) == 1:
+            raise refused[0]
+        if refused:
+            raise errors.PluginLoadError(" ".join(error.message for error in refused), group=self.group)
+        return loaded
+
+    # -- examining one name ---------------------------------------------------------------------------------------
+
+    def _examine(self, name: str, owners: Sequence[importlib.metadata.EntryPoint]) -> tuple[Finding, type[T] | None]:
+        if not owners:
+            return self._missing(name), None
+        if len(owners) > 1:
+            return self._duplicate(name, owners), None
+        point = owners[0]
+        plugin, failure = _import(point)
+        if failure is not None:
+            return self._broken(point, failure), None
+        finding = self._check(point, plugin)
+        return finding, (plugin if finding.state is State.READY else None)
+
+    def _missing(self, name: str) -> Finding:
+        offered = ", ".join(sorted(self.installed())) or "none"
+        chosen = f" (chosen by {self.option})" if self.option else ""
+        return Finding(
+            self.group,
+            name,
+            State.MISSING,
+            problem=f"no installed distribution offers it{chosen}; offered are: {offered}.",
+            remedy="Correct the name, or install the distribution that brings it.",
+        )
+
+    def _duplicate(self, name: str, owners: Sequence[importlib.metadata.EntryPoint]) -> Finding:
+        listed = " and ".join(f"{owner.value} ({_owner(owner)})" for owner in owners)
+        return Finding(
+            self.group,
+            name,
+            State.DUPLICATE,
+            target=owners[0].value,
+            distribution=", ".join(sorted({_distribution(owner)[0] for owner in owners})),
+            problem=f"two owners claim the name: {listed}.",
+            remedy="Uninstall one of them; which one would win is not defined.",
+        )
+
+    def _broken(self, point: importlib.metadata.EntryPoint, failure: BaseException) -> Finding:
+        distribution, version = _distribution(point)
+        if point.extras and isinstance(failure, ImportError):
+            extras = ",".join(point.extras)
+            remedy = f"Try: pip install '{distribution}[{extras}]'."
+        else:
+            remedy = (
+                f"Repair or uninstall {distribution}, or take the plugin out of {self.option or 'the configuration'}."
+            )
+        return Finding(
+            self.group,
+            point.name,
+            State.BROKEN,
+            point.value,
+            distribution,
+            version,
+            problem=f"it cannot be imported ({type(failure).__name__}: {failure}).",
+            remedy=remedy,
+        )
+
+    def _check(self, point: importlib.metadata.EntryPoint, plugin: Any) -> Finding:
+        distribution, version = _distribution(point)
+        declared = self._declared_version(plugin)
+        state, problem, remedy = State.READY, "", ""
+        if self.interface is not None and not (isinstance(plugin, type) and issubclass(plugin, self.interface)):
+            state = State.WRONG_TYPE
+            problem = f"{point.value} is not a subclass of {self.interface.__module__}.{self.interface.__qualname__}."
+            remedy = f"This is a mistake in {distribution}: its author must derive the class from the interface."
+        elif self.interface is not None and getattr(plugin, "__abstractmethods__", None):
+            state = State.WRONG_TYPE
+            problem = f"{point.value} lacks the methods {', '.join(sorted(plugin.__abstractmethods__))}."
+            remedy = f"This is a mistake in {distribution}: its author must implement them."
+        elif self.interface is not None and not self._compatible(declared):
+            state = State.WRONG_API
+            written = "no api_version" if declared is None else f"api_version {_dotted(declared)}"
+            problem = f"it declares {written}, this Moorage offers {_dotted(self.api_version)}."
+            remedy = (
+                f"Install a release of {distribution} for {self.api_version[0]}.x (up to {_dotted(self.api_version)})."
+            )
+        return Finding(
+            self.group,
+            point.name,
+            state,
+            point.value,
+            distribution,
+            version,
+            declared,
+            (getattr(plugin, "__doc__", None) or "").strip().partition("\n")[0],
+            problem,
+            remedy,
+        )
+
+    def _declared_version(self, plugin: Any) -> tuple[int, int] | None:
+        """What the plugin's author declared; a value that is only inherited from the interface is none."""
+        for cls in getattr(plugin, "__mro__", ()):
+            if cls is self.interface:
+                return None
+            value = vars(cls).get("api_version")
+            if isinstance(value, tuple) and len(value) == 2 and all(isinstance(part, int) for part in value):
+                return value[0], value[1]
+        return None
+
+    def _compatible(self, declared: tuple[int, int] | None) -> bool:
+        return declared is not None and declared[0] == self.api_version[0] and declared[1] <= self.api_version[1]
+
+
+def _import(point: importlib.metadata.EntryPoint) -> tuple[Any, BaseException | None]:
+    """Import one entry point in a thread of its own, so that a module that hangs or exits does not take us along."""
+    result: list[Any] = []
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            manager = _FreshManager(point)
+            if manager.failure is not None:
+                failures.append(manager.failure)
+            else:
+                result.append(manager.extensions[0].plugin)
+        except BaseException as error:  # noqa: BLE001  (SystemExit and AssertionError of a plugin must not stop the host)
+            failures.append(error)
+        finally:
+            ended.set()
+
+    # An event, and not the thread's join: a plugin's import may replace the threading module under us (eventlet does).
+    ended = threading.Event()
+    thread = threading.Thread(target=work, name=f"import-{point.name}", daemon=True)
+    thread.start()
+    if not ended.wait(IMPORT_DEADLINE):
+        return None, TimeoutError(f"the import did not return within {IMPORT_DEADLINE:g} seconds")
+    if failures:
+        LOG.debug("Import of %s failed: %s", point.value, "".join(traceback.format_exception(failures[0])))
+        return None, failures[0]
+    return result[0], None
+
+
+def _distribution(point: importlib.metadata.EntryPoint) -> tuple[str, str]:
+    if point.dist is None:
+        return "an unknown distribution", ""
+    return point.dist.name, point.dist.version
+
+
+def _owner(point: importlib.metadata.EntryPoint) -> str:
+    return " ".join(_distribution(point)).strip()
+
+
+def _dotted(version: tuple[int, int]) -> str:
+    return f"{version[0]}.{version[1]}"
+
+
+def _sentence_case(text: str) -> str:
+    return text[:1].upper() + text[1:]

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nodes in ``/scheduling/v1``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, Protocol
+
+from moorage import errors
+from moorage.fleet.importer import from_json
+from moorage.fleet.interface import Node, NodeSpec
+from moorage.fleet.nodes import NodeStore
+from moorage.routes import ApiRequest, ApiResponse, PolicyRule, Route
+
+__all__ = ["POLICIES", "Enroller", "routes"]
+
+POLICIES = (
+    PolicyRule("scheduling:nodes:get", "rule:system_reader", "List nodes and show one.", ("system",)),
+    PolicyRule("scheduling:nodes:create", "rule:system_admin", "Enrol nodes.", ("system",)),
+    PolicyRule("scheduling:nodes:delete", "rule:system_admin", "Remove a node.", ("system",)),
+)
+
+_LARGEST = 2**31 - 1
+_WHOLE = {"type": "integer", "minimum": 1, "maximum": _LARGEST}
+_TEXT = {"type": "string", "minLength": 1, "maxLength": 255}
+_INVENTORY = {
+    "type": "object",
+    "properties": {
+        "total": _WHOLE,
+        "reserved": {"type": "integer", "minimum": 0, "maximum": _LARGEST},
+        "min_unit": _WHOLE,
+        "max_unit": _WHOLE,
+        "step_size": _WHOLE,
+        "allocation_ratio": {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 10000},
+    },
+    "required": ["total"],
+    "additionalProperties": False,
+}
+_NODE = {
+    "type": "object",
+    "properties": {
+        "uuid": {"type": "string", "minLength": 32, "maxLength": 36},
+        "name": _TEXT,
+        "host": _TEXT,
+        "shard": _TEXT,
+        "resource_class": {"type": "string", "minLength": 1, "maxLength": 80},
+        "properties": {"type": "object", "maxProperties": 256},
+        "inventories": {
+            "type": "object",
+            "propertyNames": {"pattern": "^[A-Z0-9_]{1,255}$"},
+            "additionalProperties": {"oneOf": [_WHOLE, _INVENTORY]},
+            "maxProperties": 256,
+        },
+    },
+    "required": ["name"],
+    "additionalProperties": False,
+}
+_IMPORT = {
+    "type": "object",
+    "properties": {"nodes": {"type": "array", "items": _NODE, "minItems": 1, "maxItems": 1000}},
+    "required": ["nodes"],
+    "additionalProperties": False,
+}
+PAGE = {
+    "limit": {"type": "integer", "minimum": 1, "maximum": 1000},
+    "after": {"type": "string", "maxLength": 255},
+}
+_QUERY = {
+    "type": "object",
+    "properties": {"host": _TEXT, "shard": _TEXT, **PAGE},
+    "additionalProperties": False,
+}
+_SHOWN = {"type": "object", "properties": {"uuid": {"type": "string"}, "name": {"type": "string"}}}
+
+
+class Enroller(Protocol):
+    """Writes nodes and what belongs to them; bound by the control plane."""
+
+    def enrol(self, specs: Sequence[NodeSpec]) -> Mapping[str, int]:
+        """Ensure nodes and providers; counts of created, changed and same."""
+
+    def remove(self, uuid: str) -> None:
+        """Remove a node and its provider; InUse when something is on it."""
+
+
+def shown(node: Node) -> dict[str, Any]:
+    """A node as the API shows it."""
+    return asdict(node)
+
+
+def routes(nodes: NodeStore, enroller: Enroller) -> Sequence[Route]:
+    """The routes, over the nodes and whatever enrols them."""
+
+    def list_nodes(request: ApiRequest) -> ApiResponse:
+        query = dict(request.query)
+        limit = query.pop("limit", 1000)
+        found = nodes.list(limit=limit, **query)
+        following = found[-1].uuid if len(found) == limit else None
+        return ApiResponse(200, {"nodes": [shown(node) for node in found], "next_after": following})
+
+    def show_node(request: ApiRequest) -> ApiResponse:
+        return ApiResponse(200, shown(nodes.get(request.path["node"])))
+
+    def import_nodes(request: ApiRequest) -> ApiResponse:
+        specs = []
+        for number, data in enumerate(request.body["nodes"]):
+            try:
+                specs.append(from_json(data))
+            except ValueError as error:
+                raise errors.InvalidInput(f"body/nodes/{number}: {error}.", path=f"body/nodes/{number}") from error
+        return ApiResponse(200, dict(enroller.enrol(specs)))
+
+    def delete_node(request: ApiRequest) -> ApiResponse:
+        enroller.remove(nodes.get(request.path["node"]).uuid)
+        return ApiResponse(204)
+
+    tags = ("nodes",)
+    get, create, delete = (rule.name for rule in POLICIES)
+    counts = {"type": "object", "additionalProperties": {"type": "integer"}}
+    listing = {"type": "object", "properties": {"nodes": {"type": "array", "items": _SHOWN}}}
+    return (
+        Route("GET", "/nodes", get, "List nodes by uuid.", list_nodes, {200: listing}, query=_QUERY, tags=tags),
+        Route("GET", "/nodes/{node}", get, "Show a node, by uuid or name.", show_node, {200: _SHOWN}, tags=tags),
+        Route(
+            "POST",
+            "/nodes",
+            create,
+            "Enrol nodes, or bring them up to date; all or nothing.",
+            import_nodes,
+            {200: counts},
+            body=_IMPORT,
+            tags=tags,
+        ),
+        Route(
+            "DELETE", "/nodes/{node}", delete, "Remove a node on which nothing is.", delete_node, {204: None}, tags=tags
+        ),
+    )

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files of nodes.
+
+* JSON lines as the openb data set has them: ``{"uuid", "name", "cluster", "vcpus", "memory_mb", "gpus", "gpu_model"}``; the cluster
+  becomes the shard.
+* JSON lines of our own: ``{"name": ..., "uuid"?, "host"?, "shard"?, "resource_class"?, "properties"?: {},
+  "inventories": {"VCPU": 8, "MEMORY_MB": {"total": 4096, "reserved": 512, "allocation_ratio": 1.5}}}``.
+* CSV with a header: ``name``, and any of ``uuid, host, shard, resource_class, vcpus, memory_mb, disk_gb, gpus``; every other column
+  in upper case is a resource class.
+
+``.gz`` files are read too.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import uuid as uuid_module
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any, TextIO
+
+from moorage import errors
+from moorage.fleet.interface import Inventory, NodeSpec, uuid_of_name
+
+__all__ = ["from_json", "read_nodes", "to_json"]
+
+_SHORT = {"vcpus": "VCPU", "memory_mb": "MEMORY_MB", "disk_gb": "DISK_GB", "gpus": "PGPU"}
+_NAMED = {"uuid", "name", "host", "shard", "resource_class"}
+_INVENTORY = {each.name for each in fields(Inventory)} - {"resource_class"}
+_LARGEST = 2**31 - 1
+
+
+def read_nodes(path: Path) -> Iterator[NodeSpec]:
+    """The nodes of a file.
+
+    :raises InvalidInput: the file cannot be read, or a line is wrong or repeats a name or uuid; says which and what.
+    """
+    seen: dict[str, int] = {}
+    try:
+        with _open(path) as stream:
+            for number, spec in _parse(path, stream):
+                for key in (spec.name, spec.uuid):
+                    if seen.setdefault(key, number) != number:
+                        raise errors.InvalidInput(f"{path}, line {number}: {key} stands in line {seen[key]} already.")
+                yield spec
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise errors.InvalidInput(f"{path} cannot be read: {error}.") from error
+
+
+def from_json(data: Any) -> NodeSpec:
+    """A node from JSON of our own format.
+
+    :raises ValueError: says what is wrong.
+    """
+    if not isinstance(data, dict):
+        raise ValueError("a node must be an object")
+    unknown = set(data) - _NAMED - {"properties", "inventories"}
+    if unknown:
+        raise ValueError(f"unknown field {', '.join(sorted(unknown))}")
+    given = data.get("inventories", {})
+    if not isinstance(given, dict):
+        raise ValueError("inventories must be an object")
+    properties = data.get("properties") or {}
+    if not isinstance(properties, dict):
+        raise ValueError("properties must be an object")
+    return _spec(data, properties, [_inventory(name, value) for name, value in given.items()])
+
+
+def to_json(spec: NodeSpec) -> dict[str, Any]:
+    """JSON of our own format."""
+    data = asdict(spec)
+    data["inventories"] = {
+        each.resource_class: {key: value for key, value in asdict(each).items() if key != "resource_class"}
+        for each in spec.inventories
+    }
+    return {key: value for key, value in data.items() if value is not None}
+
+
+def _open(path: Path) -> TextIO:
+    if path.suffix == ".gz":
+        return io.TextIOWrapper(gzip.open(path, "rb"), encoding="utf-8", newline="")
+    return open(path, encoding="utf-8", newline="")
+
+
+def _parse(path: Path, stream: TextIO) -> Iterator[tuple[int, NodeSpec]]:
+    first = stream.readline()
+    if first.lstrip().startswith("{"):
+        lines = enumerate([first, *stream], start=1)
+        for number, line in lines:
+            if line.strip():
+                yield number, _checked(path, number, lambda line=line: _json_line(line))
+        return
+    header = [name.strip() for name in first.strip().split(",")]
+    if "name" not in header:
+        raise errors.InvalidInput(f"{path}, line 1: neither JSON nor a CSV header with a column 'name'.")
+    strange = [name for name in header if name not in _NAMED and name not in _SHORT and not name.isupper()]
+    if strange:
+        raise errors.InvalidInput(f"{path}, line 1: unknown column {', '.join(strange)}.")
+    for number, row in enumerate(csv.DictReader(stream, fieldnames=header), start=2):
+        yield number, _checked(path, number, lambda row=row: _csv_row(row))
+
+
+def _checked(path: Path, number: int, parse: Any) -> NodeSpec:
+    try:
+        spec: NodeSpec = parse()
+    except (ValueError, TypeError) as error:
+        raise errors.InvalidInput(f"{path}, line {number}: {error}.") from error
+    return spec
+
+
+def _json_line(line: str) -> NodeSpec:
+    data = json.loads(line)
+    if isinstance(data, dict) and "vcpus" in data:
+        properties = {key: data[key] for key in ("gpu_model", "source") if data.get(key)}
+        inventories = [_inventory(_SHORT[key], data[key]) for key in _SHORT if data.get(key)]
+        return _spec({**data, "shard": data.get("cluster")}, properties, inventories)
+    return from_json(data)
+
+
+def _csv_row(row: Mapping[str, Any]) -> NodeSpec:
+    if None in row or None in row.values():
+        raise ValueError("the line has not as many fields as the header")
+    named = {key: (row[key].strip() or None) for key in _NAMED if key in row}
+    inventories = [
+        _inventory(_SHORT.get(key, key), _whole(key, value))
+        for key, value in row.items()
+        if key not in _NAMED and value.strip() not in ("", "0")
+    ]
+    return _spec(named, {}, inventories)
+
+
+def _whole(name: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"{name} is {text!r}, which is not a whole number") from None
+
+
+def _spec(data: Mapping[str, Any], properties: Mapping[str, Any], inventories: list[Inventory]) -> NodeSpec:
+    name = data.get("name")
+    if not isinstance(name, str) or not 0 < len(name) <= 255 or name != name.strip():
+        raise ValueError("name must be a text of 1 to 255 characters without blanks around it")
+    uuid = data.get("uuid") or uuid_of_name(name)
+    try:
+        uuid = str(uuid_module.UUID(uuid))
+    except (ValueError, AttributeError, TypeError):
+        raise ValueError(f"uuid {uuid!r} is not a uuid") from None
+    texts = {key: data.get(key) for key in ("host", "shard", "resource_class")}
+    for key, value in texts.items():
+        if value is not None and (not isinstance(value, str) or not 0 < len(value) <= 255):
+            raise ValueError(f"{key} must be a text of 1 to 255 characters")
+    return NodeSpec(uuid, name, properties=dict(properties), inventories=tuple(inventories), **texts)
+
+
+def _inventory(resource_class: str, value: Any) -> Inventory:
+    settings = dict(value) if isinstance(value, dict) else {"total": value}
+    unknown = set(settings) - _INVENTORY
+    if unknown:
+        raise ValueError(f"{resource_class}: unknown field {', '.join(sorted(unknown))}")
+    if not resource_class.replace("_", "").isalnum() or not resource_class.isupper():
+        raise ValueError(f"{resource_class!r} is no resource class: upper case letters, digits and _ are allowed")
+    if "total" not in settings:
+        raise ValueError(f"{resource_class}: total is missing")
+    for key, number in settings.items():
+        least = 0 if key == "reserved" else 1
+        if key == "allocation_ratio":
+            if isinstance(number, bool) or not isinstance(number, int | float) or not 0 < number < 10_000:
+                raise ValueError(f"{resource_class}: allocation_ratio must be more than 0")
+        elif isinstance(number, bool) or not isinstance(number, int) or not least <= number <= _LARGEST:
+            raise ValueError(f"{resource_class}: {key} is {number!r}; it must be a whole number of {least} or more")
+    inventory = Inventory(resource_class, **settings)
+    if inventory.reserved > inventory.total:
+        raise ValueError(f"{resource_class}: reserved is more than total")
+    return inventory

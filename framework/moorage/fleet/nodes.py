@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reading and writing nodes."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from moorage import errors
+from moorage.db import Database, now
+from moorage.fleet.interface import Node, NodeSpec
+from moorage.fleet.tables import nodes
+
+__all__ = ["Change", "NodeStore"]
+
+_COLUMNS = (
+    nodes.c.uuid, nodes.c.name, nodes.c.host, nodes.c.shard, nodes.c.resource_class, nodes.c.properties,
+    nodes.c.generation, nodes.c.created_at, nodes.c.updated_at,
+)  # fmt: skip
+_ASSIGN = (
+    sa.update(nodes)
+    .where(nodes.c.uuid == sa.bindparam("of_uuid"), nodes.c.host.is_(None))
+    .values(host=sa.bindparam("to_host"), generation=nodes.c.generation + 1, updated_at=now())
+)
+_CHANGE = (
+    sa.update(nodes)
+    .where(nodes.c.uuid == sa.bindparam("of_uuid"))
+    .values(
+        name=sa.bindparam("new_name"),
+        host=sa.bindparam("new_host"),
+        shard=sa.bindparam("new_shard"),
+        resource_class=sa.bindparam("new_class"),
+        properties=sa.bindparam("new_properties", type_=nodes.c.properties.type),
+        generation=nodes.c.generation + 1,
+        updated_at=now(),
+    )
+)
+
+
+class Change(enum.Enum):
+    """What became of a node that was ensured."""
+
+    CREATED = "created"
+    CHANGED = "changed"
+    SAME = "same"
+
+
+class NodeStore:
+    """The nodes of the store. Safe for use by several threads."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def ensure(self, tx: sa.Connection, specs: Sequence[NodeSpec]) -> list[Change]:
+        """Create nodes, or bring existing ones (same uuid) to what is given; a None leaves host and shard as they are.
+
+        Set-based: one query, one insert and one update statement for all.
+
+        :raises AlreadyExists: a name belongs to a node of another uuid; nothing is written then.
+        """
+        uuids = [spec.uuid for spec in specs]
+        names = [spec.name for spec in specs]
+        known = {
+            row.uuid: row
+            for row in tx.execute(sa.select(*_COLUMNS).where(sa.or_(nodes.c.uuid.in_(uuids), nodes.c.name.in_(names))))
+        }
+        owner_of = {row.name: row.uuid for row in known.values()}
+        for spec in specs:
+            if owner_of.get(spec.name, spec.uuid) != spec.uuid:
+                raise errors.AlreadyExists(
+                    f"The name {spec.name} belongs to node {owner_of[spec.name]}, so node {spec.uuid} cannot have it. "
+                    "Give the same uuid, or another name."
+                )
+        changes: list[Change] = []
+        fresh: list[dict[str, Any]] = []
+        altered: list[dict[str, Any]] = []
+        for spec in specs:
+            row = known.get(spec.uuid)
+            if row is None:
+                fresh.append(_values(spec))
+                changes.append(Change.CREATED)
+            elif _differs(spec, row):
+                altered.append(_new_values(spec, row))
+                changes.append(Change.CHANGED)
+            else:
+                changes.append(Change.SAME)
+        if fresh:
+            tx.execute(sa.insert(nodes).values(generation=0, created_at=now(), updated_at=now()), fresh)
+        for values in altered:
+            tx.execute(_CHANGE, values)
+        return changes
+
+    def assign_hosts(self, hosts: Mapping[str, str]) -> int:
+        """Give nodes without a host one (node uuid -> host); how many were still without."""
+        if not hosts:
+            return 0
+
+        def work(tx: sa.Connection) -> int:
+            return sum(
+                tx.execute(_ASSIGN, {"of_uuid": uuid, "to_host": host}).rowcount for uuid, host in sorted(hosts.items())
+            )
+
+        return self._database.run(work)
+
+    def get(self, name_or_uuid: str) -> Node:
+        """One node.
+
+        :raises NotFound: there is none of that uuid or name.
+        """
+        with self._database.read() as tx:
+            row = tx.execute(
+                sa.select(*_COLUMNS).where(sa.or_(nodes.c.uuid == name_or_uuid, nodes.c.name == name_or_uuid))
+            ).first()
+        if row is None:
+            raise errors.NotFound(f"There is no node {name_or_uuid}; moorage node list shows all.")
+        return Node(*row)
+
+    def list(
+        self,
+        *,
+        after: str = "",
+        limit: int = 1000,
+        host: str | None = None,
+        shard: str | None = None,
+        without_host: bool = False,
+    ) -> Sequence[Node]:
+        """Nodes ordered by uuid, a page of ``limit`` after the given uuid."""
+        query = sa.select(*_COLUMNS).where(nodes.c.uuid > after).order_by(nodes.c.uuid).limit(limit)
+        if host is not None:
+            query = query.where(nodes.c.host == host)
+        if shard is not None:
+            query = query.where(nodes.c.shard == shard)
+        if without_host:
+            query = query.where(nodes.c.host.is_(None))
+        with self._database.read() as tx:
+            return [Node(*row) for row in tx.execute(query)]
+
+    def delete(self, tx: sa.Connection, uuid: str) -> bool:
+        """Remove a node; False when there is none."""
+        return bool(tx.execute(sa.delete(nodes).where(nodes.c.uuid == uuid)).rowcount == 1)
+
+
+def _values(spec: NodeSpec) -> dict[str, Any]:
+    return {
+        "uuid": spec.uuid,
+        "name": spec.name,
+        "host": spec.host,
+        "shard": spec.shard,
+        "resource_class": spec.resource_class,
+        "properties": dict(spec.properties),
+    }
+
+
+def _differs(spec: NodeSpec, row: Any) -> bool:
+    return bool(
+        spec.name != row.name
+        or (spec.host is not None and spec.host != row.host)
+        or (spec.shard is not None and spec.shard != row.shard)
+        or (spec.resource_class is not None and spec.resource_class != row.resource_class)
+        or dict(spec.properties) != row.properties
+    )
+
+
+def _new_values(spec: NodeSpec, row: Any) -> dict[str, Any]:
+    return {
+        "of_uuid": spec.uuid,
+        "new_name": spec.name,
+        "new_host": spec.host if spec.host is not None else row.host,
+        "new_shard": spec.shard if spec.shard is not None else row.shard,
+        "new_class": spec.resource_class if spec.resource_class is not None else row.resource_class,
+        "new_properties": dict(spec.properties),
+    }

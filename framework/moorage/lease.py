@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The right to do a piece of work: one primitive for worker rows, ticks and shares of the ring.
+
+A lease is a row with ``token``, ``owner``, ``epoch`` and ``expires_at``. Every statement that changes it, and every write of the
+work itself, is declared once, as data: named guards (conditions on the row) and effects. The SQL and the step of the model check
+are both made from that declaration, so that what is checked is what runs.
+
+The token is a fence. Tokens come from a counter row that survives the lease, plus one, and are never used again: a transfer is
+one transaction that raises the counter *first* (which makes transfers of one lease take turns, by a write), then changes the
+lease, then writes the new token into the resource, unless the work writes the resource only when it finishes. The last write of
+the work and :data:`FINISH` are one transaction. Time does one thing only: it lets others take over from an owner that has not
+renewed, and it is the database's.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+__all__ = [
+    "FINISH",
+    "FORCE",
+    "GIVE_BACK",
+    "GUARDED",
+    "REMOVE",
+    "RENEW",
+    "STATEMENTS",
+    "TAKE",
+    "WRITE",
+    "Guard",
+    "Statement",
+    "Verb",
+]
+
+Row = Mapping[str, Any]
+Parameters = Mapping[str, Any]
+
+
+class Verb(enum.Enum):
+    """What a statement does to the row."""
+
+    UPDATE = "update"
+    DELETE = "delete"
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """A condition on the row, in the two forms that must mean the same.
+
+    :param sql: from the table's columns and the parameters (bound values, or expressions such as ``now``) to an SQL condition.
+    :param holds: from a row and the values of the parameters to whether it holds.
+    """
+
+    name: str
+    sql: Callable[[Any, Parameters], sa.ColumnElement[bool]]
+    holds: Callable[[Row, Parameters], bool]
+
+
+#: A row that nobody has taken yet, or that was given back, has ``expires_at`` 0.
+_FREE = Guard(
+    "nobody holds it: it has expired, or its owner is an earlier incarnation of the taker",
+    lambda c, p: sa.or_(c.expires_at < p["now"], sa.and_(c.owner == p["owner"], c.epoch < p["epoch"])),
+    lambda row, p: row["expires_at"] < p["now"] or (row["owner"] == p["owner"] and row["epoch"] < p["epoch"]),
+)
+_MINE = Guard(
+    "the row still carries the token that its owner was given",
+    lambda c, p: c.token == p["token"],
+    lambda row, p: bool(row["token"] == p["token"]),
+)
+_NOT_OVERTAKEN = Guard(
+    "nobody with a later token has written the resource",
+    lambda c, p: c.fence <= p["token"],
+    lambda row, p: bool(row["fence"] <= p["token"]),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """One conditional statement on one row: of the lease, or of the resource that it guards.
+
+    :param effects: column -> name of the parameter that is written, or None for NULL; ``expires_at`` takes ``now`` plus the
+        parameter.
+    """
+
+    name: str
+    verb: Verb
+    guards: tuple[Guard, ...]
+    effects: Mapping[str, str | None]
+
+    def update(self, table: sa.Table, key: sa.ColumnElement[bool], parameters: Parameters) -> sa.Update:
+        """The UPDATE for the rows of ``table`` that ``key`` names.
+
+        ``parameters`` are values, bound parameters or expressions; ``now`` is the database's time in microseconds. The caller
+        may add columns of its own with ``values`` and conditions with ``where``.
+        """
+        if self.verb is not Verb.UPDATE:
+            raise TypeError(f"{self.name} is no UPDATE")
+        values = {column: self._value(column, parameters) for column in self.effects}
+        return sa.update(table).where(*self._conditions(table, key, parameters)).values(values)
+
+    def delete(self, table: sa.Table, key: sa.ColumnElement[bool], parameters: Parameters) -> sa.Delete:
+        """The DELETE for the rows of ``table`` that ``key`` names."""
+        if self.verb is not Verb.DELETE:
+            raise TypeError(f"{self.name} is no DELETE")
+        return sa.delete(table).where(*self._conditions(table, key, parameters))
+
+    def applies(self, row: Row | None, parameters: Parameters, without: str | None = None) -> bool:
+        """Whether the statement would change the row; ``without`` names a guard that is left out."""
+        if row is None:
+            return False
+        return all(guard.holds(row, parameters) for guard in self.guards if guard.name != without)
+
+    def apply(self, row: Row, parameters: Parameters) -> dict[str, Any] | None:
+        """The row afterwards; None when it is deleted."""
+        if self.verb is Verb.DELETE:
+            return None
+        return {**row, **{column: self._value(column, parameters) for column in self.effects}}
+
+    def _conditions(
+        self, table: sa.Table, key: sa.ColumnElement[bool], parameters: Parameters
+    ) -> list[sa.ColumnElement[bool]]:
+        return [key, *(guard.sql(table.c, parameters) for guard in self.guards)]
+
+    def _value(self, column: str, parameters: Parameters) -> Any:
+        name = self.effects[column]
+        if name is None:
+            return 0 if column in {"epoch", "expires_at"} else None
+        return parameters["now"] + parameters[name] if column == "expires_at" else parameters[name]
+
+
+#: Take it, the first time or over from an owner that is gone. In a transaction that has raised the counter before.
+TAKE = Statement(
+    "take", Verb.UPDATE, (_FREE,), {"token": "token", "owner": "owner", "epoch": "epoch", "expires_at": "lease"}
+)
+#: Take the work away from whoever does it, for another operation; leaves it unowned. The counter was raised before.
+FORCE = Statement("force", Verb.UPDATE, (), {"token": "token", "owner": None, "epoch": None, "expires_at": None})
+#: Keep it for another lease.
+RENEW = Statement("renew", Verb.UPDATE, (_MINE,), {"expires_at": "lease"})
+#: Let it go unfinished, for anybody who may take it.
+GIVE_BACK = Statement("give back", Verb.UPDATE, (_MINE,), {"owner": None, "epoch": None, "expires_at": None})
+#: End it; in the transaction of the work's last, fenced write.
+FINISH = Statement("finish", Verb.DELETE, (_MINE,), {})
+#: Write the resource (rule 3: the fence lives in the row being written).
+WRITE = Statement("write", Verb.UPDATE, (_NOT_OVERTAKEN,), {"fence": "token"})
+#: Remove the resource.
+REMOVE = Statement("remove", Verb.DELETE, (_NOT_OVERTAKEN,), {})
+
+STATEMENTS = (TAKE, FORCE, RENEW, GIVE_BACK, FINISH, WRITE, REMOVE)
+#: Every guard of every statement; the model check leaves out each in turn and must then find a fault.
+GUARDED = tuple((statement, guard) for statement in STATEMENTS for guard in statement.guards)

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sending side: messages with a number, a context and a deadline."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from oslo_context import context as oslo_context
+
+from moorage import errors
+from moorage.context import RequestContext
+from moorage.rpc.interface import Message, Origin, Transport
+from moorage.rpc.server import remaining_seconds
+
+__all__ = ["Sender"]
+
+
+class Sender:
+    """Sends for one incarnation of one service; thread safe. Make one per process and (service, epoch), and share it.
+
+    Every message gets the next number of (service, epoch), counted over all topics, and the request context: the one that is
+    given, else the current one of the thread.
+
+    :param timeout: seconds that :meth:`call` waits where it is not told otherwise, ``[rpc] call_timeout``.
+    """
+
+    def __init__(self, transport: Transport, service: str, epoch: int, *, timeout: float = 60.0) -> None:
+        self._transport = transport
+        self._service = service
+        self._epoch = epoch
+        self._timeout = timeout
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()
+
+    @property
+    def transport(self) -> Transport:
+        """What it sends through."""
+        return self._transport
+
+    def call(
+        self,
+        topic: str,
+        method: str,
+        args: Mapping[str, Any] | None = None,
+        *,
+        server: str | None = None,
+        timeout: float | None = None,
+        context: RequestContext | None = None,
+        version: str = "1.0",
+    ) -> Any:
+        """Ask and wait for the answer; errors as :meth:`moorage.rpc.interface.Transport.call` has them.
+
+        Inside the handling of a call, it waits no longer than the caller of that one does.
+
+        :raises CallTimeout: also at once, without sending, when the caller of the present handling waits no more.
+        """
+        seconds = self._timeout if timeout is None else timeout
+        left = remaining_seconds()
+        if left is not None:
+            if left <= 0:
+                raise errors.CallTimeout(f"'{method}' was not sent to topic '{topic}': its own caller waits no longer.")
+            seconds = min(seconds, left)
+        message = self._message(method, args, context, version)
+        return self._transport.call(topic, message, server=server, timeout=seconds)
+
+    def cast(
+        self,
+        topic: str,
+        method: str,
+        args: Mapping[str, Any] | None = None,
+        *,
+        server: str | None = None,
+        context: RequestContext | None = None,
+        version: str = "1.0",
+    ) -> None:
+        """Send to one server and do not wait; see :meth:`moorage.rpc.interface.Transport.cast`."""
+        self._transport.cast(topic, self._message(method, args, context, version), server=server)
+
+    def fanout(
+        self,
+        topic: str,
+        method: str,
+        args: Mapping[str, Any] | None = None,
+        *,
+        context: RequestContext | None = None,
+        version: str = "1.0",
+    ) -> None:
+        """Send to every server of the topic; see :meth:`moorage.rpc.interface.Transport.fanout`.
+
+        Fanouts of one sender are numbered and handed to the transport in one order, whichever threads send them.
+        """
+        with self._lock:
+            message = self._message(method, args, context, version)
+            self._transport.fanout(topic, message)
+
+    def _message(
+        self, method: str, args: Mapping[str, Any] | None, context: RequestContext | None, version: str
+    ) -> Message:
+        chosen = context if context is not None else oslo_context.get_current()
+        # next() on an itertools.count is atomic, so calls and casts need no lock.
+        origin = Origin(self._service, self._epoch, next(self._numbers))
+        return Message(method, args or {}, origin, chosen.to_dict() if chosen is not None else {}, version)

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From ``[rpc] transport_url`` to a transport."""
+
+from __future__ import annotations
+
+from importlib import metadata
+
+from oslo_config import cfg
+
+from moorage import errors
+from moorage.clock import Clock
+from moorage.rpc import options
+from moorage.rpc.interface import TRANSPORTS, Transport
+
+__all__ = ["open_transport", "plugin_name"]
+
+#: What oslo.messaging drives even where it is not installed (then the error says how to install it).
+_OSLO_SCHEMES = frozenset({"rabbit", "kombu", "kafka", "fake"})
+
+
+def plugin_name(url: str) -> str:
+    """The plugin that drives a URL: the one called like its scheme, or ``oslo`` for what oslo.messaging drives.
+
+    :raises ConfigError: nothing does.
+    """
+    scheme, colon, _rest = url.partition(":")
+    scheme = scheme.partition("+")[0]
+    installed = TRANSPORTS.installed()
+    if colon and scheme in installed:
+        return scheme
+    drivers = {point.name for point in metadata.entry_points(group="oslo.messaging.drivers")}
+    if colon and scheme in drivers | _OSLO_SCHEMES:
+        return "oslo"
+    known = sorted((set(installed) - {"oslo"}) | drivers | _OSLO_SCHEMES)
+    raise errors.ConfigError(
+        f"[rpc] transport_url begins with '{scheme}', which no installed transport drives; known are: {', '.join(known)}. "
+        "Write for example local:// or rabbit://user:password@host:5672/."
+    )
+
+
+def open_transport(conf: cfg.ConfigOpts, clock: Clock) -> Transport:
+    """The transport that the configuration chooses; it connects when it is first used.
+
+    :raises ConfigError: the URL or an option cannot be used (PluginLoadError: the plugin cannot).
+    """
+    options.register_opts(conf)
+    url = conf.rpc.transport_url
+    loaded = TRANSPORTS.load(plugin_name(url))
+    return loaded.plugin(conf=conf, url=url, clock=clock)  # type: ignore[call-arg]  # the constructor is part of the contract

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A bounded queue with threads that empty it: the back-pressure of the transports.
+
+The executors of the standard library and of futurist queue without bound on bytes, cannot drop the oldest, and hold up the end of
+the process for work that hangs; hence this one.
+"""
+
+from __future__ import annotations
+
+import enum
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from oslo_log import log as logging
+
+from moorage.clock import Clock
+
+__all__ = ["Offer", "WorkQueue"]
+
+LOG = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class Offer(enum.Enum):
+    """What became of something offered to a queue."""
+
+    ACCEPTED = "accepted"
+    FULL = "full"
+    STOPPED = "stopped"
+
+
+class WorkQueue(Generic[T]):
+    """Items wait for one of ``threads`` daemon threads, started when they are first needed.
+
+    One item is always let in, whatever its size. With one thread, items are worked on in the order of the offers.
+
+    :param work: handles one item; what it raises is logged.
+    :param limit: items that may wait.
+    :param byte_limit: sum of the sizes of items that may wait.
+    :param drop_oldest: when full, drop the oldest waiting item and take the new one, instead of refusing it.
+    :param name: for the names of the threads and for warnings.
+    """
+
+    def __init__(
+        self,
+        work: Callable[[T], None],
+        *,
+        threads: int,
+        limit: int,
+        byte_limit: int,
+        name: str,
+        clock: Clock,
+        drop_oldest: bool = False,
+    ) -> None:
+        self._work = work
+        self._most_threads = threads
+        self._limit = limit
+        self._byte_limit = byte_limit
+        self._name = name
+        self._clock = clock
+        self._drop_oldest = drop_oldest
+        self._items: deque[tuple[T, int]] = deque()
+        self._bytes = 0
+        self._changed = threading.Condition(threading.Lock())
+        self._idle = 0
+        self._threads = 0
+        self._running = 0
+        self._stopped = False
+        self._dropped = 0
+
+    @property
+    def dropped(self) -> int:
+        """How many items were dropped because newer ones came."""
+        return self._dropped
+
+    @property
+    def waiting(self) -> int:
+        """How many items wait."""
+        return len(self._items)
+
+    def offer(self, item: T, size: int) -> Offer:
+        """Hand over an item of ``size`` bytes; never waits."""
+        warn = 0
+        with self._changed:
+            if self._stopped:
+                return Offer.STOPPED
+            while self._items and (len(self._items) >= self._limit or self._bytes + size > self._byte_limit):
+                if not self._drop_oldest:
+                    return Offer.FULL
+                self._bytes -= self._items.popleft()[1]
+                self._dropped += 1
+                # At 1, 2, 4, 8 ... so that a listener that is gone for a day does not fill the log.
+                warn = self._dropped if self._dropped & (self._dropped - 1) == 0 else warn
+            self._items.append((item, size))
+            self._bytes += size
+            if self._idle >= len(self._items):
+                self._changed.notify()
+            elif self._threads < self._most_threads:
+                self._start_thread()
+        if warn:
+            LOG.warning("%s is too slow or stopped: %d messages dropped so far, the oldest first.", self._name, warn)
+        return Offer.ACCEPTED
+
+    def stop(self, drain_seconds: float) -> tuple[bool, list[T]]:
+        """Refuse new items and wait for the accepted ones to be done, at most ``drain_seconds``.
+
+        :returns: whether everything was done, and the items that were never begun (they will not be).
+        """
+        deadline = self._clock.monotonic() + drain_seconds
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+            while self._items or self._running:
+                left = deadline - self._clock.monotonic()
+                if left <= 0:
+                    break
+                self._changed.wait(left)
+            left_over = [item for item, _size in self._items]
+            self._items.clear()
+            self._bytes = 0
+            return not (left_over or self._running), left_over
+
+    def _start_thread(self) -> None:
+        """Called with the lock held."""
+        self._threads += 1
+        threading.Thread(target=self._loop, name=f"{self._name}-{self._threads}", daemon=True).start()
+
+    def _loop(self) -> None:
+        while (item := self._next()) is not None:
+            try:
+                self._work(item[0])
+            except Exception:
+                LOG.exception("%s: a message was not handled.", self._name)
+            del item  # a large message must not live until the next one comes
+            with self._changed:
+                self._running -= 1
+                if self._stopped:
+                    self._changed.notify_all()
+
+    def _next(self) -> tuple[T, int] | None:
+        with self._changed:
+            while not self._items:
+                if self._stopped:
+                    return None
+                self._idle += 1
+                self._changed.wait()
+                self._idle -= 1
+            item = self._items.popleft()
+            self._bytes -= item[1]
+            self._running += 1
+            return item

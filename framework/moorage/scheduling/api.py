@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scheduling in ``/scheduling/v1``: questions that a scheduler answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from moorage.routes import ApiRequest, ApiResponse, PolicyRule, Route
+from moorage.scheduling.request import REQUEST_PROPERTIES
+
+__all__ = ["POLICIES", "SchedulerClient", "routes"]
+
+POLICIES = (
+    PolicyRule("scheduling:select", "rule:system_reader or rule:project_member", "Ask where an instance would go."),
+    PolicyRule("scheduling:hosts:get", "rule:system_reader", "See the fleet as a scheduler does.", ("system",)),
+    PolicyRule("scheduling:decisions:get", "rule:system_reader", "See why a request was decided so.", ("system",)),
+)
+
+_SELECT = {
+    "type": "object",
+    "properties": {
+        **REQUEST_PROPERTIES,
+        "count": {"type": "integer", "minimum": 1, "maximum": 1000},
+        "dry_run": {"const": True},
+        "explain": {"type": "boolean"},
+    },
+    "required": ["flavor"],
+    "additionalProperties": False,
+}
+_ANY = {"type": "object"}
+
+
+class SchedulerClient(Protocol):
+    """How the API reaches a scheduler; bound by the control plane."""
+
+    def ask(self, method: str, args: Mapping[str, Any]) -> Any:
+        """Call any live scheduler; for questions only, so another one is asked when one is lost."""
+
+
+def routes(schedulers: SchedulerClient) -> Sequence[Route]:
+    """The routes, over a way to reach schedulers."""
+
+    def select(request: ApiRequest) -> ApiResponse:
+        body = {key: value for key, value in request.body.items() if key not in ("count", "dry_run", "explain")}
+        args = {"request": body, "count": request.body.get("count", 1), "explain": request.body.get("explain", False)}
+        return ApiResponse(200, schedulers.ask("select", args))
+
+    def list_hosts(request: ApiRequest) -> ApiResponse:
+        return ApiResponse(200, {"hosts": schedulers.ask("list_hosts", {})})
+
+    def show_host(request: ApiRequest) -> ApiResponse:
+        return ApiResponse(200, schedulers.ask("show_host", {"host": request.path["host"]}))
+
+    def decision(request: ApiRequest) -> ApiResponse:
+        return ApiResponse(200, schedulers.ask("decision", {"request_id": request.path["request_id"]}))
+
+    tags = ("scheduling",)
+    return (
+        Route(
+            "POST",
+            "/select",
+            "scheduling:select",
+            "Where instances would go; claims nothing.",
+            select,
+            {200: _ANY},
+            body=_SELECT,
+            tags=tags,
+        ),
+        Route(
+            "GET",
+            "/hosts",
+            "scheduling:hosts:get",
+            "Nodes as a scheduler sees them.",
+            list_hosts,
+            {200: _ANY},
+            tags=tags,
+        ),
+        Route("GET", "/hosts/{host}", "scheduling:hosts:get", "One host.", show_host, {200: _ANY}, tags=tags),
+        Route(
+            "GET",
+            "/decisions/{request_id}",
+            "scheduling:decisions:get",
+            "What was decided of a request, from the memory of the scheduler that is asked.",
+            decision,
+            {200: _ANY},
+            tags=tags,
+        ),
+    )

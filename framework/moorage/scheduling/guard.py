@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What happens at run time when a plugin raises or hangs.
+
+A plugin that raises refuses the request, by an error that names it. One that overruns its deadline is taken for hung: the stacks
+are dumped into the log, the request answers 503, and the process is told to end, because its thread cannot be stopped. How often
+that happened is kept where the next process finds it; a plugin that did it too often is not run at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from oslo_log import log as logging
+
+from moorage import errors
+from moorage.clock import Clock
+
+__all__ = ["Guard", "IncidentLog", "NamedPlugin", "SkipPluginError"]
+
+LOG = logging.getLogger(__name__)
+T = TypeVar("T")
+
+#: Seconds between the answer 503 and the end of the process, so that the answer gets out.
+_LAST_WORDS = 0.5
+
+
+class NamedPlugin(Protocol):
+    """What the guard must know of a plugin."""
+
+    @property
+    def name(self) -> str:
+        """Its name in the configuration."""
+
+    @property
+    def group(self) -> str:
+        """Its entry-point group."""
+
+    @property
+    def distribution(self) -> str:
+        """Where it came from."""
+
+    @property
+    def advisory(self) -> bool:
+        """A request may go on without it."""
+
+
+class IncidentLog(Protocol):
+    """Remembers hangs over the end of the process."""
+
+    def record(self, plugin: str) -> None:
+        """The plugin hung."""
+
+    def count(self, plugin: str, window: float) -> int:
+        """How often it hung within the last ``window`` seconds."""
+
+
+class SkipPluginError(Exception):
+    """Go on without this plugin."""
+
+
+@dataclass(slots=True)
+class _Running:
+    plugin: NamedPlugin
+    since: float
+
+
+class Guard:
+    """Runs requests in threads of its own and plugins under a deadline.
+
+    :param fatal: ends the process; called with the reason.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        incidents: IncidentLog,
+        fatal: Callable[[str], None],
+        *,
+        deadline: float,
+        threshold: int,
+        window: float,
+        skip_advisory: bool,
+        threads: int = 16,
+    ) -> None:
+        self._clock = clock
+        self._incidents = incidents
+        self._fatal = fatal
+        self._deadline = deadline
+        self._threshold = threshold
+        self._window = window
+        self._skip_advisory = skip_advisory
+        self._pool = futures.ThreadPoolExecutor(threads, thread_name_prefix="select")
+        self._running: dict[int, _Running] = {}
+
+    def request(self, work: Callable[[], T]) -> T:
+        """Do a whole request; it may take any time, as long as no single plugin overruns its deadline.
+
+        :raises PluginTimeout: one did; the process is about to end.
+        """
+        thread_id: list[int] = []
+
+        def run() -> T:
+            thread_id.append(threading.get_ident())
+            return work()
+
+        future = self._pool.submit(run)
+        while True:
+            try:
+                return future.result(timeout=self._deadline / 2)
+            except futures.TimeoutError:
+                if future.done():
+                    raise
+                running = self._running.get(thread_id[0]) if thread_id else None
+                if running is not None and self._clock.monotonic() - running.since > self._deadline:
+                    raise self._hung(running.plugin) from None
+
+    @contextlib.contextmanager
+    def plugin(self, plugin: NamedPlugin) -> Iterator[None]:
+        """Around every call of a plugin.
+
+        :raises PluginFailed: it raised.
+        :raises SkipPluginError: it raised, and is advisory.
+        """
+        ident = threading.get_ident()
+        self._running[ident] = _Running(plugin, self._clock.monotonic())
+        try:
+            yield
+        except Exception as error:
+            LOG.exception("Plugin %s of %s raised.", plugin.name, plugin.distribution)
+            if plugin.advisory and self._skip_advisory:
+                raise SkipPluginError from error
+            raise errors.PluginFailed(
+                f"The plugin '{plugin.name}' ({plugin.group}, of {plugin.distribution}) raised {type(error).__name__}: {error}. "
+                "The request was refused; repair the plugin or take it out of the configuration.",
+                group=plugin.group,
+                plugin=plugin.name,
+                distribution=plugin.distribution,
+            ) from error
+        finally:
+            self._running.pop(ident, None)
+
+    def check_breaker(self, plugin: NamedPlugin) -> None:
+        """Refuse a plugin that hung too often.
+
+        :raises PluginTimeout: names it.
+        """
+        count = self._incidents.count(plugin.name, self._window)
+        if count >= self._threshold:
+            raise errors.PluginTimeout(
+                f"The plugin '{plugin.name}' ({plugin.group}, of {plugin.distribution}) hung {count} times in the last "
+                f"{self._window:g} seconds and is not run any more. Take it out of the configuration and reload.",
+                group=plugin.group,
+                plugin=plugin.name,
+                retry_after=self._window,
+            )
+
+    def close(self) -> None:
+        """Take no more requests; does not wait for what hangs."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _hung(self, plugin: NamedPlugin) -> errors.PluginTimeout:
+        reason = (
+            f"The plugin '{plugin.name}' ({plugin.group}, of {plugin.distribution}) ran longer than "
+            f"{self._deadline:g} seconds and is taken for hung"
+        )
+        LOG.critical("%s. Stacks of all threads follow.", reason)
+        with contextlib.suppress(OSError, ValueError):
+            faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
+        try:
+            self._incidents.record(plugin.name)
+        except errors.Unavailable as error:
+            LOG.warning("The hang could not be recorded: %s", error.message)
+        timer = threading.Timer(_LAST_WORDS, self._fatal, [reason])
+        timer.daemon = True
+        timer.start()
+        return errors.PluginTimeout(
+            reason + ". This scheduler is started anew; try again.",
+            group=plugin.group,
+            plugin=plugin.name,
+            seconds=self._deadline,
+        )

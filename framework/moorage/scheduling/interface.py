@@ -1,0 +1,426 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What scheduling plugins implement, and the plain data that crosses the border."""
+
+from __future__ import annotations
+
+import abc
+import enum
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from moorage.extensions import ExtensionPoint
+
+__all__ = [
+    "API_VERSION",
+    "FILTERS",
+    "SKIP",
+    "WEIGHERS",
+    "Aggregate",
+    "Column",
+    "Fleet",
+    "FleetSource",
+    "HostFilter",
+    "HostState",
+    "HostWeigher",
+    "NodeState",
+    "Rows",
+    "Skip",
+    "ClaimResult",
+    "Claimer",
+    "Flavor",
+    "InstanceRecord",
+    "InstanceSource",
+    "RequestSpec",
+    "ServerGroup",
+]
+
+API_VERSION = (1, 0)
+
+#: Numbers of rows of a fleet, ascending.
+Rows = npt.NDArray[np.intp]
+
+
+class Skip(enum.Enum):
+    """What ``prepare`` answers when the filter has nothing to say about a request."""
+
+    SKIP = "skip"
+
+
+SKIP: Final = Skip.SKIP
+
+
+@dataclass(frozen=True, slots=True)
+class Flavor:
+    """A named size. ``flavorid`` is stable; two flavors are the same when their flavorid is.
+
+    :param resources: resource class -> units: VCPU, MEMORY_MB, DISK_GB, PGPU and custom classes.
+    """
+
+    flavorid: str
+    resources: Mapping[str, int]
+    extra_specs: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerGroup:
+    """Instances that want to be together, or apart.
+
+    :param policy: ``affinity``, ``anti-affinity``, ``soft-affinity`` or ``soft-anti-affinity``.
+    :param max_server_per_host: how many of them one node may have under ``anti-affinity``.
+    :param members: uuids of those that are known, the request's own instance left out; the scheduler adds those that its view
+        has under the group's name.
+    """
+
+    name: str
+    policy: str
+    max_server_per_host: int = 1
+    members: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSpec:
+    """What is asked of the scheduler for one instance, or for several alike.
+
+    :param hints: scheduler hints, name -> list of strings (``same_host``, ``different_host``, ...).
+    :param image: what is known of the image: ``id``, ``properties`` and what else the requester said.
+    :param rebuild: the instance stays where it is (that node is the only candidate) and gets another image: only filters with
+        ``RUN_ON_REBUILD`` are asked.
+    :param properties: further fields of the request that only some filters read.
+    """
+
+    instance_uuid: str
+    flavor: Flavor
+    project_id: str = ""
+    user_id: str = ""
+    hints: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    force_hosts: tuple[str, ...] = ()
+    force_nodes: tuple[str, ...] = ()
+    ignore_hosts: tuple[str, ...] = ()
+    requested_host: str | None = None
+    requested_node: str | None = None
+    properties: Mapping[str, Any] = field(default_factory=dict)
+    availability_zone: str | None = None
+    image: Mapping[str, Any] = field(default_factory=dict)
+    server_group: ServerGroup | None = None
+    rebuild: bool = False
+
+    def get_scheduler_hint(self, name: str, default: Any = None) -> Any:
+        """A hint in Nova's way: the text itself when it is the only one, the list otherwise, the default when absent."""
+        values = self.hints.get(name)
+        if values is None:
+            return default
+        return values[0] if len(values) == 1 else list(values)
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceRecord:
+    """An instance as schedulers know it. ``fields`` holds what filters declared in ``instance_fields`` beyond these.
+
+    :param busy: an operation on it is in progress that loads its node (it is being built, moved, ...).
+    :param server_group: the name of its server group, within its project; empty for none.
+    """
+
+    uuid: str
+    host: str
+    node: str
+    flavorid: str
+    resources: Mapping[str, int]
+    project_id: str = ""
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    busy: bool = False
+    server_group: str = ""
+
+
+class InstanceSource(abc.ABC):
+    """Where instances can be read from: the store of the service that owns them."""
+
+    @abc.abstractmethod
+    def all(self, *, after: str = "", limit: int = 1000) -> Sequence[InstanceRecord]:
+        """Instances that occupy a node, ordered by uuid, a page of ``limit`` after the given uuid."""
+
+    @abc.abstractmethod
+    def by_hosts(self, hosts: Sequence[str]) -> Sequence[InstanceRecord]:
+        """Instances that occupy a node of one of the hosts; one query for all of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimResult:
+    """The claim holds, on ``node_uuid``; ``repeated`` when an earlier try of the same request had taken it."""
+
+    node_uuid: str
+    repeated: bool = False
+
+
+class Claimer(Protocol):
+    """What the scheduler needs of allocation; bound by the control plane."""
+
+    def claim(self, spec: RequestSpec, node_uuid: str, host: str, request_id: str) -> ClaimResult:
+        """Take the room on that node.
+
+        :raises CapacityExceeded: somebody was faster; the next candidate may do.
+        :raises ConstraintViolated: this node never takes such a size.
+        """
+
+    def release(self, instance_uuid: str) -> None:
+        """Give the room back; harmless when there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Aggregate:
+    """A named set of nodes with metadata, as Nova has them."""
+
+    name: str
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Column:
+    """Something said of each row, encoded: row ``r`` has the value ``values[codes[r]]``.
+
+    Many rows share few values; who decides by value decides once for each of ``values`` and spreads the answers:
+    ``np.array([decide(value) for value in column.values])[column.codes[rows]]``.
+    """
+
+    codes: npt.NDArray[np.intp]
+    values: tuple[Any, ...]
+
+    def rows_where(self, rows: Rows, decide: Callable[[Any], bool]) -> Rows:
+        """Those of the rows whose value passes; decides once for each value that the rows have."""
+        codes = self.codes[rows]
+        present = range(len(self.values)) if len(self.values) <= len(rows) else np.unique(codes)
+        answers = np.zeros(len(self.values), dtype=np.bool_)
+        for code in present:
+            answers[code] = decide(self.values[code])
+        return rows[answers[codes]]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeState:
+    """What is known of a node beside its instances, as the control plane reads it from fleet, allocation and services."""
+
+    uuid: str
+    name: str
+    host: str
+    capacity: Mapping[str, float]
+    used: Mapping[str, int]
+    can_host: bool = True
+    up: bool = True
+    enabled: bool = True
+    properties: Mapping[str, Any] = field(default_factory=dict)
+    aggregates: tuple[Aggregate, ...] = ()
+
+
+class FleetSource(Protocol):
+    """Where the scheduler reads nodes; bound by the control plane."""
+
+    def nodes(self) -> Iterable[NodeState]:
+        """All nodes that have a host."""
+
+
+class HostState(Protocol):
+    """One row of a fleet, for filters that look at one at a time; read-only, with Nova's names."""
+
+    @property
+    def host(self) -> str:
+        """The agent's name."""
+
+    @property
+    def nodename(self) -> str:
+        """The node's name."""
+
+    @property
+    def uuid(self) -> str:
+        """The node's uuid."""
+
+    @property
+    def instances(self) -> Mapping[str, InstanceRecord]:
+        """Instances on the node by uuid."""
+
+    @property
+    def num_instances(self) -> int:
+        """How many they are."""
+
+    @property
+    def num_io_ops(self) -> int:
+        """How many of them are busy."""
+
+    @property
+    def aggregates(self) -> Sequence[Aggregate]:
+        """The aggregates that the node is in."""
+
+    @property
+    def capacity(self) -> Mapping[str, float]:
+        """Resource class -> capacity."""
+
+    @property
+    def free(self) -> Mapping[str, float]:
+        """Resource class -> what is free."""
+
+    @property
+    def service_up(self) -> bool:
+        """The agent's heartbeat is seen."""
+
+    @property
+    def service_enabled(self) -> bool:
+        """No operator has disabled the agent."""
+
+    @property
+    def can_host(self) -> bool:
+        """Instances may land there at all."""
+
+    @property
+    def properties(self) -> Mapping[str, Any]:
+        """The node's properties."""
+
+
+class Fleet(Protocol):
+    """An immutable snapshot of all nodes: a row for each, columns as arrays that must not be written to.
+
+    It does not change while a request is decided.
+    """
+
+    @property
+    def size(self) -> int:
+        """How many rows there are."""
+
+    def free(self, resource_class: str) -> npt.NDArray[np.float64]:
+        """What is free of a class, a number for each row; 0 where a node has none of it."""
+
+    def capacity(self, resource_class: str) -> npt.NDArray[np.float64]:
+        """The capacity of a class, a number for each row."""
+
+    @property
+    def available(self) -> npt.NDArray[np.bool_]:
+        """Rows whose agent is up and enabled and that may host."""
+
+    @property
+    def num_instances(self) -> npt.NDArray[np.int64]:
+        """How many instances each row has."""
+
+    @property
+    def num_io_ops(self) -> npt.NDArray[np.int64]:
+        """How many busy instances each row has."""
+
+    def flavor_counts(self, flavorid: str) -> npt.NDArray[np.int64]:
+        """How many instances of a flavor each row has."""
+
+    def rows_of_instances(self, uuids: Iterable[str]) -> Rows:
+        """The rows on which any of the instances are; unknown ones are left out."""
+
+    def locate(self, uuids: Iterable[str]) -> Mapping[str, int]:
+        """Instance -> row, for those that are known."""
+
+    def rows_of_hosts(self, hosts: Iterable[str]) -> Rows:
+        """The rows of the agents with these names; unknown ones are left out."""
+
+    # What follows is said of nodes and does not change from request to request: it is computed at the first use after a reading
+    # of the nodes and kept until the next.
+
+    def property_column(self, name: str) -> Column:
+        """A property of the nodes; None where a node does not have it. Values are told apart as JSON."""
+
+    def property_numbers(self, name: str) -> npt.NDArray[np.float64]:
+        """A property as a number for each row; not a number where it is absent or none."""
+
+    def aggregate_column(self, key: str) -> Column:
+        """For each row the frozenset of what its aggregates' metadata say under ``key``, commas not split; often empty."""
+
+    @property
+    def aggregates(self) -> Column:
+        """For each row the tuple of its aggregates."""
+
+    def host_state(self, row: int) -> HostState:
+        """One row by itself."""
+
+
+class HostFilter(abc.ABC):
+    """Decides on which nodes an instance may go. Built once as ``plugin(conf=...)``, used by several threads at once.
+
+    It is given an immutable snapshot and nothing else; it must not block, keep state between requests or change anything. It is
+    called for every request, so it should look at sets: ``prepare`` and ``filter_rows`` where it can. A filter that raises
+    refuses the request, with an error that names it; one that runs longer than ``[scheduling] plugin_deadline`` costs the
+    process its life.
+    """
+
+    api_version: ClassVar[tuple[int, int]]
+    #: Nova's names: asked again when an instance is rebuilt in its place; asked only for the first of several alike.
+    RUN_ON_REBUILD: ClassVar[bool] = False
+    run_filter_once_per_request: ClassVar[bool] = False
+    #: Its answer for a node depends on which other nodes it is shown: it is asked exactly in its configured place.
+    needs_order: ClassVar[bool] = False
+    #: It is only advice: with ``[scheduling] advisory_errors = skip`` a request goes on without it when it raises.
+    advisory: ClassVar[bool] = False
+    #: It reads ``instances`` (or their indexes), which tracking must then provide.
+    needs_instances: ClassVar[bool] = False
+    #: Fields of instances that it reads beyond those of InstanceRecord.
+    instance_fields: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, *, conf: Any) -> None:
+        """Keep what is needed of the configuration."""
+        self.conf = conf
+
+    @abc.abstractmethod
+    def host_passes(self, host_state: HostState, spec_obj: RequestSpec) -> bool:
+        """Whether the instance may go there."""
+
+    def prepare(self, spec: RequestSpec, fleet: Fleet) -> Skip | Rows | None:
+        """Called once for each request: SKIP (nothing to say), the only rows that can pass, or None (ask further)."""
+        return None
+
+    def filter_rows(self, fleet: Fleet, rows: Rows, spec: RequestSpec) -> Rows | None:
+        """Those of the rows that pass, in their order; None when there is only ``host_passes``."""
+        return None
+
+    def host_key(self, host_state: HostState) -> Hashable:
+        """A key such that nodes with the same one always get the same answer; NotImplemented when there is none.
+
+        It must follow from the node alone (name, properties, capacity, aggregates), not from instances, use or services: keys
+        are computed at the first use after a reading of the nodes, and ``host_passes`` is then asked once for each key.
+        """
+        none: Hashable = NotImplemented
+        return none
+
+    def explain(self, host_state: HostState, spec: RequestSpec) -> str:
+        """Why the host does not pass, for a person; only called on demand."""
+        return f"{type(self).__name__} refused it"
+
+
+class HostWeigher(abc.ABC):
+    """Ranks the nodes that passed: more is better. Built and used as a filter is.
+
+    Raw weights are clamped to ``minval`` and ``maxval``, stretched to 0..1 over the nodes that passed and multiplied.
+    """
+
+    api_version: ClassVar[tuple[int, int]]
+    minval: ClassVar[float | None] = None
+    maxval: ClassVar[float | None] = None
+
+    def __init__(self, *, conf: Any) -> None:
+        """Keep what is needed of the configuration."""
+        self.conf = conf
+
+    @property
+    def multiplier(self) -> float:
+        """How much this weigher counts; negative turns it round."""
+        return 1.0
+
+    def row_multipliers(self, fleet: Fleet, rows: Rows) -> npt.NDArray[np.float64] | None:
+        """The multiplier for each of the rows, where aggregates can set their own; None: ``multiplier`` for all."""
+        return None
+
+    @abc.abstractmethod
+    def weigh_rows(self, fleet: Fleet, rows: Rows, spec: RequestSpec) -> npt.NDArray[np.float64]:
+        """Raw weights of the rows."""
+
+
+#: Chosen by ``[scheduling] enabled_filters`` and ``enabled_weighers``.
+FILTERS: ExtensionPoint[HostFilter] = ExtensionPoint(
+    "moorage.filters", HostFilter, API_VERSION, "[scheduling] enabled_filters"
+)
+WEIGHERS: ExtensionPoint[HostWeigher] = ExtensionPoint(
+    "moorage.weighers", HostWeigher, API_VERSION, "[scheduling] enabled_weighers"
+)

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options of the group ``[scheduling]``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from oslo_config import cfg
+
+__all__ = ["GROUP", "OPTS", "list_opts", "register_opts"]
+
+GROUP = cfg.OptGroup("scheduling", title="Scheduling")
+
+OPTS: Sequence[cfg.Opt] = (
+    cfg.ListOpt(
+        "enabled_filters",
+        default=["compute", "capacity", "same_host", "different_host"],
+        help="Plugins (entry-point group moorage.filters) that decide where an instance may go, in this order. "
+        "A reload takes it over.",
+    ),
+    cfg.ListOpt(
+        "enabled_weighers",
+        default=["cpu", "ram"],
+        help="Plugins (entry-point group moorage.weighers) that rank the nodes that passed. A reload takes it over.",
+    ),
+    cfg.IntOpt(
+        "host_subset_size",
+        default=1,
+        min=1,
+        help="One of this many best nodes is taken at random; more than 1 keeps several schedulers apart.",
+    ),
+    cfg.IntOpt(
+        "max_attempts", default=16, min=1, help="How many nodes are tried for one instance when claims are refused."
+    ),
+    cfg.FloatOpt(
+        "plugin_deadline",
+        default=10.0,
+        min=0.01,
+        help="Seconds that one filter or weigher may take for one request. One that takes longer is taken for hung: the request "
+        "answers 503 and the process is started anew.",
+    ),
+    cfg.IntOpt(
+        "breaker_threshold",
+        default=3,
+        min=1,
+        help="A plugin that hung this often within breaker_window is not run any more; requests answer 503 and name it.",
+    ),
+    cfg.FloatOpt("breaker_window", default=300.0, min=1.0, help="Seconds for which a hung plugin is remembered."),
+    cfg.StrOpt(
+        "advisory_errors",
+        default="skip",
+        choices=[("skip", "the request goes on without it"), ("refuse", "the request is refused")],
+        help="What happens when a filter that declares itself advisory raises.",
+    ),
+    cfg.BoolOpt(
+        "track_instance_changes",
+        default=True,
+        help="Agents tell schedulers of their instances. Off: nothing is loaded, sent or attached, and filters that need "
+        "instances stop the start. Needs a restart.",
+    ),
+    cfg.FloatOpt(
+        "refresh_interval", default=60.0, min=0.1, help="Seconds between readings of nodes, use and services."
+    ),
+    cfg.IntOpt("decisions", default=2000, min=1, help="How many recent decisions a scheduler remembers."),
+)
+
+
+def register_opts(conf: cfg.ConfigOpts) -> None:
+    """Register the options on ``conf``."""
+    conf.register_opts(OPTS, group=GROUP.name)
+
+
+def list_opts() -> Sequence[tuple[str, Sequence[cfg.Opt]]]:
+    """Options by group, for the sample configuration."""
+    return [(GROUP.name, OPTS)]

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The agent's side of instance tracking: tell every scheduler what changed, after it has succeeded.
+
+The methods and their first arguments are those of the seed. Messages may be lost; the periodic :meth:`Reporter.sync` repairs that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from oslo_log import log as logging
+
+from moorage import errors
+from moorage.scheduling.digest import instance_digest
+
+__all__ = ["TOPIC", "Reporter", "Tracked"]
+
+LOG = logging.getLogger(__name__)
+TOPIC = "scheduler"
+
+
+class Tracked(Protocol):
+    """What is told of an instance; InstanceRecord and the stores' own classes fit."""
+
+    @property
+    def uuid(self) -> str:
+        """The instance."""
+
+    @property
+    def host(self) -> str:
+        """Where it is."""
+
+    @property
+    def node(self) -> str:
+        """On which node."""
+
+    @property
+    def flavorid(self) -> str:
+        """Its size."""
+
+    @property
+    def resources(self) -> Any:
+        """Resource class -> units."""
+
+    @property
+    def project_id(self) -> str:
+        """Whose it is."""
+
+
+class Sender(Protocol):
+    """The part of :class:`moorage.rpc.client.Sender` that is needed."""
+
+    def fanout(self, topic: str, method: str, args: dict[str, Any]) -> None:
+        """Send to every server of the topic."""
+
+
+class Reporter:
+    """Tells schedulers of one host's instances. A message that cannot be sent is told in the log and is not tried again.
+
+    :param enabled: ``[scheduling] track_instance_changes``; nothing is sent without it.
+    """
+
+    def __init__(self, sender: Sender, host: str, *, enabled: bool = True) -> None:
+        self._sender = sender
+        self._host = host
+        self._enabled = enabled
+
+    def created(self, instances: Sequence[Tracked]) -> None:
+        """Instances were built here."""
+        self._update(instances)
+
+    def resized(self, instance: Tracked) -> None:
+        """An instance has another flavor."""
+        self._update([instance])
+
+    def unshelved(self, instance: Tracked) -> None:
+        """An instance was brought back here."""
+        self._update([instance])
+
+    def rebuilt(self, instance: Tracked) -> None:
+        """An instance was made anew in its place."""
+        self._update([instance])
+
+    def live_migrated(self, instance: Tracked, *, source: bool) -> None:
+        """Told by both ends: the source has lost the instance, the destination has it."""
+        if source:
+            self.deleted(instance.uuid)
+        else:
+            self._update([instance])
+
+    def deleted(self, uuid: str) -> None:
+        """An instance is gone."""
+        self._send("delete_instance_info", {"host_name": self._host, "instance_uuid": uuid})
+
+    def shelved_offloaded(self, uuid: str) -> None:
+        """An instance occupies this host no more."""
+        self.deleted(uuid)
+
+    def host_started(self, instances: Sequence[Tracked]) -> None:
+        """All instances of the host; replaces what schedulers believed, also when there are none."""
+        self._update(instances, replace=True)
+
+    def sync(self, instances: Sequence[Tracked]) -> None:
+        """What the host has now, as uuids and a digest, for comparison."""
+        self._send(
+            "sync_instance_info",
+            {
+                "host_name": self._host,
+                "instance_uuids": [each.uuid for each in instances],
+                "digest": instance_digest((each.uuid, each.flavorid) for each in instances),
+            },
+        )
+
+    def _update(self, instances: Sequence[Tracked], *, replace: bool = False) -> None:
+        data = [
+            {
+                "uuid": each.uuid,
+                "host": each.host,
+                "node": each.node,
+                "flavorid": each.flavorid,
+                "resources": dict(each.resources),
+                "project_id": each.project_id,
+                # What filters declared beyond these; plain rows of a store have none.
+                "fields": dict(getattr(each, "fields", {})),
+            }
+            for each in instances
+        ]
+        args: dict[str, Any] = {"host_name": self._host, "instance_or_list": data}
+        if replace:
+            args["replace"] = True
+        self._send("update_instance_info", args)
+
+    def _send(self, method: str, args: dict[str, Any]) -> None:
+        if not self._enabled:
+            return
+        try:
+            self._sender.fanout(TOPIC, method, args)
+        except errors.TransportError as error:
+            LOG.warning("Schedulers were not told by %s (%s); the next comparison repairs it.", method, error)

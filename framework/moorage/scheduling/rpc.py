@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a scheduler answers to: questions of the API, and what agents tell of their instances."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from oslo_context import context as oslo_context
+
+from moorage import errors
+from moorage.rpc.server import incoming, rpc_method
+from moorage.scheduling.interface import RequestSpec
+from moorage.scheduling.request import spec_from_json
+from moorage.scheduling.scheduler import Scheduler, Selection, hosts_json
+from moorage.scheduling.tracking import InstanceTracker, record_from_json
+
+__all__ = ["SchedulerEndpoint"]
+
+#: Seconds that a question waits for a scheduler that has just started.
+_PATIENCE = 30.0
+
+
+class SchedulerEndpoint:
+    """Served on the topic ``scheduler``.
+
+    :param placed: called after a claim, with the selection: tells the agent.
+    :param enabled: ``[scheduling] track_instance_changes``; messages on instances are ignored without it.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        tracker: InstanceTracker,
+        placed: Callable[[Selection], None],
+        *,
+        enabled: bool = True,
+    ) -> None:
+        self._ready = threading.Event()
+        self._scheduler = scheduler
+        self._tracker = tracker
+        self._placed = placed
+        self._enabled = enabled
+
+    def open(self) -> None:
+        """The fleet is known: questions are answered from now on. Messages on instances are taken from the first moment."""
+        self._ready.set()
+
+    @rpc_method
+    def create_instance(self, request: Mapping[str, Any], request_id: str) -> dict[str, Any]:
+        """Place an instance. Repeating it with the same uuid and request_id finds the earlier claim."""
+        spec = self._spec(request)
+        selection = self._scheduler.place(spec, request_id)
+        self._placed(selection)
+        record = selection.record
+        return {"uuid": record.uuid, "host": record.host, "node": record.node, "attempts": selection.attempts}
+
+    @rpc_method
+    def select(self, request: Mapping[str, Any], count: int, explain: bool = False) -> dict[str, Any]:
+        """Where it would go."""
+        return self._scheduler.select(self._spec(request), count, explain=explain)
+
+    @rpc_method
+    def decision(self, request_id: str) -> dict[str, Any]:
+        """What was decided of a request."""
+        return self._scheduler.decision(request_id)
+
+    @rpc_method
+    def list_hosts(self) -> list[dict[str, Any]]:
+        """All nodes as this scheduler sees them."""
+        self._await_fleet()
+        fleet = self._scheduler.view.snapshot()
+        return hosts_json(fleet, range(fleet.size))
+
+    @rpc_method
+    def show_host(self, host: str) -> dict[str, Any]:
+        """A host with its nodes and instances."""
+        self._await_fleet()
+        fleet = self._scheduler.view.snapshot()
+        rows = fleet.rows_of_host.get(host)
+        if rows is None:
+            raise errors.NotFound(f"There is no host {host}; moorage host list shows all.")
+        return {
+            "host": host,
+            "nodes": hosts_json(fleet, [int(row) for row in rows]),
+            "instances": sorted(uuid for row in rows for uuid in fleet.on_row[int(row)]),
+        }
+
+    @rpc_method
+    def fleet_changed(self) -> None:
+        """Nodes or services were changed: read them anew."""
+        self._scheduler.refresh()
+
+    # -- the seed's three -----------------------------------------------------------------------------------------
+
+    @rpc_method
+    def update_instance_info(self, host_name: str, instance_or_list: Any, replace: bool = False) -> None:
+        """Instances were created or changed on the host; with ``replace`` these are all it has."""
+        if not self._enabled:
+            return
+        data: Sequence[Any] = instance_or_list if isinstance(instance_or_list, list) else [instance_or_list]
+        records = [record_from_json(each, host_name) for each in data]
+        self._tracker.update(host_name, records, _origin(), replace=replace)
+
+    @rpc_method
+    def delete_instance_info(self, host_name: str, instance_uuid: str) -> None:
+        """An instance is gone from the host."""
+        if self._enabled:
+            self._tracker.delete(host_name, instance_uuid, _origin())
+
+    @rpc_method
+    def sync_instance_info(self, host_name: str, instance_uuids: Sequence[str], digest: str | None = None) -> None:
+        """What the host has, for comparison."""
+        if self._enabled:
+            self._tracker.sync(host_name, instance_uuids, digest, _origin())
+
+    @rpc_method
+    def claimed_instance(self, host_name: str, instance: Mapping[str, Any]) -> None:
+        """Another scheduler has claimed a node; its agent will tell in full when the instance is built."""
+        if self._enabled:
+            self._tracker.claimed(record_from_json(instance, host_name))
+
+    def _await_fleet(self) -> None:
+        if not self._ready.wait(_PATIENCE):
+            raise errors.Unavailable("This scheduler is still reading the fleet; try again.")
+
+    def _spec(self, request: Mapping[str, Any]) -> RequestSpec:
+        self._await_fleet()
+        context = oslo_context.get_current()
+        return spec_from_json(
+            request, (context.project_id or "") if context else "", (context.user_id or "") if context else ""
+        )
+
+
+def _origin() -> Any:
+    message = incoming()
+    return message.origin if message is not None else None

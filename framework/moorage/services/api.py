@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Services in ``/scheduling/v1``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from moorage.routes import ApiRequest, ApiResponse, PolicyRule, Route
+from moorage.services.heartbeat import LivenessObserver
+from moorage.services.interface import Service
+from moorage.services.registry import ServiceRegistry
+
+__all__ = ["POLICIES", "routes"]
+
+POLICIES = (
+    PolicyRule("scheduling:services:get", "rule:system_reader", "List services and show one.", ("system",)),
+    PolicyRule("scheduling:services:update", "rule:system_admin", "Disable a service or force it down.", ("system",)),
+)
+
+_SERVICE = {
+    "type": "object",
+    "properties": {
+        "uuid": {"type": "string"},
+        "host": {"type": "string"},
+        "binary": {"type": "string"},
+        "cluster": {"type": ["string", "null"]},
+        "state": {"enum": ["up", "down"]},
+        "epoch": {"type": "integer"},
+        "rpc_version": {"type": "string"},
+        "disabled": {"type": "boolean"},
+        "disabled_reason": {"type": "string"},
+        "forced_down": {"type": "boolean"},
+        "silent_for_s": {"type": "number"},
+    },
+}
+_QUERY = {
+    "type": "object",
+    "properties": {name: {"type": "string", "maxLength": 255} for name in ("binary", "host", "cluster")},
+    "additionalProperties": False,
+}
+_CHANGE = {
+    "type": "object",
+    "properties": {
+        "disabled": {"type": "boolean"},
+        "disabled_reason": {"type": "string", "maxLength": 255},
+        "forced_down": {"type": "boolean"},
+    },
+    "minProperties": 1,
+    "additionalProperties": False,
+}
+
+
+def routes(registry: ServiceRegistry, observer: LivenessObserver) -> Sequence[Route]:
+    """The routes, over a register and what this process saw of heartbeats."""
+
+    def shown(row: Service) -> dict[str, Any]:
+        up = observer.observe([row])[row.uuid]
+        return {
+            "uuid": row.uuid,
+            "host": row.host,
+            "binary": row.binary,
+            "cluster": row.cluster,
+            "state": "up" if up else "down",
+            "epoch": row.epoch,
+            "rpc_version": row.rpc_version,
+            "disabled": bool(row.disabled),
+            "disabled_reason": row.disabled_reason,
+            "forced_down": bool(row.forced_down),
+            "silent_for_s": round(observer.silent_for(row.uuid), 3),
+        }
+
+    def list_services(request: ApiRequest) -> ApiResponse:
+        return ApiResponse(200, {"services": [shown(row) for row in registry.list(**request.query)]})
+
+    def show_service(request: ApiRequest) -> ApiResponse:
+        return ApiResponse(200, shown(registry.get(request.path["uuid"])))
+
+    def change_service(request: ApiRequest) -> ApiResponse:
+        return ApiResponse(200, shown(registry.set(request.path["uuid"], **request.body)))
+
+    listing = {"type": "object", "properties": {"services": {"type": "array", "items": _SERVICE}}}
+    tags = ("services",)
+    get, update = POLICIES[0].name, POLICIES[1].name
+    return (
+        Route("GET", "/services", get, "List services.", list_services, {200: listing}, query=_QUERY, tags=tags),
+        Route("GET", "/services/{uuid}", get, "Show a service.", show_service, {200: _SERVICE}, tags=tags),
+        Route(
+            "PATCH",
+            "/services/{uuid}",
+            update,
+            "Disable or enable a service, or say that it is dead.",
+            change_service,
+            {200: _SERVICE},
+            body=_CHANGE,
+            tags=tags,
+        ),
+    )

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Beating, and watching others beat."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from oslo_log import log as logging
+
+from moorage import errors
+from moorage.clock import Clock
+from moorage.services.interface import Service, ServiceIdentity
+from moorage.services.registry import ServiceRegistry
+
+__all__ = ["Heartbeat", "LivenessObserver"]
+
+LOG = logging.getLogger(__name__)
+
+#: A service stops by itself this share of service_down_time before others may take it for dead.
+_MARGIN = 0.1
+
+
+class Heartbeat:
+    """Beats in a thread of its own, and fences the service off when it may no longer work.
+
+    ``on_lost`` is called once, with the reason, when a beat changed no row (evicted, or a second process started under this
+    name), or when no beat succeeded for ``service_down_time`` less a margin, counted from the start of the last good one:
+    before anybody else may take over.
+    """
+
+    def __init__(
+        self,
+        registry: ServiceRegistry,
+        identity: ServiceIdentity,
+        clock: Clock,
+        *,
+        interval: float,
+        service_down_time: float,
+        on_lost: Callable[[str], None],
+    ) -> None:
+        if service_down_time < 3 * interval:
+            raise errors.ConfigError(
+                f"[services] service_down_time = {service_down_time:g} is less than three times report_interval = "
+                f"{interval:g}; one late heartbeat would kill a service."
+            )
+        self._registry = registry
+        self._identity = identity
+        self._clock = clock
+        self._interval = interval
+        self._patience = service_down_time * (1 - _MARGIN)
+        self._on_lost = on_lost
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+        self._guard = threading.Thread(target=self._watch, name="heartbeat-guard", daemon=True)
+        self._good_from = clock.monotonic()
+        self._told = threading.Lock()
+
+    def start(self) -> None:
+        """Begin to beat."""
+        self._good_from = self._clock.monotonic()
+        self._thread.start()
+        self._guard.start()
+
+    def stop(self) -> None:
+        """Beat no more; returns within one interval."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(self._interval + 1)
+
+    @property
+    def valid_until(self) -> float:
+        """Until when, on the clock's monotonic scale, nobody else can have taken this service for dead."""
+        return self._good_from + self._patience
+
+    def _run(self) -> None:
+        while not self._clock.wait(self._stop, self._interval):
+            began = self._clock.monotonic()
+            try:
+                if not self._registry.beat(self._identity):
+                    self._lost(
+                        f"epoch {self._identity.epoch} of service {self._identity.uuid} is over: it was evicted, or another "
+                        f"process started as {self._identity.binary} {self._identity.host}"
+                    )
+                    return
+                self._good_from = began
+            except errors.Unavailable as error:
+                LOG.warning("Heartbeat failed: %s", error.message)
+
+    def _watch(self) -> None:
+        """In a thread of its own, because a beat can hang in the database's driver."""
+        while not self._clock.wait(self._stop, self._interval / 2):
+            if self._clock.monotonic() > self.valid_until:
+                self._lost(f"no heartbeat reached the store for {self._patience:.1f} seconds")
+                return
+
+    def _lost(self, reason: str) -> None:
+        if not self._stop.is_set() and self._told.acquire(blocking=False):
+            self._stop.set()
+            self._on_lost(reason)
+
+
+@dataclass(slots=True)
+class _Seen:
+    epoch: int
+    beat: int
+    since: float
+
+
+class LivenessObserver:
+    """Says who is up, by timing unchanged (epoch, beat) pairs on its own monotonic clock.
+
+    A new observer has seen nothing change yet: it needs a whole ``service_down_time`` before it says that somebody is down.
+    Clocks of other machines play no part. Safe for use by several threads.
+    """
+
+    def __init__(self, clock: Clock, service_down_time: float) -> None:
+        self._clock = clock
+        self._down_time = service_down_time
+        self._seen: dict[str, _Seen] = {}
+        self._lock = threading.Lock()
+
+    def observe(self, rows: Iterable[Service]) -> dict[str, bool]:
+        """Take note of rows that were read just now; uuid -> whether the service is up."""
+        now = self._clock.monotonic()
+        with self._lock:
+            return {row.uuid: self._one(row, now) for row in rows}
+
+    def silent_for(self, uuid: str) -> float:
+        """Seconds for which (epoch, beat) of the service has not changed under this observer's eyes."""
+        with self._lock:
+            seen = self._seen.get(uuid)
+        return 0.0 if seen is None else self._clock.monotonic() - seen.since
+
+    def _one(self, row: Service, now: float) -> bool:
+        seen = self._seen.get(row.uuid)
+        if seen is None or (seen.epoch, seen.beat) != (row.epoch, row.beat):
+            seen = self._seen[row.uuid] = _Seen(row.epoch, row.beat, now)
+        return not row.forced_down and not row.stopped and now - seen.since < self._down_time

@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options of the group ``[services]``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from oslo_config import cfg
+
+__all__ = ["GROUP", "OPTS", "list_opts", "register_opts"]
+
+GROUP = cfg.OptGroup("services", title="Heartbeats of services")
+
+OPTS: Sequence[cfg.Opt] = (
+    cfg.FloatOpt("report_interval", default=10.0, min=0.05, help="Seconds between two heartbeats of a service."),
+    cfg.FloatOpt(
+        "service_down_time",
+        default=60.0,
+        min=0.15,
+        help="Seconds without a heartbeat after which a service is taken for dead; at least three times report_interval.",
+    ),
+)
+
+
+def register_opts(conf: cfg.ConfigOpts) -> None:
+    """Register the options on ``conf``."""
+    conf.register_opts(OPTS, group=GROUP.name)
+
+
+def list_opts() -> Sequence[tuple[str, Sequence[cfg.Opt]]]:
+    """Options by group, for the sample configuration."""
+    return [(GROUP.name, OPTS)]

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The register of services. Liveness is an opinion; death is a write.
+
+Every statement that can race carries its condition: a beat and an eviction of the same (epoch, beat) cannot both succeed.
+"""
+
+from __future__ import annotations
+
+import uuid as uuid_module
+from collections.abc import Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from moorage import errors
+from moorage.clock import Clock
+from moorage.db import Database, Duplicate, now
+from moorage.services.interface import Service, ServiceIdentity
+from moorage.services.tables import services
+
+__all__ = ["ServiceRegistry"]
+
+_BEAT = (
+    sa.update(services)
+    .where(services.c.uuid == sa.bindparam("of_uuid"), services.c.epoch == sa.bindparam("of_epoch"))
+    .values(beat=services.c.beat + 1, beat_at=now())
+)
+_EVICT = (
+    sa.update(services)
+    .where(
+        services.c.uuid == sa.bindparam("of_uuid"),
+        services.c.epoch == sa.bindparam("of_epoch"),
+        services.c.beat == sa.bindparam("of_beat"),
+    )
+    .values(epoch=services.c.epoch + 1)
+)
+_RETIRE = (
+    sa.update(services)
+    .where(services.c.uuid == sa.bindparam("of_uuid"), services.c.epoch == sa.bindparam("of_epoch"))
+    .values(beat=0, beat_at=now())
+)
+_COLUMNS = (
+    services.c.uuid, services.c.host, services.c.binary, services.c.cluster, services.c.epoch, services.c.beat,
+    services.c.beat_at, services.c.rpc_version, services.c.disabled, services.c.disabled_reason, services.c.forced_down,
+)  # fmt: skip
+
+
+class ServiceRegistry:
+    """Reads and writes the table of services. Safe for use by several threads."""
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database = database
+        self._clock = clock
+
+    def enlist(self, binary: str, host: str, *, cluster: str | None = None, rpc_version: str) -> ServiceIdentity:
+        """Begin a new incarnation of the service (binary, host).
+
+        An earlier incarnation that still runs loses its rights: its next beat changes no row. ``disabled`` and
+        ``forced_down`` are an operator's words and stay.
+
+        :raises StoreBusy: others keep starting the same service.
+        """
+        for _ in range(20):
+            try:
+                identity = self._database.run(lambda tx: self._begin(tx, binary, host, cluster, rpc_version))
+            except Duplicate:
+                continue
+            if identity is not None:
+                return identity
+        raise errors.StoreBusy(
+            f"Other processes keep starting {binary} on host {host}; two must not share a host name. Give one another --name."
+        )
+
+    def _begin(
+        self, tx: sa.Connection, binary: str, host: str, cluster: str | None, rpc_version: str
+    ) -> ServiceIdentity | None:
+        row = tx.execute(
+            sa.select(services.c.uuid, services.c.epoch).where(services.c.binary == binary, services.c.host == host)
+        ).first()
+        if row is None:
+            uuid = str(uuid_module.uuid4())
+            tx.execute(
+                sa.insert(services).values(
+                    uuid=uuid, host=host, binary=binary, cluster=cluster, epoch=1, beat=1, beat_at=now(),
+                    started_at=now(), rpc_version=rpc_version, disabled=False, disabled_reason="", forced_down=False,
+                )
+            )  # fmt: skip
+            return ServiceIdentity(uuid, host, binary, cluster, 1)
+        begun = tx.execute(
+            sa.update(services)
+            .where(services.c.uuid == row.uuid, services.c.epoch == row.epoch)
+            .values(
+                epoch=row.epoch + 1, beat=services.c.beat + 1, beat_at=now(), started_at=now(), cluster=cluster,
+                rpc_version=rpc_version,
+            )
+        )  # fmt: skip
+        return ServiceIdentity(row.uuid, host, binary, cluster, row.epoch + 1) if begun.rowcount == 1 else None
+
+    def beat(self, identity: ServiceIdentity) -> bool:
+        """One heartbeat; False when this incarnation has been evicted or replaced and must stop at once."""
+        return self._conditional(_BEAT, of_uuid=identity.uuid, of_epoch=identity.epoch)
+
+    def retire(self, identity: ServiceIdentity) -> bool:
+        """Say that this incarnation ended in good order, so that nobody waits for its heartbeats."""
+        return self._conditional(_RETIRE, of_uuid=identity.uuid, of_epoch=identity.epoch)
+
+    def evict(self, uuid: str, epoch: int, beat: int) -> bool:
+        """Declare an incarnation dead; the only thing that authorises others to finish its work.
+
+        False when it has beaten, ended or started again since (epoch, beat) was seen, or somebody else evicted it.
+        """
+        return self._conditional(_EVICT, of_uuid=uuid, of_epoch=epoch, of_beat=beat)
+
+    def list(
+        self, *, binary: str | None = None, host: str | None = None, cluster: str | None = None
+    ) -> Sequence[Service]:
+        """Services by binary and host."""
+        query = sa.select(*_COLUMNS).order_by(services.c.binary, services.c.host)
+        for column, value in ((services.c.binary, binary), (services.c.host, host), (services.c.cluster, cluster)):
+            if value is not None:
+                query = query.where(column == value)
+        with self._database.read() as tx:
+            return [Service(*row) for row in tx.execute(query)]
+
+    def get(self, uuid: str) -> Service:
+        """One service.
+
+        :raises NotFound: there is none of that uuid.
+        """
+        with self._database.read() as tx:
+            row = tx.execute(sa.select(*_COLUMNS).where(services.c.uuid == uuid)).first()
+        if row is None:
+            raise errors.NotFound(f"There is no service {uuid}; moorage service list shows all.")
+        return Service(*row)
+
+    def set(
+        self,
+        uuid: str,
+        *,
+        disabled: bool | None = None,
+        disabled_reason: str | None = None,
+        forced_down: bool | None = None,
+    ) -> Service:
+        """An operator's words; None leaves a field as it is. Enabling clears the reason.
+
+        :raises NotFound: there is no such service.
+        """
+        changes: dict[str, Any] = {}
+        if disabled is not None:
+            changes["disabled"] = disabled
+            if not disabled:
+                changes["disabled_reason"] = ""
+        if disabled_reason is not None:
+            changes["disabled_reason"] = disabled_reason
+        if forced_down is not None:
+            changes["forced_down"] = forced_down
+        if changes:
+            self._database.run(
+                lambda tx: tx.execute(sa.update(services).where(services.c.uuid == uuid).values(**changes))
+            )
+        return self.get(uuid)
+
+    def _conditional(self, statement: sa.Update, **values: Any) -> bool:
+        return self._database.run(lambda tx: tx.execute(statement, values).rowcount == 1)

@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of services; written by :mod:`moorage.services.registry` alone."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+from moorage.db.schema import BigId, Micros, Uuid, core_metadata, exact
+
+__all__ = ["services"]
+
+services = sa.Table(
+    "services",
+    core_metadata,
+    sa.Column("id", BigId, primary_key=True),
+    sa.Column("uuid", Uuid, nullable=False),
+    sa.Column("host", exact(255), nullable=False),
+    sa.Column("binary", exact(64), nullable=False),
+    sa.Column("cluster", exact(255)),
+    sa.Column("epoch", sa.BigInteger, nullable=False),
+    sa.Column("beat", sa.BigInteger, nullable=False),
+    sa.Column("beat_at", Micros, nullable=False),
+    sa.Column("started_at", Micros, nullable=False),
+    sa.Column("rpc_version", sa.String(16), nullable=False),
+    sa.Column("disabled", sa.Boolean(create_constraint=False), nullable=False, default=False),
+    sa.Column("disabled_reason", sa.String(255), nullable=False, default=""),
+    sa.Column("forced_down", sa.Boolean(create_constraint=False), nullable=False, default=False),
+    sa.UniqueConstraint("uuid", name="uq_services_uuid"),
+    sa.UniqueConstraint("host", "binary", name="uq_services_host_binary"),
+)

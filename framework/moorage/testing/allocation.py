@@ -1,0 +1,775 @@
+# SPDX-License-Identifier: Apache-2.0
+# ruff: noqa: D102  (a test's name says what it pins)
+"""The conformance kit of allocation stores.
+
+Mix :class:`AllocationStoreTests` into a ``unittest.TestCase`` and say how a store is made; what a store does not declare in its
+``capabilities`` is skipped::
+
+    class MyStoreTests(AllocationStoreTests, unittest.TestCase):
+        def make_store(self):
+            return MyStore(...)
+
+What is held is always summed from the stored allocations, never taken from the store's own counters, and after every test the
+counters are compared with those sums.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import functools
+import threading
+import unittest
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from moorage import errors
+from moorage.allocation.interface import (
+    AllocationItem,
+    AllocationStore,
+    Auditable,
+    Capability,
+    ClaimOutcome,
+    ClaimRequest,
+    InventoryItem,
+    ProviderUsage,
+    ResourceProvider,
+)
+
+__all__ = ["AllocationStoreTests", "all_allocations", "all_usages", "held", "inconsistencies", "new_uuid", "provider"]
+
+if TYPE_CHECKING:
+    _Base = unittest.TestCase
+else:
+    _Base = object
+
+LARGEST = 2**31 - 1
+_THREADS = 8
+#: Inventory, then amounts that pass and amounts that are refused, with step_size_rule = seed.
+_CONSTRAINTS = (
+    ("min 5 step 10", {"min_unit": 5, "step_size": 10}, (5, 10, 20), (1, 4, 6, 7, 8, 15)),
+    ("min 1 step 2", {"min_unit": 1, "step_size": 2}, (1, 2, 4), (3, 5)),
+    ("max 4", {"max_unit": 4}, (1, 4), (5,)),
+    ("min 3", {"min_unit": 3}, (3, 4), (1, 2)),
+    ("step 7", {"step_size": 7, "min_unit": 7}, (7, 14), (8, 13)),
+)
+_WRONG_INVENTORIES: Sequence[Mapping[str, Any]] = (
+    {"total": -1},
+    {"total": LARGEST + 1},
+    {"total": 1.5},
+    {"total": True},
+    {"reserved": -1},
+    {"reserved": 101},
+    {"min_unit": 0},
+    {"max_unit": 0},
+    {"max_unit": LARGEST + 1},
+    {"step_size": 0},
+    {"allocation_ratio": -0.5},
+    {"allocation_ratio": float("nan")},
+    {"allocation_ratio": float("inf")},
+    {"resource_class": "NO_SUCH_STANDARD_CLASS"},
+    {"resource_class": "CUSTOM_lower"},
+    {"resource_class": "CUSTOM_"},
+    {"resource_class": "CUSTOM_" + "X" * 255},
+    {"resource_class": ""},
+)
+
+
+def new_uuid() -> str:
+    """A random uuid as text."""
+    return str(uuid.uuid4())
+
+
+def provider(name: str = "", *, can_host: bool = True, **totals: Any) -> ResourceProvider:
+    """A provider of random uuid with inventories by class, given as totals or in full."""
+    identity = new_uuid()
+    items = tuple(
+        item if isinstance(item, InventoryItem) else InventoryItem(of_class, item) for of_class, item in totals.items()
+    )
+    return ResourceProvider(identity, name or f"provider-{identity}", can_host, inventories=items)
+
+
+def all_allocations(store: AllocationStore, limit: int = 500) -> list[AllocationItem]:
+    """Every stored allocation, page by page."""
+    found: list[AllocationItem] = []
+    after: tuple[str, str, str] | None = None
+    while page := store.allocations(after=after, limit=limit):
+        found += page
+        after = (page[-1].consumer, page[-1].provider, page[-1].resource_class)
+    return found
+
+
+def all_usages(store: AllocationStore, limit: int = 500) -> list[ProviderUsage]:
+    """Every provider, page by page."""
+    found: list[ProviderUsage] = []
+    while page := store.usages(after=found[-1].provider.uuid if found else "", limit=limit):
+        found += page
+    return found
+
+
+def held(store: AllocationStore) -> dict[tuple[str, str], int]:
+    """What is held of each (provider uuid, class), summed from the stored allocations."""
+    sums: collections.Counter[tuple[str, str]] = collections.Counter()
+    for item in all_allocations(store):
+        sums[item.provider, item.resource_class] += item.used
+    return dict(sums)
+
+
+def inconsistencies(store: AllocationStore) -> list[str]:
+    """Where counters differ from the sums of stored allocations, or more is held than there is; for a store at rest."""
+    sums = held(store)
+    found = []
+    for usage in all_usages(store):
+        for item in usage.provider.inventories:
+            truth = sums.pop((usage.provider.uuid, item.resource_class), 0)
+            counted = usage.used.get(item.resource_class)
+            if counted != truth:
+                found.append(f"{usage.provider.name} {item.resource_class}: counted {counted}, held {truth}")
+            if truth > item.capacity:
+                found.append(f"{usage.provider.name} {item.resource_class}: held {truth} of {item.capacity}")
+    return found + [f"{key}: {amount} held without an inventory" for key, amount in sums.items()]
+
+
+class _CompanionError(Exception):
+    """What a companion of a test raises."""
+
+
+class AllocationStoreTests(_Base):
+    """The contract of :class:`moorage.allocation.interface.AllocationStore`."""
+
+    #: Set by a test that makes capacity smaller than what is held.
+    shrunk = False
+
+    # -- what the author says -------------------------------------------------------------------------------------
+
+    def make_store(self) -> AllocationStore:
+        """A store that is empty, with ``step_size_rule = seed``."""
+        raise NotImplementedError
+
+    def another(self, store: AllocationStore) -> AllocationStore:
+        """A second object on the same data, as a second process has it; the same object where there can be none."""
+        return store
+
+    def transaction(self, store: AllocationStore) -> contextlib.AbstractContextManager[Any]:
+        """A transaction to pass to the store: committed at the end of the block, rolled back when it raises."""
+        raise NotImplementedError
+
+    # -- helpers --------------------------------------------------------------------------------------------------
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.store = self.make_store()
+
+    def tearDown(self) -> None:
+        found = inconsistencies(self.store)
+        if self.shrunk:
+            found = [each for each in found if ": counted" in each]
+        self.assertEqual([], found)
+        if isinstance(self.store, Auditable):
+            self.assertEqual([], self.store.drift())
+        super().tearDown()
+
+    def ensured(self, name: str = "", **totals: Any) -> str:
+        """Create a provider; its uuid."""
+        made = provider(name, **totals)
+        self.assertEqual(1, self.store.ensure_providers([made]))
+        return made.uuid
+
+    def claim(self, resources: Mapping[str, Mapping[str, int]], consumer: str = "", **more: Any) -> ClaimOutcome:
+        """Claim for a new consumer, or for the given one."""
+        return self.store.claim(ClaimRequest(consumer or new_uuid(), resources, **more))
+
+    def usage(self, of_provider: str) -> ProviderUsage:
+        """A provider as it is stored."""
+        (found,) = self.store.usages(providers=[of_provider])
+        return found
+
+    def needs(self, capability: Capability) -> None:
+        """Skip the test where the store does not have the capability."""
+        if capability not in self.store.capabilities:
+            self.skipTest(f"{type(self.store).__name__} does not declare {capability.value}")
+
+    def at_once(self, work: Callable[[int], Any], threads: int = _THREADS) -> list[Any]:
+        """Run ``work(0)``, ``work(1)``, ... in threads that begin together; results or errors, by number."""
+        together = threading.Barrier(threads)
+
+        def run(number: int) -> Any:
+            together.wait(30)
+            try:
+                return work(number)
+            except errors.MoorageError as error:
+                return error
+
+        with ThreadPoolExecutor(threads) as pool:
+            return list(pool.map(run, range(threads)))
+
+    # -- providers ------------------------------------------------------------------------------------------------
+
+    def test_a_provider_is_stored_as_it_was_given(self) -> None:
+        given = provider(
+            "größe-節點 👍",
+            can_host=False,
+            VCPU=InventoryItem("VCPU", 64, 4, 2, 32, 2, 4.5),
+            CUSTOM_FPGA=InventoryItem("CUSTOM_FPGA", LARGEST, 0, 1, LARGEST, 1, 1.0),
+        )
+        self.store.ensure_providers([given])
+        found = self.usage(given.uuid)
+        self.assertEqual(
+            (given.uuid, given.name, False), (found.provider.uuid, found.provider.name, found.provider.can_host)
+        )
+        self.assertEqual(set(given.inventories), set(found.provider.inventories))
+        self.assertEqual({"VCPU": 0, "CUSTOM_FPGA": 0}, dict(found.used))
+
+    def test_ensuring_again_changes_nothing(self) -> None:
+        given = [provider(VCPU=8, MEMORY_MB=1024), provider(CUSTOM_A=1), provider()]
+        self.assertEqual(3, self.store.ensure_providers(given))
+        before = all_usages(self.store)
+        self.assertEqual(0, self.store.ensure_providers(given))
+        self.assertEqual(0, self.another(self.store).ensure_providers(given))
+        self.assertEqual(before, all_usages(self.store))
+
+    def test_ensuring_no_provider_is_allowed(self) -> None:
+        self.assertEqual(0, self.store.ensure_providers([]))
+
+    def test_a_change_of_inventories_raises_the_generation(self) -> None:
+        identity = self.ensured("changing", VCPU=8, DISK_GB=10)
+        before = self.usage(identity).provider.generation
+        changed = ResourceProvider(
+            identity, "changed", True, inventories=(InventoryItem("VCPU", 16), InventoryItem("MEMORY_MB", 512))
+        )
+        self.assertEqual(1, self.store.ensure_providers([changed]))
+        found = self.usage(identity).provider
+        self.assertEqual("changed", found.name)
+        self.assertEqual(set(changed.inventories), set(found.inventories))
+        self.assertGreater(found.generation, before)
+
+    def test_a_change_keeps_what_is_used(self) -> None:
+        identity = self.ensured("kept", VCPU=8)
+        self.claim({identity: {"VCPU": 3}})
+        changed = ResourceProvider(identity, "kept", True, inventories=(InventoryItem("VCPU", 16),))
+        self.store.ensure_providers([changed])
+        self.assertEqual({"VCPU": 3}, dict(self.usage(identity).used))
+
+    def test_two_providers_cannot_have_one_name(self) -> None:
+        self.ensured("taken")
+        other = provider()
+        with self.assertRaises(errors.AlreadyExists) as caught:
+            self.store.ensure_providers([other, provider("taken")])
+        self.assertIn("taken", caught.exception.message)
+        self.assertEqual(1, len(all_usages(self.store)))
+
+    def test_names_differ_by_case(self) -> None:
+        self.ensured("Node")
+        self.ensured("node")
+
+    def test_a_used_inventory_cannot_vanish_and_nothing_else_is_changed(self) -> None:
+        identity = self.ensured("used", VCPU=8, DISK_GB=10)
+        self.claim({identity: {"VCPU": 1}})
+        wanted = ResourceProvider(identity, "renamed", True, inventories=(InventoryItem("DISK_GB", 20),))
+        fresh = provider(VCPU=1)
+        with self.assertRaises(errors.InUse) as caught:
+            self.store.ensure_providers([fresh, wanted])
+        self.assertEqual("VCPU", caught.exception.details["resource_class"])
+        found = all_usages(self.store)
+        self.assertEqual(["used"], [each.provider.name for each in found])
+        self.assertEqual({"VCPU": 8, "DISK_GB": 10}, {i.resource_class: i.total for i in found[0].provider.inventories})
+
+    def test_an_unused_inventory_can_vanish(self) -> None:
+        identity = self.ensured("shrinking", VCPU=8, DISK_GB=10)
+        consumer = self.claim({identity: {"VCPU": 1}}).consumer
+        self.store.release(consumer)
+        self.store.ensure_providers([ResourceProvider(identity, "shrinking")])
+        self.assertEqual((), self.usage(identity).provider.inventories)
+
+    def test_capacity_may_shrink_below_use_and_then_nothing_more_fits(self) -> None:
+        self.shrunk = True
+        identity = self.ensured("shrunk", VCPU=8)
+        self.claim({identity: {"VCPU": 6}})
+        self.store.ensure_providers(
+            [ResourceProvider(identity, "shrunk", True, inventories=(InventoryItem("VCPU", 4),))]
+        )
+        with self.assertRaises(errors.CapacityExceeded) as caught:
+            self.claim({identity: {"VCPU": 1}})
+        self.assertEqual(0, caught.exception.details["free"])
+
+    def test_wrong_inventories_are_refused(self) -> None:
+        for wrong in _WRONG_INVENTORIES:
+            with self.subTest(wrong=wrong):
+                fields: dict[str, Any] = {"resource_class": "VCPU", "total": 100, **wrong}
+                given = ResourceProvider(new_uuid(), "wrong", True, inventories=(InventoryItem(**fields),))
+                with self.assertRaises(errors.InvalidInput) as caught:
+                    self.store.ensure_providers([provider(VCPU=1), given])
+                self.assertTrue(caught.exception.details.get("path"))
+        self.assertEqual([], all_usages(self.store))
+
+    def test_wrong_providers_are_refused(self) -> None:
+        good, item = provider(), InventoryItem("VCPU", 1)
+        for label, given in {
+            "the same one twice": [good, good],
+            "the same name twice": [provider("n"), provider("n")],
+            "the same class twice": [ResourceProvider(new_uuid(), "n", True, inventories=(item, item))],
+            "no uuid": [ResourceProvider("", "n")],
+            "a long uuid": [ResourceProvider("u" * 37, "n")],
+            "no name": [ResourceProvider(new_uuid(), "")],
+            "a long name": [ResourceProvider(new_uuid(), "n" * 256)],
+            "a space at the end of the name": [ResourceProvider(new_uuid(), "n ")],
+            "a NUL in the name": [ResourceProvider(new_uuid(), "a\0b")],
+        }.items():
+            with self.subTest(label), self.assertRaises(errors.InvalidInput):
+                self.store.ensure_providers(given)
+        self.assertEqual([], all_usages(self.store))
+
+    def test_ensuring_at_once_creates_each_provider_once(self) -> None:
+        given = [provider(VCPU=8, CUSTOM_ONE=2) for _ in range(12)]
+        results = self.at_once(lambda _: self.another(self.store).ensure_providers(given))
+        self.assertEqual(len(given), sum(results), results)
+        self.assertEqual({each.uuid for each in given}, {each.provider.uuid for each in all_usages(self.store)})
+
+    def test_custom_classes_made_at_once_stay_apart(self) -> None:
+        given = [
+            provider("", can_host=True, **{f"CUSTOM_C{number}": number + 1, "CUSTOM_ALL": 100})
+            for number in range(_THREADS)
+        ]
+        results = self.at_once(lambda number: self.another(self.store).ensure_providers([given[number]]))
+        self.assertEqual([1] * _THREADS, results)
+        for number, each in enumerate(given):
+            found = {item.resource_class: item.total for item in self.usage(each.uuid).provider.inventories}
+            self.assertEqual({f"CUSTOM_C{number}": number + 1, "CUSTOM_ALL": 100}, found)
+
+    def test_pages_of_usages_show_every_provider_once_in_order(self) -> None:
+        given = [provider(VCPU=1) for _ in range(23)]
+        self.store.ensure_providers(given)
+        self.assertEqual(
+            sorted(each.uuid for each in given), [each.provider.uuid for each in all_usages(self.store, limit=5)]
+        )
+        self.assertEqual([], self.store.usages(providers=[]))
+
+    def test_a_deleted_provider_is_gone_for_all(self) -> None:
+        identity, other = self.ensured(VCPU=8), self.another(self.store)
+        consumer = other.claim(ClaimRequest(new_uuid(), {identity: {"VCPU": 1}})).consumer
+        other.release(consumer)
+        self.assertTrue(self.store.delete_provider(identity))
+        self.assertFalse(self.store.delete_provider(identity))
+        with self.assertRaises(errors.NotFound):
+            other.claim(ClaimRequest(new_uuid(), {identity: {"VCPU": 1}}))
+
+    def test_a_provider_that_follows_a_deleted_one_is_not_taken_for_it(self) -> None:
+        first, other = self.ensured(VCPU=8), self.another(self.store)
+        other.release(other.claim(ClaimRequest(new_uuid(), {first: {"VCPU": 1}})).consumer)
+        self.store.delete_provider(first)
+        self.ensured(VCPU=8)
+        with self.assertRaises(errors.NotFound):
+            other.claim(ClaimRequest(new_uuid(), {first: {"VCPU": 1}}))
+        self.store.ensure_providers(
+            [ResourceProvider(first, "made again", True, inventories=(InventoryItem("VCPU", 2),))]
+        )
+        other.claim(ClaimRequest(new_uuid(), {first: {"VCPU": 2}}))
+        self.assertEqual({(first, "VCPU"): 2}, held(self.store))
+
+    def test_a_provider_with_allocations_cannot_be_deleted(self) -> None:
+        identity = self.ensured(VCPU=8)
+        self.claim({identity: {"VCPU": 1}})
+        with self.assertRaises(errors.InUse):
+            self.store.delete_provider(identity)
+        self.assertEqual({"VCPU": 1}, dict(self.usage(identity).used))
+
+    # -- claims ---------------------------------------------------------------------------------------------------
+
+    def test_a_claim_is_stored_and_counted(self) -> None:
+        identity, consumer = self.ensured(VCPU=8, MEMORY_MB=1024), new_uuid()
+        before = self.usage(identity).provider.generation
+        outcome = self.claim({identity: {"VCPU": 2, "MEMORY_MB": 512}}, consumer, request_id="r", project="p", user="u")
+        self.assertFalse(outcome.repeated)
+        self.assertEqual((identity,), outcome.providers)
+        self.assertEqual(set(outcome.allocations), set(self.store.allocations(consumers=[consumer])))
+        self.assertEqual({(identity, "VCPU"): 2, (identity, "MEMORY_MB"): 512}, held(self.store))
+        self.assertGreater(self.usage(identity).provider.generation, before)
+
+    def test_a_claim_takes_of_a_host_and_of_a_shared_pool(self) -> None:
+        hosts = [self.ensured(VCPU=8) for _ in range(2)]
+        pool = self.ensured(DISK_GB=1000)
+        for host in hosts:
+            self.claim({host: {"VCPU": 2}, pool: {"DISK_GB": 400}})
+        self.assertEqual({(hosts[0], "VCPU"): 2, (hosts[1], "VCPU"): 2, (pool, "DISK_GB"): 800}, held(self.store))
+        with self.assertRaises(errors.CapacityExceeded) as caught:
+            self.claim({hosts[0]: {"VCPU": 2}, pool: {"DISK_GB": 400}})
+        self.assertEqual(
+            {"provider": pool, "resource_class": "DISK_GB", "asked": 400, "free": 200}, caught.exception.details
+        )
+        self.assertEqual({(hosts[0], "VCPU"): 2, (hosts[1], "VCPU"): 2, (pool, "DISK_GB"): 800}, held(self.store))
+
+    def test_a_refused_claim_leaves_nothing_and_may_be_tried_elsewhere(self) -> None:
+        small, large, consumer = self.ensured(VCPU=1), self.ensured(VCPU=8), new_uuid()
+        with self.assertRaises(errors.CapacityExceeded):
+            self.claim({small: {"VCPU": 2}}, consumer, request_id="r")
+        self.assertEqual({}, held(self.store))
+        self.assertFalse(self.claim({large: {"VCPU": 2}}, consumer, request_id="r").repeated)
+
+    def test_the_refusal_names_class_asked_and_free(self) -> None:
+        identity = self.ensured(VCPU=InventoryItem("VCPU", 10, 3), MEMORY_MB=1024)
+        self.claim({identity: {"VCPU": 5}})
+        with self.assertRaises(errors.CapacityExceeded) as caught:
+            self.claim({identity: {"MEMORY_MB": 1, "VCPU": 3}})
+        self.assertEqual(
+            {"provider": identity, "resource_class": "VCPU", "asked": 3, "free": 2}, caught.exception.details
+        )
+
+    def test_constraints_admit_and_refuse_the_amounts_of_the_seed(self) -> None:
+        for label, fields, passes, refused in _CONSTRAINTS:
+            identity = self.ensured(VCPU=InventoryItem("VCPU", 1000, **fields))
+            for amount in passes:
+                with self.subTest(label, passes=amount):
+                    self.claim({identity: {"VCPU": amount}})
+            for amount in refused:
+                with self.subTest(label, refused=amount), self.assertRaises(errors.ConstraintViolated) as caught:
+                    self.claim({identity: {"VCPU": amount}})
+                self.assertEqual(amount, caught.exception.details["asked"])
+            self.assertEqual(sum(passes), held(self.store)[identity, "VCPU"])
+
+    def test_capacity_is_what_total_reserved_and_ratio_say(self) -> None:
+        for total, reserved, ratio, fits in (
+            (3, 0, 1.5, 4),
+            (10, 4, 1.0, 6),
+            (7, 0, 0.9, 6),
+            (10, 0, 16.0, 160),
+            (3, 0, 0.1, 0),
+            (10, 10, 4.0, 0),
+            (5, 0, 0.0, 0),
+            # Ratios that have no exact double: all stores must round alike.
+            (10, 0, 0.7, 7),
+            (100, 0, 1.1, 110),
+            (1000, 0, 0.29, 290),
+            (LARGEST, 0, 1.0, LARGEST),
+            (0, 0, 1.0, 0),
+        ):
+            with self.subTest(total=total, reserved=reserved, ratio=ratio):
+                # The last digit of a rounded product may be below the whole number; then one less fits, everywhere.
+                fits = min(fits, int((total - reserved) * ratio))
+                identity = self.ensured(VCPU=InventoryItem("VCPU", total, reserved, allocation_ratio=ratio))
+                if fits:
+                    self.claim({identity: {"VCPU": fits}})
+                with self.assertRaises(errors.CapacityExceeded):
+                    self.claim({identity: {"VCPU": 1}})
+
+    def test_the_largest_numbers_fit(self) -> None:
+        item = InventoryItem("MEMORY_MB", LARGEST, allocation_ratio=4.0)
+        identity = self.ensured(MEMORY_MB=item)
+        for _ in range(4):
+            self.claim({identity: {"MEMORY_MB": LARGEST}})
+        with self.assertRaises(errors.CapacityExceeded):
+            self.claim({identity: {"MEMORY_MB": 1}})
+
+    def test_many_classes_are_taken_together(self) -> None:
+        names = [f"CUSTOM_M{number}" for number in range(20)]
+        identity = self.ensured("many", **dict.fromkeys(names, 2))
+        self.claim({identity: dict.fromkeys(names, 1)})
+        with self.assertRaises(errors.CapacityExceeded) as caught:
+            self.claim({identity: dict.fromkeys(names, 1) | {names[13]: 2}})
+        self.assertEqual(names[13], caught.exception.details["resource_class"])
+        self.assertEqual({(identity, name): 1 for name in names}, held(self.store))
+
+    def test_what_does_not_exist_is_named(self) -> None:
+        identity, missing = self.ensured(VCPU=8), new_uuid()
+        with self.assertRaises(errors.NotFound) as caught:
+            self.claim({identity: {"VCPU": 1}, missing: {"VCPU": 1}})
+        self.assertIn(missing, caught.exception.message)
+        with self.assertRaises(errors.NotFound) as caught:
+            self.claim({identity: {"VCPU": 1, "CUSTOM_NOWHERE": 1}})
+        self.assertIn("CUSTOM_NOWHERE", caught.exception.message)
+        with self.assertRaises(errors.CapacityExceeded) as refused:
+            self.claim({identity: {"VCPU": 1, "DISK_GB": 1}})
+        self.assertEqual(
+            ("DISK_GB", 0), (refused.exception.details["resource_class"], refused.exception.details["free"])
+        )
+        self.assertEqual({}, held(self.store))
+
+    def test_claims_that_can_never_be_right_are_refused(self) -> None:
+        identity = self.ensured(VCPU=8)
+        for amount in (0, -1, LARGEST + 1, 10**30, 1.0, "1", True, None):
+            with self.subTest(amount=amount), self.assertRaises(errors.InvalidInput) as caught:
+                self.claim({identity: {"VCPU": amount}})  # type: ignore[dict-item]
+            self.assertIn("VCPU", caught.exception.details["path"])
+        for label, request in {
+            "nothing": ClaimRequest(new_uuid(), {}),
+            "no class": ClaimRequest(new_uuid(), {identity: {}}),
+            "a second provider without a class": ClaimRequest(new_uuid(), {identity: {"VCPU": 1}, new_uuid(): {}}),
+            "no consumer": ClaimRequest("", {identity: {"VCPU": 1}}),
+            "a long consumer": ClaimRequest("c" * 37, {identity: {"VCPU": 1}}),
+            "a long request id": ClaimRequest(new_uuid(), {identity: {"VCPU": 1}}, request_id="r" * 256),
+            "a space at the end": ClaimRequest("c ", {identity: {"VCPU": 1}}),
+            "a NUL": ClaimRequest("a\0b", {identity: {"VCPU": 1}}),
+        }.items():
+            with self.subTest(label), self.assertRaises(errors.InvalidInput):
+                self.store.claim(request)
+        self.assertEqual([], all_allocations(self.store))
+
+    def test_a_repetition_is_answered_with_what_the_first_took(self) -> None:
+        identity, consumer = self.ensured(VCPU=4), new_uuid()
+        first = self.claim({identity: {"VCPU": 3}}, consumer, request_id="r")
+        other = self.another(self.store)
+        # The provider is full for it now, and it even asks for something else: it holds what the first took.
+        for resources in ({identity: {"VCPU": 2}}, {new_uuid(): {"VCPU": 1}}, {identity: {"CUSTOM_NOWHERE": 1}}):
+            again = other.claim(ClaimRequest(consumer, resources, request_id="r"))
+            self.assertTrue(again.repeated)
+            self.assertEqual(set(first.allocations), set(again.allocations))
+        self.assertEqual({(identity, "VCPU"): 3}, held(self.store))
+
+    def test_a_consumer_has_one_claim(self) -> None:
+        identity, consumer = self.ensured(VCPU=4), new_uuid()
+        self.claim({identity: {"VCPU": 1}}, consumer, request_id="r")
+        for request_id in ("s", None):
+            with self.subTest(request_id=request_id), self.assertRaises(errors.Conflict) as caught:
+                self.claim({identity: {"VCPU": 1}}, consumer, request_id=request_id)
+            self.assertIn(consumer, caught.exception.message)
+            self.assertNotIsInstance(caught.exception, errors.CapacityExceeded)
+        self.assertEqual({(identity, "VCPU"): 1}, held(self.store))
+
+    def test_without_request_ids_nothing_is_a_repetition(self) -> None:
+        identity, consumer = self.ensured(VCPU=4), new_uuid()
+        self.claim({identity: {"VCPU": 1}}, consumer)
+        with self.assertRaises(errors.Conflict):
+            self.claim({identity: {"VCPU": 1}}, consumer)
+
+    def test_after_a_release_the_same_request_takes_anew(self) -> None:
+        identity, consumer = self.ensured(VCPU=4), new_uuid()
+        self.claim({identity: {"VCPU": 1}}, consumer, request_id="r")
+        self.store.release(consumer)
+        self.assertFalse(self.claim({identity: {"VCPU": 2}}, consumer, request_id="r").repeated)
+        self.assertEqual({(identity, "VCPU"): 2}, held(self.store))
+
+    # -- claims at once -------------------------------------------------------------------------------------------
+
+    def test_a_race_for_one_provider_ends_at_its_capacity(self) -> None:
+        capacity, each = 30, 6
+        identity = self.ensured(VCPU=capacity)
+        stores = [self.another(self.store) for _ in range(_THREADS)]
+
+        def work(number: int) -> tuple[int, list[str]]:
+            granted, unexpected = 0, []
+            for _ in range(each):
+                try:
+                    stores[number].claim(ClaimRequest(new_uuid(), {identity: {"VCPU": 1}}))
+                    granted += 1
+                except errors.CapacityExceeded:
+                    pass
+                except errors.MoorageError as error:
+                    unexpected.append(repr(error))
+            return granted, unexpected
+
+        results = self.at_once(work)
+        self.assertEqual([], [error for _, found in results for error in found])
+        self.assertEqual(capacity, sum(granted for granted, _ in results))
+        self.assertEqual({(identity, "VCPU"): capacity}, held(self.store))
+
+    def test_claims_of_the_same_providers_in_any_order_take_all_or_nothing(self) -> None:
+        capacity = 12
+        identities = [self.ensured(VCPU=capacity, DISK_GB=100) for _ in range(3)]
+
+        def work(number: int) -> int:
+            granted = 0
+            for turn in range(4):
+                order = identities[(number + turn) % 3 :] + identities[: (number + turn) % 3]
+                with contextlib.suppress(errors.CapacityExceeded):
+                    self.store.claim(
+                        ClaimRequest(new_uuid(), {identity: {"DISK_GB": 1, "VCPU": 1} for identity in order})
+                    )
+                    granted += 1
+            return granted
+
+        results = self.at_once(work)
+        self.assertEqual(capacity, sum(results), results)
+        expected = {(identity, name): capacity for identity in identities for name in ("VCPU", "DISK_GB")}
+        self.assertEqual(expected, held(self.store))
+
+    def test_the_same_claim_at_once_is_taken_once(self) -> None:
+        identity = self.ensured(VCPU=1)
+        companions: list[Any] = []
+        for turn in range(4):
+            consumer = new_uuid()
+            request = ClaimRequest(consumer, {identity: {"VCPU": 1}}, request_id="r")
+            companions.clear()
+            results = self.at_once(functools.partial(self._claim_beside, request, companions))
+            with self.subTest(turn=turn):
+                self.assertEqual([], [each for each in results if isinstance(each, Exception)])
+                self.assertEqual(1, [each.repeated for each in results].count(False))
+                self.assertEqual({(identity, "VCPU"): 1}, held(self.store))
+                self.assertGreaterEqual(len(companions), 1)
+            self.store.release(consumer)
+
+    def _claim_beside(self, request: ClaimRequest, companions: list[Any], number: int) -> ClaimOutcome:
+        return self.store.claim(request, companions.append)
+
+    def test_claims_and_releases_at_once_leave_exact_counters(self) -> None:
+        identities = [self.ensured(VCPU=5, MEMORY_MB=1000) for _ in range(2)]
+
+        def work(number: int) -> int:
+            kept = 0
+            for turn in range(8):
+                chosen = identities if turn % 2 else [identities[number % 2]]
+                with contextlib.suppress(errors.CapacityExceeded):
+                    outcome = self.store.claim(
+                        ClaimRequest(new_uuid(), {identity: {"VCPU": 1, "MEMORY_MB": 7} for identity in chosen})
+                    )
+                    if turn < 7:
+                        self.store.release(outcome.consumer)
+                    else:
+                        kept += 1
+            return kept
+
+        results = self.at_once(work)
+        self.assertEqual([], [each for each in results if isinstance(each, Exception)])
+        self.assertEqual(sum(results), len({item.consumer for item in all_allocations(self.store)}))
+
+    def test_inventories_change_while_claims_run(self) -> None:
+        identity = self.ensured("moving", VCPU=40)
+
+        def work(number: int) -> int:
+            if number == 0:
+                for total in (38, 36, 34, 32, 30):
+                    self.store.ensure_providers(
+                        [ResourceProvider(identity, "moving", True, inventories=(InventoryItem("VCPU", total),))]
+                    )
+                return 0
+            granted = 0
+            for _ in range(6):
+                with contextlib.suppress(errors.CapacityExceeded):
+                    self.store.claim(ClaimRequest(new_uuid(), {identity: {"VCPU": 1}}))
+                    granted += 1
+            return granted
+
+        self.shrunk = True
+        results = self.at_once(work)
+        self.assertEqual({(identity, "VCPU"): sum(results)}, held(self.store))
+        self.assertGreaterEqual(sum(results), 30)
+        with self.assertRaises(errors.CapacityExceeded):
+            self.claim({identity: {"VCPU": 30}})
+
+    # -- companions -----------------------------------------------------------------------------------------------
+
+    def test_a_companion_is_called_with_the_transaction_or_none(self) -> None:
+        identity = self.ensured(VCPU=4)
+        seen: list[Any] = []
+        self.store.claim(ClaimRequest(new_uuid(), {identity: {"VCPU": 1}}), seen.append)
+        self.assertEqual(1, len(seen))
+        self.assertEqual(Capability.SHARED_TRANSACTION in self.store.capabilities, seen[0] is not None)
+
+    def test_the_error_of_a_companion_undoes_the_claim(self) -> None:
+        identity, consumer = self.ensured(VCPU=4), new_uuid()
+        before = self.usage(identity).used
+        for error in (_CompanionError("no"), errors.AlreadyExists("there is one"), KeyError("x")):
+
+            def companion(_: Any, raised: Exception = error) -> None:
+                raise raised
+
+            with self.subTest(error=error), self.assertRaises(type(error)) as caught:
+                self.store.claim(ClaimRequest(consumer, {identity: {"VCPU": 1}}, request_id="r"), companion)
+            self.assertIs(error, caught.exception)
+            self.assertEqual({}, held(self.store))
+            self.assertEqual(before, self.usage(identity).used)
+        self.assertFalse(self.claim({identity: {"VCPU": 4}}, consumer, request_id="r").repeated)
+
+    def test_a_repetition_does_not_call_the_companion(self) -> None:
+        identity, consumer = self.ensured(VCPU=4), new_uuid()
+        seen: list[Any] = []
+        request = ClaimRequest(consumer, {identity: {"VCPU": 1}}, request_id="r")
+        for _ in range(3):
+            self.store.claim(request, seen.append)
+        self.assertEqual(1, len(seen))
+
+    def test_what_a_companion_writes_commits_with_the_claim(self) -> None:
+        self.needs(Capability.SHARED_TRANSACTION)
+        identity, beside = self.ensured(VCPU=4), provider(VCPU=1)
+
+        def write(transaction: Any) -> None:
+            self.store.ensure_providers([beside], transaction)
+
+        def write_and_fail(transaction: Any) -> None:
+            write(transaction)
+            raise _CompanionError
+
+        with self.assertRaises(_CompanionError):
+            self.store.claim(ClaimRequest(new_uuid(), {identity: {"VCPU": 1}}), write_and_fail)
+        self.assertEqual([], self.store.usages(providers=[beside.uuid]))
+        self.store.claim(ClaimRequest(new_uuid(), {identity: {"VCPU": 1}}), write)
+        self.assertEqual(beside.name, self.usage(beside.uuid).provider.name)
+
+    def test_writes_join_a_transaction_that_is_given(self) -> None:
+        self.needs(Capability.SHARED_TRANSACTION)
+        identity, gone, made = self.ensured(VCPU=4), self.ensured(VCPU=1), provider(CUSTOM_UNDONE=1)
+        consumer = self.claim({identity: {"VCPU": 1}}).consumer
+
+        def write(transaction: Any) -> None:
+            self.assertEqual(1, self.store.ensure_providers([made], transaction))
+            self.assertTrue(self.store.release(consumer, transaction))
+            self.assertFalse(self.store.release(consumer, transaction))
+            self.assertTrue(self.store.delete_provider(gone, transaction))
+
+        with self.assertRaises(_CompanionError), self.transaction(self.store) as transaction:
+            write(transaction)
+            raise _CompanionError
+        self.assertEqual({identity, gone}, {each.provider.uuid for each in all_usages(self.store)})
+        self.assertEqual({(identity, "VCPU"): 1}, held(self.store))
+        with self.transaction(self.store) as transaction:
+            write(transaction)
+        self.assertEqual({identity, made.uuid}, {each.provider.uuid for each in all_usages(self.store)})
+        self.assertEqual({}, held(self.store))
+
+    def test_a_class_of_a_transaction_that_was_undone_is_not_mistaken_for_another(self) -> None:
+        self.needs(Capability.SHARED_TRANSACTION)
+        undone, other = provider(CUSTOM_UNDONE=1), self.another(self.store)
+        with self.assertRaises(_CompanionError), self.transaction(self.store) as transaction:
+            self.store.ensure_providers([undone], transaction)
+            raise _CompanionError
+        first = provider(CUSTOM_FIRST=3)
+        other.ensure_providers([first])
+        second = self.ensured(CUSTOM_UNDONE=5)
+        for store in (self.store, other):
+            found = {each.provider.uuid: each.provider.inventories for each in all_usages(store)}
+            self.assertEqual("CUSTOM_FIRST", found[first.uuid][0].resource_class)
+            self.assertEqual("CUSTOM_UNDONE", found[second][0].resource_class)
+            with self.assertRaises(errors.CapacityExceeded):
+                store.claim(ClaimRequest(new_uuid(), {first.uuid: {"CUSTOM_UNDONE": 1}}))
+
+    # -- releases and reading -------------------------------------------------------------------------------------
+
+    def test_a_release_gives_all_back_and_may_be_repeated(self) -> None:
+        identities = [self.ensured(VCPU=4, MEMORY_MB=512) for _ in range(2)]
+        kept = self.claim({identities[0]: {"VCPU": 1}}).consumer
+        consumer = self.claim({identity: {"VCPU": 3, "MEMORY_MB": 512} for identity in identities}).consumer
+        self.assertTrue(self.store.release(consumer))
+        self.assertFalse(self.store.release(consumer))
+        self.assertFalse(self.store.release(new_uuid()))
+        self.assertEqual([kept], [item.consumer for item in all_allocations(self.store)])
+        self.assertEqual({"VCPU": 0, "MEMORY_MB": 0}, dict(self.usage(identities[1]).used))
+
+    def test_of_releases_at_once_one_gives_back(self) -> None:
+        identity = self.ensured(VCPU=4)
+        consumer = self.claim({identity: {"VCPU": 3}}).consumer
+        results = self.at_once(lambda _: self.store.release(consumer))
+        self.assertEqual(1, results.count(True), results)
+        self.assertEqual(_THREADS - 1, results.count(False), results)
+
+    def test_pages_of_allocations_show_each_once(self) -> None:
+        identities = [self.ensured(VCPU=100, MEMORY_MB=100, CUSTOM_P=100) for _ in range(2)]
+        expected = set()
+        for number in range(9):
+            resources = {identity: {"VCPU": 1, "MEMORY_MB": 2, "CUSTOM_P": 3} for identity in identities[number % 2 :]}
+            expected |= set(self.claim(resources).allocations)
+        for limit in (1, 4, 1000):
+            with self.subTest(limit=limit):
+                found = all_allocations(self.store, limit)
+                self.assertEqual(len(expected), len(found))
+                self.assertEqual(expected, set(found))
+                self.assertEqual(sorted(item.consumer for item in found), [item.consumer for item in found])
+
+    def test_allocations_are_found_by_consumer_and_by_provider(self) -> None:
+        identities = [self.ensured(VCPU=100) for _ in range(2)]
+        consumers = [self.claim({identity: {"VCPU": 1}}).consumer for identity in (*identities, identities[0])]
+        self.assertEqual({consumers[1]}, {i.consumer for i in self.store.allocations(providers=[identities[1]])})
+        self.assertEqual({identities[0]}, {i.provider for i in self.store.allocations(consumers=[consumers[2]])})
+        both = self.store.allocations(consumers=consumers, providers=[identities[0]])
+        self.assertEqual({consumers[0], consumers[2]}, {item.consumer for item in both})
+        self.assertEqual([], self.store.allocations(consumers=[]))
+        self.assertEqual([], self.store.allocations(providers=[new_uuid()]))

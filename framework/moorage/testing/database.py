@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Databases for tests: a file that goes away, and all tables at once without the migrations."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from moorage.clock import Clock
+from moorage.db import Database, migrations
+
+__all__ = ["create_all", "temporary"]
+
+
+def create_all(database: Database) -> None:
+    """Create the tables of the core and of every installed distribution, as their code has them."""
+    found = migrations.discover()
+    with database.write() as transaction:
+        for each in found:
+            each.import_tables()
+            each.metadata.create_all(transaction)
+
+
+@contextlib.contextmanager
+def temporary(*, clock: Clock | None = None, tables: bool = False) -> Iterator[Database]:
+    """A SQLite database in a folder of its own, which is removed at the end.
+
+    :param tables: with all tables (:func:`create_all`).
+    """
+    with tempfile.TemporaryDirectory(prefix="moorage-test-") as folder:
+        database = Database(f"sqlite:///{Path(folder) / 'moorage.sqlite'}", clock=clock)
+        try:
+            if tables:
+                create_all(database)
+            yield database
+        finally:
+            database.close()

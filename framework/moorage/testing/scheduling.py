@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+# ruff: noqa: D102  (a test's name says what it pins)
+"""The conformance kits of filters and weighers.
+
+A filter may answer in several forms: for one node (``host_passes``), for a set (``filter_rows``), once for each key (``host_key``),
+or before all others (``prepare``). Whatever form the scheduler picks, the answer must be the same. Mix the kit into a
+``unittest.TestCase`` and say how the filter is made; say in ``expected`` in plain words what it is for, so that the answers are
+compared with its meaning and not only with each other::
+
+    class QuietFilterTests(HostFilterTests, unittest.TestCase):
+        def make_filter(self):
+            return QuietFilter(conf=None)
+
+        def expected(self, host_state, spec):
+            return host_state.num_instances == 0
+
+Fleets and requests are random, and the same in every run; ``cases`` says how many requests there are.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import random as random_module
+import unittest
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from moorage import errors
+from moorage.scheduling.fleet_view import FleetView, Snapshot
+from moorage.scheduling.interface import (
+    SKIP,
+    HostFilter,
+    HostState,
+    HostWeigher,
+    RequestSpec,
+    Rows,
+)
+from moorage.testing import fleets
+
+__all__ = ["HostFilterTests", "HostWeigherTests"]
+
+if TYPE_CHECKING:
+    _Base = unittest.TestCase
+else:
+    _Base = object
+
+
+class _FleetCases(_Base):
+    #: How many requests are asked; for each few of them there is a new fleet.
+    cases = 400
+    requests_per_fleet = 20
+    seed = 1
+
+    def make_fleet(self, random: random_module.Random) -> FleetView:
+        """A fleet; the default has all that Moorage's own filters look at, none, one or several of each."""
+        return fleets.random_fleet(random, random.choice((0, 1, 2, 7, 20)))
+
+    def make_request(self, random: random_module.Random) -> RequestSpec:
+        """A request; override it to say what your plugin looks at more often."""
+        return fleets.random_request(random, 20)
+
+    def fleets_and_requests(self) -> Iterator[tuple[Snapshot, RequestSpec]]:
+        """The cases of one run."""
+        random = random_module.Random(self.seed)  # noqa: S311  (no secret)
+        fleet = self.make_fleet(random).snapshot()
+        for number in range(self.cases):
+            if number % self.requests_per_fleet == 0:
+                fleet = self.make_fleet(random).snapshot()
+            yield fleet, self.make_request(random)
+
+    @staticmethod
+    def some(rows: Rows, number: int) -> Rows:
+        """Some of the rows, ascending."""
+        return rows[np.random.default_rng(number).random(len(rows)) < 0.6]
+
+
+class HostFilterTests(_FleetCases):
+    """What every filter must hold to."""
+
+    def make_filter(self) -> HostFilter:
+        """The filter under test; called once for each test."""
+        raise NotImplementedError
+
+    def expected(self, host_state: HostState, spec: RequestSpec) -> bool | None:
+        """Whether the node should pass, said as plainly as can be; None when only the forms are to be compared."""
+        return None
+
+    def asked(self, plugin: HostFilter) -> Iterator[tuple[Snapshot, RequestSpec, Any, list[int]]]:
+        """Cases with the answers of ``prepare`` and, one by one, of ``host_passes``; requests that it calls wrong are left out."""
+        for fleet, spec in self.fleets_and_requests():
+            try:
+                prepared = plugin.prepare(spec, fleet)
+            except errors.InvalidInput:
+                continue
+            passing = [row for row in range(fleet.size) if plugin.host_passes(fleet.host_state(row), spec)]
+            yield fleet, spec, prepared, passing
+
+    def test_it_answers_what_it_is_for(self) -> None:
+        plugin = self.make_filter()
+        some_pass = some_fall = False
+        for fleet, spec, _, passing in self.asked(plugin):
+            wanted = [self.expected(fleet.host_state(row), spec) for row in range(fleet.size)]
+            if None in wanted:
+                self.skipTest("this test says nothing about what is expected")
+            self.assertEqual([row for row, passes in enumerate(wanted) if passes], passing, spec)
+            some_pass, some_fall = some_pass or any(wanted), some_fall or not all(wanted)
+        self.assertTrue(some_pass, "no node of any fleet passed: the requests do not try the filter")
+        if not getattr(self, "never_refuses", False):
+            self.assertTrue(some_fall, "no node of any fleet was refused: the requests do not try the filter")
+
+    def test_answers_for_sets_are_those_for_each_node(self) -> None:
+        plugin = self.make_filter()
+        for number, (fleet, spec, _, passing) in enumerate(self.asked(plugin)):
+            everything = np.arange(fleet.size, dtype=np.intp)
+            for rows in (everything, self.some(everything, number), everything[:0]):
+                before = rows.copy()
+                found = plugin.filter_rows(fleet, rows, spec)
+                if found is None:
+                    continue
+                self.assertEqual([int(row) for row in rows if row in set(passing)], [int(row) for row in found], spec)
+                self.assertTrue((rows == before).all(), "filter_rows changed the rows that it was given")
+
+    def test_nodes_with_the_same_key_get_the_same_answer(self) -> None:
+        plugin = self.make_filter()
+        for fleet, spec, _, passing in self.asked(plugin):
+            answers: dict[Any, bool] = {}
+            for row in range(fleet.size):
+                key = plugin.host_key(fleet.host_state(row))
+                if key is NotImplemented:
+                    continue
+                passes = row in passing
+                self.assertEqual(passes, answers.setdefault(key, passes), f"{key!r} has two answers for {spec}")
+
+    def test_what_is_prepared_agrees(self) -> None:
+        plugin = self.make_filter()
+        for fleet, spec, prepared, passing in self.asked(plugin):
+            if prepared is SKIP:
+                self.assertEqual(list(range(fleet.size)), passing, f"it says SKIP and refuses nodes: {spec}")
+            elif prepared is not None:
+                self.assertLessEqual(set(passing), {int(row) for row in prepared}, spec)
+
+    def test_a_refusal_is_explained(self) -> None:
+        plugin = self.make_filter()
+        for fleet, spec, _, passing in self.asked(plugin):
+            for row in set(range(fleet.size)) - set(passing):
+                text = plugin.explain(fleet.host_state(row), spec)
+                self.assertIsInstance(text, str)
+                self.assertTrue(text.strip(), spec)
+
+    def test_it_keeps_nothing_between_requests_and_threads(self) -> None:
+        plugin = self.make_filter()
+        cases = [(fleet, spec, passing) for fleet, spec, _, passing in self.asked(plugin)][:40]
+
+        def again(case: tuple[Snapshot, RequestSpec, list[int]]) -> list[int]:
+            fleet, spec, _ = case
+            plugin.prepare(spec, fleet)
+            return [row for row in range(fleet.size) if plugin.host_passes(fleet.host_state(row), spec)]
+
+        with concurrent.futures.ThreadPoolExecutor(4) as pool:
+            for case, found in zip(cases[::-1], pool.map(again, cases[::-1]), strict=True):
+                self.assertEqual(case[2], found)
+
+
+class HostWeigherTests(_FleetCases):
+    """What every weigher must hold to."""
+
+    cases = 200
+
+    def make_weigher(self) -> HostWeigher:
+        """The weigher under test; called once for each test."""
+        raise NotImplementedError
+
+    def expected(self, host_state: HostState, spec: RequestSpec) -> float | None:
+        """The raw weight of a node, said as plainly as can be; None when nothing is to be compared."""
+        return None
+
+    def test_a_number_for_each_row(self) -> None:
+        plugin = self.make_weigher()
+        for number, (fleet, spec) in enumerate(self.fleets_and_requests()):
+            rows = self.some(np.arange(fleet.size, dtype=np.intp), number)
+            weights = np.asarray(plugin.weigh_rows(fleet, rows, spec), dtype=np.float64)
+            self.assertEqual(rows.shape, weights.shape)
+            self.assertTrue(np.isfinite(weights).all(), weights)
+            multipliers = plugin.row_multipliers(fleet, rows)
+            if multipliers is not None:
+                self.assertEqual(rows.shape, multipliers.shape)
+                self.assertTrue(np.isfinite(multipliers).all(), multipliers)
+        self.assertIsInstance(plugin.multiplier, float)
+
+    def test_it_weighs_what_it_is_for(self) -> None:
+        plugin = self.make_weigher()
+        differing = False
+        for fleet, spec in self.fleets_and_requests():
+            rows = np.arange(fleet.size, dtype=np.intp)
+            wanted = [self.expected(fleet.host_state(row), spec) for row in range(fleet.size)]
+            if None in wanted:
+                self.skipTest("this test says nothing about what is expected")
+            self.assertEqual(wanted, [float(weight) for weight in plugin.weigh_rows(fleet, rows, spec)], spec)
+            differing = differing or len(set(wanted)) > 1
+        self.assertTrue(differing, "no two nodes of any fleet differ: the requests do not try the weigher")
+
+    def test_a_weight_does_not_depend_on_the_other_rows(self) -> None:
+        plugin = self.make_weigher()
+        for number, (fleet, spec) in enumerate(self.fleets_and_requests()):
+            everything = np.arange(fleet.size, dtype=np.intp)
+            rows = self.some(everything, number)
+            whole = np.asarray(plugin.weigh_rows(fleet, everything, spec))
+            self.assertEqual(list(whole[rows]), list(plugin.weigh_rows(fleet, rows, spec)))

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Placement's manners: which headers it wants, how it refuses, what it says of versions."""
+
+from __future__ import annotations
+
+import email.utils
+import html
+import http
+import json
+from collections.abc import Iterable, Sequence
+
+import microversion_parse
+from typing_extensions import override
+
+from moorage import errors
+from moorage.api.dialect import Dialect
+from moorage.api.dialect_application import Answer, Call, DialectApplication, Operation, Version
+from moorage_plugins.api.placement.failures import PLACEMENT_STATUSES, NotAcceptable, UnsupportedMediaType, code
+
+__all__ = ["DIALECT", "PlacementApplication", "cached", "versions_document"]
+
+JSON = "application/json"
+DIALECT = Dialect("placement", (1, 0), (1, 39), statuses=PLACEMENT_STATUSES)
+#: From here on answers say when what they show was last changed, and that it is not to be cached.
+LAST_MODIFIED: Version = (1, 15)
+#: From here on errors have codes.
+ERROR_CODES: Version = (1, 23)
+
+
+class PlacementApplication(DialectApplication):
+    """Answers as Placement does."""
+
+    request_id_header = "x-openstack-request-id"
+
+    @override
+    def read_version(self, call: Call) -> Version:
+        text = call.header("OpenStack-API-Version") or ""
+        found = microversion_parse.get_version({"openstack-api-version": text}, "placement") if text else None
+        if found is None:
+            return self.dialect.lowest
+        if found == "latest":
+            return self.dialect.highest
+        try:
+            parsed = microversion_parse.parse_version_string(found)
+            version = (int(parsed[0]), int(parsed[1]))
+        except (TypeError, ValueError):
+            raise errors.InvalidInput(f"invalid version string: {found}") from None
+        if not self.dialect.lowest <= version <= self.dialect.highest:
+            low, high = (f"{major}.{minor}" for major, minor in (self.dialect.lowest, self.dialect.highest))
+            raise errors.UnsupportedVersion(
+                f"Unacceptable version header: {found}; {low} to {high} are served.", min_version=low, max_version=high
+            )
+        return version
+
+    @override
+    def version_headers(self, call: Call) -> Iterable[tuple[str, str]]:
+        major, minor = call.version
+        return ("openstack-api-version", f"placement {major}.{minor}"), ("vary", "openstack-api-version")
+
+    @override
+    def check_call(self, call: Call) -> None:
+        if self.length(call) and not call.header("Content-Type"):
+            raise errors.InvalidInput("content-type header required when content-length > 0", path="Content-Type")
+
+    @override
+    def check_operation(self, call: Call, operation: Operation) -> None:
+        if operation.body is not None:
+            given = call.header("Content-Type")
+            if (given or "").partition(";")[0].strip().lower() != JSON:
+                raise UnsupportedMediaType(f"The media type {given} is not supported, use {JSON}", path="Content-Type")
+        if call.method == "GET" and not accepts(call.header("Accept"), JSON):
+            raise NotAcceptable(f"Only {JSON} is provided", path="Accept")
+
+    @override
+    def no_such_version(self, call: Call, operations: Sequence[Operation]) -> errors.MoorageError:
+        return errors.NotFound("The resource could not be found.")
+
+    @override
+    def render_error(self, call: Call, error: errors.MoorageError, status: int) -> tuple[str, bytes]:
+        title = http.HTTPStatus(status).phrase
+        detail = error.message
+        if not accepts(call.header("Accept"), JSON):
+            page = f"<html><head><title>{status} {title}</title></head><body><h1>{status} {title}</h1>"
+            return "text/html; charset=UTF-8", f"{page}{html.escape(detail)}</body></html>".encode()
+        shown = {"status": status, "request_id": call.request_id, "title": title, "detail": detail}
+        if call.version >= ERROR_CODES:
+            shown["code"] = code(error)
+        if isinstance(error, errors.UnsupportedVersion):
+            shown |= {name: error.details[name] for name in ("min_version", "max_version")}
+        if isinstance(error, errors.Conflict):
+            # For programs: which class, how much was asked, how much is free.
+            known = {
+                name: error.details[name]
+                for name in ("provider", "resource_class", "asked", "free")
+                if name in error.details
+            }
+            if known:
+                shown["moorage"] = known
+        return JSON, json.dumps({"errors": [shown]}).encode()
+
+
+def accepts(header: str | None, kind: str) -> bool:
+    """An Accept header allows a type (RFC 9110, 12.5.1): no header allows all; quality 0 forbids."""
+    if not header:
+        return True
+    major = kind.partition("/")[0]
+    best: tuple[int, float] | None = None
+    for part in header.split(","):
+        media, *parameters = (piece.strip().lower() for piece in part.split(";"))
+        rank = {kind: 3, f"{major}/*": 2, "*/*": 1, "*": 1}.get(media, 0)
+        if not rank or (best is not None and best[0] >= rank):
+            continue
+        quality = next((text[2:] for text in parameters if text.startswith("q=")), "1")
+        try:
+            best = rank, float(quality)
+        except ValueError:
+            best = rank, 1.0
+    return best is not None and best[1] > 0
+
+
+def cached(call: Call, answer: Answer, changed: int | None = None) -> Answer:
+    """The answer with the headers that GETs have from 1.15.
+
+    :param changed: when what it shows was last changed, in microseconds since the epoch; None: now.
+    """
+    if call.version < LAST_MODIFIED:
+        return answer
+    stamp = email.utils.formatdate(None if changed is None else changed / 1_000_000, usegmt=True)
+    return Answer(
+        answer.status, answer.body, (*answer.headers, ("last-modified", stamp), ("cache-control", "no-cache"))
+    )
+
+
+def versions_document(call: Call) -> Answer:
+    """``GET /``: what is served here; needs no authentication."""
+    low, high = (f"{major}.{minor}" for major, minor in (DIALECT.lowest, DIALECT.highest))
+    version = {
+        "id": "v1.0",
+        "max_version": high,
+        "min_version": low,
+        "status": "CURRENT",
+        "links": [{"rel": "self", "href": call.prefix}],
+    }
+    return cached(call, Answer(200, {"versions": [version]}))

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From errors to Placement's statuses and codes: one table.
+
+The codes that begin with ``placement.`` are Placement's (its API reference, "Errors"); ``placement.allocation.*`` are ours, and
+tell a claim that does not fit from one that lost a race, which Placement answers alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from moorage import errors
+from moorage.api.dialect import STATUSES
+
+__all__ = [
+    "CODES",
+    "PLACEMENT_STATUSES",
+    "BadValue",
+    "CannotDeleteParent",
+    "ConcurrentUpdate",
+    "DuplicateKey",
+    "DuplicateName",
+    "InventoryInUse",
+    "MissingValue",
+    "NotAcceptable",
+    "ProviderInUse",
+    "UnknownProvider",
+    "UnsupportedMediaType",
+    "code",
+]
+
+UNDEFINED = "placement.undefined_code"
+
+
+class UnsupportedMediaType(errors.InvalidInput):
+    """The body is of a type that is not read."""
+
+
+class NotAcceptable(errors.InvalidInput):
+    """The client accepts no type that is written."""
+
+
+class ConcurrentUpdate(errors.Conflict):
+    """The generation that the client gave is not the present one."""
+
+
+class DuplicateName(errors.AlreadyExists):
+    """Another provider has the name or uuid."""
+
+
+class InventoryInUse(errors.InUse):
+    """An inventory that has allocations cannot go."""
+
+
+class ProviderInUse(errors.InUse):
+    """A provider that has allocations cannot go."""
+
+
+class CannotDeleteParent(errors.InUse):
+    """A provider that has children cannot go."""
+
+
+class UnknownProvider(errors.InvalidInput):
+    """A body names a provider that does not exist."""
+
+
+class DuplicateKey(errors.InvalidInput):
+    """A parameter of the query stands twice and may not."""
+
+
+class BadValue(errors.InvalidInput):
+    """A parameter of the query has a value that is none."""
+
+
+class MissingValue(errors.InvalidInput):
+    """A parameter of the query needs another one."""
+
+
+#: Error class -> status; the nearest ancestor counts.
+PLACEMENT_STATUSES: Mapping[type[errors.MoorageError], int] = {
+    **STATUSES,
+    UnsupportedMediaType: 415,
+    NotAcceptable: 406,
+}
+#: Error class -> code from 1.23; the nearest ancestor counts.
+CODES: Mapping[type[errors.MoorageError], str] = {
+    errors.MoorageError: UNDEFINED,
+    errors.CapacityExceeded: "placement.allocation.capacity_exceeded",
+    errors.ConstraintViolated: "placement.allocation.constraints",
+    ConcurrentUpdate: "placement.concurrent_update",
+    DuplicateName: "placement.duplicate_name",
+    InventoryInUse: "placement.inventory.inuse",
+    ProviderInUse: "placement.resource_provider.inuse",
+    CannotDeleteParent: "placement.resource_provider.cannot_delete_parent",
+    UnknownProvider: "placement.resource_provider.not_found",
+    DuplicateKey: "placement.query.duplicate_key",
+    BadValue: "placement.query.bad_value",
+    MissingValue: "placement.query.missing_value",
+}
+
+
+def code(error: errors.MoorageError) -> str:
+    """Placement's code of an error."""
+    return next((CODES[cls] for cls in type(error).__mro__ if cls in CODES), UNDEFINED)

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The instances of the compute service."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import sqlalchemy as sa
+from typing_extensions import override
+
+from moorage import errors, lease
+from moorage.clock import Clock
+from moorage.control_plane.interface import Instance, InstanceStore
+from moorage.db import Database, now
+from moorage.scheduling.interface import InstanceRecord
+from moorage_plugins.compute.tables import instances
+
+__all__ = ["ComputeInstances"]
+
+_COLUMNS = (
+    instances.c.uuid, instances.c.name, instances.c.status, instances.c.host, instances.c.node, instances.c.node_uuid,
+    instances.c.flavorid, instances.c.resources, instances.c.project_id, instances.c.user_id, instances.c.fault,
+    instances.c.fence, instances.c.created_at, instances.c.updated_at, instances.c.request,
+)  # fmt: skip
+_RECORD = (
+    instances.c.uuid, instances.c.host, instances.c.node, instances.c.flavorid, instances.c.resources,
+    instances.c.project_id,
+)  # fmt: skip
+#: An instance in error holds no room any more: its claim is given back when the build fails.
+_OCCUPIES = instances.c.status != "error"
+_OF_UUID = instances.c.uuid == sa.bindparam("of_uuid")
+_FENCE = {"token": sa.bindparam("token", type_=sa.BigInteger)}
+_SET = lease.WRITE.update(instances, _OF_UUID, _FENCE).values(
+    status=sa.bindparam("to_status"), fault=sa.bindparam("to_fault"), updated_at=now()
+)
+_REMOVE = lease.REMOVE.delete(instances, _OF_UUID, _FENCE)
+
+
+class ComputeInstances(InstanceStore):
+    """Instances as rows of the table ``instances``."""
+
+    api_version: ClassVar[tuple[int, int]] = (1, 0)
+
+    def __init__(self, *, conf: Any, database: Database, clock: Clock) -> None:
+        self._database = database
+
+    @override
+    def all(self, *, after: str = "", limit: int = 1000) -> Sequence[InstanceRecord]:
+        return self._records(instances.c.uuid > after, limit)
+
+    @override
+    def by_hosts(self, hosts: Sequence[str]) -> Sequence[InstanceRecord]:
+        return self._records(instances.c.host.in_(hosts), None)
+
+    def _records(self, condition: sa.ColumnElement[bool], limit: int | None) -> list[InstanceRecord]:
+        query = sa.select(*_RECORD).where(condition, _OCCUPIES).order_by(instances.c.uuid).limit(limit)
+        with self._database.read() as tx:
+            return [InstanceRecord(*row) for row in tx.execute(query)]
+
+    @override
+    def insert(self, transaction: Any, instance: Instance) -> None:
+        values = {column.name: getattr(instance, column.name) for column in _COLUMNS}
+        values |= {"resources": dict(instance.resources), "request": dict(instance.request)}
+        values |= {"created_at": now(), "updated_at": now()}
+        transaction.execute(sa.insert(instances).values(values))
+
+    @override
+    def get(self, uuid: str) -> Instance:
+        with self._database.read() as tx:
+            row = tx.execute(sa.select(*_COLUMNS).where(instances.c.uuid == uuid)).first()
+        if row is None:
+            raise errors.NotFound(f"There is no instance {uuid}.")
+        return Instance(*row)
+
+    @override
+    def list(
+        self,
+        *,
+        after: str = "",
+        limit: int = 1000,
+        host: str | None = None,
+        status: str | None = None,
+        project_id: str | None = None,
+    ) -> Sequence[Instance]:
+        query = sa.select(*_COLUMNS).where(instances.c.uuid > after).order_by(instances.c.uuid).limit(limit)
+        for column, value in (
+            (instances.c.host, host),
+            (instances.c.status, status),
+            (instances.c.project_id, project_id),
+        ):
+            if value is not None:
+                query = query.where(column == value)
+        with self._database.read() as tx:
+            return [Instance(*row) for row in tx.execute(query)]
+
+    @override
+    def set_status(
+        self,
+        transaction: Any,
+        uuid: str,
+        status: str,
+        token: int,
+        *,
+        fault: str = "",
+        expected: Sequence[str] = (),
+    ) -> bool:
+        statement = _SET.where(instances.c.status.in_(expected)) if expected else _SET
+        values = {"of_uuid": uuid, "to_status": status, "to_fault": fault, "token": token}
+        return bool(transaction.execute(statement, values).rowcount == 1)
+
+    @override
+    def remove(self, transaction: Any, uuid: str, token: int) -> bool:
+        return bool(transaction.execute(_REMOVE, {"of_uuid": uuid, "token": token}).rowcount == 1)

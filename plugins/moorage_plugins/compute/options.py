@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options of the compute plugin, in the group ``[compute]``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from oslo_config import cfg
+
+__all__ = ["GROUP", "OPTS", "list_opts", "register_opts"]
+
+GROUP = cfg.OptGroup("compute", title="The reference compute service")
+
+OPTS: Sequence[cfg.Opt] = (
+    cfg.IntOpt("operations", default=4, min=1, help="Operations that an agent does at the same time. Needs a restart."),
+    cfg.IntOpt(
+        "batch",
+        default=32,
+        min=1,
+        help="Operations that are taken, and finished, in one transaction at most. Needs a restart.",
+    ),
+    cfg.IntOpt(
+        "queue",
+        default=10000,
+        min=1,
+        help="Messages that an agent remembers at most; what comes beyond is found by its sweep. Needs a restart.",
+    ),
+    cfg.FloatOpt(
+        "build_delay",
+        default=0.0,
+        min=0.0,
+        help="Seconds that the simulated driver takes to build an instance; the flavor's extra spec sim:delay_ms "
+        "(milliseconds) goes before it. Needs a restart.",
+    ),
+    cfg.FloatOpt(
+        "destroy_delay",
+        default=0.0,
+        min=0.0,
+        help="Seconds that the simulated driver takes to destroy an instance. Needs a restart.",
+    ),
+    cfg.StrOpt(
+        "fail_builds",
+        default="",
+        help="The fault with which the simulated driver fails every build; empty for none. The flavor's extra spec "
+        "sim:fail goes before it. Needs a restart.",
+    ),
+)
+
+
+def register_opts(conf: cfg.ConfigOpts) -> None:
+    """Register the options on ``conf``."""
+    # A group of its own: what is set on one that is shared would be set in every configuration of the process.
+    conf.register_group(cfg.OptGroup(GROUP.name, title=GROUP.title))
+    conf.register_opts(OPTS, group=GROUP.name)
+
+
+def list_opts() -> Sequence[tuple[str, Sequence[cfg.Opt]]]:
+    """Options by group, for the sample configuration."""
+    return [(GROUP.name, OPTS)]

@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of instances; written by :mod:`moorage_plugins.compute.instances` alone."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+from moorage.db.schema import BigId, JsonText, Micros, Uuid, exact
+from moorage_plugins.schema import plugins_metadata
+
+__all__ = ["instances"]
+
+instances = sa.Table(
+    "instances",
+    plugins_metadata,
+    sa.Column("id", BigId, primary_key=True),
+    sa.Column("uuid", Uuid, nullable=False),
+    sa.Column("name", sa.String(255), nullable=False),
+    sa.Column("status", exact(40), nullable=False),
+    sa.Column("host", exact(255), nullable=False),
+    sa.Column("node", exact(255), nullable=False),
+    sa.Column("node_uuid", Uuid, nullable=False),
+    sa.Column("flavorid", exact(255), nullable=False),
+    sa.Column("resources", JsonText, nullable=False),
+    sa.Column("project_id", exact(255), nullable=False),
+    sa.Column("user_id", exact(255), nullable=False),
+    sa.Column("fault", sa.Text, nullable=False),
+    sa.Column("fence", sa.BigInteger, nullable=False),
+    sa.Column("created_at", Micros, nullable=False),
+    sa.Column("updated_at", Micros, nullable=False),
+    sa.Column("request", JsonText, nullable=False),
+    sa.UniqueConstraint("uuid", name="uq_instances_uuid"),
+    sa.Index("ix_instances_host", "host", "uuid"),
+)

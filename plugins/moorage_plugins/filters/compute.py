@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Only nodes whose agent works."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from typing_extensions import override
+
+from moorage.scheduling.interface import Fleet, HostFilter, HostState, RequestSpec, Rows
+
+__all__ = ["ComputeFilter"]
+
+
+class ComputeFilter(HostFilter):
+    """Passes nodes whose agent is up and not disabled, and that may host instances at all."""
+
+    api_version: ClassVar[tuple[int, int]] = (1, 0)
+
+    @override
+    def host_passes(self, host_state: HostState, spec_obj: RequestSpec) -> bool:
+        return host_state.service_up and host_state.service_enabled and host_state.can_host
+
+    @override
+    def filter_rows(self, fleet: Fleet, rows: Rows, spec: RequestSpec) -> Rows:
+        return rows[fleet.available[rows]]
+
+    @override
+    def explain(self, host_state: HostState, spec: RequestSpec) -> str:
+        if not host_state.can_host:
+            return "it may not host instances"
+        return f"its agent {host_state.host} is {'disabled' if host_state.service_up else 'down'}"

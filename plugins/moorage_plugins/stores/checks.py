@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all allocation stores agree on: which input can never be right, and why a claim does not fit.
+
+The sql store decides in SQL and asks here only for the reason of a refusal; the memory store decides here. The formulas are
+those of the design (seed 001): capacity = (total - reserved) * allocation_ratio, compared as IEEE doubles.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+
+from moorage import errors
+from moorage.allocation.interface import ClaimRequest, InventoryItem, ResourceProvider
+
+__all__ = ["LARGEST", "PLACEMENT_RULE", "SEED_RULE", "check_class", "check_providers", "check_request", "refusal"]
+
+#: The largest amount that a claim or an inventory names (Placement's limit, so that amounts can be exchanged with it).
+LARGEST = 2**31 - 1
+SEED_RULE = "seed"
+PLACEMENT_RULE = "modulo"
+_CLASS = re.compile(r"[A-Z0-9_]{1,255}")
+_UUID_LENGTH = 36
+_NAME_LENGTH = 255
+#: Field of an inventory -> the smallest value that makes sense; the largest is LARGEST for all.
+_SMALLEST = {"total": 0, "reserved": 0, "min_unit": 1, "max_unit": 1, "step_size": 1}
+
+
+def refusal(
+    provider: str, name: str, amount: int, item: InventoryItem | None, used: int, rule: str
+) -> errors.Conflict | None:
+    """Why ``amount`` more of a class does not fit on a provider of which ``used`` are taken; None when it does.
+
+    :param item: the provider's inventory of the class; None when it has none.
+    :param rule: ``seed`` or ``modulo``, see ``[allocation] step_size_rule``.
+    """
+    if item is None:
+        return errors.CapacityExceeded(
+            f"Provider {provider} has no {name} at all.", provider=provider, resource_class=name, asked=amount, free=0
+        )
+    free = max(0, math.floor(item.capacity - used))
+    stepped = amount % item.step_size == 0 or (rule == SEED_RULE and amount == item.min_unit)
+    if not (item.min_unit <= amount <= item.max_unit and stepped):
+        return errors.ConstraintViolated(
+            f"{amount} {name} cannot be claimed of provider {provider}: amounts are from {item.min_unit} to "
+            f"{item.max_unit} in steps of {item.step_size}.",
+            provider=provider,
+            resource_class=name,
+            asked=amount,
+            free=free,
+        )
+    if used + amount > item.capacity:
+        return errors.CapacityExceeded(
+            f"Provider {provider} has {free} {name} free, and {amount} were asked for.",
+            provider=provider,
+            resource_class=name,
+            asked=amount,
+            free=free,
+        )
+    return None
+
+
+def check_request(request: ClaimRequest) -> None:
+    """Refuse a claim that can never be right, before anything is touched.
+
+    :raises InvalidInput: says where.
+    """
+    _check_text("consumer", request.consumer, _UUID_LENGTH)
+    for path, value in (
+        ("request_id", request.request_id),
+        ("project", request.project),
+        ("user", request.user),
+        ("consumer_type", request.consumer_type),
+    ):
+        if value:
+            _check_text(path, value, _NAME_LENGTH)
+    if not request.resources or not all(request.resources.values()):
+        raise errors.InvalidInput(
+            "A claim must name a provider, and at least one resource class of each provider.", path="resources"
+        )
+    for provider, wanted in request.resources.items():
+        _check_text("provider", provider, _UUID_LENGTH)
+        for name, amount in wanted.items():
+            _check_number(f"resources.{provider}.{name}", amount, 1)
+
+
+def check_class(name: str, known: bool) -> None:
+    """Refuse a name that no resource class can have.
+
+    :param known: it is a standard class, or exists.
+    :raises InvalidInput: it is neither, and does not begin with ``CUSTOM_``.
+    """
+    if known:
+        return
+    if not isinstance(name, str) or not _CLASS.fullmatch(name):
+        raise errors.InvalidInput(
+            f"{name!r} cannot be a resource class; names are of A-Z, 0-9 and _, at most 255 of them.",
+            path="resource_class",
+        )
+    if not name.startswith("CUSTOM_") or name == "CUSTOM_":
+        raise errors.InvalidInput(
+            f"{name} is no standard resource class; name a class of your own CUSTOM_{name.removeprefix('CUSTOM_')}.",
+            path="resource_class",
+        )
+
+
+def check_providers(providers: Sequence[ResourceProvider]) -> None:
+    """Refuse providers that can never be right.
+
+    :raises InvalidInput: says which, where and why.
+    """
+    uuids: set[str] = set()
+    names: set[str] = set()
+    for each in providers:
+        _check_text("uuid", each.uuid, _UUID_LENGTH)
+        _check_text("name", each.name, _NAME_LENGTH)
+        if each.uuid in uuids or each.name in names:
+            raise errors.InvalidInput(f"Provider {each.uuid} ({each.name}) is given twice.", path="uuid")
+        uuids.add(each.uuid)
+        names.add(each.name)
+        classes: set[str] = set()
+        for item in each.inventories:
+            if item.resource_class in classes:
+                raise errors.InvalidInput(
+                    f"Provider {each.uuid} ({each.name}) has two inventories of {item.resource_class}.",
+                    path="inventories",
+                )
+            classes.add(item.resource_class)
+            _check_inventory(each, item)
+
+
+def _check_inventory(provider: ResourceProvider, item: InventoryItem) -> None:
+    where = f"{provider.name}.{item.resource_class}"
+    for field, smallest in _SMALLEST.items():
+        _check_number(f"{where}.{field}", getattr(item, field), smallest)
+    if item.reserved > item.total:
+        raise errors.InvalidInput(
+            f"{where}: reserved ({item.reserved}) is more than total ({item.total}).", path=f"{where}.reserved"
+        )
+    ratio = item.allocation_ratio
+    if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 <= ratio <= LARGEST:
+        raise errors.InvalidInput(
+            f"{where}: allocation_ratio is {ratio!r}, and must be a number from 0 to {LARGEST}.",
+            path=f"{where}.allocation_ratio",
+        )
+
+
+def _check_number(path: str, value: int, smallest: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not smallest <= value <= LARGEST:
+        raise errors.InvalidInput(
+            f"{path} is {value!r}, and must be a whole number from {smallest} to {LARGEST}.", path=path
+        )
+
+
+def _check_text(path: str, value: str, longest: int) -> None:
+    # PostgreSQL stores no NUL, and MariaDB takes two texts for the same that differ by spaces at the end.
+    if not isinstance(value, str) or not 0 < len(value) <= longest or "\0" in value or value[-1] == " ":
+        raise errors.InvalidInput(
+            f"{path} is {value!r:.80}, and must be a text of 1 to {longest} characters, without the character NUL "
+            "and without spaces at its end.",
+            path=path,
+        )

@@ -1,0 +1,286 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The allocation store of one process: for tests, simulations, and libraries that keep nothing.
+
+The same contract as the sql store's, kept under one lock: a claim is checked in full before anything is written.
+"""
+
+from __future__ import annotations
+
+import bisect
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import os_resource_classes
+from typing_extensions import override
+
+from moorage import errors
+from moorage.allocation.interface import (
+    AllocationItem,
+    AllocationStore,
+    Auditable,
+    Capability,
+    ClaimOutcome,
+    ClaimRequest,
+    Companion,
+    Drift,
+    InventoryItem,
+    ProviderUsage,
+    ResourceProvider,
+)
+from moorage_plugins.stores.checks import check_class, check_providers, check_request, refusal
+
+__all__ = ["MemoryStore"]
+
+_STANDARD = frozenset(os_resource_classes.STANDARDS)
+
+
+@dataclass(slots=True)
+class _Provider:
+    """A provider as it is now; ``used`` has every class of ``items``."""
+
+    uuid: str
+    name: str
+    can_host: bool
+    generation: int = 0
+    items: dict[str, InventoryItem] = field(default_factory=dict)
+    used: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Consumer:
+    request_id: str | None
+    held: tuple[AllocationItem, ...]
+
+
+class MemoryStore(AllocationStore, Auditable):
+    """Claims in the memory of one process. A companion is called with None, under the lock; its error undoes the claim."""
+
+    api_version: ClassVar[tuple[int, int]] = (1, 0)
+    capabilities: ClassVar[frozenset[Capability]] = frozenset()
+
+    def __init__(self, *, conf: Any, database: Any = None, clock: Any = None) -> None:
+        self._step_rule = str(conf.allocation.step_size_rule)
+        # Reentrant, so that a companion may read.
+        self._lock = threading.RLock()
+        self._providers: dict[str, _Provider] = {}
+        self._names: dict[str, str] = {}
+        self._classes: set[str] = set(_STANDARD)
+        self._consumers: dict[str, _Consumer] = {}
+
+    # -- providers ------------------------------------------------------------------------------------------------
+
+    @override
+    def ensure_providers(self, providers: Sequence[ResourceProvider], transaction: Any | None = None) -> int:
+        _refuse_transaction(transaction)
+        check_providers(providers)
+        for each in providers:
+            for item in each.inventories:
+                check_class(item.resource_class, item.resource_class in self._classes)
+        with self._lock:
+            for each in providers:
+                self._check_ensured(each)
+            return sum(self._ensure(each) for each in providers)
+
+    def _check_ensured(self, wanted: ResourceProvider) -> None:
+        holder = self._names.get(wanted.name, wanted.uuid)
+        if holder != wanted.uuid:
+            raise errors.AlreadyExists(
+                f"The name {wanted.name} belongs to provider {holder}, so {wanted.uuid} cannot have it.",
+                name=wanted.name,
+                holder=holder,
+            )
+        present = self._providers.get(wanted.uuid)
+        if present is None:
+            return
+        kept = {item.resource_class for item in wanted.inventories}
+        for name, used in present.used.items():
+            if used and name not in kept:
+                raise errors.InUse(
+                    f"The inventory of {name} of provider {wanted.uuid} has allocations; release them first.",
+                    provider=wanted.uuid,
+                    resource_class=name,
+                    holder=f"{used} {name} of allocations",
+                )
+
+    def _ensure(self, wanted: ResourceProvider) -> bool:
+        items = {item.resource_class: item for item in wanted.inventories}
+        self._classes.update(items)
+        present = self._providers.get(wanted.uuid)
+        created = present is None
+        if present is None:
+            present = _Provider(wanted.uuid, wanted.name, wanted.can_host, items=items)
+            self._providers[wanted.uuid] = present
+        renamed = (present.name, present.can_host) != (wanted.name, wanted.can_host)
+        altered = present.items != items
+        self._names.pop(present.name, None)
+        self._names[wanted.name] = wanted.uuid
+        present.name, present.can_host, present.items = wanted.name, wanted.can_host, items
+        present.generation += altered
+        present.used = {name: present.used.get(name, 0) for name in items}
+        return created or renamed or altered
+
+    @override
+    def delete_provider(self, uuid: str, transaction: Any | None = None) -> bool:
+        _refuse_transaction(transaction)
+        with self._lock:
+            present = self._providers.get(uuid)
+            if present is None:
+                return False
+            held = sum(item.provider == uuid for each in self._consumers.values() for item in each.held)
+            if held:
+                raise errors.InUse(
+                    f"Provider {uuid} has {held} allocations; release them first.",
+                    provider=uuid,
+                    holder=f"{held} allocations",
+                )
+            del self._providers[uuid], self._names[present.name]
+            return True
+
+    # -- claims ---------------------------------------------------------------------------------------------------
+
+    @override
+    def claim(self, request: ClaimRequest, companion: Companion | None = None) -> ClaimOutcome:
+        check_request(request)
+        with self._lock:
+            earlier = self._consumers.get(request.consumer)
+            if earlier is not None:
+                if request.request_id is not None and earlier.request_id == request.request_id:
+                    return ClaimOutcome(request.consumer, 1, earlier.held, repeated=True)
+                raise errors.Conflict(
+                    f"Consumer {request.consumer} holds a claim of another request already; release it first.",
+                    consumer=request.consumer,
+                )
+            held = tuple(
+                AllocationItem(uuid, request.consumer, name, amount)
+                for uuid, wanted in sorted(request.resources.items())
+                for name, amount in sorted(wanted.items())
+            )
+            for uuid in request.resources:
+                if uuid not in self._providers:
+                    raise errors.NotFound(f"There is no resource provider {uuid}.", provider=uuid)
+            for item in held:
+                self._check_fits(item)
+            self._hold(request, held)
+            if companion is not None:
+                try:
+                    companion(None)
+                except BaseException:
+                    self._drop(request.consumer)
+                    raise
+            return ClaimOutcome(request.consumer, 1, held)
+
+    def _check_fits(self, item: AllocationItem) -> None:
+        name = item.resource_class
+        if name not in self._classes:
+            raise errors.NotFound(
+                f"There is no resource class {name}; it begins to exist with the first inventory of it.",
+                resource_class=name,
+            )
+        provider = self._providers[item.provider]
+        reason = refusal(
+            item.provider, name, item.used, provider.items.get(name), provider.used.get(name, 0), self._step_rule
+        )
+        if reason is not None:
+            raise reason
+
+    def _hold(self, request: ClaimRequest, held: tuple[AllocationItem, ...]) -> None:
+        self._consumers[request.consumer] = _Consumer(request.request_id, held)
+        for item in held:
+            self._providers[item.provider].used[item.resource_class] += item.used
+        for uuid in request.resources:
+            self._providers[uuid].generation += 1
+
+    def _drop(self, consumer: str) -> bool:
+        found = self._consumers.pop(consumer, None)
+        if found is None:
+            return False
+        for item in found.held:
+            self._providers[item.provider].used[item.resource_class] -= item.used
+        for uuid in {item.provider for item in found.held}:
+            self._providers[uuid].generation += 1
+        return True
+
+    @override
+    def release(self, consumer: str, transaction: Any | None = None) -> bool:
+        _refuse_transaction(transaction)
+        with self._lock:
+            return self._drop(consumer)
+
+    # -- reading --------------------------------------------------------------------------------------------------
+
+    @override
+    def allocations(
+        self,
+        *,
+        consumers: Sequence[str] | None = None,
+        providers: Sequence[str] | None = None,
+        after: tuple[str, str, str] | None = None,
+        limit: int = 1000,
+    ) -> list[AllocationItem]:
+        with self._lock:
+            found = sorted((item for uuid in self._consumers for item in self._consumers[uuid].held), key=_key)
+        if consumers is not None:
+            found = [item for item in found if item.consumer in set(consumers)]
+        if providers is not None:
+            found = [item for item in found if item.provider in set(providers)]
+        start = 0 if after is None else bisect.bisect_right(found, after, key=_key)
+        return found[start : start + limit]
+
+    @override
+    def usages(
+        self, *, after: str = "", limit: int = 1000, providers: Sequence[str] | None = None
+    ) -> list[ProviderUsage]:
+        with self._lock:
+            wanted = self._providers.keys() if providers is None else self._providers.keys() & set(providers)
+            uuids = sorted(uuid for uuid in wanted if uuid > after)[:limit]
+            return [_usage(self._providers[uuid]) for uuid in uuids]
+
+    # -- audit ----------------------------------------------------------------------------------------------------
+
+    @override
+    def drift(self) -> list[Drift]:
+        with self._lock:
+            sums = self._sums()
+            counted = {(uuid, name): used for uuid, each in self._providers.items() for name, used in each.used.items()}
+        return [
+            Drift(*key, counted.get(key), sums.get(key, 0))
+            for key in sorted(counted.keys() | sums.keys())
+            if counted.get(key) != sums.get(key, 0)
+        ]
+
+    @override
+    def recount(self, provider: str) -> bool:
+        with self._lock:
+            present = self._providers.get(provider)
+            if present is None:
+                return False
+            sums = self._sums()
+            present.used = {name: sums.get((provider, name), 0) for name in present.items}
+            present.generation += 1
+            return True
+
+    def _sums(self) -> dict[tuple[str, str], int]:
+        sums: dict[tuple[str, str], int] = {}
+        for each in self._consumers.values():
+            for item in each.held:
+                key = (item.provider, item.resource_class)
+                sums[key] = sums.get(key, 0) + item.used
+        return sums
+
+
+def _key(item: AllocationItem) -> tuple[str, str, str]:
+    return (item.consumer, item.provider, item.resource_class)
+
+
+def _usage(row: _Provider) -> ProviderUsage:
+    items = tuple(row.items[name] for name in sorted(row.items))
+    return ProviderUsage(ResourceProvider(row.uuid, row.name, row.can_host, row.generation, items), dict(row.used))
+
+
+def _refuse_transaction(transaction: Any | None) -> None:
+    if transaction is not None:
+        raise errors.InvalidInput(
+            "The memory store cannot take part in a transaction of a database; use the sql store.", path="transaction"
+        )

@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options of the sql store, in the group ``[allocation_sql]``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from oslo_config import cfg
+
+__all__ = ["GROUP", "OPTS", "list_opts", "register_opts"]
+
+GROUP = cfg.OptGroup("allocation_sql", title="The sql allocation store")
+
+OPTS: Sequence[cfg.Opt] = (
+    cfg.IntOpt(
+        "claim_attempts",
+        default=5,
+        min=1,
+        help="How often a claim is tried that is refused, yet fits by what is read afterwards (others give room back in "
+        "between). Transactions that lose a race are counted by [database] attempts. Needs a restart.",
+    ),
+)
+
+
+def register_opts(conf: cfg.ConfigOpts) -> None:
+    """Register the options on ``conf``."""
+    conf.register_group(GROUP)
+    conf.register_opts(OPTS, group=GROUP)
+
+
+def list_opts() -> Sequence[tuple[str, Sequence[cfg.Opt]]]:
+    """Options by group, for the sample configuration."""
+    return [(GROUP.name, OPTS)]

@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tests, and the two sizes they run in: quick (``make test``) and soak (``make soak``).
+
+``MOORAGE_SOAK=1`` multiplies the number of random cases; ``MOORAGE_SEED`` repeats what a run with that seed did.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+
+import hypothesis
+
+SOAK = os.environ.get("MOORAGE_SOAK", "") not in {"", "0"}
+SOAK_FACTOR = 40
+QUICK_EXAMPLES = 50
+
+hypothesis.settings.register_profile("quick", deadline=None, max_examples=QUICK_EXAMPLES, print_blob=True)
+hypothesis.settings.register_profile("soak", deadline=None, max_examples=QUICK_EXAMPLES * SOAK_FACTOR, print_blob=True)
+hypothesis.settings.load_profile("soak" if SOAK else "quick")
+
+
+def cases(quick: int) -> int:
+    """How many random cases to run: ``quick`` of them, or SOAK_FACTOR times as many in ``make soak``."""
+    return quick * SOAK_FACTOR if SOAK else quick
+
+
+def seeded() -> random.Random:
+    """A source of chance for one test: the seed of the environment, or 1 so that ``make test`` repeats itself."""
+    return random.Random(int(os.environ.get("MOORAGE_SEED", "1")))

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The reference stores on the conformance kit: memory, and sql on the three databases."""
+
+from __future__ import annotations
+
+import contextlib
+import unittest
+from typing import Any
+
+from typing_extensions import override
+
+from moorage.allocation.interface import AllocationStore
+from moorage.testing.allocation import AllocationStoreTests
+from tests.conformance.allocation.stores import SqlCase, memory_store, sql_store
+
+
+class MemoryStoreTests(AllocationStoreTests, unittest.TestCase):
+    @override
+    def make_store(self) -> AllocationStore:
+        return memory_store()
+
+
+class SqliteStoreTests(SqlCase, AllocationStoreTests, unittest.TestCase):
+    @override
+    def make_store(self) -> AllocationStore:
+        self.empty()
+        return sql_store(self.database)
+
+    @override
+    def another(self, store: AllocationStore) -> AllocationStore:
+        return sql_store(self.database)
+
+    @override
+    def transaction(self, store: AllocationStore) -> contextlib.AbstractContextManager[Any]:
+        return self.database.write()
+
+
+class PostgresqlStoreTests(SqliteStoreTests):
+    server = "postgresql"
+
+
+class MariadbStoreTests(SqliteStoreTests):
+    server = "mariadb"

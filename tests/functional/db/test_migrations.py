@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Migrations on each of the three databases: the project's own, and those of a distribution that others wrote."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import shutil
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+
+import moorage.db.alembic
+from moorage import errors
+from moorage.db import Database, autogenerate, migrations, new_metadata
+from moorage.db.schema import BigId, JsonText, Uuid, exact
+from moorage.testing import database as testing_database
+from tests import servers
+from tests.functional.db.databases import FORK, Mixin, sqlite_url
+
+_PARENTS = """
+import sqlalchemy as sa
+from alembic import op
+revision, down_revision, branch_labels, depends_on = "0001", None, None, None
+def upgrade():
+    op.create_table("tour_parents", sa.Column("id", sa.Integer, primary_key=True), sa.Column("name", sa.String(20)))
+    op.create_table("tour_children", sa.Column("id", sa.Integer, primary_key=True),
+        sa.Column("parent", sa.Integer, sa.ForeignKey("tour_parents.id", name="fk_parent", ondelete="CASCADE")))
+    op.execute("INSERT INTO tour_parents VALUES (1, 'one')")
+    op.execute("INSERT INTO tour_children VALUES (1, 1)")
+"""
+_ALTERED = """
+import sqlalchemy as sa
+from alembic import op
+revision, down_revision, branch_labels, depends_on = "0002", "0001", None, None
+def upgrade():
+    with op.batch_alter_table("tour_parents", recreate="auto") as batch:
+        batch.alter_column("name", existing_type=sa.String(20), type_=sa.String(40), existing_nullable=True)
+"""
+_BROKEN = """
+from alembic import op
+revision, down_revision, branch_labels, depends_on = "0003", "0002", None, None
+def upgrade():
+    op.execute("DELETE FROM tour_children")
+    raise ZeroDivisionError
+"""
+
+
+def _package(test: unittest.TestCase, name: str, *revisions: str) -> Path:
+    """A package with an alembic environment, as a distribution would bring it."""
+    folder = Path(tempfile.mkdtemp(prefix="moorage-test-"))
+    test.addCleanup(shutil.rmtree, folder)
+    source = Path(moorage.db.alembic.__path__[0])
+    versions = folder / name / "versions"
+    versions.mkdir(parents=True)
+    for inner in (versions.parent, versions):
+        (inner / "__init__.py").write_text("")
+    for each in ("env.py", "script.py.mako"):
+        shutil.copy(source / each, versions.parent / each)
+    for number, text in enumerate(revisions, 1):
+        (versions / f"{number:04d}_step.py").write_text(text)
+    sys.path.insert(0, str(folder))
+    test.addCleanup(sys.path.remove, str(folder))
+    test.addCleanup(sys.modules.pop, name, None)
+    importlib.invalidate_caches()
+    return versions
+
+
+def _upgrade(url: str, start: Any, answers: Any) -> None:
+    database = Database(url)
+    start.wait()
+    try:
+        answers.put(migrations.upgrade_all(database))
+    except BaseException as error:
+        answers.put(repr(error))
+
+
+class MigrationCases(Mixin):
+    """What the three have in common."""
+
+    kind = "sqlite"
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.url = (
+            sqlite_url(type(self)) if self.kind == "sqlite" else servers.fresh_database(servers.shared(self.kind))
+        )
+        self.database = Database(self.url)
+        self.addCleanup(self.database.close)
+
+    def test_an_upgrade_brings_every_distribution_to_its_newest_revision(self) -> None:
+        names = [each.distribution for each in migrations.discover()]
+        self.assertEqual("moorage", names[0])
+        self.assertIn("moorage_plugins", names)
+        for each in migrations.discover():
+            self.assertEqual((None, each.head()), (each.version(self.database), each.pending(self.database)[-1]))
+        self.assertEqual(names, migrations.upgrade_all(self.database))
+        for each in migrations.discover():
+            self.assertEqual((each.head(), []), (each.version(self.database), each.pending(self.database)))
+        self.assertEqual([], migrations.upgrade_all(self.database))
+
+    def test_revisions_make_the_tables_that_the_code_has(self) -> None:
+        migrations.upgrade_all(self.database)
+        for each in migrations.discover():
+            self.assertEqual([], each.differences(self.database))
+            self.assertGreater(len(each.metadata.tables), 1)
+
+    def test_tables_made_at_once_are_those_of_the_revisions(self) -> None:
+        testing_database.create_all(self.database)
+        for each in migrations.discover():
+            self.assertEqual([], each.differences(self.database))
+
+    def test_a_difference_is_found(self) -> None:
+        migrations.upgrade_all(self.database)
+        with self.database.schema_change() as tx:
+            tx.exec_driver_sql("ALTER TABLE nodes ADD COLUMN stray INTEGER")
+            tx.exec_driver_sql("CREATE TABLE strangers (id INTEGER)")
+        core = migrations.discover()[0]
+        found = core.differences(self.database)
+        self.assertEqual(1, len(found), found)
+        self.assertIn("stray", found[0])
+
+    def test_two_processes_that_upgrade_at_once_take_turns(self) -> None:
+        start, answers = FORK.Barrier(2), FORK.Queue()
+        both = [FORK.Process(target=_upgrade, args=(self.url, start, answers)) for _ in range(2)]
+        for each in both:
+            each.start()
+        found = sorted((answers.get(timeout=60) for _ in both), key=len)
+        for each in both:
+            each.join(60)
+        names = [each.distribution for each in migrations.discover()]
+        # Distributions take turns one by one, so each may do some of them; together they do each once.
+        self.assertEqual(sorted(names), sorted(found[0] + found[1]))
+
+    def test_a_database_of_a_later_release_is_refused(self) -> None:
+        migrations.upgrade_all(self.database)
+        core = migrations.discover()[0]
+        with self.database.write() as tx:
+            tx.exec_driver_sql(f"UPDATE {core.version_table} SET version_num = '9999'")
+        for refused in (core.upgrade, core.pending):
+            with self.assertRaisesRegex(errors.ConfigError, "revision 9999.*Install the release"):
+                refused(self.database)
+
+    def test_a_changed_table_keeps_the_rows_that_refer_to_it(self) -> None:
+        _package(self, "tour_of_change", _PARENTS, _ALTERED)
+        tour = migrations.Migrations("tour", "tour_of_change", new_metadata())
+        self.assertTrue(tour.upgrade(self.database))
+        with self.database.read() as tx:
+            self.assertEqual(1, tx.exec_driver_sql("SELECT COUNT(*) FROM tour_children").scalar_one())
+        if self.kind == "sqlite":
+            with self.database.write() as tx:
+                self.assertEqual(1, tx.exec_driver_sql("PRAGMA foreign_keys").scalar_one())
+
+    def test_a_revision_that_fails_changes_nothing(self) -> None:
+        _package(self, "tour_of_failure", _PARENTS, _ALTERED, _BROKEN)
+        tour = migrations.Migrations("tour", "tour_of_failure", new_metadata())
+        with self.assertRaises(ZeroDivisionError):
+            tour.upgrade(self.database)
+        if self.kind == "mariadb":  # commits each change of the schema by itself; what failed is rolled back
+            self.assertEqual(["0003"], tour.pending(self.database))
+            with self.database.read() as tx:
+                self.assertEqual(1, tx.exec_driver_sql("SELECT COUNT(*) FROM tour_children").scalar_one())
+        else:
+            self.assertEqual(["0001", "0002", "0003"], tour.pending(self.database))
+            with self.database.read() as tx:
+                self.assertEqual([], sa.inspect(tx).get_table_names())
+
+
+class SqliteMigrations(MigrationCases, unittest.TestCase):
+    """On SQLite."""
+
+    def test_rows_that_would_refer_to_nothing_undo_the_change(self) -> None:
+        with self.database.schema_change() as tx:
+            tx.exec_driver_sql("CREATE TABLE a (id INTEGER PRIMARY KEY)")
+            tx.exec_driver_sql("CREATE TABLE b (a INTEGER REFERENCES a (id))")
+        with self.assertRaisesRegex(errors.Conflict, "b to a"), self.database.schema_change() as tx:
+            tx.exec_driver_sql("INSERT INTO b VALUES (7)")
+        with self.database.read() as tx:
+            self.assertEqual(0, tx.exec_driver_sql("SELECT COUNT(*) FROM b").scalar_one())
+
+    def test_a_draft_of_a_revision_makes_the_tables(self) -> None:
+        versions = _package(self, "tour_of_drafts")
+        metadata = new_metadata()
+        sa.Table(
+            "drafts",
+            metadata,
+            sa.Column("id", BigId, primary_key=True),
+            sa.Column("uuid", Uuid, nullable=False),
+            sa.Column("name", exact(40)),
+            sa.Column("extra", JsonText),
+            sa.UniqueConstraint("uuid"),
+        )
+        tour = migrations.Migrations("tour", "tour_of_drafts", metadata)
+        with contextlib.redirect_stdout(io.StringIO()):
+            self.assertEqual("0001", autogenerate.write_revision(tour, "the drafts"))
+        self.assertIn("exact(36)", next(versions.glob("0001*.py")).read_text())
+        self.assertTrue(tour.upgrade(self.database))
+        self.assertEqual(("0001", []), (tour.version(self.database), tour.differences(self.database)))
+
+
+class PostgresqlMigrations(MigrationCases, unittest.TestCase):
+    """On PostgreSQL."""
+
+    kind = "postgresql"
+
+
+class MariadbMigrations(MigrationCases, unittest.TestCase):
+    """On MariaDB."""
+
+    kind = "mariadb"
+
+    def test_the_turn_is_given_back_while_the_connection_lives_on(self) -> None:
+        migrations.upgrade_all(self.database)
+        other = Database(self.url)
+        self.addCleanup(other.close)
+        with other.write() as tx:
+            held = tx.exec_driver_sql(
+                "SELECT IS_USED_LOCK(CONCAT(LEFT(DATABASE(), 40), '.moorage_migrations'))"
+            ).scalar_one()
+        self.assertIsNone(held)

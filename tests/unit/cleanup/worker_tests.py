@@ -1,0 +1,357 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What worker rows promise, on any database; a mix-in for the tests of each."""
+
+from __future__ import annotations
+
+import threading
+import unittest
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+import sqlalchemy as sa
+
+from moorage import errors, lease
+from moorage.cleanup.interface import Lease
+from moorage.cleanup.tables import fences
+from moorage.cleanup.workers import WorkerLease, WorkerStore
+from moorage.db import Database
+from moorage.db.schema import core_metadata
+from moorage.services.interface import ServiceIdentity
+from tests.servers import wait_until
+
+metadata = sa.MetaData()
+#: A resource that workers guard.
+things = sa.Table(
+    "things",
+    metadata,
+    sa.Column("id", sa.String(36), primary_key=True),
+    sa.Column("status", sa.String(40), nullable=False),
+    sa.Column("writes", sa.Integer, nullable=False),
+    sa.Column("fence", sa.BigInteger, nullable=False),
+)
+MINUTE = 60.0
+#: A lease that has expired when it is next looked at.
+MOMENT = 0.000001
+TYPE = "thing"
+
+
+def identity(name: str = "a", epoch: int = 1, host: str = "here") -> ServiceIdentity:
+    return ServiceIdentity(f"service-{name}", host, "agent", None, epoch)
+
+
+def write(tx: sa.Connection, uuid: str, status: str, token: int) -> bool:
+    """The fenced write of the work."""
+    statement = lease.WRITE.update(things, things.c.id == uuid, {"token": token})
+    return tx.execute(statement.values(status=status, writes=things.c.writes + 1)).rowcount == 1
+
+
+def in_threads(*works: Callable[[], object]) -> list[object]:
+    """All at once; results, or the errors of the project that they ended with."""
+    barrier = threading.Barrier(len(works))
+
+    def run(work: Callable[[], object]) -> object:
+        barrier.wait(30)
+        try:
+            return work()
+        except errors.MoorageError as error:
+            return error
+
+    with ThreadPoolExecutor(len(works)) as pool:
+        return list(pool.map(run, works))
+
+
+class WorkerTests(unittest.TestCase):
+    """Subclasses give ``url``."""
+
+    url: str
+
+    def setUp(self) -> None:
+        self.database = self.open_database()
+        with self.database.write() as tx:
+            for tables in (core_metadata, metadata):
+                tables.drop_all(tx)
+                tables.create_all(tx)
+        self.store = WorkerStore(self.database, lease_seconds=MINUTE)
+
+    def open_database(self) -> Database:
+        database = Database(self.url)
+        self.addCleanup(database.close)
+        return database
+
+    def create(
+        self, uuid: str = "one", operation: str = "build", status: str = "building", *, host: str = "here",
+        force: bool = False,
+    ) -> int:  # fmt: skip
+        """The operation and its resource, in one transaction."""
+
+        def work(tx: sa.Connection) -> int:
+            token = self.store.create(tx, TYPE, uuid, operation, status, addressed_to=host, force=force)
+            if not write(tx, uuid, status, token):
+                tx.execute(sa.insert(things).values(id=uuid, status=status, writes=0, fence=token))
+            return token
+
+        return self.database.run(work)
+
+    def taken(self, uuid: str = "one", who: ServiceIdentity | None = None, seconds: float = MINUTE) -> WorkerLease:
+        held = WorkerStore(self.database, lease_seconds=seconds).take(TYPE, uuid, who or identity())
+        assert held is not None
+        return held
+
+    def thing(self, uuid: str = "one") -> sa.Row:
+        with self.database.read() as tx:
+            return tx.execute(sa.select(things).where(things.c.id == uuid)).one()
+
+    def fence(self, uuid: str = "one") -> int:
+        with self.database.read() as tx:
+            return tx.execute(sa.select(fences.c.token).where(fences.c.resource_id == uuid)).scalar_one()
+
+    def finish(self, held: Lease, status: str = "active") -> None:
+        with held.finish() as tx:
+            self.assertTrue(write(tx, held.resource_id, status, held.token))
+
+    # -- the life of a row ----------------------------------------------------------------------------------------
+
+    def test_an_operation_is_created_taken_and_finished(self) -> None:
+        self.create()
+        held = self.taken()
+        self.assertEqual((held.operation, held.status, held.attempts), ("build", "building", 1))
+        held.check()
+        self.finish(held)
+        self.assertIsNone(self.store.get(TYPE, "one"))
+        self.assertEqual((self.thing().status, self.thing().fence), ("active", held.token))
+
+    def test_tokens_rise_for_ever(self) -> None:
+        tokens = []
+        for _ in range(3):
+            tokens.append(self.create())
+            held = self.taken()
+            tokens.append(held.token)
+            self.finish(held)
+        self.assertEqual(tokens, [1, 2, 3, 4, 5, 6])
+
+    def test_a_second_operation_is_refused_and_names_the_first(self) -> None:
+        self.create()
+        with self.assertRaisesRegex(errors.InUse, "build, by nobody yet .*waits for here"):
+            self.create(operation="delete")
+        self.taken()
+        before = self.fence()
+        with self.assertRaisesRegex(errors.InUse, "build, by service service-a") as caught:
+            self.create(operation="delete")
+        self.assertEqual(caught.exception.details["holder"], "service-a")
+        self.assertEqual(self.fence(), before)
+
+    def test_a_forced_operation_takes_the_work_away(self) -> None:
+        self.create()
+        zombie = self.taken()
+        token = self.create(operation="delete", status="deleting", host="there", force=True)
+        self.assertGreater(token, zombie.token)
+        row = self.store.get(TYPE, "one")
+        assert row is not None
+        self.assertEqual(
+            (row.operation, row.status, row.addressed_to, row.owner, row.attempts),
+            ("delete", "deleting", "there", None, 0),
+        )
+        with self.assertRaises(errors.Fenced):
+            zombie.check()
+        with self.assertRaises(errors.Fenced):
+            zombie.renew()
+        with self.assertRaises(errors.Fenced):
+            self.finish(zombie)
+        self.assertEqual(self.thing().status, "deleting")
+
+    def test_a_live_lease_is_not_taken(self) -> None:
+        self.create()
+        held = self.taken()
+        for who in (identity(), identity("b"), identity("b", 9)):
+            self.assertIsNone(self.store.take(TYPE, "one", who))
+        held.check()
+
+    def test_the_next_incarnation_takes_over_at_once(self) -> None:
+        self.create()
+        zombie = self.taken(who=identity(epoch=1))
+        held = self.taken(who=identity(epoch=2))
+        self.assertGreater(held.token, zombie.token)
+        self.assertEqual(held.attempts, 2)
+        self.assertIsNone(self.store.take(TYPE, "one", identity(epoch=1)))
+
+    def test_anybody_takes_over_when_the_lease_has_expired(self) -> None:
+        self.create()
+        zombie = self.taken(seconds=MOMENT)
+        wait_until(lambda: self.store.take(TYPE, "one", identity("b")), "the lease has expired", 10)
+        with self.assertRaises(errors.Fenced):
+            self.finish(zombie)
+
+    def test_who_renews_keeps_it(self) -> None:
+        self.create()
+        held = self.taken(seconds=MOMENT)
+        self.assertEqual(self.store.renew_many([held]), [])
+        self.assertIsNone(self.store.take(TYPE, "one", identity("b")))
+
+    def test_renewing_many_tells_which_are_lost(self) -> None:
+        for uuid in ("one", "two", "three"):
+            self.create(uuid)
+        held = [self.taken(uuid) for uuid in ("one", "two", "three")]
+        self.create("two", "delete", "deleting", force=True)
+        self.assertEqual([each.resource_id for each in self.store.renew_many(held)], ["two"])
+
+    def test_what_is_given_back_is_taken_again(self) -> None:
+        self.create()
+        held = self.taken()
+        with self.assertLogs("moorage.cleanup.workers", "WARNING") as logs:
+            held.give_back("the disk is full")
+        self.assertIn("the disk is full", logs.output[0])
+        again = self.taken(who=identity("b"))
+        self.assertEqual(again.attempts, 2)
+        held.give_back("too late")
+        again.check()
+
+    # -- finishing ------------------------------------------------------------------------------------------------
+
+    def test_an_error_in_the_last_write_undoes_all(self) -> None:
+        self.create()
+        held = self.taken()
+        with self.assertRaises(ZeroDivisionError), held.finish() as tx:
+            write(tx, "one", "active", held.token)
+            raise ZeroDivisionError
+        self.assertEqual(self.thing().status, "building")
+        held.check()
+        held.finish_with(lambda tx: write(tx, "one", "active", held.token))
+        self.assertEqual(self.thing().status, "active")
+
+    def test_a_zombie_ends_no_row_of_another_and_writes_nothing(self) -> None:
+        self.create()
+        zombie = self.taken()
+        held = self.taken(who=identity(epoch=2))
+        with self.assertRaises(errors.Fenced):
+            zombie.finish_with(lambda tx: write(tx, "one", "error", zombie.token))
+        self.assertEqual(self.thing().status, "building")
+        held.check()
+
+    def test_after_adoption_not_even_a_single_statement_of_a_zombie_is_accepted(self) -> None:
+        self.create()
+        zombie = self.taken()
+
+        def adopt(tx: sa.Connection, leases: Mapping[str, Lease]) -> None:
+            for uuid, held in leases.items():
+                write(tx, uuid, held.status, held.token)
+
+        adopted = self.store.take_many(TYPE, ["one"], identity(epoch=2), adopt)
+        with self.database.write() as tx:
+            self.assertFalse(write(tx, "one", "error", zombie.token))
+            self.assertTrue(write(tx, "one", "working", adopted["one"].token))
+
+    def test_several_are_ended_in_one_transaction_or_none(self) -> None:
+        for uuid in ("one", "two"):
+            self.create(uuid)
+        held = self.store.take_many(TYPE, ["one", "two"], identity())
+        self.create("two", "delete", "deleting", force=True)
+        with self.assertRaises(errors.Fenced), self.database.write() as tx:
+            for each in held.values():
+                each.end(tx)
+        held["one"].check()
+
+    # -- taking many ----------------------------------------------------------------------------------------------
+
+    def test_of_many_those_are_taken_that_are_free(self) -> None:
+        for uuid in ("one", "two", "three"):
+            self.create(uuid)
+        self.taken("two", identity("b"))
+        taken = self.store.take_many(TYPE, ["three", "one", "two", "nothing", "one"], identity())
+        self.assertEqual(sorted(taken), ["one", "three"])
+        self.assertEqual(self.store.take_many(TYPE, ["one", "three"], identity()), {})
+        self.assertEqual(self.store.take_many(TYPE, [], identity()), {})
+
+    def test_taking_a_hundred_costs_as_many_statements_as_taking_one(self) -> None:
+        uuids = [f"{number:03d}" for number in range(100)]
+        for uuid in uuids:
+            self.create(uuid)
+        statements: list[str] = []
+
+        def count(_connection: object, _cursor: object, statement: str, *_rest: object) -> None:
+            statements.append(statement)
+
+        sa.event.listen(sa.Engine, "before_cursor_execute", count)
+        self.addCleanup(sa.event.remove, sa.Engine, "before_cursor_execute", count)
+        self.assertEqual(len(self.store.take_many(TYPE, uuids, identity())), 100)
+        self.assertEqual(len([each for each in statements if each.startswith(("UPDATE", "SELECT"))]), 3)
+
+    def test_pending_are_those_of_the_host_that_may_be_taken(self) -> None:
+        for uuid in ("free", "live", "mine-before", "expired"):
+            self.create(uuid)
+        self.create("elsewhere", host="there")
+        self.taken("live", identity("b"))
+        self.taken("mine-before", identity(epoch=1))
+        self.taken("expired", identity("b"), MOMENT)
+        wait_until(lambda: len(self.pending(epoch=1)) == 2, "the lease has expired", 10)
+        self.assertEqual(self.pending(epoch=1), ["expired", "free"])
+        self.assertEqual(self.pending(epoch=2), ["expired", "free", "mine-before"])
+        page = self.store.pending(TYPE, identity(epoch=2), after="expired", limit=1)
+        self.assertEqual([each.resource_id for each in page], ["free"])
+
+    def pending(self, *, epoch: int) -> list[str]:
+        return [each.resource_id for each in self.store.pending(TYPE, identity(epoch=epoch))]
+
+    # -- races ----------------------------------------------------------------------------------------------------
+
+    def test_of_many_who_take_the_same_each_row_goes_to_one(self) -> None:
+        uuids = [f"{number:03d}" for number in range(40)]
+        for uuid in uuids:
+            self.create(uuid)
+
+        def take_all(name: str, order: list[str]) -> list[str]:
+            store = WorkerStore(self.open_database(), lease_seconds=MINUTE)
+            taken: list[str] = []
+            for start in range(0, len(order), 5):
+                taken += store.take_many(TYPE, order[start : start + 5], identity(name))
+            return taken
+
+        results = in_threads(
+            lambda: take_all("a", uuids), lambda: take_all("b", uuids[::-1]), lambda: take_all("c", uuids)
+        )
+        taken = [uuid for result in results for uuid in result]  # type: ignore[attr-defined]
+        self.assertEqual(sorted(taken), uuids)
+
+    def test_of_two_who_create_at_once_one_is_refused(self) -> None:
+        for number in range(10):
+            uuid = str(number)
+            with self.database.write() as tx:
+                tx.execute(sa.insert(things).values(id=uuid, status="new", writes=0, fence=0))
+            results = in_threads(*[lambda uuid=uuid: self.create(uuid) for _ in range(3)])
+            self.assertEqual(sorted(type(each).__name__ for each in results), ["InUse", "InUse", "int"])
+
+    def test_of_an_owner_and_one_who_takes_over_one_finishes(self) -> None:
+        for number in range(15):
+            uuid = str(number)
+            self.create(uuid)
+            owner = self.taken(uuid, identity(epoch=1))
+
+            def take_over(uuid: str = uuid) -> None:
+                held = self.store.take(TYPE, uuid, identity(epoch=2))
+                if held is not None:
+                    held.finish_with(lambda tx: write(tx, uuid, "over", held.token))
+
+            def finish(owner: Lease = owner, uuid: str = uuid) -> None:
+                owner.finish_with(lambda tx: write(tx, uuid, "owner", owner.token))
+
+            results = in_threads(finish, take_over)
+            fenced = [each for each in results if isinstance(each, errors.Fenced)]
+            self.assertEqual([each for each in results if each is not None], fenced)
+            self.assertEqual(self.thing(uuid).writes, 1)
+            self.assertEqual(self.thing(uuid).status, "over" if fenced else "owner")
+            self.assertIsNone(self.store.get(TYPE, uuid))
+
+    def test_forcing_at_the_moment_of_the_end_leaves_no_thing_stuck(self) -> None:
+        for number in range(15):
+            uuid = str(number)
+            self.create(uuid)
+            owner = self.taken(uuid)
+
+            def end(owner: Lease = owner, uuid: str = uuid) -> None:
+                owner.finish_with(lambda tx: write(tx, uuid, "active", owner.token))
+
+            def force(uuid: str = uuid) -> None:
+                self.create(uuid, "delete", "deleting", force=True)
+
+            in_threads(end, force)
+            busy = self.store.get(TYPE, uuid) is not None
+            self.assertEqual(self.thing(uuid).status, "deleting" if busy else "active")

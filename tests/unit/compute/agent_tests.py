@@ -1,0 +1,532 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the compute agent promises, on any database; a mix-in for the tests of each.
+
+Store, claims, workers and hypervisor are the real ones; only the messages that leave are collected instead of sent.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+import unittest
+import uuid as uuid_module
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from oslo_config import cfg
+from typing_extensions import override
+
+from moorage import errors
+from moorage.allocation import options as allocation_options
+from moorage.allocation.interface import InventoryItem, ResourceProvider
+from moorage.cleanup.tables import workers as workers_table
+from moorage.cleanup.workers import WorkerStore
+from moorage.clock import SystemClock
+from moorage.control_plane import options as control_plane_options
+from moorage.control_plane.interface import AgentTools, Instance
+from moorage.control_plane.placing import Deleter, StoreClaimer
+from moorage.db import Database
+from moorage.db.schema import core_metadata
+from moorage.scheduling.interface import Flavor, RequestSpec
+from moorage.scheduling.reporter import Reporter
+from moorage.services.interface import ServiceIdentity
+from moorage_plugins.compute import options as compute_options
+from moorage_plugins.compute.agent import ComputeAgent
+from moorage_plugins.compute.instances import ComputeInstances
+from moorage_plugins.migrations import TABLES
+from moorage_plugins.schema import plugins_metadata
+from moorage_plugins.stores import options as store_options
+from moorage_plugins.stores.sql import SqlStore
+from tests.servers import wait_until
+
+assert TABLES  # imported, so that the metadata has them
+
+HOST = "host-1"
+NODE = "11111111-1111-4111-8111-111111111111"
+#: A delay that the clock of the tests turns into waiting for its gate.
+GATED_MS = "77000"
+SOON = 20.0
+
+
+class GateClock(SystemClock):
+    """The machine's clock; yet who sleeps 77 seconds sleeps until the gate is open."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.sleepers = 0
+        self._lock = threading.Lock()
+
+    @override
+    def sleep(self, seconds: float) -> None:
+        if seconds == 77.0:
+            with self._lock:
+                self.sleepers += 1
+            assert self.gate.wait(60)
+        else:
+            super().sleep(seconds)
+
+
+class Told:
+    """The messages to the schedulers, as the reporter sent them."""
+
+    def __init__(self) -> None:
+        self.messages: list[tuple[str, dict[str, Any]]] = []
+
+    def fanout(self, topic: str, method: str, args: dict[str, Any]) -> None:
+        assert topic == "scheduler"
+        self.messages.append((method, args))
+
+    def created(self) -> list[str]:
+        return [
+            each["uuid"]
+            for method, args in self.messages
+            if method == "update_instance_info" and not args.get("replace")
+            for each in args["instance_or_list"]
+        ]
+
+    def deleted(self) -> list[str]:
+        return [args["instance_uuid"] for method, args in self.messages if method == "delete_instance_info"]
+
+
+class NodeNames:
+    def node_name(self, uuid: str) -> str:
+        return f"node-{uuid[0]}"
+
+
+class FlakyDatabase(Database):
+    """Cannot be reached for the next few transactions that are run."""
+
+    failures = 0
+
+    @override
+    def run(self, work: Callable[[sa.Connection], Any], *, attempts: int | None = None, **more: Any) -> Any:
+        if self.failures:
+            self.failures -= 1
+            raise errors.StoreUnavailable("The store is away, for this test.")
+        return super().run(work, attempts=attempts, **more)
+
+
+class Fleet:
+    """A store with one node, and its agents."""
+
+    def __init__(self, url: str, state_dir: str, *, lease_seconds: float = 60.0, **compute: Any) -> None:
+        self.database = FlakyDatabase(url)
+        self.conf = cfg.ConfigOpts()
+        for module in (control_plane_options, allocation_options, store_options, compute_options):
+            module.register_opts(self.conf)
+        self.conf([], project="moorage", default_config_files=[])
+        self.conf.set_override("state_dir", state_dir, group="control_plane")
+        for name, value in compute.items():
+            self.conf.set_override(name, value, group="compute")
+        self.folder = Path(state_dir) / "hypervisors" / HOST
+        self.clock = GateClock()
+        self.told = Told()
+        self.store = SqlStore(conf=self.conf, database=self.database, clock=self.clock)
+        self.instances = ComputeInstances(conf=self.conf, database=self.database, clock=self.clock)
+        self.workers = WorkerStore(self.database, lease_seconds=lease_seconds)
+        self.casts: list[tuple[str, str, str]] = []
+        self.deleter = Deleter(self.database, self.instances, self.workers, lambda *cast: self.casts.append(cast))
+        self.claimer = StoreClaimer(self.store, self.instances, self.workers, NodeNames())
+
+    def create_tables(self) -> None:
+        with self.database.write() as tx:
+            for metadata in (core_metadata, plugins_metadata):
+                metadata.drop_all(tx)
+                metadata.create_all(tx)
+        inventory = InventoryItem("VCPU", 1000)
+        self.store.ensure_providers([ResourceProvider(NODE, "node-1", inventories=(inventory,))])
+
+    def place(self, extra_specs: Mapping[str, str] | None = None) -> str:
+        """Claim, instance row and worker row, as a scheduler does it; the uuid."""
+        uuid = str(uuid_module.uuid4())
+        flavor = Flavor("small", {"VCPU": 2}, dict(extra_specs or {}))
+        self.claimer.claim(RequestSpec(uuid, flavor), NODE, HOST, f"req-{uuid}")
+        return uuid
+
+    def identity(self, epoch: int) -> ServiceIdentity:
+        return ServiceIdentity("22222222-2222-4222-8222-222222222222", HOST, "agent", None, epoch)
+
+    def agent(self, epoch: int = 1) -> ComputeAgent:
+        return ComputeAgent(
+            AgentTools(
+                conf=self.conf,
+                clock=self.clock,
+                database=self.database,
+                identity=self.identity(epoch),
+                workers=self.workers,
+                instances=self.instances,
+                release=self.store.release,
+                reporter=Reporter(self.told, HOST),
+            )
+        )
+
+    def running(self) -> dict[str, list[int]]:
+        """What the hypervisor runs: tokens by uuid."""
+        return {
+            folder.name: sorted(int(file.name) for file in folder.iterdir())
+            for folder in (self.folder.iterdir() if self.folder.exists() else ())
+        }
+
+    def used(self) -> int:
+        """What is claimed, by the allocations."""
+        return sum(item.used for item in self.store.allocations(providers=[NODE]))
+
+    def rows(self) -> int:
+        with self.database.read() as tx:
+            return tx.execute(sa.select(sa.func.count()).select_from(workers_table)).scalar_one()
+
+    def status(self, uuid: str) -> str | None:
+        try:
+            return self.instances.get(uuid).status
+        except errors.NotFound:
+            return None
+
+
+class AgentTests(unittest.TestCase):
+    """Subclasses give ``url``."""
+
+    url: str
+
+    def setUp(self) -> None:
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.state_dir = folder.name
+        self.fleet = self.make_fleet()
+        self.fleet.create_tables()
+
+    def make_fleet(self, **settings: Any) -> Fleet:
+        fleet = Fleet(self.url, self.state_dir, **settings)
+        self.addCleanup(fleet.database.close)
+        return fleet
+
+    def started(self, epoch: int = 1, fleet: Fleet | None = None) -> ComputeAgent:
+        fleet = fleet or self.fleet
+        agent = fleet.agent(epoch)
+        agent.start()
+        # In a test that failed while somebody waits at the gate.
+        self.addCleanup(agent.stop)
+        self.addCleanup(fleet.clock.gate.set)
+        return agent
+
+    def await_rows(self, count: int = 0) -> None:
+        wait_until(lambda: self.fleet.rows() == count, f"{count} worker rows", SOON)
+
+    def assert_consistent(self, active: int) -> None:
+        """As many instances as said, each with its claim, running once under the token of its row; nothing else."""
+        found = self.fleet.instances.list()
+        self.assertEqual([each.status for each in found], ["active"] * active)
+        self.assertEqual(self.fleet.used(), 2 * active)
+        self.assertEqual(self.fleet.running(), {each.uuid: [each.fence] for each in found})
+
+    # -- operations -----------------------------------------------------------------------------------------------
+
+    def test_a_build_ends_active_and_is_told(self) -> None:
+        agent = self.started()
+        uuid = self.fleet.place()
+        agent.build_instance(uuid)
+        self.await_rows()
+        self.assert_consistent(1)
+        wait_until(lambda: self.fleet.told.created() == [uuid], "it was told", SOON)
+        record = self.fleet.told.messages[-1][1]["instance_or_list"][0]
+        self.assertEqual(
+            (record["host"], record["node"], record["flavorid"], record["resources"]),
+            (HOST, "node-1", "small", {"VCPU": 2}),
+        )
+
+    def test_a_deletion_leaves_nothing_and_is_told(self) -> None:
+        agent = self.started()
+        uuid = self.fleet.place()
+        agent.build_instance(uuid)
+        self.await_rows()
+        self.fleet.deleter.delete(uuid)
+        self.assertEqual(self.fleet.casts, [(HOST, "delete_instance", uuid)])
+        self.assertEqual(self.fleet.status(uuid), "deleting")
+        agent.delete_instance(uuid)
+        self.await_rows()
+        self.assert_consistent(0)
+        wait_until(lambda: self.fleet.told.deleted() == [uuid], "it was told", SOON)
+
+    def test_a_build_that_fails_is_an_error_without_claim_that_can_be_deleted(self) -> None:
+        agent = self.started()
+        faults = {
+            self.fleet.place({"sim:fail": "no such image"}): "no such image",
+            self.fleet.place({"sim:fail": ""}): "the simulated build failed",
+            self.fleet.place({"sim:delay_ms": "soon"}): "sim:delay_ms of the flavor is 'soon'",
+        }
+        for uuid in faults:
+            agent.build_instance(uuid)
+        self.await_rows()
+        for uuid, fault in faults.items():
+            instance = self.fleet.instances.get(uuid)
+            self.assertEqual(instance.status, "error")
+            self.assertIn(fault, instance.fault)
+        self.assertEqual((self.fleet.used(), self.fleet.running()), (0, {}))
+        self.assertEqual(self.fleet.instances.by_hosts([HOST]), [])
+        wait_until(lambda: set(self.fleet.told.deleted()) == set(faults), "schedulers were told", SOON)
+        for uuid in faults:
+            self.fleet.deleter.delete(uuid)
+            agent.delete_instance(uuid)
+        self.await_rows()
+        self.assert_consistent(0)
+
+    def test_doubled_late_and_false_messages_change_nothing(self) -> None:
+        agent = self.started()
+        uuids = [self.fleet.place() for _ in range(5)]
+        for uuid in uuids * 3:
+            agent.build_instance(uuid)
+        agent.build_instance("no such instance")
+        agent.delete_instance(uuids[0])
+        self.await_rows()
+        for uuid in uuids:
+            agent.build_instance(uuid)
+            agent.delete_instance(uuid)
+        last = self.fleet.place()
+        agent.build_instance(last)
+        self.await_rows()
+        self.assert_consistent(6)
+        wait_until(lambda: len(self.fleet.told.created()) >= 6, "they were told", SOON)
+        self.assertEqual(Counter(self.fleet.told.created()), Counter([*uuids, last]))
+
+    def test_the_sweep_finds_operations_whose_message_was_lost(self) -> None:
+        agent = self.started()
+        self.fleet.place()
+        self.fleet.place()
+        agent.sweep()
+        self.await_rows()
+        self.assert_consistent(2)
+
+    def test_messages_beyond_the_queue_are_found_by_the_sweep(self) -> None:
+        fleet = self.fleet = self.make_fleet(queue=2, operations=1, batch=1)
+        agent = fleet.agent()
+        uuids = [fleet.place() for _ in range(5)]
+        with self.assertLogs("moorage_plugins.compute.agent", "WARNING"):
+            for uuid in uuids:
+                agent.build_instance(uuid)
+            agent.start()
+        self.addCleanup(agent.stop)
+
+        def done() -> bool:
+            agent.sweep()
+            return fleet.rows() == 0
+
+        wait_until(done, "all are built", SOON)
+        self.assert_consistent(5)
+
+    def test_what_waits_is_taken_in_few_transactions(self) -> None:
+        uuids = [self.fleet.place() for _ in range(64)]
+        taken: list[str] = []
+
+        def count(_connection: object, _cursor: object, statement: str, *_rest: object) -> None:
+            if statement.startswith("UPDATE workers SET"):
+                taken.append(statement)
+
+        sa.event.listen(sa.Engine, "before_cursor_execute", count)
+        self.addCleanup(sa.event.remove, sa.Engine, "before_cursor_execute", count)
+        agent = self.fleet.agent()
+        for uuid in uuids:
+            agent.build_instance(uuid)
+        agent.start()
+        self.addCleanup(agent.stop)
+        self.await_rows()
+        self.assert_consistent(64)
+        self.assertLessEqual(len(taken), 3)
+
+    # -- lost and won leases --------------------------------------------------------------------------------------
+
+    def test_what_an_earlier_epoch_took_is_done_again(self) -> None:
+        deleted = self.fleet.place()
+        first = self.started(1)
+        self.await_rows()
+        first.stop()
+        built = self.fleet.place()
+        self.fleet.deleter.delete(deleted)
+        for uuid in (built, deleted):
+            # Taken, and killed before it did anything more.
+            self.assertIsNotNone(self.fleet.workers.take("instance", uuid, self.fleet.identity(1)))
+        self.started(2)
+        self.await_rows()
+        self.assert_consistent(1)
+        self.assertEqual(self.fleet.status(built), "active")
+
+    def test_a_zombie_changes_nothing_and_removes_what_it_built(self) -> None:
+        uuid = self.fleet.place({"sim:delay_ms": GATED_MS})
+        zombie = self.started(1)
+        wait_until(lambda: self.fleet.clock.sleepers == 1, "the build runs", SOON)
+        # The next incarnation: another process, whose clock does not wait.
+        other = self.make_fleet()
+        other.clock.gate.set()
+        self.started(2, other)
+        self.await_rows()
+        token = self.fleet.instances.get(uuid).fence
+        with self.assertLogs("moorage_plugins.compute.agent", "WARNING") as logs:
+            self.fleet.clock.gate.set()
+            zombie.stop()
+        self.assertIn("has been taken over", "".join(logs.output))
+        self.assertEqual(self.fleet.instances.get(uuid).fence, token)
+        self.assert_consistent(1)
+        self.assertEqual(self.fleet.told.created(), [])
+
+    def test_a_forced_deletion_wins_over_a_build_that_runs(self) -> None:
+        uuid = self.fleet.place({"sim:delay_ms": GATED_MS})
+        agent = self.started()
+        wait_until(lambda: self.fleet.clock.sleepers == 1, "the build runs", SOON)
+        with self.assertRaises(errors.InUse):
+            self.fleet.deleter.delete(uuid)
+        self.fleet.deleter.delete(uuid, force=True)
+        agent.delete_instance(uuid)
+        self.await_rows()
+        self.assertIsNone(self.fleet.status(uuid))
+        self.fleet.clock.gate.set()
+        agent.stop()
+        self.assert_consistent(0)
+
+    def test_one_that_was_taken_over_does_not_stop_the_others_of_its_batch(self) -> None:
+        fleet = self.fleet = self.make_fleet(operations=3)
+        uuids = [fleet.place({"sim:delay_ms": GATED_MS}) for _ in range(3)]
+        agent = self.started()
+        wait_until(lambda: fleet.clock.sleepers == 3, "the builds run", SOON)
+        fleet.deleter.delete(uuids[1], force=True)
+        fleet.clock.gate.set()
+        wait_until(lambda: fleet.rows() == 1, "the others are finished", SOON)
+        agent.sweep()
+        self.await_rows()
+        self.assert_consistent(2)
+
+    def test_a_long_build_keeps_its_lease(self) -> None:
+        fleet = self.fleet = self.make_fleet(lease_seconds=1.0)
+        uuid = fleet.place({"sim:delay_ms": GATED_MS})
+        self.started()
+        wait_until(lambda: fleet.clock.sleepers == 1, "the build runs", SOON)
+        seen: set[int] = set()
+
+        def renewed() -> bool:
+            with fleet.database.read() as tx:
+                seen.add(tx.execute(sa.select(workers_table.c.expires_at)).scalar_one())
+            return len(seen) >= 5  # that is longer than the lease it began with
+
+        wait_until(renewed, "the lease is renewed", SOON)
+        stranger = ServiceIdentity("33333333-3333-4333-8333-333333333333", HOST, "agent", None, 9)
+        self.assertIsNone(fleet.workers.take("instance", uuid, stranger))
+        fleet.clock.gate.set()
+        self.await_rows()
+        self.assert_consistent(1)
+
+    def test_a_store_that_is_away_for_a_while_loses_nothing(self) -> None:
+        uuid = self.fleet.place({"sim:delay_ms": GATED_MS})
+        self.started()
+        wait_until(lambda: self.fleet.clock.sleepers == 1, "the build runs", SOON)
+        with self.assertLogs("moorage_plugins.compute.agent", "WARNING") as logs:
+            self.fleet.database.failures = 2
+            self.fleet.clock.gate.set()
+            self.await_rows()
+        self.assertIn("done but not written yet", logs.output[0])
+        self.assert_consistent(1)
+        self.assertEqual(self.fleet.status(uuid), "active")
+
+    # -- start and stop -------------------------------------------------------------------------------------------
+
+    def test_the_start_tells_all_instances_also_none(self) -> None:
+        self.started(1).stop()
+        self.assertEqual(
+            self.fleet.told.messages,
+            [("update_instance_info", {"host_name": HOST, "instance_or_list": [], "replace": True})],
+        )
+        uuid = self.fleet.place()
+        self.started(2)
+        method, args = self.fleet.told.messages[1]
+        self.assertEqual((method, args["replace"]), ("update_instance_info", True))
+        self.assertEqual([each["uuid"] for each in args["instance_or_list"]], [uuid])
+
+    def test_the_start_destroys_what_runs_and_does_not_exist(self) -> None:
+        folder = self.fleet.folder / str(uuid_module.uuid4())
+        folder.mkdir(parents=True)
+        (folder / "3").touch()
+        with self.assertLogs("moorage_plugins.compute.agent", "WARNING"):
+            self.started()
+        self.assert_consistent(0)
+
+    def test_stop_ends_what_runs_and_leaves_what_waits_to_the_next_epoch(self) -> None:
+        fleet = self.fleet = self.make_fleet(operations=1)
+        for _ in range(3):
+            fleet.place({"sim:delay_ms": GATED_MS})
+        agent = self.started()
+        wait_until(lambda: fleet.clock.sleepers == 1, "the first build runs", SOON)
+        stopping = threading.Thread(target=agent.stop)
+        stopping.start()
+        wait_until(agent._stopping.is_set, "the agent is stopping", SOON)
+        fleet.clock.gate.set()
+        stopping.join(SOON)
+        self.assertFalse(stopping.is_alive())
+        self.assertEqual(fleet.rows(), 2)
+        self.assertEqual(Counter(each.status for each in fleet.instances.list()), {"active": 1, "building": 2})
+        self.assertEqual(len(fleet.workers.pending("instance", fleet.identity(1))), 2)
+        self.started(2)
+        self.await_rows()
+        self.assert_consistent(3)
+
+    def test_an_agent_that_never_started_can_be_stopped(self) -> None:
+        self.fleet.agent().stop()
+
+
+class InstanceStoreTests(unittest.TestCase):
+    """Subclasses give ``url``."""
+
+    url: str
+
+    def setUp(self) -> None:
+        self.database = Database(self.url)
+        self.addCleanup(self.database.close)
+        with self.database.write() as tx:
+            plugins_metadata.drop_all(tx)
+            plugins_metadata.create_all(tx)
+        self.store = ComputeInstances(conf=None, database=self.database, clock=SystemClock())
+
+    def insert(self, uuid: str, **fields: Any) -> Instance:
+        values = {"name": "n", "status": "active", "host": "h1", "node": "N", "node_uuid": NODE, "flavorid": "F"}
+        instance = Instance(uuid, **{**values, **fields}, resources={"VCPU": 1}, request={"hints": {"a": ["b"]}})
+        self.database.run(lambda tx: self.store.insert(tx, instance))
+        return instance
+
+    def test_what_is_inserted_is_read(self) -> None:
+        given = self.insert("a", project_id="p", user_id="u")
+        read = self.store.get("a")
+        self.assertEqual((read.request, read.resources, read.project_id), (given.request, given.resources, "p"))
+        self.assertGreater(read.created_at, 1_700_000_000_000_000)
+
+    def test_a_uuid_is_taken_once(self) -> None:
+        self.insert("a")
+        with self.assertRaises(errors.AlreadyExists):
+            self.insert("a")
+        with self.assertRaises(errors.NotFound):
+            self.store.get("b")
+
+    def test_pages_and_filters(self) -> None:
+        for uuid, host, status in (("a", "h1", "active"), ("b", "H1", "active"), ("c", "h1", "error")):
+            self.insert(uuid, host=host, status=status)
+        self.assertEqual([each.uuid for each in self.store.list(limit=2)], ["a", "b"])
+        self.assertEqual([each.uuid for each in self.store.list(after="b")], ["c"])
+        self.assertEqual([each.uuid for each in self.store.list(host="h1")], ["a", "c"])
+        self.assertEqual([each.uuid for each in self.store.list(status="error")], ["c"])
+        self.assertEqual([each.uuid for each in self.store.list(project_id="other")], [])
+
+    def test_an_instance_in_error_occupies_nothing(self) -> None:
+        self.insert("a")
+        self.insert("b", status="error")
+        self.assertEqual([each.uuid for each in self.store.all()], ["a"])
+        self.assertEqual([each.uuid for each in self.store.by_hosts(["h1", "h2"])], ["a"])
+        self.assertEqual(self.store.by_hosts([]), [])
+
+    def test_writes_are_fenced(self) -> None:
+        self.insert("a", fence=5)
+        with self.database.write() as tx:
+            self.assertFalse(self.store.set_status(tx, "a", "error", 4))
+            self.assertFalse(self.store.remove(tx, "a", 4))
+            self.assertFalse(self.store.set_status(tx, "a", "error", 6, expected=["building"]))
+            self.assertTrue(self.store.set_status(tx, "a", "deleting", 6, expected=["building", "active"]))
+        self.assertEqual((self.store.get("a").status, self.store.get("a").fence), ("deleting", 6))
+        with self.database.write() as tx:
+            self.assertTrue(self.store.remove(tx, "a", 6))
+            self.assertFalse(self.store.remove(tx, "a", 7))

@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The compute agent and its instances on SQLite."""
+
+from __future__ import annotations
+
+import tempfile
+import unittest
+
+from tests.unit.compute import agent_tests
+
+
+class _Sqlite(unittest.TestCase):
+    def setUp(self) -> None:
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.url = f"sqlite:///{folder.name}/test.sqlite"
+        super().setUp()
+
+
+class SqliteAgentTests(_Sqlite, agent_tests.AgentTests):
+    pass
+
+
+class SqliteInstanceStoreTests(_Sqlite, agent_tests.InstanceStoreTests):
+    pass

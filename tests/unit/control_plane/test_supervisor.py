@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The supervisor over real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import signal
+import sys
+import tempfile
+import threading
+import time
+import unittest
+from collections.abc import Callable
+
+from moorage import errors
+from moorage.clock import SystemClock
+from moorage.control_plane import supervisor
+
+READY = "import os, sys, time\nos.write(int(os.environ['MOORAGE_READY_FD']), b'ready\\n')\n"
+SLEEP = READY + "time.sleep(600)\n"
+
+
+def until(condition: Callable[[], bool], seconds: float = 20.0) -> bool:
+    """Poll until the condition holds."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(0.02)
+    return False
+
+
+class TestSupervisor(unittest.TestCase):
+    def setUp(self) -> None:
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+
+    def make(self, codes: dict[str, str], **settings: float) -> supervisor.Supervisor:
+        programs = [supervisor.Program(name, name, [sys.executable, "-c", code]) for name, code in codes.items()]
+        arguments = {"delay": 0.05, "longest_delay": 0.2, "max_rss": 2**31, "drain_timeout": 10, "start_timeout": 20}
+        arguments.update(settings)
+        return supervisor.Supervisor(programs, self.folder, SystemClock(), **arguments)  # type: ignore[arg-type]
+
+    def run_in_thread(self, keeper: supervisor.Supervisor) -> threading.Thread:
+        keeper.start()
+        thread = threading.Thread(target=keeper.run)
+        thread.start()
+
+        def end() -> None:
+            keeper.stop()
+            thread.join(20)
+
+        self.addCleanup(end)
+        return thread
+
+    def table(self) -> dict[str, dict[str, int]]:
+        return {row["name"]: row for row in json.loads((self.folder / "run" / "processes.json").read_text())}
+
+    def test_a_killed_process_is_started_again_and_the_others_are_left_alone(self) -> None:
+        self.run_in_thread(self.make({"one": SLEEP, "two": SLEEP}))
+        before = self.table()
+        os.kill(before["one"]["pid"], signal.SIGKILL)
+        self.assertTrue(until(lambda: self.table()["one"]["pid"] not in (None, before["one"]["pid"])))
+        self.assertEqual(1, self.table()["one"]["restarts"])
+        self.assertEqual(before["two"], self.table()["two"])
+
+    def test_a_process_that_grows_too_large_is_started_anew(self) -> None:
+        grow = (
+            READY
+            + "x = bytearray(200 * 2**20) if not os.path.exists(sys.argv[1]) else 0\nopen(sys.argv[1], 'w')\ntime.sleep(600)"
+        )
+        keeper = self.make({}, max_rss=100 * 2**20)
+        mark = str(self.folder / "grew")
+        keeper._children.append(supervisor._Child(supervisor.Program("big", "big", [sys.executable, "-c", grow, mark])))
+        self.run_in_thread(keeper)
+        self.assertTrue(until(lambda: self.table()["big"]["restarts"] == 1))
+
+    def test_a_refused_configuration_ends_the_start_with_the_childs_own_words(self) -> None:
+        refuse = (
+            "import os, sys\nos.write(int(os.environ['MOORAGE_READY_FD']), b'the plugin x is missing\\n')\n"
+            f"sys.exit({supervisor.EXIT_CONFIG})"
+        )
+        keeper = self.make({"good": SLEEP, "bad": refuse})
+        with self.assertRaises(errors.ConfigError) as caught:
+            keeper.start()
+        self.assertEqual("the plugin x is missing", caught.exception.message)
+        self.assertIsNone(keeper._children[0].pid, "the other process was left running")
+
+    def test_a_process_that_is_never_ready_fails_the_start_by_name(self) -> None:
+        keeper = self.make({"slow": "import time; time.sleep(600)"}, start_timeout=0.5)
+        with self.assertRaises(errors.ConfigError) as caught:
+            keeper.start()
+        self.assertIn("slow", caught.exception.message)
+
+    def test_a_process_that_ignores_sigterm_is_killed_in_the_end(self) -> None:
+        deaf = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + SLEEP
+        keeper = self.make({"deaf": deaf}, drain_timeout=0.5)
+        thread = self.run_in_thread(keeper)
+        keeper.stop()
+        thread.join(20)
+        self.assertFalse(thread.is_alive())
+        self.assertIsNone(self.table()["deaf"]["pid"])
+
+    def test_sighup_reaches_the_children(self) -> None:
+        mark = self.folder / "reloaded"
+        code = f"import signal\nsignal.signal(signal.SIGHUP, lambda *_: open({str(mark)!r}, 'w').close())\n{READY}"
+        keeper = self.make({"one": code + "\nwhile True: time.sleep(0.05)"})
+        self.run_in_thread(keeper)
+        keeper.reload()
+        self.assertTrue(until(mark.exists))

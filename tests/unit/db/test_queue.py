@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whose turn it is to write. Queues of one process stand for processes: their locks belong to the open file."""
+
+from __future__ import annotations
+
+import functools
+import os
+import random
+import shutil
+import tempfile
+import threading
+import unittest
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typing_extensions import override
+
+from moorage import errors
+from moorage.clock import SystemClock
+from moorage.db import queue
+from tests.servers import wait_until
+
+
+class _Clock(SystemClock):
+    """Sleeping moves it on; it is for one thread."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.slept = 0
+
+    @override
+    def monotonic(self) -> float:
+        return self.seconds
+
+    @override
+    def sleep(self, seconds: float) -> None:
+        self.seconds += max(seconds, 0.001)
+        self.slept += 1
+
+
+def _waiting(process: queue.WritersQueue, threads: int) -> bool:
+    return len(process._threads._waiting) == threads
+
+
+class QueueTest(unittest.TestCase):
+    """The queue of a file."""
+
+    def setUp(self) -> None:
+        self.folder = tempfile.mkdtemp(prefix="moorage-test-")
+        self.addCleanup(shutil.rmtree, self.folder)
+        self.path = os.path.join(self.folder, "x.lock")
+
+    def _process(self, clock: SystemClock | None = None) -> queue.WritersQueue:
+        made = queue.WritersQueue(self.path, clock or SystemClock(), random.Random(1))
+        self.addCleanup(made.close)
+        return made
+
+    def _tickets(self) -> int:
+        with open(self.path, "rb") as file:
+            raw = file.read(8)
+        return int.from_bytes(raw, "little")
+
+    def _more_than(self, tickets: int) -> bool:
+        return self._tickets() > tickets
+
+    def test_turns_are_exclusive_and_in_the_order_of_arrival(self) -> None:
+        order: list[int] = []
+        inside = 0
+
+        def take(number: int, process: queue.WritersQueue) -> None:
+            nonlocal inside
+            with process.turn(30):
+                inside += 1
+                self.assertEqual(1, inside)
+                order.append(number)
+                inside -= 1
+
+        threads = []
+        with self._process().turn(30):
+            for number in range(12):
+                arrived = self._tickets()
+                threads.append(threading.Thread(target=take, args=(number, self._process())))
+                threads[-1].start()
+                wait_until(functools.partial(self._more_than, arrived), "a ticket", 30)
+        for thread in threads:
+            thread.join(30)
+        self.assertEqual(list(range(12)), order)
+
+    def test_threads_of_one_process_take_turns_too(self) -> None:
+        process, order, threads = self._process(), [], []
+
+        def take(number: int) -> None:
+            with process.turn(30):
+                order.append(number)
+
+        with process.turn(30):
+            for number in range(8):
+                threads.append(threading.Thread(target=take, args=(number,)))
+                threads[-1].start()
+                wait_until(functools.partial(_waiting, process, number + 1), "a waiting thread", 30)
+        for thread in threads:
+            thread.join(30)
+        self.assertEqual(list(range(8)), order)
+
+    def test_a_free_queue_is_entered_without_waiting(self) -> None:
+        clock = _Clock()
+        process = self._process(clock)
+        for _ in range(5):
+            with process.turn(1):
+                pass
+        self.assertEqual(0, clock.slept)
+
+    def test_the_dead_hold_nobody_up(self) -> None:
+        dead, clock = self._process(), _Clock()
+        dead.turn(1).__enter__()
+        dead.close()  # what the kernel does when a process ends
+        with self._process(clock).turn(1):
+            self.assertEqual(0, clock.slept)
+
+    def test_waiting_ends_with_an_error_that_names_the_file(self) -> None:
+        clock = _Clock()
+        with self._process().turn(1), self.assertRaisesRegex(errors.StoreBusy, "x.lock for 1 seconds"):
+            self._process(clock).turn(1).__enter__()
+        self.assertLess(clock.seconds, 1.2)
+        with self._process(clock).turn(1):
+            pass
+
+    def test_a_ticket_that_does_not_move_is_passed_by_once_and_for_all(self) -> None:
+        clock = _Clock()
+        process = self._process(clock)
+        with self._process().turn(1):
+            with process.turn(60):
+                first = clock.seconds
+            for _ in range(10):
+                with process.turn(60):
+                    pass
+        self.assertGreaterEqual(first, queue.PATIENCE)
+        self.assertEqual(first, clock.seconds)
+
+    def test_the_block_that_raises_gives_its_turn_back(self) -> None:
+        process = self._process()
+        with self.assertRaises(ZeroDivisionError), process.turn(1):
+            raise ZeroDivisionError
+        with self._process(_Clock()).turn(1):
+            pass
+
+    def test_a_counter_that_was_lost_gives_no_ticket_twice(self) -> None:
+        clock = _Clock()
+        with self._process().turn(1):
+            os.truncate(self.path, 0)
+            late = self._process(clock)
+            with self.assertRaises(errors.StoreBusy):
+                late.turn(1).__enter__()
+
+    def test_a_folder_without_access_is_explained(self) -> None:
+        missing = queue.WritersQueue("/nonexistent-folder/x.lock", SystemClock(), random.Random(1))
+        with self.assertRaisesRegex(errors.StoreUnavailable, "/nonexistent-folder/x.lock.*folder exists"):
+            missing.turn(1).__enter__()
+
+    def test_without_the_kernels_locks_threads_still_take_turns(self) -> None:
+        before, queue._SETLK = queue._SETLK, None
+        self.addCleanup(setattr, queue, "_SETLK", before)
+        process = self._process()
+        with process.turn(1), self.assertRaises(errors.StoreBusy):
+            process.turn(0.01).__enter__()
+        self.assertFalse(os.path.exists(self.path))
+
+    @settings(max_examples=40, deadline=None)
+    @given(st.lists(st.integers(0, 2), max_size=20))
+    def test_any_order_of_arriving_and_leaving_keeps_one_inside(self, arrivals: list[int]) -> None:
+        """One thread of control: whoever asks while another is inside must be refused, whoever asks a free queue enters."""
+        processes = [queue.WritersQueue(self.path, _Clock(), random.Random(1)) for _ in range(3)]
+        inside: tuple[int, object] | None = None
+        for number in arrivals:
+            turn = processes[number].turn(0.1)
+            if inside is None:
+                turn.__enter__()
+                inside = (number, turn)
+            elif inside[0] == number:
+                inside[1].__exit__(None, None, None)  # type: ignore[attr-defined]
+                inside = None
+            else:
+                with self.assertRaises(errors.StoreBusy):
+                    turn.__enter__()
+        if inside is not None:
+            inside[1].__exit__(None, None, None)  # type: ignore[attr-defined]
+        for process in processes:
+            process.close()

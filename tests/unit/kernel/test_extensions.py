@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loading plugins from real distributions that are written into a folder on sys.path."""
+
+from __future__ import annotations
+
+import abc
+import importlib
+import pathlib
+import sys
+import tempfile
+import textwrap
+import unittest
+from unittest import mock
+
+from moorage import errors, extensions
+
+GROUP = "moorage.test_things"
+
+
+class Thing(abc.ABC):
+    """The interface of the tests."""
+
+    @abc.abstractmethod
+    def act(self) -> str:
+        """Act."""
+
+
+class PluginCase(unittest.TestCase):
+    """Gives tests a folder of installed distributions."""
+
+    def setUp(self) -> None:
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.site = pathlib.Path(folder.name)
+        sys.path.insert(0, folder.name)
+        self.addCleanup(sys.path.remove, folder.name)
+        self.addCleanup(importlib.invalidate_caches)
+        self.point = extensions.ExtensionPoint(GROUP, Thing, (1, 2), "[things] enabled")
+
+    def install(self, distribution: str, entry: str, code: str, version: str = "1.0") -> None:
+        """Write a module and the metadata that names it, as pip would."""
+        module = entry.partition("=")[2].partition(":")[0].strip()
+        (self.site / f"{module}.py").write_text(textwrap.dedent(code))
+        info = self.site / f"{distribution.replace('-', '_')}-{version}.dist-info"
+        info.mkdir(exist_ok=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n")
+        with open(info / "entry_points.txt", "a") as points:
+            points.write(f"[{GROUP}]\n{entry}\n")
+        importlib.invalidate_caches()
+        self.addCleanup(sys.modules.pop, module, None)
+
+    GOOD = """
+        from tests.unit.kernel.test_extensions import Thing
+        class It(Thing):
+            '''Does its thing.'''
+            api_version = (1, 0)
+            def act(self):
+                return "acted"
+        """
+
+    def refusal(self, name: str) -> errors.PluginLoadError:
+        with self.assertRaises(errors.PluginLoadError) as caught:
+            self.point.load(name)
+        return caught.exception
+
+
+class TestLoading(PluginCase):
+    def test_a_plugin_installed_a_moment_ago_is_found(self) -> None:
+        self.assertEqual([], self.point.survey())
+        self.install("acme", "it = acme_one:It", self.GOOD)
+        loaded = self.point.load("it")
+        self.assertEqual(("acme", "1.0", "acted"), (loaded.distribution, loaded.version, loaded.plugin().act()))
+        (finding,) = self.point.survey()
+        self.assertEqual((extensions.State.READY, "Does its thing."), (finding.state, finding.summary))
+
+    def test_a_missing_plugin_is_refused_with_what_is_offered_and_who_chose_it(self) -> None:
+        self.install("acme", "it = acme_two:It", self.GOOD)
+        message = self.refusal("that").message
+        for part in ("'that'", GROUP, "[things] enabled", "it"):
+            self.assertIn(part, message)
+
+    def test_an_import_error_names_distribution_and_cause(self) -> None:
+        self.install("acme", "it = acme_three:It", "import no_such_library\n")
+        message = self.refusal("it").message
+        for part in ("'it'", "acme 1.0", "no_such_library", "uninstall acme"):
+            self.assertIn(part, message)
+
+    def test_a_missing_extra_is_named_as_a_pip_command(self) -> None:
+        self.install("acme", "it = acme_four:It [gpu]", "import no_such_library\n")
+        self.assertIn("pip install 'acme[gpu]'", self.refusal("it").message)
+
+    def test_a_module_that_exits_or_asserts_does_not_stop_the_host(self) -> None:
+        self.install("acme", "it = acme_five:It", "raise SystemExit(3)\n")
+        self.assertIn("SystemExit", self.refusal("it").message)
+        self.install("zeta", "other = zeta_five:It", "assert False, 'no good'\n")
+        self.assertIn("no good", self.refusal("other").message)
+
+    def test_a_module_that_hangs_is_refused_in_time(self) -> None:
+        self.install("acme", "it = acme_six:It", "import threading\nthreading.Event().wait(20)\n")
+        with mock.patch.object(extensions, "IMPORT_DEADLINE", 0.2):
+            self.assertIn("did not return within 0.2 seconds", self.refusal("it").message)
+
+    def test_two_owners_of_a_name_are_both_named(self) -> None:
+        self.install("acme", "it = acme_seven:It", self.GOOD)
+        self.install("zeta", "it = zeta_seven:It", self.GOOD)
+        error = self.refusal("it")
+        self.assertEqual("duplicate", error.details["state"])
+        for part in ("acme_seven:It (acme 1.0)", "zeta_seven:It (zeta 1.0)", "Uninstall one"):
+            self.assertIn(part, error.message)
+
+    def test_versions_of_the_interface(self) -> None:
+        template = self.GOOD
+        for number, (declared, accepted) in enumerate(
+            [
+                ("(1, 0)", True),
+                ("(1, 2)", True),
+                ("(1, 3)", False),
+                ("(2, 0)", False),
+                ("(0, 9)", False),
+                ("None", False),
+            ]
+        ):
+            with self.subTest(declared):
+                self.install("acme", f"v{number} = acme_v{number}:It", template.replace("(1, 0)", declared))
+                if accepted:
+                    self.point.load(f"v{number}")
+                else:
+                    error = self.refusal(f"v{number}")
+                    self.assertEqual("wrong-api", error.details["state"])
+                    self.assertIn("offers 1.2", error.message)
+
+    def test_a_class_of_another_type_or_with_missing_methods_is_refused(self) -> None:
+        self.install("acme", "it = acme_eight:It", "class It:\n    api_version = (1, 0)\n")
+        self.assertIn("not a subclass", self.refusal("it").message)
+        self.install(
+            "zeta",
+            "other = zeta_eight:It",
+            "from tests.unit.kernel.test_extensions import Thing\nclass It(Thing):\n    api_version = (1, 0)\n",
+        )
+        self.assertIn("lacks the methods act", self.refusal("other").message)
+
+    def test_load_all_keeps_the_given_order_and_lists_every_refusal(self) -> None:
+        self.install("acme", "b = acme_nine:It", self.GOOD)
+        self.install("zeta", "a = zeta_nine:It", self.GOOD)
+        self.assertEqual(["b", "a"], [each.name for each in self.point.load_all(["b", "a"])])
+        with self.assertRaises(errors.PluginLoadError) as caught:
+            self.point.load_all(["b", "x", "y"])
+        self.assertIn("'x'", caught.exception.message)
+        self.assertIn("'y'", caught.exception.message)
+
+    def test_a_name_given_twice_is_refused(self) -> None:
+        self.install("acme", "it = acme_ten:It", self.GOOD)
+        with self.assertRaises(errors.PluginLoadError) as caught:
+            self.point.load_all(["it", "it"])
+        self.assertIn("more than once", caught.exception.message)

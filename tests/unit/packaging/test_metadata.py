@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""setup.cfg, the lists of requirements and the code say the same."""
+
+from __future__ import annotations
+
+import ast
+import configparser
+import importlib
+import importlib.metadata
+import inspect
+import pkgutil
+import re
+import subprocess
+import sys
+import unittest
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import moorage
+import moorage_plugins
+from moorage.extensions import ExtensionPoint, State
+
+ROOT = Path(__file__).parents[3]
+#: The libraries of the extras, as modules.
+OPTIONAL = (
+    *("psycopg2", "pymysql", "oslo_messaging", "keystonemiddleware"),
+    *("kazoo", "etcd3gw", "redis", "pymemcache", "tooz", "jsonschema_rs"),
+)
+
+
+def _setup() -> configparser.ConfigParser:
+    parser = configparser.ConfigParser(delimiters=("=",))
+    parser.optionxform = str  # type: ignore[assignment,method-assign]
+    parser.read(ROOT / "setup.cfg")
+    return parser
+
+
+def declared() -> list[importlib.metadata.EntryPoint]:
+    """Every entry point of setup.cfg, which an old installation may not know yet."""
+    return [
+        importlib.metadata.EntryPoint(name.strip(), value.strip(), group)
+        for group, lines in _setup()["options.entry_points"].items()
+        for line in lines.strip().splitlines()
+        if line.strip() and not line.startswith("#")
+        for name, value in [line.split("=", 1)]
+    ]
+
+
+def modules(*packages: ModuleType) -> Iterator[ModuleType]:
+    """All modules of the packages, without those that run a program when imported."""
+    for package in packages:
+        yield package
+        for found in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+            if not found.name.endswith((".__main__", ".alembic.env")):
+                yield importlib.import_module(found.name)
+
+
+def extension_points() -> dict[str, ExtensionPoint]:
+    """Every extension point that a module of the core declares, by group."""
+    return {
+        value.group: value
+        for module in modules(moorage)
+        for value in vars(module).values()
+        if isinstance(value, ExtensionPoint)
+    }
+
+
+class TestEntryPoints(unittest.TestCase):
+    def test_every_entry_point_resolves(self):
+        for point in declared():
+            with self.subTest(group=point.group, name=point.name):
+                self.assertTrue(callable(point.load()) or point.group == "moorage.migrations")
+
+    def test_the_installed_project_has_the_entry_points_of_setup_cfg(self):
+        installed = importlib.metadata.distribution("moorage").entry_points
+        self.assertEqual(
+            {(p.group, p.name, p.value) for p in declared()},
+            {(p.group, p.name, p.value) for p in installed},
+            "run 'make venv': setup.cfg changed since the project was installed",
+        )
+
+    def test_every_reference_plugin_passes_the_survey_of_its_extension_point(self):
+        for group, point in extension_points().items():
+            names = [entry.name for entry in declared() if entry.group == group]
+            for finding in point.survey(names):
+                with self.subTest(group=group, name=finding.name):
+                    self.assertIs(State.READY, finding.state, finding.sentence())
+
+    def test_every_class_that_implements_an_interface_has_an_entry_point(self):
+        values = {(point.group, point.module, point.attr) for point in declared()}
+        for group, point in extension_points().items():
+            for module in modules(moorage_plugins):
+                for name, value in vars(module).items():
+                    if (
+                        point.interface is not None
+                        and inspect.isclass(value)
+                        and issubclass(value, point.interface)
+                        and value.__module__ == module.__name__
+                        and not inspect.isabstract(value)
+                        and not name.startswith("_")
+                    ):
+                        self.assertIn((group, module.__name__, name), values)
+
+
+class TestOptions(unittest.TestCase):
+    def test_every_options_module_is_an_entry_point(self):
+        known = {point.module for point in declared() if point.group == "oslo.config.opts"}
+        written = {
+            module.__name__
+            for module in modules(moorage, moorage_plugins)
+            if hasattr(module, "list_opts") and module.__name__.endswith("options")
+        }
+        self.assertEqual(written, known)
+
+    def test_the_sample_shows_every_namespace(self):
+        text = (ROOT / "etc/oslo-config-generator/moorage.conf").read_text()
+        shown = {name for name in re.findall(r"^namespace = (.+)$", text, re.MULTILINE) if not name.startswith("oslo.")}
+        self.assertEqual({point.name for point in declared() if point.group == "oslo.config.opts"}, shown)
+
+    def test_options_and_the_core_need_no_extra(self):
+        core = [module.__name__ for module in modules(moorage) if not module.__name__.startswith("moorage.testing")]
+        wanted = core + [point.module for point in declared() if point.group == "oslo.config.opts"]
+        code = (
+            "import importlib, sys\n"
+            "class Block:\n"
+            "    def find_spec(self, name, path=None, target=None):\n"
+            f"        if name.split('.')[0] in {OPTIONAL!r}: raise ModuleNotFoundError('blocked: ' + name, name=name)\n"
+            "sys.meta_path.insert(0, Block())\n"
+            f"for name in {wanted!r}: getattr(importlib.import_module(name), 'list_opts', list)()\n"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        self.assertEqual((0, ""), (done.returncode, done.stderr))
+
+
+class TestRequirements(unittest.TestCase):
+    @staticmethod
+    def _names(lines: str) -> set[str]:
+        found = (re.match(r"[A-Za-z0-9._-]+", line.strip()) for line in lines.splitlines() if not line.startswith("#"))
+        return {re.sub(r"[-_.]+", "-", match.group()).lower() for match in found if match}
+
+    def test_constraints_pin_everything_that_is_asked_for(self):
+        pinned = self._names((ROOT / "constraints.txt").read_text())
+        asked = self._names((ROOT / "requirements.txt").read_text() + (ROOT / "test-requirements.txt").read_text())
+        for extra, lines in _setup()["options.extras_require"].items():
+            if extra != "test":
+                asked |= self._names(lines)
+        self.assertEqual(set(), asked - pinned)
+
+    def test_constraints_are_exact_versions_and_name_no_place(self):
+        for line in (ROOT / "constraints.txt").read_text().splitlines():
+            self.assertRegex(line, r"^(#.*|[A-Za-z0-9._-]+==[A-Za-z0-9.+!]+)$")
+
+    def test_the_core_imports_only_what_it_requires(self):
+        """A library that is there only because another one brings it may be gone tomorrow."""
+        provided = importlib.metadata.packages_distributions()
+        required = self._names((ROOT / "requirements.txt").read_text())
+        imported = {
+            name.split(".")[0]
+            for path in (ROOT / "framework/moorage").rglob("*.py")
+            for node in ast.walk(ast.parse(path.read_text()))
+            for name in _imports(node)
+        }
+        for name in sorted(imported - set(sys.stdlib_module_names) - {"moorage", *OPTIONAL}):
+            with self.subTest(module=name):
+                owners = {re.sub(r"[-_.]+", "-", owner).lower() for owner in provided.get(name, [])}
+                self.assertTrue(owners & required, f"{name} comes from {owners or 'nowhere'}")
+
+
+def _imports(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+        return [node.module]
+    return []
+
+
+class TestSource(unittest.TestCase):
+    def test_every_module_names_its_licence_and_says_what_it_is_for(self):
+        for folder in ("framework", "plugins", "tests", "benchmarks", "examples", "doc/source"):
+            for path in sorted((ROOT / folder).rglob("*.py")):
+                text = path.read_text()
+                with self.subTest(path=str(path.relative_to(ROOT))):
+                    self.assertTrue(text.startswith("# SPDX-License-Identifier: Apache-2.0\n"))
+                    if path.name != "__init__.py":
+                        self.assertTrue(ast.get_docstring(ast.parse(text)))

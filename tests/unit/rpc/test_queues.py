@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The bounded queue behind the transports."""
+
+from __future__ import annotations
+
+import threading
+import unittest
+from typing import Any
+
+from moorage.clock import SystemClock
+from moorage.rpc.queues import Offer, WorkQueue
+from moorage.testing.transport import PATIENCE, eventually
+
+
+class WorkQueueTests(unittest.TestCase):
+    def setUp(self) -> None:
+        self.gate = threading.Event()
+        self.addCleanup(self.gate.set)
+        self.begun: list[Any] = []
+
+    def queue(self, **options: Any) -> WorkQueue[Any]:
+        def work(item: Any) -> None:
+            self.begun.append(item)
+            self.gate.wait(PATIENCE)
+            if item == "fail":
+                raise ValueError(item)
+
+        options = {"threads": 1, "limit": 3, "byte_limit": 1000, **options}
+        return WorkQueue(work, name="test", clock=SystemClock(), **options)
+
+    def fill(self, queue: WorkQueue[Any], *items: Any, size: int = 1) -> None:
+        """One item runs (and waits at the gate), the others wait."""
+        self.assertIs(Offer.ACCEPTED, queue.offer("running", size))
+        eventually(lambda: self.begun, "the first item begins")
+        for item in items:
+            self.assertIs(Offer.ACCEPTED, queue.offer(item, size))
+
+    def test_a_full_queue_refuses(self) -> None:
+        queue = self.queue()
+        self.fill(queue, 1, 2, 3)
+        self.assertIs(Offer.FULL, queue.offer(4, 1))
+        self.gate.set()
+        self.assertEqual((True, []), queue.stop(PATIENCE))
+        self.assertEqual(["running", 1, 2, 3], self.begun)
+
+    def test_bytes_are_bounded_but_one_item_is_always_let_in(self) -> None:
+        queue = self.queue()
+        self.fill(queue)
+        self.assertIs(Offer.ACCEPTED, queue.offer("large", 5000))
+        self.assertIs(Offer.FULL, queue.offer("small", 1))
+
+    def test_the_oldest_are_dropped_counted_and_warned_of(self) -> None:
+        queue = self.queue(drop_oldest=True)
+        self.fill(queue, 1, 2, 3)
+        with self.assertLogs("moorage.rpc.queues", "WARNING") as logs:
+            for item in (4, 5, 6, 7, 8):
+                self.assertIs(Offer.ACCEPTED, queue.offer(item, 1))
+        self.assertEqual(5, queue.dropped)
+        self.assertEqual(3, len(logs.output), "a warning at 1, 2 and 4 dropped")
+        self.gate.set()
+        self.assertEqual((True, []), queue.stop(PATIENCE))
+        self.assertEqual(["running", 6, 7, 8], self.begun)
+
+    def test_stopping_returns_what_was_not_begun(self) -> None:
+        queue = self.queue()
+        self.fill(queue, 1, 2)
+        self.assertEqual((False, [1, 2]), queue.stop(0.0))
+        self.assertIs(Offer.STOPPED, queue.offer(3, 1))
+
+    def test_work_that_fails_does_not_end_the_thread(self) -> None:
+        self.gate.set()
+        queue = self.queue()
+        with self.assertLogs("moorage.rpc.queues", "ERROR"):
+            queue.offer("fail", 1)
+            eventually(lambda: self.begun == ["fail"], "the failure")
+            queue.offer("next", 1)
+            eventually(lambda: self.begun == ["fail", "next"], "the next item")
+
+    def test_no_more_threads_work_than_allowed_and_all_of_them_do(self) -> None:
+        queue = self.queue(threads=3, limit=100)
+        for item in range(10):
+            queue.offer(item, 1)
+        eventually(lambda: len(self.begun) == 3, "three at once")
+        self.assertEqual(7, queue.waiting)
+        self.gate.set()
+        self.assertEqual((True, []), queue.stop(PATIENCE))
+        self.assertEqual(list(range(10)), sorted(self.begun))

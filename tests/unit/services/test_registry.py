@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who is alive: epochs, beats, evictions, and what an observer makes of them."""
+
+from __future__ import annotations
+
+import pathlib
+import tempfile
+import threading
+import unittest
+from concurrent import futures
+
+from moorage import errors
+from moorage.clock import SystemClock
+from moorage.db import Database
+from moorage.db.schema import core_metadata
+from moorage.services.heartbeat import Heartbeat, LivenessObserver
+from moorage.services.registry import ServiceRegistry
+
+
+class FakeClock(SystemClock):
+    """Time that a test sets."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+class RegistryCase(unittest.TestCase):
+    def setUp(self) -> None:
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.database = Database(f"sqlite:///{pathlib.Path(folder.name) / 'x.sqlite'}")
+        self.addCleanup(self.database.close)
+        with self.database.write() as tx:
+            core_metadata.create_all(tx)
+        self.registry = ServiceRegistry(self.database, SystemClock())
+
+
+class TestRegistry(RegistryCase):
+    def test_a_second_start_takes_the_rights_of_the_first(self) -> None:
+        first = self.registry.enlist("agent", "a", rpc_version="1.0")
+        second = self.registry.enlist("agent", "a", rpc_version="1.0")
+        self.assertEqual((first.uuid, first.epoch + 1), (second.uuid, second.epoch))
+        self.assertFalse(self.registry.beat(first))
+        self.assertTrue(self.registry.beat(second))
+
+    def test_starts_at_the_same_moment_get_epochs_of_their_own(self) -> None:
+        with futures.ThreadPoolExecutor(8) as pool:
+            found = list(pool.map(lambda _: self.registry.enlist("agent", "a", rpc_version="1.0").epoch, range(24)))
+        self.assertEqual(list(range(1, 25)), sorted(found))
+
+    def test_an_eviction_needs_the_very_beat_that_was_seen(self) -> None:
+        agent = self.registry.enlist("agent", "a", rpc_version="1.0")
+        seen = self.registry.get(agent.uuid)
+        self.assertTrue(self.registry.beat(agent))
+        self.assertFalse(self.registry.evict(agent.uuid, seen.epoch, seen.beat), "it had beaten meanwhile")
+        seen = self.registry.get(agent.uuid)
+        self.assertTrue(self.registry.evict(agent.uuid, seen.epoch, seen.beat))
+        self.assertFalse(self.registry.evict(agent.uuid, seen.epoch, seen.beat), "it was evicted twice")
+        self.assertFalse(self.registry.beat(agent), "a dead service went on")
+
+    def test_of_a_beat_and_many_evictions_that_race_exactly_one_wins(self) -> None:
+        agent = self.registry.enlist("agent", "a", rpc_version="1.0")
+        for _ in range(20):
+            seen = self.registry.get(agent.uuid)
+            with futures.ThreadPoolExecutor(4) as pool:
+                beat = pool.submit(self.registry.beat, agent)
+                evictions = [pool.submit(self.registry.evict, agent.uuid, seen.epoch, seen.beat) for _ in range(3)]
+                won = [beat.result(), *(each.result() for each in evictions)]
+            self.assertEqual(1, sum(won), won)
+            if not won[0]:
+                agent = self.registry.enlist("agent", "a", rpc_version="1.0")
+
+    def test_an_operators_words_outlive_a_restart(self) -> None:
+        agent = self.registry.enlist("agent", "a", rpc_version="1.0")
+        self.registry.set(agent.uuid, disabled=True, disabled_reason="fan", forced_down=True)
+        self.registry.enlist("agent", "a", rpc_version="1.1")
+        row = self.registry.get(agent.uuid)
+        self.assertEqual(
+            (True, "fan", True, "1.1"), (row.disabled, row.disabled_reason, row.forced_down, row.rpc_version)
+        )
+        with self.assertRaises(errors.NotFound):
+            self.registry.set("nobody", disabled=True)
+
+
+class TestHeartbeat(RegistryCase):
+    def test_a_replaced_service_is_told_to_stop(self) -> None:
+        agent = self.registry.enlist("agent", "a", rpc_version="1.0")
+        lost: list[str] = []
+        told = threading.Event()
+
+        def on_lost(reason: str) -> None:
+            lost.append(reason)
+            told.set()
+
+        heartbeat = Heartbeat(self.registry, agent, SystemClock(), interval=0.05, service_down_time=30, on_lost=on_lost)
+        heartbeat.start()
+        self.addCleanup(heartbeat.stop)
+        self.registry.enlist("agent", "a", rpc_version="1.0")
+        self.assertTrue(told.wait(20))
+        self.assertIn("epoch 1", lost[0])
+
+    def test_a_service_that_cannot_beat_stops_before_others_take_over(self) -> None:
+        agent = self.registry.enlist("agent", "a", rpc_version="1.0")
+        clock = FakeClock()
+        told = threading.Event()
+        heartbeat = Heartbeat(
+            self.registry, agent, clock, interval=0.05, service_down_time=30, on_lost=lambda reason: told.set()
+        )
+        self.assertLess(heartbeat.valid_until, clock.now + 30)
+        heartbeat.start()
+        self.addCleanup(heartbeat.stop)
+        self.database.run = self._hangs  # type: ignore[method-assign,assignment]
+        clock.now += 29
+        self.assertTrue(told.wait(20))
+
+    @staticmethod
+    def _hangs(*arguments: object, **more: object) -> None:
+        raise errors.StoreUnavailable("The database is away.")
+
+    def test_an_impatient_configuration_is_refused(self) -> None:
+        agent = self.registry.enlist("agent", "a", rpc_version="1.0")
+        with self.assertRaises(errors.ConfigError):
+            Heartbeat(
+                self.registry, agent, SystemClock(), interval=10, service_down_time=20, on_lost=lambda reason: None
+            )
+
+
+class TestObserver(RegistryCase):
+    def test_only_an_unchanged_beat_makes_a_service_down_and_only_after_the_whole_time(self) -> None:
+        agent = self.registry.enlist("agent", "a", rpc_version="1.0")
+        clock = FakeClock()
+        observer = LivenessObserver(clock, 60)
+
+        def up() -> bool:
+            return observer.observe(self.registry.list())[agent.uuid]
+
+        self.assertTrue(up())
+        clock.now += 59
+        self.assertTrue(up())
+        self.registry.beat(agent)
+        self.assertTrue(up())
+        clock.now += 61
+        self.assertFalse(up())
+        self.registry.beat(agent)
+        self.assertTrue(up())
+
+    def test_a_stopped_or_forced_down_service_is_down_at_once(self) -> None:
+        agent = self.registry.enlist("agent", "a", rpc_version="1.0")
+        observer = LivenessObserver(FakeClock(), 60)
+        self.registry.set(agent.uuid, forced_down=True)
+        self.assertFalse(observer.observe(self.registry.list())[agent.uuid])
+        self.registry.set(agent.uuid, forced_down=False)
+        self.assertTrue(observer.observe(self.registry.list())[agent.uuid])
+        self.registry.retire(agent)
+        self.assertFalse(observer.observe(self.registry.list())[agent.uuid])

@@ -56,7 +56,7 @@ demo: venv
 	@$(BIN)/python -m moorage.cli.demo
 
 test: venv
-	@$(BIN)/stestr run --concurrency $(WORKERS) $(TESTS)
+	@$(BIN)/stestr run --abbreviate --concurrency $(WORKERS) $(TESTS)
 
 soak: export MOORAGE_SOAK := 1
 soak: export MOORAGE_REQUIRE_SERVERS := 1

@@ -2,10 +2,14 @@
 """The tests, and the two sizes they run in: quick (``make test``) and soak (``make soak``).
 
 ``MOORAGE_SOAK=1`` multiplies the number of random cases; ``MOORAGE_SEED`` repeats what a run with that seed did.
+
+What the code under test logs is thrown away, since faults are what most tests are about and their warnings would bury a
+failing test's report; ``MOORAGE_TEST_LOG=1`` prints it.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 
@@ -18,6 +22,11 @@ QUICK_EXAMPLES = 50
 hypothesis.settings.register_profile("quick", deadline=None, max_examples=QUICK_EXAMPLES, print_blob=True)
 hypothesis.settings.register_profile("soak", deadline=None, max_examples=QUICK_EXAMPLES * SOAK_FACTOR, print_blob=True)
 hypothesis.settings.load_profile("soak" if SOAK else "quick")
+
+if os.environ.get("MOORAGE_TEST_LOG", "") not in {"", "0"}:
+    logging.basicConfig(level=logging.INFO)
+else:
+    logging.getLogger().addHandler(logging.NullHandler())
 
 
 def cases(quick: int) -> int:

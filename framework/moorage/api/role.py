@@ -43,18 +43,21 @@ class Schedulers:
     """The API's way to the schedulers.
 
     :param attempts: how many are asked for one request, in all.
+    :param timeout: seconds each of them has.  Without a connection to lose, a message queue cannot tell a dead scheduler
+        from a slow one.
     """
 
-    def __init__(self, platform: Platform, attempts: int) -> None:
+    def __init__(self, platform: Platform, attempts: int, timeout: float) -> None:
         self._sender = platform.sender
         self._clock = platform.clock
         self._attempts = attempts
+        self._timeout = timeout
 
     def ask(self, method: str, args: Mapping[str, Any]) -> Any:
         """Ask any scheduler; another one when one is lost, because questions may be asked twice."""
         for attempt in range(1, self._attempts + 1):
             try:
-                return self._sender.call(SCHEDULERS, method, dict(args))
+                return self._sender.call(SCHEDULERS, method, dict(args), timeout=self._timeout)
             except errors.TransportError as error:
                 if attempt == self._attempts:
                     raise
@@ -107,7 +110,7 @@ class ApiRole:
         self._store = store
         nodes = NodeStore(platform.database)
         self._observer = LivenessObserver(platform.clock, conf.services.service_down_time)
-        schedulers = Schedulers(platform, conf.control_plane.create_attempts)
+        schedulers = Schedulers(platform, conf.control_plane.create_attempts, conf.control_plane.create_timeout)
         enrolment = Enrolment(platform.database, nodes, store, platform.registry, tell_schedulers(platform))
         deleter = Deleter(platform.database, instances, open_workers(platform, conf), cast_to_agent(platform.sender))
         return (

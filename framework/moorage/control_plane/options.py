@@ -41,6 +41,12 @@ CONTROL_PLANE_OPTS: Sequence[cfg.Opt] = (
     ),
     cfg.IntOpt("create_attempts", default=3, min=1, help="How many schedulers the API asks for one request, in all."),
     cfg.FloatOpt(
+        "create_timeout",
+        default=15.0,
+        min=0.1,
+        help="Seconds the API waits for one scheduler before it asks another; keep it above [scheduling] plugin_deadline.",
+    ),
+    cfg.FloatOpt(
         "reconcile_interval", default=60.0, min=0.1, help="Seconds between comparisons of nodes and providers."
     ),
 )

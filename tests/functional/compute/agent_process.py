@@ -11,7 +11,7 @@ from tests.unit.compute.agent_tests import Fleet
 
 def main() -> None:
     url, state_dir, epoch, delay = sys.argv[1:]
-    logging.basicConfig(level=logging.WARNING)
+    logging.basicConfig(level=logging.WARNING, force=True)
     agent = Fleet(url, state_dir, build_delay=float(delay)).agent(int(epoch))
     agent.start()
     sys.stdin.read()

@@ -19,6 +19,7 @@ from moorage.api.mounts import Dispatcher, Health, Metrics, at_its_path, places
 from moorage.api.policies import POLICIES
 from moorage.api.policy import Policy
 from moorage.api.server import Server
+from moorage.clock import Clock
 from moorage.control_plane import api as control_plane_api
 from moorage.control_plane.enrolment import Enrolment
 from moorage.control_plane.interface import API_EXTENSIONS, ApiTools, Wsgi
@@ -28,6 +29,7 @@ from moorage.control_plane.roles import Periodic, open_instances, open_store, op
 from moorage.fleet import api as fleet_api
 from moorage.fleet.nodes import NodeStore
 from moorage.routes import Route
+from moorage.rpc.client import Sender
 from moorage.scheduling import api as scheduling_api
 from moorage.scheduling.reporter import TOPIC as SCHEDULERS
 from moorage.services import api as services_api
@@ -47,9 +49,9 @@ class Schedulers:
         from a slow one.
     """
 
-    def __init__(self, platform: Platform, attempts: int, timeout: float) -> None:
-        self._sender = platform.sender
-        self._clock = platform.clock
+    def __init__(self, sender: Sender, clock: Clock, attempts: int, timeout: float) -> None:
+        self._sender = sender
+        self._clock = clock
         self._attempts = attempts
         self._timeout = timeout
 
@@ -110,7 +112,8 @@ class ApiRole:
         self._store = store
         nodes = NodeStore(platform.database)
         self._observer = LivenessObserver(platform.clock, conf.services.service_down_time)
-        schedulers = Schedulers(platform, conf.control_plane.create_attempts, conf.control_plane.create_timeout)
+        section = conf.control_plane
+        schedulers = Schedulers(platform.sender, platform.clock, section.create_attempts, section.create_timeout)
         enrolment = Enrolment(platform.database, nodes, store, platform.registry, tell_schedulers(platform))
         deleter = Deleter(platform.database, instances, open_workers(platform, conf), cast_to_agent(platform.sender))
         return (

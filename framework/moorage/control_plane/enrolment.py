@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import sqlalchemy as sa
@@ -10,7 +11,7 @@ from oslo_log import log as logging
 
 from moorage import errors
 from moorage.allocation.interface import AllocationStore, InventoryItem, ResourceProvider
-from moorage.db import Database
+from moorage.db import Database, Duplicate
 from moorage.fleet.interface import NodeSpec
 from moorage.fleet.nodes import Change, NodeStore
 from moorage.ring import Ring
@@ -23,6 +24,7 @@ __all__ = ["Enrolment", "StoreFleet"]
 
 LOG = logging.getLogger(__name__)
 _PAGE = 1000
+_ATTEMPTS = 5
 
 
 class Enrolment:
@@ -46,10 +48,18 @@ class Enrolment:
         self._changed = changed
 
     def enrol(self, specs: Sequence[NodeSpec]) -> Mapping[str, int]:
-        """Ensure nodes and providers in one transaction, all or nothing; counts by what became of them."""
-        twice = {spec.uuid for spec in specs if sum(other.uuid == spec.uuid for other in specs) > 1} if specs else set()
-        if twice or len({spec.name for spec in specs}) < len(specs):
-            raise errors.InvalidInput("A uuid or a name stands twice among the nodes.")
+        """Ensure nodes and providers in one transaction, all or nothing; counts by what became of them.
+
+        :raises InvalidInput: a uuid or a name stands twice among them.
+        :raises AlreadyExists: a name belongs to another node.
+        """
+        for what, counted in (
+            ("uuid", Counter(each.uuid for each in specs)),
+            ("name", Counter(each.name for each in specs)),
+        ):
+            twice = [value for value, times in counted.items() if times > 1]
+            if twice:
+                raise errors.InvalidInput(f"The {what} {twice[0]} stands twice among the nodes.", path="nodes")
         providers = [_provider(spec) for spec in specs]
 
         def work(tx: sa.Connection) -> Sequence[Change]:
@@ -60,7 +70,14 @@ class Enrolment:
                 LOG.info("%d providers were brought in line with their nodes.", touched - (len(changes) - same))
             return changes
 
-        changes = self._database.run(work)
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                changes = self._database.run(work)
+                break
+            except Duplicate:
+                # Somebody else enrolled one of them at the same time; a new transaction sees that.
+                if attempt == _ATTEMPTS:
+                    raise
         self.assign()
         self._changed()
         return {kind.value: sum(change is kind for change in changes) for kind in Change}

@@ -30,9 +30,12 @@ _CHANGE = (
     .where(nodes.c.uuid == sa.bindparam("of_uuid"))
     .values(
         name=sa.bindparam("new_name"),
-        host=sa.bindparam("new_host"),
-        shard=sa.bindparam("new_shard"),
-        resource_class=sa.bindparam("new_class"),
+        # What is not given stays as it is in the row, not as it was when it was read: somebody may be moving the node.
+        host=sa.func.coalesce(sa.bindparam("new_host", type_=nodes.c.host.type), nodes.c.host),
+        shard=sa.func.coalesce(sa.bindparam("new_shard", type_=nodes.c.shard.type), nodes.c.shard),
+        resource_class=sa.func.coalesce(
+            sa.bindparam("new_class", type_=nodes.c.resource_class.type), nodes.c.resource_class
+        ),
         properties=sa.bindparam("new_properties", type_=nodes.c.properties.type),
         generation=nodes.c.generation + 1,
         updated_at=now(),
@@ -57,9 +60,10 @@ class NodeStore:
     def ensure(self, tx: sa.Connection, specs: Sequence[NodeSpec]) -> list[Change]:
         """Create nodes, or bring existing ones (same uuid) to what is given; a None leaves host and shard as they are.
 
-        Set-based: one query, one insert and one update statement for all.
+        One query, one insert for all that are new, one update for each that differs.
 
         :raises AlreadyExists: a name belongs to a node of another uuid; nothing is written then.
+        :raises Duplicate: somebody else created one of them at the same time; a new transaction sees it.
         """
         uuids = [spec.uuid for spec in specs]
         names = [spec.name for spec in specs]
@@ -76,21 +80,18 @@ class NodeStore:
                 )
         changes: list[Change] = []
         fresh: list[dict[str, Any]] = []
-        altered: list[dict[str, Any]] = []
         for spec in specs:
             row = known.get(spec.uuid)
-            if row is None:
-                fresh.append(_values(spec))
-                changes.append(Change.CREATED)
-            elif _differs(spec, row):
-                altered.append(_new_values(spec, row))
+            if row is not None and not _differs(spec, row):
+                changes.append(Change.SAME)
+            # No row is changed when somebody else has removed the node since it was read; it is new then.
+            elif row is not None and tx.execute(_CHANGE, _new_values(spec)).rowcount == 1:
                 changes.append(Change.CHANGED)
             else:
-                changes.append(Change.SAME)
+                fresh.append(_values(spec))
+                changes.append(Change.CREATED)
         if fresh:
             tx.execute(sa.insert(nodes).values(generation=0, created_at=now(), updated_at=now()), fresh)
-        for values in altered:
-            tx.execute(_CHANGE, values)
         return changes
 
     def assign_hosts(self, hosts: Mapping[str, str]) -> int:
@@ -164,12 +165,12 @@ def _differs(spec: NodeSpec, row: Any) -> bool:
     )
 
 
-def _new_values(spec: NodeSpec, row: Any) -> dict[str, Any]:
+def _new_values(spec: NodeSpec) -> dict[str, Any]:
     return {
         "of_uuid": spec.uuid,
         "new_name": spec.name,
-        "new_host": spec.host if spec.host is not None else row.host,
-        "new_shard": spec.shard if spec.shard is not None else row.shard,
-        "new_class": spec.resource_class if spec.resource_class is not None else row.resource_class,
+        "new_host": spec.host,
+        "new_shard": spec.shard,
+        "new_class": spec.resource_class,
         "new_properties": dict(spec.properties),
     }

@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Enrolling nodes with their providers, on each database: repeated, at once, half gone, and while somebody moves them."""
+
+from __future__ import annotations
+
+import threading
+import unittest
+import uuid
+from concurrent import futures
+from typing import Any
+from unittest import mock
+
+import sqlalchemy as sa
+
+from moorage import errors
+from moorage.allocation.interface import ClaimRequest
+from moorage.clock import SystemClock
+from moorage.control_plane.enrolment import Enrolment
+from moorage.db import Database
+from moorage.fleet.interface import Inventory, NodeSpec, uuid_of_name
+from moorage.fleet.nodes import NodeStore
+from moorage.fleet.tables import nodes
+from moorage.services.registry import ServiceRegistry
+from moorage.testing.database import create_all
+from tests import servers
+from tests.conformance.allocation.stores import sql_store
+from tests.functional.db.databases import Mixin, sqlite_url
+
+
+def spec(name: str, cpus: int = 8, **more: Any) -> NodeSpec:
+    """A node of a name that no other test uses, when the name ends with one's own mark."""
+    return NodeSpec(uuid_of_name(name), name, inventories=(Inventory("VCPU", cpus),), **more)
+
+
+class EnrolmentCase(Mixin):
+    """The laws, on the database of ``kind``; each test has nodes of its own."""
+
+    kind = "sqlite"
+    database: Database
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        super().setUpClass()
+        if cls.kind != "sqlite":
+            servers.require(cls.kind)
+        url = sqlite_url(cls) if cls.kind == "sqlite" else servers.fresh_database(servers.shared(cls.kind))
+        cls.database = Database(url)
+        cls.addClassCleanup(cls.database.close)
+        create_all(cls.database)
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.mark = uuid.uuid4().hex[:8]
+        self.told = 0
+        self.nodes = NodeStore(self.database)
+        self.store = sql_store(self.database)
+        self.registry = ServiceRegistry(self.database, SystemClock())
+        self.enrolment = Enrolment(self.database, self.nodes, self.store, self.registry, self._changed)
+
+    def _changed(self) -> None:
+        self.told += 1
+
+    def specs(self, count: int, **more: Any) -> list[NodeSpec]:
+        return [spec(f"n{number}-{self.mark}", **more) for number in range(count)]
+
+    def total(self, uuid_of_node: str) -> int:
+        (usage,) = self.store.usages(providers=[uuid_of_node])
+        return usage.provider.inventories[0].total
+
+    def test_a_node_and_its_provider_have_one_uuid_and_repeating_changes_nothing(self) -> None:
+        given = self.specs(3, shard="east")
+        self.assertEqual({"created": 3, "changed": 0, "same": 0}, self.enrolment.enrol(given))
+        before = [self.nodes.get(each.uuid) for each in given]
+        self.assertEqual({"created": 0, "changed": 0, "same": 3}, self.enrolment.enrol(given))
+        self.assertEqual(before, [self.nodes.get(each.uuid) for each in given])
+        self.assertEqual([8, 8, 8], [self.total(each.uuid) for each in given])
+        self.assertEqual(2, self.told)
+
+    def test_what_a_file_does_not_give_stays(self) -> None:
+        (given,) = self.specs(1, shard="east", host="h", resource_class="gold")
+        self.enrolment.enrol([given])
+        changed = self.enrolment.enrol([spec(given.name, 16, properties={"rack": 1})])
+        self.assertEqual(1, changed["changed"])
+        node = self.nodes.get(given.name)
+        self.assertEqual(("east", "h", "gold"), (node.shard, node.host, node.resource_class))
+        self.assertEqual(({"rack": 1}, 1, 16), (node.properties, node.generation, self.total(given.uuid)))
+
+    def test_a_name_or_uuid_that_stands_twice_is_named_and_nothing_is_written(self) -> None:
+        first, second = self.specs(2)
+        for wrong in (
+            [first, second, first],
+            [first, NodeSpec(second.uuid, first.name)],
+            [first, NodeSpec(first.uuid, second.name)],
+        ):
+            with self.assertRaisesRegex(errors.InvalidInput, "stands twice"):
+                self.enrolment.enrol(wrong)
+        self.assertRaises(errors.NotFound, self.nodes.get, first.uuid)
+        self.assertEqual(0, self.told)
+
+    def test_a_name_of_another_node_is_refused_and_nothing_is_written(self) -> None:
+        first, second = self.specs(2)
+        self.enrolment.enrol([first])
+        with self.assertRaisesRegex(errors.AlreadyExists, first.uuid):
+            self.enrolment.enrol([second, NodeSpec(str(uuid.uuid4()), first.name)])
+        self.assertRaises(errors.NotFound, self.nodes.get, second.uuid)
+
+    def test_files_imported_at_once_create_each_node_once(self) -> None:
+        given = self.specs(40)
+        start = threading.Barrier(6)
+
+        def work(number: int) -> int:
+            start.wait()
+            mine = given if number % 2 else list(reversed(given))
+            return self.enrolment.enrol(mine)["created"]
+
+        with futures.ThreadPoolExecutor(6) as pool:
+            created = list(pool.map(work, range(6)))
+        self.assertEqual(40, sum(created))
+        self.assertEqual([8] * 40, [self.total(each.uuid) for each in given])
+
+    def test_a_removed_node_takes_its_provider_along_unless_something_is_there(self) -> None:
+        free, busy = self.specs(2)
+        self.enrolment.enrol([free, busy])
+        self.store.claim(ClaimRequest(str(uuid.uuid4()), {busy.uuid: {"VCPU": 1}}))
+        self.enrolment.remove(free.uuid)
+        self.assertRaises(errors.NotFound, self.nodes.get, free.uuid)
+        self.assertEqual([], self.store.usages(providers=[free.uuid]))
+        self.assertRaises(errors.InUse, self.enrolment.remove, busy.uuid)
+        self.assertEqual(busy.name, self.nodes.get(busy.uuid).name)
+
+    def test_a_node_without_agent_gets_one_that_is_enlisted_and_keeps_it(self) -> None:
+        given = self.specs(30)
+        self.enrolment.enrol(given)
+        hosts = {f"{name}-{self.mark}" for name in ("a", "b", "c")}
+        for host in sorted(hosts):
+            self.registry.enlist("agent", host, rpc_version="1.0")
+        known = {row.host for row in self.registry.list(binary="agent")}
+        self.enrolment.assign()
+        first = {each.uuid: self.nodes.get(each.uuid).host for each in given}
+        self.assertLessEqual(set(first.values()), known)
+        self.registry.enlist("agent", f"d-{self.mark}", rpc_version="1.0")
+        self.assertEqual(0, self.enrolment.assign())
+        self.assertEqual(first, {each.uuid: self.nodes.get(each.uuid).host for each in given})
+
+    def test_a_provider_that_got_lost_is_found_and_made_anew(self) -> None:
+        (given,) = self.specs(1)
+        self.enrolment.enrol([given])
+        self.store.delete_provider(given.uuid)
+        self.assertEqual(1, self.enrolment.reconcile())
+        self.assertEqual(0, self.enrolment.reconcile())
+        self.assertEqual(1, len(self.store.usages(providers=[given.uuid])))
+
+
+class Interrupted:
+    """A transaction in which something else happens, and commits, between the first statement and the second."""
+
+    def __init__(self, tx: sa.Connection, pool: futures.Executor, what: Any, argument: str) -> None:
+        self._tx = tx
+        self._pool = pool
+        self._what = what
+        self._argument = argument
+        self._done = False
+
+    def execute(self, *args: Any) -> Any:
+        result = self._tx.execute(*args)
+        if not self._done:
+            self._done = True
+            rows = result.all()
+            self._pool.submit(self._what, self._argument).result()
+            return iter(rows)
+        return result
+
+
+class ServerCase(EnrolmentCase):
+    """What cannot happen on SQLite, where a transaction that writes has the database for itself from its beginning."""
+
+    def test_an_import_that_read_before_somebody_moved_the_node_leaves_it_where_it_is(self) -> None:
+        (given,) = self.specs(1, shard="east")
+        self.enrolment.enrol([given])
+        ensured = self.nodes.ensure
+
+        def moved_meanwhile(tx: Any, specs: Any) -> Any:
+            with futures.ThreadPoolExecutor(1) as pool:
+                between: Any = Interrupted(tx, pool, self._move, given.uuid)
+                return ensured(between, specs)
+
+        with mock.patch.object(self.nodes, "ensure", moved_meanwhile):
+            self.enrolment.enrol([spec(given.name, properties={"rack": 2})])
+        node = self.nodes.get(given.uuid)
+        self.assertEqual(("west", {"rack": 2}), (node.shard, node.properties))
+
+    def _move(self, uuid_of_node: str) -> None:
+        with self.database.write() as tx:
+            tx.execute(sa.update(nodes).where(nodes.c.uuid == uuid_of_node).values(shard="west"))
+
+
+class SqliteEnrolmentTests(EnrolmentCase, unittest.TestCase):
+    """On SQLite."""
+
+
+class PostgresqlEnrolmentTests(ServerCase, unittest.TestCase):
+    """On PostgreSQL."""
+
+    kind = "postgresql"
+
+
+class MariadbEnrolmentTests(ServerCase, unittest.TestCase):
+    """On MariaDB."""
+
+    kind = "mariadb"

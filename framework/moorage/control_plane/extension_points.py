@@ -11,6 +11,7 @@ from moorage.control_plane.interface import AGENT_SERVICES, API_EXTENSIONS, INST
 from moorage.extensions import ExtensionPoint, Finding
 from moorage.rpc.interface import TRANSPORTS
 from moorage.scheduling.interface import FILTERS, WEIGHERS
+from moorage.sharding.interface import STRATEGIES
 
 __all__ = ["EXTENSION_POINTS", "survey"]
 
@@ -18,6 +19,7 @@ EXTENSION_POINTS: Sequence[ExtensionPoint[Any]] = (
     FILTERS,
     WEIGHERS,
     STORES,
+    STRATEGIES,
     INSTANCE_STORES,
     AGENT_SERVICES,
     API_EXTENSIONS,

@@ -1,24 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an allocation store implements, and the plain data that crosses the border.
-
-A provider has inventories, one per resource class; a consumer holds allocations of them; a claim is what a consumer holds.
-capacity = (total - reserved) * allocation_ratio. A claim of ``n`` fits when min_unit <= n <= max_unit, the step rule holds and
-used + n <= capacity. The store alone decides that, in the statement that takes the room.
-"""
+"""Providers, claims, and what every allocation store does with them."""
 
 from __future__ import annotations
 
 import abc
 import enum
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from moorage.extensions import ExtensionPoint
+from moorage import errors
 
 __all__ = [
     "API_VERSION",
-    "STORES",
     "AllocationItem",
     "AllocationStore",
     "Auditable",
@@ -27,6 +21,7 @@ __all__ = [
     "ClaimRequest",
     "Companion",
     "Drift",
+    "HasChildren",
     "InventoryItem",
     "ProviderUsage",
     "ResourceProvider",
@@ -51,6 +46,10 @@ class Capability(enum.Enum):
     SHARED_TRANSACTION = "shared-transaction"
 
 
+class HasChildren(errors.InUse):
+    """A provider that is the parent of others cannot go; details: ``provider``, ``holder`` (how many children)."""
+
+
 @dataclass(frozen=True, slots=True)
 class InventoryItem:
     """How much of one resource class a provider has, in the class's units (MEMORY_MB: MiB, DISK_GB: GiB)."""
@@ -71,13 +70,22 @@ class InventoryItem:
 
 @dataclass(frozen=True, slots=True)
 class ResourceProvider:
-    """A provider: a node, or a pool that several nodes share (``can_host`` False: nothing ever lands on it)."""
+    """A provider: a node, or a pool that several nodes share (``can_host`` False: nothing ever lands on it).
+
+    :param generation: rises with every write that can change what fits: of inventories, traits, aggregates and claims.
+    :param parent: uuid of the provider that this one is a part of (a NUMA cell of a node); None: it is a root.
+    :param root: uuid of the root of its tree; empty where a caller makes a provider: the store finds it.
+    :param updated_at: when it was last written, in microseconds since the epoch by the store's clock; 0: not known.
+    """
 
     uuid: str
     name: str
     can_host: bool = True
     generation: int = 0
     inventories: tuple[InventoryItem, ...] = ()
+    parent: str | None = None
+    root: str = field(default="", compare=False)
+    updated_at: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +115,8 @@ class ClaimRequest:
     :param request_id: names this claim; a repetition with the same consumer and request_id after a lost reply is recognised and
         answered with what the first one took, whatever ``resources`` the repetition names.
     :param project: owner, for usage by project; likewise ``user`` and ``consumer_type``.
-    :param lifetime: seconds after which an unconfirmed claim may be reaped; None: it stays until released.
+    :param lifetime: seconds after which an unconfirmed claim may be reaped (:meth:`AllocationLedger.expire`); None: it stays
+        until released.
     """
 
     consumer: str
@@ -151,7 +160,8 @@ class AllocationStore(abc.ABC):
         """Create providers, or bring name, can_host and inventories of existing ones (same uuid) to the given state.
 
         Custom resource classes (``CUSTOM_...``) begin to exist with the first inventory of them.
-        Repeating it changes nothing. ``generation`` is ignored; every change of inventories raises it. One transaction for
+        Repeating it changes nothing. ``generation`` is ignored; every change of inventories raises it. ``parent`` is given to
+        what is created (its row must exist, or come before it in ``providers``) and never changed here. One transaction for
         all; inside ``transaction`` when given (stores with SHARED_TRANSACTION).
 
         :returns: how many were created or changed.
@@ -201,9 +211,10 @@ class AllocationStore(abc.ABC):
 
     @abc.abstractmethod
     def delete_provider(self, uuid: str, transaction: Any | None = None) -> bool:
-        """Remove a provider without allocations; False when there is none.
+        """Remove a provider without allocations and children; False when there is none.
 
         :raises InUse: it has allocations.
+        :raises HasChildren: it is the parent of others.
         """
 
 
@@ -232,9 +243,3 @@ class Auditable(abc.ABC):
     @abc.abstractmethod
     def recount(self, provider: str) -> bool:
         """Set the counters of a provider to the sums of its allocations, while no claim of it runs; False when it is unknown."""
-
-
-#: Chosen by ``[allocation] store``.
-STORES: ExtensionPoint[AllocationStore] = ExtensionPoint(
-    "moorage.allocation_stores", AllocationStore, API_VERSION, "[allocation] store"
-)

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an allocation store implements, and the plain data that crosses the border.
+
+A provider has inventories, one per resource class; a consumer holds allocations of them; a claim is what a consumer holds.
+capacity = (total - reserved) * allocation_ratio. A claim of ``n`` fits when min_unit <= n <= max_unit, the step rule holds and
+used + n <= capacity. The store alone decides that, in the statement that takes the room.
+
+The powers of a store are separate classes, so that a small store stays small: every store is an :class:`AllocationStore`
+(claim, release, read), which is all that the roles need. :class:`FullStore` has all powers, which the Placement dialect needs;
+the reference stores ``sql`` and ``memory`` have them.
+"""
+
+from __future__ import annotations
+
+from moorage.allocation.interface.candidates import (
+    Candidate,
+    CandidateQuery,
+    CandidateSet,
+    CandidateSource,
+    ProviderSummary,
+    RequestGroup,
+)
+from moorage.allocation.interface.catalogue import (
+    KEEP,
+    GenerationConflict,
+    Keep,
+    NameCatalogue,
+    ProviderCatalogue,
+    ProviderFilter,
+    ResourceClass,
+    Trait,
+)
+from moorage.allocation.interface.claims import (
+    API_VERSION,
+    AllocationItem,
+    AllocationStore,
+    Auditable,
+    Capability,
+    ClaimOutcome,
+    ClaimRequest,
+    Companion,
+    Drift,
+    HasChildren,
+    InventoryItem,
+    ProviderUsage,
+    ResourceProvider,
+)
+from moorage.allocation.interface.ledger import (
+    AllocationChange,
+    AllocationLedger,
+    Consumer,
+    ConsumerHolding,
+    Expect,
+    InventoryChange,
+    ProviderHolding,
+    UsageTotal,
+)
+from moorage.extensions import ExtensionPoint
+
+__all__ = [
+    "API_VERSION",
+    "KEEP",
+    "STORES",
+    "AllocationChange",
+    "AllocationItem",
+    "AllocationLedger",
+    "AllocationStore",
+    "Auditable",
+    "Candidate",
+    "CandidateQuery",
+    "CandidateSet",
+    "CandidateSource",
+    "Capability",
+    "ClaimOutcome",
+    "ClaimRequest",
+    "Companion",
+    "Consumer",
+    "ConsumerHolding",
+    "Drift",
+    "Expect",
+    "FullStore",
+    "GenerationConflict",
+    "HasChildren",
+    "InventoryChange",
+    "InventoryItem",
+    "Keep",
+    "NameCatalogue",
+    "ProviderCatalogue",
+    "ProviderFilter",
+    "ProviderHolding",
+    "ProviderSummary",
+    "ProviderUsage",
+    "RequestGroup",
+    "ResourceClass",
+    "ResourceProvider",
+    "Trait",
+    "UsageTotal",
+]
+
+
+class FullStore(AllocationStore, Auditable, ProviderCatalogue, NameCatalogue, AllocationLedger, CandidateSource):
+    """A store with every power."""
+
+
+#: Chosen by ``[allocation] store``.
+STORES: ExtensionPoint[AllocationStore] = ExtensionPoint(
+    "moorage.allocation_stores", AllocationStore, API_VERSION, "[allocation] store"
+)

@@ -142,6 +142,14 @@ class AgentService(abc.ABC):
     def stop(self) -> None:
         """Finish running operations; called once, after the last message."""
 
+    def tell_instances(self, *, everything: bool) -> None:  # noqa: B027  (a service without instances has nothing to tell)
+        """Have schedulers compare what they believe of this host's instances; called periodically and on their wish.
+
+        It is done by ``reporter.sync``, or with ``everything`` by ``reporter.host_started``, and must not wait here: what is
+        told must be read after everything that was committed before has been told (see :mod:`moorage.scheduling.reporter`),
+        so it is best done by the thread that commits.
+        """
+
 
 @dataclass(frozen=True, slots=True)
 class AgentTools:

@@ -26,9 +26,11 @@ from moorage.rpc.server import Dispatcher, endpoints_of, rpc_method
 from moorage.scheduling import pipeline
 from moorage.scheduling.fleet_view import FleetView
 from moorage.scheduling.guard import Guard
+from moorage.scheduling.healing import Healer, SilentHosts
 from moorage.scheduling.incidents import StoredIncidents
+from moorage.scheduling.options import sync_seconds
+from moorage.scheduling.reporter import AGENTS, Reporter
 from moorage.scheduling.reporter import TOPIC as SCHEDULERS
-from moorage.scheduling.reporter import Reporter
 from moorage.scheduling.rpc import SchedulerEndpoint
 from moorage.scheduling.scheduler import Policy, Scheduler, Selection
 from moorage.scheduling.tracking import InstanceTracker, record_to_json
@@ -37,8 +39,9 @@ from moorage.services.heartbeat import LivenessObserver
 __all__ = ["Agent", "Engine", "Periodic", "SchedulerRole", "load_store", "open_instances", "open_store", "open_workers"]
 
 LOG = logging.getLogger(__name__)
-AGENTS = "agent"
 ENGINES = "engine"
+#: Seconds between looks at the hosts whose view is in doubt.
+_HEALING = 0.5
 
 
 def open_store(platform: Platform, conf: cfg.ConfigOpts) -> AllocationStore:
@@ -68,13 +71,19 @@ def open_workers(platform: Platform, conf: cfg.ConfigOpts) -> WorkerStore:
 
 
 class Periodic:
-    """Calls a function again and again in a thread of its own; an error is told in the log and ends nothing."""
+    """Calls a function again and again in a thread of its own; an error is told in the log and ends nothing.
 
-    def __init__(self, platform: Platform, name: str, work: Callable[[], object], seconds: float) -> None:
+    :param first: seconds before the first call, ``seconds`` unless said.
+    """
+
+    def __init__(
+        self, platform: Platform, name: str, work: Callable[[], object], seconds: float, *, first: float | None = None
+    ) -> None:
         self._clock = platform.clock
         self._name = name
         self._work = work
         self._seconds = seconds
+        self._first = seconds if first is None else first
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -85,7 +94,9 @@ class Periodic:
         self._thread.join()
 
     def _run(self) -> None:
-        while not self._clock.wait(self._stop, self._seconds):
+        seconds = self._first
+        while not self._clock.wait(self._stop, seconds):
+            seconds = self._seconds
             try:
                 self._work()
             except errors.Unavailable as error:
@@ -109,7 +120,8 @@ class SchedulerRole:
         observer = LivenessObserver(platform.clock, conf.services.service_down_time)
         source = StoreFleet(NodeStore(platform.database), store, platform.registry, observer)
         view = FleetView()
-        tracker = InstanceTracker(view, lambda host: tracker.reload_hosts(instances, [host]))
+        tracker = InstanceTracker(view, platform.clock)
+        silent = SilentHosts(tracker, instances, platform.clock, max_age=section.silent_hosts_age)
         claimer = StoreClaimer(store, instances, open_workers(platform, conf), source)
         self._scheduler = Scheduler(
             view,
@@ -119,6 +131,8 @@ class SchedulerRole:
             platform.clock,
             random.Random(),  # noqa: S311  (spreads equal choices, no secret)
             decisions=section.decisions,
+            placed=tracker.placed,
+            freshen=silent.freshen if section.track_instance_changes else None,
         )
         cast = cast_to_agent(platform.sender)
 
@@ -133,10 +147,17 @@ class SchedulerRole:
             SCHEDULERS, platform.name, Dispatcher(endpoints_of(endpoint)), threads=conf.rpc.threads
         )
         self._scheduler.refresh()
+        self._periodic: list[Periodic] = []
         if section.track_instance_changes:
+            silent.loaded(platform.clock.monotonic())
             LOG.info("%d instances were loaded.", tracker.load(instances))
+            healer = Healer(tracker, instances, ask_agent(platform), platform.clock, timeout=section.heal_timeout)
+            self._periodic.append(Periodic(platform, "healing of the view", healer.tick, _HEALING))
+            ask_agents(platform)
         endpoint.open()
-        self._refresh = Periodic(platform, "refresh of the fleet", self._scheduler.refresh, section.refresh_interval)
+        self._periodic.append(
+            Periodic(platform, "refresh of the fleet", self._scheduler.refresh, section.refresh_interval)
+        )
 
     def reload(self, conf: cfg.ConfigOpts) -> None:
         """New filters, weighers and limits, all or (by an error) none; a request keeps what it began with."""
@@ -146,7 +167,8 @@ class SchedulerRole:
     def stop(self, drain_seconds: float) -> None:
         """End."""
         self._subscription.stop(drain_seconds)
-        self._refresh.stop()
+        for each in self._periodic:
+            each.stop()
         self._policy.guard.close()
 
     def _make_policy(self, conf: cfg.ConfigOpts) -> Policy:
@@ -173,6 +195,23 @@ def tell_of_claim(platform: Platform, selection: Selection) -> None:
         LOG.debug("Other schedulers were not told of a claim: %s", error)
 
 
+def ask_agent(platform: Platform) -> Callable[[str, str], None]:
+    """A function that tells the agent of a host to do something; raises TransportError where nobody heard it."""
+
+    def ask(host: str, method: str) -> None:
+        platform.sender.cast(AGENTS, method, {}, server=host)
+
+    return ask
+
+
+def ask_agents(platform: Platform) -> None:
+    """Have all agents speak soon, so that this scheduler, which has just started, can trust what it has loaded."""
+    try:
+        platform.sender.fanout(AGENTS, "sync_instances", {"soon": True})
+    except errors.TransportError as error:
+        LOG.info("Agents were not asked to speak (%s); they do so by themselves.", error)
+
+
 class Agent:
     """Does operations for one host."""
 
@@ -196,12 +235,37 @@ class Agent:
             loaded.plugin(tools) for loaded in AGENT_SERVICES.load_all(conf.agent.services)
         ]
         endpoints = [endpoint for service in self._services for endpoint in service.endpoints()]
+        self._soon = threading.Event()
         self._subscription: Subscription = platform.transport.serve(
-            AGENTS, platform.name, Dispatcher(endpoints_of(*endpoints)), threads=conf.rpc.threads
+            AGENTS, platform.name, Dispatcher(endpoints_of(self, *endpoints)), threads=conf.rpc.threads
         )
         for service in self._services:
             service.start()
-        self._sweep = Periodic(platform, "sweep", self._sweep_all, conf.agent.sweep_interval)
+        self._periodic = [Periodic(platform, "sweep", self._sweep_all, conf.agent.sweep_interval)]
+        seconds = sync_seconds(conf)
+        if seconds is not None:
+            # Agents that were started together must not all speak at once.
+            first = random.uniform(0, seconds)  # noqa: S311  (no secret)
+            self._periodic.append(
+                Periodic(platform, "comparison of instances", self._tell_instances, seconds, first=first)
+            )
+
+    @rpc_method
+    def sync_instances(self, soon: bool = False) -> None:
+        """Have schedulers compare; with ``soon`` at the next sweep, so that not all agents read the store at once."""
+        if soon:
+            self._soon.set()
+        else:
+            self._tell_instances()
+
+    @rpc_method
+    def report_instances(self) -> None:
+        """Tell all schedulers all instances of this host."""
+        self._tell_instances(everything=True)
+
+    def _tell_instances(self, *, everything: bool = False) -> None:
+        for service in self._services:
+            service.tell_instances(everything=everything)
 
     def reload(self, conf: cfg.ConfigOpts) -> None:
         """Nothing of an agent changes without a restart; the plugins are checked all the same."""
@@ -210,13 +274,17 @@ class Agent:
     def stop(self, drain_seconds: float) -> None:
         """Take nothing new, end what runs."""
         self._subscription.stop(drain_seconds)
-        self._sweep.stop()
+        for each in self._periodic:
+            each.stop()
         for service in self._services:
             service.stop()
 
     def _sweep_all(self) -> None:
         for service in self._services:
             service.sweep()
+        if self._soon.is_set():
+            self._soon.clear()
+            self._tell_instances()
 
 
 class Engine:

@@ -293,6 +293,12 @@ class FleetView:
             self._add(record)
             self._snapshot = None
 
+    def put_many(self, records: Iterable[InstanceRecord]) -> None:
+        """As :meth:`put`, for many at once."""
+        with self._lock:
+            for record in records:
+                self.put(record)
+
     def drop(self, uuid: str) -> bool:
         """An instance is nowhere; False when it was not known."""
         with self._lock:

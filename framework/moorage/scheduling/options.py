@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 from oslo_config import cfg
 
-__all__ = ["GROUP", "OPTS", "list_opts", "register_opts"]
+__all__ = ["GROUP", "OPTS", "list_opts", "register_opts", "sync_seconds"]
 
+_SYNC_INTERVAL = 120
 GROUP = cfg.OptGroup("scheduling", title="Scheduling")
 
 OPTS: Sequence[cfg.Opt] = (
@@ -58,11 +59,40 @@ OPTS: Sequence[cfg.Opt] = (
         help="Agents tell schedulers of their instances. Off: nothing is loaded, sent or attached, and filters that need "
         "instances stop the start. Needs a restart.",
     ),
+    cfg.IntOpt(
+        "scheduler_instance_sync_interval",
+        default=_SYNC_INTERVAL,
+        help="Seconds between comparisons of what an agent has with what schedulers believe, which repair lost messages; 0 is "
+        "the default, less than 0 is never. Needs a restart.",
+    ),
+    cfg.FloatOpt(
+        "silent_hosts_age",
+        default=10.0,
+        min=0.0,
+        help="Seconds for which the instances of hosts that never told of theirs (agents of an older release) are believed; "
+        "then the next request reads all of them anew, by one query.",
+    ),
+    cfg.FloatOpt(
+        "heal_timeout",
+        default=5.0,
+        min=0.1,
+        help="Seconds that a host, whose instances differ from what a scheduler believes, has to tell them; then the store is "
+        "asked. The host can be chosen meanwhile.",
+    ),
     cfg.FloatOpt(
         "refresh_interval", default=60.0, min=0.1, help="Seconds between readings of nodes, use and services."
     ),
     cfg.IntOpt("decisions", default=2000, min=1, help="How many recent decisions a scheduler remembers."),
 )
+
+
+def sync_seconds(conf: cfg.ConfigOpts) -> float | None:
+    """Seconds between comparisons of instances; None: never."""
+    section = conf.scheduling
+    interval = float(section.scheduler_instance_sync_interval)
+    if interval < 0 or not section.track_instance_changes:
+        return None
+    return interval or _SYNC_INTERVAL
 
 
 def register_opts(conf: cfg.ConfigOpts) -> None:

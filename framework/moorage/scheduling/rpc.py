@@ -104,8 +104,8 @@ class SchedulerEndpoint:
         self._tracker.update(host_name, records, _origin(), replace=replace)
 
     @rpc_method
-    def delete_instance_info(self, host_name: str, instance_uuid: str) -> None:
-        """An instance is gone from the host."""
+    def delete_instance_info(self, host_name: str, instance_uuid: Any) -> None:
+        """An instance, or several in a list, are gone from the host."""
         if self._enabled:
             self._tracker.delete(host_name, instance_uuid, _origin())
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import collections
 import random as random_module
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -91,6 +91,8 @@ class Scheduler:
     """Selects nodes. Safe for use by several threads; no method reads a store but to repair a stale refusal.
 
     :param policy: gives the policy in force; called once for each request.
+    :param placed: puts what was claimed into the view.
+    :param freshen: called with the hosts before each ranking: reads the instances of those that do not tell of theirs.
     """
 
     def __init__(
@@ -103,8 +105,12 @@ class Scheduler:
         random: random_module.Random,
         *,
         decisions: int = 2000,
+        placed: Callable[[InstanceRecord], None] | None = None,
+        freshen: Callable[[Mapping[str, object]], object] | None = None,
     ) -> None:
         self.view = view
+        self._put = placed or view.put
+        self._freshen = freshen
         self._source = source
         self._claimer = claimer
         self._policy = policy
@@ -193,18 +199,25 @@ class Scheduler:
         record = InstanceRecord(
             spec.instance_uuid, node.host, node.name, flavor.flavorid, flavor.resources, spec.project_id
         )
-        self.view.put(record)
+        self._put(record)
         decision.outcome, decision.host, decision.node = "placed", node.host, node.name
         return Selection(record, node.uuid, result.repeated, len(decision.refusals) + 1)
 
     def _rank(self, policy: Policy, spec: RequestSpec, refused: Collection[str]) -> tuple[Snapshot, Ranking]:
         """Rank without the nodes that refused this request; a fleet without any candidate is read anew first."""
-        fleet = self.view.snapshot()
+        fleet = self._fleet()
         ranking = policy.pipeline.run(policy.guard, fleet, self._asked_for(fleet, spec, refused), spec)
         if not len(ranking.rows) and self.refresh(older_than=_REFUSAL_AGE):
             fleet = self.view.snapshot()
             ranking = policy.pipeline.run(policy.guard, fleet, self._asked_for(fleet, spec, refused), spec)
         return fleet, ranking
+
+    def _fleet(self) -> Snapshot:
+        """The fleet as a request may see it: also what nobody tells of is not too old."""
+        fleet = self.view.snapshot()
+        if self._freshen is not None and self._freshen(fleet.rows_of_host):
+            fleet = self.view.snapshot()
+        return fleet
 
     def _candidates(self, policy: Policy, ranking: Ranking) -> list[int]:
         """Rows to try, best first; the first ``host_subset_size`` in random order."""
@@ -268,6 +281,7 @@ class Scheduler:
         )
 
     def _dry_run(self, policy: Policy, spec: RequestSpec, count: int, explain: bool) -> dict[str, Any]:
+        self._fleet()
         view = self.view.fork()
         selections = []
         ranking: Ranking | None = None

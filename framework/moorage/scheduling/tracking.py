@@ -3,17 +3,24 @@
 
 Each instance remembers the last (service, epoch, sequence) that spoke of it; what is older is dropped, also after a deletion. A
 message without an origin (the seed's bare form) is applied in the order in which it arrives.
+
+What is read from the store has no such number. While it is being read, messages note which instances they speak of, and the
+reading leaves those alone. A full list of a host may have been made before a claim that this process knows of; so a claim stays
+for a few seconds although a list lacks it.
 """
 
 from __future__ import annotations
 
-import collections
+import contextlib
+import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from oslo_log import log as logging
 
+from moorage import errors
+from moorage.clock import Clock, SystemClock
 from moorage.rpc.interface import Origin
 from moorage.scheduling.digest import instance_digest
 from moorage.scheduling.fleet_view import FleetView
@@ -22,139 +29,313 @@ from moorage.scheduling.interface import InstanceRecord, InstanceSource
 __all__ = ["InstanceTracker", "record_from_json", "record_to_json"]
 
 LOG = logging.getLogger(__name__)
-#: How many deleted instances are remembered, against messages that come after the deletion.
-_TOMBSTONES = 100_000
+#: How many deleted instances are remembered at least, against messages that come after the deletion.
+_TOMBSTONES = 50_000
 _PAGE = 5_000
+#: Seconds for which a claim stays although a list of its host lacks it.
+_GRACE = 5.0
+#: A message's number: the service in the high bits, then the epoch, then the sequence.
+_SERVICE_SHIFT, _EPOCH_SHIFT = 96, 48
 
 
 class InstanceTracker:
-    """Feeds a view. Safe for use by several threads.
+    """Feeds a view. Safe for use by several threads."""
 
-    :param heal: called with a host's name when a comparison found a difference; should have its instances told again.
-    """
-
-    def __init__(self, view: FleetView, heal: Callable[[str], None]) -> None:
+    def __init__(self, view: FleetView, clock: Clock | None = None) -> None:
         self._view = view
-        self._heal = heal
+        self._clock: Clock = clock or SystemClock()
         self._lock = threading.Lock()
-        self._last: dict[str, Origin] = {}
-        self._gone: collections.OrderedDict[str, Origin | None] = collections.OrderedDict()
-        self._touched: set[str] | None = set()
-        self.hosts_that_spoke: set[str] = set()
+        self._services: dict[str, int] = {}
+        self._highest: dict[int, int] = {}
+        #: Instance -> number of the last message that spoke of it.
+        self._last: dict[str, int] = {}
+        #: Deleted instances -> numbers of the messages that said so; two generations, so that the older one can be forgotten.
+        self._gone: dict[str, tuple[int, ...]] = {}
+        self._gone_before: dict[str, tuple[int, ...]] = {}
+        self._claimed: dict[str, float] = {}
+        self._readings: list[set[str]] = []
+        self._spoke: set[str] = set()
+        self._stale: dict[str, float] = {}
+        self._missed: dict[str, float] = {}
+
+    # -- what is known of hosts -----------------------------------------------------------------------------------
+
+    def has_spoken(self, host: str) -> bool:
+        """The seed's ``updated``: the host tells of its instances, so that the view of it can be trusted."""
+        return host in self._spoke
+
+    def silent(self, hosts: Mapping[str, object]) -> list[str]:
+        """Those of the hosts that never spoke: their instances are only as new as the last reading of the store."""
+        return sorted(hosts.keys() - self._spoke) if not hosts.keys() <= self._spoke else []
+
+    def stale_since(self, host: str) -> float | None:
+        """Since when (monotonic seconds) the view of the host is known to differ from the host; None when it does not."""
+        return self._stale.get(host)
+
+    def stale(self) -> dict[str, float]:
+        """All hosts whose view is known to differ, and since when."""
+        with self._lock:
+            return dict(self._stale)
+
+    def take_missed(self, older_than: float) -> list[str]:
+        """Hosts of which a message has been missing for ``older_than`` seconds; each is told once."""
+        before = self._clock.monotonic() - older_than
+        with self._lock:
+            found = [host for host, since in self._missed.items() if since <= before]
+            for host in found:
+                del self._missed[host]
+        return found
+
+    # -- readings of the store ------------------------------------------------------------------------------------
 
     def load(self, source: InstanceSource) -> int:
         """Read all instances, page by page; what a message said meanwhile is not overwritten."""
         after, count = "", 0
-        while True:
-            page = source.all(after=after, limit=_PAGE)
-            with self._lock:
-                for record in page:
-                    if record.uuid not in (self._touched or ()):
-                        self._view.put(record)
-            count += len(page)
-            if len(page) < _PAGE:
-                break
-            after = page[-1].uuid
-        with self._lock:
-            self._touched = None
-        return count
+        with self._reading() as touched:
+            while True:
+                page = source.all(after=after, limit=_PAGE)
+                with self._lock:
+                    self._view.put_many(
+                        [_own(record) for record in page if record.uuid not in touched] if touched else map(_own, page)
+                    )
+                count += len(page)
+                if len(page) < _PAGE:
+                    return count
+                after = page[-1].uuid
 
     def reload_hosts(self, source: InstanceSource, hosts: Sequence[str]) -> None:
-        """Make the view of these hosts equal to the store's, by one query."""
-        records = source.by_hosts(hosts)
+        """Make the view of these hosts equal to the store's, by one query; it is no longer stale."""
+        with self._reading() as touched:
+            records = source.by_hosts(hosts)
+            of_host: dict[str, list[InstanceRecord]] = {host: [] for host in hosts}
+            for record in records:
+                of_host.setdefault(record.host, []).append(_own(record))
+            with self._lock:
+                for host, found in of_host.items():
+                    self._replace(host, found, 0, touched)
+                    self._stale.pop(host, None)
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[set[str]]:
+        touched: set[str] = set()
         with self._lock:
-            for host in hosts:
-                self._replace(host, [record for record in records if record.host == host], None)
+            self._readings.append(touched)
+        try:
+            yield touched
+        finally:
+            with self._lock:
+                self._readings = [each for each in self._readings if each is not touched]
+
+    # -- messages -------------------------------------------------------------------------------------------------
 
     def update(
         self, host: str, records: Sequence[InstanceRecord], origin: Origin | None, *, replace: bool = False
     ) -> None:
         """Instances are on the host; with ``replace`` these and no others."""
         with self._lock:
-            self.hosts_that_spoke.add(host)
+            number = self._number(host, origin)
+            if number < 0:
+                return
             if replace:
-                self._replace(host, records, origin)
+                self._replace(host, records, number, ())
+                self._stale.pop(host, None)
+                self._missed.pop(host, None)
             else:
                 for record in records:
-                    self._put(record, origin)
+                    self._put(record, number)
 
     def claimed(self, record: InstanceRecord) -> None:
-        """Another scheduler claimed a node for it. Anything an agent said of it counts more, also that it is gone."""
+        """A scheduler claimed a node for it. Anything an agent said of it counts more, also that it is gone."""
         with self._lock:
-            if record.uuid not in self._gone and self._view.get(record.uuid) is None:
-                self._view.put(record)
+            if self._known_gone(record.uuid) is None and self._view.get(record.uuid) is None:
+                self._claim(record)
 
-    def delete(self, host: str, uuid: str, origin: Origin | None) -> None:
-        """An instance is not on the host any more; one that another host told of since stays there."""
+    def placed(self, record: InstanceRecord) -> None:
+        """A node has just been claimed for it here: the newest word, whatever was said of it before."""
         with self._lock:
-            self.hosts_that_spoke.add(host)
-            present = self._view.get(uuid)
-            if self._older(uuid, origin) or (present is not None and present.host != host):
+            self._claim(record)
+
+    def delete(self, host: str, uuids: str | Sequence[str], origin: Origin | None) -> None:
+        """Instances are not on the host any more; one that another host told of since stays there."""
+        with self._lock:
+            number = self._number(host, origin)
+            if number < 0:
                 return
-            self._drop(uuid, origin)
+            for uuid in [uuids] if isinstance(uuids, str) else uuids:
+                if self._older(uuid, number):
+                    continue
+                present = self._view.get(uuid)
+                if present is None or present.host == host:
+                    self._drop(uuid, number)
+                else:
+                    self._bury(uuid, number)
 
     def sync(self, host: str, uuids: Sequence[str], digest: str | None, origin: Origin | None) -> bool:
-        """Compare with what the host has; a difference is healed by asking. True when they agree."""
+        """Compare with what the host has; a difference is noted, see :meth:`stale`. True when they agree."""
         with self._lock:
-            self.hosts_that_spoke.add(host)
+            number = self._number(host, origin)
+            if number and number != self._highest[number >> _SERVICE_SHIFT]:
+                # The host has said something newer already.
+                return True
             known = self._view.of_host(host)
-            agree = set(known) == set(uuids)
+            agree = len(known) == len(uuids)
             if agree and digest is not None:
                 agree = digest == instance_digest((each.uuid, each.flavorid) for each in known.values())
+            elif agree:
+                agree = known.keys() == set(uuids)
+            if agree:
+                self._stale.pop(host, None)
+                self._missed.pop(host, None)
+            else:
+                self._stale.setdefault(host, self._clock.monotonic())
         if not agree:
             LOG.info("The view of host %s differs from what the host says; it is asked.", host)
-            self._heal(host)
         return agree
 
     # -- under the lock -------------------------------------------------------------------------------------------
 
-    def _older(self, uuid: str, origin: Origin | None) -> bool:
-        last = self._last.get(uuid) or self._gone.get(uuid)
-        if origin is None or last is None or last.service != origin.service:
-            return False
-        return (origin.epoch, origin.sequence) < (last.epoch, last.sequence)
+    def _claim(self, record: InstanceRecord) -> None:
+        self._touch(record.uuid)
+        now = self._clock.monotonic()
+        if len(self._claimed) > 1000:
+            self._claimed = {uuid: at for uuid, at in self._claimed.items() if at > now - _GRACE}
+        self._claimed[record.uuid] = now
+        self._view.put(_own(record))
 
-    def _put(self, record: InstanceRecord, origin: Origin | None) -> None:
-        if self._older(record.uuid, origin):
-            return
-        self._gone.pop(record.uuid, None)
-        self._mark(record.uuid, origin)
+    def _number(self, host: str, origin: Origin | None) -> int:
+        """The host has spoken; the number of its message, 0 for a bare one, -1 for one of an earlier incarnation."""
+        if host not in self._spoke:
+            self._spoke.add(sys.intern(host))
+        if origin is None:
+            return 0
+        service = self._services.get(origin.service)
+        if service is None:
+            service = self._services[origin.service] = len(self._services) + 1
+        incarnation = service << _SERVICE_SHIFT | origin.epoch << _EPOCH_SHIFT
+        number = incarnation | origin.sequence
+        highest = self._highest.get(service, 0)
+        if number > highest:
+            self._highest[service] = number
+            # The first message that is ever seen of a service says nothing about earlier ones.
+            if highest and number != (highest if highest > incarnation else incarnation) + 1:
+                self._missed.setdefault(host, self._clock.monotonic())
+        elif highest >> _EPOCH_SHIFT > number >> _EPOCH_SHIFT:
+            return -1
+        return number
+
+    def _known_gone(self, uuid: str) -> tuple[int, ...] | None:
+        return self._gone.get(uuid) or self._gone_before.get(uuid)
+
+    def _older(self, uuid: str, number: int) -> bool:
+        """Something newer was said of the instance by the same service, or the very same message was applied."""
+        if not number:
+            return False
+        last = self._last.get(uuid)
+        if last is not None and last >= number and last >> _SERVICE_SHIFT == number >> _SERVICE_SHIFT:
+            return True
+        gone = self._known_gone(uuid)
+        return gone is not None and any(
+            said >= number and said >> _SERVICE_SHIFT == number >> _SERVICE_SHIFT for said in gone
+        )
+
+    def _put(self, record: InstanceRecord, number: int) -> None:
+        uuid = record.uuid
+        if number:
+            if self._older(uuid, number):
+                return
+            self._last[uuid] = number
+        if self._readings:
+            self._touch(uuid)
         self._view.put(record)
 
-    def _drop(self, uuid: str, origin: Origin | None) -> None:
+    def _drop(self, uuid: str, number: int) -> None:
+        self._touch(uuid)
         self._view.drop(uuid)
-        self._mark(uuid, None)
-        self._last.pop(uuid, None)
-        self._gone[uuid] = origin
-        while len(self._gone) > _TOMBSTONES:
-            self._gone.popitem(last=False)
+        self._claimed.pop(uuid, None)
+        last = self._last.pop(uuid, 0)
+        self._bury(uuid, number, last)
 
-    def _replace(self, host: str, records: Sequence[InstanceRecord], origin: Origin | None) -> None:
+    def _bury(self, uuid: str, number: int, last: int = 0) -> None:
+        """Remember that a message said that it is gone; and the last one of another service, which may come twice."""
+        said = {each >> _SERVICE_SHIFT: each for each in (*(self._known_gone(uuid) or ()), last, number) if each}
+        self._gone[uuid] = tuple(said.values()) or (0,)
+        if len(self._gone) >= _TOMBSTONES:
+            self._gone_before, self._gone = self._gone, {}
+
+    def _replace(self, host: str, records: Sequence[InstanceRecord], number: int, spare: Collection[str]) -> None:
+        """These and no others are on the host; ``spare``: instances that messages spoke of since the list was begun."""
         given = {record.uuid for record in records}
-        for uuid in set(self._view.of_host(host)) - given:
-            if not self._older(uuid, origin):
-                self._drop(uuid, origin)
+        for uuid in self._view.of_host(host).keys() - given:
+            if uuid not in spare and not self._older(uuid, number) and not self._just_claimed(uuid):
+                self._drop(uuid, number)
         for record in records:
-            self._put(record, origin)
+            if record.uuid not in spare:
+                self._put(record, number)
 
-    def _mark(self, uuid: str, origin: Origin | None) -> None:
-        if self._touched is not None:
-            self._touched.add(uuid)
-        if origin is not None:
-            self._last[uuid] = origin
+    def _just_claimed(self, uuid: str) -> bool:
+        at = self._claimed.get(uuid)
+        return at is not None and at > self._clock.monotonic() - _GRACE
+
+    def _touch(self, uuid: str) -> None:
+        for touched in self._readings:
+            touched.add(uuid)
 
 
-def record_from_json(data: Mapping[str, Any], host: str) -> InstanceRecord:
-    """An instance as a message has it."""
+def _own(record: InstanceRecord) -> InstanceRecord:
+    """The record with texts and mappings that are shared with others of its kind."""
+    intern = sys.intern
     return InstanceRecord(
-        str(data["uuid"]),
-        str(data.get("host") or host),
-        str(data.get("node", "")),
-        str(data.get("flavorid", "")),
-        {str(name): int(amount) for name, amount in (data.get("resources") or {}).items()},
-        str(data.get("project_id", "")),
-        dict(data.get("fields") or {}),
+        record.uuid,
+        intern(record.host),
+        intern(record.node),
+        intern(record.flavorid),
+        _shared(record.flavorid, record.resources),
+        intern(record.project_id),
+        record.fields or _NONE,
+        record.busy,
+        record.server_group,
     )
+
+
+_NONE: Mapping[str, Any] = {}
+#: Flavor -> its resources, as most instances of it have them.
+_resources: dict[str, Mapping[str, int]] = {}
+
+
+def _shared(flavorid: str, resources: Mapping[str, int]) -> Mapping[str, int]:
+    known = _resources.get(flavorid)
+    if known == resources and known is not None:
+        return known
+    if len(_resources) >= 10_000:
+        _resources.clear()
+    _resources[flavorid] = resources
+    return resources
+
+
+def record_from_json(data: Any, host: str) -> InstanceRecord:
+    """An instance as a message has it.
+
+    :raises InvalidInput: it has no uuid, or something in it is of another kind than it should be.
+    """
+    try:
+        get = data.get
+        flavorid = sys.intern(get("flavorid") or "")
+        return InstanceRecord(
+            data["uuid"],
+            sys.intern(get("host") or host),
+            sys.intern(get("node") or ""),
+            flavorid,
+            _shared(flavorid, get("resources") or _NONE),
+            sys.intern(get("project_id") or ""),
+            get("fields") or _NONE,
+            bool(get("busy")),
+            get("server_group") or "",
+        )
+    except (AttributeError, KeyError, TypeError) as error:
+        raise errors.InvalidInput(
+            f"Host {host} told of an instance in a way that cannot be read ({type(error).__name__}: {error}); an instance is an "
+            "object with uuid, host, node, flavorid, resources and project_id."
+        ) from error
 
 
 def record_to_json(record: InstanceRecord) -> dict[str, Any]:
@@ -166,4 +347,6 @@ def record_to_json(record: InstanceRecord) -> dict[str, Any]:
         "flavorid": record.flavorid,
         "resources": dict(record.resources),
         "project_id": record.project_id,
+        **({"server_group": record.server_group} if record.server_group else {}),
+        **({"busy": True} if record.busy else {}),
     }

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 from oslo_log import log as logging
 from typing_extensions import override
@@ -35,7 +35,6 @@ TYPE = "instance"
 _PAUSE = 0.5
 #: Rows that a sweep reads at a time.
 _PAGE = 500
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +49,17 @@ class _Done:
     instance: Instance | None
     status: str | None
     fault: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Tell:
+    """Schedulers shall compare, or replace, what they believe of this host.
+
+    It waits in the queue of what is done: so it is read after what was committed before has been told, and told before anything
+    else is committed.
+    """
+
+    everything: bool
 
 
 class ComputeAgent(AgentService):
@@ -76,7 +86,7 @@ class ComputeAgent(AgentService):
         self._room = threading.Semaphore(self._batch + int(section.operations))
         self._asked: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._taken: queue.SimpleQueue[Lease | None] = queue.SimpleQueue()
-        self._done: queue.SimpleQueue[_Done | None] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[_Done | _Tell | None] = queue.SimpleQueue()
         self._stopping = threading.Event()
         self._ended = threading.Event()
         self._taker = threading.Thread(target=self._take, name="compute-take", daemon=True)
@@ -115,6 +125,12 @@ class ComputeAgent(AgentService):
             if len(page) < _PAGE:
                 return
             after = page[-1].resource_id
+
+    @override
+    def tell_instances(self, *, everything: bool) -> None:
+        """The thread that finishes operations does it."""
+        if self._tools.reporter.enabled:
+            self._done.put(_Tell(everything))
 
     @override
     def stop(self) -> None:
@@ -247,9 +263,14 @@ class ComputeAgent(AgentService):
     def _finish(self) -> None:
         running = True
         while running:
-            batch, running = _drain(self._done, self._batch)
-            if not batch:
-                continue
+            found: list[_Done | _Tell]
+            found, running = _drain(self._done, self._batch)
+            batch = [each for each in found if isinstance(each, _Done)]
+            self._finish_batch(batch)
+            self._tell([each for each in found if isinstance(each, _Tell)])
+
+    def _finish_batch(self, batch: Sequence[_Done]) -> None:
+        if batch:
             try:
                 self._report(self._commit(batch))
             except Exception as error:
@@ -258,6 +279,21 @@ class ComputeAgent(AgentService):
                     self._give_back(each.held, f"{type(error).__name__}: {error}")
             else:
                 self._forget([each.held for each in batch])
+
+    def _tell(self, wanted: Sequence[_Tell]) -> None:
+        """Once for however many asked."""
+        if not wanted:
+            return
+        try:
+            records = self._tools.instances.by_hosts([self._tools.identity.host])
+            if any(each.everything for each in wanted):
+                self._tools.reporter.host_started(records)
+            else:
+                self._tools.reporter.sync(records)
+        except errors.Unavailable as error:
+            LOG.warning("Schedulers cannot be told of the instances of this host now: %s", error.message)
+        except Exception:
+            LOG.exception("Schedulers were not told of the instances of this host.")
 
     def _commit(self, batch: Sequence[_Done]) -> list[_Done]:
         """Write all in one transaction; those that were written. Waits for a store that is away, until the agent stops."""
@@ -306,9 +342,9 @@ class ComputeAgent(AgentService):
         created = [each.instance for each in written if each.instance is not None and each.status == "active"]
         if created:
             self._tools.reporter.created(created)
-        for each in written:
-            if each.status != "active":
-                self._tools.reporter.deleted(each.held.resource_id)
+        gone = [each.held.resource_id for each in written if each.status != "active"]
+        if gone:
+            self._tools.reporter.deleted(gone)
 
     def _forget(self, leases: Sequence[Lease]) -> None:
         with self._lock:
@@ -337,9 +373,9 @@ class ComputeAgent(AgentService):
                 )
 
 
-def _drain(source: queue.SimpleQueue[T | None], limit: int) -> tuple[list[T], bool]:
+def _drain(source: queue.SimpleQueue[Any], limit: int) -> tuple[list[Any], bool]:
     """What waits in the queue, at least one and at most ``limit``; and whether to go on: None in the queue ends it."""
-    found: list[T] = []
+    found: list[Any] = []
     item = source.get()
     while item is not None:
         found.append(item)

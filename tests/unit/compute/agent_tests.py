@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import sqlalchemy as sa
 from oslo_config import cfg
@@ -30,6 +31,7 @@ from moorage.control_plane.interface import AgentTools, Instance
 from moorage.control_plane.placing import Deleter, StoreClaimer
 from moorage.db import Database
 from moorage.db.schema import core_metadata
+from moorage.scheduling.digest import instance_digest
 from moorage.scheduling.interface import Flavor, RequestSpec
 from moorage.scheduling.reporter import Reporter
 from moorage.services.interface import ServiceIdentity
@@ -88,7 +90,8 @@ class Told:
         ]
 
     def deleted(self) -> list[str]:
-        return [args["instance_uuid"] for method, args in self.messages if method == "delete_instance_info"]
+        told = [args["instance_uuid"] for method, args in self.messages if method == "delete_instance_info"]
+        return [uuid for each in told for uuid in ([each] if isinstance(each, str) else each)]
 
 
 class NodeNames:
@@ -439,6 +442,45 @@ class AgentTests(unittest.TestCase):
         method, args = self.fleet.told.messages[1]
         self.assertEqual((method, args["replace"]), ("update_instance_info", True))
         self.assertEqual([each["uuid"] for each in args["instance_or_list"]], [uuid])
+
+    def test_many_deletions_are_told_by_few_messages(self) -> None:
+        uuids = [self.fleet.place() for _ in range(40)]
+        self.started()
+        self.await_rows()
+        for uuid in uuids:
+            self.fleet.deleter.delete(uuid)
+        before = len(self.fleet.told.messages)
+        self.started(2)
+        self.await_rows()
+        wait_until(lambda: sorted(self.fleet.told.deleted()) == sorted(uuids), "they were told", SOON)
+        told = [method for method, _ in self.fleet.told.messages[before:] if method == "delete_instance_info"]
+        self.assertLess(len(told), len(uuids))
+
+    def test_a_comparison_tells_what_was_committed_and_told_before(self) -> None:
+        agent = self.started()
+        uuids = [self.fleet.place() for _ in range(3)]
+        for uuid in uuids:
+            agent.build_instance(uuid)
+        self.await_rows()
+        agent.tell_instances(everything=False)
+        wait_until(lambda: self.fleet.told.messages[-1][0] == "sync_instance_info", "it is told", SOON)
+        args = self.fleet.told.messages[-1][1]
+        self.assertEqual(sorted(args["instance_uuids"]), sorted(uuids))
+        self.assertEqual(args["digest"], instance_digest((uuid, "small") for uuid in uuids))
+        self.assertEqual(sorted(self.fleet.told.created()), sorted(uuids))
+        agent.tell_instances(everything=True)
+        wait_until(lambda: self.fleet.told.messages[-1][0] == "update_instance_info", "it is told", SOON)
+        self.assertTrue(self.fleet.told.messages[-1][1]["replace"])
+
+    def test_a_comparison_survives_a_store_that_is_away(self) -> None:
+        agent = self.started()
+        away = mock.patch.object(self.fleet.instances, "by_hosts", side_effect=errors.StoreUnavailable("away"))
+        with self.assertLogs("moorage_plugins.compute.agent", "WARNING"), away as reading:
+            for tries in (1, 2):
+                agent.tell_instances(everything=False)
+                wait_until(lambda tries=tries: reading.call_count >= tries, "it was tried", SOON)  # type: ignore[misc]
+        agent.tell_instances(everything=False)
+        wait_until(lambda: self.fleet.told.messages[-1][0] == "sync_instance_info", "it is told", SOON)
 
     def test_the_start_destroys_what_runs_and_does_not_exist(self) -> None:
         folder = self.fleet.folder / str(uuid_module.uuid4())

@@ -58,13 +58,27 @@ class ReporterTests(unittest.TestCase):
             self.assertEqual(len(self.wire.messages), number)
 
     def test_what_leaves_the_host_is_told_as_gone(self) -> None:
-        self.reporter.deleted("u1")
+        self.reporter.deleted(["u1"])
         self.reporter.shelved_offloaded("u1")
         self.reporter.live_migrated(ONE, source=True)
         self.assertEqual(
             self.wire.messages,
             [("scheduler", "delete_instance_info", {"host_name": "h", "instance_uuid": "u1"})] * 3,
         )
+
+    def test_many_that_are_gone_are_told_at_once(self) -> None:
+        self.reporter.deleted(["u1", "u2"])
+        self.assertEqual(self.last("delete_instance_info")["instance_uuid"], ["u1", "u2"])
+        self.reporter.deleted([])
+        self.assertEqual(len(self.wire.messages), 1)
+
+    def test_more_than_a_message_may_hold_are_told_in_parts_and_compared(self) -> None:
+        many = [InstanceRecord(f"u{number}", "h", "n", "small", {"VCPU": 1}) for number in range(2500)]
+        self.reporter.host_started(many)
+        parts = [args["instance_or_list"] for _, method, args in self.wire.messages if method == "update_instance_info"]
+        self.assertEqual([each["uuid"] for part in parts for each in part], [each.uuid for each in many])
+        self.assertEqual(len(parts), 3)
+        self.assertEqual(len(self.last("sync_instance_info")["instance_uuids"]), 2500)
 
     def test_a_start_replaces_also_by_nothing(self) -> None:
         self.reporter.host_started([])
@@ -80,7 +94,7 @@ class ReporterTests(unittest.TestCase):
         silent = Reporter(self.wire, "h", enabled=False)
         silent.host_started([ONE])
         silent.created([ONE])
-        silent.deleted("u1")
+        silent.deleted(["u1"])
         silent.sync([ONE])
         self.assertEqual(self.wire.messages, [])
 

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Messages on instances that are lost, doubled, late and out of order: after one period of comparisons the view is the store."""
+
+from __future__ import annotations
+
+import unittest
+
+from tests import cases, seeded
+from tests.unit.scheduling.simulation import SIZES, Simulation
+
+
+class LostMessageTests(unittest.TestCase):
+    def assert_agrees(self, simulation: Simulation) -> None:
+        for scheduler in simulation.schedulers:
+            self.assertEqual(scheduler.known(), simulation.truth())
+            self.assertEqual(scheduler.used(), simulation.used())
+            self.assertEqual(scheduler.tracker.stale(), {})
+
+    def test_with_a_fifth_of_the_messages_lost_one_period_repairs_everything(self) -> None:
+        random = seeded()
+        for _ in range(cases(10)):
+            simulation = Simulation([f"h{number}" for number in range(8)], schedulers=2)
+            simulation.network.deliver_all()
+            lost = 0
+            for number in range(400):
+                agent = random.choice(simulation.agents)
+                mine = [record.uuid for record in agent.records()]
+                action = random.random()
+                if action < 0.5 or not mine:
+                    agent.create(f"i{number}", random.choice(sorted(SIZES)))
+                elif action < 0.65:
+                    agent.delete(random.choice(mine))
+                elif action < 0.8:
+                    agent.resize(random.choice(mine), random.choice(sorted(SIZES)))
+                elif action < 0.95:
+                    agent.migrate(random.choice(mine), random.choice(simulation.agents))
+                else:
+                    agent.restart()
+                while len(simulation.network.pending) > 10:
+                    fate = random.random()
+                    index = random.randrange(len(simulation.network.pending))
+                    if fate < 0.2:
+                        simulation.network.drop(index)
+                        lost += 1
+                    elif fate < 0.3:
+                        simulation.network.duplicate(index)
+                        simulation.network.deliver(index)
+                    else:
+                        simulation.network.deliver(index)
+            self.assertGreater(lost, 50)
+            simulation.sync_period()
+            self.assert_agrees(simulation)
+
+    def test_without_loss_nothing_is_asked(self) -> None:
+        simulation = Simulation(["h1", "h2"])
+        first, second = simulation.agents
+        first.create("a")
+        first.create("b")
+        first.migrate("a", second)
+        second.resize("a", "large")
+        first.delete("b")
+        simulation.sync_period()
+        self.assert_agrees(simulation)
+        self.assertEqual(simulation.store.queries, [])
+
+    def test_a_missing_message_is_noticed_by_the_next_one(self) -> None:
+        simulation = Simulation(["h1"])
+        (agent,) = simulation.agents
+        simulation.sync_period()
+        agent.create("a")
+        simulation.network.drop()
+        agent.create("b")
+        simulation.network.deliver_all()
+        self.assertNotIn("a", simulation.schedulers[0].known())
+        simulation.pass_time(10)
+        self.assert_agrees(simulation)
+
+    def test_a_host_that_does_not_answer_is_read_from_the_store(self) -> None:
+        simulation = Simulation(["h1", "h2", "h3"])
+        simulation.network.deliver_all()
+        for agent in simulation.agents:
+            agent.create(f"i-{agent.host}")
+        simulation.network.pending.clear()
+        for agent in simulation.agents:
+            agent.sync_instances()
+        simulation.network.deliver_all()
+        (scheduler,) = simulation.schedulers
+        self.assertEqual(set(scheduler.tracker.stale()), {"h1", "h2", "h3"})
+        self.assertEqual(scheduler.tracker.stale_since("h1"), simulation.clock.now)
+        simulation.network.cut(["scheduler-0"], ["h1", "h2"])
+        simulation.pass_time(20)
+        # One query for all of them; the one that answers is not read.
+        self.assertEqual(simulation.store.queries, [["h1", "h2"]])
+        self.assert_agrees(simulation)

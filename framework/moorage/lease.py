@@ -28,8 +28,10 @@ __all__ = [
     "GUARDED",
     "REMOVE",
     "RENEW",
+    "START",
     "STATEMENTS",
     "TAKE",
+    "TAKE_OVER",
     "WRITE",
     "Guard",
     "Statement",
@@ -65,6 +67,16 @@ _FREE = Guard(
     "nobody holds it: it has expired, or its owner is an earlier incarnation of the taker",
     lambda c, p: sa.or_(c.expires_at < p["now"], sa.and_(c.owner == p["owner"], c.epoch < p["epoch"])),
     lambda row, p: row["expires_at"] < p["now"] or (row["owner"] == p["owner"] and row["epoch"] < p["epoch"]),
+)
+_UNOWNED = Guard(
+    "nobody has it: it was never taken, or was given back",
+    lambda c, p: c.owner.is_(None),
+    lambda row, p: row["owner"] is None,
+)
+_ORPHANED = Guard(
+    "its owner is gone: the lease has expired, or a write has ended the owner's epoch",
+    lambda c, p: sa.or_(c.expires_at < p["now"], sa.and_(c.owner == p["dead"], c.epoch < p["dead_epoch"])),
+    lambda row, p: row["expires_at"] < p["now"] or (row["owner"] == p["dead"] and row["epoch"] < p["dead_epoch"]),
 )
 _MINE = Guard(
     "the row still carries the token that its owner was given",
@@ -132,10 +144,14 @@ class Statement:
         return parameters["now"] + parameters[name] if column == "expires_at" else parameters[name]
 
 
+_TAKEN = {"token": "token", "owner": "owner", "epoch": "epoch", "expires_at": "lease"}
+#: Take it for the first time, or after it was given back. In a transaction that has raised the counter before.
+START = Statement("start", Verb.UPDATE, (_UNOWNED,), _TAKEN)
+#: Take what another service left: ``dead`` is its uuid, ``dead_epoch`` its present epoch (which was raised when it was evicted;
+#: epochs only rise, so one that was read some time ago is a safe one). The counter was raised before.
+TAKE_OVER = Statement("take over", Verb.UPDATE, (_ORPHANED,), _TAKEN)
 #: Take it, the first time or over from an owner that is gone. In a transaction that has raised the counter before.
-TAKE = Statement(
-    "take", Verb.UPDATE, (_FREE,), {"token": "token", "owner": "owner", "epoch": "epoch", "expires_at": "lease"}
-)
+TAKE = Statement("take", Verb.UPDATE, (_FREE,), _TAKEN)
 #: Take the work away from whoever does it, for another operation; leaves it unowned. The counter was raised before.
 FORCE = Statement("force", Verb.UPDATE, (), {"token": "token", "owner": None, "epoch": None, "expires_at": None})
 #: Keep it for another lease.
@@ -149,6 +165,6 @@ WRITE = Statement("write", Verb.UPDATE, (_NOT_OVERTAKEN,), {"fence": "token"})
 #: Remove the resource.
 REMOVE = Statement("remove", Verb.DELETE, (_NOT_OVERTAKEN,), {})
 
-STATEMENTS = (TAKE, FORCE, RENEW, GIVE_BACK, FINISH, WRITE, REMOVE)
+STATEMENTS = (START, TAKE, TAKE_OVER, FORCE, RENEW, GIVE_BACK, FINISH, WRITE, REMOVE)
 #: Every guard of every statement; the model check leaves out each in turn and must then find a fault.
 GUARDED = tuple((statement, guard) for statement in STATEMENTS for guard in statement.guards)

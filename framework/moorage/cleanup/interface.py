@@ -1,23 +1,60 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Workers and their leases, as those see them who do the work.
+"""Workers and their leases, as those see them who do the work, and the handlers of what the dead left.
 
 A worker row records one operation in progress on one resource. Its lease is the right, and the duty, to do it::
 
     with lease.finish() as tx:      # one transaction: the row's end and the last write of the work
         instances.set_status(tx, uuid, "active", lease.token)
+
+A :class:`CleanupHandler` says of one type of resource what becomes of operations whose service died. Its contract is tested by the
+kit :mod:`moorage.testing.cleanup`.
 """
 
 from __future__ import annotations
 
 import abc
+import enum
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
-__all__ = ["Lease", "Worker", "Workers"]
+from moorage.extensions import ExtensionPoint
+
+__all__ = [
+    "API_VERSION",
+    "CLEANUP_HANDLERS",
+    "CONTINUES",
+    "DONE",
+    "STALE",
+    "CleanupHandler",
+    "CleanupTools",
+    "Cleaned",
+    "Lease",
+    "Outcome",
+    "Phase",
+    "SetCleanupHandler",
+    "Worker",
+    "Workers",
+    "retry",
+]
 
 T = TypeVar("T")
+API_VERSION = (1, 0)
+
+
+class Phase(enum.StrEnum):
+    """Where an operation stands.
+
+    WAITING: nobody has it. WORKING: a service does it. CLEANING: a cleaner has taken it over. RETRYING: a cleaner failed, another
+    try comes at ``next_try_at``. QUARANTINED: no more tries until a person says so.
+    """
+
+    WAITING = "waiting"
+    WORKING = "working"
+    CLEANING = "cleaning"
+    RETRYING = "retrying"
+    QUARANTINED = "quarantined"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +66,9 @@ class Worker:
     :param owner: uuid of the service that does it, None while nobody does; ``epoch`` is that of the owner.
     :param token: the fence that the row carries now.
     :param attempts: how often it was taken.
+    :param worker: uuid of the service that began the work last, with ``worker_epoch``; a cleaner does not count.
+    :param expires_at: when the owner's lease ends, ``next_try_at`` when a failed cleanup is tried again; ``created_at`` and
+        ``updated_at`` say when it was requested and last changed hands. Microseconds since the Unix epoch, of the database's clock.
     """
 
     resource_type: str
@@ -40,6 +80,14 @@ class Worker:
     epoch: int
     token: int
     attempts: int
+    phase: str
+    worker: str | None
+    worker_epoch: int
+    expires_at: int
+    next_try_at: int
+    last_error: str
+    created_at: int
+    updated_at: int
 
 
 class Lease(abc.ABC):
@@ -133,3 +181,176 @@ class Workers(abc.ABC):
 
         Ordered by resource id, a page of ``limit`` after the given one.
         """
+
+    @abc.abstractmethod
+    def start_many(
+        self,
+        transaction: Any,
+        resource_type: str,
+        resource_ids: Sequence[str],
+        identity: Any,
+    ) -> Mapping[str, Lease]:
+        """Become the owner of those that nobody has, in the caller's transaction; what somebody has or had is absent.
+
+        For services that never do an operation a second time: what a dead owner left is a cleaner's.
+        """
+
+    @abc.abstractmethod
+    def create(
+        self,
+        transaction: Any,
+        resource_type: str,
+        resource_id: str,
+        operation: str,
+        status: str,
+        *,
+        addressed_to: str,
+        force: bool = False,
+    ) -> int:
+        """Record an operation that is wanted, in the transaction that writes the resource; the token to write it with.
+
+        :param status: of the resource while the operation is in progress.
+        :param addressed_to: host, or cluster, whose service shall do it.
+        :raises InUse: an operation on the resource is in progress and ``force`` is not given; says which and whose. The
+            caller's transaction must be rolled back, as after any error in it.
+        """
+
+    @abc.abstractmethod
+    def waiting(
+        self, resource_type: str, names: Sequence[str], *, after: str = "", limit: int = 500
+    ) -> Sequence[Worker]:
+        """Rows addressed to one of the names (a host, a cluster) that nobody has; ordered and paged as :meth:`pending`."""
+
+    @abc.abstractmethod
+    def reset(self, transaction: Any, resource_type: str, resource_id: str) -> int:
+        """What ``reset-state`` does: whatever is being done to the resource ends here; a token that fences all of it off.
+
+        The caller writes the resource with the token in the same transaction.
+        """
+
+    @abc.abstractmethod
+    def token_of(self, resource_type: str, resource_id: Any) -> Any:
+        """An SQL expression for the last token of the resource that a column names, for statements on whole sets.
+
+        :param resource_id: the column of the resource's table. Good for a lease's token only in a transaction that has taken or
+            ended the lease.
+        """
+
+
+# -- handlers ---------------------------------------------------------------------------------------------------------
+
+
+class Cleaned(enum.Enum):
+    """What a handler did."""
+
+    DONE = "done"
+    CONTINUES = "continues"
+    RETRY = "retry"
+    STALE = "stale"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one orphan; ``reason`` is a sentence for operators."""
+
+    result: Cleaned
+    reason: str = ""
+
+
+#: The resource is in its documented state and the row has ended (``lease.finish``).
+DONE = Outcome(Cleaned.DONE)
+#: Somebody else has the lease now, renews it and will end the row; should that fail, the expired lease is cleaned again.
+CONTINUES = Outcome(Cleaned.CONTINUES)
+#: The resource does not need it any more; the row is ended and nothing is written.
+STALE = Outcome(Cleaned.STALE)
+
+
+def retry(reason: str) -> Outcome:
+    """It cannot be done now: later again, at growing distances, until ``[cleanup] max_attempts`` puts it into quarantine."""
+    return Outcome(Cleaned.RETRY, reason)
+
+
+class CleanupTools(Protocol):
+    """What a handler may rely on to be given; an agent's :class:`moorage.control_plane.interface.AgentTools` has more."""
+
+    @property
+    def conf(self) -> Any:
+        """The configuration (an oslo.config ``ConfigOpts``)."""
+
+    @property
+    def clock(self) -> Any:
+        """:class:`moorage.clock.Clock`."""
+
+    @property
+    def database(self) -> Any:
+        """:class:`moorage.db.Database` of the resources and of the worker rows."""
+
+    @property
+    def identity(self) -> Any:
+        """:class:`moorage.services.interface.ServiceIdentity` of the cleaner."""
+
+    @property
+    def workers(self) -> Any:
+        """:class:`Workers`."""
+
+
+class CleanupHandler(abc.ABC):
+    """Finishes what dead services left of one type of resource; the name of its entry point is the type.
+
+    Built once per cleaner as ``plugin(tools)`` and called by several threads. It may run several times on one resource (a cleaner
+    can die, or be paused and taken for dead): every write carries ``lease.token``, effects outside of the store lie under names
+    with the token or are harmless when repeated, and the last write is in ``lease.finish()``.
+    """
+
+    api_version: ClassVar[tuple[int, int]]
+    #: Statuses of the resource in which an operation may have been left.
+    cleanable: ClassVar[frozenset[str]]
+    #: Whether a service that starts again has what its earlier incarnation left cleaned. False: it goes on with it by itself, and
+    #: only others clean after it.
+    cleans_own: ClassVar[bool] = True
+    #: How many are cleaned at the same time by one cleaner, unless ``[cleanup] limits`` says otherwise.
+    concurrency: ClassVar[int] = 4
+
+    def __init__(self, tools: CleanupTools) -> None:
+        self.tools = tools
+
+    @abc.abstractmethod
+    def read(self, transaction: Any, resource_ids: Sequence[str]) -> Mapping[str, Any]:
+        """The resources by id; each has ``status``. Absent ones are left out. One statement."""
+
+    @abc.abstractmethod
+    def cleanup(self, lease: Lease, resource: Any) -> Outcome:
+        """Bring the resource into its documented state. It may block; the lease is renewed meanwhile.
+
+        What it raises counts as ``retry`` with the error as reason; Fenced means that somebody else has it.
+
+        :param resource: as :meth:`read` gave it in the transaction that took the row; its status is the row's.
+        """
+
+    def adopt(self, transaction: Any, leases: Mapping[str, Lease]) -> None:  # noqa: B027  (most need none)
+        """Write the tokens into the resources, in the transaction that takes the rows: the earlier owner can write nothing more.
+
+        Needed where operations write their resource before they finish. Nothing by itself.
+        """
+
+
+class SetCleanupHandler(CleanupHandler):
+    """One whose work is in the store alone, and is done for a whole set in one transaction."""
+
+    @abc.abstractmethod
+    def settle(self, transaction: Any, leases: Mapping[str, Lease], resources: Mapping[str, Any]) -> None:
+        """Bring all of them into their documented state; the rows have been ended in this transaction.
+
+        It may run several times: a lost race, or one lease of the set that was lost, undoes the whole transaction.
+        """
+
+    def cleanup(self, lease: Lease, resource: Any) -> Outcome:
+        """One alone, when the set could not be done."""
+        lease.finish_with(lambda tx: self.settle(tx, {lease.resource_id: lease}, {lease.resource_id: resource}))
+        return DONE
+
+
+#: Chosen by ``[cleanup] enabled_handlers``.
+CLEANUP_HANDLERS: ExtensionPoint[CleanupHandler] = ExtensionPoint(
+    "moorage.cleanup_handlers", CleanupHandler, API_VERSION, "[cleanup] enabled_handlers"
+)

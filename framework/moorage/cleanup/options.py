@@ -16,7 +16,43 @@ OPTS: Sequence[cfg.Opt] = (
         "lease_seconds",
         default=60.0,
         min=0.2,
-        help="Seconds that an operation's owner keeps it without renewing; it renews at a third of that.",
+        help="Seconds that an operation's owner keeps it without renewing; it renews at a third of that. Needs a "
+        "restart.",
+    ),
+    cfg.ListOpt(
+        "paused",
+        default=[],
+        help="Types of resources that are not cleaned at present; * is all of them. A reload takes it over.",
+    ),
+    cfg.DictOpt(
+        "limits",
+        default={},
+        help="How many of a type one cleaner cleans at the same time, as type:number pairs, instead of what its handler says. A "
+        "reload takes it over.",
+    ),
+    cfg.IntOpt(
+        "batch", default=200, min=1, help="Rows that are taken in one transaction at most. A reload takes it over."
+    ),
+    cfg.FloatOpt(
+        "unclaimed_timeout",
+        default=300.0,
+        min=0.0,
+        help="Seconds after which an operation that no service came for is cleaned. A reload takes it over.",
+    ),
+    cfg.IntOpt(
+        "max_attempts",
+        default=5,
+        min=1,
+        help="Tries to clean one row, in all, before it goes into quarantine and waits for a person. A reload takes it over.",
+    ),
+    cfg.FloatOpt(
+        "backoff",
+        default=2.0,
+        min=0.01,
+        help="Seconds before a failed cleanup is tried again; doubles with each try, with jitter. A reload takes it over.",
+    ),
+    cfg.FloatOpt(
+        "backoff_longest", default=300.0, min=0.01, help="The longest such time, in seconds. A reload takes it over."
     ),
 )
 

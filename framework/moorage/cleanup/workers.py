@@ -21,12 +21,23 @@ from sqlalchemy.dialects import mysql, postgresql, sqlite
 from typing_extensions import override
 
 from moorage import errors, lease
-from moorage.cleanup.interface import Lease, Worker, Workers
+from moorage.cleanup.interface import Lease, Phase, Worker, Workers
 from moorage.cleanup.tables import fences, workers
 from moorage.db import MICROSECONDS, Database, now
 from moorage.services.interface import ServiceIdentity
 
-__all__ = ["WorkerLease", "WorkerStore"]
+__all__ = [
+    "COLUMNS",
+    "LEASE",
+    "OF_MANY",
+    "RAISE_MANY",
+    "TAKEN",
+    "TRANSFER",
+    "WorkerLease",
+    "WorkerStore",
+    "fenced",
+    "worker_of",
+]
 
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -34,7 +45,7 @@ T = TypeVar("T")
 _OF_ONE = sa.and_(
     workers.c.resource_type == sa.bindparam("of_type"), workers.c.resource_id == sa.bindparam("of_resource")
 )
-_OF_MANY = sa.and_(
+OF_MANY = sa.and_(
     workers.c.resource_type == sa.bindparam("of_type"),
     workers.c.resource_id.in_(sa.bindparam("of_resources", expanding=True)),
 )
@@ -42,32 +53,43 @@ _SAME_RESOURCE = sa.and_(
     fences.c.resource_type == workers.c.resource_type, fences.c.resource_id == workers.c.resource_id
 )
 _TOKEN = sa.bindparam("to_token", type_=sa.BigInteger)
-_LEASE = sa.bindparam("lease_micros", type_=sa.BigInteger)
+LEASE = sa.bindparam("lease_micros", type_=sa.BigInteger)
 _OWNER = sa.bindparam("to_owner", type_=sa.String)
 _EPOCH = sa.bindparam("to_epoch", type_=sa.BigInteger)
 
-_TAKE = lease.TAKE.update(
-    workers,
-    _OF_MANY,
-    {
-        "token": sa.select(fences.c.token).where(_SAME_RESOURCE).correlate(workers).scalar_subquery(),
-        "owner": _OWNER,
-        "epoch": _EPOCH,
-        "lease": _LEASE,
-        "now": now(),
-    },
-).values(attempts=workers.c.attempts + 1)
+#: The token of a transfer, in the transaction that has raised the fence.
+_RAISED = sa.select(fences.c.token).where(_SAME_RESOURCE).correlate(workers).scalar_subquery()
+TRANSFER = {"token": _RAISED, "owner": _OWNER, "epoch": _EPOCH, "lease": LEASE, "now": now()}
+_WORKS = {
+    "attempts": workers.c.attempts + 1, "phase": Phase.WORKING.value, "worker": _OWNER, "worker_epoch": _EPOCH,
+    "updated_at": now(),
+}  # fmt: skip
+_NOT_IN_QUARANTINE = workers.c.phase != Phase.QUARANTINED.value
+_TAKE = lease.TAKE.update(workers, OF_MANY, TRANSFER).where(_NOT_IN_QUARANTINE).values(_WORKS)
+#: A row that a cleaner has given back is a cleaner's.
+_START = lease.START.update(workers, OF_MANY, TRANSFER).where(workers.c.phase == Phase.WAITING.value).values(_WORKS)
 _FORCE = lease.FORCE.update(workers, _OF_ONE, {"token": _TOKEN}).values(
     operation=sa.bindparam("to_operation"),
     status=sa.bindparam("to_status"),
     addressed_to=sa.bindparam("to_host"),
     attempts=0,
+    phase=Phase.WAITING.value,
+    worker=None,
+    worker_epoch=0,
+    next_try_at=0,
+    last_error="",
+    created_at=now(),
+    updated_at=now(),
 )
-_RENEW = lease.RENEW.update(workers, _OF_ONE, {"token": _TOKEN, "lease": _LEASE, "now": now()})
-_GIVE_BACK = lease.GIVE_BACK.update(workers, _OF_ONE, {"token": _TOKEN})
+_RENEW = lease.RENEW.update(workers, _OF_ONE, {"token": _TOKEN, "lease": LEASE, "now": now()})
+_GIVE_BACK = lease.GIVE_BACK.update(workers, _OF_ONE, {"token": _TOKEN}).values(
+    phase=Phase.WAITING.value, last_error=sa.bindparam("to_error"), updated_at=now()
+)
+#: By a person's word: whatever is in progress ends.
+_REMOVE = sa.delete(workers).where(_OF_ONE)
 _FINISH = lease.FINISH.delete(workers, _OF_ONE, {"token": _TOKEN})
 
-_RAISE_MANY = (
+RAISE_MANY = (
     sa.update(fences)
     .where(
         fences.c.resource_type == sa.bindparam("of_type"),
@@ -93,26 +115,41 @@ _RAISE: Mapping[str, sa.Insert] = {
     "mysql": mysql.insert(fences).values(_FIRST).on_duplicate_key_update(token=fences.c.token + 1),
 }
 
-_COLUMNS = (
+COLUMNS = (
     workers.c.resource_type, workers.c.resource_id, workers.c.operation, workers.c.status, workers.c.addressed_to,
-    workers.c.owner, workers.c.epoch, workers.c.token, workers.c.attempts,
+    workers.c.owner, workers.c.epoch, workers.c.token, workers.c.attempts, workers.c.phase, workers.c.worker,
+    workers.c.worker_epoch, workers.c.expires_at, workers.c.next_try_at, workers.c.last_error, workers.c.created_at,
+    workers.c.updated_at,
 )  # fmt: skip
-_GET = sa.select(*_COLUMNS).where(_OF_ONE)
+_GET = sa.select(*COLUMNS).where(_OF_ONE)
 #: What this transaction has taken: the fence was raised in it, so no row that was taken earlier has the same token.
-_TAKEN = (
+TAKEN = (
     sa.select(
         workers.c.resource_id, workers.c.operation, workers.c.status, workers.c.token, workers.c.attempts
     )
     .join(fences, sa.and_(_SAME_RESOURCE, fences.c.token == workers.c.token))
-    .where(_OF_MANY, workers.c.owner == _OWNER, workers.c.epoch == _EPOCH)
+    .where(OF_MANY, workers.c.owner == _OWNER, workers.c.epoch == _EPOCH)
 )  # fmt: skip
 _PENDING = (
-    sa.select(*_COLUMNS)
+    sa.select(*COLUMNS)
     .where(
         workers.c.addressed_to == sa.bindparam("host"),
         workers.c.resource_type == sa.bindparam("of_type"),
         workers.c.resource_id > sa.bindparam("after"),
+        _NOT_IN_QUARANTINE,
         lease.TAKE.guards[0].sql(workers.c, {"now": now(), "owner": _OWNER, "epoch": _EPOCH}),
+    )
+    .order_by(workers.c.resource_id)
+    .limit(sa.bindparam("page", type_=sa.Integer))
+)
+_WAITING = (
+    sa.select(*COLUMNS)
+    .where(
+        workers.c.addressed_to.in_(sa.bindparam("names", expanding=True)),
+        workers.c.resource_type == sa.bindparam("of_type"),
+        workers.c.resource_id > sa.bindparam("after"),
+        workers.c.owner.is_(None),
+        workers.c.phase == Phase.WAITING.value,
     )
     .order_by(workers.c.resource_id)
     .limit(sa.bindparam("page", type_=sa.Integer))
@@ -130,9 +167,10 @@ class WorkerStore(Workers):
         self.lease_seconds = lease_seconds
         self._lease_micros = int(lease_seconds * MICROSECONDS)
 
+    @override
     def create(
         self,
-        tx: sa.Connection,
+        transaction: sa.Connection,
         resource_type: str,
         resource_id: str,
         operation: str,
@@ -141,14 +179,8 @@ class WorkerStore(Workers):
         addressed_to: str,
         force: bool = False,
     ) -> int:
-        """Record an operation that is wanted, in the transaction that writes the resource; the token to write it with.
-
-        Two statements for a resource that never had an operation, three otherwise (one more on MariaDB).
-
-        :param status: of the resource while the operation is in progress.
-        :raises InUse: an operation on the resource is in progress and ``force`` is not given; says which and whose. The
-            caller's transaction must be rolled back, as after any error in it.
-        """
+        # Two statements for a resource that never had an operation, three otherwise (one more on MariaDB).
+        tx = transaction
         token = self._raise_fence(tx, resource_type, resource_id)
         key = {"of_type": resource_type, "of_resource": resource_id}
         row = None if token == 1 else tx.execute(_GET, key).first()
@@ -157,11 +189,12 @@ class WorkerStore(Workers):
                 sa.insert(workers).values(
                     resource_type=resource_type, resource_id=resource_id, operation=operation, status=status,
                     addressed_to=addressed_to, owner=None, epoch=0, token=token, expires_at=0, attempts=0, created_at=now(),
+                    phase=Phase.WAITING.value, worker=None, worker_epoch=0, next_try_at=0, last_error="", updated_at=now(),
                 )
             )  # fmt: skip
             return token
         if not force:
-            raise _in_use(_worker(row))
+            raise _in_use(worker_of(row))
         values = {"to_token": token, "to_operation": operation, "to_status": status, "to_host": addressed_to}
         if tx.execute(_FORCE, {**key, **values}).rowcount != 1:
             # It finished in this moment. Its owner's write decided what the resource is now; the caller must look again.
@@ -172,7 +205,7 @@ class WorkerStore(Workers):
         """The operation in progress on a resource, if there is one."""
         with self._database.read() as tx:
             row = tx.execute(_GET, {"of_type": resource_type, "of_resource": resource_id}).first()
-        return None if row is None else _worker(row)
+        return None if row is None else worker_of(row)
 
     def take(self, resource_type: str, resource_id: str, identity: ServiceIdentity) -> WorkerLease | None:
         """Become the owner; None when there is nothing to take: no row, or a live owner has it."""
@@ -198,19 +231,32 @@ class WorkerStore(Workers):
 
         return self._database.run(work)
 
+    @override
+    def start_many(
+        self, transaction: sa.Connection, resource_type: str, resource_ids: Sequence[str], identity: ServiceIdentity
+    ) -> dict[str, WorkerLease]:
+        return (
+            self._take(transaction, resource_type, sorted(set(resource_ids)), identity, _START) if resource_ids else {}
+        )
+
     def _take(
-        self, tx: sa.Connection, resource_type: str, resource_ids: Sequence[str], identity: ServiceIdentity
+        self,
+        tx: sa.Connection,
+        resource_type: str,
+        resource_ids: Sequence[str],
+        identity: ServiceIdentity,
+        statement: sa.Update = _TAKE,
     ) -> dict[str, WorkerLease]:
         key = {"of_type": resource_type, "of_resources": resource_ids}
         mine = {"to_owner": identity.uuid, "to_epoch": identity.epoch}
-        tx.execute(_RAISE_MANY, key)
-        if not tx.execute(_TAKE, {**key, **mine, "lease_micros": self._lease_micros}).rowcount:
+        tx.execute(RAISE_MANY, key)
+        if not tx.execute(statement, {**key, **mine, "lease_micros": self._lease_micros}).rowcount:
             return {}
         return {
             row.resource_id: WorkerLease(
                 self, resource_type, row.resource_id, row.operation, row.status, row.token, row.attempts
             )
-            for row in tx.execute(_TAKEN, {**key, **mine})
+            for row in tx.execute(TAKEN, {**key, **mine})
         }
 
     @override
@@ -234,7 +280,27 @@ class WorkerStore(Workers):
             "to_owner": identity.uuid, "to_epoch": identity.epoch,
         }  # fmt: skip
         with self._database.read() as tx:
-            return [_worker(row) for row in tx.execute(_PENDING, values)]
+            return [worker_of(row) for row in tx.execute(_PENDING, values)]
+
+    @override
+    def waiting(self, resource_type: str, names: Sequence[str], *, after: str = "", limit: int = 500) -> list[Worker]:
+        values = {"names": list(names), "of_type": resource_type, "after": after, "page": limit}
+        with self._database.read() as tx:
+            return [worker_of(row) for row in tx.execute(_WAITING, values)]
+
+    @override
+    def reset(self, transaction: sa.Connection, resource_type: str, resource_id: str) -> int:
+        token = self._raise_fence(transaction, resource_type, resource_id)
+        transaction.execute(_REMOVE, {"of_type": resource_type, "of_resource": resource_id})
+        return token
+
+    @override
+    def token_of(self, resource_type: str, resource_id: Any) -> sa.ScalarSelect[int]:
+        return (
+            sa.select(fences.c.token)
+            .where(fences.c.resource_type == resource_type, fences.c.resource_id == resource_id)
+            .scalar_subquery()
+        )
 
     # -- for the leases -------------------------------------------------------------------------------------------
 
@@ -249,7 +315,7 @@ class WorkerStore(Workers):
         :raises Fenced: it is no longer this owner's; the whole transaction must be rolled back.
         """
         if tx.execute(_FINISH, _key(held)).rowcount != 1:
-            raise _fenced(held)
+            raise fenced(held)
 
     @contextlib.contextmanager
     def finish(self, held: Lease) -> Iterator[sa.Connection]:
@@ -269,7 +335,9 @@ class WorkerStore(Workers):
 
     def give_back(self, held: Lease, reason: str) -> None:
         """See :meth:`Lease.give_back`."""
-        given = self._database.run(lambda tx: tx.execute(_GIVE_BACK, _key(held)).rowcount == 1)
+        given = self._database.run(
+            lambda tx: tx.execute(_GIVE_BACK, {**_key(held), "to_error": reason[:1000]}).rowcount == 1
+        )
         if given:
             LOG.warning(
                 "The %s of %s %s was given back after try %d: %s",
@@ -307,12 +375,12 @@ class WorkerLease(Lease):
     @override
     def renew(self) -> None:
         if self._store.renew_many([self]):
-            raise _fenced(self)
+            raise fenced(self)
 
     @override
     def check(self) -> None:
         if not self._store.holds(self):
-            raise _fenced(self)
+            raise fenced(self)
 
     @override
     def finish(self) -> contextlib.AbstractContextManager[sa.Connection]:
@@ -331,7 +399,8 @@ class WorkerLease(Lease):
         self._store.give_back(self, reason)
 
 
-def _worker(row: Any) -> Worker:
+def worker_of(row: Any) -> Worker:
+    """A row of :data:`COLUMNS` as plain data."""
     return Worker(*row)
 
 
@@ -339,7 +408,8 @@ def _key(held: Lease) -> dict[str, object]:
     return {"of_type": held.resource_type, "of_resource": held.resource_id, "to_token": held.token}
 
 
-def _fenced(held: Lease) -> errors.Fenced:
+def fenced(held: Lease) -> errors.Fenced:
+    """The error of who lost a lease."""
     return errors.Fenced(
         f"The {held.operation} of {held.resource_type} {held.resource_id} with token {held.token} has been taken over or "
         "has ended; nothing of it was written."

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from moorage.allocation.interface import STORES
+from moorage.cleanup.interface import CLEANUP_HANDLERS
 from moorage.control_plane.interface import AGENT_SERVICES, API_EXTENSIONS, INSTANCE_STORES
 from moorage.extensions import ExtensionPoint, Finding
 from moorage.rpc.interface import TRANSPORTS
@@ -23,6 +24,7 @@ EXTENSION_POINTS: Sequence[ExtensionPoint[Any]] = (
     INSTANCE_STORES,
     AGENT_SERVICES,
     API_EXTENSIONS,
+    CLEANUP_HANDLERS,
     TRANSPORTS,
 )
 

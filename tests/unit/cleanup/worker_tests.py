@@ -60,7 +60,7 @@ def in_threads(*works: Callable[[], object]) -> list[object]:
         return list(pool.map(run, works))
 
 
-class WorkerTests(unittest.TestCase):
+class WorkerCase(unittest.TestCase):
     """Subclasses give ``url``."""
 
     url: str
@@ -108,6 +108,10 @@ class WorkerTests(unittest.TestCase):
     def finish(self, held: Lease, status: str = "active") -> None:
         with held.finish() as tx:
             self.assertTrue(write(tx, held.resource_id, status, held.token))
+
+
+class WorkerTests(WorkerCase):
+    """Subclasses give ``url``."""
 
     # -- the life of a row ----------------------------------------------------------------------------------------
 
@@ -193,6 +197,22 @@ class WorkerTests(unittest.TestCase):
         held = [self.taken(uuid) for uuid in ("one", "two", "three")]
         self.create("two", "delete", "deleting", force=True)
         self.assertEqual([each.resource_id for each in self.store.renew_many(held)], ["two"])
+
+    def start(self, *uuids: str, who: ServiceIdentity | None = None) -> list[str]:
+        return sorted(self.database.run(lambda tx: self.store.start_many(tx, TYPE, uuids, who or identity("b"))))
+
+    def test_what_somebody_had_is_not_started_again(self) -> None:
+        for uuid in ("free", "live", "mine-before", "expired", "back"):
+            self.create(uuid)
+        self.taken("live", identity("a"))
+        self.taken("mine-before", identity("b", epoch=0))
+        self.taken("expired", identity("a"), MOMENT)
+        self.taken("back").give_back("it is stopping")
+        every = ("free", "live", "mine-before", "expired", "back")
+        self.assertEqual([each.resource_id for each in self.store.waiting(TYPE, ["there", "here"])], ["back", "free"])
+        self.assertEqual(self.start(*every), ["back", "free"])
+        self.assertEqual(self.start(*every), [])
+        self.assertEqual(self.start(), [])
 
     def test_what_is_given_back_is_taken_again(self) -> None:
         self.create()

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The lease, model-checked: every interleaving of the statements, made from the declarations that production runs.
 
-A resource has a worker row for a build, from the start. An *owner* (service A, epoch 1) and two *takers* (service B, and the
-next incarnation of A) each take it, write the resource while they work, and finish, or give it back. A *forcer* makes another
+A resource has a worker row for a build, from the start. An *owner* (service A, epoch 1, of which a write has said that it is over,
+though it goes on) starts it; two *cleaners* take it over: service B what A left, and the next incarnation of A its own. Each writes
+the resource while it works, and finishes, or gives it back. A *forcer* makes another
 operation of it, a deletion, takes that and finishes it; once it has ended, somebody may make the resource anew under the same
 uuid. All of them may be killed (which is more than the two kills that are asked for, and fewer states), and a lease may expire at
 any moment; a process that pauses and goes on later is one that is not chosen for a while. A transaction's writes lock their rows
@@ -101,6 +102,9 @@ class Rules:
 
 #: Service and epoch of each process; the forcer works as a service of its own.
 WHO = (("a", 1), ("b", 1), ("a", 2), ("c", 1))
+#: How each becomes the owner, and what all know of the dead.
+HOW = (lease.START, lease.TAKE_OVER, lease.TAKE, lease.TAKE)
+DEAD = {"dead": "a", "dead_epoch": 2}
 FORCER = 3
 #: Nothing is left of one that has ended, or was killed.
 ENDED = Process("end")
@@ -211,15 +215,17 @@ class Model:
         service, epoch = WHO[number]
         row = view(state.store, process, ROW)
         token = process.token if self.rules.counter or row is None else row.token + 1
-        parameters = {"now": NOW, "lease": LEASE, "token": token, "owner": service, "epoch": epoch}
-        if not self.rules.applies(lease.TAKE, row, parameters):
+        parameters = {"now": NOW, "lease": LEASE, "token": token, "owner": service, "epoch": epoch, **DEAD}
+        how = HOW[number]
+        if not self.rules.applies(how, row, parameters):
             # Rolled back. It may try again (a sweep), or never.
             yield self._with(state, number, Process("raise"))
             return
-        gone = row.owner is None or (row.owner == service and row.epoch < epoch) or row.expires_at < NOW
+        over = (row.owner == service and row.epoch < epoch) or (row.owner, row.epoch) == WHO[0]
+        gone = row.owner is None or over or row.expires_at < NOW
         if not gone:
             raise Violation("a live lease was stolen")
-        taken = Row(**lease.TAKE.apply(row._asdict(), parameters) or {})
+        taken = Row(**how.apply(row._asdict(), parameters) or {})
         # What is to be done is read after the row was changed, in the same transaction.
         process = process._replace(token=token, unit=row.unit, operation=row.operation)
         yield self._with(state, number, wrote(process._replace(at="adopt"), ROW, taken))

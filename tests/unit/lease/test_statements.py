@@ -31,7 +31,10 @@ ROW = st.fixed_dictionaries(
     {"token": SMALL, "owner": st.sampled_from([None, "a", "b"]), "epoch": SMALL, "expires_at": SMALL, "fence": SMALL}
 )
 PARAMETERS = st.fixed_dictionaries(
-    {"token": SMALL, "owner": st.sampled_from("ab"), "epoch": SMALL, "now": SMALL, "lease": SMALL}
+    {
+        **{"token": SMALL, "owner": st.sampled_from("ab"), "epoch": SMALL, "now": SMALL, "lease": SMALL},
+        **{"dead": st.sampled_from("ab"), "dead_epoch": SMALL},
+    }
 )
 
 

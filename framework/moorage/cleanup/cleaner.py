@@ -1,0 +1,296 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cleans what dead services left: takes orphans in batches and has the handler of their type finish each.
+
+One failing row never stops a pass: it is given back with a reason, tried again at growing distances, and put into quarantine in the
+end. Leases are renewed while handlers work; a lease that is lost stops nothing here, because the handler's last write is refused.
+"""
+
+from __future__ import annotations
+
+import random as random_module
+import threading
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+from oslo_log import log as logging
+
+from moorage import errors
+from moorage.cleanup.interface import Cleaned, CleanupHandler, Outcome, SetCleanupHandler
+from moorage.cleanup.orphans import (
+    LAST,
+    Claimed,
+    CleanLease,
+    OrphanStore,
+    Target,
+    Unclaimed,
+    refused,
+    stale_reason,
+)
+from moorage.clock import Clock
+
+__all__ = ["Cleaner", "Policy"]
+
+LOG = logging.getLogger(__name__)
+#: The first owner's try is no cleanup.
+_FIRST_TRY = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What a reload may change; see the options of ``[cleanup]``."""
+
+    batch: int = 200
+    max_attempts: int = 5
+    backoff: float = 2.0
+    backoff_longest: float = 300.0
+    unclaimed_timeout: float = 300.0
+    paused: frozenset[str] = frozenset()
+    limits: Mapping[str, int] | None = None
+
+    @classmethod
+    def from_config(cls, section: object) -> Policy:
+        """The policy of the ``[cleanup]`` section.
+
+        :raises ConfigError: a limit is no positive number.
+        """
+        given = dict(getattr(section, "limits"))  # noqa: B009  (the section has no type)
+        limits: dict[str, int] = {}
+        for kind, text in given.items():
+            if not str(text).isdigit() or not int(text):
+                raise errors.ConfigError(f"[cleanup] limits gives {kind}:{text}; write a type and a positive number.")
+            limits[kind] = int(text)
+        names = ("batch", "max_attempts", "backoff", "backoff_longest", "unclaimed_timeout")
+        values = {name: getattr(section, name) for name in names}
+        return cls(**values, paused=frozenset(getattr(section, "paused")), limits=limits)  # noqa: B009
+
+    def pauses(self, resource_type: str) -> bool:
+        """Whether the type is not to be cleaned at present."""
+        return resource_type in self.paused or "*" in self.paused
+
+
+class Cleaner:
+    """Cleans with one set of handlers. Passes may be asked for by several threads; each row goes to one of them.
+
+    :param handlers: resource type -> handler, in the order in which types are cleaned.
+    """
+
+    def __init__(
+        self,
+        orphans: OrphanStore,
+        handlers: Mapping[str, CleanupHandler],
+        clock: Clock,
+        random: random_module.Random,
+        policy: Policy | None = None,
+    ) -> None:
+        self._orphans = orphans
+        self._handlers = handlers
+        self._clock = clock
+        self._random = random
+        self.policy = policy or Policy()
+        self._stopping = threading.Event()
+        self._lock = threading.Lock()
+        self._held: dict[tuple[str, str], CleanLease] = {}
+        self._renewer: threading.Thread | None = None
+
+    @property
+    def handlers(self) -> Mapping[str, CleanupHandler]:
+        """Resource type -> handler."""
+        return self._handlers
+
+    def stop(self) -> None:
+        """Take nothing more; passes end after the row they are at."""
+        self._stopping.set()
+        renewer = self._renewer
+        if renewer is not None:
+            renewer.join()
+
+    def clean(self, wanted: Target | Unclaimed, *, own: bool = False) -> Counter[str]:
+        """One pass over all types; how many rows had which outcome.
+
+        :param own: the cleaner's own earlier incarnations: types whose service goes on by itself are left to it.
+        """
+        done: Counter[str] = Counter()
+        for kind, handler in self._handlers.items():
+            if self.policy.pauses(kind) or (own and not handler.cleans_own):
+                continue
+            if isinstance(wanted, Target) and wanted.resource_type not in ("", kind):
+                continue
+            done += self._clean_type(kind, handler, wanted)
+        if done:
+            LOG.info("Cleaned after %s: %s.", _named(wanted), ", ".join(f"{n} {what}" for what, n in done.items()))
+        return done
+
+    def _clean_type(self, kind: str, handler: CleanupHandler, wanted: Target | Unclaimed) -> Counter[str]:
+        done: Counter[str] = Counter()
+        # Cleaners begin at different places, so that several of them share the work and do not wait for each other.
+        begin = f"{self._random.getrandbits(32):08x}"
+        policy = self.policy
+        concurrency = (policy.limits or {}).get(kind, handler.concurrency)
+        limit = policy.batch if isinstance(handler, SetCleanupHandler) else min(policy.batch, concurrency * 4)
+        with ThreadPoolExecutor(concurrency, f"clean-{kind}") as pool:
+            for after, last in ((begin, LAST), ("", begin)):
+                at: str | None = after
+                while at is not None and not self._stopping.is_set():
+                    claimed = self._orphans.claim(kind, handler, wanted, after=at, last=last, limit=limit)
+                    done += self._process(kind, handler, claimed, pool)
+                    at = claimed.last
+        return done
+
+    # -- what was taken -------------------------------------------------------------------------------------------
+
+    def _process(self, kind: str, handler: CleanupHandler, claimed: Claimed, pool: ThreadPoolExecutor) -> Counter[str]:
+        if not claimed.leases:
+            return Counter()
+        self._keep(claimed.leases.values())
+        try:
+            ready, done = self._sort_out(handler, claimed)
+            if isinstance(handler, SetCleanupHandler) and ready and self._settle(handler, ready, claimed):
+                done["done"] += len(ready)
+                return done
+            outcomes = pool.map(lambda held: self._one(handler, held, claimed.resources[held.resource_id]), ready)
+            done.update(outcomes)
+            return done
+        finally:
+            self._forget(claimed.leases.values())
+
+    def _sort_out(self, handler: CleanupHandler, claimed: Claimed) -> tuple[list[CleanLease], Counter[str]]:
+        """Those to be cleaned; the others are ended, or (when no cleaner survives them) put aside."""
+        ready: list[CleanLease] = []
+        done: Counter[str] = Counter()
+        for uuid, held in claimed.leases.items():
+            resource = claimed.resources.get(uuid)
+            status = None if resource is None else resource.status
+            if held.attempts > self.policy.max_attempts + _FIRST_TRY:
+                reason = f"its cleaners died, or lost it, {held.attempts - 1 - _FIRST_TRY} times"
+                done[self._put_back(held, reason)] += 1
+            elif status != held.status or status not in handler.cleanable:
+                done[self._drop(held, stale_reason(status, held.status))] += 1
+            else:
+                ready.append(held)
+        return ready, done
+
+    def _settle(self, handler: SetCleanupHandler, ready: Sequence[CleanLease], claimed: Claimed) -> bool:
+        """All in one transaction; False when they must be done one by one."""
+        leases = {held.resource_id: held for held in ready}
+
+        def work(tx: sa.Connection) -> None:
+            self._orphans.end_many(tx, ready, "done")
+            handler.settle(tx, leases, claimed.resources)
+
+        try:
+            self._orphans.database.run(work)
+        except errors.Unavailable:
+            raise
+        except Exception as error:  # noqa: BLE001  (whatever it is, each row is now tried for itself)
+            LOG.info("%d rows are cleaned one by one: %s", len(ready), refused(error))
+            return False
+        return True
+
+    def _one(self, handler: CleanupHandler, held: CleanLease, resource: object) -> str:
+        """Clean one; the name of what became of it. Raises nothing."""
+        if self._stopping.is_set():
+            return self._put_back(held, "the cleaner is stopping", at_once=True)
+        try:
+            outcome = handler.cleanup(held, resource)
+        except errors.Fenced as error:
+            return self._lost(held, error.message)
+        except Exception as error:
+            if not isinstance(error, errors.MoorageError):
+                LOG.exception("The cleanup of %s %s failed.", held.resource_type, held.resource_id)
+            outcome = Outcome(Cleaned.RETRY, refused(error))
+        return self._conclude(held, outcome)
+
+    def _conclude(self, held: CleanLease, outcome: Outcome) -> str:
+        if outcome.result is Cleaned.RETRY:
+            return self._put_back(held, outcome.reason or "the handler gave no reason")
+        if outcome.result is Cleaned.STALE:
+            return self._drop(held, outcome.reason or "the handler found nothing to do")
+        if outcome.result is Cleaned.CONTINUES:
+            return "continues"
+        row = self._orphans.workers.get(held.resource_type, held.resource_id)
+        if row is not None and row.token == held.token:
+            return self._put_back(held, "its handler said that it was done and did not finish the lease")
+        return "done"
+
+    def _drop(self, held: CleanLease, reason: str) -> str:
+        try:
+            self._orphans.database.run(lambda tx: self._orphans.end_many(tx, [held], "stale", reason))
+        except errors.Fenced as error:
+            return self._lost(held, error.message)
+        except errors.Unavailable as error:
+            return self._unknown(held, error)
+        return "stale"
+
+    def _put_back(self, held: CleanLease, reason: str, *, at_once: bool = False) -> str:
+        policy = self.policy
+        tries = held.attempts - _FIRST_TRY
+        quarantine = not at_once and tries >= policy.max_attempts
+        delay = min(policy.backoff_longest, policy.backoff * 2 ** max(0, tries - 1)) * self._random.uniform(0.5, 1.0)
+        try:
+            kept = self._orphans.put_back(held, reason, delay=0 if at_once else delay, quarantine=quarantine)
+        except errors.Unavailable as error:
+            return self._unknown(held, error)
+        if not kept:
+            return self._lost(held, reason)
+        level = logging.ERROR if quarantine else logging.WARNING
+        LOG.log(
+            level,
+            "%s %s (%s) could not be cleaned, try %d: %s%s",
+            held.resource_type, held.resource_id, held.status, tries, reason,
+            "; it is in quarantine now (moorage cleanup retry, or discard)" if quarantine else "",
+        )  # fmt: skip
+        return "quarantined" if quarantine else "retry"
+
+    def _lost(self, held: CleanLease, reason: str) -> str:
+        LOG.warning("%s", reason)
+        try:
+            self._orphans.lost(held, reason)
+        except errors.Unavailable as error:
+            return self._unknown(held, error)
+        return "fenced"
+
+    def _unknown(self, held: CleanLease, error: errors.MoorageError) -> str:
+        LOG.warning("%s %s stays until its lease ends: %s", held.resource_type, held.resource_id, error.message)
+        return "retry"
+
+    # -- renewing -------------------------------------------------------------------------------------------------
+
+    def _keep(self, leases: Iterable[CleanLease]) -> None:
+        with self._lock:
+            self._held.update({(held.resource_type, held.resource_id): held for held in leases})
+            if self._renewer is None or not self._renewer.is_alive():
+                self._renewer = threading.Thread(target=self._renew, name="clean-renew", daemon=True)
+                self._renewer.start()
+
+    def _forget(self, leases: Iterable[CleanLease]) -> None:
+        with self._lock:
+            for held in leases:
+                if self._held.get((held.resource_type, held.resource_id)) is held:
+                    del self._held[held.resource_type, held.resource_id]
+
+    def _renew(self) -> None:
+        pause = self._orphans.workers.lease_seconds / 3
+        while True:
+            stopping = self._clock.wait(self._stopping, pause)
+            with self._lock:
+                held = list(self._held.values())
+                if stopping and not held:
+                    self._renewer = None
+                    return
+            if stopping:
+                self._clock.sleep(min(pause, 0.05))
+            try:
+                self._orphans.workers.renew_many(held)
+            except errors.Unavailable as error:
+                LOG.warning("%d leases were not renewed: %s", len(held), error.message)
+            except Exception:
+                LOG.exception("%d leases were not renewed.", len(held))
+
+
+def _named(wanted: Target | Unclaimed) -> str:
+    if isinstance(wanted, Target):
+        return f"service {wanted.service} before epoch {wanted.epoch}"
+    return "operations that nobody came for"

@@ -1,0 +1,348 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What dead services left: found and taken in sets, given back, put into quarantine, ended with a line of history.
+
+A row is an orphan when the service that worked on it has ended: its ``worker_epoch`` is smaller than the service's epoch, which
+only a write can raise. Who cleans holds a lease; should the cleaner die too, the lease expires and the row is taken again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import sqlalchemy as sa
+from typing_extensions import override
+
+from moorage import errors, lease
+from moorage.cleanup.interface import CleanupHandler, Lease, Phase
+from moorage.cleanup.tables import cleanup_history, fences, workers
+from moorage.cleanup.workers import (
+    LEASE,
+    OF_MANY,
+    RAISE_MANY,
+    TAKEN,
+    TRANSFER,
+    WorkerLease,
+    WorkerStore,
+    fenced,
+)
+from moorage.db import MICROSECONDS, Database, now
+from moorage.services.interface import ServiceIdentity
+
+__all__ = ["LAST", "Claimed", "CleanLease", "OrphanStore", "Target", "Unclaimed"]
+
+_OF_TYPE = workers.c.resource_type == sa.bindparam("of_type")
+_BETWEEN = sa.and_(workers.c.resource_id > sa.bindparam("after"), workers.c.resource_id <= sa.bindparam("last"))
+#: Behind every id.
+LAST = "\U0010ffff"
+_PAGE = sa.bindparam("page", type_=sa.Integer)
+_DEAD = sa.bindparam("dead", type_=sa.String)
+_DEAD_EPOCH = sa.bindparam("dead_epoch", type_=sa.BigInteger)
+_UNTIL = sa.bindparam("until", type_=sa.BigInteger)
+_TIMEOUT = sa.bindparam("timeout", type_=sa.BigInteger)
+_TOKEN = sa.bindparam("to_token", type_=sa.BigInteger)
+
+#: Left by the dead service: while it worked (and not touched since the request), by a cleaner whose lease has expired, or to be
+#: tried again now.
+_LEFT = sa.and_(
+    workers.c.worker == _DEAD,
+    workers.c.worker_epoch < _DEAD_EPOCH,
+    sa.or_(
+        sa.and_(workers.c.phase == Phase.WORKING.value, workers.c.updated_at <= _UNTIL),
+        sa.and_(workers.c.phase == Phase.CLEANING.value, workers.c.expires_at < now()),
+        sa.and_(workers.c.phase == Phase.RETRYING.value, workers.c.next_try_at <= now()),
+    ),
+)
+_OF_RESOURCE = sa.or_(sa.bindparam("only", type_=sa.String) == "", workers.c.resource_id == sa.bindparam("only"))
+#: Nobody came for it: the message was lost and no service looks for such rows, or a cleaner that took one up has failed.
+_UNCLAIMED = sa.and_(
+    workers.c.addressed_to.in_(sa.bindparam("names", expanding=True)),
+    workers.c.worker.is_(None),
+    sa.or_(
+        sa.and_(workers.c.phase == Phase.WAITING.value, workers.c.updated_at < now() - _TIMEOUT),
+        sa.and_(workers.c.phase == Phase.CLEANING.value, workers.c.expires_at < now()),
+        sa.and_(workers.c.phase == Phase.RETRYING.value, workers.c.next_try_at <= now()),
+    ),
+)
+
+
+def _find(condition: sa.ColumnElement[bool]) -> sa.Select[Any]:
+    query = sa.select(workers.c.resource_id).where(_OF_TYPE, _BETWEEN, condition)
+    return query.order_by(workers.c.resource_id).limit(_PAGE)
+
+
+def _take(condition: sa.ColumnElement[bool]) -> sa.Update:
+    transfer = lease.TAKE_OVER.update(workers, OF_MANY, {**TRANSFER, "dead": _DEAD, "dead_epoch": _DEAD_EPOCH})
+    return transfer.where(condition).values(
+        attempts=workers.c.attempts + 1, phase=Phase.CLEANING.value, updated_at=now()
+    )
+
+
+_FIND_LEFT, _TAKE_LEFT = _find(sa.and_(_LEFT, _OF_RESOURCE)), _take(_LEFT)
+_FIND_UNCLAIMED, _TAKE_UNCLAIMED = _find(_UNCLAIMED), _take(_UNCLAIMED)
+#: Whoever takes one of these now has the fence locked: leave it to them. (Node-local on Galera; there the cleaners' different
+#: starting points keep them apart, and the commit decides.)
+_LOCK = (
+    sa.select(fences.c.resource_id)
+    .where(
+        fences.c.resource_type == sa.bindparam("of_type"),
+        fences.c.resource_id.in_(sa.bindparam("of_resources", expanding=True)),
+    )
+    .order_by(fences.c.resource_id)
+    .with_for_update(skip_locked=True)
+)
+_WORKED = sa.select(workers.c.resource_id, workers.c.worker, workers.c.worker_epoch).where(OF_MANY)
+_OF_LEASES = sa.and_(
+    # The ids alone once more: not every database looks pairs up in the index.
+    OF_MANY,
+    sa.tuple_(workers.c.resource_id, workers.c.token).in_(sa.bindparam("of_leases", expanding=True)),
+)
+#: ``lease.FINISH`` for a set: the token of each is compared.
+_END_MANY = sa.delete(workers).where(_OF_LEASES)
+_OF_ONE = sa.and_(_OF_TYPE, workers.c.resource_id == sa.bindparam("of_resource"))
+_PUT_BACK = lease.GIVE_BACK.update(workers, _OF_ONE, {"token": _TOKEN}).values(
+    phase=sa.bindparam("to_phase"),
+    last_error=sa.bindparam("to_error"),
+    next_try_at=now() + sa.bindparam("delay", type_=sa.BigInteger),
+    updated_at=now(),
+)
+_RECORD = sa.insert(cleanup_history).values(at=now())
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What an incarnation left that ended: rows of the service's epochs before ``epoch``.
+
+    :param until: rows that the service touched after this moment (microseconds of the database's clock) are left alone.
+    :param resource_id: only this one, of ``resource_type``; empty: all.
+    """
+
+    service: str
+    epoch: int
+    until: int = 2**62
+    resource_type: str = ""
+    resource_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Unclaimed:
+    """Rows addressed to one of the names that nobody came for within the time (in seconds)."""
+
+    names: tuple[str, ...]
+    timeout: float
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """What was taken in one transaction.
+
+    :param last: the last id that was looked at; None when there was none.
+    """
+
+    leases: Mapping[str, CleanLease] = field(default_factory=dict)
+    resources: Mapping[str, Any] = field(default_factory=dict)
+    last: str | None = None
+
+
+class CleanLease(WorkerLease):
+    """A cleaner's lease: it knows whose work it was, and its end is told in the history."""
+
+    __slots__ = ("_orphans", "began", "worker", "worker_epoch")
+
+    def __init__(
+        self,
+        orphans: OrphanStore,
+        resource_type: str,
+        row: Any,
+        worker: str | None,
+        worker_epoch: int,
+    ) -> None:
+        super().__init__(
+            orphans.workers, resource_type, row.resource_id, row.operation, row.status, row.token, row.attempts
+        )
+        self._orphans = orphans
+        self.worker = worker
+        self.worker_epoch = worker_epoch
+        self.began = orphans.clock.monotonic()
+
+    @override
+    def end(self, transaction: Any) -> None:
+        super().end(transaction)
+        self._orphans.record(transaction, [self], "done")
+
+    @override
+    def finish_with(self, work: Any) -> Any:
+        def whole(tx: sa.Connection) -> Any:
+            self.end(tx)
+            return work(tx)
+
+        return self._orphans.database.run(whole)
+
+    @override
+    def finish(self) -> Any:
+        return _Finish(self, self._orphans.database)
+
+
+class _Finish:
+    """``with lease.finish() as tx``."""
+
+    def __init__(self, held: CleanLease, database: Database) -> None:
+        self._held = held
+        self._write = database.write()
+
+    def __enter__(self) -> sa.Connection:
+        transaction = self._write.__enter__()
+        try:
+            self._held.end(transaction)
+        except BaseException as error:
+            if not self._write.__exit__(type(error), error, error.__traceback__):
+                raise
+        return transaction
+
+    def __exit__(self, *failure: Any) -> bool | None:
+        return self._write.__exit__(*failure)
+
+
+class OrphanStore:
+    """Rows whose owner is dead. Safe for use by several threads.
+
+    :param identity: of the cleaner.
+    """
+
+    def __init__(self, database: Database, workers_store: WorkerStore, identity: ServiceIdentity, clock: Any) -> None:
+        self.database = database
+        self.workers = workers_store
+        self.clock = clock
+        self._identity = identity
+        self._lease_micros = int(workers_store.lease_seconds * MICROSECONDS)
+
+    def claim(
+        self,
+        resource_type: str,
+        handler: CleanupHandler,
+        wanted: Target | Unclaimed,
+        *,
+        after: str,
+        last: str,
+        limit: int,
+    ) -> Claimed:
+        """Take up to ``limit`` of those between two ids; one transaction of a few statements, however many there are."""
+        key: dict[str, Any] = {"of_type": resource_type, "dead": "", "dead_epoch": 0}
+        if isinstance(wanted, Target):
+            key |= {"dead": wanted.service, "dead_epoch": wanted.epoch, "until": wanted.until}
+            find, take, narrow = _FIND_LEFT, _TAKE_LEFT, {"only": wanted.resource_id}
+        else:
+            key |= {"names": list(wanted.names), "timeout": int(wanted.timeout * MICROSECONDS)}
+            find, take, narrow = _FIND_UNCLAIMED, _TAKE_UNCLAIMED, {}
+
+        def work(tx: sa.Connection) -> Claimed:
+            found = list(tx.execute(find, {**key, **narrow, "after": after, "last": last, "page": limit}).scalars())
+            if not found:
+                return Claimed()
+            ids = found
+            if self.database.dialect != "sqlite":
+                ids = list(tx.execute(_LOCK, {"of_type": resource_type, "of_resources": found}).scalars())
+            if not ids:
+                return Claimed(last=found[-1])
+            return self._take(tx, resource_type, handler, take, {**key, "of_resources": ids}, found[-1])
+
+        return self.database.run(work)
+
+    def _take(
+        self,
+        tx: sa.Connection,
+        resource_type: str,
+        handler: CleanupHandler,
+        take: sa.Update,
+        key: Mapping[str, Any],
+        last: str,
+    ) -> Claimed:
+        mine = {"to_owner": self._identity.uuid, "to_epoch": self._identity.epoch}
+        of_many = {"of_type": resource_type, "of_resources": key["of_resources"]}
+        tx.execute(RAISE_MANY, of_many)
+        if not tx.execute(take, {**key, **mine, LEASE.key: self._lease_micros}).rowcount:
+            return Claimed(last=last)
+        taken = list(tx.execute(TAKEN, {**of_many, **mine}))
+        ids = [row.resource_id for row in taken]
+        worked = {row[0]: row for row in tx.execute(_WORKED, {**of_many, "of_resources": ids})}
+        leases = {
+            row.resource_id: CleanLease(
+                self, resource_type, row, worked[row.resource_id].worker, worked[row.resource_id].worker_epoch
+            )
+            for row in taken
+        }
+        resources = handler.read(tx, ids)
+        handler.adopt(
+            tx,
+            {
+                uuid: held
+                for uuid, held in leases.items()
+                if uuid in resources and resources[uuid].status == held.status
+            },
+        )
+        return Claimed(leases, resources, last)
+
+    def end_many(self, tx: sa.Connection, leases: Sequence[CleanLease], outcome: str, reason: str = "") -> None:
+        """End the rows of a set, all of one type, with their history.
+
+        :raises Fenced: at least one was lost; the whole transaction must be rolled back.
+        """
+        if not leases:
+            return
+        key = {
+            "of_type": leases[0].resource_type, "of_leases": [(held.resource_id, held.token) for held in leases],
+            "of_resources": [held.resource_id for held in leases],
+        }  # fmt: skip
+        if tx.execute(_END_MANY, key).rowcount != len(leases):
+            raise fenced(leases[0])
+        self.record(tx, leases, outcome, reason)
+
+    def put_back(self, held: CleanLease, reason: str, *, delay: float, quarantine: bool) -> bool:
+        """Let it go uncleaned: to be tried again after ``delay`` seconds, or never by itself; False when it was lost already."""
+        phase = Phase.QUARANTINED if quarantine else Phase.RETRYING
+        values = {
+            "of_type": held.resource_type, "of_resource": held.resource_id, "to_token": held.token,
+            "to_phase": phase.value, "to_error": reason[:1000], "delay": int(delay * MICROSECONDS),
+        }  # fmt: skip
+
+        def work(tx: sa.Connection) -> bool:
+            if tx.execute(_PUT_BACK, values).rowcount != 1:
+                return False
+            self.record(tx, [held], "quarantined" if quarantine else "retry", reason)
+            return True
+
+        return self.database.run(work)
+
+    def lost(self, held: CleanLease, reason: str) -> None:
+        """Tell in the history that somebody else took it over meanwhile."""
+        self.database.run(lambda tx: self.record(tx, [held], "fenced", reason))
+
+    def record(self, tx: sa.Connection, leases: Sequence[Lease], outcome: str, reason: str = "") -> None:
+        """A line of history for each."""
+        ended = self.clock.monotonic()
+        tx.execute(
+            _RECORD,
+            [
+                {
+                    "resource_type": held.resource_type, "resource_id": held.resource_id, "operation": held.operation,
+                    "status": held.status, "outcome": outcome, "reason": reason[:1000],
+                    "worker": getattr(held, "worker", None), "worker_epoch": getattr(held, "worker_epoch", 0),
+                    "cleaner": self._identity.uuid, "cleaner_epoch": self._identity.epoch, "token": held.token,
+                    "attempts": held.attempts, "seconds": ended - getattr(held, "began", ended),
+                }
+                for held in leases
+            ],
+        )  # fmt: skip
+
+
+def stale_reason(status: str | None, expected: str) -> str:
+    """Why an orphan needs nothing."""
+    if status is None:
+        return "the resource is gone"
+    return f"the resource is {status}, the operation was of {expected}"
+
+
+def refused(error: BaseException) -> str:
+    """What a handler raised, for operators."""
+    return error.message if isinstance(error, errors.MoorageError) else f"{type(error).__name__}: {error}"

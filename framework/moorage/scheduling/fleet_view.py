@@ -13,14 +13,15 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from moorage.scheduling.interface import Aggregate, Column, InstanceRecord, NodeState, Rows
+from moorage.scheduling.host_names import NovaNames
+from moorage.scheduling.interface import Aggregate, Column, InstanceRecord, NodeState, RequestSpec, Rows
 
 __all__ = ["FleetView", "Snapshot", "SnapshotHost"]
 
@@ -86,6 +87,20 @@ class Snapshot:
         found = [self.rows_of_host[host] for host in set(hosts) if host in self.rows_of_host]
         return np.sort(np.concatenate(found)) if found else np.array([], dtype=np.intp)
 
+    def rows_of_nodes(self, uuids: Iterable[str]) -> Rows:
+        """Rows of the known ones of these nodes."""
+        return np.array(
+            sorted({row for uuid in uuids if (row := self.row_of_node.get(uuid)) is not None}), dtype=np.intp
+        )
+
+    def resolved(self, spec: RequestSpec) -> RequestSpec:
+        """The request with the nodes of its server group's members filled in."""
+        group = spec.server_group
+        if group is None:
+            return spec
+        nodes = tuple(self.nodes[row].uuid for row in self.rows_of_instances(group.members))
+        return replace(spec, server_group=replace(group, nodes=nodes))
+
     def property_column(self, name: str) -> Column:
         """A property of the nodes."""
         values = (node.properties.get(name) for node in self.nodes)
@@ -138,7 +153,7 @@ class Snapshot:
         return SnapshotHost(self, row)
 
 
-class SnapshotHost:
+class SnapshotHost(NovaNames):
     """One row of a snapshot with Nova's names."""
 
     __slots__ = ("_fleet", "_row")

@@ -127,11 +127,14 @@ class Guard:
 
         :raises PluginFailed: it raised.
         :raises SkipPluginError: it raised, and is advisory.
+        :raises InvalidInput: it found the request itself to be wrong, which is no fault of the plugin.
         """
         ident = threading.get_ident()
         self._running[ident] = _Running(plugin, self._clock.monotonic())
         try:
             yield
+        except errors.InvalidInput:
+            raise
         except Exception as error:
             LOG.exception("Plugin %s of %s raised.", plugin.name, plugin.distribution)
             if plugin.advisory and self._skip_advisory:

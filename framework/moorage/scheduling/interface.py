@@ -73,12 +73,14 @@ class ServerGroup:
     :param max_server_per_host: how many of them one node may have under ``anti-affinity``.
     :param members: uuids of those that are known, the request's own instance left out; the scheduler adds those that its view
         has under the group's name.
+    :param nodes: uuids of the nodes on which members are; filled in from the view when the request is decided.
     """
 
     name: str
     policy: str
     max_server_per_host: int = 1
     members: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +224,11 @@ class FleetSource(Protocol):
 
 
 class HostState(Protocol):
-    """One row of a fleet, for filters that look at one at a time; read-only, with Nova's names."""
+    """One row of a fleet, for filters that look at one at a time; read-only, with Nova's names.
+
+    Beside what is listed here it has Nova's ``free_ram_mb``, ``vcpus_total``, ``stats``, ``hypervisor_version``, ... (see
+    :mod:`moorage.scheduling.host_names`).
+    """
 
     @property
     def host(self) -> str:
@@ -316,6 +322,9 @@ class Fleet(Protocol):
 
     def rows_of_hosts(self, hosts: Iterable[str]) -> Rows:
         """The rows of the agents with these names; unknown ones are left out."""
+
+    def rows_of_nodes(self, uuids: Iterable[str]) -> Rows:
+        """The rows of the nodes with these uuids; unknown ones are left out."""
 
     # What follows is said of nodes and does not change from request to request: it is computed at the first use after a reading
     # of the nodes and kept until the next.

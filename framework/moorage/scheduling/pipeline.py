@@ -79,9 +79,11 @@ class Pipeline:
     def run(self, guard: Guard, fleet: Snapshot, rows: Rows, spec: RequestSpec) -> Ranking:
         """Filter and rank the given rows of the fleet.
 
+        :raises InvalidInput: a plugin cannot make sense of what the request says.
         :raises PluginFailed: a plugin raised or answered nonsense; the request must be refused.
         :raises PluginTimeout: a plugin is not run any more because it hung too often.
         """
+        spec = fleet.resolved(spec)
         considered = len(rows)
         removed: dict[str, int] = {}
         rows, asked, skipped = self._prepare(guard, fleet, rows, spec, removed)
@@ -106,6 +108,7 @@ class Pipeline:
 
     def explain(self, guard: Guard, fleet: Snapshot, row: int, spec: RequestSpec) -> dict[str, str]:
         """Why a node does not pass: filter -> reason, for every filter that refuses it."""
+        spec = fleet.resolved(spec)
         host = fleet.host_state(row)
         reasons = {}
         for each in self._filters:
@@ -179,13 +182,12 @@ class Pipeline:
         if len(rows) > 1:
             for each in self._weighers:
                 guard.check_breaker(each)
-                multiplier = each.plugin.multiplier
-                if not multiplier:
-                    continue
                 with guard.plugin(each):
-                    raw = np.asarray(each.plugin.weigh_rows(fleet, rows, spec), dtype=np.float64)
-                    if raw.shape != rows.shape or not np.isfinite(raw).all():
-                        raise ValueError("weigh_rows must answer one finite number for each row")
+                    own = each.plugin.row_multipliers(fleet, rows)
+                    multiplier = each.plugin.multiplier if own is None else _of_shape(own, rows)
+                    if not np.any(multiplier):
+                        continue
+                    raw = _of_shape(each.plugin.weigh_rows(fleet, rows, spec), rows)
                 total += multiplier * _normalised(raw, each.plugin.minval, each.plugin.maxval)
         order = np.argsort(-total, kind="stable")
         return Ranking(rows[order], total[order], considered, removed, skipped)
@@ -199,6 +201,14 @@ def _checked(rows: Any, size: int) -> Rows:
     if len(found) and not (int(found.min()) >= 0 and int(found.max()) < size):
         raise ValueError(f"rows must be between 0 and {size - 1}")
     return found.astype(np.intp, copy=False)
+
+
+def _of_shape(numbers: Any, rows: Rows) -> npt.NDArray[np.float64]:
+    """Numbers of a weigher; one that does not answer a finite one for each row has failed."""
+    found: npt.NDArray[np.float64] = np.asarray(numbers, dtype=np.float64)
+    if found.shape != rows.shape or not np.isfinite(found).all():
+        raise ValueError("a weigher must answer one finite number for each row")
+    return found
 
 
 def _normalised(raw: npt.NDArray[np.float64], minval: float | None, maxval: float | None) -> npt.NDArray[np.float64]:

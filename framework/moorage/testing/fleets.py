@@ -38,13 +38,20 @@ _METADATA: Mapping[str, Sequence[str]] = {
     "ram_weight_multiplier": ("2.0", "-1", "heavy"),
     "cpu_weight_multiplier": ("0", "3"),
     "num_instances_weight_multiplier": ("-2", "1.5"),
+    "disk_weight_multiplier": ("0.5", "2"),
+    "io_ops_weight_multiplier": ("-2", "1"),
+    "build_failure_weight_multiplier": ("1", "1000"),
+    "hypervisor_version_weight_multiplier": ("-1", "2"),
+    "soft_affinity_weight_multiplier": ("3", "0"),
+    "soft_anti_affinity_weight_multiplier": ("2", "some"),
+    "metrics_weight_multiplier": ("0", "2.5"),
     **dict.fromkeys(_KEYS, _VALUES),
 }
 
 
 def random_aggregate(random: random_module.Random, number: int) -> Aggregate:
     """An aggregate with a few metadata."""
-    keys = random.sample(sorted(_METADATA), random.randrange(4))
+    keys = random.sample(sorted(_METADATA), random.randrange(8))
     return Aggregate(f"aggregate-{number}", {key: random.choice(_METADATA[key]) for key in keys})
 
 

@@ -68,7 +68,7 @@ class _FleetCases(_Base):
         for number in range(self.cases):
             if number % self.requests_per_fleet == 0:
                 fleet = self.make_fleet(random).snapshot()
-            yield fleet, self.make_request(random)
+            yield fleet, fleet.resolved(self.make_request(random))
 
     @staticmethod
     def some(rows: Rows, number: int) -> Rows:

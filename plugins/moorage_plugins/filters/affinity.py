@@ -22,6 +22,7 @@ class SameHostFilter(HostFilter):
 
     api_version: ClassVar[tuple[int, int]] = (1, 0)
     needs_instances = True
+    run_filter_once_per_request = True
 
     @override
     def host_passes(self, host_state: HostState, spec_obj: RequestSpec) -> bool:
@@ -48,6 +49,7 @@ class DifferentHostFilter(HostFilter):
 
     api_version: ClassVar[tuple[int, int]] = (1, 0)
     needs_instances = True
+    run_filter_once_per_request = True
 
     @override
     def host_passes(self, host_state: HostState, spec_obj: RequestSpec) -> bool:

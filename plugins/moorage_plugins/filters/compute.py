@@ -16,6 +16,7 @@ class ComputeFilter(HostFilter):
     """Passes nodes whose agent is up and not disabled, and that may host instances at all."""
 
     api_version: ClassVar[tuple[int, int]] = (1, 0)
+    run_filter_once_per_request = True
 
     @override
     def host_passes(self, host_state: HostState, spec_obj: RequestSpec) -> bool:

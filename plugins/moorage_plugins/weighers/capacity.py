@@ -5,45 +5,48 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import numpy as np
-import numpy.typing as npt
 from typing_extensions import override
 
-from moorage.scheduling.interface import Fleet, HostWeigher, RequestSpec, Rows
+from moorage.scheduling.interface import Fleet, RequestSpec, Rows
+from moorage_plugins.weighers.base import AggregateWeigher, Floats
 
-__all__ = ["CpuWeigher", "RamWeigher"]
+__all__ = ["CpuWeigher", "DiskWeigher", "RamWeigher"]
 
 
-class _FreeWeigher(HostWeigher):
-    """The free amount of one resource class."""
+class _FreeWeigher(AggregateWeigher):
+    """The free amount of one resource class; a node that has more in use than it has counts as one with nothing free."""
 
     api_version: ClassVar[tuple[int, int]] = (1, 0)
+    minval = 0.0
     resource_class: ClassVar[str]
 
     @override
-    def weigh_rows(self, fleet: Fleet, rows: Rows, spec: RequestSpec) -> npt.NDArray[np.float64]:
+    def weigh_rows(self, fleet: Fleet, rows: Rows, spec: RequestSpec) -> Floats:
         return fleet.free(self.resource_class)[rows]
 
 
 class CpuWeigher(_FreeWeigher):
-    """More free VCPUs are better; ``[weigher_cpu] multiplier``."""
+    """More free VCPUs are better; ``[weigher_cpu] multiplier``, metadata ``cpu_weight_multiplier``."""
 
     api_version: ClassVar[tuple[int, int]] = (1, 0)
+    group = "weigher_cpu"
+    aggregate_key = "cpu_weight_multiplier"
     resource_class = "VCPU"
-
-    @property
-    @override
-    def multiplier(self) -> float:
-        return float(self.conf.weigher_cpu.multiplier)
 
 
 class RamWeigher(_FreeWeigher):
-    """More free memory is better; ``[weigher_ram] multiplier``."""
+    """More free memory is better; ``[weigher_ram] multiplier``, metadata ``ram_weight_multiplier``."""
 
     api_version: ClassVar[tuple[int, int]] = (1, 0)
+    group = "weigher_ram"
+    aggregate_key = "ram_weight_multiplier"
     resource_class = "MEMORY_MB"
 
-    @property
-    @override
-    def multiplier(self) -> float:
-        return float(self.conf.weigher_ram.multiplier)
+
+class DiskWeigher(_FreeWeigher):
+    """More free disk is better; ``[weigher_disk] multiplier``, metadata ``disk_weight_multiplier``."""
+
+    api_version: ClassVar[tuple[int, int]] = (1, 0)
+    group = "weigher_disk"
+    aggregate_key = "disk_weight_multiplier"
+    resource_class = "DISK_GB"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of the weighers, a group for each."""
+"""Options of the weighers, a group for each. A reload takes all of them over."""
 
 from __future__ import annotations
 
@@ -9,12 +9,43 @@ from oslo_config import cfg
 
 __all__ = ["list_opts"]
 
-_HELP = "How much free {} counts: 0 not at all, negative stacks instead of spreading. A reload takes it over."
+#: Weigher -> its multiplier, and what counts.
+_MULTIPLIERS: Sequence[tuple[str, float, str]] = (
+    ("cpu", 1.0, "How much free VCPU counts: 0 not at all, negative stacks instead of spreading."),
+    ("ram", 1.0, "How much free memory counts: 0 not at all, negative stacks instead of spreading."),
+    ("disk", 1.0, "How much free disk counts: 0 not at all, negative stacks instead of spreading."),
+    ("io_ops", -1.0, "How much the number of busy instances counts: negative avoids nodes with many."),
+    ("num_instances", 0.0, "How much the number of instances counts: negative avoids nodes with many."),
+    ("build_failure", 1_000_000.0, "How much failed builds are avoided (the node's property failed_builds)."),
+    ("hypervisor_version", 1.0, "How much the hypervisor's version counts: negative prefers older ones."),
+    ("soft_affinity", 1.0, "How much members of the same server group attract, with the policy soft-affinity."),
+    ("soft_anti_affinity", 1.0, "How much members of the same server group repel, with the policy soft-anti-affinity."),
+    ("metrics", 1.0, "How much the sum of the metrics counts."),
+)
+_METRICS: Sequence[cfg.Opt] = (
+    cfg.ListOpt(
+        "settings",
+        default=[],
+        help="Metrics and their ratios, NAME=RATIO each, for example cpu.percent=-1.0,power=0.5; metrics are the node's "
+        "property metrics.",
+    ),
+    cfg.BoolOpt(
+        "required",
+        default=True,
+        help="A node without one of the metrics refuses the request (the filter metrics takes such nodes out before).",
+    ),
+    cfg.FloatOpt(
+        "weight_of_unavailable",
+        default=-10000.0,
+        help="The weight of a node without one of the metrics, unless required.",
+    ),
+)
 
 
 def list_opts() -> Sequence[tuple[str, Sequence[cfg.Opt]]]:
     """Options by group, for the sample configuration."""
-    return [
-        ("weigher_cpu", [cfg.FloatOpt("multiplier", default=1.0, help=_HELP.format("VCPU"))]),
-        ("weigher_ram", [cfg.FloatOpt("multiplier", default=1.0, help=_HELP.format("memory"))]),
-    ]
+    options: list[tuple[str, Sequence[cfg.Opt]]] = []
+    for name, default, meaning in _MULTIPLIERS:
+        multiplier = cfg.FloatOpt("multiplier", default=default, help=meaning + " Aggregates may set their own.")
+        options.append((f"weigher_{name}", [multiplier, *(_METRICS if name == "metrics" else ())]))
+    return options

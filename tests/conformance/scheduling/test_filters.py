@@ -1,66 +1,178 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reference filters on the conformance kit, each with its meaning said as a plain loop would."""
+"""Every reference filter on the conformance kit, against Nova's semantics said as a plain loop would."""
 
 from __future__ import annotations
 
+import random
 import unittest
+from typing import Any, ClassVar
 
 from typing_extensions import override
 
-from moorage.scheduling.interface import HostFilter, HostState, RequestSpec
+from moorage.scheduling.interface import FILTERS, HostFilter, HostState, RequestSpec
+from moorage.testing import fleets
 from moorage.testing.scheduling import HostFilterTests
-from moorage_plugins.filters.affinity import DifferentHostFilter, SameHostFilter
-from moorage_plugins.filters.capacity import CapacityFilter
-from moorage_plugins.filters.compute import ComputeFilter
-from moorage_plugins.filters.type_affinity import TypeAffinityFilter
+from tests.conformance.scheduling import nova_semantics
+from tests.conformance.scheduling.configuration import plugin_conf
 
 
-class TypeAffinityTests(HostFilterTests, unittest.TestCase):
+class ReferenceFilterTests(HostFilterTests):
+    """The filter of one name, with some options."""
+
+    plugin: ClassVar[str]
+    options: ClassVar[dict[str, Any]] = {}
+
+    def setUp(self) -> None:
+        self.conf = plugin_conf(**self.options)
+
     @override
     def make_filter(self) -> HostFilter:
-        return TypeAffinityFilter(conf=None)
+        made: Any = FILTERS.load(self.plugin).plugin
+        return made(conf=self.conf)
 
     @override
     def expected(self, host_state: HostState, spec: RequestSpec) -> bool:
-        return {each.flavorid for each in host_state.instances.values()} <= {spec.flavor.flavorid}
+        return nova_semantics.FILTERS[self.plugin](host_state, spec, self.conf)
 
 
-class SameHostTests(HostFilterTests, unittest.TestCase):
+class TypeAffinityTests(ReferenceFilterTests, unittest.TestCase):
+    plugin = "type_affinity"
+
+
+class SameHostTests(ReferenceFilterTests, unittest.TestCase):
+    plugin = "same_host"
+
+
+class DifferentHostTests(ReferenceFilterTests, unittest.TestCase):
+    plugin = "different_host"
+
+
+class ComputeTests(ReferenceFilterTests, unittest.TestCase):
+    plugin = "compute"
+
+
+class CapacityTests(ReferenceFilterTests, unittest.TestCase):
+    plugin = "capacity"
+
+
+class AllHostsTests(ReferenceFilterTests, unittest.TestCase):
+    plugin = "all_hosts"
+    never_refuses = True
+
+
+class NumInstancesTests(ReferenceFilterTests, unittest.TestCase):
+    plugin = "num_instances"
+    options: ClassVar[dict[str, Any]] = {"filter_num_instances__max_instances_per_host": 3}
+
+
+class AggregateNumInstancesTests(ReferenceFilterTests, unittest.TestCase):
+    plugin = "aggregate_num_instances"
+    options: ClassVar[dict[str, Any]] = {"filter_num_instances__max_instances_per_host": 4}
+
+
+class IoOpsTests(ReferenceFilterTests, unittest.TestCase):
+    plugin = "io_ops"
+    options: ClassVar[dict[str, Any]] = {"filter_io_ops__max_io_ops_per_host": 2}
+
+
+class AggregateIoOpsTests(ReferenceFilterTests, unittest.TestCase):
+    plugin = "aggregate_io_ops"
+    options: ClassVar[dict[str, Any]] = {"filter_io_ops__max_io_ops_per_host": 2}
+
+
+class AvailabilityZoneTests(ReferenceFilterTests, unittest.TestCase):
+    plugin = "availability_zone"
+
+
+class AggregateInstanceExtraSpecsTests(ReferenceFilterTests, unittest.TestCase):
+    plugin = "aggregate_instance_extra_specs"
+
+
+class AggregateMultiTenancyIsolationTests(ReferenceFilterTests, unittest.TestCase):
+    plugin = "aggregate_multitenancy_isolation"
+
+
+class AggregateTypeAffinityTests(ReferenceFilterTests, unittest.TestCase):
+    plugin = "aggregate_type_affinity"
+
+
+class AggregateImagePropertiesIsolationTests(ReferenceFilterTests, unittest.TestCase):
+    plugin = "aggregate_image_properties_isolation"
+
+
+class NamespacedImagePropertiesIsolationTests(ReferenceFilterTests, unittest.TestCase):
+    plugin = "aggregate_image_properties_isolation"
+    options: ClassVar[dict[str, Any]] = {
+        "filter_aggregate_image_properties_isolation__namespace": "os",
+        "filter_aggregate_image_properties_isolation__separator": "_",
+    }
+
+
+class IsolatedHostsTests(ReferenceFilterTests, unittest.TestCase):
+    plugin = "isolated_hosts"
+    options: ClassVar[dict[str, Any]] = {
+        "filter_isolated_hosts__isolated_images": ["img-a", "img-b"],
+        "filter_isolated_hosts__isolated_hosts": ["host-1", "host-3", "host-0"],
+    }
+
+
+class UnrestrictedIsolatedHostsTests(IsolatedHostsTests):
+    options: ClassVar[dict[str, Any]] = {
+        **IsolatedHostsTests.options,
+        "filter_isolated_hosts__restrict_isolated_hosts_to_isolated_images": False,
+    }
+
+
+class IsolatedHostsWithoutImagesTests(IsolatedHostsTests):
+    options: ClassVar[dict[str, Any]] = {"filter_isolated_hosts__isolated_hosts": ["host-1", "host-3", "host-0"]}
+
+
+class ComputeCapabilitiesTests(ReferenceFilterTests, unittest.TestCase):
+    plugin = "compute_capabilities"
+
+
+class ImagePropertiesTests(ReferenceFilterTests, unittest.TestCase):
+    plugin = "image_properties"
+
+
+class ImagePropertiesWithDefaultTests(ReferenceFilterTests, unittest.TestCase):
+    plugin = "image_properties"
+    options: ClassVar[dict[str, Any]] = {"filter_image_properties__default_architecture": "x86_64"}
+
+
+class SimpleCidrAffinityTests(ReferenceFilterTests, unittest.TestCase):
+    plugin = "simple_cidr_affinity"
+
+
+class JsonTests(ReferenceFilterTests, unittest.TestCase):
+    plugin = "json"
+
+
+class MetricsTests(ReferenceFilterTests, unittest.TestCase):
+    plugin = "metrics"
+    options: ClassVar[dict[str, Any]] = {"weigher_metrics__settings": ["cpu.percent=-1.0", "power=0.5"]}
+
+
+class ServerGroupAffinityTests(ReferenceFilterTests, unittest.TestCase):
+    plugin = "server_group_affinity"
+
+
+class ServerGroupAntiAffinityTests(ReferenceFilterTests, unittest.TestCase):
+    plugin = "server_group_anti_affinity"
+
     @override
-    def make_filter(self) -> HostFilter:
-        return SameHostFilter(conf=None)
-
-    @override
-    def expected(self, host_state: HostState, spec: RequestSpec) -> bool:
-        hint = spec.hints.get("same_host", [])
-        return not hint or not set(host_state.instances).isdisjoint(hint)
+    def make_request(self, random: random.Random) -> RequestSpec:
+        # Fewer instances to name, so that several members meet on one node.
+        return fleets.random_request(random, random.choice((4, 20)))
 
 
-class DifferentHostTests(HostFilterTests, unittest.TestCase):
-    @override
-    def make_filter(self) -> HostFilter:
-        return DifferentHostFilter(conf=None)
-
-    @override
-    def expected(self, host_state: HostState, spec: RequestSpec) -> bool:
-        return set(host_state.instances).isdisjoint(spec.hints.get("different_host", []))
-
-
-class ComputeTests(HostFilterTests, unittest.TestCase):
-    @override
-    def make_filter(self) -> HostFilter:
-        return ComputeFilter(conf=None)
-
-    @override
-    def expected(self, host_state: HostState, spec: RequestSpec) -> bool:
-        return all((host_state.service_up, host_state.service_enabled, host_state.can_host))
-
-
-class CapacityTests(HostFilterTests, unittest.TestCase):
-    @override
-    def make_filter(self) -> HostFilter:
-        return CapacityFilter(conf=None)
-
-    @override
-    def expected(self, host_state: HostState, spec: RequestSpec) -> bool:
-        return not any(amount > host_state.free.get(name, 0) for name, amount in spec.flavor.resources.items())
+class TestAllAreThere(unittest.TestCase):
+    def test_every_reference_filter_has_its_conformance_test(self) -> None:
+        tested = {
+            each.plugin
+            for each in globals().values()
+            if isinstance(each, type) and issubclass(each, ReferenceFilterTests) and each is not ReferenceFilterTests
+        }
+        own = {finding.name for finding in FILTERS.survey() if finding.target.startswith("moorage_plugins.")}
+        self.assertEqual(own, tested)
+        self.assertEqual(own, set(nova_semantics.FILTERS))

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The members of a server group together on one node, or apart."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+from typing_extensions import override
+
+from moorage.scheduling.interface import SKIP, Fleet, HostFilter, HostState, RequestSpec, Rows, ServerGroup, Skip
+
+__all__ = ["ServerGroupAffinityFilter", "ServerGroupAntiAffinityFilter"]
+
+
+def group_of(spec: RequestSpec, policy: str) -> ServerGroup | None:
+    """The request's group when it has the policy."""
+    group = spec.server_group
+    return group if group is not None and group.policy == policy else None
+
+
+class ServerGroupAffinityFilter(HostFilter):
+    """Passes, for a group with the policy ``affinity``, the nodes on which members are; all when none is anywhere."""
+
+    api_version: ClassVar[tuple[int, int]] = (1, 0)
+    needs_instances = True
+
+    @override
+    def host_passes(self, host_state: HostState, spec_obj: RequestSpec) -> bool:
+        group = group_of(spec_obj, "affinity")
+        return group is None or not group.nodes or host_state.uuid in group.nodes
+
+    @override
+    def prepare(self, spec: RequestSpec, fleet: Fleet) -> Skip | Rows | None:
+        group = group_of(spec, "affinity")
+        return SKIP if group is None or not group.nodes else fleet.rows_of_nodes(group.nodes)
+
+    @override
+    def filter_rows(self, fleet: Fleet, rows: Rows, spec: RequestSpec) -> Rows:
+        group = group_of(spec, "affinity")
+        if group is None or not group.nodes:
+            return rows
+        return rows[np.isin(rows, fleet.rows_of_nodes(group.nodes))]
+
+    @override
+    def explain(self, host_state: HostState, spec: RequestSpec) -> str:
+        return "no member of the server group is there, and the policy is affinity"
+
+
+class ServerGroupAntiAffinityFilter(HostFilter):
+    """Passes, for a group with the policy ``anti-affinity``, nodes with fewer members than ``max_server_per_host``.
+
+    The node on which the instance itself is passes too, so that it can be resized or rebuilt there.
+    """
+
+    api_version: ClassVar[tuple[int, int]] = (1, 0)
+    needs_instances = True
+
+    @override
+    def host_passes(self, host_state: HostState, spec_obj: RequestSpec) -> bool:
+        group = group_of(spec_obj, "anti-affinity")
+        if group is None:
+            return True
+        instances = host_state.instances
+        if spec_obj.instance_uuid in instances:
+            return True
+        return sum(uuid in instances for uuid in set(group.members)) < group.max_server_per_host
+
+    @override
+    def prepare(self, spec: RequestSpec, fleet: Fleet) -> Skip | Rows | None:
+        group = group_of(spec, "anti-affinity")
+        return SKIP if group is None or not group.members else None
+
+    @override
+    def filter_rows(self, fleet: Fleet, rows: Rows, spec: RequestSpec) -> Rows:
+        group = group_of(spec, "anti-affinity")
+        if group is None:
+            return rows
+        placed = fleet.locate(set(group.members))
+        there, count = np.unique(np.array(list(placed.values()), dtype=np.intp), return_counts=True)
+        full = there[count >= group.max_server_per_host]
+        own = fleet.locate([spec.instance_uuid]).get(spec.instance_uuid)
+        passing: Rows = rows[~np.isin(rows, full) | (rows == (-1 if own is None else own))]
+        return passing
+
+    @override
+    def explain(self, host_state: HostState, spec: RequestSpec) -> str:
+        group = spec.server_group
+        there = [] if group is None else sorted(uuid for uuid in set(group.members) if uuid in host_state.instances)
+        return f"it runs {', '.join(there)} of the same server group, and the policy is anti-affinity"

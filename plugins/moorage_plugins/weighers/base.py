@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the weighers share: a multiplier from the options, which aggregates may set for their nodes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+from oslo_log import log as logging
+from typing_extensions import override
+
+from moorage.scheduling.interface import Fleet, HostWeigher, Rows
+
+__all__ = ["AggregateWeigher", "Floats"]
+
+LOG = logging.getLogger(__name__)
+Floats = npt.NDArray[np.float64]
+
+
+class AggregateWeigher(HostWeigher):
+    """A weigher with the option ``[<group>] multiplier`` and the metadata ``<aggregate_key>`` of aggregates.
+
+    The least of several aggregates' values counts; one that is no number leaves the option in force, with a line in the log.
+    """
+
+    group: ClassVar[str]
+    aggregate_key: ClassVar[str]
+    #: -1.0 for weighers whose multiplier says how much their subject is avoided.
+    sign: ClassVar[float] = 1.0
+
+    @property
+    @override
+    def multiplier(self) -> float:
+        return self.sign * float(self.conf[self.group].multiplier)
+
+    @override
+    def row_multipliers(self, fleet: Fleet, rows: Rows) -> Floats | None:
+        column = fleet.aggregate_column(self.aggregate_key)
+        if not any(column.values):
+            return None
+        general = float(self.conf[self.group].multiplier)
+        each = [self.sign * least(self.aggregate_key, texts, general) for texts in column.values]
+        multipliers: Floats = np.array(each, dtype=np.float64)[column.codes[rows]]
+        return multipliers
+
+
+def least(key: str, texts: Iterable[str], general: float) -> float:
+    """The least of what aggregates say; ``general`` when they say nothing, or something that is no number."""
+    try:
+        found = min((float(text) for text in texts), default=general)
+    except ValueError as error:
+        _warn_once(key, str(error))
+        return general
+    return found if np.isfinite(found) else general
+
+
+@functools.lru_cache(1024)
+def _warn_once(key: str, problem: str) -> None:
+    LOG.warning("The metadata %s of an aggregate is no number (%s); the option counts there.", key, problem)

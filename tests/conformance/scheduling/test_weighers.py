@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every reference weigher on the conformance kit, against Nova's semantics said as a plain loop would."""
+
+from __future__ import annotations
+
+import random
+import unittest
+from typing import Any, ClassVar
+
+import numpy as np
+from typing_extensions import override
+
+from moorage import errors
+from moorage.scheduling.interface import WEIGHERS, HostState, HostWeigher, RequestSpec
+from moorage.testing import fleets
+from moorage.testing.scheduling import HostWeigherTests
+from tests.conformance.scheduling import nova_semantics
+from tests.conformance.scheduling.configuration import plugin_conf
+
+
+class ReferenceWeigherTests(HostWeigherTests):
+    # Many fleets: aggregates that set a multiplier are rare.
+    requests_per_fleet = 3
+    plugin: ClassVar[str]
+    options: ClassVar[dict[str, Any]] = {}
+    #: Raw weights are of another unit than Nova's by this factor; normalising takes it out.
+    unit = 1.0
+
+    def setUp(self) -> None:
+        self.conf = plugin_conf(**self.options)
+
+    @override
+    def make_weigher(self) -> HostWeigher:
+        made: Any = WEIGHERS.load(self.plugin).plugin
+        return made(conf=self.conf)
+
+    @override
+    def expected(self, host_state: HostState, spec: RequestSpec) -> float:
+        return float(nova_semantics.WEIGHERS[self.plugin][1](host_state, spec, self.conf)) / self.unit
+
+    def test_multipliers_are_those_of_the_aggregates(self) -> None:
+        plugin = self.make_weigher()
+        of_one_host = nova_semantics.WEIGHERS[self.plugin][2]
+        own = 0
+        for fleet, _ in self.fleets_and_requests():
+            rows = np.arange(fleet.size, dtype=np.intp)
+            found = plugin.row_multipliers(fleet, rows)
+            multipliers = [plugin.multiplier] * fleet.size if found is None else list(found)
+            self.assertEqual([of_one_host(fleet.host_state(row), self.conf) for row in range(fleet.size)], multipliers)
+            own += found is not None
+        self.assertTrue(own, "no aggregate of any fleet set a multiplier")
+
+    def test_bounds_are_those_of_nova(self) -> None:
+        plugin = self.make_weigher()
+        self.assertEqual(nova_semantics.WEIGHERS[self.plugin][0], plugin.minval)
+        self.assertIsNone(plugin.maxval)
+
+
+class CpuTests(ReferenceWeigherTests, unittest.TestCase):
+    plugin = "cpu"
+
+
+class RamTests(ReferenceWeigherTests, unittest.TestCase):
+    plugin = "ram"
+
+
+class DiskTests(ReferenceWeigherTests, unittest.TestCase):
+    plugin = "disk"
+    unit = 1024.0
+
+
+class IoOpsTests(ReferenceWeigherTests, unittest.TestCase):
+    plugin = "io_ops"
+
+
+class NumInstancesTests(ReferenceWeigherTests, unittest.TestCase):
+    plugin = "num_instances"
+
+
+class BuildFailureTests(ReferenceWeigherTests, unittest.TestCase):
+    plugin = "build_failure"
+
+
+class HypervisorVersionTests(ReferenceWeigherTests, unittest.TestCase):
+    plugin = "hypervisor_version"
+
+
+class SoftAffinityTests(ReferenceWeigherTests, unittest.TestCase):
+    plugin = "soft_affinity"
+
+
+class SoftAntiAffinityTests(ReferenceWeigherTests, unittest.TestCase):
+    plugin = "soft_anti_affinity"
+
+
+class MetricsTests(ReferenceWeigherTests, unittest.TestCase):
+    plugin = "metrics"
+    options: ClassVar[dict[str, Any]] = {
+        "weigher_metrics__settings": ["cpu.percent=-1.0", "power=0.5"],
+        "weigher_metrics__required": False,
+    }
+
+
+class MetricsWithoutMultiplierTests(MetricsTests):
+    options: ClassVar[dict[str, Any]] = {**MetricsTests.options, "weigher_metrics__multiplier": 0.0}
+
+
+class TestMetricsErrors(unittest.TestCase):
+    def weigher(self, **options: Any) -> HostWeigher:
+        made: Any = WEIGHERS.load("metrics").plugin
+        return made(conf=plugin_conf(**options))
+
+    def test_a_node_without_a_required_metric_is_named(self) -> None:
+        weigher = self.weigher(weigher_metrics__settings=["absent=1.0"])
+        fleet = fleets.random_fleet(random.Random(1), 3).snapshot()
+        with self.assertRaisesRegex(LookupError, "node node-0 has no metric absent; enable the filter metrics"):
+            weigher.weigh_rows(fleet, np.arange(3, dtype=np.intp), fleets.random_request(random.Random(1)))
+
+    def test_a_setting_that_is_none_is_refused_at_the_start(self) -> None:
+        for setting in ("cpu.percent", "cpu.percent=much", "=1.0", "cpu=nan"):
+            with self.assertRaisesRegex(errors.ConfigError, "write NAME=RATIO"):
+                self.weigher(weigher_metrics__settings=[setting])
+
+
+class TestAllAreThere(unittest.TestCase):
+    def test_every_reference_weigher_has_its_conformance_test(self) -> None:
+        tested = {
+            each.plugin
+            for each in globals().values()
+            if isinstance(each, type) and issubclass(each, ReferenceWeigherTests) and each is not ReferenceWeigherTests
+        }
+        own = {finding.name for finding in WEIGHERS.survey() if finding.target.startswith("moorage_plugins.")}
+        self.assertEqual(own, tested)
+        self.assertEqual(own, set(nova_semantics.WEIGHERS))

@@ -1,19 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""moorage plugin list|show|check."""
+"""moorage plugin list|show|check|new."""
 
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 from cliff import command, lister
 
 from moorage import errors
 from moorage.cli import base
+from moorage.cli.scaffold.distribution import write
+from moorage.cli.scaffold.families import FAMILIES
 from moorage.control_plane.extension_points import EXTENSION_POINTS, survey
 from moorage.extensions import Finding, State
 
-__all__ = ["PluginCheck", "PluginList", "PluginShow"]
+__all__ = ["PluginCheck", "PluginList", "PluginNew", "PluginShow"]
 
 COLUMNS = ("group", "name", "state", "distribution", "version", "summary")
 
@@ -72,6 +75,30 @@ class PluginCheck(command.Command):
             self.app.stdout.write(f"{each.state.value}: {each.sentence()}\n")
         self.app.stdout.write(f"{len(found) - len(wrong)} plugins can be used, {len(wrong)} cannot.\n")
         return 1 if wrong else 0
+
+
+class PluginNew(command.Command):
+    """Write a new distribution with one plugin: class, entry point, options, tests on the conformance kit."""
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """What and where."""
+        parser: argparse.ArgumentParser = super().get_parser(prog_name)
+        parser.add_argument("family", help=f"one of: {', '.join(FAMILIES)}")
+        parser.add_argument("name", help="as the configuration will name it, for example gpu_model")
+        parser.add_argument("--into", type=Path, default=Path(), help="the folder to write it into (default: this one)")
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> int:
+        """Write and say what to do next."""
+        written = write(parsed_args.family, parsed_args.name, parsed_args.into)
+        names = written.names
+        listed = "".join(f"  {written.folder / path}\n" for path in written.files)
+        chosen = "".join(f"  {line}\n" for line in names["choose"].splitlines())
+        self.app.stdout.write(
+            f"{listed}Next:\n  pip install {written.folder}\n  moorage plugin show {names['plugin']}\n"
+            f"Then, in the configuration:\n{chosen}"
+        )
+        return 0
 
 
 def _row(finding: Finding) -> dict[str, Any]:

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writing a distribution from a family's templates."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import string
+from collections.abc import Iterator, Mapping
+from importlib import metadata, resources
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any
+
+from moorage import errors
+from moorage.cli.scaffold.families import FAMILIES, Family
+from moorage.extensions import ExtensionPoint
+
+__all__ = ["Written", "names_of", "write"]
+
+_NAME = re.compile(r"^[a-z][a-z0-9]*(_[a-z0-9]+)*$")
+_LONGEST = 50
+#: What the parts of a template's path stand for.
+_PATHS = {"PACKAGE": "package"}
+#: Templates end with this, so that no tool takes them for code.
+_TEMPLATE = ".txt"
+
+
+class Written:
+    """What was written, and what to do next.
+
+    :param folder: the distribution.
+    :param files: its files, relative to the folder, sorted.
+    """
+
+    def __init__(self, folder: Path, files: list[str], names: Mapping[str, str]) -> None:
+        self.folder = folder
+        self.files = files
+        self.names = names
+
+
+def names_of(family: Family, name: str) -> Mapping[str, str]:
+    """What stands in the templates for a plugin of that name.
+
+    :raises InvalidInput: it cannot be a plugin's name.
+    """
+    if not _NAME.match(name) or len(name) > _LONGEST:
+        raise errors.InvalidInput(
+            f"'{name}' cannot be a plugin's name: use at most {_LONGEST} small letters and digits, words joined by _, "
+            "beginning with a letter (gpu_model).",
+            path="name",
+        )
+    words = name.split("_")
+    package = f"moorage_{name}"
+    choose = string.Template(family.choose).substitute(plugin=name)
+    return {
+        "plugin": name,
+        "words": " ".join(words),
+        "package": package,
+        "distribution": package.replace("_", "-"),
+        "class_name": "".join(word.capitalize() for word in words) + family.suffix,
+        "family": family.name,
+        "group": family.group,
+        "choose": choose,
+        "choose_indented": choose.replace("\n", "\n    "),
+        "underline": "=" * len(package),
+        "see": string.Template(family.see).substitute(plugin=name, words=" ".join(words)),
+        "moorage_version": _compatible(),
+    }
+
+
+def write(family_name: str, name: str, into: Path) -> Written:
+    """Write a distribution with one plugin into a new folder below ``into``.
+
+    :raises InvalidInput: the family or the name cannot be used.
+    :raises AlreadyExists: the folder exists, or an installed plugin of the family has the name; nothing is written.
+    :raises ConfigError: the folder cannot be written.
+    """
+    family = FAMILIES.get(family_name)
+    if family is None:
+        raise errors.InvalidInput(
+            f"There is no family '{family_name}'; there are: {', '.join(FAMILIES)}.", path="family"
+        )
+    names = names_of(family, name)
+    point: ExtensionPoint[Any] = ExtensionPoint(family.group, None, (1, 0))
+    taken = point.installed().get(name)
+    if taken:
+        raise errors.AlreadyExists(
+            f"A {family.name} '{name}' is installed already ({taken[0].value}); two of one name refuse each other. "
+            "Choose another name."
+        )
+    folder = into / names["distribution"]
+    rendered = dict(_render(family, names))
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError as error:
+        raise errors.AlreadyExists(f"{folder} exists already; nothing was written.") from error
+    except OSError as error:
+        raise errors.ConfigError(f"{folder} cannot be made: {error.strerror}.") from error
+    try:
+        for path, text in rendered.items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise errors.ConfigError(f"{folder} cannot be written: {error.strerror}. Nothing was left there.") from error
+    return Written(folder, sorted(rendered), names)
+
+
+def _render(family: Family, names: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """(path, text) of every file: the templates that all families share, and the family's own, which win."""
+    templates = resources.files("moorage.cli.scaffold") / "templates"
+    for folder in ("common", family.name):
+        for path, template in _files(templates / folder):
+            for part, stands_for in _PATHS.items():
+                path = path.replace(part, names[stands_for])
+            yield path, string.Template(template.read_text(encoding="utf-8")).substitute(names)
+
+
+def _files(folder: Traversable, prefix: str = "") -> Iterator[tuple[str, Traversable]]:
+    for entry in folder.iterdir():
+        if entry.is_dir():
+            yield from _files(entry, f"{prefix}{entry.name}/")
+        elif entry.name.endswith(_TEMPLATE):
+            yield prefix + entry.name.removesuffix(_TEMPLATE), entry
+
+
+def _compatible() -> str:
+    """The lowest Moorage that the distribution asks for: this one, without what marks a development version."""
+    return re.sub(r"(\.dev|rc|b|a).*$", "", metadata.version("moorage"))

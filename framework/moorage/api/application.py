@@ -17,7 +17,7 @@ from moorage.api.auth import Authenticator
 from moorage.api.dialect import CORE, Dialect
 from moorage.api.openapi import document
 from moorage.api.policy import Policy
-from moorage.api.validation import Validator, parse_json
+from moorage.api.validation import Validator, parse_json, refuse_unstorable
 from moorage.routes import ApiRequest, Route
 
 __all__ = ["PREFIX", "Application"]
@@ -90,6 +90,8 @@ class Application:
         context.request_id = request_id
         context.update_store()
         self._policy.check(route.policy, context)
+        for name, value in path.items():
+            refuse_unstorable(value, name)
         given = query.query(request.params)
         data = self._body(request, body)
         answer = route.handler(ApiRequest(context, dict(path), given, data, self._prefix))
@@ -117,7 +119,10 @@ class Application:
             if body is not None:
                 raise errors.InvalidInput("A JSON body is needed.", path="body")
             return None
-        raw = request.stream.read(self._max_body + 1) if chunked else request.bounded_stream.read()
+        try:
+            raw = request.stream.read(self._max_body + 1) if chunked else request.bounded_stream.read()
+        except (OSError, ValueError) as error:
+            raise errors.InvalidInput(f"The body cannot be read: {error}.", path="body") from error
         if len(raw) > self._max_body:
             raise errors.PayloadTooLarge(f"The body has more than the {self._max_body} bytes that are allowed.")
         if body is None:

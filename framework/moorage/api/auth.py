@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import hmac
 import ipaddress
@@ -13,6 +12,7 @@ import os
 import secrets
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,8 @@ Authenticator = Callable[[Mapping[str, Any]], RequestContext]
 
 _ADMIN = ("admin", "manager", "member", "reader")
 _CACHE = 1024
+#: A hash that no password is known to have.
+_NOBODY = bcrypt.hashpw(secrets.token_bytes(32), bcrypt.gensalt(10))
 
 
 def refuse_open_noauth(strategy: str, bind: str) -> None:
@@ -95,6 +97,18 @@ def _from_keystone(environ: Mapping[str, Any]) -> RequestContext:
     return context  # noqa: RET504  (named for the type checker)
 
 
+@dataclass(frozen=True, slots=True)
+class _Users:
+    """One reading of the file; ``verified`` are the passwords that were right for it, by a keyed hash, oldest first.
+
+    They stay with the reading: a password that is being checked while the file changes is not remembered for the new one.
+    """
+
+    stamp: tuple[int, int, int]
+    known: Mapping[str, tuple[bytes, tuple[str, ...]]]
+    verified: dict[bytes, None] = field(default_factory=dict)
+
+
 class _Basic:
     """Users of a file. A password that was right is remembered by a keyed hash, because bcrypt takes a tenth of a second."""
 
@@ -102,9 +116,7 @@ class _Basic:
         self._path = path
         self._lock = threading.Lock()
         self._key = secrets.token_bytes(32)
-        self._stamp: tuple[int, int, int] | None = None
-        self._users: dict[str, tuple[bytes, tuple[str, ...]]] = {}
-        self._verified: dict[bytes, str] = {}
+        self._users: _Users | None = None
         self._read()
 
     def __call__(self, environ: Mapping[str, Any]) -> RequestContext:
@@ -113,29 +125,30 @@ class _Basic:
             raise errors.Unauthenticated("A user and password are needed (HTTP basic authentication).")
         try:
             user, _, password = base64.b64decode(encoded.strip(), validate=True).decode("utf-8").partition(":")
-        except (binascii.Error, UnicodeDecodeError):
+        except ValueError:  # what is no ASCII, no base64 or no UTF-8
             raise errors.Unauthenticated("The header Authorization is malformed.") from None
-        self._read()
-        known = self._users.get(user)
+        users = self._read()
+        # An unknown user costs as much time as a wrong password, so that the time tells nobody which it was.
+        hashed, roles = users.known.get(user, (_NOBODY, ()))
         digest = hmac.new(self._key, f"{user}\0{password}".encode(), hashlib.sha256).digest()
-        if known is None or (digest not in self._verified and not _matches(password, known[0])):
+        if digest not in users.verified and not _matches(password, hashed):
             raise errors.Unauthenticated("The user or the password is wrong.")
         with self._lock:
-            self._verified[digest] = user
-            while len(self._verified) > _CACHE:
-                self._verified.pop(next(iter(self._verified)))
-        return RequestContext(user_id=user, roles=list(known[1]), system_scope="all", overwrite=False)
+            users.verified[digest] = None
+            while len(users.verified) > _CACHE:
+                del users.verified[next(iter(users.verified))]
+        return RequestContext(user_id=user, roles=list(roles), system_scope="all", overwrite=False)
 
-    def _read(self) -> None:
+    def _read(self) -> _Users:
         try:
             state = self._path.stat()
             stamp = (state.st_mtime_ns, state.st_size, state.st_ino)
-            if stamp == self._stamp:
-                return
+            if self._users is not None and stamp == self._users.stamp:
+                return self._users
             lines = self._path.read_text(encoding="utf-8").splitlines()
-        except OSError as error:
-            raise errors.ConfigError(f"The file of users {self._path} cannot be read ({error.strerror}).") from error
-        users = {}
+        except (OSError, UnicodeDecodeError) as error:
+            raise errors.ConfigError(f"The file of users {self._path} cannot be read ({error}).") from error
+        found = {}
         for number, line in enumerate(lines, start=1):
             if not line.strip() or line.startswith("#"):
                 continue
@@ -144,9 +157,9 @@ class _Basic:
             if not user or not hashed.startswith("$2"):
                 raise errors.ConfigError(f"{self._path}, line {number}: write user:bcrypt-hash[:role,role...].")
             given = tuple(role.strip() for role in roles.split(",") if role.strip()) or ("admin",)
-            users[user] = (hashed.encode(), _with_implied(given))
-        with self._lock:
-            self._users, self._stamp, self._verified = users, stamp, {}
+            found[user] = (hashed.encode(), _with_implied(given))
+        users = self._users = _Users(stamp, found)
+        return users
 
 
 def _with_implied(roles: tuple[str, ...]) -> tuple[str, ...]:

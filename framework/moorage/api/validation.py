@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,7 +19,7 @@ try:
 except ImportError:  # a distribution may not carry Rust: slower, with the same answers
     jsonschema_rs = None
 
-__all__ = ["Validator", "parse_json"]
+__all__ = ["Validator", "parse_json", "refuse_unstorable"]
 
 _DEEPEST = 64
 
@@ -28,7 +29,7 @@ class Validator:
 
     def __init__(self, schema: Schema, where: str) -> None:
         self._where = where
-        self._slow = jsonschema.Draft202012Validator(dict(schema))
+        self._slow = jsonschema.Draft202012Validator(_to_the_end(dict(schema)))
         self._slow.check_schema(dict(schema))
         self._fast = jsonschema_rs.validator_for(dict(schema)) if jsonschema_rs is not None else None
         self._properties: Mapping[str, Any] = schema.get("properties", {})
@@ -50,7 +51,16 @@ class Validator:
         raise errors.InvalidInput(f"{path}: {_shortened(worst.message)}.", path=path)
 
     def query(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """A query string's values, made what the schema says (integers, booleans), and checked."""
+        """A query string's values, made what the schema says (integers, booleans), and checked.
+
+        :raises InvalidInput: one is not what the schema says, or is given twice where only one is asked for.
+        """
+        for name, value in given.items():
+            if isinstance(value, list) and self._properties.get(name, {}).get("type", "array") != "array":
+                raise errors.InvalidInput(
+                    f"query/{name}: it is given {len(value)} times; give it once.", path=f"query/{name}"
+                )
+            refuse_unstorable(value, f"query/{name}")
         typed = {name: _typed(value, self._properties.get(name, {})) for name, value in given.items()}
         self.check(typed)
         return typed
@@ -62,7 +72,10 @@ def parse_json(raw: bytes) -> Any:
     :raises InvalidInput: it is none; says where it stops being JSON.
     """
     try:
-        return json.loads(raw.decode("utf-8"), parse_constant=_refuse_constant, object_pairs_hook=_unique)
+        data = json.loads(raw.decode("utf-8"), parse_constant=_refuse_constant, object_pairs_hook=_unique)
+        if b"\\u" in raw:
+            refuse_unstorable(data, "body")
+        return data
     except UnicodeDecodeError as error:
         raise errors.InvalidInput(f"The body is not UTF-8 (byte {error.start}).", path="body") from None
     except RecursionError:
@@ -73,6 +86,37 @@ def parse_json(raw: bytes) -> Any:
         ) from None
     except ValueError as error:
         raise errors.InvalidInput(f"The body is not JSON: {_shortened(str(error))}.", path="body") from None
+
+
+def refuse_unstorable(data: Any, where: str) -> None:
+    """Refuse text that JSON can spell but no database keeps: halves of a surrogate pair, and NUL.
+
+    :raises InvalidInput: says where.
+    """
+    if isinstance(data, str):
+        if "\0" in data or not data.isascii() and any("\ud800" <= character <= "\udfff" for character in data):
+            raise errors.InvalidInput(
+                f"{where}: it holds a character that is no text (NUL, or half of a surrogate pair).", path=where
+            )
+    elif isinstance(data, dict):
+        for key, value in data.items():
+            refuse_unstorable(key, where)
+            refuse_unstorable(value, f"{where}/{key}")
+    elif isinstance(data, list):
+        for number, value in enumerate(data):
+            refuse_unstorable(value, f"{where}/{number}")
+
+
+def _to_the_end(schema: Any) -> Any:
+    """The schema for Python's regular expressions, in which ``$`` would let a newline follow, unlike JSON Schema's."""
+    if isinstance(schema, dict):
+        return {
+            key: re.sub(r"(?<!\\)\$$", r"\\Z", value)
+            if key == "pattern" and isinstance(value, str)
+            else _to_the_end(value)
+            for key, value in schema.items()
+        }
+    return [_to_the_end(each) for each in schema] if isinstance(schema, list) else schema
 
 
 def _refuse_constant(name: str) -> Any:
@@ -89,9 +133,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _typed(value: Any, schema: Mapping[str, Any]) -> Any:
     if isinstance(value, list):
-        if schema.get("type") == "array":
-            return value
-        return value[-1] if value else ""
+        return value
     wanted = schema.get("type")
     if wanted == "integer":
         try:

@@ -34,13 +34,6 @@ from moorage_plugins.stores import tables
 from moorage_plugins.stores.sql import SqlStore
 
 WANTED = {"VCPU": 1, "MEMORY_MB": 64}
-TABLES = (
-    tables.allocations,
-    tables.consumers,
-    tables.inventories,
-    tables.resource_classes,
-    tables.resource_providers,
-)
 
 
 def open_store(url: str) -> tuple[SqlStore, Database]:
@@ -71,7 +64,14 @@ def fill(store: SqlStore, database: Database, hot: str, count: int) -> None:
         ).scalar_one()
         for start in range(0, count, 1000):
             uuids = [str(uuid.uuid4()) for _ in range(start, min(count, start + 1000))]
-            shared = {"consumer_type": "INSTANCE", "project_id": "", "user_id": "", "generation": 1, "created_at": 0}
+            shared = {
+                "consumer_type": "INSTANCE",
+                "project_id": "",
+                "user_id": "",
+                "generation": 1,
+                "created_at": 0,
+                "updated_at": 0,
+            }
             tx.execute(sa.insert(tables.consumers), [{"uuid": each, **shared} for each in uuids])
             tx.execute(
                 sa.insert(tables.allocations),
@@ -125,7 +125,7 @@ def main() -> None:
         url = arguments.database or f"sqlite:///{folder}/moorage.sqlite"
         store, database = open_store(url)
         with database.write() as tx:
-            plugins_metadata.create_all(tx, tables=TABLES)
+            plugins_metadata.create_all(tx, tables=tables.TABLES)
         given = [provider(VCPU=2**31 - 1, MEMORY_MB=2**31 - 1) for _ in range(arguments.providers)]
         store.ensure_providers(given)
         many = [each.uuid for each in given]

@@ -51,7 +51,8 @@ class LostRaceError(Exception):
 _LOST: Mapping[str, frozenset[Any]] = {
     "postgresql": frozenset({"40001", "40P01", "55P03"}),
     # 1020: the record changed since it was read (snapshots, Galera); Galera reports conflicts at COMMIT as 1213.
-    "mysql": frozenset({1205, 1213, 1020}),
+    # 1305: there is no savepoint to go back to, because a deadlock inside of it has undone the whole transaction.
+    "mysql": frozenset({1205, 1213, 1020, 1305}),
     "sqlite": frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}),
 }
 _READ_ONLY: Mapping[str, frozenset[Any]] = {

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # ruff: noqa: D102  (a test's name says what it pins)
-"""The conformance kit of allocation stores.
+"""The conformance kit of allocation stores: the contract that every store keeps.
 
 Mix :class:`AllocationStoreTests` into a ``unittest.TestCase`` and say how a store is made; what a store does not declare in its
 ``capabilities`` is skipped::
@@ -9,44 +9,32 @@ Mix :class:`AllocationStoreTests` into a ``unittest.TestCase`` and say how a sto
         def make_store(self):
             return MyStore(...)
 
-What is held is always summed from the stored allocations, never taken from the store's own counters, and after every test the
-counters are compared with those sums.
+A store with further powers mixes in their kits too: :class:`moorage.testing.catalogue.CatalogueTests`.
 """
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import functools
-import threading
-import unittest
-import uuid
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from moorage import errors
-from moorage.allocation.interface import (
-    AllocationItem,
-    AllocationStore,
-    Auditable,
-    Capability,
-    ClaimOutcome,
-    ClaimRequest,
-    InventoryItem,
-    ProviderUsage,
-    ResourceProvider,
+from moorage.allocation.interface import Capability, ClaimOutcome, ClaimRequest, InventoryItem, ResourceProvider
+from moorage.testing.store_kit import (
+    LARGEST,
+    THREADS,
+    StoreKit,
+    all_allocations,
+    all_usages,
+    held,
+    inconsistencies,
+    new_uuid,
+    provider,
 )
 
 __all__ = ["AllocationStoreTests", "all_allocations", "all_usages", "held", "inconsistencies", "new_uuid", "provider"]
 
-if TYPE_CHECKING:
-    _Base = unittest.TestCase
-else:
-    _Base = object
-
-LARGEST = 2**31 - 1
-_THREADS = 8
 #: Inventory, then amounts that pass and amounts that are refused, with step_size_rule = seed.
 _CONSTRAINTS = (
     ("min 5 step 10", {"min_unit": 5, "step_size": 10}, (5, 10, 20), (1, 4, 6, 7, 8, 15)),
@@ -77,133 +65,12 @@ _WRONG_INVENTORIES: Sequence[Mapping[str, Any]] = (
 )
 
 
-def new_uuid() -> str:
-    """A random uuid as text."""
-    return str(uuid.uuid4())
-
-
-def provider(name: str = "", *, can_host: bool = True, **totals: Any) -> ResourceProvider:
-    """A provider of random uuid with inventories by class, given as totals or in full."""
-    identity = new_uuid()
-    items = tuple(
-        item if isinstance(item, InventoryItem) else InventoryItem(of_class, item) for of_class, item in totals.items()
-    )
-    return ResourceProvider(identity, name or f"provider-{identity}", can_host, inventories=items)
-
-
-def all_allocations(store: AllocationStore, limit: int = 500) -> list[AllocationItem]:
-    """Every stored allocation, page by page."""
-    found: list[AllocationItem] = []
-    after: tuple[str, str, str] | None = None
-    while page := store.allocations(after=after, limit=limit):
-        found += page
-        after = (page[-1].consumer, page[-1].provider, page[-1].resource_class)
-    return found
-
-
-def all_usages(store: AllocationStore, limit: int = 500) -> list[ProviderUsage]:
-    """Every provider, page by page."""
-    found: list[ProviderUsage] = []
-    while page := store.usages(after=found[-1].provider.uuid if found else "", limit=limit):
-        found += page
-    return found
-
-
-def held(store: AllocationStore) -> dict[tuple[str, str], int]:
-    """What is held of each (provider uuid, class), summed from the stored allocations."""
-    sums: collections.Counter[tuple[str, str]] = collections.Counter()
-    for item in all_allocations(store):
-        sums[item.provider, item.resource_class] += item.used
-    return dict(sums)
-
-
-def inconsistencies(store: AllocationStore) -> list[str]:
-    """Where counters differ from the sums of stored allocations, or more is held than there is; for a store at rest."""
-    sums = held(store)
-    found = []
-    for usage in all_usages(store):
-        for item in usage.provider.inventories:
-            truth = sums.pop((usage.provider.uuid, item.resource_class), 0)
-            counted = usage.used.get(item.resource_class)
-            if counted != truth:
-                found.append(f"{usage.provider.name} {item.resource_class}: counted {counted}, held {truth}")
-            if truth > item.capacity:
-                found.append(f"{usage.provider.name} {item.resource_class}: held {truth} of {item.capacity}")
-    return found + [f"{key}: {amount} held without an inventory" for key, amount in sums.items()]
-
-
 class _CompanionError(Exception):
     """What a companion of a test raises."""
 
 
-class AllocationStoreTests(_Base):
+class AllocationStoreTests(StoreKit):
     """The contract of :class:`moorage.allocation.interface.AllocationStore`."""
-
-    #: Set by a test that makes capacity smaller than what is held.
-    shrunk = False
-
-    # -- what the author says -------------------------------------------------------------------------------------
-
-    def make_store(self) -> AllocationStore:
-        """A store that is empty, with ``step_size_rule = seed``."""
-        raise NotImplementedError
-
-    def another(self, store: AllocationStore) -> AllocationStore:
-        """A second object on the same data, as a second process has it; the same object where there can be none."""
-        return store
-
-    def transaction(self, store: AllocationStore) -> contextlib.AbstractContextManager[Any]:
-        """A transaction to pass to the store: committed at the end of the block, rolled back when it raises."""
-        raise NotImplementedError
-
-    # -- helpers --------------------------------------------------------------------------------------------------
-
-    def setUp(self) -> None:
-        super().setUp()
-        self.store = self.make_store()
-
-    def tearDown(self) -> None:
-        found = inconsistencies(self.store)
-        if self.shrunk:
-            found = [each for each in found if ": counted" in each]
-        self.assertEqual([], found)
-        if isinstance(self.store, Auditable):
-            self.assertEqual([], self.store.drift())
-        super().tearDown()
-
-    def ensured(self, name: str = "", **totals: Any) -> str:
-        """Create a provider; its uuid."""
-        made = provider(name, **totals)
-        self.assertEqual(1, self.store.ensure_providers([made]))
-        return made.uuid
-
-    def claim(self, resources: Mapping[str, Mapping[str, int]], consumer: str = "", **more: Any) -> ClaimOutcome:
-        """Claim for a new consumer, or for the given one."""
-        return self.store.claim(ClaimRequest(consumer or new_uuid(), resources, **more))
-
-    def usage(self, of_provider: str) -> ProviderUsage:
-        """A provider as it is stored."""
-        (found,) = self.store.usages(providers=[of_provider])
-        return found
-
-    def needs(self, capability: Capability) -> None:
-        """Skip the test where the store does not have the capability."""
-        if capability not in self.store.capabilities:
-            self.skipTest(f"{type(self.store).__name__} does not declare {capability.value}")
-
-    def at_once(self, work: Callable[[int], Any], threads: int = _THREADS) -> list[Any]:
-        """Run ``work(0)``, ``work(1)``, ... in threads that begin together; results or errors, by number."""
-        together = threading.Barrier(threads)
-
-        def run(number: int) -> Any:
-            together.wait(30)
-            try:
-                return work(number)
-            except errors.MoorageError as error:
-                return error
-
-        with ThreadPoolExecutor(threads) as pool:
-            return list(pool.map(run, range(threads)))
 
     # -- providers ------------------------------------------------------------------------------------------------
 
@@ -330,10 +197,10 @@ class AllocationStoreTests(_Base):
     def test_custom_classes_made_at_once_stay_apart(self) -> None:
         given = [
             provider("", can_host=True, **{f"CUSTOM_C{number}": number + 1, "CUSTOM_ALL": 100})
-            for number in range(_THREADS)
+            for number in range(THREADS)
         ]
         results = self.at_once(lambda number: self.another(self.store).ensure_providers([given[number]]))
-        self.assertEqual([1] * _THREADS, results)
+        self.assertEqual([1] * THREADS, results)
         for number, each in enumerate(given):
             found = {item.resource_class: item.total for item in self.usage(each.uuid).provider.inventories}
             self.assertEqual({f"CUSTOM_C{number}": number + 1, "CUSTOM_ALL": 100}, found)
@@ -544,7 +411,7 @@ class AllocationStoreTests(_Base):
     def test_a_race_for_one_provider_ends_at_its_capacity(self) -> None:
         capacity, each = 30, 6
         identity = self.ensured(VCPU=capacity)
-        stores = [self.another(self.store) for _ in range(_THREADS)]
+        stores = [self.another(self.store) for _ in range(THREADS)]
 
         def work(number: int) -> tuple[int, list[str]]:
             granted, unexpected = 0, []
@@ -749,7 +616,7 @@ class AllocationStoreTests(_Base):
         consumer = self.claim({identity: {"VCPU": 3}}).consumer
         results = self.at_once(lambda _: self.store.release(consumer))
         self.assertEqual(1, results.count(True), results)
-        self.assertEqual(_THREADS - 1, results.count(False), results)
+        self.assertEqual(THREADS - 1, results.count(False), results)
 
     def test_pages_of_allocations_show_each_once(self) -> None:
         identities = [self.ensured(VCPU=100, MEMORY_MB=100, CUSTOM_P=100) for _ in range(2)]

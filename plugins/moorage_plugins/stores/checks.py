@@ -9,15 +9,31 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from moorage import errors
-from moorage.allocation.interface import ClaimRequest, InventoryItem, ResourceProvider
+from moorage.allocation.interface import AllocationChange, ClaimRequest, InventoryItem, ResourceProvider
 
-__all__ = ["LARGEST", "PLACEMENT_RULE", "SEED_RULE", "check_class", "check_providers", "check_request", "refusal"]
+__all__ = [
+    "LARGEST",
+    "LARGEST_RATIO",
+    "PLACEMENT_RULE",
+    "SEED_RULE",
+    "check_aggregates",
+    "check_amounts",
+    "check_change",
+    "check_class",
+    "check_inventories",
+    "check_provider_name",
+    "check_providers",
+    "check_request",
+    "refusal",
+]
 
 #: The largest amount that a claim or an inventory names (Placement's limit, so that amounts can be exchanged with it).
 LARGEST = 2**31 - 1
+#: The largest allocation ratio, Placement's limit too.
+LARGEST_RATIO = 3.40282e38
 SEED_RULE = "seed"
 PLACEMENT_RULE = "modulo"
 _CLASS = re.compile(r"[A-Z0-9_]{1,255}")
@@ -66,6 +82,37 @@ def check_request(request: ClaimRequest) -> None:
 
     :raises InvalidInput: says where.
     """
+    _check_consumer(request)
+    if not request.resources:
+        raise errors.InvalidInput("A claim must name a provider.", path="resources")
+    check_amounts(request.resources)
+
+
+def check_change(change: AllocationChange) -> None:
+    """Refuse a change that can never be right, before anything is touched.
+
+    :raises InvalidInput: says where.
+    """
+    _check_consumer(change)
+    check_amounts(change.resources)
+
+
+def check_amounts(resources: Mapping[str, Mapping[str, int]]) -> None:
+    """Refuse amounts that can never be right.
+
+    :raises InvalidInput: says where.
+    """
+    for provider, wanted in resources.items():
+        _check_text("provider", provider, _UUID_LENGTH)
+        if not wanted:
+            raise errors.InvalidInput(
+                f"At least one resource class must be named of provider {provider}.", path="resources"
+            )
+        for name, amount in wanted.items():
+            _check_number(f"resources.{provider}.{name}", amount, 1)
+
+
+def _check_consumer(request: ClaimRequest | AllocationChange) -> None:
     _check_text("consumer", request.consumer, _UUID_LENGTH)
     for path, value in (
         ("request_id", request.request_id),
@@ -75,14 +122,13 @@ def check_request(request: ClaimRequest) -> None:
     ):
         if value:
             _check_text(path, value, _NAME_LENGTH)
-    if not request.resources or not all(request.resources.values()):
+    lifetime = request.lifetime
+    if lifetime is not None and not (
+        isinstance(lifetime, int | float) and not isinstance(lifetime, bool) and 0 < lifetime <= LARGEST
+    ):
         raise errors.InvalidInput(
-            "A claim must name a provider, and at least one resource class of each provider.", path="resources"
+            f"lifetime is {lifetime!r}, and must be a positive number of seconds, at most {LARGEST}.", path="lifetime"
         )
-    for provider, wanted in request.resources.items():
-        _check_text("provider", provider, _UUID_LENGTH)
-        for name, amount in wanted.items():
-            _check_number(f"resources.{provider}.{name}", amount, 1)
 
 
 def check_class(name: str, known: bool) -> None:
@@ -119,19 +165,46 @@ def check_providers(providers: Sequence[ResourceProvider]) -> None:
             raise errors.InvalidInput(f"Provider {each.uuid} ({each.name}) is given twice.", path="uuid")
         uuids.add(each.uuid)
         names.add(each.name)
-        classes: set[str] = set()
-        for item in each.inventories:
-            if item.resource_class in classes:
-                raise errors.InvalidInput(
-                    f"Provider {each.uuid} ({each.name}) has two inventories of {item.resource_class}.",
-                    path="inventories",
-                )
-            classes.add(item.resource_class)
-            _check_inventory(each, item)
+        if each.parent is not None:
+            _check_text("parent", each.parent, _UUID_LENGTH)
+        check_inventories(each.name, each.inventories)
 
 
-def _check_inventory(provider: ResourceProvider, item: InventoryItem) -> None:
-    where = f"{provider.name}.{item.resource_class}"
+def check_provider_name(name: str) -> None:
+    """Refuse what cannot be the name of a provider.
+
+    :raises InvalidInput: says why.
+    """
+    _check_text("name", name, _NAME_LENGTH)
+
+
+def check_aggregates(uuids: Iterable[str]) -> None:
+    """Refuse what cannot be an aggregate.
+
+    :raises InvalidInput: says why.
+    """
+    for uuid in uuids:
+        _check_text("aggregate", uuid, _UUID_LENGTH)
+
+
+def check_inventories(provider: str, items: Sequence[InventoryItem]) -> None:
+    """Refuse inventories of one provider that can never be right.
+
+    :param provider: what it is called in messages.
+    :raises InvalidInput: says which, where and why.
+    """
+    classes: set[str] = set()
+    for item in items:
+        if item.resource_class in classes:
+            raise errors.InvalidInput(
+                f"Provider {provider} has two inventories of {item.resource_class}.", path="inventories"
+            )
+        classes.add(item.resource_class)
+        _check_inventory(provider, item)
+
+
+def _check_inventory(provider: str, item: InventoryItem) -> None:
+    where = f"{provider}.{item.resource_class}"
     for field, smallest in _SMALLEST.items():
         _check_number(f"{where}.{field}", getattr(item, field), smallest)
     if item.reserved > item.total:
@@ -139,9 +212,9 @@ def _check_inventory(provider: ResourceProvider, item: InventoryItem) -> None:
             f"{where}: reserved ({item.reserved}) is more than total ({item.total}).", path=f"{where}.reserved"
         )
     ratio = item.allocation_ratio
-    if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 <= ratio <= LARGEST:
+    if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 <= ratio <= LARGEST_RATIO:
         raise errors.InvalidInput(
-            f"{where}: allocation_ratio is {ratio!r}, and must be a number from 0 to {LARGEST}.",
+            f"{where}: allocation_ratio is {ratio!r}, and must be a number from 0 to {LARGEST_RATIO}.",
             path=f"{where}.allocation_ratio",
         )
 

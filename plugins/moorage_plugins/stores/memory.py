@@ -7,12 +7,9 @@ The same contract as the sql store's, kept under one lock: a claim is checked in
 from __future__ import annotations
 
 import bisect
-import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-import os_resource_classes
 from typing_extensions import override
 
 from moorage import errors
@@ -25,49 +22,22 @@ from moorage.allocation.interface import (
     ClaimRequest,
     Companion,
     Drift,
-    InventoryItem,
+    HasChildren,
     ProviderUsage,
     ResourceProvider,
 )
 from moorage_plugins.stores.checks import check_class, check_providers, check_request, refusal
+from moorage_plugins.stores.memory_catalogue import MemoryCatalogue, MemoryNames
+from moorage_plugins.stores.memory_part import MemoryConsumer
 
 __all__ = ["MemoryStore"]
 
-_STANDARD = frozenset(os_resource_classes.STANDARDS)
 
-
-@dataclass(slots=True)
-class _Provider:
-    """A provider as it is now; ``used`` has every class of ``items``."""
-
-    uuid: str
-    name: str
-    can_host: bool
-    generation: int = 0
-    items: dict[str, InventoryItem] = field(default_factory=dict)
-    used: dict[str, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class _Consumer:
-    request_id: str | None
-    held: tuple[AllocationItem, ...]
-
-
-class MemoryStore(AllocationStore, Auditable):
+class MemoryStore(MemoryCatalogue, MemoryNames, AllocationStore, Auditable):
     """Claims in the memory of one process. A companion is called with None, under the lock; its error undoes the claim."""
 
     api_version: ClassVar[tuple[int, int]] = (1, 0)
     capabilities: ClassVar[frozenset[Capability]] = frozenset()
-
-    def __init__(self, *, conf: Any, database: Any = None, clock: Any = None) -> None:
-        self._step_rule = str(conf.allocation.step_size_rule)
-        # Reentrant, so that a companion may read.
-        self._lock = threading.RLock()
-        self._providers: dict[str, _Provider] = {}
-        self._names: dict[str, str] = {}
-        self._classes: set[str] = set(_STANDARD)
-        self._consumers: dict[str, _Consumer] = {}
 
     # -- providers ------------------------------------------------------------------------------------------------
 
@@ -80,10 +50,10 @@ class MemoryStore(AllocationStore, Auditable):
                 check_class(item.resource_class, item.resource_class in self._classes)
         with self._lock:
             for each in providers:
-                self._check_ensured(each)
+                self._check_ensured(each, providers)
             return sum(self._ensure(each) for each in providers)
 
-    def _check_ensured(self, wanted: ResourceProvider) -> None:
+    def _check_ensured(self, wanted: ResourceProvider, beside: Sequence[ResourceProvider]) -> None:
         holder = self._names.get(wanted.name, wanted.uuid)
         if holder != wanted.uuid:
             raise errors.AlreadyExists(
@@ -92,34 +62,29 @@ class MemoryStore(AllocationStore, Auditable):
                 holder=holder,
             )
         present = self._providers.get(wanted.uuid)
-        if present is None:
+        if present is not None:
+            self._check_kept(present, {item.resource_class for item in wanted.inventories})
             return
-        kept = {item.resource_class for item in wanted.inventories}
-        for name, used in present.used.items():
-            if used and name not in kept:
-                raise errors.InUse(
-                    f"The inventory of {name} of provider {wanted.uuid} has allocations; release them first.",
-                    provider=wanted.uuid,
-                    resource_class=name,
-                    holder=f"{used} {name} of allocations",
-                )
+        earlier = {each.uuid for each in beside[: beside.index(wanted)]}
+        if wanted.parent not in earlier:
+            self._check_parent(wanted.parent)
 
     def _ensure(self, wanted: ResourceProvider) -> bool:
         items = {item.resource_class: item for item in wanted.inventories}
-        self._classes.update(items)
+        for name in items:
+            self._classes.setdefault(name, self._now())
         present = self._providers.get(wanted.uuid)
-        created = present is None
         if present is None:
-            present = _Provider(wanted.uuid, wanted.name, wanted.can_host, items=items)
-            self._providers[wanted.uuid] = present
+            self._insert(wanted)
+            return True
         renamed = (present.name, present.can_host) != (wanted.name, wanted.can_host)
         altered = present.items != items
         self._names.pop(present.name, None)
         self._names[wanted.name] = wanted.uuid
-        present.name, present.can_host, present.items = wanted.name, wanted.can_host, items
-        present.generation += altered
-        present.used = {name: present.used.get(name, 0) for name in items}
-        return created or renamed or altered
+        present.name, present.can_host = wanted.name, wanted.can_host
+        if altered:
+            self._give(present, wanted.inventories)
+        return renamed or altered
 
     @override
     def delete_provider(self, uuid: str, transaction: Any | None = None) -> bool:
@@ -134,6 +99,13 @@ class MemoryStore(AllocationStore, Auditable):
                     f"Provider {uuid} has {held} allocations; release them first.",
                     provider=uuid,
                     holder=f"{held} allocations",
+                )
+            children = sum(each.parent == uuid for each in self._providers.values())
+            if children:
+                raise HasChildren(
+                    f"Provider {uuid} is the parent of {children} others; remove or move those first.",
+                    provider=uuid,
+                    holder=f"{children} children",
                 )
             del self._providers[uuid], self._names[present.name]
             return True
@@ -158,8 +130,7 @@ class MemoryStore(AllocationStore, Auditable):
                 for name, amount in sorted(wanted.items())
             )
             for uuid in request.resources:
-                if uuid not in self._providers:
-                    raise errors.NotFound(f"There is no resource provider {uuid}.", provider=uuid)
+                self._get(uuid)
             for item in held:
                 self._check_fits(item)
             self._hold(request, held)
@@ -173,11 +144,7 @@ class MemoryStore(AllocationStore, Auditable):
 
     def _check_fits(self, item: AllocationItem) -> None:
         name = item.resource_class
-        if name not in self._classes:
-            raise errors.NotFound(
-                f"There is no resource class {name}; it begins to exist with the first inventory of it.",
-                resource_class=name,
-            )
+        self._check_classes([name])
         provider = self._providers[item.provider]
         reason = refusal(
             item.provider, name, item.used, provider.items.get(name), provider.used.get(name, 0), self._step_rule
@@ -186,11 +153,13 @@ class MemoryStore(AllocationStore, Auditable):
             raise reason
 
     def _hold(self, request: ClaimRequest, held: tuple[AllocationItem, ...]) -> None:
-        self._consumers[request.consumer] = _Consumer(request.request_id, held)
+        self._consumers[request.consumer] = MemoryConsumer(
+            1, request.project, request.user, request.consumer_type, request.request_id, held, self._now()
+        )
         for item in held:
             self._providers[item.provider].used[item.resource_class] += item.used
         for uuid in request.resources:
-            self._providers[uuid].generation += 1
+            self._written(self._providers[uuid])
 
     def _drop(self, consumer: str) -> bool:
         found = self._consumers.pop(consumer, None)
@@ -199,7 +168,7 @@ class MemoryStore(AllocationStore, Auditable):
         for item in found.held:
             self._providers[item.provider].used[item.resource_class] -= item.used
         for uuid in {item.provider for item in found.held}:
-            self._providers[uuid].generation += 1
+            self._written(self._providers[uuid])
         return True
 
     @override
@@ -235,7 +204,7 @@ class MemoryStore(AllocationStore, Auditable):
         with self._lock:
             wanted = self._providers.keys() if providers is None else self._providers.keys() & set(providers)
             uuids = sorted(uuid for uuid in wanted if uuid > after)[:limit]
-            return [_usage(self._providers[uuid]) for uuid in uuids]
+            return [self._usage(self._providers[uuid]) for uuid in uuids]
 
     # -- audit ----------------------------------------------------------------------------------------------------
 
@@ -258,7 +227,7 @@ class MemoryStore(AllocationStore, Auditable):
                 return False
             sums = self._sums()
             present.used = {name: sums.get((provider, name), 0) for name in present.items}
-            present.generation += 1
+            self._written(present)
             return True
 
     def _sums(self) -> dict[tuple[str, str], int]:
@@ -272,11 +241,6 @@ class MemoryStore(AllocationStore, Auditable):
 
 def _key(item: AllocationItem) -> tuple[str, str, str]:
     return (item.consumer, item.provider, item.resource_class)
-
-
-def _usage(row: _Provider) -> ProviderUsage:
-    items = tuple(row.items[name] for name in sorted(row.items))
-    return ProviderUsage(ResourceProvider(row.uuid, row.name, row.can_host, row.generation, items), dict(row.used))
 
 
 def _refuse_transaction(transaction: Any | None) -> None:

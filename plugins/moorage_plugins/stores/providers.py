@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bringing providers and inventories to a given state, set by set."""
+"""Bringing providers and inventories to a given state, set by set; and the places of providers in trees."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ import sqlalchemy as sa
 
 from moorage import errors
 from moorage.allocation.interface import InventoryItem, ResourceProvider
-from moorage_plugins.stores.classes import ResourceClasses, class_name
+from moorage.db import now
+from moorage_plugins.stores.classes import ResourceClasses
 from moorage_plugins.stores.rows import insert_unless_taken
-from moorage_plugins.stores.statements import TURN
+from moorage_plugins.stores.statements import PROVIDER_ROW, TOUCH, TURN
 from moorage_plugins.stores.tables import inventories, resource_providers
 
-__all__ = ["ensure"]
+__all__ = ["add_provider", "ensure", "join_tree", "move", "present_inventories", "set_inventories"]
 
 #: Providers that one set of statements brings to their state; SQLite limits the parameters of a statement.
 _BATCH = 400
 #: How often the providers are looked at again because others create the same ones.
 _TRIES = 5
 _FIELDS = ("total", "reserved", "min_unit", "max_unit", "step_size", "allocation_ratio")
-_ADD_PROVIDERS = sa.insert(resource_providers)
+_ADD_PROVIDERS = sa.insert(resource_providers).values(generation=0, updated_at=now())
 _ADD_INVENTORIES = sa.insert(inventories)
 _OF_PROVIDER = inventories.c.resource_provider_id == sa.bindparam("of_provider")
 _OF_CLASS = inventories.c.resource_class_id == sa.bindparam("of_class")
@@ -36,7 +37,20 @@ _DROP = sa.delete(inventories).where(_OF_PROVIDER, _OF_CLASS, inventories.c.used
 _RENAME = (
     sa.update(resource_providers)
     .where(resource_providers.c.id == sa.bindparam("of_provider"))
-    .values(name=sa.bindparam("new_name"), can_host=sa.bindparam("new_can_host"))
+    .values(name=sa.bindparam("new_name"), can_host=sa.bindparam("new_can_host"), updated_at=now())
+)
+_TREE = sa.select(resource_providers.c.uuid, resource_providers.c.parent_uuid).where(
+    resource_providers.c.root_uuid == sa.bindparam("of_root")
+)
+_SET_PARENT = (
+    sa.update(resource_providers)
+    .where(resource_providers.c.uuid == sa.bindparam("of_uuid"))
+    .values(parent_uuid=sa.bindparam("new_parent"), updated_at=now())
+)
+_SET_ROOT = (
+    sa.update(resource_providers)
+    .where(resource_providers.c.uuid.in_(sa.bindparam("uuids", expanding=True)))
+    .values(root_uuid=sa.bindparam("new_root"))
 )
 
 
@@ -53,17 +67,20 @@ def _batches(providers: Sequence[ResourceProvider]) -> Iterator[Sequence[Resourc
 def _ensure_batch(tx: sa.Connection, classes: ResourceClasses, batch: Sequence[ResourceProvider]) -> int:
     numbers = classes.ensure(tx, (item.resource_class for each in batch for item in each.inventories))
     known, fresh = _create(tx, batch)
+    added: set[int] = set()
     if fresh:
         created = _known(tx, fresh)
         rows = [_row(numbers, created[each.uuid].id, item) | {"used": 0} for each in fresh for item in each.inventories]
         if rows:
             tx.execute(_ADD_INVENTORIES, rows)
-    present = _inventories(tx, [row.id for row in known.values()])
+        added |= {row["resource_class_id"] for row in rows}
+    present = present_inventories(tx, [row.id for row in known.values()])
     changed = sum(
-        _bring(tx, numbers, known[each.uuid], present.get(known[each.uuid].id, {}), each)
+        _bring(tx, classes, numbers, known[each.uuid], present.get(known[each.uuid].id, {}), each, added)
         for each in batch
         if each.uuid in known
     )
+    classes.hold(tx, added)
     return len(fresh) + changed
 
 
@@ -72,10 +89,117 @@ def _create(tx: sa.Connection, batch: Sequence[ResourceProvider]) -> tuple[dict[
     for _ in range(_TRIES):
         known = _known(tx, batch)
         fresh = [each for each in batch if each.uuid not in known]
-        rows = [{"uuid": each.uuid, "name": each.name, "can_host": each.can_host, "generation": 0} for each in fresh]
+        roots: dict[str, str] = {}
+        rows = []
+        for each in fresh:
+            roots[each.uuid] = _root(tx, each, roots)
+            rows.append(_provider_row(each, roots[each.uuid]))
         if not rows or insert_unless_taken(tx, _ADD_PROVIDERS, rows):
             return known, fresh
     raise errors.StoreBusy("Others create and delete the same providers all the time; try again later.")
+
+
+def _root(tx: sa.Connection, provider: ResourceProvider, roots: Mapping[str, str]) -> str:
+    if provider.parent is None:
+        return provider.uuid
+    # A parent that is created by the same statement: nobody else can move it yet.
+    return roots[provider.parent] if provider.parent in roots else join_tree(tx, provider.parent)
+
+
+def _provider_row(provider: ResourceProvider, root: str) -> dict[str, Any]:
+    return {
+        "uuid": provider.uuid,
+        "name": provider.name,
+        "can_host": provider.can_host,
+        "parent_uuid": provider.parent,
+        "root_uuid": root,
+    }
+
+
+def add_provider(tx: sa.Connection, classes: ResourceClasses, provider: ResourceProvider) -> None:
+    """Create one provider.
+
+    :raises Duplicate: its uuid or name is taken; the transaction is undone.
+    """
+    if provider.parent == provider.uuid:
+        raise errors.InvalidInput(f"Provider {provider.uuid} cannot be its own parent.", path="parent")
+    numbers = classes.numbers(tx, (item.resource_class for item in provider.inventories))
+    root = provider.uuid if provider.parent is None else join_tree(tx, provider.parent)
+    tx.execute(_ADD_PROVIDERS, _provider_row(provider, root))
+    if provider.inventories:
+        number = tx.execute(PROVIDER_ROW, {"of_uuid": provider.uuid}).one().id
+        tx.execute(_ADD_INVENTORIES, [_row(numbers, number, item) | {"used": 0} for item in provider.inventories])
+        classes.hold(tx, numbers.values())
+
+
+def join_tree(tx: sa.Connection, parent: str) -> str:
+    """The root of the parent's tree, whose shape stays the same, and the parent there, until ``tx`` ends.
+
+    :raises InvalidInput: there is no such parent.
+    """
+    for _ in range(_TRIES):
+        row = tx.execute(PROVIDER_ROW, {"of_uuid": parent}).first()
+        if row is None:
+            raise errors.InvalidInput(f"There is no provider {parent} that could be the parent.", path="parent")
+        for uuid in dict.fromkeys((row.root_uuid, parent)):
+            tx.execute(TOUCH, {"of_uuid": uuid})
+        now_there = tx.execute(PROVIDER_ROW, {"of_uuid": parent}).first()
+        if now_there is not None and now_there.root_uuid == row.root_uuid:
+            return str(row.root_uuid)
+    raise errors.StoreBusy(f"Others move the tree of provider {parent} all the time; try again later.")
+
+
+def move(tx: sa.Connection, uuid: str, parent: str | None, *, reparent: bool) -> None:
+    """Put a provider that exists, with all below it, below another parent; None: make it a root.
+
+    :raises InvalidInput: no such parent, it lies below the provider, or ``reparent`` forbids it.
+    """
+    for _ in range(_TRIES):
+        row = _existing(tx, uuid)
+        if row.parent_uuid == parent:
+            return
+        if row.parent_uuid is not None and not reparent:
+            raise errors.InvalidInput(
+                f"Provider {uuid} has the parent {row.parent_uuid}, and may not get another one.", path="parent"
+            )
+        for each in dict.fromkeys((row.root_uuid, uuid)):
+            tx.execute(TOUCH, {"of_uuid": each})
+        root = uuid if parent is None else join_tree(tx, parent)
+        held = _existing(tx, uuid)
+        if (held.root_uuid, held.parent_uuid) == (row.root_uuid, row.parent_uuid):
+            _move(tx, uuid, parent, row.root_uuid, root)
+            return
+    raise errors.StoreBusy(f"Others move provider {uuid} all the time; try again later.")
+
+
+def _move(tx: sa.Connection, uuid: str, parent: str | None, old_root: str, root: str) -> None:
+    """For who holds both trees as they are."""
+    below = _subtree(uuid, tx.execute(_TREE, {"of_root": old_root}).all())
+    if parent in below:
+        raise errors.InvalidInput(
+            f"Provider {parent} is, or lies below, provider {uuid}, so it cannot be its parent (that would be a loop).",
+            path="parent",
+        )
+    tx.execute(_SET_PARENT, {"of_uuid": uuid, "new_parent": parent})
+    for start in range(0, len(below), _BATCH):
+        tx.execute(_SET_ROOT, {"uuids": below[start : start + _BATCH], "new_root": root})
+
+
+def _existing(tx: sa.Connection, uuid: str) -> Any:
+    row = tx.execute(PROVIDER_ROW, {"of_uuid": uuid}).first()
+    if row is None:
+        raise errors.NotFound(f"There is no resource provider {uuid}.", provider=uuid)
+    return row
+
+
+def _subtree(uuid: str, tree: Sequence[Any]) -> list[str]:
+    children: dict[str, list[str]] = {}
+    for each in tree:
+        children.setdefault(each.parent_uuid, []).append(each.uuid)
+    found = [uuid]
+    for each in found:
+        found += children.get(each, ())
+    return found
 
 
 def _known(tx: sa.Connection, batch: Sequence[ResourceProvider]) -> dict[str, Any]:
@@ -99,7 +223,8 @@ def _known(tx: sa.Connection, batch: Sequence[ResourceProvider]) -> dict[str, An
     return {row.uuid: row for row in rows if row.uuid in wanted}
 
 
-def _inventories(tx: sa.Connection, providers: Sequence[int]) -> dict[int, dict[int, Any]]:
+def present_inventories(tx: sa.Connection, providers: Sequence[int]) -> dict[int, dict[int, Any]]:
+    """Rows of inventories by the provider's id and the class's number."""
     found: dict[int, dict[int, Any]] = {}
     if providers:
         for row in tx.execute(sa.select(inventories).where(inventories.c.resource_provider_id.in_(providers))).all():
@@ -111,8 +236,12 @@ def _row(numbers: Mapping[str, int], provider: int, item: InventoryItem) -> dict
     return {
         "resource_provider_id": provider,
         "resource_class_id": numbers[item.resource_class],
-        **{name: getattr(item, name) for name in _FIELDS},
+        **_fields(item),
     }
+
+
+def _fields(item: InventoryItem) -> dict[str, Any]:
+    return {name: getattr(item, name) for name in _FIELDS}
 
 
 def _differs(row: Any, item: InventoryItem) -> bool:
@@ -121,12 +250,14 @@ def _differs(row: Any, item: InventoryItem) -> bool:
 
 def _bring(
     tx: sa.Connection,
+    classes: ResourceClasses,
     numbers: Mapping[str, int],
     row: Any,
     present: Mapping[int, Any],
     provider: ResourceProvider,
+    added: set[int],
 ) -> bool:
-    """Bring one provider that exists to its state; False when it is there already."""
+    """Bring one provider that exists to its state; False when it is there already. Adds new classes to ``added``."""
     wanted = {numbers[item.resource_class]: item for item in provider.inventories}
     same = wanted.keys() == present.keys() and not any(_differs(present[key], item) for key, item in wanted.items())
     renamed = row.name != provider.name or bool(row.can_host) != provider.can_host
@@ -134,33 +265,45 @@ def _bring(
         # The turn first, then the look that counts: no claim and no other change comes between.
         if tx.execute(TURN, {"of_provider": row.id, "of_uuid": provider.uuid}).rowcount != 1:
             raise errors.StoreBusy(f"Provider {provider.uuid} was deleted while it was changed; try again.")
-        _set_inventories(tx, row.id, wanted, _inventories(tx, [row.id]).get(row.id, {}), provider, numbers)
+        present = present_inventories(tx, [row.id]).get(row.id, {})
+        added |= set_inventories(tx, classes, row.id, provider.uuid, wanted, present)
     if renamed:
         tx.execute(_RENAME, {"of_provider": row.id, "new_name": provider.name, "new_can_host": provider.can_host})
     return renamed or not same
 
 
-def _set_inventories(
+def set_inventories(
     tx: sa.Connection,
+    classes: ResourceClasses,
     number: int,
+    uuid: str,
     wanted: Mapping[int, InventoryItem],
     present: Mapping[int, Any],
-    provider: ResourceProvider,
-    numbers: Mapping[str, int],
-) -> None:
+) -> set[int]:
+    """Bring the inventories of a provider to the given state, for who has the turn; the classes that were added.
+
+    :raises InUse: one would vanish that has allocations.
+    """
     for of_class in present.keys() - wanted.keys():
         if tx.execute(_DROP, {"of_provider": number, "of_class": of_class}).rowcount != 1:
-            name = class_name(tx, of_class)
+            name = classes.names(tx, [of_class])[of_class]
             raise errors.InUse(
-                f"The inventory of {name} of provider {provider.uuid} has allocations; release them first.",
-                provider=provider.uuid,
+                f"The inventory of {name} of provider {uuid} has allocations; release them first.",
+                provider=uuid,
                 resource_class=name,
                 holder=f"{present[of_class].used} {name} of allocations",
             )
-    added = [_row(numbers, number, wanted[key]) | {"used": 0} for key in wanted.keys() - present.keys()]
-    if added:
-        tx.execute(_ADD_INVENTORIES, added)
+    fresh = wanted.keys() - present.keys()
+    if fresh:
+        tx.execute(
+            _ADD_INVENTORIES,
+            [
+                {"resource_provider_id": number, "resource_class_id": key, "used": 0, **_fields(wanted[key])}
+                for key in sorted(fresh)
+            ],
+        )
     for key in wanted.keys() & present.keys():
         if _differs(present[key], wanted[key]):
-            values = {f"new_{name}": getattr(wanted[key], name) for name in _FIELDS}
+            values = {f"new_{name}": value for name, value in _fields(wanted[key]).items()}
             tx.execute(_CHANGE, {"of_provider": number, "of_class": key, **values})
+    return set(fresh)

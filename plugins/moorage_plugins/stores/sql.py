@@ -12,7 +12,6 @@ repetition waits there, before it takes any room or holds up anybody at a provid
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -31,16 +30,17 @@ from moorage.allocation.interface import (
     ClaimRequest,
     Companion,
     Drift,
-    InventoryItem,
+    HasChildren,
     ProviderUsage,
     ResourceProvider,
 )
-from moorage.clock import Clock
-from moorage.db import Database, Duplicate
+from moorage.db import Duplicate
 from moorage_plugins.stores import statements
 from moorage_plugins.stores.checks import check_providers, check_request, refusal
-from moorage_plugins.stores.classes import ResourceClasses
 from moorage_plugins.stores.providers import ensure
+from moorage_plugins.stores.sql_catalogue import SqlCatalogue
+from moorage_plugins.stores.sql_names import SqlNames
+from moorage_plugins.stores.sql_part import shown
 from moorage_plugins.stores.tables import allocations, resource_providers
 
 __all__ = ["SqlStore"]
@@ -62,7 +62,7 @@ class _StaleError(Exception):
     """Inside of a claim: the remembered id of a provider is not its id any more."""
 
 
-class SqlStore(AllocationStore, Auditable):
+class SqlStore(SqlCatalogue, SqlNames, AllocationStore, Auditable):
     """Claims in SQLite, PostgreSQL or MariaDB; several hosts may use it at once.
 
     A claim of one provider costs four statements and a commit, one of k providers 2 + 2k, however many consumers they have.
@@ -70,15 +70,6 @@ class SqlStore(AllocationStore, Auditable):
 
     api_version: ClassVar[tuple[int, int]] = (1, 0)
     capabilities = frozenset({Capability.SHARED, Capability.DURABLE, Capability.SHARED_TRANSACTION})
-
-    def __init__(self, *, conf: Any, database: Database, clock: Clock) -> None:
-        self._database = database
-        self._step_rule = str(conf.allocation.step_size_rule)
-        self._attempts = int(conf.allocation_sql.claim_attempts)
-        self._classes = ResourceClasses()
-        # uuid -> id of providers, as seen in committed rows; a use of it asks for the uuid again, so it may be outdated.
-        self._ids: dict[str, int] = {}
-        self._lock = threading.Lock()
 
     # -- providers ------------------------------------------------------------------------------------------------
 
@@ -108,7 +99,16 @@ class SqlStore(AllocationStore, Auditable):
                     provider=uuid,
                     holder=f"{held} allocations",
                 )
-            tx.execute(statements.DROP_INVENTORIES, {"of_provider": number})
+            children = tx.execute(statements.HAS_CHILDREN, {"of_uuid": uuid}).scalar_one()
+            if children:
+                raise HasChildren(
+                    f"Provider {uuid} is the parent of {children} others; remove or move those first.",
+                    provider=uuid,
+                    holder=f"{children} children",
+                )
+            for drop in (statements.DROP_INVENTORIES, statements.DROP_PROVIDER_TRAITS):
+                tx.execute(drop, {"of_provider": number})
+            tx.execute(statements.DROP_PROVIDER_AGGREGATES, {"of_provider": number})
             tx.execute(statements.DROP_PROVIDER, {"of_provider": number})
             return True
 
@@ -208,10 +208,9 @@ class SqlStore(AllocationStore, Auditable):
                 return None
             if request.request_id is not None and row.request_id == request.request_id:
                 held = tx.execute(statements.HELD, {"of_consumer": request.consumer}).all()
+                names = self._classes.names(tx, {each.resource_class_id for each in held})
                 items = [
-                    AllocationItem(
-                        each.provider, request.consumer, self._classes.name(tx, each.resource_class_id), each.used
-                    )
+                    AllocationItem(each.provider, request.consumer, names[each.resource_class_id], each.used)
                     for each in held
                 ]
                 return ClaimOutcome(request.consumer, row.generation, tuple(items), repeated=True)
@@ -226,6 +225,7 @@ class SqlStore(AllocationStore, Auditable):
             rows = tx.execute(statements.PROVIDER_IDS, {"uuids": list(request.resources)}).all()
             numbers = {row.uuid: row.id for row in rows}
             found = self._inventory_rows(tx, numbers.values())
+            self._classes.numbers(tx, {name for wanted in request.resources.values() for name in wanted})
         for uuid, number in sorted(numbers.items(), key=lambda pair: pair[1]):
             present = {item.resource_class: (item, used) for item, used in found.get(number, ())}
             for name, amount in sorted(request.resources[uuid].items()):
@@ -272,10 +272,11 @@ class SqlStore(AllocationStore, Auditable):
         with self._database.read() as tx:
             if after is not None:
                 query = query.where(self._beyond(tx, after))
-            return [
-                AllocationItem(provider, consumer, self._classes.name(tx, of_class), used)
-                for consumer, provider, of_class, used in tx.execute(query).all()
-            ]
+            rows = tx.execute(query).all()
+            names = self._classes.names(tx, {row.resource_class_id for row in rows})
+        return [
+            AllocationItem(provider, consumer, names[of_class], used) for consumer, provider, of_class, used in rows
+        ]
 
     def _beyond(self, tx: sa.Connection, after: tuple[str, str, str]) -> sa.ColumnElement[bool]:
         """The condition that a row comes after the key, in a form of which every database uses the index."""
@@ -296,40 +297,28 @@ class SqlStore(AllocationStore, Auditable):
     def usages(
         self, *, after: str = "", limit: int = 1000, providers: Sequence[str] | None = None
     ) -> list[ProviderUsage]:
-        columns = resource_providers.c
-        query = sa.select(columns.id, columns.uuid, columns.name, columns.can_host, columns.generation)
-        query = query.where(columns.uuid > after).order_by(columns.uuid).limit(limit)
+        query = sa.select(*statements.provider_columns).order_by(resource_providers.c.uuid).limit(limit)
+        query = query.where(resource_providers.c.uuid > after)
         if providers is not None:
-            query = query.where(columns.uuid.in_(providers))
+            query = query.where(resource_providers.c.uuid.in_(providers))
         with self._database.read() as tx:
             found = tx.execute(query).all()
             rows = self._inventory_rows(tx, [row.id for row in found])
-        result = []
-        for row in found:
-            items = rows.get(row.id, [])
-            provider = ResourceProvider(
-                row.uuid, row.name, bool(row.can_host), row.generation, tuple(item for item, _ in items)
+        return [
+            ProviderUsage(
+                shown(row, rows.get(row.id, ())), {item.resource_class: used for item, used in rows.get(row.id, ())}
             )
-            result.append(ProviderUsage(provider, {item.resource_class: used for item, used in items}))
-        return result
-
-    def _inventory_rows(self, tx: sa.Connection, numbers: Iterable[int]) -> dict[int, list[tuple[InventoryItem, int]]]:
-        """Inventories with what is used of them, by the provider's id."""
-        found: dict[int, list[tuple[InventoryItem, int]]] = {}
-        for provider, of_class, *fields, used in tx.execute(statements.INVENTORIES_OF, {"numbers": list(numbers)}):
-            item = InventoryItem(self._classes.name(tx, of_class), *fields)
-            found.setdefault(provider, []).append((item, used))
-        return found
+            for row in found
+        ]
 
     # -- audit ----------------------------------------------------------------------------------------------------
 
     @override
     def drift(self) -> list[Drift]:
         with self._database.read() as tx:
-            found = [
-                Drift(row.provider, self._classes.name(tx, row.resource_class_id), row.counted, int(row.held))
-                for row in tx.execute(statements.DRIFT).all()
-            ]
+            rows = tx.execute(statements.DRIFT).all()
+            names = self._classes.names(tx, {row.resource_class_id for row in rows})
+        found = [Drift(row.provider, names[row.resource_class_id], row.counted, int(row.held)) for row in rows]
         return sorted(found, key=lambda each: (each.provider, each.resource_class))
 
     @override

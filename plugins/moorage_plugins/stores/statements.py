@@ -15,7 +15,14 @@ import sqlalchemy as sa
 
 from moorage.db import now
 from moorage_plugins.stores.checks import SEED_RULE
-from moorage_plugins.stores.tables import allocations, consumers, inventories, resource_providers
+from moorage_plugins.stores.tables import (
+    allocations,
+    consumers,
+    inventories,
+    provider_aggregates,
+    provider_traits,
+    resource_providers,
+)
 
 __all__ = [
     "ADD_ALLOCATIONS",
@@ -26,15 +33,22 @@ __all__ = [
     "DROP_CONSUMER",
     "DROP_INVENTORIES",
     "DROP_PROVIDER",
+    "DROP_PROVIDER_AGGREGATES",
+    "DROP_PROVIDER_TRAITS",
+    "HAS_CHILDREN",
     "HELD",
     "INVENTORIES_OF",
     "KNOWN_CONSUMER",
+    "NEXT_GENERATION",
     "PAGE",
     "PROVIDER_ID",
     "PROVIDER_IDS",
+    "PROVIDER_ROW",
     "RECOUNT",
+    "TOUCH",
     "TURN",
     "give_back",
+    "provider_columns",
     "take",
 ]
 
@@ -42,7 +56,7 @@ _OF_PROVIDER = sa.bindparam("of_provider", type_=sa.BigInteger)
 _OF_CONSUMER = sa.bindparam("of_consumer", type_=sa.String)
 _LARGE = sa.BigInteger
 
-ADD_CONSUMER = sa.insert(consumers).values(generation=1, created_at=now())
+ADD_CONSUMER = sa.insert(consumers).values(generation=1, created_at=now(), updated_at=now())
 DROP_CONSUMER = sa.delete(consumers).where(consumers.c.uuid == _OF_CONSUMER)
 KNOWN_CONSUMER = sa.select(consumers.c.request_id, consumers.c.generation).where(consumers.c.uuid == _OF_CONSUMER)
 ADD_ALLOCATIONS = sa.insert(allocations)
@@ -51,6 +65,23 @@ DROP_ALLOCATIONS = sa.delete(allocations).where(allocations.c.consumer_id == _OF
 PROVIDER_ID = sa.select(resource_providers.c.id).where(resource_providers.c.uuid == sa.bindparam("of_uuid"))
 PROVIDER_IDS = sa.select(resource_providers.c.uuid, resource_providers.c.id).where(
     resource_providers.c.uuid.in_(sa.bindparam("uuids", expanding=True))
+)
+#: What is shown of a provider, in the order of the reader.
+provider_columns = (
+    resource_providers.c.id,
+    resource_providers.c.uuid,
+    resource_providers.c.name,
+    resource_providers.c.can_host,
+    resource_providers.c.generation,
+    resource_providers.c.parent_uuid,
+    resource_providers.c.root_uuid,
+    resource_providers.c.updated_at,
+)
+PROVIDER_ROW = sa.select(*provider_columns).where(resource_providers.c.uuid == sa.bindparam("of_uuid"))
+HAS_CHILDREN = sa.select(sa.func.count()).where(resource_providers.c.parent_uuid == sa.bindparam("of_uuid"))
+DROP_PROVIDER_TRAITS = sa.delete(provider_traits).where(provider_traits.c.resource_provider_id == _OF_PROVIDER)
+DROP_PROVIDER_AGGREGATES = sa.delete(provider_aggregates).where(
+    provider_aggregates.c.resource_provider_id == _OF_PROVIDER
 )
 DROP_PROVIDER = sa.delete(resource_providers).where(resource_providers.c.id == _OF_PROVIDER)
 DROP_INVENTORIES = sa.delete(inventories).where(inventories.c.resource_provider_id == _OF_PROVIDER)
@@ -64,12 +95,21 @@ INVENTORIES_OF = (
     .order_by(inventories.c.resource_provider_id, inventories.c.resource_class_id)
 )  # fmt: skip
 
+#: Every write that can change what fits.
+NEXT_GENERATION = {
+    resource_providers.c.generation: resource_providers.c.generation + 1,
+    resource_providers.c.updated_at: now(),
+}
 #: Whoever has raised the generation has the turn until the transaction ends: all writers of a provider's counters come this
 #: way first. The uuid is asked for as well, since a remembered id may have been given to another provider since.
 TURN = (
     sa.update(resource_providers)
     .where(resource_providers.c.id == _OF_PROVIDER, resource_providers.c.uuid == sa.bindparam("of_uuid"))
-    .values(generation=resource_providers.c.generation + 1)
+    .values(NEXT_GENERATION)
+)
+#: Changes of a tree write the rows of its root and of the parent first, so that they take turns; the generation stays.
+TOUCH = (
+    sa.update(resource_providers).where(resource_providers.c.uuid == sa.bindparam("of_uuid")).values(updated_at=now())
 )
 #: What a consumer holds, in the order in which providers are locked.
 HELD = (

@@ -21,15 +21,6 @@ from moorage_plugins.stores.memory import MemoryStore
 from moorage_plugins.stores.sql import SqlStore
 from tests import servers
 
-#: Children first would matter with foreign keys; there are none.
-TABLES: tuple[sa.Table, ...] = (
-    tables.allocations,
-    tables.consumers,
-    tables.inventories,
-    tables.resource_classes,
-    tables.resource_providers,
-)
-
 
 def configuration(**values: Any) -> cfg.ConfigOpts:
     """The defaults, with values of ``[allocation]``."""
@@ -55,7 +46,7 @@ def sql_store(database: Database, **values: Any) -> SqlStore:
 def create_tables(database: Database) -> None:
     """Create the tables of the store."""
     with database.write() as tx:
-        plugins_metadata.create_all(tx, tables=TABLES)
+        plugins_metadata.create_all(tx, tables=tables.TABLES)
 
 
 def sqlite_url(test: unittest.TestCase | type[unittest.TestCase]) -> str:
@@ -89,5 +80,5 @@ class SqlCase:
     def empty(self) -> None:
         """Remove all rows."""
         with self.database.write() as tx:
-            for table in TABLES:
+            for table in tables.TABLES:
                 tx.execute(sa.delete(table))

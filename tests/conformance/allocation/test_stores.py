@@ -11,16 +11,17 @@ from typing_extensions import override
 
 from moorage.allocation.interface import AllocationStore
 from moorage.testing.allocation import AllocationStoreTests
+from moorage.testing.catalogue import CatalogueTests
 from tests.conformance.allocation.stores import SqlCase, memory_store, sql_store
 
 
-class MemoryStoreTests(AllocationStoreTests, unittest.TestCase):
+class MemoryStoreTests(AllocationStoreTests, CatalogueTests, unittest.TestCase):
     @override
     def make_store(self) -> AllocationStore:
         return memory_store()
 
 
-class SqliteStoreTests(SqlCase, AllocationStoreTests, unittest.TestCase):
+class SqliteStoreTests(SqlCase, AllocationStoreTests, CatalogueTests, unittest.TestCase):
     @override
     def make_store(self) -> AllocationStore:
         self.empty()

@@ -112,7 +112,7 @@ class SqlStoreTests(SqlCase, unittest.TestCase):
 
         def companion(tx: sa.Connection) -> None:
             calls.append(1)
-            row = {"uuid": given.uuid, "name": "other", "generation": 0, "can_host": True}
+            row = {"uuid": given.uuid, "root_uuid": given.uuid, "name": "other", "generation": 0, "can_host": True}
             tx.execute(sa.insert(tables.resource_providers), row)
 
         with self.assertRaises(Duplicate):

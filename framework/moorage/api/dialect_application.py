@@ -14,7 +14,6 @@ import re
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 from urllib.parse import parse_qsl, quote
 
@@ -111,16 +110,6 @@ class Operation:
         """It exists in that version."""
         return self.since <= version and (self.until is None or version <= self.until)
 
-    @cached_property
-    def body_validator(self) -> Validator | None:
-        """The compiled schema of the body."""
-        return None if self.body is None else Validator(self.body, "body")
-
-    @cached_property
-    def query_validator(self) -> Validator | None:
-        """The compiled schema of the query."""
-        return None if self.query is None else Validator(self.query, "query")
-
 
 class _Path:
     """The operations of one path."""
@@ -149,12 +138,17 @@ class DialectApplication:
         self._max_body = int(tools.conf.api.max_body_bytes)
         self._fixed: dict[str, _Path] = {}
         self._matched: list[_Path] = []
+        # Compiled now, each once: a schema with a mistake must not wait for the first request.  By identity, because schemas
+        # are no keys; self._operations keeps them.
+        self._validators: dict[int, Validator] = {}
         paths: dict[str, _Path] = {}
         for operation in operations:
             path = paths.setdefault(operation.path, _Path(operation.path))
             path.methods.setdefault(operation.method, []).append(operation)
-            # Compiled now: a schema with a mistake must not wait for the first request.
-            _ = operation.body_validator, operation.query_validator
+            for schema, where in ((operation.body, "body"), (operation.query, "query")):
+                if schema is not None and id(schema) not in self._validators:
+                    self._validators[id(schema)] = self.compile_schema(schema, where)
+        self._operations = tuple(operations)
         for path in paths.values():
             if path.fixed:
                 self._fixed[path.template] = path
@@ -220,6 +214,18 @@ class DialectApplication:
             f"{call.method} {call.path} does not exist in version {call.version[0]}.{call.version[1]}."
         )
 
+    def no_such_path(self, call: Call) -> errors.MoorageError:
+        """The error for a path that no operation has."""
+        return errors.NotFound(f"There is nothing at {call.path}.")
+
+    def compile_schema(self, schema: Schema, where: str) -> Validator:
+        """The validator of a schema; ``where`` is ``body`` or ``query``."""
+        return Validator(schema, where)
+
+    def read_json(self, raw: bytes) -> Any:
+        """The data of a body."""
+        return parse_json(raw)
+
     def render_error(self, call: Call, error: errors.MoorageError, status: int) -> tuple[str, bytes]:
         """Content type and body of an error."""
         return self.content_type, json.dumps(self.dialect.shape(error, status, call.request_id)).encode()
@@ -258,7 +264,7 @@ class DialectApplication:
 
     def _operation(self, call: Call, path: _Path | None) -> Operation:
         if path is None:
-            raise errors.NotFound(f"There is nothing at {call.path}.")
+            raise self.no_such_path(call)
         operations = path.methods.get("GET" if call.method == "HEAD" else call.method)
         if operations is None:
             allow = sorted(path.methods)
@@ -276,16 +282,15 @@ class DialectApplication:
         if text:
             for name, value in parse_qsl(text, keep_blank_values=True):
                 found.setdefault(name, []).append(value)
-        if operation.query_validator is not None:
-            operation.query_validator.check(found)
+        if operation.query is not None:
+            self._validators[id(operation.query)].check(found)
         return found
 
     def _body(self, call: Call, operation: Operation) -> Any:
-        validator = operation.body_validator
-        if validator is None:
+        if operation.body is None:
             return None
-        data = parse_json(self._raw(call))
-        validator.check(data)
+        data = self.read_json(self._raw(call))
+        self._validators[id(operation.body)].check(data)
         return data
 
     def _raw(self, call: Call) -> bytes:

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of the group ``[api]``."""
+"""Options of the group ``[api]``, and of ``[cors]``, which oslo.middleware owns."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from oslo_config import cfg
+from oslo_middleware import cors
 
 __all__ = ["GROUP", "OPTS", "list_opts"]
 
@@ -49,4 +50,4 @@ OPTS: Sequence[cfg.Opt] = (
 
 def list_opts() -> Sequence[tuple[str, Sequence[cfg.Opt]]]:
     """Options by group, for the sample configuration."""
-    return [(GROUP.name, OPTS)]
+    return [(GROUP.name, OPTS), ("cors", cors.CORS_OPTS)]

@@ -10,6 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 from oslo_config import cfg
 from oslo_log import log as logging
+from oslo_middleware import cors
 
 from moorage import errors
 from moorage.allocation import api as allocation_api
@@ -35,7 +36,7 @@ from moorage.scheduling.reporter import TOPIC as SCHEDULERS
 from moorage.services import api as services_api
 from moorage.services.heartbeat import LivenessObserver
 
-__all__ = ["ApiRole", "Schedulers", "dialects"]
+__all__ = ["ApiRole", "Schedulers", "dialects", "with_middleware"]
 
 LOG = logging.getLogger(__name__)
 _CORE = PREFIX.rpartition("/")[0]
@@ -138,8 +139,7 @@ class ApiRole:
             count=self._metrics.count,
             monotonic=self._platform.clock.monotonic,
         )
-        if conf.api.auth_strategy == "keystone":
-            application = with_keystone(application, conf)
+        application = with_middleware(application, conf)
         health = Health({"store": self._store_answers, "schedulers": self._schedulers_listen})
         own: dict[str, Wsgi] = {
             "/healthcheck": health,
@@ -180,11 +180,18 @@ def dialects(tools: ApiTools, taken: Mapping[str, Wsgi]) -> dict[str, Wsgi]:
     prefixes = places({each.name: each.plugin.mount for each in loaded}, conf.api.mounts, taken)
     found: dict[str, Wsgi] = {}
     for each in loaded:
-        application = each.plugin(tools).application()
-        if conf.api.auth_strategy == "keystone":
-            application = with_keystone(application, conf)
-        found[prefixes[each.name]] = application
+        found[prefixes[each.name]] = with_middleware(each.plugin(tools).application(), conf)
     return found
+
+
+def with_middleware(application: Wsgi, conf: cfg.ConfigOpts) -> Wsgi:
+    """An application behind what the configuration asks for: Keystone's tokens, and before them other origins (CORS)."""
+    if conf.api.auth_strategy == "keystone":
+        application = with_keystone(application, conf)
+    if conf.cors.allowed_origin:
+        # Browsers ask beforehand, without a token.
+        application = cors.CORS(application, conf)
+    return application
 
 
 def with_keystone(application: Wsgi, conf: cfg.ConfigOpts) -> Any:

@@ -25,13 +25,16 @@ _DEEPEST = 64
 
 
 class Validator:
-    """One compiled schema. ``where`` names what is validated, for messages (``body``, ``query``)."""
+    """One compiled schema. ``where`` names what is validated, for messages (``body``, ``query``).
 
-    def __init__(self, schema: Schema, where: str) -> None:
+    :param formats: the checks of ``format``; None: formats are only documentation.
+    """
+
+    def __init__(self, schema: Schema, where: str, formats: jsonschema.FormatChecker | None = None) -> None:
         self._where = where
-        self._slow = jsonschema.Draft202012Validator(_to_the_end(dict(schema)))
+        self._slow = jsonschema.Draft202012Validator(_to_the_end(dict(schema)), format_checker=formats)
         self._slow.check_schema(dict(schema))
-        self._fast = jsonschema_rs.validator_for(dict(schema)) if jsonschema_rs is not None else None
+        self._fast = jsonschema_rs.validator_for(dict(schema), **_fast_formats(formats)) if jsonschema_rs else None
         self._properties: Mapping[str, Any] = schema.get("properties", {})
 
     def check(self, data: Any) -> None:
@@ -47,8 +50,11 @@ class Validator:
                 return
             raise errors.InvalidInput(f"The {self._where} is not what the API document allows.", path=self._where)
         worst = jsonschema.exceptions.best_match(found) or found[0]
-        path = "/".join([self._where, *(str(part) for part in worst.absolute_path)])
-        raise errors.InvalidInput(f"{path}: {_shortened(worst.message)}.", path=path)
+        raise self.refusal(worst, "/".join([self._where, *(str(part) for part in worst.absolute_path)]))
+
+    def refusal(self, worst: jsonschema.ValidationError, path: str) -> errors.InvalidInput:
+        """The error that is raised: what is wrong first, and where. A dialect may say it in its own words."""
+        return errors.InvalidInput(f"{path}: {_shortened(worst.message)}.", path=path)
 
     def query(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """A query string's values, made what the schema says (integers, booleans), and checked.
@@ -117,6 +123,13 @@ def _to_the_end(schema: Any) -> Any:
             for key, value in schema.items()
         }
     return [_to_the_end(each) for each in schema] if isinstance(schema, list) else schema
+
+
+def _fast_formats(formats: jsonschema.FormatChecker | None) -> dict[str, Any]:
+    if formats is None:
+        return {}
+    checks = {name: check for name, (check, _) in formats.checkers.items()}
+    return {"validate_formats": True, "formats": checks}
 
 
 def _refuse_constant(name: str) -> Any:

@@ -20,7 +20,7 @@ from moorage.api import auth
 from moorage.api.mounts import Metrics
 from moorage.api.policies import POLICIES
 from moorage.api.policy import Policy
-from moorage.api.role import with_keystone
+from moorage.api.role import with_middleware
 from moorage.clock import SystemClock
 from moorage.control_plane import config
 from moorage.control_plane.interface import API_EXTENSIONS, ApiTools, Wsgi
@@ -69,11 +69,7 @@ def build(name: str) -> Wsgi:
         store=lambda: load_store(conf, database, clock),
         sender=sender,
     )
-    application = loaded.plugin(tools).application()
-    if conf.api.auth_strategy == "keystone":
-        keystone: Wsgi = with_keystone(application, conf)
-        return keystone
-    return application
+    return with_middleware(loaded.plugin(tools).application(), conf)
 
 
 class DialectCallable:

@@ -8,14 +8,18 @@ import html
 import http
 import json
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import microversion_parse
 from typing_extensions import override
 
 from moorage import errors
 from moorage.api.dialect import Dialect
-from moorage.api.dialect_application import Answer, Call, DialectApplication, Operation, Version
+from moorage.api.dialect_application import Answer, Call, DialectApplication, MethodNotAllowed, Operation, Version
+from moorage.api.validation import Validator
+from moorage.routes import Schema
 from moorage_plugins.api.placement.failures import PLACEMENT_STATUSES, NotAcceptable, UnsupportedMediaType, code
+from moorage_plugins.api.placement.validation import BodyValidator, QueryValidator
 
 __all__ = ["DIALECT", "PlacementApplication", "cached", "versions_document"]
 
@@ -73,7 +77,26 @@ class PlacementApplication(DialectApplication):
 
     @override
     def no_such_version(self, call: Call, operations: Sequence[Operation]) -> errors.MoorageError:
-        return errors.NotFound("The resource could not be found.")
+        if call.method == "DELETE" and call.path.endswith("/inventories"):
+            # The one operation that an old client learns of by the method.
+            allow = ["GET", "POST", "PUT"]
+            return MethodNotAllowed("The method specified is not allowed for this resource.", allow=allow)
+        return _nothing()
+
+    @override
+    def no_such_path(self, call: Call) -> errors.MoorageError:
+        return _nothing()
+
+    @override
+    def compile_schema(self, schema: Schema, where: str) -> Validator:
+        return QueryValidator(schema, where) if where == "query" else BodyValidator(schema, where)
+
+    @override
+    def read_json(self, raw: bytes) -> Any:
+        try:
+            return super().read_json(raw)
+        except errors.InvalidInput as error:
+            raise errors.InvalidInput(f"Malformed JSON: {error.message}", **error.details) from error
 
     @override
     def render_error(self, call: Call, error: errors.MoorageError, status: int) -> tuple[str, bytes]:
@@ -99,6 +122,10 @@ class PlacementApplication(DialectApplication):
         return JSON, json.dumps({"errors": [shown]}).encode()
 
 
+def _nothing() -> errors.NotFound:
+    return errors.NotFound("The resource could not be found.")
+
+
 def accepts(header: str | None, kind: str) -> bool:
     """An Accept header allows a type (RFC 9110, 12.5.1): no header allows all; quality 0 forbids."""
     if not header:
@@ -121,11 +148,11 @@ def accepts(header: str | None, kind: str) -> bool:
 def cached(call: Call, answer: Answer, changed: int | None = None) -> Answer:
     """The answer with the headers that GETs have from 1.15.
 
-    :param changed: when what it shows was last changed, in microseconds since the epoch; None: now.
+    :param changed: when what it shows was last changed, in microseconds since the epoch; None or 0: not known, so now.
     """
     if call.version < LAST_MODIFIED:
         return answer
-    stamp = email.utils.formatdate(None if changed is None else changed / 1_000_000, usegmt=True)
+    stamp = email.utils.formatdate(changed / 1_000_000 if changed else None, usegmt=True)
     return Answer(
         answer.status, answer.body, (*answer.headers, ("last-modified", stamp), ("cache-control", "no-cache"))
     )

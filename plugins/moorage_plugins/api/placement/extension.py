@@ -7,8 +7,20 @@ from typing import ClassVar
 
 from typing_extensions import override
 
+from moorage import errors
+from moorage.allocation.interface import FullStore
 from moorage.api.dialect_application import Operation
 from moorage.control_plane.interface import ApiExtension, Wsgi
+from moorage_plugins.api.placement import (
+    allocations,
+    candidates,
+    classes,
+    features,
+    inventories,
+    policies,
+    providers,
+    usages,
+)
 from moorage_plugins.api.placement.application import DIALECT, PlacementApplication, versions_document
 
 __all__ = ["PlacementApi"]
@@ -19,8 +31,25 @@ class PlacementApi(ApiExtension):
 
     api_version: ClassVar[tuple[int, int]] = (1, 0)
     mount = "/placement"
+    policies = policies.POLICIES
 
     @override
     def application(self) -> Wsgi:
-        operations = [Operation("GET", path, versions_document, public=True) for path in ("", "/")]
+        store = self.tools.store()
+        if not isinstance(store, FullStore):
+            raise errors.ConfigError(
+                f"The allocation store {type(store).__name__} has not all the powers that the Placement dialect needs "
+                "(moorage.allocation.interface.FullStore). Choose sql for [allocation] store, or take placement out of "
+                "[api] enabled_apis."
+            )
+        operations = (
+            *(Operation("GET", path, versions_document, public=True) for path in ("", "/")),
+            *providers.operations(store),
+            *inventories.operations(store),
+            *features.operations(store),
+            *classes.operations(store),
+            *usages.operations(store, self.tools.check_policy),
+            *allocations.operations(store),
+            *candidates.operations(store),
+        )
         return PlacementApplication(DIALECT, operations, self.tools)

@@ -7,7 +7,8 @@ tell a claim that does not fit from one that lost a race, which Placement answer
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 
 from moorage import errors
 from moorage.api.dialect import STATUSES
@@ -27,6 +28,8 @@ __all__ = [
     "UnknownProvider",
     "UnsupportedMediaType",
     "code",
+    "no_provider",
+    "subject",
 ]
 
 UNDEFINED = "placement.undefined_code"
@@ -102,3 +105,28 @@ CODES: Mapping[type[errors.MoorageError], str] = {
 def code(error: errors.MoorageError) -> str:
     """Placement's code of an error."""
     return next((CODES[cls] for cls in type(error).__mro__ if cls in CODES), UNDEFINED)
+
+
+def subject(error: errors.NotFound) -> str:
+    """What does not exist, in Placement's words."""
+    details = error.details
+    if "inventory" in details:
+        return f"No inventory of class {details['inventory']} found."
+    if "resource_class" in details:
+        return f"No such resource class {details['resource_class']}."
+    if "trait" in details:
+        return f"No such trait(s): {details['trait']}."
+    if "provider" in details:
+        return f"No resource provider with uuid {details['provider']} found"
+    return error.message
+
+
+@contextlib.contextmanager
+def no_provider(uuid: str) -> Iterator[None]:
+    """Say in Placement's words that there is no such provider."""
+    try:
+        yield
+    except errors.NotFound as error:
+        if error.details.get("provider") != uuid:
+            raise
+        raise errors.NotFound(f"No resource provider with uuid {uuid} found", provider=uuid) from error

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``/resource_classes``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from moorage import errors
+from moorage.allocation.interface import FullStore
+from moorage.api.dialect_application import Answer, Call, Operation, Version
+from moorage_plugins.api.placement import policies, schemas
+from moorage_plugins.api.placement.application import cached
+from moorage_plugins.api.placement.validation import BodyValidator
+
+__all__ = ["operations"]
+
+_SINCE: Version = (1, 2)
+#: From here on PUT has no body and makes sure that there is one.
+_ENSURE: Version = (1, 7)
+
+
+def operations(store: FullStore) -> Sequence[Operation]:
+    """The operations over a store."""
+    here = _Classes(store)
+    many, one = "/resource_classes", "/resource_classes/{name}"
+    return (
+        Operation("GET", many, here.list, policies.CLASSES_LIST, since=_SINCE),
+        Operation("POST", many, here.create, policies.CLASSES_CREATE, since=_SINCE, body=schemas.RESOURCE_CLASS),
+        Operation("GET", one, here.show, policies.CLASSES_SHOW, since=_SINCE),
+        Operation(
+            "PUT", one, here.rename, policies.CLASSES_UPDATE, since=_SINCE, until=(1, 6), body=schemas.RESOURCE_CLASS
+        ),
+        Operation("PUT", one, here.ensure, policies.CLASSES_UPDATE, since=_ENSURE),
+        Operation("DELETE", one, here.delete, policies.CLASSES_DELETE, since=_SINCE),
+    )
+
+
+def _location(call: Call, name: str) -> str:
+    return f"{call.prefix}/resource_classes/{name}"
+
+
+def _shown(call: Call, name: str) -> dict[str, Any]:
+    return {"name": name, "links": [{"rel": "self", "href": _location(call, name)}]}
+
+
+def _missing(name: str) -> errors.NotFound:
+    return errors.NotFound(f"No such resource class {name}.", resource_class=name)
+
+
+class _Classes:
+    def __init__(self, store: FullStore) -> None:
+        self._store = store
+        self._named = BodyValidator(schemas.RESOURCE_CLASS, "name")
+
+    def list(self, call: Call) -> Answer:
+        """``GET``: all."""
+        found = self._store.resource_classes()
+        changed = max((each.updated_at for each in found), default=0)
+        return cached(call, Answer(200, {"resource_classes": [_shown(call, each.name) for each in found]}), changed)
+
+    def show(self, call: Call) -> Answer:
+        """``GET``: one."""
+        name = call.parts["name"]
+        for each in self._store.resource_classes():
+            if each.name == name:
+                return cached(call, Answer(200, _shown(call, name)), each.updated_at)
+        raise _missing(name)
+
+    def create(self, call: Call) -> Answer:
+        """``POST``: one more."""
+        name = call.body["name"]
+        if not self._store.create_resource_class(name):
+            raise errors.AlreadyExists(f"Conflicting resource class already exists: {name}", resource_class=name)
+        return Answer(201, None, (("location", _location(call, name)),))
+
+    def ensure(self, call: Call) -> Answer:
+        """``PUT`` from 1.7 on: make sure that there is one of the name."""
+        name = call.parts["name"]
+        self._named.check({"name": name})
+        created = self._store.create_resource_class(name)
+        return Answer(201 if created else 204, None, (("location", _location(call, name)),))
+
+    def rename(self, call: Call) -> Answer:
+        """``PUT`` before 1.7: another name."""
+        name, new = call.parts["name"], call.body["name"]
+        try:
+            self._store.rename_resource_class(name, new)
+        except errors.NotFound as error:
+            raise _missing(name) from error
+        except errors.AlreadyExists as error:
+            raise errors.AlreadyExists(f"Resource class already exists: {new}", resource_class=new) from error
+        except errors.InvalidInput as error:
+            raise errors.InvalidInput(f"Cannot update standard resource class {name}", path="name") from error
+        return Answer(200, _shown(call, new))
+
+    def delete(self, call: Call) -> Answer:
+        """``DELETE``."""
+        name = call.parts["name"]
+        try:
+            self._store.delete_resource_class(name)
+        except errors.NotFound as error:
+            raise _missing(name) from error
+        except errors.InvalidInput as error:
+            raise errors.InvalidInput(
+                f"Error in delete resource class: Cannot delete standard resource class {name}.", path="name"
+            ) from error
+        except errors.InUse as error:
+            raise errors.InUse(
+                f"Error in delete resource class: Cannot delete resource class {name}. Class is in use in inventory.",
+                **error.details,
+            ) from error
+        return Answer(204)

@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Traits and aggregates: of providers, and the traits that there are."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from moorage import errors
+from moorage.allocation.interface import FullStore, GenerationConflict, ResourceProvider, Trait
+from moorage.api.dialect_application import Answer, Call, Operation, Version
+from moorage_plugins.api.placement import policies, queries, schemas
+from moorage_plugins.api.placement.application import cached
+from moorage_plugins.api.placement.failures import ConcurrentUpdate, no_provider
+from moorage_plugins.api.placement.validation import canonical_uuid
+
+__all__ = ["operations"]
+
+_AGGREGATES: Version = (1, 1)
+_TRAITS: Version = (1, 6)
+#: From here on aggregates come and go with the provider's generation.
+_GENERATION: Version = (1, 19)
+_CUSTOM = re.compile(r"CUSTOM_[A-Z0-9_]{1,248}")
+_CHANGED = "Resource provider's generation already changed. Please update the generation and try again."
+
+
+def operations(store: FullStore) -> Sequence[Operation]:
+    """The operations over a store."""
+    here = _Features(store)
+    aggregates = "/resource_providers/{uuid}/aggregates"
+    of_provider = "/resource_providers/{uuid}/traits"
+    one = "/traits/{name}"
+    return (
+        Operation("GET", aggregates, here.aggregates, policies.AGGREGATES_LIST, since=_AGGREGATES),
+        Operation(
+            "PUT",
+            aggregates,
+            here.set_aggregates,
+            policies.AGGREGATES_UPDATE,
+            since=_AGGREGATES,
+            until=(1, 18),
+            body=schemas.AGGREGATES_1_1,
+        ),
+        Operation(
+            "PUT",
+            aggregates,
+            here.set_aggregates,
+            policies.AGGREGATES_UPDATE,
+            since=_GENERATION,
+            body=schemas.AGGREGATES_1_19,
+        ),
+        Operation("GET", of_provider, here.of_provider, policies.PROVIDER_TRAITS_LIST, since=_TRAITS),
+        Operation(
+            "PUT",
+            of_provider,
+            here.set_traits,
+            policies.PROVIDER_TRAITS_UPDATE,
+            since=_TRAITS,
+            body=schemas.PROVIDER_TRAITS,
+        ),
+        Operation("DELETE", of_provider, here.clear_traits, policies.PROVIDER_TRAITS_DELETE, since=_TRAITS),
+        Operation("GET", "/traits", here.traits, policies.TRAITS_LIST, since=_TRAITS, query=schemas.TRAITS),
+        Operation("GET", one, here.show, policies.TRAITS_SHOW, since=_TRAITS),
+        Operation("PUT", one, here.create, policies.TRAITS_UPDATE, since=_TRAITS),
+        Operation("DELETE", one, here.delete, policies.TRAITS_DELETE, since=_TRAITS),
+    )
+
+
+class _Features:
+    def __init__(self, store: FullStore) -> None:
+        self._store = store
+
+    # -- aggregates -----------------------------------------------------------------------------------------------
+
+    def aggregates(self, call: Call) -> Answer:
+        """``GET .../aggregates``."""
+        uuid = call.parts["uuid"]
+        with no_provider(uuid):
+            provider, found = self._store.provider_aggregates(uuid)
+        return self._aggregates(call, provider, found)
+
+    def set_aggregates(self, call: Call) -> Answer:
+        """``PUT .../aggregates``."""
+        uuid = call.parts["uuid"]
+        expected = call.body["resource_provider_generation"] if call.version >= _GENERATION else None
+        given = call.body["aggregates"] if call.version >= _GENERATION else call.body
+        try:
+            with no_provider(uuid):
+                provider, found = self._store.set_aggregates(uuid, {canonical_uuid(each) for each in given}, expected)
+        except GenerationConflict as error:
+            raise ConcurrentUpdate(_CHANGED, **error.details) from error
+        return self._aggregates(call, provider, found)
+
+    def _aggregates(self, call: Call, provider: ResourceProvider, found: Sequence[str]) -> Answer:
+        body: dict[str, Any] = {"aggregates": list(found)}
+        if call.version >= _GENERATION:
+            body["resource_provider_generation"] = provider.generation
+        return cached(call, Answer(200, body))
+
+    # -- traits of providers --------------------------------------------------------------------------------------
+
+    def of_provider(self, call: Call) -> Answer:
+        """``GET .../traits``."""
+        uuid = call.parts["uuid"]
+        with no_provider(uuid):
+            provider, found = self._store.provider_traits(uuid)
+        return self._of_provider(call, provider, found)
+
+    def set_traits(self, call: Call) -> Answer:
+        """``PUT .../traits``."""
+        uuid = call.parts["uuid"]
+        try:
+            with no_provider(uuid):
+                provider, found = self._store.set_traits(
+                    uuid, set(call.body["traits"]), call.body["resource_provider_generation"]
+                )
+        except GenerationConflict as error:
+            raise ConcurrentUpdate(_CHANGED, **error.details) from error
+        except errors.NotFound as error:
+            if "traits" not in error.details:
+                raise
+            raise errors.InvalidInput(f"No such trait {', '.join(error.details['traits'])}", **error.details) from error
+        return self._of_provider(call, provider, found)
+
+    def clear_traits(self, call: Call) -> Answer:
+        """``DELETE .../traits``."""
+        uuid = call.parts["uuid"]
+        with no_provider(uuid):
+            self._store.set_traits(uuid, set())
+        return Answer(204)
+
+    def _of_provider(self, call: Call, provider: ResourceProvider, found: Sequence[str]) -> Answer:
+        body = {"traits": list(found), "resource_provider_generation": provider.generation}
+        return cached(call, Answer(200, body), provider.updated_at)
+
+    # -- traits ---------------------------------------------------------------------------------------------------
+
+    def traits(self, call: Call) -> Answer:
+        """``GET /traits``."""
+        names, prefix = _selection(queries.last(call.query, "name"))
+        associated = queries.last(call.query, "associated")
+        if associated is not None and associated.lower() not in {"true", "false"}:
+            raise errors.InvalidInput(
+                'The query parameter "associated" only accepts "true" or "false"', path="associated"
+            )
+        found = self._store.traits(
+            names=names, prefix=prefix, associated=None if associated is None else associated.lower() == "true"
+        )
+        changed = max((each.updated_at for each in found), default=0)
+        return cached(call, Answer(200, {"traits": [each.name for each in found]}), changed)
+
+    def show(self, call: Call) -> Answer:
+        """``GET /traits/{name}``: whether it exists."""
+        return cached(call, Answer(204), self._trait(call.parts["name"]).updated_at)
+
+    def create(self, call: Call) -> Answer:
+        """``PUT /traits/{name}``."""
+        name = call.parts["name"]
+        if not _CUSTOM.fullmatch(name):
+            raise errors.InvalidInput(
+                'The trait is invalid. A valid trait must be no longer than 255 characters, start with the prefix "CUSTOM_" '
+                'and use following characters: "A"-"Z", "0"-"9" and "_"',
+                path="name",
+            )
+        created = self._store.create_trait(name)
+        where = ("location", f"{call.prefix}/traits/{name}")
+        return cached(call, Answer(201 if created else 204, None, (where,)))
+
+    def delete(self, call: Call) -> Answer:
+        """``DELETE /traits/{name}``."""
+        name = call.parts["name"]
+        try:
+            self._store.delete_trait(name)
+        except errors.NotFound as error:
+            raise _no_trait(name) from error
+        except errors.InvalidInput as error:
+            raise errors.InvalidInput(f"Cannot delete standard trait {name}.", **error.details) from error
+        except errors.InUse as error:
+            raise errors.InUse(f"The trait {name} is in use by a resource provider.", **error.details) from error
+        return Answer(204)
+
+    def _trait(self, name: str) -> Trait:
+        found = self._store.traits(names={name})
+        if not found:
+            raise _no_trait(name)
+        return found[0]
+
+
+def _no_trait(name: str) -> errors.NotFound:
+    return errors.NotFound(f"No such trait(s): {name}.", trait=name)
+
+
+def _selection(value: str | None) -> tuple[set[str] | None, str]:
+    """Names and prefix that the parameter ``name`` asks for.
+
+    :raises InvalidInput: it is malformed.
+    """
+    if value is None:
+        return None, ""
+    operator, colon, rest = value.partition(":")
+    if not colon:
+        raise errors.InvalidInput(
+            "Badly formatted name parameter. Expected name query string parameter in form: "
+            f'?name=[in|startswith]:[name1,name2|prefix]. Got: "{value:.200}"',
+            path="name",
+        )
+    if operator == "in":
+        return set(rest.split(",")), ""
+    return None, rest if operator == "startswith" else ""

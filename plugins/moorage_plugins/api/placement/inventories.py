@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``/resource_providers/{uuid}/inventories``, and what is used of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from moorage import errors
+from moorage.allocation.interface import FullStore, GenerationConflict, InventoryItem, ResourceProvider
+from moorage.api.dialect_application import Answer, Call, Operation, Version
+from moorage_plugins.api.placement import policies, schemas
+from moorage_plugins.api.placement.application import cached
+from moorage_plugins.api.placement.failures import ConcurrentUpdate, InventoryInUse, no_provider, subject
+from moorage_plugins.api.placement.providers import location
+
+__all__ = ["check_capacity", "held_classes", "item", "operations"]
+
+#: From here on ``reserved`` may be all of ``total``.
+_ALL_RESERVED: Version = (1, 26)
+_FIELDS = ("total", "reserved", "min_unit", "max_unit", "step_size", "allocation_ratio")
+
+
+def operations(store: FullStore) -> Sequence[Operation]:
+    """The operations over a store."""
+    here = _Inventories(store)
+    many = "/resource_providers/{uuid}/inventories"
+    one = many + "/{resource_class}"
+    return (
+        Operation("GET", many, here.list, policies.INVENTORIES_LIST),
+        Operation("POST", many, here.create, policies.INVENTORIES_CREATE, body=schemas.NEW_INVENTORY),
+        Operation("PUT", many, here.replace, policies.INVENTORIES_UPDATE, body=schemas.INVENTORIES),
+        Operation("DELETE", many, here.clear, policies.INVENTORIES_DELETE, since=(1, 5)),
+        Operation("GET", one, here.show, policies.INVENTORIES_SHOW),
+        Operation("PUT", one, here.update, policies.INVENTORIES_UPDATE, body=schemas.INVENTORY),
+        Operation("DELETE", one, here.delete, policies.INVENTORIES_DELETE),
+        Operation("GET", "/resource_providers/{uuid}/usages", here.usages, policies.PROVIDER_USAGES),
+    )
+
+
+def item(resource_class: str, given: Mapping[str, Any]) -> InventoryItem:
+    """An inventory from the wire, where ``1.0`` is as whole as ``1``."""
+    numbers = {name: int(given[name]) for name in _FIELDS[:-1] if name in given}
+    return InventoryItem(resource_class, allocation_ratio=float(given.get("allocation_ratio", 1.0)), **numbers)
+
+
+def check_capacity(version: Version, provider: str, items: Iterable[InventoryItem]) -> None:
+    """Refuse inventories of which nothing could be used; from 1.26 on only those of less than nothing.
+
+    :raises InvalidInput: names the class.
+    """
+    for each in items:
+        capacity = int(each.capacity)
+        if capacity < 0 or (capacity == 0 and version < _ALL_RESERVED):
+            limit = "greater than" if version >= _ALL_RESERVED else "greater than or equal to"
+            raise errors.InvalidInput(
+                f"Invalid inventory for '{each.resource_class}' on resource provider '{provider}'. "
+                f"The reserved value is {limit} total.",
+                path=f"inventories/{each.resource_class}/reserved",
+            )
+
+
+def held_classes(store: FullStore, provider: str, kept: Iterable[str] = ()) -> str:
+    """Placement's words for inventories that cannot go because something is held of them."""
+    usage = store.inventories(provider)
+    kept = set(kept)
+    names = [each.resource_class for each in usage.provider.inventories]
+    held = ", ".join(name for name in names if name not in kept and usage.used.get(name))
+    return f"Inventory for '{held}' on resource provider '{provider}' in use."
+
+
+def _numbers(each: InventoryItem) -> dict[str, Any]:
+    return {name: getattr(each, name) for name in _FIELDS}
+
+
+def _one(call: Call, provider: ResourceProvider, each: InventoryItem, status: int = 200, *headers: Any) -> Answer:
+    body = {**_numbers(each), "resource_provider_generation": provider.generation}
+    return cached(call, Answer(status, body, headers), provider.updated_at)
+
+
+def _all(call: Call, provider: ResourceProvider) -> Answer:
+    body = {
+        "resource_provider_generation": provider.generation,
+        "inventories": {each.resource_class: _numbers(each) for each in provider.inventories},
+    }
+    return cached(call, Answer(200, body), provider.updated_at)
+
+
+class _Inventories:
+    def __init__(self, store: FullStore) -> None:
+        self._store = store
+
+    def list(self, call: Call) -> Answer:
+        """``GET``: all."""
+        uuid = call.parts["uuid"]
+        with no_provider(uuid):
+            return _all(call, self._store.inventories(uuid).provider)
+
+    def show(self, call: Call) -> Answer:
+        """``GET``: one."""
+        uuid, name = call.parts["uuid"], call.parts["resource_class"]
+        with no_provider(uuid):
+            provider = self._store.inventories(uuid).provider
+        for each in provider.inventories:
+            if each.resource_class == name:
+                return _one(call, provider, each)
+        raise errors.NotFound(f"No inventory of class {name} for {uuid}", resource_class=name)
+
+    def usages(self, call: Call) -> Answer:
+        """``GET /resource_providers/{uuid}/usages``."""
+        uuid = call.parts["uuid"]
+        with no_provider(uuid):
+            usage = self._store.inventories(uuid)
+        body = {"resource_provider_generation": usage.provider.generation, "usages": dict(usage.used)}
+        return cached(call, Answer(200, body))
+
+    def create(self, call: Call) -> Answer:
+        """``POST``: one more."""
+        uuid, name = call.parts["uuid"], call.body["resource_class"]
+        wanted = item(name, call.body)
+        unable = f"Unable to create inventory for resource provider {uuid}"
+        try:
+            check_capacity(call.version, uuid, (wanted,))
+            with no_provider(uuid):
+                provider = self._store.add_inventory(uuid, wanted)
+        except errors.AlreadyExists as error:
+            raise ConcurrentUpdate(
+                f"Update conflict: provider {uuid} has an inventory of {name} already.", **error.details
+            ) from error
+        except errors.InvalidInput as error:
+            raise errors.InvalidInput(f"{unable}: {error.message}", **error.details) from error
+        except errors.NotFound as error:
+            if "resource_class" not in error.details:
+                raise
+            raise errors.InvalidInput(f"{unable}: {subject(error)}", **error.details) from error
+        where = ("location", f"{location(call, uuid)}/inventories/{name}")
+        return _one(call, provider, _named(provider, wanted), 201, where)
+
+    def update(self, call: Call) -> Answer:
+        """``PUT``: one anew."""
+        uuid, name = call.parts["uuid"], call.parts["resource_class"]
+        wanted = item(name, call.body)
+        unable = f"Unable to update inventory for resource provider {uuid}"
+        try:
+            check_capacity(call.version, uuid, (wanted,))
+            with no_provider(uuid):
+                provider = self._store.change_inventory(uuid, wanted, call.body["resource_provider_generation"])
+        except GenerationConflict as error:
+            raise ConcurrentUpdate("resource provider generation conflict", **error.details) from error
+        except errors.InvalidInput as error:
+            raise errors.InvalidInput(f"{unable}: {error.message}", **error.details) from error
+        except errors.NotFound as error:
+            if "inventory" not in error.details and "resource_class" not in error.details:
+                raise
+            raise errors.InvalidInput(
+                f"No inventory record with resource class for resource provider {uuid}: No inventory of class {name} "
+                "found.",
+                **error.details,
+            ) from error
+        return _one(call, provider, _named(provider, wanted))
+
+    def replace(self, call: Call) -> Answer:
+        """``PUT``: all anew."""
+        uuid, given = call.parts["uuid"], call.body["inventories"]
+        items = [item(name, numbers) for name, numbers in given.items()]
+        try:
+            check_capacity(call.version, uuid, items)
+            with no_provider(uuid):
+                provider = self._store.set_inventories(uuid, items, call.body["resource_provider_generation"])
+        except GenerationConflict as error:
+            raise ConcurrentUpdate("resource provider generation conflict", **error.details) from error
+        except errors.InUse as error:
+            raise InventoryInUse(
+                f"update conflict: {held_classes(self._store, uuid, given)}", **error.details
+            ) from error
+        except errors.InvalidInput as error:
+            raise errors.InvalidInput(
+                f"Unable to update inventory for resource provider {uuid}: {error.message}", **error.details
+            ) from error
+        except errors.NotFound as error:
+            if "resource_class" not in error.details:
+                raise
+            raise errors.InvalidInput(
+                f"Unknown resource class in inventory for resource provider {uuid}: {subject(error)}", **error.details
+            ) from error
+        return _all(call, provider)
+
+    def clear(self, call: Call) -> Answer:
+        """``DELETE``: all."""
+        uuid = call.parts["uuid"]
+        try:
+            with no_provider(uuid):
+                self._store.set_inventories(uuid, ())
+        except errors.InUse as error:
+            raise InventoryInUse(held_classes(self._store, uuid), **error.details) from error
+        return Answer(204)
+
+    def delete(self, call: Call) -> Answer:
+        """``DELETE``: one."""
+        uuid, name = call.parts["uuid"], call.parts["resource_class"]
+        try:
+            with no_provider(uuid):
+                self._store.remove_inventory(uuid, name)
+        except errors.InUse as error:
+            # Placement's code for this one refusal is that of a lost race, and clients know it.
+            raise ConcurrentUpdate(
+                f"Unable to delete inventory of class {name}: Inventory for '{name}' on resource provider '{uuid}' in "
+                "use.",
+                **error.details,
+            ) from error
+        except errors.NotFound as error:
+            if "inventory" not in error.details and "resource_class" not in error.details:
+                raise
+            raise errors.NotFound(
+                f"No inventory of class {name} found for delete: {subject(error)}", **error.details
+            ) from error
+        return Answer(204)
+
+
+def _named(provider: ResourceProvider, wanted: InventoryItem) -> InventoryItem:
+    """The inventory of the class, as it is stored."""
+    return next((each for each in provider.inventories if each.resource_class == wanted.resource_class), wanted)

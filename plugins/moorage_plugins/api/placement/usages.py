@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``/usages``: what a project holds in all."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from moorage.allocation.interface import FullStore, UsageTotal
+from moorage.api.dialect_application import Answer, Call, Operation, Version
+from moorage.control_plane.interface import PolicyCheck
+from moorage_plugins.api.placement import policies, queries, schemas
+from moorage_plugins.api.placement.allocations import TYPES, UNKNOWN_TYPE
+from moorage_plugins.api.placement.application import cached
+
+__all__ = ["operations"]
+
+_SINCE: Version = (1, 9)
+_ALL_TYPES = "all"
+
+
+def operations(store: FullStore, check_policy: PolicyCheck) -> Sequence[Operation]:
+    """The operations over a store."""
+    here = _Usages(store, check_policy)
+    return (
+        # The rule asks for the project, so the handler enforces it.
+        Operation("GET", "/usages", here.total, since=_SINCE, until=(1, 37), query=schemas.USAGES_1_9),
+        Operation("GET", "/usages", here.total, since=TYPES, query=schemas.USAGES_1_38),
+    )
+
+
+def _sum(totals: Iterable[UsageTotal]) -> Mapping[str, int]:
+    found: collections.Counter[str] = collections.Counter()
+    for each in totals:
+        found.update(each.used)
+    return found
+
+
+class _Usages:
+    def __init__(self, store: FullStore, check_policy: PolicyCheck) -> None:
+        self._store = store
+        self._check_policy = check_policy
+
+    def total(self, call: Call) -> Answer:
+        """``GET /usages``."""
+        project = queries.last(call.query, "project_id") or ""
+        self._check_policy(policies.USAGES, call.context, {"project_id": project})
+        user = queries.last(call.query, "user_id")
+        if call.version < TYPES:
+            return cached(call, Answer(200, {"usages": dict(_sum(self._store.project_usages(project, user=user)))}))
+        wanted = queries.last(call.query, "consumer_type")
+        stored = {None: None, _ALL_TYPES: None, UNKNOWN_TYPE: ""}.get(wanted, wanted)
+        totals = self._store.project_usages(project, user=user, consumer_type=stored)
+        usages: dict[str, Any] = {}
+        if wanted == _ALL_TYPES:
+            if totals:
+                usages[_ALL_TYPES] = {**_sum(totals), "consumer_count": sum(each.consumers for each in totals)}
+        else:
+            for each in totals:
+                usages[each.consumer_type or UNKNOWN_TYPE] = {**each.used, "consumer_count": each.consumers}
+        return cached(call, Answer(200, {"usages": usages}))

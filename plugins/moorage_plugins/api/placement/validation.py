@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bodies and queries against compiled schemas, refused in Placement's words, which its clients and operators know."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import jsonschema
+from typing_extensions import override
+
+from moorage import errors
+from moorage.api import validation
+from moorage.routes import Schema
+
+__all__ = ["BodyValidator", "QueryValidator", "canonical_uuid", "is_uuid"]
+
+#: What Python's uuid.UUID takes, as Placement's clients write it: hyphens anywhere or nowhere, upper or lower case.
+_UUID = re.compile(r"(urn:)?(uuid:)?\{?-*([0-9a-fA-F]-*){32}\}?")
+_FORMATS = jsonschema.FormatChecker(formats=())
+_LONGEST = 1000
+
+
+def is_uuid(value: object) -> bool:
+    """It is written like a uuid; what is no text is the affair of the schema's type."""
+    return not isinstance(value, str) or _UUID.fullmatch(value) is not None
+
+
+def canonical_uuid(value: str) -> str:
+    """A uuid (see :func:`is_uuid`) as it is stored: lower case, with hyphens."""
+    digits = re.sub(r"[^0-9a-f]", "", value.lower().removeprefix("urn:").removeprefix("uuid:"))
+    return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
+
+
+_FORMATS.checks("uuid")(is_uuid)
+
+
+class BodyValidator(validation.Validator):
+    """A compiled schema of a body."""
+
+    _prefix = "JSON does not validate"
+
+    def __init__(self, schema: Schema, where: str) -> None:
+        super().__init__(schema, where, formats=_FORMATS)
+
+    @override
+    def refusal(self, worst: Any, path: str) -> errors.InvalidInput:
+        # As the schema is published: $ is written as Python's end of a text only to be checked.
+        text = str(worst).replace("\\\\Z", "$")
+        return errors.InvalidInput(f"{self._prefix}: {text[:_LONGEST]}", path=path)
+
+
+class QueryValidator(BodyValidator):
+    """A compiled schema of a query. Of a parameter that stands several times the last one counts, as for Placement."""
+
+    _prefix = "Invalid query string parameters"
+
+    @override
+    def check(self, data: Any) -> None:
+        given: Mapping[str, list[str]] = data
+        super().check({name: values[-1] for name, values in given.items()})

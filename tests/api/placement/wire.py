@@ -71,7 +71,7 @@ class Wire:
     def provider(self, *, parent: str | None = None, name: str = "", **totals: int) -> str:
         """A new provider with inventories; its uuid."""
         identity = new_uuid()
-        body = {"uuid": identity, "name": name or identity, "parent_provider_uuid": parent}
+        body: dict[str, Any] = {"uuid": identity, "name": name or identity, "parent_provider_uuid": parent}
         made = self.send("POST", "/resource_providers", body)
         assert made.status_code == 200, made.text
         inventories = {of_class: {"total": total} for of_class, total in totals.items()}

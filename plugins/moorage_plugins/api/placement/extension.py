@@ -7,7 +7,6 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from moorage import errors
 from moorage.allocation.interface import FullStore
 from moorage.api.dialect_application import Operation
 from moorage.control_plane.interface import ApiExtension, Wsgi
@@ -35,15 +34,12 @@ class PlacementApi(ApiExtension):
 
     @override
     def application(self) -> Wsgi:
+        root = [Operation("GET", path, versions_document, public=True) for path in ("", "/")]
         store = self.tools.store()
         if not isinstance(store, FullStore):
-            raise errors.ConfigError(
-                f"The allocation store {type(store).__name__} has not all the powers that the Placement dialect needs "
-                "(moorage.allocation.interface.FullStore). Choose sql for [allocation] store, or take placement out of "
-                "[api] enabled_apis."
-            )
+            return PlacementApplication(DIALECT, root, self.tools)
         operations = (
-            *(Operation("GET", path, versions_document, public=True) for path in ("", "/")),
+            *root,
             *providers.operations(store),
             *inventories.operations(store),
             *features.operations(store),

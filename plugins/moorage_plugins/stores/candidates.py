@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finding candidates among providers that are known: the rules of Placement's ``GET /allocation_candidates``, without a store.
+
+The terms are those of :mod:`moorage.allocation.interface.candidates`. Candidates are generated anchor by anchor and group by
+group, and a combination that cannot become one is left as soon as that shows; so the work grows with what is asked for
+(``limit``), not with all that would be possible.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from moorage.allocation.interface import (
+    Candidate,
+    CandidateQuery,
+    CandidateSet,
+    InventoryItem,
+    ProviderSummary,
+    RequestGroup,
+)
+from moorage_plugins.stores.checks import refusal
+
+__all__ = ["SHARING", "Fleet", "Place", "answer", "find"]
+
+#: The trait of a provider that offers its resources to all who are in one of its aggregates.
+SHARING = "MISC_SHARES_VIA_AGGREGATE"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A provider with all that decides whether something fits there. ``summary.provider`` has its inventories."""
+
+    summary: ProviderSummary
+    aggregates: frozenset[str] = frozenset()
+    traits: frozenset[str] = field(init=False)
+    items: Mapping[str, InventoryItem] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "traits", frozenset(self.summary.traits))
+        items = {each.resource_class: each for each in self.summary.provider.inventories}
+        object.__setattr__(self, "items", items)
+
+    @property
+    def uuid(self) -> str:
+        """The provider's uuid."""
+        return self.summary.provider.uuid
+
+    @property
+    def root(self) -> str:
+        """The uuid of its tree's root."""
+        return self.summary.provider.root
+
+    def has_room(self, name: str, amount: int, rule: str) -> bool:
+        """The amount of the class could be claimed of it now."""
+        return refusal(self.uuid, name, amount, self.items.get(name), self.summary.used.get(name, 0), rule) is None
+
+    def bears(self, name: str, amount: int) -> bool:
+        """Several groups together may take the amount, each of whose parts has room by itself."""
+        item = self.items[name]
+        return amount <= item.max_unit and self.summary.used.get(name, 0) + amount <= item.capacity
+
+    def within(self, member_of: Sequence[frozenset[str]]) -> bool:
+        """It is in one aggregate of each set."""
+        return all(each & self.aggregates for each in member_of)
+
+
+class Fleet:
+    """Providers in trees, and who shares with whom. Whole trees, with all that share with one of them.
+
+    :param places: in the order in which candidates shall name them.
+    """
+
+    def __init__(self, places: Iterable[Place]) -> None:
+        self.places: dict[str, Place] = {each.uuid: each for each in places}
+        self.trees: dict[str, list[Place]] = {}
+        for each in self.places.values():
+            self.trees.setdefault(each.root, []).append(each)
+        self._sharing = [each for each in self.places.values() if SHARING in each.traits and each.aggregates]
+
+    def sharing_with(self, root: str) -> list[Place]:
+        """Sharing providers of other trees that a tree may take of."""
+        if not self._sharing:
+            return []
+        aggregates = frozenset().union(*(each.aggregates for each in self.trees[root]))
+        return [each for each in self._sharing if each.root != root and each.aggregates & aggregates]
+
+    def line(self, uuid: str) -> Iterator[str]:
+        """A provider and all above it."""
+        at: str | None = uuid
+        while at is not None:
+            yield at
+            at = self.places[at].summary.provider.parent
+
+
+@dataclass(frozen=True, slots=True)
+class _Option:
+    """One way to fulfil one group: (provider, class) -> amount, and the providers that fulfil it."""
+
+    taken: Mapping[tuple[str, str], int]
+    providers: frozenset[str]
+
+
+def find(query: CandidateQuery, fleet: Fleet, anchors: Iterable[str], rule: str) -> Iterator[Candidate]:
+    """Candidates anchor by anchor, without ``limit``; the same one of a second anchor is not named again.
+
+    :param anchors: uuids of roots, in order.
+    :param rule: ``[allocation] step_size_rule``.
+    """
+    seen: set[tuple[object, ...]] = set()
+    for anchor in anchors:
+        root = fleet.places[anchor]
+        if query.root_required <= root.traits and not query.root_forbidden & root.traits:
+            for candidate in _of_anchor(query, fleet, root, rule):
+                key = (
+                    frozenset((uuid, *pair) for uuid, taken in candidate.allocations.items() for pair in taken.items()),
+                    frozenset(candidate.mappings.items()),
+                )
+                if key not in seen:
+                    seen.add(key)
+                    yield candidate
+
+
+def answer(candidates: Iterable[Candidate], fleet: Fleet, limit: int | None) -> CandidateSet:
+    """The first ``limit`` candidates with the trees that they take of."""
+    found = tuple(itertools.islice(candidates, limit))
+    roots = {fleet.places[uuid].root for each in found for uuid in each.allocations}
+    summaries = {uuid: each.summary for uuid, each in fleet.places.items() if each.root in roots}
+    return CandidateSet(found, summaries)
+
+
+def _of_anchor(query: CandidateQuery, fleet: Fleet, root: Place, rule: str) -> Iterator[Candidate]:
+    offered = [*fleet.trees[root.uuid], *fleet.sharing_with(root.uuid)]
+    options: list[list[_Option]] = []
+    spread: Iterator[_Option] | None = None
+    for group in query.groups:
+        if not group.suffix:
+            spread = _spread(group, fleet, root, offered, rule)
+            continue
+        alone = [_alone(group, each) for each in offered if _fulfils(group, fleet, each, rule)]
+        if not alone:
+            return
+        options.append(alone)
+    suffixes = [group.suffix for group in query.groups if group.suffix]
+    # The group that may be spread comes first in a combination, though it is looked at last: others are cheaper to rule out.
+    for first in spread if spread is not None else (None,):
+        start = {} if first is None else dict(first.taken)
+        for chosen in _combine(query, fleet, options, start, ()):
+            taken = dict(start)
+            mappings = {} if first is None else {"": tuple(sorted(first.providers))}
+            for suffix, option in zip(suffixes, chosen, strict=True):
+                mappings[suffix] = tuple(sorted(option.providers))
+                _add(taken, option)
+            if _in_subtrees(query, fleet, mappings) and (query.nested or _flat(fleet, taken)):
+                yield Candidate(root.uuid, _by_provider(taken), mappings)
+
+
+def _spread(group: RequestGroup, fleet: Fleet, root: Place, offered: Sequence[Place], rule: str) -> Iterator[_Option]:
+    """The group without a suffix: each class of any provider, and the traits of all of them together."""
+    if group.in_tree is not None and not _same_tree(fleet, group.in_tree, root.uuid):
+        return
+    if group.not_member_of & root.aggregates:
+        return
+    whole_tree = root.within(group.member_of)
+    usable = [
+        each
+        for each in offered
+        if not (group.forbidden & each.traits or group.not_member_of & each.aggregates)
+        # The aggregates of a root count for its tree, though not for who shares with it.
+        and (each.within(group.member_of) or (whole_tree and each.root == root.uuid))
+        and (group.in_tree is None or each.root == root.uuid)
+    ]
+    choices = []
+    for name, amount in group.resources.items():
+        fitting = [each for each in usable if each.has_room(name, amount, rule)]
+        if not fitting:
+            return
+        choices.append(fitting)
+    for chosen in itertools.product(*choices):
+        traits = frozenset().union(*(each.traits for each in chosen))
+        if all(any_of & traits for any_of in group.required):
+            pairs = zip(chosen, group.resources.items(), strict=True)
+            taken = {(each.uuid, name): amount for each, (name, amount) in pairs}
+            yield _Option(taken, frozenset(each.uuid for each in chosen))
+
+
+def _fulfils(group: RequestGroup, fleet: Fleet, place: Place, rule: str) -> bool:
+    """The provider alone fulfils a group with a suffix."""
+    return (
+        not group.forbidden & place.traits
+        and not group.not_member_of & place.aggregates
+        and all(any_of & place.traits for any_of in group.required)
+        and place.within(group.member_of)
+        and (group.in_tree is None or _same_tree(fleet, group.in_tree, place.root))
+        and all(place.has_room(name, amount, rule) for name, amount in group.resources.items())
+    )
+
+
+def _alone(group: RequestGroup, place: Place) -> _Option:
+    taken = {(place.uuid, name): amount for name, amount in group.resources.items()}
+    return _Option(taken, frozenset({place.uuid}))
+
+
+def _same_tree(fleet: Fleet, uuid: str, root: str) -> bool:
+    place = fleet.places.get(uuid)
+    return place is not None and place.root == root
+
+
+def _combine(
+    query: CandidateQuery,
+    fleet: Fleet,
+    options: Sequence[Sequence[_Option]],
+    taken: Mapping[tuple[str, str], int],
+    chosen: tuple[_Option, ...],
+) -> Iterator[tuple[_Option, ...]]:
+    """One option of each group, so that all together fit."""
+    if len(chosen) == len(options):
+        yield chosen
+        return
+    used = frozenset().union(*(each.providers for each in chosen)) if query.isolate else frozenset()
+    for option in options[len(chosen)]:
+        if used & option.providers:
+            continue
+        together = dict(taken)
+        if _add(together, option) and not all(
+            fleet.places[uuid].bears(name, together[uuid, name]) for uuid, name in option.taken
+        ):
+            continue
+        yield from _combine(query, fleet, options, together, (*chosen, option))
+
+
+def _add(taken: dict[tuple[str, str], int], option: _Option) -> bool:
+    """Add what an option takes; True when something of it was taken before."""
+    overlaps = False
+    for key, amount in option.taken.items():
+        overlaps = overlaps or key in taken
+        taken[key] = taken.get(key, 0) + amount
+    return overlaps
+
+
+def _in_subtrees(query: CandidateQuery, fleet: Fleet, mappings: Mapping[str, Sequence[str]]) -> bool:
+    """Of the providers that ``same_subtree`` joins, one is above all the others."""
+    for suffixes in query.same_subtree:
+        uuids = {uuid for suffix in suffixes for uuid in mappings.get(suffix, ())}
+        common = frozenset(uuids).intersection(*(frozenset(fleet.line(uuid)) for uuid in uuids))
+        if uuids and not common:
+            return False
+    return True
+
+
+def _flat(fleet: Fleet, taken: Iterable[tuple[str, str]]) -> bool:
+    """Nothing is taken of two providers of one tree."""
+    uuids = {uuid for uuid, _ in taken}
+    return len({fleet.places[uuid].root for uuid in uuids}) == len(uuids)
+
+
+def _by_provider(taken: Mapping[tuple[str, str], int]) -> dict[str, dict[str, int]]:
+    found: dict[str, dict[str, int]] = {}
+    for (uuid, name), amount in taken.items():
+        found.setdefault(uuid, {})[name] = amount
+    return found

@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rules of candidates on small fleets; Placement's own suite tries them over HTTP."""
+
+from __future__ import annotations
+
+import itertools
+import unittest
+from collections.abc import Iterable
+
+import hypothesis
+from hypothesis import strategies
+
+from moorage.allocation.interface import (
+    Candidate,
+    CandidateQuery,
+    InventoryItem,
+    ProviderSummary,
+    RequestGroup,
+    ResourceProvider,
+)
+from moorage_plugins.stores.candidates import SHARING, Fleet, Place, answer, find
+from moorage_plugins.stores.checks import SEED_RULE
+
+A, B = "agg-a", "agg-b"
+
+
+def place(
+    uuid: str,
+    parent: str | None = None,
+    root: str = "",
+    *,
+    traits: Iterable[str] = (),
+    aggregates: Iterable[str] = (),
+    used: int = 0,
+    **totals: int,
+) -> Place:
+    items = tuple(InventoryItem(name, total) for name, total in totals.items())
+    provider = ResourceProvider(uuid, uuid, inventories=items, parent=parent, root=root or uuid)
+    summary = ProviderSummary(provider, dict.fromkeys(totals, used), tuple(sorted(traits)))
+    return Place(summary, frozenset(aggregates))
+
+
+def groups(*given: RequestGroup, **more: object) -> CandidateQuery:
+    return CandidateQuery(given, **more)  # type: ignore[arg-type]
+
+
+def found(query: CandidateQuery, *places: Place) -> list[Candidate]:
+    fleet = Fleet(places)
+    return list(find(query, fleet, fleet.trees, SEED_RULE))
+
+
+def taken(query: CandidateQuery, *places: Place) -> list[dict[str, dict[str, int]]]:
+    return [{uuid: dict(each) for uuid, each in one.allocations.items()} for one in found(query, *places)]
+
+
+POOL = place("pool", aggregates=[A], traits=[SHARING], DISK_GB=1000)
+
+
+class TestSpread(unittest.TestCase):
+    def test_two_hosts_share_a_pool_and_each_is_a_candidate_with_it(self) -> None:
+        hosts = [place(name, aggregates=[A], VCPU=8) for name in ("host-1", "host-2")]
+        query = groups(RequestGroup(resources={"VCPU": 2, "DISK_GB": 10}))
+        self.assertEqual(
+            [{"host-1": {"VCPU": 2}, "pool": {"DISK_GB": 10}}, {"host-2": {"VCPU": 2}, "pool": {"DISK_GB": 10}}],
+            taken(query, *hosts, POOL),
+        )
+
+    def test_who_is_in_no_aggregate_of_the_pool_takes_nothing_of_it(self) -> None:
+        query = groups(RequestGroup(resources={"VCPU": 2, "DISK_GB": 10}))
+        self.assertEqual([], taken(query, place("host", aggregates=[B], VCPU=8), POOL))
+
+    def test_what_the_pool_alone_can_give_is_named_once(self) -> None:
+        hosts = [place(name, aggregates=[A], VCPU=8) for name in ("host-1", "host-2")]
+        query = groups(RequestGroup(resources={"DISK_GB": 10}))
+        self.assertEqual([{"pool": {"DISK_GB": 10}}], taken(query, *hosts, POOL))
+
+    def test_required_traits_may_be_spread_and_forbidden_ones_rule_out_their_provider(self) -> None:
+        tree = (
+            place("host"),
+            place("left", "host", "host", traits=["FAST"], VCPU=4),
+            place("right", "host", "host", traits=["HOT"], VCPU=4),
+            place("card", "host", "host", traits=["SAFE"], VGPU=1),
+        )
+        wanted = {"VCPU": 1, "VGPU": 1}
+        both = RequestGroup(resources=wanted, required=(frozenset({"FAST"}), frozenset({"SAFE"})))
+        self.assertEqual([{"left": {"VCPU": 1}, "card": {"VGPU": 1}}], taken(groups(both), *tree))
+        cool = RequestGroup(resources=wanted, forbidden=frozenset({"HOT"}))
+        self.assertEqual([{"left": {"VCPU": 1}, "card": {"VGPU": 1}}], taken(groups(cool), *tree))
+
+    def test_the_aggregates_of_a_root_count_for_its_tree(self) -> None:
+        tree = (place("host", aggregates=[B]), place("cell", "host", "host", VCPU=4))
+        query = groups(RequestGroup(resources={"VCPU": 1}, member_of=(frozenset({B}),)))
+        self.assertEqual([{"cell": {"VCPU": 1}}], taken(query, *tree))
+        query = groups(RequestGroup(resources={"VCPU": 1}, not_member_of=frozenset({B})))
+        self.assertEqual([], taken(query, *tree))
+
+
+class TestSuffixed(unittest.TestCase):
+    def test_a_group_takes_all_of_one_provider(self) -> None:
+        tree = (
+            place("host"),
+            place("cell-0", "host", "host", VCPU=4),
+            place("cell-1", "host", "host", VCPU=4, MEMORY_MB=64),
+        )
+        query = groups(RequestGroup("1", {"VCPU": 1, "MEMORY_MB": 1}))
+        self.assertEqual([{"cell-1": {"VCPU": 1, "MEMORY_MB": 1}}], taken(query, *tree))
+
+    def test_groups_on_one_provider_must_fit_together(self) -> None:
+        host = place("host", VCPU=3)
+        two = (RequestGroup("1", {"VCPU": 2}), RequestGroup("2", {"VCPU": 2}))
+        self.assertEqual([], taken(groups(*two), host))
+        small = (RequestGroup("1", {"VCPU": 2}), RequestGroup("2", {"VCPU": 1}))
+        self.assertEqual([{"host": {"VCPU": 3}}], taken(groups(*small), host))
+        self.assertEqual([], taken(groups(*small, isolate=True), host))
+
+    def test_same_subtree_joins_what_hangs_together(self) -> None:
+        tree = (
+            place("host"),
+            place("cell-0", "host", "host", traits=["NUMA"], VCPU=4),
+            place("cell-1", "host", "host", traits=["NUMA"], VCPU=4),
+            place("card-0", "cell-0", "host", VGPU=1),
+            place("card-1", "cell-1", "host", VGPU=1),
+        )
+        near = (RequestGroup("_CPU", {"VCPU": 1}), RequestGroup("_GPU", {"VGPU": 1}))
+        query = groups(*near, same_subtree=(frozenset({"_CPU", "_GPU"}),))
+        self.assertEqual([{f"cell-{n}": {"VCPU": 1}, f"card-{n}": {"VGPU": 1}} for n in (0, 1)], taken(query, *tree))
+        self.assertEqual(4, len(taken(groups(*near), *tree)))
+
+    def test_a_group_without_resources_only_says_where(self) -> None:
+        tree = (place("host"), place("cell", "host", "host", traits=["NUMA"]), place("card", "cell", "host", VGPU=1))
+        query = groups(
+            RequestGroup("_CARD", {"VGPU": 1}),
+            RequestGroup("_CELL", required=(frozenset({"NUMA"}),)),
+            same_subtree=(frozenset({"_CARD", "_CELL"}),),
+        )
+        (one,) = found(query, *tree)
+        self.assertEqual({"card": {"VGPU": 1}}, one.allocations)
+        self.assertEqual({"_CARD": ("card",), "_CELL": ("cell",)}, one.mappings)
+
+
+class TestAnswer(unittest.TestCase):
+    def test_the_limit_bounds_the_work_of_a_huge_product(self) -> None:
+        cards = [place(f"card-{n}", "host", "host", VGPU=8) for n in range(8)]
+        fleet = Fleet([place("host"), *cards])
+        many = groups(*(RequestGroup(str(n), {"VGPU": 1}) for n in range(1, 13)), limit=10)
+        got = answer(find(many, fleet, fleet.trees, SEED_RULE), fleet, many.limit)
+        self.assertEqual(10, len(got.candidates))
+        self.assertEqual(9, len(got.summaries))
+
+    def test_old_clients_get_nothing_of_two_providers_of_a_tree(self) -> None:
+        tree = (place("host", MEMORY_MB=64), place("cell", "host", "host", VCPU=4))
+        wanted = RequestGroup(resources={"VCPU": 1, "MEMORY_MB": 1})
+        self.assertEqual(1, len(taken(groups(wanted), *tree)))
+        self.assertEqual([], taken(groups(wanted, nested=False), *tree))
+
+
+amounts = strategies.integers(min_value=0, max_value=4)
+
+
+class TestModel(unittest.TestCase):
+    """Against the definition: every assignment of groups to providers of one tree, tried one by one."""
+
+    @hypothesis.given(
+        strategies.lists(strategies.tuples(amounts, amounts), min_size=1, max_size=4),
+        strategies.lists(strategies.tuples(amounts, amounts), min_size=1, max_size=3),
+        strategies.booleans(),
+    )
+    def test_suffixed_groups_find_what_trying_all_finds(
+        self, totals: list[tuple[int, int]], wanted: list[tuple[int, int]], isolate: bool
+    ) -> None:
+        wanted = [each for each in wanted if any(each)] or [(1, 0)]
+        names = ("VCPU", "VGPU")
+        places = [
+            place(str(n), None if n == 0 else "0", "0", **{k: t for k, t in zip(names, each, strict=True) if t})
+            for n, each in enumerate(totals)
+        ]
+        asked = [
+            RequestGroup(f"_{n}", {k: a for k, a in zip(names, each, strict=True) if a})
+            for n, each in enumerate(wanted)
+        ]
+        expected = set()
+        for chosen in itertools.product(range(len(totals)), repeat=len(wanted)):
+            held = [[0, 0] for _ in totals]
+            for number, (cpus, cards) in zip(chosen, wanted, strict=True):
+                held[number][0] += cpus
+                held[number][1] += cards
+            fits = all(h <= t for hs, ts in zip(held, totals, strict=True) for h, t in zip(hs, ts, strict=True))
+            if fits and (not isolate or len(set(chosen)) == len(chosen)):
+                expected.add(chosen)
+        got = [
+            tuple(int(one.mappings[f"_{n}"][0]) for n in range(len(wanted)))
+            for one in found(groups(*asked, isolate=isolate), *places)
+        ]
+        self.assertEqual(len(set(got)), len(got))
+        self.assertEqual(expected, set(got))

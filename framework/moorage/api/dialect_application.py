@@ -21,7 +21,7 @@ from oslo_log import log as logging
 
 from moorage import errors
 from moorage.api.dialect import Dialect
-from moorage.api.validation import Validator, parse_json
+from moorage.api.validation import Validator, parse_json, refuse_unstorable
 from moorage.context import RequestContext
 from moorage.control_plane.interface import ApiTools
 from moorage.routes import Schema
@@ -241,6 +241,7 @@ class DialectApplication:
         self.check_call(call)
         if operation is None:
             operation = self._operation(call, path)
+        refuse_unstorable(dict(call.parts), "path")
         if operation.policy is not None:
             self.tools.check_policy(operation.policy, call.context)
         self.check_operation(call, operation)
@@ -282,6 +283,7 @@ class DialectApplication:
         if text:
             for name, value in parse_qsl(text, keep_blank_values=True):
                 found.setdefault(name, []).append(value)
+            refuse_unstorable(found, "query")
         if operation.query is not None:
             self._validators[id(operation.query)].check(found)
         return found

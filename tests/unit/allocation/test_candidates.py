@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import unittest
 from collections.abc import Iterable
+from typing import Any
 
 import hypothesis
 from hypothesis import strategies
@@ -157,6 +158,10 @@ class TestAnswer(unittest.TestCase):
 amounts = strategies.integers(min_value=0, max_value=4)
 
 
+def _positive(names: Iterable[str], numbers: Iterable[int]) -> dict[str, Any]:
+    return {name: number for name, number in zip(names, numbers, strict=True) if number}
+
+
 class TestModel(unittest.TestCase):
     """Against the definition: every assignment of groups to providers of one tree, tried one by one."""
 
@@ -171,13 +176,9 @@ class TestModel(unittest.TestCase):
         wanted = [each for each in wanted if any(each)] or [(1, 0)]
         names = ("VCPU", "VGPU")
         places = [
-            place(str(n), None if n == 0 else "0", "0", **{k: t for k, t in zip(names, each, strict=True) if t})
-            for n, each in enumerate(totals)
+            place(str(n), None if n == 0 else "0", "0", **_positive(names, each)) for n, each in enumerate(totals)
         ]
-        asked = [
-            RequestGroup(f"_{n}", {k: a for k, a in zip(names, each, strict=True) if a})
-            for n, each in enumerate(wanted)
-        ]
+        asked = [RequestGroup(f"_{n}", _positive(names, each)) for n, each in enumerate(wanted)]
         expected = set()
         for chosen in itertools.product(range(len(totals)), repeat=len(wanted)):
             held = [[0, 0] for _ in totals]

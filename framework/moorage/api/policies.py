@@ -7,6 +7,7 @@ from typing import Any
 
 from moorage.allocation import api as allocation_api
 from moorage.api.policy import rules
+from moorage.cleanup import api as cleanup_api
 from moorage.control_plane import api as control_plane_api
 from moorage.fleet import api as fleet_api
 from moorage.routes import PolicyRule
@@ -20,6 +21,7 @@ POLICIES: tuple[PolicyRule, ...] = (
     *fleet_api.POLICIES,
     *allocation_api.POLICIES,
     *scheduling_api.POLICIES,
+    *cleanup_api.POLICIES,
     *control_plane_api.POLICIES,
 )
 

@@ -20,6 +20,9 @@ from moorage.api.mounts import Dispatcher, Health, Metrics, at_its_path, places
 from moorage.api.policies import POLICIES
 from moorage.api.policy import Policy
 from moorage.api.server import Server
+from moorage.cleanup import api as cleanup_api
+from moorage.cleanup.requests import RequestStore
+from moorage.cleanup.views import WorkerViews
 from moorage.clock import Clock
 from moorage.control_plane import api as control_plane_api
 from moorage.control_plane.enrolment import Enrolment
@@ -122,6 +125,11 @@ class ApiRole:
             *fleet_api.routes(nodes, enrolment),
             *allocation_api.routes(store),
             *scheduling_api.routes(schedulers),
+            *cleanup_api.routes(
+                WorkerViews(platform.database, open_workers(platform, conf)),
+                RequestStore(platform.database, platform.registry),
+                schedulers,
+            ),
             *control_plane_api.routes(instances, schedulers, deleter),
         )
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random as random_module
 import threading
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -107,13 +107,17 @@ class Cleaner:
         if renewer is not None:
             renewer.join()
 
-    def clean(self, wanted: Target | Unclaimed, *, own: bool = False) -> Counter[str]:
-        """One pass over all types; how many rows had which outcome.
+    def clean(
+        self, wanted: Target | Unclaimed, *, own: bool = False, types: Collection[str] | None = None
+    ) -> Counter[str]:
+        """One pass over all types, or some; how many rows had which outcome.
 
         :param own: the cleaner's own earlier incarnations: types whose service goes on by itself are left to it.
         """
         done: Counter[str] = Counter()
         for kind, handler in self._handlers.items():
+            if types is not None and kind not in types:
+                continue
             if self.policy.pauses(kind) or (own and not handler.cleans_own):
                 continue
             if isinstance(wanted, Target) and wanted.resource_type not in ("", kind):

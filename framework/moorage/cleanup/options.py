@@ -20,6 +20,12 @@ OPTS: Sequence[cfg.Opt] = (
         "restart.",
     ),
     cfg.ListOpt(
+        "enabled_handlers",
+        default=["instance"],
+        help="The plugins (entry-point group moorage.cleanup_handlers) that clean, one for each type of resource, in the order "
+        "in which types are cleaned. Needs a restart.",
+    ),
+    cfg.ListOpt(
         "paused",
         default=[],
         help="Types of resources that are not cleaned at present; * is all of them. A reload takes it over.",
@@ -32,6 +38,13 @@ OPTS: Sequence[cfg.Opt] = (
     ),
     cfg.IntOpt(
         "batch", default=200, min=1, help="Rows that are taken in one transaction at most. A reload takes it over."
+    ),
+    cfg.FloatOpt(
+        "interval",
+        default=5.0,
+        min=0.05,
+        help="Seconds between a cleaner's looks for requests whose message was lost, expired leases of other cleaners, and "
+        "tries that are due. Needs a restart.",
     ),
     cfg.FloatOpt(
         "unclaimed_timeout",
@@ -53,6 +66,22 @@ OPTS: Sequence[cfg.Opt] = (
     ),
     cfg.FloatOpt(
         "backoff_longest", default=300.0, min=0.01, help="The longest such time, in seconds. A reload takes it over."
+    ),
+    cfg.BoolOpt(
+        "auto_cleanup_enabled",
+        default=False,
+        help="Whether schedulers have services cleaned after that stay dead, by themselves. POST /cleanup/auto does it once, even "
+        "when this is off. A reload takes it over.",
+    ),
+    cfg.IntOpt(
+        "auto_cleanup_checks",
+        default=3,
+        min=1,
+        help="How many samples in a row, one every [services] service_down_time, must find a service dead before it is cleaned "
+        "after automatically. A reload takes it over.",
+    ),
+    cfg.IntOpt(
+        "history_days", default=30, min=1, help="Days after which lines of the history and ended requests are removed."
     ),
 )
 

@@ -79,6 +79,11 @@ def _take(condition: sa.ColumnElement[bool]) -> sa.Update:
     )
 
 
+def _types(condition: sa.ColumnElement[bool]) -> sa.Select[Any]:
+    return sa.select(workers.c.resource_type).where(condition).distinct()
+
+
+_TYPES_LEFT, _TYPES_UNCLAIMED = _types(_LEFT), _types(_UNCLAIMED)
 _FIND_LEFT, _TAKE_LEFT = _find(sa.and_(_LEFT, _OF_RESOURCE)), _take(_LEFT)
 _FIND_UNCLAIMED, _TAKE_UNCLAIMED = _find(_UNCLAIMED), _take(_UNCLAIMED)
 #: Whoever takes one of these now has the fence locked: leave it to them. (Node-local on Galera; there the cleaners' different
@@ -217,6 +222,15 @@ class OrphanStore:
         self._identity = identity
         self._lease_micros = int(workers_store.lease_seconds * MICROSECONDS)
 
+    def types(self, wanted: Target | Unclaimed) -> frozenset[str]:
+        """The types of resources of which there is something to take now; one read."""
+        if isinstance(wanted, Target):
+            query, values = _TYPES_LEFT, _of_target(wanted)
+        else:
+            query, values = _TYPES_UNCLAIMED, _of_unclaimed(wanted)
+        with self.database.read() as tx:
+            return frozenset(tx.execute(query, values).scalars())
+
     def claim(
         self,
         resource_type: str,
@@ -230,10 +244,10 @@ class OrphanStore:
         """Take up to ``limit`` of those between two ids; one transaction of a few statements, however many there are."""
         key: dict[str, Any] = {"of_type": resource_type, "dead": "", "dead_epoch": 0}
         if isinstance(wanted, Target):
-            key |= {"dead": wanted.service, "dead_epoch": wanted.epoch, "until": wanted.until}
+            key |= _of_target(wanted)
             find, take, narrow = _FIND_LEFT, _TAKE_LEFT, {"only": wanted.resource_id}
         else:
-            key |= {"names": list(wanted.names), "timeout": int(wanted.timeout * MICROSECONDS)}
+            key |= _of_unclaimed(wanted)
             find, take, narrow = _FIND_UNCLAIMED, _TAKE_UNCLAIMED, {}
 
         def work(tx: sa.Connection) -> Claimed:
@@ -334,6 +348,14 @@ class OrphanStore:
                 for held in leases
             ],
         )  # fmt: skip
+
+
+def _of_target(wanted: Target) -> dict[str, Any]:
+    return {"dead": wanted.service, "dead_epoch": wanted.epoch, "until": wanted.until}
+
+
+def _of_unclaimed(wanted: Unclaimed) -> dict[str, Any]:
+    return {"names": list(wanted.names), "timeout": int(wanted.timeout * MICROSECONDS)}
 
 
 def stale_reason(status: str | None, expected: str) -> str:

@@ -57,6 +57,12 @@ AGENT_OPTS: Sequence[cfg.Opt] = (
         default=["compute"],
         help="The plugins (entry-point group moorage.agent_services) that this agent runs, in order.",
     ),
+    cfg.StrOpt(
+        "cluster",
+        default="",
+        help="The cluster that this agent belongs to: its members reach the same backends, so that each can do operations that are "
+        "addressed to the cluster, and clean after the others. Empty: none. Needs a restart.",
+    ),
     cfg.FloatOpt(
         "sweep_interval", default=5.0, min=0.05, help="Seconds between looks for operations whose message was lost."
     ),

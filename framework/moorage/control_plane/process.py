@@ -119,7 +119,8 @@ class _Process:
         check_schema(self._database)
         self._transport = rpc_loading.open_transport(conf, self._clock)
         self._registry = ServiceRegistry(self._database, self._clock)
-        self._identity = self._registry.enlist(self._role.binary, self._name, rpc_version=RPC_VERSION)
+        cluster = (conf.agent.cluster or None) if self._role.binary == "agent" else None
+        self._identity = self._registry.enlist(self._role.binary, self._name, cluster=cluster, rpc_version=RPC_VERSION)
         sender = rpc_client.Sender(
             self._transport, self._identity.uuid, self._identity.epoch, timeout=conf.rpc.call_timeout
         )

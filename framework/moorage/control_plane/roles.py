@@ -15,6 +15,7 @@ from moorage import errors
 from moorage.allocation.interface import STORES, AllocationStore
 from moorage.cleanup.workers import WorkerStore
 from moorage.clock import Clock
+from moorage.control_plane.cleaning import AgentCleaning, SupervisorEndpoint
 from moorage.control_plane.enrolment import Enrolment, StoreFleet
 from moorage.control_plane.interface import AGENT_SERVICES, INSTANCE_STORES, AgentService, AgentTools, InstanceStore
 from moorage.control_plane.placing import StoreClaimer, cast_to_agent, check_store
@@ -142,9 +143,10 @@ class SchedulerRole:
                 tell_of_claim(platform, selection)
 
         endpoint = SchedulerEndpoint(self._scheduler, tracker, placed, enabled=section.track_instance_changes)
+        self._cleanup = SupervisorEndpoint(platform, conf, open_workers(platform, conf), observer)
         # Messages are applied while instances are being loaded; the loader does not overwrite them.
         self._subscription = platform.transport.serve(
-            SCHEDULERS, platform.name, Dispatcher(endpoints_of(endpoint)), threads=conf.rpc.threads
+            SCHEDULERS, platform.name, Dispatcher(endpoints_of(endpoint, self._cleanup)), threads=conf.rpc.threads
         )
         self._scheduler.refresh()
         self._periodic: list[Periodic] = []
@@ -156,6 +158,9 @@ class SchedulerRole:
             ask_agents(platform)
         endpoint.open()
         self._periodic.append(
+            Periodic(platform, "sample of services", self._cleanup.sample, conf.services.service_down_time)
+        )
+        self._periodic.append(
             Periodic(platform, "refresh of the fleet", self._scheduler.refresh, section.refresh_interval)
         )
 
@@ -163,6 +168,7 @@ class SchedulerRole:
         """New filters, weighers and limits, all or (by an error) none; a request keeps what it began with."""
         old, self._policy = self._policy, self._make_policy(conf)
         del old
+        self._cleanup.reload(conf)
 
     def stop(self, drain_seconds: float) -> None:
         """End."""
@@ -231,16 +237,18 @@ class Agent:
             release=store.release,
             reporter=reporter,
         )
+        self._cleaning = AgentCleaning(platform, conf, tools, open_workers(platform, conf))
         self._services: list[AgentService] = [
             loaded.plugin(tools) for loaded in AGENT_SERVICES.load_all(conf.agent.services)
         ]
         endpoints = [endpoint for service in self._services for endpoint in service.endpoints()]
         self._soon = threading.Event()
         self._subscription: Subscription = platform.transport.serve(
-            AGENTS, platform.name, Dispatcher(endpoints_of(self, *endpoints)), threads=conf.rpc.threads
+            AGENTS, platform.name, Dispatcher(endpoints_of(self, self._cleaning, *endpoints)), threads=conf.rpc.threads
         )
         for service in self._services:
             service.start()
+        self._cleaning.start()
         self._periodic = [Periodic(platform, "sweep", self._sweep_all, conf.agent.sweep_interval)]
         seconds = sync_seconds(conf)
         if seconds is not None:
@@ -268,14 +276,16 @@ class Agent:
             service.tell_instances(everything=everything)
 
     def reload(self, conf: cfg.ConfigOpts) -> None:
-        """Nothing of an agent changes without a restart; the plugins are checked all the same."""
+        """How it cleans; nothing else changes without a restart, the plugins are checked all the same."""
         AGENT_SERVICES.load_all(conf.agent.services)
+        self._cleaning.reload(conf)
 
     def stop(self, drain_seconds: float) -> None:
         """Take nothing new, end what runs."""
         self._subscription.stop(drain_seconds)
         for each in self._periodic:
             each.stop()
+        self._cleaning.stop()
         for service in self._services:
             service.stop()
 

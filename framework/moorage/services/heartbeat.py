@@ -103,13 +103,12 @@ class Heartbeat:
 
 @dataclass(slots=True)
 class _Seen:
-    epoch: int
     beat: int
     since: float
 
 
 class LivenessObserver:
-    """Says who is up, by timing unchanged (epoch, beat) pairs on its own monotonic clock.
+    """Says who is up, by timing unchanged counts of beats on its own monotonic clock.
 
     A new observer has seen nothing change yet: it needs a whole ``service_down_time`` before it says that somebody is down.
     Clocks of other machines play no part. Safe for use by several threads.
@@ -128,13 +127,14 @@ class LivenessObserver:
             return {row.uuid: self._one(row, now) for row in rows}
 
     def silent_for(self, uuid: str) -> float:
-        """Seconds for which (epoch, beat) of the service has not changed under this observer's eyes."""
+        """Seconds for which the count of the service's beats has not changed under this observer's eyes."""
         with self._lock:
             seen = self._seen.get(uuid)
         return 0.0 if seen is None else self._clock.monotonic() - seen.since
 
     def _one(self, row: Service, now: float) -> bool:
         seen = self._seen.get(row.uuid)
-        if seen is None or (seen.epoch, seen.beat) != (row.epoch, row.beat):
-            seen = self._seen[row.uuid] = _Seen(row.epoch, row.beat, now)
+        # A start counts its first beat. An epoch that rises alone is an eviction, and no sign of life.
+        if seen is None or seen.beat != row.beat:
+            seen = self._seen[row.uuid] = _Seen(row.beat, now)
         return not row.forced_down and not row.stopped and now - seen.since < self._down_time

@@ -29,6 +29,7 @@ class Service:
     :param beat: rises with every heartbeat; 0 when the service ended in good order.
     :param beat_at: microseconds since the Unix epoch, of the database's clock; for people, it decides nothing.
     :param disabled: an operator wants nothing new to be placed on it.
+    :param id: a number, for clients that want one instead of the uuid.
     :param forced_down: an operator says that it is dead, whatever its heartbeats say.
     """
 
@@ -43,6 +44,7 @@ class Service:
     disabled: bool
     disabled_reason: str
     forced_down: bool
+    id: int = 0
 
     @property
     def stopped(self) -> bool:

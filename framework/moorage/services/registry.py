@@ -42,6 +42,7 @@ _RETIRE = (
 _COLUMNS = (
     services.c.uuid, services.c.host, services.c.binary, services.c.cluster, services.c.epoch, services.c.beat,
     services.c.beat_at, services.c.rpc_version, services.c.disabled, services.c.disabled_reason, services.c.forced_down,
+    services.c.id,
 )  # fmt: skip
 
 
@@ -109,7 +110,11 @@ class ServiceRegistry:
 
         False when it has beaten, ended or started again since (epoch, beat) was seen, or somebody else evicted it.
         """
-        return self._conditional(_EVICT, of_uuid=uuid, of_epoch=epoch, of_beat=beat)
+        return self._database.run(lambda tx: self.evict_in(tx, uuid, epoch, beat))
+
+    def evict_in(self, tx: sa.Connection, uuid: str, epoch: int, beat: int) -> bool:
+        """:meth:`evict` in the caller's transaction, which then also records what shall be done about it."""
+        return tx.execute(_EVICT, {"of_uuid": uuid, "of_epoch": epoch, "of_beat": beat}).rowcount == 1
 
     def list(
         self, *, binary: str | None = None, host: str | None = None, cluster: str | None = None

@@ -118,7 +118,7 @@ class ThingSetHandler(SetCleanupHandler, ThingHandler):
         self.settled += len(leases)
 
 
-class CleanerTests(worker_tests.WorkerCase):
+class CleanerCase(worker_tests.WorkerCase):
     """Subclasses give ``url``."""
 
     def cleaner(
@@ -154,6 +154,10 @@ class CleanerTests(worker_tests.WorkerCase):
 
     def outcomes(self) -> Counter[str]:
         return Counter(row.outcome for row in self.history())
+
+
+class CleanerTests(CleanerCase):
+    """Subclasses give ``url``."""
 
     # -- what is cleaned ------------------------------------------------------------------------------------------
 

@@ -147,6 +147,18 @@ class TestObserver(RegistryCase):
         self.registry.beat(agent)
         self.assertTrue(up())
 
+    def test_an_eviction_is_no_sign_of_life(self) -> None:
+        agent = self.registry.enlist("agent", "a", rpc_version="1.0")
+        clock = FakeClock()
+        observer = LivenessObserver(clock, 60)
+        observer.observe(self.registry.list())
+        clock.now += 61
+        (row,) = self.registry.list()
+        self.assertTrue(self.registry.evict(agent.uuid, row.epoch, row.beat))
+        self.assertFalse(observer.observe(self.registry.list())[agent.uuid])
+        self.registry.enlist("agent", "a", rpc_version="1.0")
+        self.assertTrue(observer.observe(self.registry.list())[agent.uuid])
+
     def test_a_stopped_or_forced_down_service_is_down_at_once(self) -> None:
         agent = self.registry.enlist("agent", "a", rpc_version="1.0")
         observer = LivenessObserver(FakeClock(), 60)

@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cleanup in ``/scheduling/v1``: what is being worked on and why it does not go on, requests and their progress, the history."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, Protocol
+
+from moorage import errors
+from moorage.cleanup.interface import Phase
+from moorage.cleanup.requests import CleanupRequest, RequestStore
+from moorage.cleanup.views import WorkerViews
+from moorage.routes import ApiRequest, ApiResponse, PolicyRule, Route
+
+__all__ = ["POLICIES", "SupervisorClient", "routes"]
+
+POLICIES = (
+    PolicyRule(
+        "scheduling:cleanup:get", "rule:system_reader", "See operations in progress, requests and history.", ("system",)
+    ),
+    PolicyRule("scheduling:cleanup:request", "rule:system_admin", "Have dead services cleaned after.", ("system",)),
+    PolicyRule(
+        "scheduling:cleanup:update", "rule:system_admin", "Retry or discard what is in quarantine.", ("system",)
+    ),
+)
+
+_TEXT = {"type": "string", "minLength": 1, "maxLength": 255}
+_LIMIT = {"type": "integer", "minimum": 1, "maximum": 1000}
+_WORKERS_QUERY = {
+    "type": "object",
+    "properties": {
+        "resource_type": _TEXT,
+        "resource_id": _TEXT,
+        "host": _TEXT,
+        "status": _TEXT,
+        "worker": _TEXT,
+        "phase": {"enum": [phase.value for phase in Phase]},
+        "limit": _LIMIT,
+        "after": {"type": "string", "pattern": "^[^,]+,[^,]+$", "maxLength": 100},
+    },
+    "additionalProperties": False,
+}
+_REQUEST = {
+    "type": "object",
+    "properties": {
+        **dict.fromkeys(("service", "cluster", "host", "binary", "resource_type", "resource_id"), _TEXT),
+        **{name: {"type": "boolean"} for name in ("is_up", "disabled", "dry_run")},
+    },
+    "additionalProperties": False,
+}
+_AUTOMATIC = {"type": "object", "properties": {"dry_run": {"type": "boolean"}}, "additionalProperties": False}
+_REQUESTS_QUERY = {
+    "type": "object",
+    "properties": {"open": {"type": "boolean"}, "limit": _LIMIT, "after": _TEXT},
+    "additionalProperties": False,
+}
+_HISTORY_QUERY = {
+    "type": "object",
+    "properties": {
+        **dict.fromkeys(("resource_type", "resource_id", "outcome"), _TEXT),
+        "limit": _LIMIT,
+        "after": {"type": "integer", "minimum": 0, "maximum": 2**62},
+    },
+    "additionalProperties": False,
+}
+_WORKER = {
+    "type": "object",
+    "properties": {
+        **{
+            name: {"type": "string"} for name in ("resource_type", "resource_id", "operation", "status", "phase", "why")
+        },
+        **{name: {"type": ["string", "null"]} for name in ("owner", "worker")},
+        **{name: {"type": "integer"} for name in ("epoch", "token", "attempts", "created_at", "updated_at")},
+    },
+    "required": ["resource_type", "resource_id", "phase", "why"],
+}
+_ANSWER = {
+    "type": "object",
+    "properties": {
+        **{name: {"type": "array", "items": {"type": "object"}} for name in ("cleaning", "unavailable", "requests")},
+        "would_clean": {"type": "array", "items": {"type": "object"}},
+    },
+    "required": ["cleaning", "unavailable", "requests"],
+}
+
+
+class SupervisorClient(Protocol):
+    """How the API reaches a scheduler; bound by the control plane."""
+
+    def ask(self, method: str, args: Mapping[str, Any]) -> Any:
+        """Call any live scheduler; another one when it is lost: a request that is made twice is one."""
+
+
+def routes(views: WorkerViews, requests: RequestStore, schedulers: SupervisorClient) -> Sequence[Route]:
+    """The routes, over the store and a way to the schedulers."""
+
+    def list_workers(request: ApiRequest) -> ApiResponse:
+        query = dict(request.query)
+        limit = int(query.pop("limit", 1000))
+        kind, _, uuid = str(query.pop("after", ",")).partition(",")
+        found = views.rows(after=(kind, uuid), limit=limit, **query)
+        last = found[-1] if len(found) == limit else None
+        following = last and f"{last['resource_type']},{last['resource_id']}"
+        return ApiResponse(200, {"workers": found, "next_after": following})
+
+    def show_worker(request: ApiRequest) -> ApiResponse:
+        return ApiResponse(200, views.get(**_key(request)))
+
+    def retry(request: ApiRequest) -> ApiResponse:
+        return ApiResponse(200, views.retry(**_key(request)))
+
+    def discard(request: ApiRequest) -> ApiResponse:
+        views.discard(**_key(request))
+        return ApiResponse(204)
+
+    def clean(request: ApiRequest) -> ApiResponse:
+        filters = {name: value for name, value in request.body.items() if name != "dry_run"}
+        dry_run = bool(request.body.get("dry_run", False))
+        args = {"filters": filters, "requested_by": _who(request), "dry_run": dry_run}
+        return ApiResponse(200 if dry_run else 202, schedulers.ask("request_cleanup", args))
+
+    def automatic(request: ApiRequest) -> ApiResponse:
+        dry_run = bool(request.body.get("dry_run", False))
+        args = {"requested_by": _who(request), "dry_run": dry_run}
+        return ApiResponse(200 if dry_run else 202, schedulers.ask("auto_cleanup", args))
+
+    def list_requests(request: ApiRequest) -> ApiResponse:
+        limit = int(request.query.get("limit", 1000))
+        found = requests.page(after=request.query.get("after", ""), limit=limit, is_open=request.query.get("open"))
+        following = found[-1].uuid if len(found) == limit else None
+        return ApiResponse(200, {"requests": [_shown(each) for each in found], "next_after": following})
+
+    def show_request(request: ApiRequest) -> ApiResponse:
+        found = requests.get(request.path["uuid"])
+        return ApiResponse(200, {**_shown(found), **requests.progress(found)})
+
+    def history(request: ApiRequest) -> ApiResponse:
+        query = dict(request.query)
+        limit = int(query.setdefault("limit", 1000))
+        found = views.history(**query)
+        return ApiResponse(200, {"history": found, "next_after": found[-1]["id"] if len(found) == limit else None})
+
+    see, ask, change = (rule.name for rule in POLICIES)
+    tags, anything = ("cleanup",), {"type": "object"}
+    return (
+        Route(
+            "GET",
+            "/workers",
+            see,
+            "Operations in progress, with who does each and why it does not go on.",
+            list_workers,
+            {200: {"type": "object", "properties": {"workers": {"type": "array", "items": _WORKER}}}},
+            query=_WORKERS_QUERY,
+            tags=tags,
+        ),
+        Route(
+            "GET",
+            "/workers/{resource_type}/{resource_id}",
+            see,
+            "The operation in progress on a resource.",
+            show_worker,
+            {200: _WORKER},
+            tags=tags,
+        ),
+        Route(
+            "POST",
+            "/workers/{resource_type}/{resource_id}/retry",
+            change,
+            "Take a row out of quarantine and clean it again.",
+            retry,
+            {200: _WORKER},
+            tags=tags,
+        ),
+        Route(
+            "DELETE",
+            "/workers/{resource_type}/{resource_id}",
+            change,
+            "End a row in quarantine without cleaning it.",
+            discard,
+            {204: None},
+            tags=tags,
+        ),
+        Route(
+            "POST",
+            "/cleanup",
+            ask,
+            "Have those services cleaned after that the filters name, all dead ones without filters; dry_run writes nothing and "
+            "lists what would become of each row.",
+            clean,
+            {200: _ANSWER, 202: _ANSWER},
+            body=_REQUEST,
+            tags=tags,
+        ),
+        Route(
+            "POST",
+            "/cleanup/auto",
+            ask,
+            "Have all services cleaned after that have been dead for [cleanup] auto_cleanup_checks samples, now.",
+            automatic,
+            {200: _ANSWER, 202: _ANSWER},
+            body=_AUTOMATIC,
+            tags=tags,
+        ),
+        Route(
+            "GET",
+            "/cleanup/requests",
+            see,
+            "Requests for cleanup.",
+            list_requests,
+            {200: anything},
+            query=_REQUESTS_QUERY,
+            tags=tags,
+        ),
+        Route(
+            "GET",
+            "/cleanup/requests/{uuid}",
+            see,
+            "A request with what is left of it and what became of the rest.",
+            show_request,
+            {200: anything},
+            tags=tags,
+        ),
+        Route(
+            "GET",
+            "/cleanup/history",
+            see,
+            "What became of orphans, oldest first.",
+            history,
+            {200: anything},
+            query=_HISTORY_QUERY,
+            tags=tags,
+        ),
+    )
+
+
+def _key(request: ApiRequest) -> dict[str, str]:
+    key = {"resource_type": request.path["resource_type"], "resource_id": request.path["resource_id"]}
+    if any(len(value) > 255 for value in key.values()):
+        raise errors.NotFound("No operation on such a resource is in progress.")
+    return key
+
+
+def _who(request: ApiRequest) -> str:
+    return request.context.user_id or ""
+
+
+def _shown(request: CleanupRequest) -> dict[str, Any]:
+    return {**asdict(request), "state": "open" if request.done_at is None else "done"}

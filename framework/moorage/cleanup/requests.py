@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests to clean after a service: one row for each incarnation that ended and each filter, whoever asks and how often.
+
+The row is the request. Messages only make it quicker: cleaners look for open rows by themselves, and schedulers that ask for the
+same find each other's row.
+"""
+
+from __future__ import annotations
+
+import uuid as uuid_module
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import sqlalchemy as sa
+
+from moorage import errors
+from moorage.cleanup.interface import Phase
+from moorage.cleanup.orphans import Target
+from moorage.cleanup.tables import cleanup_history, cleanup_requests, workers
+from moorage.db import MICROSECONDS, Database, Duplicate, now
+from moorage.services.interface import Service
+from moorage.services.registry import ServiceRegistry
+
+__all__ = ["CleanupRequest", "RequestStore"]
+
+_COLUMNS = (
+    cleanup_requests.c.uuid, cleanup_requests.c.service, cleanup_requests.c.epoch, cleanup_requests.c.resource_type,
+    cleanup_requests.c.resource_id, cleanup_requests.c.until, cleanup_requests.c.cluster, cleanup_requests.c.host,
+    cleanup_requests.c.kind, cleanup_requests.c.requested_by, cleanup_requests.c.done_at, cleanup_requests.c.created_at,
+)  # fmt: skip
+_SAME = sa.and_(
+    cleanup_requests.c.service == sa.bindparam("of_service"),
+    cleanup_requests.c.epoch == sa.bindparam("of_epoch"),
+    cleanup_requests.c.resource_type == sa.bindparam("of_type"),
+    cleanup_requests.c.resource_id == sa.bindparam("of_resource"),
+)
+_REOPEN = sa.update(cleanup_requests).where(_SAME).values(done_at=None, until=now())
+#: The kind of requests that declare nobody dead.
+LEFTOVERS = "leftovers"
+_DAY = 86_400 * MICROSECONDS
+
+
+@dataclass(frozen=True, slots=True)
+class CleanupRequest:
+    """A row of ``cleanup_requests``. Times are microseconds since the Unix epoch, of the database's clock.
+
+    :param epoch: rows of the service's epochs before this one are meant.
+    :param kind: ``manual`` or ``automatic`` of a dead service, ``leftovers`` of a living one.
+    :param done_at: None while something is left to do.
+    """
+
+    uuid: str
+    service: str
+    epoch: int
+    resource_type: str
+    resource_id: str
+    until: int
+    cluster: str | None
+    host: str
+    kind: str
+    requested_by: str
+    done_at: int | None
+    created_at: int
+
+    @property
+    def target(self) -> Target:
+        """What it asks for."""
+        return Target(self.service, self.epoch, self.until, self.resource_type, self.resource_id)
+
+
+class RequestStore:
+    """Requests and their progress. Safe for use by several threads."""
+
+    def __init__(self, database: Database, registry: ServiceRegistry) -> None:
+        self._database = database
+        self._registry = registry
+
+    def open(
+        self,
+        service: Service,
+        *,
+        evict: bool,
+        kind: str,
+        requested_by: str,
+        resource_type: str = "",
+        resource_id: str = "",
+    ) -> CleanupRequest | None:
+        """The request for what the service left; made, or the one that somebody else has made, opened again if it was done.
+
+        :param evict: the service was seen dead with just this (epoch, beat): declare it dead, in the same transaction. None when it
+            has shown life since. A service that was declared dead before, and has not started again, is not declared dead again.
+        """
+        by, resource = (kind if evict else LEFTOVERS, requested_by), (resource_type, resource_id)
+        for _ in range(20):
+            try:
+                found = self._database.run(partial(self._open, service=service, evict=evict, by=by, resource=resource))
+            except Duplicate:
+                continue
+            if found is not None:
+                return found
+            # Somebody else evicted it, or it beat or started.
+            current = self._registry.get(service.uuid)
+            if current.beat != service.beat:
+                return None
+            service = current
+        raise errors.StoreBusy(f"Others keep changing service {service.uuid}; try again later.")
+
+    def _open(
+        self, tx: sa.Connection, service: Service, evict: bool, by: tuple[str, str], resource: tuple[str, str]
+    ) -> CleanupRequest | None:
+        known = tx.execute(
+            sa.select(cleanup_requests.c.uuid).where(*_declared(service.uuid, service.epoch)).limit(1)
+        ).first()
+        epoch = service.epoch
+        if evict and known is None:
+            if not self._registry.evict_in(tx, service.uuid, service.epoch, service.beat):
+                return None
+            epoch += 1
+        key = {"of_service": service.uuid, "of_epoch": epoch, "of_type": resource[0], "of_resource": resource[1]}
+        row = tx.execute(sa.select(*_COLUMNS).where(_SAME), key).first()
+        if row is None:
+            tx.execute(
+                sa.insert(cleanup_requests).values(
+                    uuid=str(uuid_module.uuid4()), service=service.uuid, epoch=epoch, resource_type=resource[0],
+                    resource_id=resource[1], until=now(), cluster=service.cluster, host=service.host, kind=by[0],
+                    requested_by=by[1][:255], done_at=None, created_at=now(),
+                )
+            )  # fmt: skip
+        elif row.done_at is not None:
+            tx.execute(_REOPEN, key)
+        return _request(tx.execute(sa.select(*_COLUMNS).where(_SAME), key).one())
+
+    def known(self, service: str, epoch: int) -> bool:
+        """Whether the service was declared dead by a request, at just that epoch, and has not started since."""
+        query = sa.select(cleanup_requests.c.id).where(*_declared(service, epoch))
+        with self._database.read() as tx:
+            return tx.execute(query.limit(1)).first() is not None
+
+    def open_for(self, host: str, cluster: str | None) -> Sequence[CleanupRequest]:
+        """Open requests that a service of that host and cluster may do."""
+        mine = cleanup_requests.c.host == host
+        if cluster is not None:
+            mine = sa.or_(mine, cleanup_requests.c.cluster == cluster)
+        query = sa.select(*_COLUMNS).where(cleanup_requests.c.done_at.is_(None), mine).order_by(cleanup_requests.c.id)
+        with self._database.read() as tx:
+            return [_request(row) for row in tx.execute(query)]
+
+    def get(self, uuid: str) -> CleanupRequest:
+        """One request.
+
+        :raises NotFound: there is none of that uuid.
+        """
+        with self._database.read() as tx:
+            row = tx.execute(sa.select(*_COLUMNS).where(cleanup_requests.c.uuid == uuid)).first()
+        if row is None:
+            raise errors.NotFound(f"There is no cleanup request {uuid}; GET /cleanup/requests lists them.")
+        return _request(row)
+
+    def page(self, *, after: str = "", limit: int = 1000, is_open: bool | None = None) -> Sequence[CleanupRequest]:
+        """Requests by uuid, a page of ``limit`` after the given one."""
+        query = sa.select(*_COLUMNS).where(cleanup_requests.c.uuid > after).order_by(cleanup_requests.c.uuid)
+        if is_open is not None:
+            done = cleanup_requests.c.done_at
+            query = query.where(done.is_(None) if is_open else done.is_not(None))
+        with self._database.read() as tx:
+            return [_request(row) for row in tx.execute(query.limit(limit))]
+
+    # -- progress -------------------------------------------------------------------------------------------------
+
+    def left(self, service: str, epoch: int = 2**62) -> Mapping[str, int]:
+        """How many rows of the service's epochs before ``epoch`` there are, by phase."""
+        query = (
+            sa.select(workers.c.phase, sa.func.count())
+            .where(workers.c.worker == service, workers.c.worker_epoch < epoch)
+            .group_by(workers.c.phase)
+        )
+        with self._database.read() as tx:
+            return {str(phase): int(count) for phase, count in tx.execute(query)}
+
+    def progress(self, request: CleanupRequest) -> dict[str, Mapping[str, int]]:
+        """Computed from the tables: ``left`` by phase, ``outcomes`` of the cleaners' tries so far."""
+        with self._database.read() as tx:
+            left = tx.execute(
+                sa.select(workers.c.phase, sa.func.count()).where(*_rows_of(request)).group_by(workers.c.phase)
+            ).all()
+            outcomes = tx.execute(
+                sa.select(cleanup_history.c.outcome, sa.func.count())
+                .where(*_history_of(request))
+                .group_by(cleanup_history.c.outcome)
+            ).all()
+        return {
+            "left": {str(phase): int(count) for phase, count in left},
+            "outcomes": {str(outcome): int(count) for outcome, count in outcomes},
+        }
+
+    def close_if_done(self, request: CleanupRequest) -> bool:
+        """Mark it as done when nothing that it asks for is left but what is in quarantine."""
+        left = sa.exists().where(*_rows_of(request), workers.c.phase != Phase.QUARANTINED.value)
+        close = (
+            sa.update(cleanup_requests)
+            .where(cleanup_requests.c.uuid == request.uuid, cleanup_requests.c.done_at.is_(None), sa.not_(left))
+            .values(done_at=now())
+        )
+        return self._database.run(lambda tx: tx.execute(close).rowcount == 1)
+
+    def purge(self, days: int) -> int:
+        """Remove lines of the history, and requests, that ended more than so many days ago; how many."""
+        before = now() - days * _DAY
+
+        def work(tx: sa.Connection) -> int:
+            lines = tx.execute(sa.delete(cleanup_history).where(cleanup_history.c.at < before)).rowcount
+            ended = cleanup_requests.c.done_at < before
+            return lines + tx.execute(sa.delete(cleanup_requests).where(ended)).rowcount
+
+        return self._database.run(work)
+
+
+def _declared(service: str, epoch: int) -> list[sa.ColumnElement[bool]]:
+    """Requests that have ended the epoch before."""
+    found = cleanup_requests.c
+    return [found.service == service, found.epoch == epoch, found.kind != LEFTOVERS]
+
+
+def _request(row: Any) -> CleanupRequest:
+    return CleanupRequest(*row)
+
+
+def _rows_of(request: CleanupRequest) -> list[sa.ColumnElement[bool]]:
+    found = [
+        workers.c.worker == request.service,
+        workers.c.worker_epoch < request.epoch,
+        sa.or_(workers.c.phase != Phase.WORKING.value, workers.c.updated_at <= request.until),
+    ]
+    if request.resource_type:
+        found.append(workers.c.resource_type == request.resource_type)
+    if request.resource_id:
+        found.append(workers.c.resource_id == request.resource_id)
+    return found
+
+
+def _history_of(request: CleanupRequest) -> list[Any]:
+    history = cleanup_history.c
+    found = [history.worker == request.service, history.worker_epoch < request.epoch, history.at >= request.created_at]
+    if request.resource_type:
+        found.append(history.resource_type == request.resource_type)
+    if request.resource_id:
+        found.append(history.resource_id == request.resource_id)
+    return found

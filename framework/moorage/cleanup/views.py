@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is being worked on, by whom, and why it does not go on: for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from moorage import errors
+from moorage.cleanup.interface import Phase, Worker
+from moorage.cleanup.tables import cleanup_history, cleanup_requests, workers
+from moorage.cleanup.workers import COLUMNS, WorkerStore, worker_of
+from moorage.db import MICROSECONDS, Database, now, read_now
+from moorage.services.interface import Service
+from moorage.services.tables import services
+
+__all__ = ["WorkerViews"]
+
+_HISTORY = tuple(cleanup_history.c)
+_FILTERS = {
+    "resource_type": workers.c.resource_type,
+    "resource_id": workers.c.resource_id,
+    "phase": workers.c.phase,
+    "status": workers.c.status,
+    "addressed_to": workers.c.addressed_to,
+    "worker": workers.c.worker,
+}
+_QUARANTINED = workers.c.phase == Phase.QUARANTINED.value
+
+
+@dataclass(frozen=True, slots=True)
+class _Named:
+    host: str
+    binary: str
+    epoch: int
+
+
+class WorkerViews:
+    """Reads worker rows for people, and the two verbs that people have for rows in quarantine."""
+
+    def __init__(self, database: Database, store: WorkerStore) -> None:
+        self._database = database
+        self._store = store
+
+    def rows(
+        self, *, after: tuple[str, str] = ("", ""), limit: int = 1000, host: str | None = None, **filters: str | None
+    ) -> Sequence[dict[str, Any]]:
+        """Rows by (type, id), a page of ``limit`` after the given ones, each with ``why``.
+
+        :param host: addressed to it, or worked on by its service.
+        """
+        key = sa.tuple_(workers.c.resource_type, workers.c.resource_id)
+        query = sa.select(*COLUMNS).order_by(workers.c.resource_type, workers.c.resource_id).limit(limit)
+        if after != ("", ""):
+            query = query.where(key > sa.tuple_(sa.literal(after[0]), sa.literal(after[1])))
+        for name, value in filters.items():
+            if value is not None:
+                query = query.where(_FILTERS[name] == value)
+        if host is not None:
+            of_host = sa.select(services.c.uuid).where(services.c.host == host)
+            query = query.where(
+                sa.or_(workers.c.addressed_to == host, workers.c.owner.in_(of_host), workers.c.worker.in_(of_host))
+            )
+        return self._shown(query)
+
+    def get(self, resource_type: str, resource_id: str) -> dict[str, Any]:
+        """One row.
+
+        :raises NotFound: no operation on the resource is in progress.
+        """
+        found = self._shown(sa.select(*COLUMNS).where(*_of(resource_type, resource_id)))
+        if not found:
+            raise errors.NotFound(f"No operation on {resource_type} {resource_id} is in progress.")
+        return found[0]
+
+    def find(self, resource_id: str, resource_type: str | None) -> Sequence[Worker]:
+        """Rows of a resource; several when types share a uuid."""
+        query = sa.select(*COLUMNS).where(workers.c.resource_id == resource_id)
+        if resource_type is not None:
+            query = query.where(workers.c.resource_type == resource_type)
+        with self._database.read() as tx:
+            return [worker_of(row) for row in tx.execute(query)]
+
+    def would_clean(
+        self, service: Service, resource_type: str | None, resource_id: str | None, limit: int = 1000
+    ) -> Sequence[dict[str, Any]]:
+        """Rows that the service has begun, each with ``would``: whether it would be cleaned, and why (not)."""
+        query = sa.select(*COLUMNS).where(workers.c.worker == service.uuid).limit(limit)
+        if resource_type:
+            query = query.where(workers.c.resource_type == resource_type)
+        if resource_id:
+            query = query.where(workers.c.resource_id == resource_id)
+        with self._database.read() as tx:
+            moment = read_now(tx)
+            rows = [
+                worker_of(row) for row in tx.execute(query.order_by(workers.c.resource_type, workers.c.resource_id))
+            ]
+        return [
+            {
+                "resource_type": row.resource_type,
+                "resource_id": row.resource_id,
+                "status": row.status,
+                "phase": row.phase,
+                "host": service.host,
+                "would": _would(row, moment),
+            }
+            for row in rows
+        ]
+
+    def history(
+        self,
+        *,
+        after: int = 0,
+        limit: int = 1000,
+        resource_type: str | None = None,
+        resource_id: str | None = None,
+        outcome: str | None = None,
+    ) -> Sequence[dict[str, Any]]:
+        """What became of orphans, oldest first, a page of ``limit`` after the line of that number."""
+        query = sa.select(*_HISTORY).where(cleanup_history.c.id > after).order_by(cleanup_history.c.id).limit(limit)
+        for column, value in (
+            (cleanup_history.c.resource_type, resource_type),
+            (cleanup_history.c.resource_id, resource_id),
+            (cleanup_history.c.outcome, outcome),
+        ):
+            if value is not None:
+                query = query.where(column == value)
+        with self._database.read() as tx:
+            return [dict(row._mapping) for row in tx.execute(query)]
+
+    # -- verbs ----------------------------------------------------------------------------------------------------
+
+    def retry(self, resource_type: str, resource_id: str) -> dict[str, Any]:
+        """Take it out of quarantine: it is tried again from the beginning, with the next look of a cleaner.
+
+        :raises NotFound, Conflict: there is no such row, or it is not in quarantine.
+        """
+
+        def work(tx: sa.Connection) -> bool:
+            row = tx.execute(sa.select(workers.c.worker, workers.c.worker_epoch).where(*key)).first()
+            if row is None or tx.execute(statement).rowcount != 1:
+                return False
+            # Somebody must look after it again.
+            requests = cleanup_requests.c
+            asked = requests.resource_type.in_(("", resource_type)), requests.resource_id.in_(("", resource_id))
+            tx.execute(
+                sa.update(cleanup_requests)
+                .where(requests.service == row.worker, requests.epoch > row.worker_epoch, *asked)
+                .values(done_at=None)
+            )
+            return True
+
+        key = (*_of(resource_type, resource_id), _QUARANTINED)
+        values = {"phase": Phase.RETRYING.value, "next_try_at": 0, "attempts": 1, "updated_at": now()}
+        statement = sa.update(workers).where(*key).values(values)
+        if not self._database.run(work):
+            raise self._not_in_quarantine(resource_type, resource_id)
+        return self.get(resource_type, resource_id)
+
+    def discard(self, resource_type: str, resource_id: str) -> None:
+        """End a row in quarantine without cleaning; what the resource is then, its service's reset-state says.
+
+        :raises NotFound, Conflict: there is no such row, or it is not in quarantine.
+        """
+
+        def work(tx: sa.Connection) -> bool:
+            query = sa.select(*COLUMNS).where(*_of(resource_type, resource_id), _QUARANTINED)
+            row = tx.execute(query).first()
+            if row is None:
+                return False
+            self._store.reset(tx, resource_type, resource_id)
+            tx.execute(
+                sa.insert(cleanup_history).values(
+                    at=now(), resource_type=resource_type, resource_id=resource_id, operation=row.operation,
+                    status=row.status, outcome="discarded", reason=row.last_error, worker=row.worker,
+                    worker_epoch=row.worker_epoch, cleaner=None, cleaner_epoch=0, token=row.token,
+                    attempts=row.attempts, seconds=0.0,
+                )
+            )  # fmt: skip
+            return True
+
+        if not self._database.run(work):
+            raise self._not_in_quarantine(resource_type, resource_id)
+
+    def _not_in_quarantine(self, resource_type: str, resource_id: str) -> errors.MoorageError:
+        try:
+            row = self.get(resource_type, resource_id)
+        except errors.NotFound as error:
+            return error
+        return errors.Conflict(f"{resource_type} {resource_id} is not in quarantine: {row['why']}.")
+
+    # -- why ------------------------------------------------------------------------------------------------------
+
+    def _shown(self, query: Any) -> list[dict[str, Any]]:
+        with self._database.read() as tx:
+            rows = [worker_of(row) for row in tx.execute(query)]
+            wanted = {uuid for row in rows for uuid in (row.owner, row.worker) if uuid is not None}
+            columns = (services.c.uuid, services.c.host, services.c.binary, services.c.epoch)
+            known = {
+                row.uuid: _Named(row.host, row.binary, row.epoch)
+                for row in tx.execute(sa.select(*columns).where(services.c.uuid.in_(wanted)))
+            }
+            moment = read_now(tx)
+        return [{**asdict(row), "why": _why(row, known, moment)} for row in rows]
+
+
+def _of(resource_type: str, resource_id: str) -> tuple[Any, ...]:
+    return workers.c.resource_type == resource_type, workers.c.resource_id == resource_id
+
+
+def _why(row: Worker, known: Mapping[str, _Named], moment: int) -> str:
+    """One sentence: who has it, and what it waits for."""
+    if row.phase == Phase.WAITING:
+        error = f"; the last owner gave it back: {row.last_error}" if row.last_error else ""
+        return f"waits for {row.addressed_to} to take it, since {_ago(row.updated_at, moment)}{error}"
+    if row.phase == Phase.QUARANTINED:
+        return f"in quarantine after {row.attempts} tries, the last one failed: {row.last_error}"
+    if row.phase == Phase.RETRYING:
+        when = max(0.0, (row.next_try_at - moment) / MICROSECONDS)
+        return f"the cleanup failed ({row.last_error}); tried again in {when:.0f} s, when its cluster has a cleaner"
+    owner = known.get(row.owner or "")
+    named = f"{owner.binary} {owner.host}" if owner else f"service {row.owner}, which is not known any more"
+    left = (row.expires_at - moment) / MICROSECONDS
+    lease = f"its lease ends in {left:.0f} s" if left > 0 else f"its lease has ended {-left:.0f} s ago"
+    if row.phase == Phase.CLEANING:
+        return f"{named} cleans it, {lease}"
+    if owner is None or row.epoch < owner.epoch:
+        return (
+            f"{named} began it and has ended since; it waits for a cleaner of its cluster, or for that service's start"
+        )
+    return f"{named} works on it, {lease}"
+
+
+def _would(row: Worker, moment: int) -> str:
+    if row.phase == Phase.QUARANTINED:
+        return f"no: in quarantine ({row.last_error})"
+    if row.phase == Phase.CLEANING and row.expires_at >= moment:
+        return "no: a cleaner is at it"
+    if row.phase == Phase.RETRYING and row.next_try_at > moment:
+        return f"later: {row.last_error}"
+    return "yes"
+
+
+def _ago(then: int, moment: int) -> str:
+    return f"{max(0.0, (moment - then) / MICROSECONDS):.0f} s"

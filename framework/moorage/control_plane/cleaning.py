@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cleanup in the roles: the supervisor in schedulers, the cleaner in agents."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from oslo_config import cfg
+from oslo_log import log as logging
+
+from moorage import errors
+from moorage.cleanup.cleaner import Cleaner, Policy
+from moorage.cleanup.interface import CLEANUP_HANDLERS, CleanupTools
+from moorage.cleanup.orphans import OrphanStore, Target, Unclaimed
+from moorage.cleanup.requests import RequestStore
+from moorage.cleanup.supervisor import Filters, Supervisor
+from moorage.cleanup.views import WorkerViews
+from moorage.cleanup.workers import WorkerStore
+from moorage.control_plane.placing import AGENT_TOPIC
+from moorage.control_plane.process import Platform
+from moorage.rpc.server import rpc_method
+from moorage.scheduling.reporter import TOPIC as SCHEDULERS
+from moorage.services.heartbeat import LivenessObserver
+
+__all__ = ["AgentCleaning", "SupervisorEndpoint"]
+
+LOG = logging.getLogger(__name__)
+
+
+class AgentCleaning:
+    """The cleaner of one agent: after itself at its start, after others when it is asked or finds that somebody was.
+
+    Its thread looks again every ``[cleanup] interval`` seconds, for requests whose message was lost, for leases of other cleaners
+    that have expired, and for tries that are due.
+    """
+
+    def __init__(self, platform: Platform, conf: cfg.ConfigOpts, tools: CleanupTools, workers: WorkerStore) -> None:
+        self._identity = platform.identity
+        self._clock = platform.clock
+        self._interval = float(conf.cleanup.interval)
+        loaded = CLEANUP_HANDLERS.load_all(conf.cleanup.enabled_handlers)
+        self._orphans = OrphanStore(platform.database, workers, platform.identity, platform.clock)
+        self._cleaner = Cleaner(
+            self._orphans,
+            {each.name: each.plugin(tools) for each in loaded},
+            platform.clock,
+            random.Random(),  # noqa: S311  (spreads cleaners, no secret)
+            Policy.from_config(conf.cleanup),
+        )
+        self._requests = RequestStore(platform.database, platform.registry)
+        self._stop = threading.Event()
+        self._wake = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="cleaner", daemon=True)
+
+    def start(self) -> None:
+        """Begin, with what an earlier incarnation of this service left."""
+        self._thread.start()
+
+    def reload(self, conf: cfg.ConfigOpts) -> None:
+        """Another policy from now on; the handlers are checked, and stay.
+
+        :raises ConfigError: something of it cannot be used.
+        """
+        CLEANUP_HANDLERS.load_all(conf.cleanup.enabled_handlers)
+        self._cleaner.policy = Policy.from_config(conf.cleanup)
+
+    def stop(self) -> None:
+        """End after the rows that are being cleaned."""
+        self._stop.set()
+        self._wake.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+        self._cleaner.stop()
+
+    @rpc_method
+    def clean_up(self, request: str) -> None:
+        """There is a request to look at."""
+        LOG.debug("Told of the cleanup request %s.", request)
+        self._wake.set()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            self._wake.clear()
+            try:
+                self.look()
+            except errors.Unavailable as error:
+                LOG.warning("Cleaning is put off: %s", error.message)
+            except Exception:
+                LOG.exception("Cleaning failed.")
+            self._clock.wait(self._wake, self._interval)
+
+    def look(self) -> None:
+        """One look at all there may be to clean; what nobody left costs one read."""
+        me = self._identity
+        self._clean(Target(me.uuid, me.epoch), own=True)
+        names = (me.host,) if me.cluster is None else (me.host, me.cluster)
+        self._clean(Unclaimed(names, self._cleaner.policy.unclaimed_timeout), own=True)
+        for request in self._requests.open_for(me.host, me.cluster):
+            if self._stop.is_set():
+                return
+            self._clean(request.target, own=request.service == me.uuid)
+            if self._requests.close_if_done(request):
+                LOG.info("The cleanup request %s is done.", request.uuid)
+
+    def _clean(self, wanted: Target | Unclaimed, *, own: bool = False) -> None:
+        types = self._orphans.types(wanted)
+        if types:
+            self._cleaner.clean(wanted, own=own, types=types)
+
+
+class SupervisorEndpoint:
+    """The supervisor of one scheduler, and what is asked of it by messages."""
+
+    def __init__(
+        self, platform: Platform, conf: cfg.ConfigOpts, workers: WorkerStore, observer: LivenessObserver
+    ) -> None:
+        self._platform = platform
+        self._section = conf.cleanup
+        self._requests = RequestStore(platform.database, platform.registry)
+        self.supervisor = Supervisor(
+            platform.registry,
+            observer,
+            self._requests,
+            WorkerViews(platform.database, workers),
+            tell=self._tell,
+            announce=self._announce,
+            checks=lambda: int(self._section.auto_cleanup_checks),
+            automatic=lambda: bool(self._section.auto_cleanup_enabled),
+        )
+
+    def reload(self, conf: cfg.ConfigOpts) -> None:
+        """Other options from now on."""
+        self._section = conf.cleanup
+
+    def sample(self) -> None:
+        """What is done every ``service_down_time`` seconds."""
+        self.supervisor.sample()
+        self._requests.purge(int(self._section.history_days))
+
+    @rpc_method
+    def request_cleanup(self, filters: Mapping[str, Any], requested_by: str, dry_run: bool = False) -> dict[str, Any]:
+        """Have those cleaned after that the filters name."""
+        return self.supervisor.request(Filters(**filters), requested_by, dry_run=dry_run)
+
+    @rpc_method
+    def auto_cleanup(self, requested_by: str, dry_run: bool = False) -> dict[str, Any]:
+        """Have those cleaned after that stayed dead for long enough."""
+        return self.supervisor.automatic(requested_by, dry_run=dry_run)
+
+    @rpc_method
+    def cleanup_requested(self, service: str, epoch: int, by: str) -> None:
+        """A scheduler has requested it."""
+        if by != self._platform.identity.uuid:
+            self.supervisor.heard(service, epoch)
+
+    def _tell(self, host: str, request: str) -> None:
+        try:
+            self._platform.sender.cast(AGENT_TOPIC, "clean_up", {"request": request}, server=host)
+        except errors.TransportError as error:
+            LOG.warning("%s was not told of cleanup request %s (%s); it will find it by itself.", host, request, error)
+
+    def _announce(self, service: str, epoch: int) -> None:
+        args = {"service": service, "epoch": epoch, "by": self._platform.identity.uuid}
+        try:
+            self._platform.sender.fanout(SCHEDULERS, "cleanup_requested", args)
+        except errors.TransportError as error:
+            LOG.info("Other schedulers were not told of a cleanup (%s); they find its row.", error)

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Instances whose agent is dead and does not come back.
+
+An agent that starts again goes on with its operations by itself. Who cleans after one that does not can reach no hypervisor: an
+instance that was being built gets the status ``error``, one that was being deleted goes; both give their claim back. What really
+runs on the dead host is destroyed by its agent, should it ever start. Schedulers read the instances of a silent host anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import sqlalchemy as sa
+from typing_extensions import override
+
+from moorage import errors
+from moorage.cleanup.interface import Lease, SetCleanupHandler
+from moorage_plugins.compute.tables import instances
+
+__all__ = ["InstanceHandler"]
+
+_FAULT = "Its host died while it was being built."
+
+
+class InstanceHandler(SetCleanupHandler):
+    """building -> error, deleting -> deleted; the claim is given back."""
+
+    api_version: ClassVar[tuple[int, int]] = (1, 0)
+    cleanable = frozenset({"building", "deleting"})
+    cleans_own = False
+
+    @override
+    def read(self, transaction: Any, resource_ids: Sequence[str]) -> Mapping[str, Any]:
+        columns = (instances.c.uuid, instances.c.status, instances.c.node_uuid)
+        found = transaction.execute(sa.select(*columns).where(instances.c.uuid.in_(resource_ids)))
+        return {row.uuid: row for row in found}
+
+    @override
+    def settle(self, transaction: Any, leases: Mapping[str, Lease], resources: Mapping[str, Any]) -> None:
+        tools: Any = self.tools
+        # Claims are given back in the order of their providers, so that two who do it do not wait for each other.
+        for uuid in sorted(leases, key=lambda each: (resources[each].node_uuid, each)):
+            held = leases[uuid]
+            if held.status == "deleting":
+                written = tools.instances.remove(transaction, uuid, held.token)
+            else:
+                written = tools.instances.set_status(transaction, uuid, "error", held.token, fault=_FAULT)
+            if not written:
+                raise errors.Fenced(f"Instance {uuid} was written by a later operation, or removed.")
+            tools.release(uuid, transaction)

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cleanup as the API shows it, with the schemas that it publishes."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping
+from typing import Any
+
+import jsonschema
+
+from moorage import context, errors
+from moorage.cleanup import api
+from moorage.cleanup.supervisor import Filters
+from moorage.routes import ApiRequest, ApiResponse, Route
+from tests.unit.cleanup import supervisor_tests
+from tests.unit.cleanup.worker_tests import TYPE
+
+
+class CleanupApiTests(supervisor_tests.SupervisorCase):
+    def setUp(self) -> None:
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.url = f"sqlite:///{folder.name}/test.sqlite"
+        super().setUp()
+        self.routes: dict[tuple[str, str], Route] = {
+            (each.method, each.path): each for each in api.routes(self.views, self.requests, self)
+        }
+
+    def ask(self, method: Any = None, args: Any = None, **more: Any) -> Any:  # type: ignore[override]
+        """What a scheduler answers, through the messages' JSON."""
+        if not isinstance(method, str):
+            return super().ask(method, **more)
+        given: Mapping[str, Any] = json.loads(json.dumps(args))
+        if method == "request_cleanup":
+            filters = Filters(**given["filters"])
+            return self.supervisor.request(filters, given["requested_by"], dry_run=given["dry_run"])
+        return self.supervisor.automatic(given["requested_by"], dry_run=given["dry_run"])
+
+    def call(self, method: str, path: str, body: Any = None, query: Any = None, **parts: str) -> ApiResponse:
+        route = self.routes[method, path]
+        if route.query is not None:
+            jsonschema.validate(query or {}, dict(route.query))
+        if route.body is not None:
+            jsonschema.validate(body, dict(route.body))
+        answer = route.handler(ApiRequest(context.internal("test"), parts, query or {}, body))
+        schema = route.responses[answer.status]
+        if schema is not None:
+            jsonschema.validate(json.loads(json.dumps(answer.body)), dict(schema))
+        return answer
+
+    def test_from_a_dead_service_to_the_history(self) -> None:
+        for uuid in ("one", "two"):
+            self.left_by("a", uuid)
+        self.die("a")
+        dry = self.call("POST", "/cleanup", {"dry_run": True})
+        self.assertEqual((dry.status, [row["would"] for row in dry.body["would_clean"]]), (200, ["yes", "yes"]))
+        asked = self.call("POST", "/cleanup", {"host": "a", "is_up": False})
+        self.assertEqual((asked.status, len(asked.body["cleaning"])), (202, 1))
+        uuid = asked.body["requests"][0]["uuid"]
+        shown = self.call("GET", "/cleanup/requests/{uuid}", uuid=uuid).body
+        self.assertEqual((shown["state"], shown["left"], shown["requested_by"]), ("open", {"working": 2}, "test"))
+        cleaner, handler = self.cleaner(self.who["b"], max_attempts=1)
+        handler.answers["two"] = ValueError("broken")
+        with self.assertLogs("moorage.cleanup.cleaner", "ERROR"):
+            cleaner.clean(self.requests.get(uuid).target)
+        key = {"resource_type": TYPE, "resource_id": "two"}
+        rows = self.call("GET", "/workers", query={"phase": "quarantined"}).body
+        self.assertEqual(([row["resource_id"] for row in rows["workers"]], rows["next_after"]), (["two"], None))
+        self.assertEqual(self.call("POST", "/workers/{resource_type}/{resource_id}/retry", **key).status, 200)
+        with self.assertRaises(errors.Conflict):
+            self.call("DELETE", "/workers/{resource_type}/{resource_id}", **key)
+        with self.assertRaises(errors.NotFound):
+            self.call("GET", "/workers/{resource_type}/{resource_id}", resource_type=TYPE, resource_id="x" * 300)
+        told = self.call("GET", "/cleanup/history", query={"limit": 1}).body
+        rest = self.call("GET", "/cleanup/history", query={"after": told["next_after"]}).body
+        self.assertEqual(
+            sorted(row["outcome"] for row in (*told["history"], *rest["history"])), ["done", "quarantined"]
+        )
+
+    def test_automatic_cleanup_by_a_persons_word(self) -> None:
+        self.left_by("a")
+        self.die("a")
+        for _ in range(3):
+            self.supervisor.sample()
+        self.assertEqual(self.call("POST", "/cleanup/auto", {"dry_run": True}).status, 200)
+        answer = self.call("POST", "/cleanup/auto", {})
+        self.assertEqual((answer.status, len(answer.body["requests"])), (202, 1))
+        self.assertEqual(len(self.call("GET", "/cleanup/requests", query={"open": True}).body["requests"]), 1)
+        self.assertEqual(self.call("GET", "/cleanup/requests", query={"open": False}).body["requests"], [])
+
+    def test_pages_of_rows(self) -> None:
+        for number in range(3):
+            self.create(str(number))
+        page = self.call("GET", "/workers", query={"limit": 2}).body
+        rest = self.call("GET", "/workers", query={"limit": 2, "after": page["next_after"]}).body
+        self.assertEqual([row["resource_id"] for row in (*page["workers"], *rest["workers"])], ["0", "1", "2"])
+        self.assertIsNone(rest["next_after"])

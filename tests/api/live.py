@@ -20,9 +20,12 @@ from moorage.api.server import Server
 from moorage.clock import SystemClock
 from moorage.context import RequestContext
 from moorage.control_plane import config
+from moorage.control_plane.enrolment import Enrolment
 from moorage.control_plane.interface import API_EXTENSIONS, ApiTools, Wsgi
 from moorage.control_plane.roles import load_store
 from moorage.db import Database, migrations
+from moorage.fleet.nodes import NodeStore
+from moorage.services.registry import ServiceRegistry
 
 __all__ = ["LiveDialect", "token_is_role"]
 
@@ -86,6 +89,8 @@ class LiveDialect:
         migrations.upgrade_all(self.database)
         self.store = load_store(self.conf, self.database, clock)
         policy = Policy((*POLICIES, *API_EXTENSIONS.load(name).plugin.policies), self.conf.api.policy_file)
+        registry = ServiceRegistry(self.database, clock)
+        enrolment = Enrolment(self.database, NodeStore(self.database), self.store, registry, lambda: None)
         self.tools = ApiTools(
             conf=self.conf,
             clock=clock,
@@ -94,6 +99,7 @@ class LiveDialect:
             check_policy=policy.check,
             count=lambda *_: None,
             store=lambda: self.store,
+            fleet=lambda: enrolment,
             sender=_nobody,
         )
         mounts: Mapping[str, Wsgi] = role.dialects(self.tools, {})

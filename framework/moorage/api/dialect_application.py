@@ -77,7 +77,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a handler answers. ``body`` is JSON data; None: no body at all."""
+    """What a handler answers. ``body`` is JSON data; bytes: JSON that is written already; None: no body at all."""
 
     status: int = 200
     body: Any = None
@@ -173,7 +173,8 @@ class DialectApplication:
             answer = self._answer(call, path)
             status, headers, body = answer.status, [*answer.headers], b""
             if answer.body is not None:
-                body = json.dumps(answer.body, separators=(",", ":")).encode()
+                given = answer.body
+                body = given if isinstance(given, bytes) else json.dumps(given, separators=(",", ":")).encode()
                 headers.append(("Content-Type", self.content_type))
         except Exception as error:  # noqa: BLE001  (the last resort: every error has the dialect's shape)
             status, headers, body = self._error(call, error)

@@ -35,7 +35,7 @@ OPTS: Sequence[cfg.Opt] = (
     cfg.IntOpt("max_body_bytes", default=4 * 1024 * 1024, min=1024, help="The largest body of a request, in bytes."),
     cfg.ListOpt(
         "enabled_apis",
-        default=["placement"],
+        default=["placement", "baremetal"],
         help="The dialects (entry-point group moorage.api) that are served beside /scheduling/v1.",
     ),
     cfg.DictOpt(

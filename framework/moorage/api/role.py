@@ -118,7 +118,9 @@ class ApiRole:
         self._observer = LivenessObserver(platform.clock, conf.services.service_down_time)
         section = conf.control_plane
         schedulers = Schedulers(platform.sender, platform.clock, section.create_attempts, section.create_timeout)
-        enrolment = Enrolment(platform.database, nodes, store, platform.registry, tell_schedulers(platform))
+        enrolment = self._enrolment = Enrolment(
+            platform.database, nodes, store, platform.registry, tell_schedulers(platform)
+        )
         deleter = Deleter(platform.database, instances, open_workers(platform, conf), cast_to_agent(platform.sender))
         return (
             *services_api.routes(platform.registry, self._observer),
@@ -162,6 +164,7 @@ class ApiRole:
             check_policy=policy.check,
             count=self._metrics.count,
             store=lambda: self._store,
+            fleet=lambda: self._enrolment,
             sender=lambda: self._platform.sender,
         )
         # The core answers at the root (with its versions) unless a dialect is mounted there.

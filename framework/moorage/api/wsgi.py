@@ -8,6 +8,7 @@ A dialect's plugin offers ``application = DialectCallable("its name")`` in a mod
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 from collections.abc import Iterable
@@ -23,10 +24,12 @@ from moorage.api.policy import Policy
 from moorage.api.role import with_middleware
 from moorage.clock import SystemClock
 from moorage.control_plane import config
+from moorage.control_plane.enrolment import Enrolment
 from moorage.control_plane.interface import API_EXTENSIONS, ApiTools, Wsgi
 from moorage.control_plane.process import RPC_VERSION, check_schema
 from moorage.control_plane.roles import load_store
 from moorage.db import Database
+from moorage.fleet.nodes import NodeStore
 from moorage.rpc import client as rpc_client
 from moorage.rpc import loading as rpc_loading
 from moorage.services.registry import ServiceRegistry
@@ -59,6 +62,12 @@ def build(name: str) -> Wsgi:
         transport = rpc_loading.open_transport(conf, clock)
         return rpc_client.Sender(transport, identity.uuid, identity.epoch, timeout=conf.rpc.call_timeout)
 
+    store = functools.cache(lambda: load_store(conf, database, clock))
+
+    def fleet() -> Enrolment:
+        # Schedulers are not told: they read the fleet anew by themselves.
+        return Enrolment(database, NodeStore(database), store(), ServiceRegistry(database, clock), lambda: None)
+
     tools = ApiTools(
         conf=conf,
         clock=clock,
@@ -66,7 +75,8 @@ def build(name: str) -> Wsgi:
         authenticate=auth.authenticator(conf),
         check_policy=policy.check,
         count=Metrics().count,
-        store=lambda: load_store(conf, database, clock),
+        store=store,
+        fleet=fleet,
         sender=sender,
     )
     return with_middleware(loaded.plugin(tools).application(), conf)

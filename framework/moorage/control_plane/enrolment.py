@@ -5,14 +5,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
 
 import sqlalchemy as sa
 from oslo_log import log as logging
+from typing_extensions import override
 
 from moorage import errors
 from moorage.allocation.interface import AllocationStore, InventoryItem, ResourceProvider
 from moorage.db import Database, Duplicate
-from moorage.fleet.interface import NodeSpec
+from moorage.fleet.interface import Along, FleetWriter, Inventory, NodeSpec
 from moorage.fleet.nodes import Change, NodeStore
 from moorage.ring import Ring
 from moorage.scheduling.interface import NodeState
@@ -27,7 +30,11 @@ _PAGE = 1000
 _ATTEMPTS = 5
 
 
-class Enrolment:
+#: What schedulers look at: when one of these changes, they read the fleet anew.
+_SEEN = frozenset({"name", "resource_class", "properties"})
+
+
+class Enrolment(FleetWriter):
     """Ensures nodes with their providers, and gives nodes without an agent one of those that are there.
 
     :param changed: called after nodes were written, so that schedulers read them soon.
@@ -82,18 +89,88 @@ class Enrolment:
         self._changed()
         return {kind.value: sum(change is kind for change in changes) for kind in Change}
 
-    def remove(self, uuid: str) -> None:
-        """Remove a node and its provider in one transaction.
-
-        :raises InUse: something is allocated of it.
-        """
-
+    @override
+    def create(self, spec: NodeSpec) -> None:
         def work(tx: sa.Connection) -> None:
-            self._store.delete_provider(uuid, tx)
-            self._nodes.delete(tx, uuid)
+            self._nodes.insert(tx, spec)
+            self._store.ensure_providers([_provider(spec)], tx)
 
-        self._database.run(work)
+        try:
+            self._database.run(work)
+        except Duplicate as error:
+            raise self._taken(spec.uuid, spec.name, creating=True) from error
+        self.assign()
         self._changed()
+
+    @override
+    def change(
+        self,
+        uuid: str,
+        generation: int,
+        changes: Mapping[str, Any],
+        inventories: Sequence[Inventory] | None = None,
+        *,
+        along: Along | None = None,
+    ) -> bool:
+        provider = self._changed_provider(uuid, changes, inventories)
+
+        def work(tx: sa.Connection) -> bool:
+            if not self._nodes.change(tx, uuid, generation, changes):
+                return False
+            if provider is not None:
+                self._store.ensure_providers([provider], tx)
+            if along is not None:
+                along(tx)
+            return True
+
+        try:
+            done = self._database.run(work)
+        except Duplicate as error:
+            raise self._taken(uuid, str(changes.get("name", "")), creating=False) from error
+        if done and (provider is not None or changes.keys() & _SEEN):
+            self._changed()
+        return done
+
+    @override
+    def remove(self, uuid: str, *, along: Along | None = None) -> None:
+        def work(tx: sa.Connection) -> bool:
+            if along is not None:
+                along(tx)
+            self._store.delete_provider(uuid, tx)
+            return self._nodes.delete(tx, uuid)
+
+        if not self._database.run(work):
+            raise errors.NotFound(f"There is no node {uuid}; moorage node list shows all.")
+        self._changed()
+
+    def _changed_provider(
+        self, uuid: str, changes: Mapping[str, Any], inventories: Sequence[Inventory] | None
+    ) -> ResourceProvider | None:
+        if inventories is None and "name" not in changes:
+            return None
+        usages = self._store.usages(providers=[uuid])
+        known = usages[0].provider if usages else ResourceProvider(uuid, uuid)
+        return ResourceProvider(
+            uuid,
+            str(changes.get("name", known.name)),
+            known.can_host,
+            inventories=known.inventories if inventories is None else tuple(_item(each) for each in inventories),
+        )
+
+    def _taken(self, uuid: str, name: str, *, creating: bool) -> errors.AlreadyExists:
+        if name and (found := self._uuid_of(name)) not in (None, uuid):
+            return errors.AlreadyExists(f"The name {name} belongs to node {found}; choose another one.")
+        if creating and self._uuid_of(uuid):
+            return errors.AlreadyExists(f"A node with UUID {uuid} already exists.")
+        return errors.AlreadyExists(
+            "The instance belongs to another node; a node has at most one, and it has one node."
+        )
+
+    def _uuid_of(self, name_or_uuid: str) -> str | None:
+        try:
+            return self._nodes.get(name_or_uuid).uuid
+        except errors.NotFound:
+            return None
 
     def assign(self) -> int:
         """Give nodes that have no agent one, by a ring of the agents that are enlisted; how many were given one."""
@@ -126,19 +203,11 @@ class Enrolment:
 
 
 def _provider(spec: NodeSpec) -> ResourceProvider:
-    items = tuple(
-        InventoryItem(
-            each.resource_class,
-            each.total,
-            each.reserved,
-            each.min_unit,
-            each.max_unit,
-            each.step_size,
-            each.allocation_ratio,
-        )
-        for each in spec.inventories
-    )
-    return ResourceProvider(spec.uuid, spec.name, inventories=items)
+    return ResourceProvider(spec.uuid, spec.name, inventories=tuple(_item(each) for each in spec.inventories))
+
+
+def _item(each: Inventory) -> InventoryItem:
+    return InventoryItem(**asdict(each))
 
 
 class StoreFleet:

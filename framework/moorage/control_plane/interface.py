@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Protocol
 from moorage.allocation.interface import AllocationStore
 from moorage.context import RequestContext
 from moorage.extensions import ExtensionPoint
+from moorage.fleet.interface import FleetWriter
 from moorage.routes import PolicyRule
 from moorage.scheduling.interface import InstanceSource
 
@@ -193,6 +194,7 @@ class ApiTools:
     :param check_policy: knows the policies of every enabled dialect and the deployer's overrides.
     :param count: told (method, route, status, seconds) of every request, for ``/metrics``.
     :param store: opens the allocation store that the configuration names.
+    :param fleet: writes nodes and their providers; what there is is read from ``database`` (:mod:`moorage.fleet.tables`).
     :param sender: opens a way to agents and schedulers (:class:`moorage.rpc.client.Sender`); who sends nothing never calls it.
     """
 
@@ -203,6 +205,7 @@ class ApiTools:
     check_policy: PolicyCheck
     count: Callable[[str, str, int, float], None]
     store: Callable[[], AllocationStore]
+    fleet: Callable[[], FleetWriter]
     sender: Callable[[], Any]
 
 

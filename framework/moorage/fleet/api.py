@@ -46,6 +46,8 @@ _NODE = {
         "shard": _TEXT,
         "resource_class": {"type": "string", "minLength": 1, "maxLength": 80},
         "properties": {"type": "object", "maxProperties": 256},
+        **dict.fromkeys(("driver", "conductor_group", "owner", "lessee", "description"), _TEXT),
+        "extra": {"type": "object", "maxProperties": 256},
         "inventories": {
             "type": "object",
             "propertyNames": {"pattern": "^[A-Z0-9_]{1,255}$"},
@@ -68,7 +70,7 @@ PAGE = {
 }
 _QUERY = {
     "type": "object",
-    "properties": {"host": _TEXT, "shard": _TEXT, **PAGE},
+    "properties": {"host": _TEXT, "shard": _TEXT, "sharded": {"type": "boolean"}, **PAGE},
     "additionalProperties": False,
 }
 _SHOWN = {"type": "object", "properties": {"uuid": {"type": "string"}, "name": {"type": "string"}}}

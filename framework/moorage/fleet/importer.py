@@ -5,6 +5,7 @@
   becomes the shard.
 * JSON lines of our own: ``{"name": ..., "uuid"?, "host"?, "shard"?, "resource_class"?, "properties"?: {},
   "inventories": {"VCPU": 8, "MEMORY_MB": {"total": 4096, "reserved": 512, "allocation_ratio": 1.5}}}``.
+  And of what else a node may have: ``driver``, ``conductor_group``, ``owner``, ``lessee``, ``description``, ``extra`` (an object).
 * CSV with a header: ``name``, and any of ``uuid, host, shard, resource_class, vcpus, memory_mb, disk_gb, gpus``; every other column
   in upper case is a resource class.
 
@@ -24,12 +25,13 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from moorage import errors
-from moorage.fleet.interface import Inventory, NodeSpec, uuid_of_name
+from moorage.fleet.interface import Inventory, NodeSpec, check_shard, uuid_of_name
 
 __all__ = ["from_json", "read_nodes", "to_json"]
 
 _SHORT = {"vcpus": "VCPU", "memory_mb": "MEMORY_MB", "disk_gb": "DISK_GB", "gpus": "PGPU"}
 _NAMED = {"uuid", "name", "host", "shard", "resource_class"}
+_DETAILS = ("driver", "conductor_group", "owner", "lessee", "description")
 _INVENTORY = {each.name for each in fields(Inventory)} - {"resource_class"}
 _LARGEST = 2**31 - 1
 
@@ -58,7 +60,7 @@ def from_json(data: Any) -> NodeSpec:
     """
     if not isinstance(data, dict):
         raise ValueError("a node must be an object")
-    unknown = set(data) - _NAMED - {"properties", "inventories"}
+    unknown = set(data) - _NAMED - {*_DETAILS, "extra", "properties", "inventories"}
     if unknown:
         raise ValueError(f"unknown field {', '.join(sorted(unknown))}")
     given = data.get("inventories", {})
@@ -73,6 +75,7 @@ def from_json(data: Any) -> NodeSpec:
 def to_json(spec: NodeSpec) -> dict[str, Any]:
     """JSON of our own format."""
     data = asdict(spec)
+    data |= data.pop("details")
     data["inventories"] = {
         each.resource_class: {key: value for key, value in asdict(each).items() if key != "resource_class"}
         for each in spec.inventories
@@ -153,7 +156,24 @@ def _spec(data: Mapping[str, Any], properties: Mapping[str, Any], inventories: l
     for key, value in texts.items():
         if value is not None and (not isinstance(value, str) or not 0 < len(value) <= 255):
             raise ValueError(f"{key} must be a text of 1 to 255 characters")
-    return NodeSpec(uuid, name, properties=dict(properties), inventories=tuple(inventories), **texts)
+    if texts["shard"] is not None:
+        try:
+            check_shard(texts["shard"])
+        except errors.InvalidInput as error:
+            raise ValueError(error.message.rstrip(".")) from None
+    inside = tuple(inventories)
+    return NodeSpec(uuid, name, properties=dict(properties), inventories=inside, details=_details(data), **texts)
+
+
+def _details(data: Mapping[str, Any]) -> dict[str, Any]:
+    found = {key: data[key] for key in (*_DETAILS, "extra") if data.get(key) is not None}
+    for key, value in found.items():
+        if key == "extra":
+            if not isinstance(value, dict):
+                raise ValueError("extra must be an object")
+        elif not isinstance(value, str) or not 0 < len(value) <= 255:
+            raise ValueError(f"{key} must be a text of 1 to 255 characters")
+    return found
 
 
 def _inventory(resource_class: str, value: Any) -> Inventory:

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from moorage import errors
 from moorage.db import Database, now
-from moorage.fleet.interface import Node, NodeSpec
+from moorage.fleet.interface import DETAILS, Node, NodeSpec, ShardMove
 from moorage.fleet.tables import nodes
 
 __all__ = ["Change", "NodeStore"]
@@ -20,6 +20,34 @@ _COLUMNS = (
     nodes.c.uuid, nodes.c.name, nodes.c.host, nodes.c.shard, nodes.c.resource_class, nodes.c.properties,
     nodes.c.generation, nodes.c.created_at, nodes.c.updated_at,
 )  # fmt: skip
+_DETAILS = {name: nodes.c[name] for name in sorted(DETAILS)}
+_EMPTY: Mapping[str, Any] = {
+    **dict.fromkeys(DETAILS),
+    **{"driver_info": {}, "instance_info": {}, "extra": {}, "conductor_group": "", "maintenance": False},
+    "provision_state": "available",
+}
+_CHANGEABLE = DETAILS | {"name", "shard", "resource_class", "properties"}
+_PLANNING = (
+    nodes.c.uuid, nodes.c.name, nodes.c.host, nodes.c.resource_class, nodes.c.conductor_group, nodes.c.owner,
+    sa.type_coerce(nodes.c.properties, sa.Text), sa.type_coerce(nodes.c.extra, sa.Text),
+    nodes.c.shard, nodes.c.instance_uuid, nodes.c.reservation, nodes.c.provision_state, nodes.c.maintenance,
+)  # fmt: skip
+_SHARDS = sa.select(nodes.c.shard, sa.func.count()).group_by(nodes.c.shard)
+#: The condition of a move is in the row that is written; nobody needs to have looked before.
+_MOVE = (
+    sa.update(nodes)
+    .where(
+        nodes.c.uuid == sa.bindparam("of_uuid"),
+        nodes.c.shard.is_not_distinct_from(sa.bindparam("from_shard", type_=nodes.c.shard.type)),
+        nodes.c.instance_uuid.is_(None),
+        nodes.c.reservation.is_(None),
+    )
+    .values(
+        shard=sa.bindparam("to_shard", type_=nodes.c.shard.type),
+        generation=nodes.c.generation + 1,
+        updated_at=now(),
+    )
+)
 _ASSIGN = (
     sa.update(nodes)
     .where(nodes.c.uuid == sa.bindparam("of_uuid"), nodes.c.host.is_(None))
@@ -69,7 +97,9 @@ class NodeStore:
         names = [spec.name for spec in specs]
         known = {
             row.uuid: row
-            for row in tx.execute(sa.select(*_COLUMNS).where(sa.or_(nodes.c.uuid.in_(uuids), nodes.c.name.in_(names))))
+            for row in tx.execute(
+                sa.select(*_COLUMNS, *_DETAILS.values()).where(sa.or_(nodes.c.uuid.in_(uuids), nodes.c.name.in_(names)))
+            )
         }
         owner_of = {row.name: row.uuid for row in known.values()}
         for spec in specs:
@@ -86,6 +116,8 @@ class NodeStore:
                 changes.append(Change.SAME)
             # No row is changed when somebody else has removed the node since it was read; it is new then.
             elif row is not None and tx.execute(_CHANGE, _new_values(spec)).rowcount == 1:
+                if spec.details:
+                    tx.execute(sa.update(nodes).where(nodes.c.uuid == spec.uuid).values(**spec.details))
                 changes.append(Change.CHANGED)
             else:
                 fresh.append(_values(spec))
@@ -93,6 +125,54 @@ class NodeStore:
         if fresh:
             tx.execute(sa.insert(nodes).values(generation=0, created_at=now(), updated_at=now()), fresh)
         return changes
+
+    def insert(self, tx: sa.Connection, spec: NodeSpec) -> None:
+        """Create one node; Duplicate when uuid, name or instance are taken."""
+        tx.execute(sa.insert(nodes).values(generation=0, created_at=now(), updated_at=now()), [_values(spec)])
+
+    def change(self, tx: sa.Connection, uuid: str, generation: int, changes: Mapping[str, Any]) -> bool:
+        """Write some columns of a node that has this generation; False when it has another one, or is gone."""
+        strange = changes.keys() - _CHANGEABLE
+        if strange:
+            raise ValueError(f"not to be changed this way: {', '.join(sorted(strange))}")
+        statement = (
+            sa.update(nodes)
+            .where(nodes.c.uuid == uuid, nodes.c.generation == generation)
+            .values(**changes, generation=nodes.c.generation + 1, updated_at=now())
+        )
+        return bool(tx.execute(statement).rowcount == 1)
+
+    def shards(self) -> list[tuple[str | None, int]]:
+        """(shard, how many nodes) of every shard that has any, None for nodes without one; the largest first, then by name.
+
+        One statement, which the index on the column answers alone.
+        """
+        with self._database.read() as tx:
+            found = [(row[0], int(row[1])) for row in tx.execute(_SHARDS)]
+        return sorted(found, key=lambda pair: (-pair[1], pair[0] is None, pair[0] or ""))
+
+    def for_planning(self) -> Sequence[Any]:
+        """All nodes as of one moment, as rows of ``ShardNode``'s fields and then shard and what may lock it; by number."""
+        with self._database.read() as tx:
+            return tx.execute(sa.select(*_PLANNING).order_by(nodes.c.id)).all()
+
+    def move(self, tx: sa.Connection, moves: Sequence[ShardMove]) -> list[bool]:
+        """Change the shard of nodes that are still in the first one, have no instance and are not reserved; which were."""
+        rows = [{"of_uuid": move.node, "from_shard": move.source, "to_shard": move.target} for move in moves]
+        if not rows:
+            return []
+        # As a rule nobody interfered, and one round is enough; who did is found one by one.
+        point = tx.begin_nested()
+        if tx.execute(_MOVE, rows).rowcount == len(rows):
+            point.commit()
+            return [True] * len(rows)
+        point.rollback()
+        return [tx.execute(_MOVE, row).rowcount == 1 for row in rows]
+
+    def what_holds(self, tx: sa.Connection, uuids: Sequence[str]) -> Mapping[str, Any]:
+        """Uuid -> row with shard, instance_uuid and reservation, of the nodes that are there."""
+        columns = (nodes.c.uuid, nodes.c.shard, nodes.c.instance_uuid, nodes.c.reservation)
+        return {row.uuid: row for row in tx.execute(sa.select(*columns).where(nodes.c.uuid.in_(uuids)))}
 
     def assign_hosts(self, hosts: Mapping[str, str]) -> int:
         """Give nodes without a host one (node uuid -> host); how many were still without."""
@@ -126,6 +206,7 @@ class NodeStore:
         limit: int = 1000,
         host: str | None = None,
         shard: str | None = None,
+        sharded: bool | None = None,
         without_host: bool = False,
     ) -> Sequence[Node]:
         """Nodes ordered by uuid, a page of ``limit`` after the given uuid."""
@@ -134,6 +215,8 @@ class NodeStore:
             query = query.where(nodes.c.host == host)
         if shard is not None:
             query = query.where(nodes.c.shard == shard)
+        if sharded is not None:
+            query = query.where(nodes.c.shard.is_not(None) if sharded else nodes.c.shard.is_(None))
         if without_host:
             query = query.where(nodes.c.host.is_(None))
         with self._database.read() as tx:
@@ -152,6 +235,8 @@ def _values(spec: NodeSpec) -> dict[str, Any]:
         "shard": spec.shard,
         "resource_class": spec.resource_class,
         "properties": dict(spec.properties),
+        **_EMPTY,
+        **spec.details,
     }
 
 
@@ -162,6 +247,7 @@ def _differs(spec: NodeSpec, row: Any) -> bool:
         or (spec.shard is not None and spec.shard != row.shard)
         or (spec.resource_class is not None and spec.resource_class != row.resource_class)
         or dict(spec.properties) != row.properties
+        or any(getattr(row, name) != value for name, value in spec.details.items())
     )
 
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of nodes; written by :mod:`moorage.fleet.nodes` alone."""
+"""The table of nodes; written by :mod:`moorage.fleet.nodes` alone.
+
+Everybody may read it: tables of plugins join with ``nodes.c.id``, which never changes and is never used again.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +22,33 @@ nodes = sa.Table(
     sa.Column("shard", exact(255)),
     sa.Column("resource_class", exact(80)),
     sa.Column("properties", JsonText, nullable=False),
+    sa.Column("driver", exact(255)),
+    sa.Column("driver_info", JsonText, nullable=False, server_default=sa.text("('{}')")),
+    sa.Column("conductor_group", exact(255), nullable=False, server_default=""),
+    sa.Column("owner", exact(255)),
+    sa.Column("lessee", exact(255)),
+    sa.Column("description", sa.Text),
+    sa.Column("extra", JsonText, nullable=False, server_default=sa.text("('{}')")),
+    sa.Column("instance_uuid", Uuid),
+    sa.Column("instance_info", JsonText, nullable=False, server_default=sa.text("('{}')")),
+    sa.Column("reservation", exact(255)),
+    sa.Column("provision_state", exact(40), nullable=False, server_default="available"),
+    sa.Column("target_provision_state", exact(40)),
+    sa.Column("provision_updated_at", Micros),
+    sa.Column("power_state", exact(40)),
+    sa.Column("target_power_state", exact(40)),
+    sa.Column("maintenance", sa.Boolean(create_constraint=False), nullable=False, server_default=sa.false()),
+    sa.Column("maintenance_reason", sa.Text),
+    sa.Column("fault", exact(255)),
+    sa.Column("last_error", sa.Text),
     sa.Column("generation", sa.BigInteger, nullable=False, default=0),
     sa.Column("created_at", Micros, nullable=False),
     sa.Column("updated_at", Micros, nullable=False),
     sa.UniqueConstraint("uuid", name="uq_nodes_uuid"),
     sa.UniqueConstraint("name", name="uq_nodes_name"),
+    sa.UniqueConstraint("instance_uuid", name="uq_nodes_instance_uuid"),
     sa.Index("ix_nodes_shard_id", "shard", "id"),
     sa.Index("ix_nodes_host", "host"),
+    # Without it SQLite gives the number of a node that was removed to the next one.
+    sqlite_autoincrement=True,
 )

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ironic's manners: its version headers, its errors, its root documents."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import microversion_parse
+from typing_extensions import override
+
+from moorage import errors
+from moorage.api.dialect import Dialect
+from moorage.api.dialect_application import Answer, Call, DialectApplication, Operation, Version
+from moorage_plugins.api.baremetal.failures import STATUSES_OF_IRONIC, fault
+
+__all__ = ["DIALECT", "BaremetalApplication", "root", "v1", "with_slash"]
+
+DIALECT = Dialect("baremetal", (1, 1), (1, 115), statuses=STATUSES_OF_IRONIC)
+_OWN = "X-OpenStack-Ironic-API-Version"
+_LOW, _HIGH = (f"{major}.{minor}" for major, minor in (DIALECT.lowest, DIALECT.highest))
+SHARDS: Version = (1, 82)
+PORTGROUPS: Version = (1, 23)
+
+
+class BaremetalApplication(DialectApplication):
+    """Answers as Ironic does."""
+
+    request_id_header = "Openstack-Request-Id"
+
+    @override
+    def read_version(self, call: Call) -> Version:
+        text = call.header(_OWN)
+        if not text:
+            given = call.header("OpenStack-API-Version") or ""
+            text = microversion_parse.get_version({"openstack-api-version": given}, "baremetal") if given else None
+        if not text:
+            return DIALECT.lowest
+        if text.strip().lower() == "latest":
+            return DIALECT.highest
+        try:
+            parsed = microversion_parse.parse_version_string(text.strip())
+            version = (int(parsed[0]), int(parsed[1]))
+        except (TypeError, ValueError):
+            raise errors.InvalidInput(f"Invalid value for {_OWN} header: {text[:80]!r}", path=_OWN) from None
+        if not DIALECT.lowest <= version <= DIALECT.highest:
+            raise errors.UnsupportedVersion(
+                f"Version {text} was requested but the minor version is not supported by this service. The supported version "
+                f"range is: [{_LOW}, {_HIGH}].",
+                min_version=_LOW,
+                max_version=_HIGH,
+            )
+        return version
+
+    @override
+    def version_headers(self, call: Call) -> Iterable[tuple[str, str]]:
+        major, minor = call.version
+        return (
+            ("X-OpenStack-Ironic-API-Minimum-Version", _LOW),
+            ("X-OpenStack-Ironic-API-Maximum-Version", _HIGH),
+            (_OWN, f"{major}.{minor}"),
+            ("OpenStack-API-Version", f"baremetal {major}.{minor}"),
+            ("Vary", f"{_OWN}, OpenStack-API-Version"),
+        )
+
+    @override
+    def no_such_version(self, call: Call, operations: Sequence[Operation]) -> errors.MoorageError:
+        collection = call.path.strip("/").split("/")[1]
+        return errors.NotFound(f"The API version does not allow {collection}")
+
+    @override
+    def render_error(self, call: Call, error: errors.MoorageError, status: int) -> tuple[str, bytes]:
+        return "application/json", fault(error.message, status)
+
+
+def with_slash(method: str, path: str, handler: Callable[[Call], Answer], **more: Any) -> Iterable[Operation]:
+    """An operation at a path with and without a slash at its end; the clients write both."""
+    return Operation(method, path, handler, **more), Operation(method, path + "/", handler, **more)
+
+
+def _version(call: Call) -> dict[str, Any]:
+    return {
+        "id": "v1",
+        "links": [{"href": f"{call.base_url}/v1/", "rel": "self"}],
+        "status": "CURRENT",
+        "min_version": _LOW,
+        "version": _HIGH,
+    }
+
+
+def root(call: Call) -> Answer:
+    """``GET /``: the versions that there are; needs no authentication."""
+    version = _version(call)
+    return Answer(
+        200,
+        {
+            "name": "OpenStack Ironic API",
+            "description": "The bare metal dialect of Moorage.",
+            "default_version": version,
+            "versions": [version],
+        },
+    )
+
+
+def v1(call: Call) -> Answer:
+    """``GET /v1``: what is below; needs no authentication."""
+    found: dict[str, Any] = {
+        "id": "v1",
+        "links": [{"href": f"{call.base_url}/v1/", "rel": "self"}],
+        "media_types": [{"base": "application/json", "type": "application/vnd.openstack.ironic.v1+json"}],
+        "version": _version(call),
+    }
+    for name, since in (("nodes", (1, 1)), ("ports", (1, 1)), ("portgroups", PORTGROUPS), ("shards", SHARDS)):
+        if since <= call.version:
+            found[name] = [
+                {"href": f"{call.base_url}/v1/{name}/", "rel": "self"},
+                {"href": f"{call.base_url}/{name}/", "rel": "bookmark"},
+            ]
+    return Answer(200, found)

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plugin ``baremetal`` of the group moorage.api."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import ClassVar
+
+import sqlalchemy as sa
+from typing_extensions import override
+
+from moorage import errors
+from moorage.api.dialect_application import Answer, Call, Operation
+from moorage.control_plane.interface import ApiExtension, ApiTools, Wsgi
+from moorage.fleet.tables import nodes
+from moorage.routes import PolicyRule
+from moorage_plugins.api.baremetal.application import (
+    DIALECT,
+    PORTGROUPS,
+    SHARDS,
+    BaremetalApplication,
+    root,
+    v1,
+    with_slash,
+)
+from moorage_plugins.api.baremetal.attached import Portgroups, Ports
+from moorage_plugins.api.baremetal.nodes import Nodes
+from moorage_plugins.api.baremetal.policies import POLICIES
+
+__all__ = ["BaremetalApi"]
+
+#: Any JSON: the fields have checks of their own, with Ironic's words.
+_BODY: dict[str, object] = {}
+_COUNTS = sa.select(nodes.c.shard, sa.func.count()).group_by(nodes.c.shard)
+
+
+class BaremetalApi(ApiExtension):
+    """What clients of OpenStack Ironic use of nodes, ports, portgroups and shards, microversions 1.1 to 1.115."""
+
+    api_version: ClassVar[tuple[int, int]] = (1, 0)
+    mount = "/baremetal"
+    policies: ClassVar[Sequence[PolicyRule]] = POLICIES
+
+    @override
+    def application(self) -> Wsgi:
+        return BaremetalApplication(DIALECT, operations(self.tools), self.tools)
+
+
+def operations(tools: ApiTools) -> list[Operation]:
+    """The table of what is served."""
+    things, ports, groups = Nodes(tools), Ports(tools), Portgroups(tools)
+    one = "/v1/nodes/{ident}"
+    found = [Operation("GET", path, root, public=True) for path in ("", "/")]
+    found += with_slash("GET", "/v1", v1, public=True)
+    found += with_slash("GET", "/v1/nodes", things.list)
+    found += with_slash("GET", "/v1/nodes/detail", things.detail)
+    found += with_slash("POST", "/v1/nodes", things.create, body=_BODY)
+    found += with_slash("GET", one, things.show)
+    found += with_slash("PATCH", one, things.patch, body=_BODY)
+    found += with_slash("DELETE", one, things.delete)
+    found += with_slash("PUT", f"{one}/maintenance", things.set_maintenance, body=_BODY)
+    found += with_slash("DELETE", f"{one}/maintenance", things.clear_maintenance)
+    found += with_slash("GET", f"{one}/ports", ports.of_node)
+    found += with_slash("GET", f"{one}/portgroups", groups.of_node, since=(1, 24))
+    for attached, since in ((ports, DIALECT.lowest), (groups, PORTGROUPS)):
+        path = f"/v1/{attached.resource.name}"
+        found += with_slash("GET", path, attached.list, since=since)
+        found += with_slash("GET", f"{path}/detail", attached.detail, since=since)
+        found += with_slash("POST", path, attached.create, since=since, body=_BODY)
+        found += with_slash("GET", f"{path}/{{ident}}", attached.show, since=since)
+        found += with_slash("PATCH", f"{path}/{{ident}}", attached.patch, since=since, body=_BODY)
+        found += with_slash("DELETE", f"{path}/{{ident}}", attached.delete, since=since)
+    found += with_slash(
+        "GET", "/v1/shards", lambda call: _shards(tools, call), since=SHARDS, policy="baremetal:shards:get"
+    )
+    return found
+
+
+def _shards(tools: ApiTools, call: Call) -> Answer:
+    """``GET /v1/shards``: one statement, which the index on the column answers alone."""
+    if call.query:
+        raise errors.InvalidInput(f"Unexpected arguments: {', '.join(sorted(call.query))}", path="query")
+    with tools.database.read() as tx:
+        rows = [(row[0], row[1]) for row in tx.execute(_COUNTS)]
+    rows.sort(key=lambda row: (-row[1], row[0] is None, row[0] or ""))
+    return Answer(200, json.dumps({"shards": [{"name": name, "count": count} for name, count in rows]}).encode())

@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From errors to Ironic's statuses, and the shape that its clients read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from moorage import errors
+from moorage.api.dialect import STATUSES
+from moorage.api.dialect_application import Version
+
+__all__ = ["STATUSES_OF_IRONIC", "NotAcceptable", "fault", "needs_version"]
+
+
+class NotAcceptable(errors.InvalidInput):
+    """What is asked needs a newer microversion."""
+
+
+STATUSES_OF_IRONIC: Mapping[type[errors.MoorageError], int] = {**STATUSES, NotAcceptable: 406}
+
+
+def needs_version(version: Version, what: str) -> NotAcceptable:
+    """The refusal of a field, filter or key that is not there yet in the microversion of the request."""
+    return NotAcceptable(
+        f"Request not acceptable. The minimal required API version should be {version[0]}.{version[1]} for {what}.",
+        path=what,
+    )
+
+
+def fault(message: str, status: int) -> bytes:
+    """The body of an error: JSON as a text inside of JSON, which is what the clients take apart."""
+    inner = {"faultcode": "Client" if status < 500 else "Server", "faultstring": message, "debuginfo": None}
+    return json.dumps({"error_message": json.dumps(inner)}).encode()

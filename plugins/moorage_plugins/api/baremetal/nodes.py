@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nodes: what is written of them. A node of this dialect is the fleet's own row, with its provider."""
+
+from __future__ import annotations
+
+import uuid as uuid_module
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+from moorage import errors
+from moorage.api.dialect_application import Answer, Call
+from moorage.control_plane.interface import ApiTools
+from moorage.fleet.interface import Inventory, NodeSpec, inventory_of_class
+from moorage.fleet.tables import nodes
+from moorage_plugins.api.baremetal import attached, patching
+from moorage_plugins.api.baremetal.collection import Collection, node_target
+from moorage_plugins.api.baremetal.fields import NODES
+from moorage_plugins.api.baremetal.patching import Value
+from moorage_plugins.api.baremetal.query import NODE_FILTERS
+
+__all__ = ["Nodes"]
+
+#: What a client may write. What else Ironic has belongs to deploying, which is not done here.
+_WRITABLE: Mapping[str, Value] = {
+    "name": Value((1, 5), patching.name),
+    "driver": Value((1, 1), patching.text()),
+    "driver_info": Value((1, 1), patching.json_object, {}),
+    "properties": Value((1, 1), patching.json_object, {}),
+    "extra": Value((1, 1), patching.json_object, {}),
+    "instance_info": Value((1, 1), patching.json_object, {}),
+    "instance_uuid": Value((1, 1), patching.uuid),
+    "maintenance": Value((1, 1), patching.flag, False),
+    "maintenance_reason": Value((1, 1), patching.text(65_535)),
+    "resource_class": Value((1, 21), patching.resource_class),
+    "conductor_group": Value((1, 46), patching.text(nullable=False), ""),
+    "owner": Value((1, 50), patching.text()),
+    "description": Value((1, 51), patching.text(4096)),
+    "lessee": Value((1, 65), patching.text()),
+    "shard": Value((1, 82), patching.shard),
+}
+_CREATABLE = {**_WRITABLE, "uuid": Value((1, 1), patching.uuid)}
+#: Fields whose change needs a right of their own.
+_GUARDED = ("shard", "owner", "lessee")
+_SPEC = {"uuid", "name", "shard", "resource_class", "properties"}
+_COLUMNS = [
+    nodes.c.uuid, nodes.c.generation, nodes.c.owner, nodes.c.lessee, nodes.c.reservation, nodes.c.instance_uuid, nodes.c.id,
+    *(nodes.c[name] for name in _WRITABLE if name not in ("owner", "lessee", "instance_uuid")),
+]  # fmt: skip
+_INVENTORY = tuple(each.name for each in fields(Inventory))
+_TRIES = 10
+
+
+class Nodes(Collection):
+    """``/v1/nodes``."""
+
+    def __init__(self, tools: ApiTools) -> None:
+        super().__init__(tools, NODES, "node", NODE_FILTERS, nodes.c.name)
+
+    def create(self, call: Call) -> Answer:
+        """``POST /v1/nodes``."""
+        given = patching.fields_of(call.body, _CREATABLE, call.version, "node")
+        if not given.get("driver"):
+            raise errors.InvalidInput("Schema error for node: 'driver' is a required property", path="driver")
+        self._check_creation(call, given)
+        uuid = given.get("uuid") or str(uuid_module.uuid4())
+        details = {name: value for name, value in given.items() if name not in _SPEC and value is not None}
+        # As in Ironic: since 1.11 a node begins its life in the state "enroll".
+        details["provision_state"] = "enroll" if call.version >= (1, 11) else "available"
+        resource_class = given.get("resource_class")
+        self.tools.fleet().create(
+            NodeSpec(
+                uuid,
+                # In the store every node has a name; this one shows none.
+                given.get("name") or uuid,
+                shard=given.get("shard"),
+                resource_class=resource_class,
+                properties=given.get("properties") or {},
+                inventories=(inventory_of_class(resource_class),) if resource_class else (),
+                details=details,
+            )
+        )
+        return self.shown(call, uuid, status=201)
+
+    def patch(self, call: Call) -> Answer:
+        """``PATCH /v1/nodes/<uuid or name>``: repeated on the node as it is then, when somebody else was quicker."""
+        touched = patching.touched_by(call.body, _WRITABLE, call.version)
+        for _ in range(_TRIES):
+            row = self.row(call, call.parts["ident"], _COLUMNS)
+            self._check_change(call, row, touched)
+            before = {name: getattr(row, name) for name in _WRITABLE}
+            if before["name"] == row.uuid:
+                before["name"] = None
+            changes = patching.apply(call.body, before, _WRITABLE, call.version)
+            if not changes or self._write(row, changes):
+                return self.shown(call, row.uuid)
+        raise errors.Conflict(f"Node {call.parts['ident']} is being changed by others all the time; try again.")
+
+    def delete(self, call: Call) -> Answer:
+        """``DELETE /v1/nodes/<uuid or name>``, with its ports and portgroups."""
+        row = self.row(call, call.parts["ident"], _COLUMNS)
+        self.tools.check_policy("baremetal:node:delete", call.context, node_target(row))
+        _refuse_locked(row)
+        if row.instance_uuid and not row.maintenance:
+            raise errors.Conflict(f"Node {row.uuid} is associated with instance {row.instance_uuid}.")
+        self.tools.fleet().remove(row.uuid, along=lambda tx: attached.remove_of_node(tx, row.id))
+        # The clients look at the type even though there is no body.
+        return Answer(204, None, [("Content-Type", "application/octet-stream")])
+
+    def set_maintenance(self, call: Call) -> Answer:
+        """``PUT /v1/nodes/<uuid or name>/maintenance``."""
+        body = call.body or {}
+        if not isinstance(body, dict) or set(body) - {"reason"}:
+            raise errors.InvalidInput("The body may have a reason, and nothing else.", path="body")
+        reason = patching.text(65_535)("reason", body.get("reason"))
+        return self._maintain(call, {"maintenance": True, "maintenance_reason": reason})
+
+    def clear_maintenance(self, call: Call) -> Answer:
+        """``DELETE /v1/nodes/<uuid or name>/maintenance``."""
+        return self._maintain(call, {"maintenance": False, "maintenance_reason": None})
+
+    def _maintain(self, call: Call, changes: Mapping[str, Any]) -> Answer:
+        for _ in range(_TRIES):
+            row = self.row(call, call.parts["ident"], _COLUMNS)
+            self._check_change(call, row, set())
+            if self.tools.fleet().change(row.uuid, row.generation, changes):
+                return Answer(202)
+        raise errors.Conflict(f"Node {call.parts['ident']} is being changed by others all the time; try again.")
+
+    def _check_creation(self, call: Call, given: dict[str, Any]) -> None:
+        try:
+            self.tools.check_policy("baremetal:node:create", call.context)
+        except errors.Forbidden:
+            self.tools.check_policy("baremetal:node:create:self_owned_node", call.context)
+            project = call.context.project_id
+            if given.get("owner") not in (None, project):
+                raise errors.Forbidden("Cannot create a node as a project scoped admin with another owner.") from None
+            given["owner"] = project
+        if given.get("shard") is not None:
+            self.tools.check_policy("baremetal:node:update:shard", call.context, {})
+
+    def _check_change(self, call: Call, row: Any, touched: set[str]) -> None:
+        target = node_target(row)
+        for guarded in _GUARDED:
+            if guarded in touched:
+                self.tools.check_policy(f"baremetal:node:update:{guarded}", call.context, target)
+        if touched - {"shard"} or not touched:
+            self.tools.check_policy("baremetal:node:update", call.context, target)
+        _refuse_locked(row)
+
+    def _write(self, row: Any, changes: Mapping[str, Any]) -> bool:
+        values = dict(changes)
+        if "name" in values and values["name"] is None:
+            values["name"] = row.uuid
+        inventories = None
+        if "resource_class" in values:
+            inventories = self._inventories(row, values["resource_class"])
+        return self.tools.fleet().change(row.uuid, row.generation, values, inventories)
+
+    def _inventories(self, row: Any, resource_class: str | None) -> Sequence[Inventory]:
+        """What the provider has, with the new class instead of the old."""
+        old = inventory_of_class(row.resource_class).resource_class if row.resource_class else None
+        usages = self.tools.store().usages(providers=[row.uuid])
+        kept = [
+            Inventory(**{name: getattr(item, name) for name in _INVENTORY})
+            for item in (usages[0].provider.inventories if usages else ())
+            if item.resource_class != old
+        ]
+        fresh = inventory_of_class(resource_class) if resource_class else None
+        if fresh is None or any(item.resource_class == fresh.resource_class for item in kept):
+            return kept
+        return [*kept, fresh]
+
+
+def _refuse_locked(row: Any) -> None:
+    if row.reservation is not None:
+        raise errors.Conflict(
+            f"Node {row.uuid} is locked by host {row.reservation}, please retry after the current operation is completed."
+        )

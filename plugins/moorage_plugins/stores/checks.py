@@ -9,25 +9,27 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from moorage import errors
-from moorage.allocation.interface import AllocationChange, ClaimRequest, InventoryItem, ResourceProvider
+from moorage.allocation.interface import AllocationChange, ClaimRequest, Expect, InventoryItem, ResourceProvider
 
 __all__ = [
     "LARGEST",
     "LARGEST_RATIO",
     "PLACEMENT_RULE",
     "SEED_RULE",
+    "as_change",
     "check_aggregates",
     "check_amounts",
-    "check_change",
+    "check_changes",
     "check_class",
     "check_inventories",
     "check_provider_name",
     "check_providers",
     "check_request",
     "refusal",
+    "refusals",
 ]
 
 #: The largest amount that a claim or an inventory names (Placement's limit, so that amounts can be exchanged with it).
@@ -44,12 +46,13 @@ _SMALLEST = {"total": 0, "reserved": 0, "min_unit": 1, "max_unit": 1, "step_size
 
 
 def refusal(
-    provider: str, name: str, amount: int, item: InventoryItem | None, used: int, rule: str
+    provider: str, name: str, amount: int, item: InventoryItem | None, used: int, rule: str, *, lowers: bool = False
 ) -> errors.Conflict | None:
     """Why ``amount`` more of a class does not fit on a provider of which ``used`` are taken; None when it does.
 
     :param item: the provider's inventory of the class; None when it has none.
     :param rule: ``seed`` or ``modulo``, see ``[allocation] step_size_rule``.
+    :param lowers: no more is taken than was given back for it, so that capacity is not asked.
     """
     if item is None:
         return errors.CapacityExceeded(
@@ -66,7 +69,7 @@ def refusal(
             asked=amount,
             free=free,
         )
-    if used + amount > item.capacity:
+    if used + amount > item.capacity and not lowers:
         return errors.CapacityExceeded(
             f"Provider {provider} has {free} {name} free, and {amount} were asked for.",
             provider=provider,
@@ -75,6 +78,32 @@ def refusal(
             free=free,
         )
     return None
+
+
+def refusals(
+    changes: Sequence[AllocationChange],
+    present: Mapping[tuple[str, str], tuple[InventoryItem, int]],
+    own: Mapping[tuple[str, str], int],
+    rule: str,
+) -> Iterator[errors.Conflict]:
+    """Why changes do not fit, one after the other, as they are written.
+
+    :param present: inventories and what is used of them, by provider and class.
+    :param own: what the consumers of the changes hold of them.
+    """
+    taken: dict[tuple[str, str], int] = {}
+    for each in changes:
+        for provider, wanted in sorted(each.resources.items()):
+            for name, amount in sorted(wanted.items()):
+                key = (provider, name)
+                item, used = present.get(key, (None, 0))
+                before, mine = taken.get(key, 0), own.get(key, 0)
+                lowers = amount <= mine - before
+                reason = refusal(provider, name, amount, item, used - mine + before, rule, lowers=lowers)
+                taken[key] = before + amount
+                if reason is not None:
+                    reason.details["consumer"] = each.consumer
+                    yield reason
 
 
 def check_request(request: ClaimRequest) -> None:
@@ -88,13 +117,32 @@ def check_request(request: ClaimRequest) -> None:
     check_amounts(request.resources)
 
 
-def check_change(change: AllocationChange) -> None:
-    """Refuse a change that can never be right, before anything is touched.
+def as_change(request: ClaimRequest) -> AllocationChange:
+    """A claim is a change of a consumer that must hold nothing yet."""
+    return AllocationChange(
+        request.consumer,
+        request.resources,
+        Expect.NOTHING,
+        request.project,
+        request.user,
+        request.consumer_type,
+        request.request_id,
+        request.lifetime,
+    )
+
+
+def check_changes(changes: Sequence[AllocationChange]) -> None:
+    """Refuse changes that can never be right, before anything is touched.
 
     :raises InvalidInput: says where.
     """
-    _check_consumer(change)
-    check_amounts(change.resources)
+    seen: set[str] = set()
+    for change in changes:
+        _check_consumer(change)
+        check_amounts(change.resources)
+        if change.consumer in seen:
+            raise errors.InvalidInput(f"Consumer {change.consumer} stands twice among the changes.", path="consumer")
+        seen.add(change.consumer)
 
 
 def check_amounts(resources: Mapping[str, Mapping[str, int]]) -> None:

@@ -26,14 +26,14 @@ from moorage.allocation.interface import (
     ProviderUsage,
     ResourceProvider,
 )
-from moorage_plugins.stores.checks import check_class, check_providers, check_request, refusal
+from moorage_plugins.stores.checks import as_change, check_class, check_providers, check_request
 from moorage_plugins.stores.memory_catalogue import MemoryCatalogue, MemoryNames
-from moorage_plugins.stores.memory_part import MemoryConsumer
+from moorage_plugins.stores.memory_ledger import MemoryLedger
 
 __all__ = ["MemoryStore"]
 
 
-class MemoryStore(MemoryCatalogue, MemoryNames, AllocationStore, Auditable):
+class MemoryStore(MemoryCatalogue, MemoryNames, MemoryLedger, AllocationStore, Auditable):
     """Claims in the memory of one process. A companion is called with None, under the lock; its error undoes the claim."""
 
     api_version: ClassVar[tuple[int, int]] = (1, 0)
@@ -116,60 +116,7 @@ class MemoryStore(MemoryCatalogue, MemoryNames, AllocationStore, Auditable):
     def claim(self, request: ClaimRequest, companion: Companion | None = None) -> ClaimOutcome:
         check_request(request)
         with self._lock:
-            earlier = self._consumers.get(request.consumer)
-            if earlier is not None:
-                if request.request_id is not None and earlier.request_id == request.request_id:
-                    return ClaimOutcome(request.consumer, 1, earlier.held, repeated=True)
-                raise errors.Conflict(
-                    f"Consumer {request.consumer} holds a claim of another request already; release it first.",
-                    consumer=request.consumer,
-                )
-            held = tuple(
-                AllocationItem(uuid, request.consumer, name, amount)
-                for uuid, wanted in sorted(request.resources.items())
-                for name, amount in sorted(wanted.items())
-            )
-            for uuid in request.resources:
-                self._get(uuid)
-            for item in held:
-                self._check_fits(item)
-            self._hold(request, held)
-            if companion is not None:
-                try:
-                    companion(None)
-                except BaseException:
-                    self._drop(request.consumer)
-                    raise
-            return ClaimOutcome(request.consumer, 1, held)
-
-    def _check_fits(self, item: AllocationItem) -> None:
-        name = item.resource_class
-        self._check_classes([name])
-        provider = self._providers[item.provider]
-        reason = refusal(
-            item.provider, name, item.used, provider.items.get(name), provider.used.get(name, 0), self._step_rule
-        )
-        if reason is not None:
-            raise reason
-
-    def _hold(self, request: ClaimRequest, held: tuple[AllocationItem, ...]) -> None:
-        self._consumers[request.consumer] = MemoryConsumer(
-            1, request.project, request.user, request.consumer_type, request.request_id, held, self._now()
-        )
-        for item in held:
-            self._providers[item.provider].used[item.resource_class] += item.used
-        for uuid in request.resources:
-            self._written(self._providers[uuid])
-
-    def _drop(self, consumer: str) -> bool:
-        found = self._consumers.pop(consumer, None)
-        if found is None:
-            return False
-        for item in found.held:
-            self._providers[item.provider].used[item.resource_class] -= item.used
-        for uuid in {item.provider for item in found.held}:
-            self._written(self._providers[uuid])
-        return True
+            return self._change([as_change(request)], (), companion)[0]
 
     @override
     def release(self, consumer: str, transaction: Any | None = None) -> bool:
@@ -211,7 +158,7 @@ class MemoryStore(MemoryCatalogue, MemoryNames, AllocationStore, Auditable):
     @override
     def drift(self) -> list[Drift]:
         with self._lock:
-            sums = self._sums()
+            sums = self._sum(item for each in self._consumers.values() for item in each.held)
             counted = {(uuid, name): used for uuid, each in self._providers.items() for name, used in each.used.items()}
         return [
             Drift(*key, counted.get(key), sums.get(key, 0))
@@ -225,18 +172,10 @@ class MemoryStore(MemoryCatalogue, MemoryNames, AllocationStore, Auditable):
             present = self._providers.get(provider)
             if present is None:
                 return False
-            sums = self._sums()
+            sums = self._sum(item for each in self._consumers.values() for item in each.held)
             present.used = {name: sums.get((provider, name), 0) for name in present.items}
             self._written(present)
             return True
-
-    def _sums(self) -> dict[tuple[str, str], int]:
-        sums: dict[tuple[str, str], int] = {}
-        for each in self._consumers.values():
-            for item in each.held:
-                key = (item.provider, item.resource_class)
-                sums[key] = sums.get(key, 0) + item.used
-        return sums
 
 
 def _key(item: AllocationItem) -> tuple[str, str, str]:

@@ -1,22 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The allocation store on a database: the conditional claim of the design.
-
-One transaction: the consumer's row; then, for each provider in the order of its id, a raise of its generation (which makes the
-claimers of that provider take turns) and ONE conditional statement that takes all its classes; then the allocations in one
-statement. Room is taken only where it is: no read decides anything, so no isolation level is relied on. When the rowcount says
-that something was not taken, the transaction is rolled back and the reason is read afterwards.
-
-The consumer's row comes first, in claims and in releases, because it is what a repetition of the same claim meets: the
-repetition waits there, before it takes any room or holds up anybody at a provider, and then learns that it is one.
-"""
+"""The allocation store on a database: all parts together, with the reading of whole stores and the audit."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import sqlalchemy as sa
-from oslo_db import exception as db_errors
 from oslo_log import log as logging
 from typing_extensions import override
 
@@ -36,9 +26,10 @@ from moorage.allocation.interface import (
 )
 from moorage.db import Duplicate
 from moorage_plugins.stores import statements
-from moorage_plugins.stores.checks import check_providers, check_request, refusal
+from moorage_plugins.stores.checks import as_change, check_providers, check_request
 from moorage_plugins.stores.providers import ensure
 from moorage_plugins.stores.sql_catalogue import SqlCatalogue
+from moorage_plugins.stores.sql_ledger import SqlLedger
 from moorage_plugins.stores.sql_names import SqlNames
 from moorage_plugins.stores.sql_part import shown
 from moorage_plugins.stores.tables import allocations, resource_providers
@@ -50,19 +41,7 @@ LOG = logging.getLogger(__name__)
 _ENSURE_TRIES = 3
 
 
-class _RefusedError(Exception):
-    """Inside of a claim: not everything was taken; the transaction must be undone."""
-
-
-class _TakenError(Exception):
-    """Inside of a claim: there is such a consumer already."""
-
-
-class _StaleError(Exception):
-    """Inside of a claim: the remembered id of a provider is not its id any more."""
-
-
-class SqlStore(SqlCatalogue, SqlNames, AllocationStore, Auditable):
+class SqlStore(SqlCatalogue, SqlNames, SqlLedger, AllocationStore, Auditable):
     """Claims in SQLite, PostgreSQL or MariaDB; several hosts may use it at once.
 
     A claim of one provider costs four statements and a commit, one of k providers 2 + 2k, however many consumers they have.
@@ -119,139 +98,13 @@ class SqlStore(SqlCatalogue, SqlNames, AllocationStore, Auditable):
     @override
     def claim(self, request: ClaimRequest, companion: Companion | None = None) -> ClaimOutcome:
         check_request(request)
-        for _ in range(self._attempts):
-            try:
-                return self._database.run(lambda tx: self._claim(tx, request, companion))
-            except _TakenError:
-                earlier = self._earlier(request)
-                if earlier is not None:
-                    return earlier
-            except _StaleError:
-                with self._lock:
-                    for uuid in request.resources:
-                        self._ids.pop(uuid, None)
-            except _RefusedError:
-                self._explain(request)
-        raise errors.StoreBusy(
-            f"The claim of {request.consumer} was refused {self._attempts} times, yet seemed to fit each time it was "
-            "looked at; try again."
-        )
-
-    def _claim(self, tx: sa.Connection, request: ClaimRequest, companion: Companion | None) -> ClaimOutcome:
-        try:
-            tx.execute(
-                statements.ADD_CONSUMER,
-                {
-                    "uuid": request.consumer,
-                    "consumer_type": request.consumer_type,
-                    "project_id": request.project,
-                    "user_id": request.user,
-                    "request_id": request.request_id,
-                },
-            )
-        except db_errors.DBDuplicateEntry as error:
-            raise _TakenError from error
-        providers = self._provider_ids(tx, request.resources)
-        rows: list[dict[str, Any]] = []
-        items: list[AllocationItem] = []
-        for number, uuid in sorted((number, uuid) for uuid, number in providers.items()):
-            wanted = sorted(request.resources[uuid].items())
-            numbered = [(self._classes.number(tx, name), amount) for name, amount in wanted]
-            self._take(tx, number, uuid, numbered)
-            rows += [
-                {
-                    "consumer_id": request.consumer,
-                    "resource_provider_id": number,
-                    "resource_class_id": of_class,
-                    "used": amount,
-                }
-                for of_class, amount in numbered
-            ]
-            items += [AllocationItem(uuid, request.consumer, name, amount) for name, amount in wanted]
-        tx.execute(statements.ADD_ALLOCATIONS, rows)
-        if companion is not None:
-            companion(tx)
-        return ClaimOutcome(request.consumer, 1, tuple(items))
-
-    def _take(self, tx: sa.Connection, number: int, uuid: str, wanted: Sequence[tuple[int, int]]) -> None:
-        if tx.execute(statements.TURN, {"of_provider": number, "of_uuid": uuid}).rowcount != 1:
-            raise _StaleError
-        taken = tx.execute(statements.take(len(wanted), self._step_rule), _values(number, wanted)).rowcount
-        if taken != len(wanted):
-            raise _RefusedError
-
-    def _provider_ids(self, tx: sa.Connection, uuids: Iterable[str]) -> dict[str, int]:
-        """Ids by uuid. ``tx`` must not have created providers: what it read is remembered.
-
-        :raises NotFound: there is no such provider.
-        """
-        known = self._ids
-        missing = [uuid for uuid in uuids if uuid not in known]
-        if missing:
-            rows = tx.execute(statements.PROVIDER_IDS, {"uuids": missing}).all()
-            with self._lock:
-                known.update({row.uuid: row.id for row in rows})
-        found = {uuid: known.get(uuid) for uuid in uuids}
-        for uuid, number in found.items():
-            if number is None:
-                raise errors.NotFound(f"There is no resource provider {uuid}.", provider=uuid)
-        return {uuid: number for uuid, number in found.items() if number is not None}
-
-    def _earlier(self, request: ClaimRequest) -> ClaimOutcome | None:
-        """What an earlier try of the same request took; None when there is no such consumer any more.
-
-        :raises Conflict: the consumer's claim is of another request.
-        """
-        with self._database.read() as tx:
-            row = tx.execute(statements.KNOWN_CONSUMER, {"of_consumer": request.consumer}).first()
-            if row is None:
-                return None
-            if request.request_id is not None and row.request_id == request.request_id:
-                held = tx.execute(statements.HELD, {"of_consumer": request.consumer}).all()
-                names = self._classes.names(tx, {each.resource_class_id for each in held})
-                items = [
-                    AllocationItem(each.provider, request.consumer, names[each.resource_class_id], each.used)
-                    for each in held
-                ]
-                return ClaimOutcome(request.consumer, row.generation, tuple(items), repeated=True)
-        raise errors.Conflict(
-            f"Consumer {request.consumer} holds a claim of another request already; release it first.",
-            consumer=request.consumer,
-        )
-
-    def _explain(self, request: ClaimRequest) -> None:
-        """Raise why the claim was refused; return when it would fit by what is read now."""
-        with self._database.read() as tx:
-            rows = tx.execute(statements.PROVIDER_IDS, {"uuids": list(request.resources)}).all()
-            numbers = {row.uuid: row.id for row in rows}
-            found = self._inventory_rows(tx, numbers.values())
-            self._classes.numbers(tx, {name for wanted in request.resources.values() for name in wanted})
-        for uuid, number in sorted(numbers.items(), key=lambda pair: pair[1]):
-            present = {item.resource_class: (item, used) for item, used in found.get(number, ())}
-            for name, amount in sorted(request.resources[uuid].items()):
-                item, used = present.get(name, (None, 0))
-                reason = refusal(uuid, name, amount, item, used, self._step_rule)
-                if reason is not None:
-                    raise reason
+        return self._persistently([as_change(request)], (), companion)[0]
 
     @override
     def release(self, consumer: str, transaction: Any | None = None) -> bool:
         if transaction is not None:
-            return self._release(transaction, consumer)
-        return self._database.run(lambda tx: self._release(tx, consumer))
-
-    def _release(self, tx: sa.Connection, consumer: str) -> bool:
-        # The consumer's row first: of two that release at once the second waits here, and then finds nothing.
-        if tx.execute(statements.DROP_CONSUMER, {"of_consumer": consumer}).rowcount != 1:
-            return False
-        held: dict[tuple[int, str], list[tuple[int, int]]] = {}
-        for row in tx.execute(statements.HELD, {"of_consumer": consumer}).all():
-            held.setdefault((row.resource_provider_id, row.provider), []).append((row.resource_class_id, row.used))
-        for (number, uuid), amounts in held.items():
-            tx.execute(statements.TURN, {"of_provider": number, "of_uuid": uuid})
-            tx.execute(statements.give_back(len(amounts)), _values(number, amounts))
-        tx.execute(statements.DROP_ALLOCATIONS, {"of_consumer": consumer})
-        return True
+            return self._drop(transaction, consumer)
+        return self._database.run(lambda tx: self._drop(tx, consumer))
 
     # -- reading --------------------------------------------------------------------------------------------------
 
@@ -332,11 +185,3 @@ class SqlStore(SqlCatalogue, SqlNames, AllocationStore, Auditable):
             return True
 
         return self._database.run(work)
-
-
-def _values(number: int, amounts: Sequence[tuple[int, int]]) -> Mapping[str, int]:
-    """The parameters of ``take`` and ``give_back``."""
-    values = {"of_provider": number}
-    for position, (of_class, amount) in enumerate(amounts):
-        values[f"class_{position}"], values[f"amount_{position}"] = of_class, amount
-    return values

@@ -27,27 +27,36 @@ from moorage_plugins.stores.tables import (
 __all__ = [
     "ADD_ALLOCATIONS",
     "ADD_CONSUMER",
+    "ADD_LEASED_CONSUMER",
+    "CONSUMER",
+    "CONSUMERS",
     "COUNT_HELD",
     "DRIFT",
     "DROP_ALLOCATIONS",
+    "DROP_ALLOCATIONS_OF",
     "DROP_CONSUMER",
     "DROP_INVENTORIES",
+    "DROP_OVERDUE",
     "DROP_PROVIDER",
     "DROP_PROVIDER_AGGREGATES",
     "DROP_PROVIDER_TRAITS",
     "HAS_CHILDREN",
-    "HELD",
+    "HELD_BY",
+    "HELD_OF",
     "INVENTORIES_OF",
-    "KNOWN_CONSUMER",
     "NEXT_GENERATION",
+    "OVERDUE",
     "PAGE",
     "PROVIDER_ID",
     "PROVIDER_IDS",
     "PROVIDER_ROW",
     "RECOUNT",
+    "RENEW",
     "TOUCH",
     "TURN",
+    "change_consumer",
     "give_back",
+    "project_usages",
     "provider_columns",
     "take",
 ]
@@ -58,8 +67,33 @@ _LARGE = sa.BigInteger
 
 ADD_CONSUMER = sa.insert(consumers).values(generation=1, created_at=now(), updated_at=now())
 DROP_CONSUMER = sa.delete(consumers).where(consumers.c.uuid == _OF_CONSUMER)
-KNOWN_CONSUMER = sa.select(consumers.c.request_id, consumers.c.generation).where(consumers.c.uuid == _OF_CONSUMER)
+_LIFETIME = sa.bindparam("new_lifetime", type_=sa.BigInteger)
+ADD_LEASED_CONSUMER = ADD_CONSUMER.values(expires_at=now() + _LIFETIME)
+RENEW = sa.update(consumers).where(consumers.c.uuid == _OF_CONSUMER).values(expires_at=now() + _LIFETIME)
+OVERDUE = (
+    sa.select(consumers.c.uuid)
+    .where(consumers.c.expires_at <= now())
+    .order_by(consumers.c.expires_at)
+    .limit(sa.bindparam("of_limit", type_=sa.Integer))
+)
+DROP_OVERDUE = DROP_CONSUMER.where(consumers.c.expires_at <= now())
+#: What is shown of a consumer; labelled, since it stands beside providers.
+consumer_columns = (
+    consumers.c.uuid.label("consumer_uuid"),
+    consumers.c.generation.label("consumer_generation"),
+    consumers.c.project_id,
+    consumers.c.user_id,
+    consumers.c.consumer_type,
+    consumers.c.request_id,
+    consumers.c.updated_at.label("consumer_updated_at"),
+    consumers.c.expires_at,
+)
+CONSUMER = sa.select(*consumer_columns).where(consumers.c.uuid == _OF_CONSUMER)
+CONSUMERS = sa.select(*consumer_columns).where(consumers.c.uuid.in_(sa.bindparam("consumers", expanding=True)))
 ADD_ALLOCATIONS = sa.insert(allocations)
+DROP_ALLOCATIONS_OF = sa.delete(allocations).where(
+    allocations.c.consumer_id.in_(sa.bindparam("consumers", expanding=True))
+)
 DROP_ALLOCATIONS = sa.delete(allocations).where(allocations.c.consumer_id == _OF_CONSUMER)
 
 PROVIDER_ID = sa.select(resource_providers.c.id).where(resource_providers.c.uuid == sa.bindparam("of_uuid"))
@@ -111,17 +145,19 @@ TURN = (
 TOUCH = (
     sa.update(resource_providers).where(resource_providers.c.uuid == sa.bindparam("of_uuid")).values(updated_at=now())
 )
-#: What a consumer holds, in the order in which providers are locked.
-HELD = (
-    sa.select(
-        allocations.c.resource_provider_id,
-        allocations.c.resource_class_id,
-        allocations.c.used,
-        resource_providers.c.uuid.label("provider"),
-    )
+#: What consumers hold, with the providers, in the order in which providers are locked.
+HELD_BY = (
+    sa.select(allocations.c.consumer_id, allocations.c.resource_class_id, allocations.c.used, *provider_columns)
     .join_from(allocations, resource_providers, allocations.c.resource_provider_id == resource_providers.c.id)
-    .where(allocations.c.consumer_id == _OF_CONSUMER)
-    .order_by(allocations.c.resource_provider_id, allocations.c.resource_class_id)
+    .where(allocations.c.consumer_id.in_(sa.bindparam("consumers", expanding=True)))
+    .order_by(allocations.c.resource_provider_id, allocations.c.resource_class_id, allocations.c.consumer_id)
+)
+#: What is held of a provider, with the consumers.
+HELD_OF = (
+    sa.select(allocations.c.resource_class_id, allocations.c.used, *consumer_columns)
+    .join_from(allocations, consumers, allocations.c.consumer_id == consumers.c.uuid)
+    .where(allocations.c.resource_provider_id == _OF_PROVIDER)
+    .order_by(allocations.c.consumer_id, allocations.c.resource_class_id)
 )
 COUNT_HELD = sa.select(sa.func.count()).where(allocations.c.resource_provider_id == _OF_PROVIDER)
 
@@ -141,26 +177,81 @@ PAGE = (
 )
 
 
+@functools.lru_cache(maxsize=2)
+def change_consumer(expected: bool) -> sa.Update:
+    """Write the row of a consumer, unless it is of the same request already.
+
+    Parameters: of_consumer; of_generation when one is expected; new_project, new_user, new_type (None: as it is), new_request,
+    new_lifetime (microseconds; None: it stays).
+    """
+    request = sa.bindparam("new_request", type_=sa.String)
+    statement = (
+        sa.update(consumers)
+        .where(
+            consumers.c.uuid == _OF_CONSUMER,
+            sa.or_(request.is_(None), consumers.c.request_id.is_(None), consumers.c.request_id != request),
+        )
+        .values(
+            generation=consumers.c.generation + 1,
+            project_id=sa.func.coalesce(sa.bindparam("new_project", type_=sa.String), consumers.c.project_id),
+            user_id=sa.func.coalesce(sa.bindparam("new_user", type_=sa.String), consumers.c.user_id),
+            consumer_type=sa.func.coalesce(sa.bindparam("new_type", type_=sa.String), consumers.c.consumer_type),
+            request_id=request,
+            updated_at=now(),
+            expires_at=now() + _LIFETIME,
+        )
+    )
+    return statement.where(consumers.c.generation == sa.bindparam("of_generation")) if expected else statement
+
+
+def project_usages(
+    project: str, user: str | None, consumer_type: str | None
+) -> tuple[sa.Select[tuple[str, int]], sa.Select[tuple[str, int, int]]]:
+    """The consumers of a project by type, and what they hold by type and class."""
+    columns = consumers.c
+    of_project = [columns.project_id == project]
+    if user is not None:
+        of_project.append(columns.user_id == user)
+    if consumer_type is not None:
+        of_project.append(columns.consumer_type == consumer_type)
+    counts = sa.select(columns.consumer_type, sa.func.count().label("consumers")).where(*of_project)
+    sums = (
+        sa.select(columns.consumer_type, allocations.c.resource_class_id, sa.func.sum(allocations.c.used).label("used"))
+        .join_from(consumers, allocations, allocations.c.consumer_id == columns.uuid)
+        .where(*of_project)
+    )
+    return (
+        counts.group_by(columns.consumer_type).order_by(columns.consumer_type),
+        sums.group_by(columns.consumer_type, allocations.c.resource_class_id).order_by(allocations.c.resource_class_id),
+    )
+
+
 @functools.lru_cache(maxsize=64)
-def take(classes: int, step_rule: str) -> sa.Update:
+def take(classes: int, step_rule: str, lowering: bool = False) -> sa.Update:
     """Take amounts of ``classes`` resource classes of a provider, each where all its conditions hold.
 
-    Parameters: of_provider, and class_N and amount_N for N below ``classes``. It took everything when the rowcount is
+    Parameters: of_provider, and class_N and amount_N for N below ``classes``; when ``lowering``, lowers_N too: 1 lets the class
+    be taken above its capacity, because no more is taken than was given back before. It took everything when the rowcount is
     ``classes``; otherwise the transaction must be rolled back.
     """
     conditions = []
-    for of_class, amount in _pairs(classes):
+    for place, (of_class, amount) in enumerate(_pairs(classes)):
         stepped: sa.ColumnElement[bool] = amount % inventories.c.step_size == 0
         if step_rule == SEED_RULE:
             stepped = sa.or_(inventories.c.min_unit == amount, stepped)
+        fits: sa.ColumnElement[bool] = (
+            inventories.c.used + amount
+            <= (inventories.c.total - inventories.c.reserved) * inventories.c.allocation_ratio
+        )
+        if lowering:
+            fits = sa.or_(sa.bindparam(f"lowers_{place}", type_=sa.Integer) == 1, fits)
         conditions.append(
             sa.and_(
                 inventories.c.resource_class_id == of_class,
                 inventories.c.min_unit <= amount,
                 inventories.c.max_unit >= amount,
                 stepped,
-                inventories.c.used + amount
-                <= (inventories.c.total - inventories.c.reserved) * inventories.c.allocation_ratio,
+                fits,
             )
         )
     return (

@@ -125,7 +125,7 @@ class SqlStoreTests(SqlCase, unittest.TestCase):
         self.store.ensure_providers([given])
         first = self.claim(given, VCPU=1)
         other, explain = sql_store(self.database), self.store._explain
-        self.store._explain = lambda request: (other.release(first), explain(request))[1]  # type: ignore[method-assign]
+        self.store._explain = lambda *changes: (other.release(first), explain(*changes))[1]  # type: ignore[method-assign]
         second = self.claim(given, VCPU=1)
         self.assertEqual([second], [item.consumer for item in all_allocations(self.store)])
 

@@ -1,0 +1,503 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The part of the sql store that takes room and gives it back: the conditional claim of the design.
+
+One transaction: the rows of the consumers, in the order of their uuids; then, for each provider in the order of its id, a raise of
+its generation (which makes the claimers of that provider take turns), ONE statement that gives back what is held of it, and
+conditional statements that take what is wanted; then the allocations. Room is taken only where it is: no read decides anything
+but what a consumer holds, and that is read behind its row. So no isolation level is relied on. When a rowcount says that
+something was not taken, the transaction is rolled back and the reason is read afterwards.
+
+The consumer's row comes first because it is what a repetition of the same request meets: the repetition waits there, before it
+takes any room or holds up anybody at a provider, and then learns that it is one.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import sqlalchemy as sa
+from oslo_db import exception as db_errors
+from typing_extensions import override
+
+from moorage import errors
+from moorage.allocation.interface import (
+    AllocationChange,
+    AllocationItem,
+    AllocationLedger,
+    ClaimOutcome,
+    Companion,
+    Consumer,
+    ConsumerHolding,
+    Expect,
+    GenerationConflict,
+    InventoryChange,
+    InventoryItem,
+    ProviderHolding,
+    UsageTotal,
+)
+from moorage.db import MICROSECONDS
+from moorage_plugins.stores import providers, statements
+from moorage_plugins.stores.checks import check_changes, check_inventories, refusals
+from moorage_plugins.stores.sql_part import SqlPart, no_such_provider, shown
+
+__all__ = ["SqlLedger"]
+
+
+class _RefusedError(Exception):
+    """Inside of a change: not everything was taken; the transaction must be undone."""
+
+
+class _RacedError(Exception):
+    """Inside of a change: the consumers are not as this try took them to be; look, in a new transaction."""
+
+
+class _StaleError(Exception):
+    """Inside of a change: the remembered id of a provider is not its id any more."""
+
+
+class _Try(enum.Enum):
+    #: Consumers are taken to be new, which most are.
+    HOPEFUL = "hopeful"
+    #: The consumers are looked at first.
+    LOOKING = "looking"
+
+
+@dataclass(slots=True)
+class _AtProvider:
+    """What a change does at one provider: give back by class number, then take consumer by consumer."""
+
+    uuid: str
+    gives: dict[int, int] = field(default_factory=dict)
+    takes: list[dict[int, int]] = field(default_factory=list)
+
+
+class SqlLedger(SqlPart, AllocationLedger):
+    """Claims, changes of claims, leases on consumers."""
+
+    # -- changing -------------------------------------------------------------------------------------------------
+
+    @override
+    def replace(
+        self, changes: Sequence[AllocationChange], companion: Companion | None = None
+    ) -> tuple[ClaimOutcome, ...]:
+        check_changes(changes)
+        return self._persistently(changes, (), companion)
+
+    @override
+    def reshape(self, inventories: Sequence[InventoryChange], changes: Sequence[AllocationChange]) -> None:
+        check_changes(changes)
+        if len({each.provider for each in inventories}) < len(inventories):
+            raise errors.InvalidInput("A provider stands twice among the inventories.", path="inventories")
+        for each in inventories:
+            check_inventories(each.provider, each.items)
+        self._persistently(changes, inventories, None)
+
+    def _persistently(
+        self, changes: Sequence[AllocationChange], inventories: Sequence[InventoryChange], companion: Companion | None
+    ) -> tuple[ClaimOutcome, ...]:
+        how = _Try.HOPEFUL
+        for _ in range(self._attempts):
+            try:
+                return self._database.run(lambda tx, how=how: self._change(tx, changes, inventories, companion, how))  # type: ignore[misc]
+            except _RacedError:
+                how = _Try.LOOKING
+            except _StaleError:
+                self._forget({uuid for each in changes for uuid in each.resources})
+                self._forget({each.provider for each in inventories})
+            except _RefusedError:
+                self._explain(changes, inventories)
+        names = ", ".join(each.consumer for each in changes[:3])
+        raise errors.StoreBusy(
+            f"The claim of {names} was refused {self._attempts} times, yet seemed to fit each time it was looked at; try again."
+        )
+
+    def _change(
+        self,
+        tx: sa.Connection,
+        changes: Sequence[AllocationChange],
+        inventories: Sequence[InventoryChange],
+        companion: Companion | None,
+        how: _Try,
+    ) -> tuple[ClaimOutcome, ...]:
+        if how is _Try.LOOKING:
+            repeated = self._repeated(tx, changes)
+            if repeated is not None:
+                return repeated
+        known = [
+            each.consumer for each in sorted(changes, key=lambda each: each.consumer) if self._enter(tx, each, how)
+        ]
+        held = tx.execute(statements.HELD_BY, {"consumers": known}).all() if known else []
+        rows = self._exchange(tx, changes, inventories, held)
+        if held:
+            tx.execute(statements.DROP_ALLOCATIONS_OF, {"consumers": known})
+        if rows:
+            tx.execute(statements.ADD_ALLOCATIONS, rows)
+        for each in changes:
+            if not each.resources and each.consumer in known:
+                tx.execute(statements.DROP_CONSUMER, {"of_consumer": each.consumer})
+        if companion is not None:
+            companion(tx)
+        return self._outcomes(tx, changes, known)
+
+    def _enter(self, tx: sa.Connection, change: AllocationChange, how: _Try) -> bool:
+        """Write the consumer's row, so that nobody else changes what it holds; whether there was one.
+
+        :raises GenerationConflict: it is not the expected one.
+        """
+        hopeful = how is _Try.HOPEFUL and change.expected is Expect.ANYTHING and change.resources
+        if change.expected is Expect.NOTHING or hopeful:
+            return self._create(tx, change)
+        values = {
+            "of_consumer": change.consumer,
+            "new_project": change.project,
+            "new_user": change.user,
+            "new_type": change.consumer_type,
+            "new_request": change.request_id,
+            "new_lifetime": _microseconds(change.lifetime),
+        }
+        if isinstance(change.expected, int):
+            values["of_generation"] = change.expected
+        if tx.execute(statements.change_consumer(isinstance(change.expected, int)), values).rowcount == 1:
+            return True
+        row = tx.execute(statements.CONSUMER, {"of_consumer": change.consumer}).first()
+        if row is None and change.expected is Expect.ANYTHING:
+            return self._create(tx, change) if change.resources else False
+        if row is not None and (row.consumer_generation == change.expected or change.expected is Expect.ANYTHING):
+            raise _RacedError
+        if how is _Try.HOPEFUL and change.request_id is not None:
+            raise _RacedError  # an earlier try of the same request may have made the difference
+        raise _conflict(change, row)
+
+    def _create(self, tx: sa.Connection, change: AllocationChange) -> bool:
+        if not change.resources:
+            row = tx.execute(statements.CONSUMER, {"of_consumer": change.consumer}).first()
+            if row is not None:
+                raise _conflict(change, row)
+            return False
+        values = {
+            "uuid": change.consumer,
+            "consumer_type": change.consumer_type or "",
+            "project_id": change.project or "",
+            "user_id": change.user or "",
+            "request_id": change.request_id,
+        }
+        try:
+            if change.lifetime is None:
+                tx.execute(statements.ADD_CONSUMER, values)
+            else:
+                tx.execute(statements.ADD_LEASED_CONSUMER, values | {"new_lifetime": _microseconds(change.lifetime)})
+        except db_errors.DBDuplicateEntry as error:
+            raise _RacedError from error
+        return False
+
+    def _repeated(self, tx: sa.Connection, changes: Sequence[AllocationChange]) -> tuple[ClaimOutcome, ...] | None:
+        """What an earlier try of the same request left; None when there was none.
+
+        :raises Conflict: some of the consumers were changed since.
+        :raises GenerationConflict: a consumer is there that must not be.
+        """
+        rows = {
+            row.consumer_uuid: row
+            for row in tx.execute(statements.CONSUMERS, {"consumers": [each.consumer for each in changes]}).all()
+        }
+        done = [
+            each
+            for each in changes
+            if each.request_id is not None
+            and each.consumer in rows
+            and rows[each.consumer].request_id == each.request_id
+        ]
+        gone = [each for each in changes if not each.resources and each.consumer not in rows]
+        if not done:
+            for each in changes:
+                if each.expected is Expect.NOTHING and each.consumer in rows:
+                    raise _conflict(each, rows[each.consumer])
+            return None
+        if len(done) + len(gone) < len(changes):
+            raise errors.Conflict(
+                f"Request {done[0].request_id} was done, and some of its consumers were changed since; look what they hold.",
+                consumer=done[0].consumer,
+            )
+        held = tx.execute(statements.HELD_BY, {"consumers": [each.consumer for each in done]}).all()
+        names = self._classes.names(tx, {row.resource_class_id for row in held})
+        items = {each.consumer: [] for each in changes}  # type: dict[str, list[AllocationItem]]
+        for row in held:
+            items[row.consumer_id].append(
+                AllocationItem(row.uuid, row.consumer_id, names[row.resource_class_id], row.used)
+            )
+        return tuple(
+            ClaimOutcome(
+                each.consumer,
+                rows[each.consumer].consumer_generation if each.consumer in rows else 0,
+                tuple(items[each.consumer]),
+                repeated=True,
+            )
+            for each in changes
+        )
+
+    def _exchange(
+        self,
+        tx: sa.Connection,
+        changes: Sequence[AllocationChange],
+        inventories: Sequence[InventoryChange],
+        held: Sequence[Any],
+    ) -> list[dict[str, Any]]:
+        """At each provider, in the order of ids: take the turn, give back, take. The allocations to store."""
+        plans, allocations = self._plans(tx, changes, inventories, held)
+        reshaped = {each.provider: each for each in inventories}
+        added: set[int] = set()
+        for number in sorted(plans):
+            plan = plans[number]
+            change = reshaped.get(plan.uuid)
+            if change is not None:
+                self._turn(tx, plan.uuid, change.expected_generation)
+                added |= self._reshape(tx, number, change, keep=True)
+            elif tx.execute(statements.TURN, {"of_provider": number, "of_uuid": plan.uuid}).rowcount != 1:
+                raise _StaleError
+            if plan.gives:
+                tx.execute(statements.give_back(len(plan.gives)), _values(number, plan.gives))
+            self._take(tx, number, plan)
+            if change is not None:
+                self._reshape(tx, number, change, keep=False)
+        self._classes.hold(tx, added)
+        return allocations
+
+    def _take(self, tx: sa.Connection, number: int, plan: _AtProvider) -> None:
+        before = dict(plan.gives)
+        for wanted in plan.takes:
+            # Above capacity only as far as the consumers held it before.
+            lowers = [of_class for of_class, amount in wanted.items() if amount <= before.get(of_class, 0)]
+            statement = statements.take(len(wanted), self._step_rule, bool(lowers))
+            values = dict(_values(number, wanted))
+            if lowers:
+                values |= {f"lowers_{place}": int(of_class in lowers) for place, of_class in enumerate(wanted)}
+            if tx.execute(statement, values).rowcount != len(wanted):
+                raise _RefusedError
+            for of_class, amount in wanted.items():
+                before[of_class] = before.get(of_class, 0) - amount
+
+    def _plans(
+        self,
+        tx: sa.Connection,
+        changes: Sequence[AllocationChange],
+        inventories: Sequence[InventoryChange],
+        held: Sequence[Any],
+    ) -> tuple[dict[int, _AtProvider], list[dict[str, Any]]]:
+        plans: dict[int, _AtProvider] = {}
+        for row in held:
+            plan = plans.setdefault(row.id, _AtProvider(row.uuid))
+            plan.gives[row.resource_class_id] = plan.gives.get(row.resource_class_id, 0) + row.used
+        wanted = {uuid for each in changes for uuid in each.resources} | {each.provider for each in inventories}
+        ids = self._provider_ids(tx, wanted)
+        for uuid, number in ids.items():
+            plans.setdefault(number, _AtProvider(uuid))
+        rows = []
+        for each in changes:
+            for uuid, amounts in sorted(each.resources.items()):
+                numbered = sorted((self._classes.number(tx, name), amount) for name, amount in amounts.items())
+                plans[ids[uuid]].takes.append(dict(numbered))
+                rows += [
+                    {
+                        "consumer_id": each.consumer,
+                        "resource_provider_id": ids[uuid],
+                        "resource_class_id": of_class,
+                        "used": amount,
+                    }
+                    for of_class, amount in numbered
+                ]
+        return plans, rows
+
+    def _reshape(self, tx: sa.Connection, number: int, change: InventoryChange, *, keep: bool) -> set[int]:
+        """Bring the inventories to their new state, at first with those that shall vanish still there."""
+        present = self._inventory_rows(tx, [number]).get(number, [])
+        wanted = {item.resource_class: item for item in change.items}
+        if keep:
+            wanted = {item.resource_class: item for item, _ in present} | wanted
+        numbers = self._classes.numbers(tx, wanted)
+        keyed = {numbers[name]: item for name, item in wanted.items()}
+        rows = providers.present_inventories(tx, [number]).get(number, {})
+        return providers.set_inventories(tx, self._classes, number, change.provider, keyed, rows)
+
+    def _outcomes(
+        self, tx: sa.Connection, changes: Sequence[AllocationChange], known: Sequence[str]
+    ) -> tuple[ClaimOutcome, ...]:
+        generations = {}
+        if any(each.consumer in known and each.resources for each in changes):
+            rows = tx.execute(statements.CONSUMERS, {"consumers": list(known)}).all()
+            generations = {row.consumer_uuid: row.consumer_generation for row in rows}
+        return tuple(
+            ClaimOutcome(
+                each.consumer,
+                generations.get(each.consumer, 1) if each.resources else 0,
+                tuple(
+                    AllocationItem(uuid, each.consumer, name, amount)
+                    for uuid, wanted in sorted(each.resources.items())
+                    for name, amount in sorted(wanted.items())
+                ),
+            )
+            for each in changes
+        )
+
+    def _provider_ids(self, tx: sa.Connection, uuids: Iterable[str]) -> dict[str, int]:
+        """Ids by uuid. ``tx`` must not have created providers: what it read is remembered.
+
+        :raises NotFound: there is no such provider.
+        """
+        wanted = list(uuids)
+        missing = [uuid for uuid in wanted if uuid not in self._ids]
+        if missing:
+            rows = tx.execute(statements.PROVIDER_IDS, {"uuids": missing}).all()
+            with self._lock:
+                self._ids.update({row.uuid: row.id for row in rows})
+        found = {}
+        for uuid in wanted:
+            number = self._ids.get(uuid)
+            if number is None:
+                raise no_such_provider(uuid)
+            found[uuid] = number
+        return found
+
+    def _forget(self, uuids: Iterable[str]) -> None:
+        with self._lock:
+            for uuid in uuids:
+                self._ids.pop(uuid, None)
+
+    def _explain(self, changes: Sequence[AllocationChange], inventories: Sequence[InventoryChange] = ()) -> None:
+        """Raise why the change was refused; return when it would fit by what is read now."""
+        uuids = sorted({uuid for each in changes for uuid in each.resources})
+        reshaped = {each.provider: each.items for each in inventories}
+        with self._database.read() as tx:
+            rows = tx.execute(statements.PROVIDER_IDS, {"uuids": uuids}).all()
+            numbers = {row.uuid: row.id for row in rows}
+            found = self._inventory_rows(tx, numbers.values())
+            self._classes.numbers(
+                tx, {name for each in changes for wanted in each.resources.values() for name in wanted}
+            )
+            held = tx.execute(statements.HELD_BY, {"consumers": [each.consumer for each in changes]}).all()
+            names = self._classes.names(tx, {row.resource_class_id for row in held})
+        own: dict[tuple[str, str], int] = {}
+        for row in held:
+            key = (row.uuid, names[row.resource_class_id])
+            own[key] = own.get(key, 0) + row.used
+        present: dict[tuple[str, str], tuple[InventoryItem, int]] = {}
+        for uuid, number in numbers.items():
+            used = {item.resource_class: amount for item, amount in found.get(number, ())}
+            items = reshaped.get(uuid) or [item for item, _ in found.get(number, ())]
+            for item in items:
+                present[uuid, item.resource_class] = (item, used.get(item.resource_class, 0))
+        for reason in refusals(changes, present, own, self._step_rule):
+            raise reason
+
+    # -- reading --------------------------------------------------------------------------------------------------
+
+    @override
+    def consumer(self, uuid: str) -> ConsumerHolding | None:
+        with self._database.read() as tx:
+            row = tx.execute(statements.CONSUMER, {"of_consumer": uuid}).first()
+            if row is None:
+                return None
+            held = tx.execute(statements.HELD_BY, {"consumers": [uuid]}).all()
+            names = self._classes.names(tx, {each.resource_class_id for each in held})
+        return ConsumerHolding(
+            _consumer(row),
+            tuple(AllocationItem(each.uuid, uuid, names[each.resource_class_id], each.used) for each in held),
+            {each.uuid: shown(each) for each in held},
+        )
+
+    @override
+    def provider_holding(self, uuid: str) -> ProviderHolding:
+        with self._database.read() as tx:
+            row = self._provider_row(tx, uuid)
+            held = tx.execute(statements.HELD_OF, {"of_provider": row.id}).all()
+            names = self._classes.names(tx, {each.resource_class_id for each in held})
+        return ProviderHolding(
+            shown(row),
+            tuple(AllocationItem(uuid, each.consumer_uuid, names[each.resource_class_id], each.used) for each in held),
+            {each.consumer_uuid: _consumer(each) for each in held},
+        )
+
+    @override
+    def project_usages(
+        self, project: str, *, user: str | None = None, consumer_type: str | None = None
+    ) -> list[UsageTotal]:
+        with self._database.read() as tx:
+            counts, sums = (
+                tx.execute(query).all() for query in statements.project_usages(project, user, consumer_type)
+            )
+            names = self._classes.names(tx, {row.resource_class_id for row in sums})
+        totals: dict[str, dict[str, int]] = {}
+        for row in sums:
+            totals.setdefault(row.consumer_type, {})[names[row.resource_class_id]] = int(row.used)
+        return [UsageTotal(row.consumer_type, row.consumers, totals.get(row.consumer_type, {})) for row in counts]
+
+    # -- leases ---------------------------------------------------------------------------------------------------
+
+    @override
+    def renew(self, consumer: str, lifetime: float | None) -> bool:
+        values = {"of_consumer": consumer, "new_lifetime": _microseconds(lifetime)}
+        return self._database.run(lambda tx: tx.execute(statements.RENEW, values).rowcount == 1)
+
+    @override
+    def expire(self, limit: int = 100) -> list[str]:
+        with self._database.read() as tx:
+            overdue = list(tx.execute(statements.OVERDUE, {"of_limit": limit}).scalars())
+        return [
+            uuid
+            for uuid in overdue
+            if self._database.run(lambda tx, uuid=uuid: self._drop(tx, uuid, statements.DROP_OVERDUE))  # type: ignore[misc]
+        ]
+
+    def _drop(self, tx: sa.Connection, consumer: str, statement: sa.Delete = statements.DROP_CONSUMER) -> bool:
+        """Give back all that a consumer holds whose row the statement deletes; False when it deletes none."""
+        # The consumer's row first: of two that release at once the second waits here, and then finds nothing.
+        if tx.execute(statement, {"of_consumer": consumer}).rowcount != 1:
+            return False
+        held: dict[tuple[int, str], dict[int, int]] = {}
+        for row in tx.execute(statements.HELD_BY, {"consumers": [consumer]}).all():
+            held.setdefault((row.id, row.uuid), {})[row.resource_class_id] = row.used
+        for (number, uuid), amounts in held.items():
+            tx.execute(statements.TURN, {"of_provider": number, "of_uuid": uuid})
+            tx.execute(statements.give_back(len(amounts)), _values(number, amounts))
+        tx.execute(statements.DROP_ALLOCATIONS, {"of_consumer": consumer})
+        return True
+
+
+def _conflict(change: AllocationChange, row: Any) -> GenerationConflict:
+    expected = change.expected if isinstance(change.expected, int) else None
+    present = None if row is None else row.consumer_generation
+    if change.expected is Expect.NOTHING:
+        message = f"Consumer {change.consumer} holds a claim of another request already; release it first."
+    else:
+        state = "holds nothing" if row is None else f"has generation {present}"
+        message = (
+            f"Consumer {change.consumer} {state}, and generation {expected} was expected: somebody else changed it. Read it "
+            "again, then decide again."
+        )
+    return GenerationConflict(message, consumer=change.consumer, expected=expected, present=present)
+
+
+def _consumer(row: Any) -> Consumer:
+    return Consumer(
+        row.consumer_uuid,
+        row.consumer_generation,
+        row.project_id,
+        row.user_id,
+        row.consumer_type,
+        row.consumer_updated_at,
+        row.expires_at,
+    )
+
+
+def _microseconds(lifetime: float | None) -> int | None:
+    return None if lifetime is None else int(lifetime * MICROSECONDS)
+
+
+def _values(number: int, amounts: Mapping[int, int]) -> Mapping[str, int]:
+    """The parameters of ``take`` and ``give_back``."""
+    values = {"of_provider": number}
+    for position, (of_class, amount) in enumerate(amounts.items()):
+        values[f"class_{position}"], values[f"amount_{position}"] = of_class, amount
+    return values

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The scheduler's memory of the fleet: columns and indexes, one writer, immutable snapshots.
 
-Columns are copied on the first write after a snapshot was taken, so a snapshot costs nothing but references, and a reader never
-sees a column change. What an instance occupies is counted by its uuid: however often it is told, it counts once.
+A change goes into the index at once and is noted; what is noted is added to the columns when somebody asks for a snapshot, all
+of it at a time, into copies of those columns that it concerns. So a snapshot costs what has changed, and a reader never sees a
+column change. What an instance occupies is counted by its uuid: however often it is told, it counts once.
 
 What the store says is used beyond the known instances (claims of others) is added as ``foreign`` use. It is believed only when
 two readings in a row agree on it, because a reading is always a little older than the messages.
@@ -13,19 +14,26 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from moorage.scheduling.digest import instance_digest
 from moorage.scheduling.host_names import NovaNames
-from moorage.scheduling.interface import Aggregate, Column, InstanceRecord, NodeState, RequestSpec, Rows
+from moorage.scheduling.instance_index import InstanceIndex, Overlay, Places
+from moorage.scheduling.interface import Aggregate, Column, HostFilter, InstanceRecord, NodeState, RequestSpec, Rows
 
 __all__ = ["FleetView", "Snapshot", "SnapshotHost"]
 
-_BUCKETS = 256
+#: Changes that are noted at most before they are added to the columns.
+_NOTED = 65_536
+#: Kinds of instances (flavor, resources, busy) that are remembered at most between two snapshots.
+_KINDS = 4096
+#: Flavors whose instances are counted by row all the time; those of others are counted when somebody asks.
+_COUNTED_FLAVORS = 256
 #: How many columns that follow from requests are kept.
 _DERIVED = 1024
 Floats = npt.NDArray[np.float64]
@@ -43,12 +51,13 @@ class Snapshot:
     available: npt.NDArray[np.bool_]
     num_instances: Counts
     num_io_ops: Counts
-    flavors: Mapping[str, Counts]
+    flavors: dict[str, Counts]
     row_of_node: Mapping[str, int]
     rows_of_host: Mapping[str, Rows]
-    buckets: tuple[Mapping[str, int], ...]
-    on_row: Sequence[Mapping[str, InstanceRecord]]
+    places: Places
     derived: dict[Hashable, Any]
+    #: What is free, computed at the first use.
+    frees: dict[str, Floats] = field(default_factory=dict)
 
     @property
     def size(self) -> int:
@@ -62,25 +71,57 @@ class Snapshot:
 
     def free(self, resource_class: str) -> Floats:
         """Free amount of a class by row."""
-        capacity = self.capacities.get(resource_class)
-        if capacity is None:
-            return np.zeros(self.size)
-        free: Floats = capacity - self.used[resource_class] - self.foreign[resource_class]
+        free = self.frees.get(resource_class)
+        if free is None:
+            capacity = self.capacities.get(resource_class)
+            if capacity is None:
+                return np.zeros(self.size)
+            free = capacity - self.used[resource_class] - self.foreign[resource_class]
+            self.frees[resource_class] = free
         return free
 
     def flavor_counts(self, flavorid: str) -> Counts:
         """Instances of a flavor by row."""
         found = self.flavors.get(flavorid)
-        return np.zeros(self.size, dtype=np.int64) if found is None else found
+        if found is None:
+            found = np.zeros(self.size, dtype=np.int64)
+            if len(self.flavors) >= _COUNTED_FLAVORS:
+                for row in range(self.size):
+                    here = self.places.on_row(row)
+                    found[row] = sum(each.flavorid == flavorid for each in here.values())
+                self.flavors[flavorid] = found
+        return found
 
     def rows_of_instances(self, uuids: Iterable[str]) -> Rows:
         """Rows of the known ones of these instances."""
-        found = {row for uuid in uuids if (row := self.buckets[hash(uuid) % _BUCKETS].get(uuid)) is not None}
-        return np.array(sorted(found), dtype=np.intp)
+        return np.array(sorted(set(self.places.locate(uuids).values())), dtype=np.intp)
 
     def locate(self, uuids: Iterable[str]) -> dict[str, int]:
         """Instance -> row, for the known ones."""
-        return {uuid: row for uuid in uuids if (row := self.buckets[hash(uuid) % _BUCKETS].get(uuid)) is not None}
+        return self.places.locate(uuids)
+
+    def instances_on(self, row: int) -> Mapping[str, InstanceRecord]:
+        """The instances of a row by uuid."""
+        return self.places.on_row(row)
+
+    def with_placed(self, record: InstanceRecord, row: int) -> Snapshot:
+        """The same fleet with one instance more; for trying out."""
+        used = dict(self.used)
+        for name, amount in record.resources.items():
+            if name in used:
+                used[name] = _plus(used[name], row, amount)
+        flavors = dict(self.flavors)
+        flavors[record.flavorid] = _plus(self.flavor_counts(record.flavorid), row, 1)
+        places = self.places if isinstance(self.places, Overlay) else Overlay(self.places, {}, {})
+        return replace(
+            self,
+            used=used,
+            num_instances=_plus(self.num_instances, row, 1),
+            num_io_ops=_plus(self.num_io_ops, row, 1) if record.busy else self.num_io_ops,
+            flavors=flavors,
+            places=places.with_one(record, row),
+            frees={},
+        )
 
     def rows_of_hosts(self, hosts: Iterable[str]) -> Rows:
         """Rows of the known ones of these agents."""
@@ -126,6 +167,39 @@ class Snapshot:
         return self._column(
             ("aggregates",), ((tuple(each.name for each in node.aggregates), node.aggregates) for node in self.nodes)
         )
+
+    def key_column(self, plugin: HostFilter) -> Column | None:
+        """The rows by the filter's ``host_key``: a value is the first row with that key. None when it gives no keys."""
+        name = ("key", plugin)
+        if name not in self.derived:
+            keys = [plugin.host_key(self.host_state(row)) for row in range(min(self.size, 1))]
+            if not keys or keys[0] is NotImplemented:
+                self._keep(name, None)
+            else:
+                self._column(name, ((plugin.host_key(self.host_state(row)), row) for row in range(self.size)))
+        found: Column | None = self.derived.get(name)
+        return found
+
+    @property
+    def all_rows(self) -> Rows:
+        """Every row."""
+        found = self.derived.get("all_rows")
+        if found is None:
+            found = np.arange(self.size, dtype=np.intp)
+            found.flags.writeable = False
+            self._keep("all_rows", found)
+        rows: Rows = found
+        return rows
+
+    @property
+    def can_host(self) -> npt.NDArray[np.bool_]:
+        """Rows on which instances may land at all."""
+        found = self.derived.get("can_host")
+        if found is None:
+            found = np.array([node.can_host for node in self.nodes], dtype=np.bool_)
+            self._keep("can_host", found)
+        column: npt.NDArray[np.bool_] = found
+        return column
 
     def _column(self, name: Hashable, pairs: Iterable[tuple[Hashable, Any]]) -> Column:
         found = self.derived.get(name)
@@ -180,7 +254,7 @@ class SnapshotHost(NovaNames):
     @property
     def instances(self) -> Mapping[str, InstanceRecord]:
         """Instances on the node by uuid."""
-        return MappingProxyType(self._fleet.on_row[self._row])
+        return MappingProxyType(self._fleet.places.on_row(self._row))
 
     @property
     def num_instances(self) -> int:
@@ -228,6 +302,12 @@ class SnapshotHost(NovaNames):
         return self._fleet.nodes[self._row].aggregates
 
 
+def _plus(column: Any, row: int, amount: float) -> Any:
+    changed = column.copy()
+    changed[row] += amount
+    return changed
+
+
 def _number(value: Any) -> float:
     try:
         return float(value)
@@ -240,11 +320,13 @@ class FleetView:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._records: dict[str, tuple[int, InstanceRecord]] = {}
         self._homeless: dict[str, InstanceRecord] = {}
-        self._last_foreign: dict[str, dict[str, float]] = {}
-        self._published: set[int] = set()
+        self._groups: dict[tuple[str, str], set[str]] = {}
+        self._last_foreign: dict[str, Floats] = {}
+        self._last_rows: dict[str, int] = {}
         self._snapshot: Snapshot | None = None
+        self._index = InstanceIndex(0)
+        self._nodes: tuple[NodeState, ...] = ()
         self._build([])
 
     # -- nodes ----------------------------------------------------------------------------------------------------
@@ -252,147 +334,272 @@ class FleetView:
     def set_nodes(self, nodes: Sequence[NodeState]) -> None:
         """Take over what the store says of the nodes. Instances stay where they are by the name of host and node."""
         with self._lock:
-            known = [record for _, record in self._records.values()] + list(self._homeless.values())
-            self._build(nodes)
-            for record in known:
-                self._add(record)
-            self._count_foreign(nodes)
+            before = self._nodes
+            same = len(before) == len(nodes) and all(
+                old.uuid == new.uuid and old.host == new.host and old.name == new.name
+                for old, new in zip(before, nodes, strict=True)
+            )
+            if same and self._capacities.keys() == {name for node in nodes for name in node.capacity}:
+                self._fold()
+                self._nodes = tuple(nodes)
+                self._read_columns()
+                # Places for those whose node is told by another name now are looked for again.
+                homeless, self._homeless = self._homeless, {}
+                for record in homeless.values():
+                    self._add(record)
+                self._fold()
+            else:
+                known = [*self._index.records(), *self._homeless.values()]
+                self._build(nodes)
+                for record in known:
+                    self._add(record)
+                self._fold()
+            self._count_foreign()
             self._snapshot = None
 
     def _build(self, nodes: Sequence[NodeState]) -> None:
         size = len(nodes)
+        self._nodes = tuple(nodes)
+        self._read_columns()
+        self._used = {name: np.zeros(size) for name in self._capacities}
+        self._counts = np.zeros(size, dtype=np.int64)
+        self._io_ops = np.zeros(size, dtype=np.int64)
+        self._flavors: dict[str, Counts] = {}
+        self._row_of_node = {node.uuid: row for row, node in enumerate(nodes)}
+        self._row_of_name: dict[str, dict[str, int]] = {}
+        for node in nodes:
+            self._row_of_name.setdefault(node.host, {})[node.name] = self._row_of_node[node.uuid]
+        self._rows_of_host = {
+            host: np.array(sorted(rows.values()), dtype=np.intp) for host, rows in self._row_of_name.items()
+        }
+        self._index = InstanceIndex(size)
+        self._homeless, self._groups = {}, {}
+        self._digests: dict[str, tuple[int, str]] = {}
+        self._forget_kinds()
+
+    def _read_columns(self) -> None:
+        nodes = self._nodes
         classes = sorted({name for node in nodes for name in node.capacity})
-        self._nodes: tuple[NodeState, ...] = tuple(nodes)
         self._capacities = {
             name: np.array([node.capacity.get(name, 0.0) for node in nodes], dtype=np.float64) for name in classes
         }
-        self._used = {name: np.zeros(size) for name in classes}
-        self._foreign = {name: np.zeros(size) for name in classes}
+        self._foreign = {name: np.zeros(len(nodes)) for name in classes}
         self._available = np.array([node.up and node.enabled and node.can_host for node in nodes], dtype=np.bool_)
-        self._counts = np.zeros(size, dtype=np.int64)
-        self._io_ops = np.zeros(size, dtype=np.int64)
         self._derived: dict[Hashable, Any] = {}
-        self._flavors: dict[str, Counts] = {}
-        self._row_of_node = {node.uuid: row for row, node in enumerate(nodes)}
-        self._row_of_name = {(node.host, node.name): row for row, node in enumerate(nodes)}
-        rows_of_host: dict[str, list[int]] = {}
-        for row, node in enumerate(nodes):
-            rows_of_host.setdefault(node.host, []).append(row)
-        self._rows_of_host = {host: np.array(rows, dtype=np.intp) for host, rows in rows_of_host.items()}
-        self._buckets: list[dict[str, int]] = [{} for _ in range(_BUCKETS)]
-        self._on_row: list[dict[str, InstanceRecord]] = [{} for _ in nodes]
-        self._records, self._homeless = {}, {}
-        self._published = set()
 
-    def _count_foreign(self, nodes: Sequence[NodeState]) -> None:
-        measured = {
-            name: {
-                node.uuid: extra
-                for row, node in enumerate(nodes)
-                if (extra := node.used.get(name, 0) - float(self._used[name][row])) > 0
-            }
-            for name in self._capacities
-        }
-        for name, column in self._foreign.items():
-            before = self._last_foreign.get(name, {})
-            for uuid, extra in measured[name].items():
-                column[self._row_of_node[uuid]] = min(extra, before.get(uuid, 0.0))
-        self._last_foreign = measured
+    def _count_foreign(self) -> None:
+        measured = {}
+        for name, used in self._used.items():
+            stored = np.array([node.used.get(name, 0) for node in self._nodes], dtype=np.float64)
+            measured[name] = np.maximum(stored - used, 0.0)
+            self._foreign[name] = np.minimum(measured[name], self._foreign_before(name))
+        self._last_foreign, self._last_rows = measured, self._row_of_node
+
+    def _foreign_before(self, name: str) -> Floats:
+        """What the last reading found, by today's rows."""
+        before = self._last_foreign.get(name)
+        if before is None:
+            return np.zeros(len(self._nodes))
+        if self._last_rows is self._row_of_node:
+            return before
+        rows = [self._last_rows.get(node.uuid, -1) for node in self._nodes]
+        return np.array([before[row] if row >= 0 else 0.0 for row in rows], dtype=np.float64)
 
     # -- instances ------------------------------------------------------------------------------------------------
 
     def put(self, record: InstanceRecord) -> None:
         """An instance is on that host and node, and nowhere else."""
         with self._lock:
-            self._remove(record.uuid)
-            self._add(record)
             self._snapshot = None
+            self._add(record)
 
     def put_many(self, records: Iterable[InstanceRecord]) -> None:
         """As :meth:`put`, for many at once."""
         with self._lock:
+            self._snapshot = None
+            add = self._add
             for record in records:
-                self.put(record)
+                add(record)
 
     def drop(self, uuid: str) -> bool:
         """An instance is nowhere; False when it was not known."""
         with self._lock:
-            found = self._remove(uuid)
             self._snapshot = None
-            return found
+            return self._remove(uuid)
 
     def of_host(self, host: str) -> dict[str, InstanceRecord]:
         """The known instances of a host by uuid."""
         with self._lock:
-            rows = self._rows_of_host.get(host, ())
-            found = {uuid: record for row in rows for uuid, record in self._on_row[row].items()}
+            rows = self._row_of_name.get(host, {}).values()
+            if len(rows) == 1 and not self._homeless:
+                return self._index.on_row(*rows).copy()
+            found = {uuid: record for row in rows for uuid, record in self._index.on_row(row).items()}
             found.update({uuid: record for uuid, record in self._homeless.items() if record.host == host})
+            return found
+
+    def digest(self, host: str) -> tuple[int, str]:
+        """How many instances of a host are known, and their digest; computed once after each change."""
+        with self._lock:
+            found = self._digests.get(host)
+            if found is None:
+                known = self.of_host(host)
+                digest = instance_digest((each.uuid, each.flavorid) for each in known.values())
+                found = self._digests[host] = (len(known), digest)
             return found
 
     def get(self, uuid: str) -> InstanceRecord | None:
         """One instance, where known."""
+        found = self._index.get(uuid)
+        return found if found is not None else self._homeless.get(uuid)
+
+    def group_members(self, project_id: str, group: str) -> frozenset[str]:
+        """The known instances of a project's server group."""
         with self._lock:
-            found = self._records.get(uuid)
-            return found[1] if found is not None else self._homeless.get(uuid)
+            return frozenset(self._groups.get((project_id, group), ()))
 
     def __len__(self) -> int:
-        return len(self._records) + len(self._homeless)
+        return len(self._index) + len(self._homeless)
 
     def _add(self, record: InstanceRecord) -> None:
-        row = self._row_of_name.get((record.host, record.node))
+        uuid = record.uuid
+        index = self._index
+        names = self._row_of_name.get(record.host)
+        row = None if names is None else names.get(record.node)
+        if row is None and names is not None and not record.node and len(names) == 1:
+            # The seed's messages do not name the node; a host mostly has one.
+            (row,) = names.values()
+        before = index.row_of(uuid)
+        if before is None and row is not None and not self._homeless and not record.server_group:
+            # What happens all the time.
+            self._digests.pop(record.host, None)
+            index.put(record, row)
+            self._note(row, record, 1)
+            return
+        self._change(record, before, row)
+
+    def _change(self, record: InstanceRecord, before: int | None, row: int | None) -> None:
+        uuid, index = record.uuid, self._index
+        self._digests.pop(record.host, None)
+        if before is not None and before == row:
+            known = index.on_row(row)[uuid]
+            index.put(record, row)
+            if known.flavorid == record.flavorid and known.resources is record.resources and known.busy == record.busy:
+                if known.server_group != record.server_group:
+                    self._group(known, record)
+                return
+            self._note(row, known, -1)
+            self._note(row, record, 1)
+            self._group(known, record)
+            return
+        if before is not None or uuid in self._homeless:
+            self._remove(uuid)
         if row is None:
             # Its node is not in the view yet; the next reading of the nodes finds it a place.
-            self._homeless[record.uuid] = record
+            self._homeless[uuid] = record
             return
-        self._records[record.uuid] = (row, record)
-        self._writable_bucket(record.uuid)[record.uuid] = row
-        self._writable_row(row)[record.uuid] = record
-        self._count(row, record, 1)
+        index.put(record, row)
+        self._note(row, record, 1)
+        self._group(None, record)
 
     def _remove(self, uuid: str) -> bool:
-        if self._homeless.pop(uuid, None) is not None:
-            return True
-        found = self._records.pop(uuid, None)
+        found = self._index.pop(uuid)
         if found is None:
-            return False
+            homeless = self._homeless.pop(uuid, None)
+            if homeless is not None:
+                self._digests.pop(homeless.host, None)
+            return homeless is not None
         row, record = found
-        self._writable_bucket(uuid).pop(uuid, None)
-        self._writable_row(row).pop(uuid, None)
-        self._count(row, record, -1)
+        self._digests.pop(record.host, None)
+        self._note(row, record, -1)
+        if record.server_group:
+            self._group(record, None)
         return True
 
-    def _count(self, row: int, record: InstanceRecord, sign: int) -> None:
-        for name, amount in record.resources.items():
-            if name in self._used:
-                self._used[name] = self._writable(self._used[name])
-                self._used[name][row] += sign * amount
-        self._counts = self._writable(self._counts)
-        self._counts[row] += sign
-        if record.busy:
-            self._io_ops = self._writable(self._io_ops)
-            self._io_ops[row] += sign
-        column = self._flavors.get(record.flavorid)
-        if column is None:
-            column = np.zeros(len(self._nodes), dtype=np.int64)
-        self._flavors[record.flavorid] = column = self._writable(column)
-        column[row] += sign
+    def _group(self, before: InstanceRecord | None, after: InstanceRecord | None) -> None:
+        if before is not None and before.server_group:
+            key = (before.project_id, before.server_group)
+            members = self._groups.get(key, set())
+            members.discard(before.uuid)
+            if not members:
+                self._groups.pop(key, None)
+        if after is not None and after.server_group:
+            self._groups.setdefault((after.project_id, after.server_group), set()).add(after.uuid)
 
-    def fork(self) -> FleetView:
-        """A view of its own with what this one knows now; changes of either do not show in the other."""
-        with self._lock:
-            other = FleetView()
-            other.set_nodes(self._nodes)
-            for _, record in self._records.values():
-                other.put(record)
-            other._foreign = {name: column.copy() for name, column in self._foreign.items()}
-            return other
+    # -- from changes to columns ----------------------------------------------------------------------------------
+
+    def _note(self, row: int, record: InstanceRecord, sign: int) -> None:
+        """One more (or less) instance of that kind on the row."""
+        known = self._kinds.get(id(record.resources))
+        if known is not None and known[0] == record.flavorid and known[1] == record.busy:
+            kind = known[2]
+        else:
+            if len(self._examples) >= _KINDS:
+                self._fold()
+                self._forget_kinds()
+            # The record keeps its resources alive, so that their id stays theirs.
+            kind = len(self._examples)
+            self._examples.append(record)
+            self._kinds[id(record.resources)] = (record.flavorid, record.busy, kind)
+        self._noted_rows.append(row)
+        self._noted_kinds.append(kind if sign > 0 else ~kind)
+        if len(self._noted_rows) >= _NOTED:
+            self._fold()
+            if self._index.trim():
+                self._snapshot = None
+
+    def _forget_kinds(self) -> None:
+        self._kinds: dict[int, tuple[str, bool, int]] = {}
+        self._examples: list[InstanceRecord] = []
+        self._noted_rows: list[int] = []
+        self._noted_kinds: list[int] = []
+
+    def _fold(self) -> None:
+        """Add what was noted to copies of the columns that it concerns."""
+        if not self._noted_rows:
+            return
+        rows = np.array(self._noted_rows, dtype=np.intp)
+        noted = np.array(self._noted_kinds, dtype=np.int64)
+        self._noted_rows, self._noted_kinds = [], []
+        signs = np.where(noted < 0, -1, 1)
+        kinds = np.where(noted < 0, ~noted, noted)
+        present = np.unique(kinds)
+        examples = [self._examples[kind] for kind in present]
+        where = np.zeros(int(present[-1]) + 1, dtype=np.intp)
+        where[present] = np.arange(len(present))
+        which = where[kinds]
+        self._counts = _added(self._counts, rows, signs)
+        busy = np.array([each.busy for each in examples], dtype=np.bool_)[which]
+        if busy.any():
+            self._io_ops = _added(self._io_ops, rows[busy], signs[busy])
+        for name in self._used:
+            amounts = np.array([each.resources.get(name, 0) for each in examples], dtype=np.float64)
+            if amounts.any():
+                self._used[name] = _added(self._used[name], rows, amounts[which] * signs)
+        self._fold_flavors(examples, which, rows, signs)
+
+    def _fold_flavors(self, examples: Sequence[InstanceRecord], which: Rows, rows: Rows, signs: Counts) -> None:
+        numbers: dict[str, list[int]] = {}
+        for number, each in enumerate(examples):
+            numbers.setdefault(each.flavorid, []).append(number)
+        for flavorid, of_flavor in numbers.items():
+            column = self._flavors.get(flavorid)
+            if column is None:
+                if len(self._flavors) >= _COUNTED_FLAVORS:
+                    continue
+                column = np.zeros(len(self._nodes), dtype=np.int64)
+            mine = which == of_flavor[0] if len(of_flavor) == 1 else np.isin(which, of_flavor)
+            self._flavors[flavorid] = _added(column, rows[mine], signs[mine])
 
     # -- snapshots ------------------------------------------------------------------------------------------------
 
     def snapshot(self) -> Snapshot:
         """The fleet as it is now; the same object as long as nothing changes."""
+        found = self._snapshot
+        if found is not None:
+            return found
         with self._lock:
             if self._snapshot is None:
+                self._fold()
                 self._snapshot = Snapshot(
                     self._nodes,
                     self._capacities,
@@ -404,26 +611,14 @@ class FleetView:
                     dict(self._flavors),
                     self._row_of_node,
                     self._rows_of_host,
-                    tuple(self._buckets),
-                    tuple(self._on_row),
+                    self._index.view(),
                     self._derived,
                 )
-                shared: list[object] = [*self._used.values(), self._counts, self._io_ops, *self._flavors.values()]
-                shared += [*self._buckets, *self._on_row]
-                self._published = {id(each) for each in shared}
             return self._snapshot
 
-    def _writable(self, column: Any) -> Any:
-        """The column itself, or a copy of it when a snapshot holds it."""
-        return column.copy() if id(column) in self._published else column
 
-    def _writable_bucket(self, uuid: str) -> dict[str, int]:
-        number = hash(uuid) % _BUCKETS
-        bucket: dict[str, int] = self._writable(self._buckets[number])
-        self._buckets[number] = bucket
-        return bucket
-
-    def _writable_row(self, row: int) -> dict[str, InstanceRecord]:
-        found: dict[str, InstanceRecord] = self._writable(self._on_row[row])
-        self._on_row[row] = found
-        return found
+def _added(column: Any, rows: Rows, amounts: Any) -> Any:
+    """A copy of the column with the amounts added to those rows, of which some may stand there several times."""
+    changed = column.copy()
+    np.add.at(changed, rows, amounts)
+    return changed

@@ -12,17 +12,16 @@ import contextlib
 import faulthandler
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from concurrent import futures
-from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Protocol, Self, TypeVar
 
 from oslo_log import log as logging
 
 from moorage import errors
 from moorage.clock import Clock
 
-__all__ = ["Guard", "IncidentLog", "NamedPlugin", "SkipPluginError"]
+__all__ = ["Guard", "IncidentLog", "NamedPlugin", "Slot"]
 
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -61,14 +60,33 @@ class IncidentLog(Protocol):
         """How often it hung within the last ``window`` seconds."""
 
 
-class SkipPluginError(Exception):
-    """Go on without this plugin."""
+class Slot:
+    """What one thread is running, for who watches it; ``plugin`` is None while no plugin runs."""
 
+    __slots__ = ("_before", "_ident", "_monotonic", "_running", "plugin", "since")
 
-@dataclass(slots=True)
-class _Running:
-    plugin: NamedPlugin
-    since: float
+    def __init__(self, clock: Clock, running: dict[int, Slot]) -> None:
+        self._monotonic = clock.monotonic
+        self._running = running
+        self.plugin: NamedPlugin | None = None
+        self.since = 0.0
+
+    def __enter__(self) -> Self:
+        self._ident = threading.get_ident()
+        self._before = self._running.get(self._ident)
+        self._running[self._ident] = self
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._before is None:
+            del self._running[self._ident]
+        else:
+            self._running[self._ident] = self._before
+
+    def begin(self, plugin: NamedPlugin) -> None:
+        """The plugin is being called from now on."""
+        self.since = self._monotonic()
+        self.plugin = plugin
 
 
 class Guard:
@@ -97,7 +115,8 @@ class Guard:
         self._window = window
         self._skip_advisory = skip_advisory
         self._pool = futures.ThreadPoolExecutor(threads, thread_name_prefix="select")
-        self._running: dict[int, _Running] = {}
+        self._running: dict[int, Slot] = {}
+        self._unbroken: dict[int, float] = {}
 
     def request(self, work: Callable[[], T]) -> T:
         """Do a whole request; it may take any time, as long as no single plugin overruns its deadline.
@@ -118,36 +137,44 @@ class Guard:
                 if future.done():
                     raise
                 running = self._running.get(thread_id[0]) if thread_id else None
-                if running is not None and self._clock.monotonic() - running.since > self._deadline:
-                    raise self._hung(running.plugin) from None
+                plugin = running.plugin if running is not None else None
+                if running is None or plugin is None:
+                    continue
+                if self._clock.monotonic() - running.since > self._deadline:
+                    raise self._hung(plugin) from None
 
-    @contextlib.contextmanager
-    def plugin(self, plugin: NamedPlugin) -> Iterator[None]:
-        """Around every call of a plugin.
+    def slot(self) -> Slot:
+        """Where this thread says which plugin it is calling; a context for one run of a pipeline."""
+        return Slot(self._clock, self._running)
 
-        :raises PluginFailed: it raised.
-        :raises SkipPluginError: it raised, and is advisory.
-        :raises InvalidInput: it found the request itself to be wrong, which is no fault of the plugin.
+    def failed(self, plugin: NamedPlugin, error: Exception) -> None:
+        """A plugin raised. Returns when the request may go on without it.
+
+        :raises PluginFailed: it may not.
         """
-        ident = threading.get_ident()
-        self._running[ident] = _Running(plugin, self._clock.monotonic())
-        try:
-            yield
-        except errors.InvalidInput:
-            raise
-        except Exception as error:
-            LOG.exception("Plugin %s of %s raised.", plugin.name, plugin.distribution)
-            if plugin.advisory and self._skip_advisory:
-                raise SkipPluginError from error
-            raise errors.PluginFailed(
-                f"The plugin '{plugin.name}' ({plugin.group}, of {plugin.distribution}) raised {type(error).__name__}: {error}. "
-                "The request was refused; repair the plugin or take it out of the configuration.",
-                group=plugin.group,
-                plugin=plugin.name,
-                distribution=plugin.distribution,
-            ) from error
-        finally:
-            self._running.pop(ident, None)
+        LOG.error("Plugin %s of %s raised.", plugin.name, plugin.distribution, exc_info=error)
+        if plugin.advisory and self._skip_advisory:
+            return
+        raise errors.PluginFailed(
+            f"The plugin '{plugin.name}' ({plugin.group}, of {plugin.distribution}) raised {type(error).__name__}: {error}. "
+            "The request was refused; repair the plugin or take it out of the configuration.",
+            group=plugin.group,
+            plugin=plugin.name,
+            distribution=plugin.distribution,
+        ) from error
+
+    def check_breakers(self, plugins: Sequence[NamedPlugin]) -> None:
+        """Refuse plugins of which one hung too often; looked up once a second.
+
+        :param plugins: always the same object for the same plugins.
+        :raises PluginTimeout: names it.
+        """
+        now = self._clock.monotonic()
+        if now < self._unbroken.get(id(plugins), 0.0):
+            return
+        for plugin in plugins:
+            self.check_breaker(plugin)
+        self._unbroken = {id(plugins): now + 1.0}
 
     def check_breaker(self, plugin: NamedPlugin) -> None:
         """Refuse a plugin that hung too often.
@@ -176,6 +203,7 @@ class Guard:
         LOG.critical("%s. Stacks of all threads follow.", reason)
         with contextlib.suppress(OSError, ValueError):
             faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
+        self._unbroken.clear()
         try:
             self._incidents.record(plugin.name)
         except errors.Unavailable as error:

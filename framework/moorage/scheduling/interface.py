@@ -361,6 +361,8 @@ class HostFilter(abc.ABC):
     run_filter_once_per_request: ClassVar[bool] = False
     #: Its answer for a node depends on which other nodes it is shown: it is asked exactly in its configured place.
     needs_order: ClassVar[bool] = False
+    #: The rows that ``prepare`` answers are the answer: it is not asked again for each of them.
+    prepare_is_final: ClassVar[bool] = False
     #: It is only advice: with ``[scheduling] advisory_errors = skip`` a request goes on without it when it raises.
     advisory: ClassVar[bool] = False
     #: It reads ``instances`` (or their indexes), which tracking must then provide.

@@ -7,9 +7,10 @@ left, in the configured order. The answer is that of the naive loop over all nod
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +18,7 @@ import numpy.typing as npt
 from moorage import errors
 from moorage.extensions import Loaded
 from moorage.scheduling.fleet_view import Snapshot
-from moorage.scheduling.guard import Guard, SkipPluginError
+from moorage.scheduling.guard import Guard, Slot
 from moorage.scheduling.interface import (
     FILTERS,
     SKIP,
@@ -26,9 +27,14 @@ from moorage.scheduling.interface import (
     HostWeigher,
     RequestSpec,
     Rows,
+    Skip,
 )
 
 __all__ = ["Pipeline", "Ranking", "load"]
+
+T = TypeVar("T")
+#: Rows of which the best is looked at, to find a bound for the best of all.
+_BLOCK = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +44,14 @@ class _Filter:
     distribution: str
     advisory: bool
     plugin: HostFilter
+    #: Which of the optional hooks it has.
+    prepares: bool = field(init=False)
+    bulk: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        kind = type(self.plugin)
+        object.__setattr__(self, "prepares", kind.prepare is not HostFilter.prepare)
+        object.__setattr__(self, "bulk", kind.filter_rows is not HostFilter.filter_rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +67,51 @@ class _Weigher:
 class Ranking:
     """What a pipeline found.
 
-    :param rows: rows that passed, best first; equal ones in the order of the fleet.
+    :param rows: the best of the rows that passed, best first; equal ones in the order of the fleet.
+    :param passed: how many passed.
     :param removed: filter -> how many nodes it removed, in the order in which they were asked.
     """
 
     rows: Rows
     weights: npt.NDArray[np.float64]
     considered: int
+    passed: int
     removed: dict[str, int] = field(default_factory=dict)
     skipped: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class _Run:
+    """One request on its way through the filters."""
+
+    guard: Guard
+    slot: Slot
+    fleet: Snapshot
+    spec: RequestSpec
+    rows: Rows
+    removed: dict[str, int] = field(default_factory=dict)
+    skipped: list[str] = field(default_factory=list)
+
+    def keep(self, name: str, left: Rows) -> None:
+        """The filter leaves these."""
+        self.removed[name] = self.removed.get(name, 0) + len(self.rows) - len(left)
+        self.rows = left
+
+    def ask(self, each: _Filter, question: Callable[[HostFilter], T]) -> T | Skip:
+        """Ask a filter; SKIP when it raised and the request goes on without it.
+
+        :raises InvalidInput: it cannot make sense of the request.
+        :raises PluginFailed: it raised anything else.
+        """
+        self.slot.begin(each)
+        try:
+            return question(each.plugin)
+        except errors.InvalidInput:
+            raise
+        except Exception as error:  # noqa: BLE001  (whatever a plugin may raise)
+            self.guard.failed(each, error)
+            self.skipped.append(each.name)
+            return SKIP
 
 
 class Pipeline:
@@ -70,154 +120,239 @@ class Pipeline:
     def __init__(self, filters: Sequence[_Filter], weighers: Sequence[_Weigher]) -> None:
         self._filters = tuple(filters)
         self._weighers = tuple(weighers)
+        self._all: tuple[_Filter | _Weigher, ...] = (*self._filters, *self._weighers)
+        self._rebuilding = tuple(each for each in filters if each.plugin.RUN_ON_REBUILD)
+        self._repeated = tuple(each for each in filters if not each.plugin.run_filter_once_per_request)
 
     @property
     def filter_names(self) -> tuple[str, ...]:
         """The filters in the configured order."""
         return tuple(each.name for each in self._filters)
 
-    def run(self, guard: Guard, fleet: Snapshot, rows: Rows, spec: RequestSpec) -> Ranking:
+    def run(
+        self,
+        guard: Guard,
+        fleet: Snapshot,
+        rows: Rows,
+        spec: RequestSpec,
+        *,
+        most: int | None = None,
+        first: bool = True,
+        filtered: bool = True,
+    ) -> Ranking:
         """Filter and rank the given rows of the fleet.
 
-        :raises InvalidInput: a plugin cannot make sense of what the request says.
+        :param most: how many of the best are wanted; all when None.
+        :param first: it is the first of several alike, for which also those are asked that are asked once per request.
+        :param filtered: whether to ask the filters at all; nodes that may not host anything fall all the same.
+        :raises InvalidInput: a plugin cannot make sense of the request.
         :raises PluginFailed: a plugin raised or answered nonsense; the request must be refused.
         :raises PluginTimeout: a plugin is not run any more because it hung too often.
         """
+        guard.check_breakers(self._all)
         spec = fleet.resolved(spec)
-        considered = len(rows)
-        removed: dict[str, int] = {}
-        rows, asked, skipped = self._prepare(guard, fleet, rows, spec, removed)
-        plain: list[_Filter] = []
-        for each in asked:
-            try:
-                with guard.plugin(each):
-                    passed = each.plugin.filter_rows(fleet, rows, spec)
-                    if passed is not None:
-                        passed = _checked(passed, fleet.size)
-            except SkipPluginError:
-                skipped.append(each.name)
-                continue
-            if passed is None:
-                plain.append(each)
+        with guard.slot() as slot:
+            run = _Run(guard, slot, fleet, spec, rows)
+            if filtered:
+                self._filter(run, self._asked(spec, first))
             else:
-                removed[each.name] = removed.get(each.name, 0) + len(rows) - len(passed)
-                rows = passed
-        for each in plain:
-            rows = self._one_by_one(guard, each, fleet, rows, spec, removed, skipped)
-        return self._rank(guard, fleet, rows, spec, considered, removed, tuple(skipped))
+                run.keep("can_host", rows[fleet.can_host[rows]])
+            weights = self._weigh(run)
+        best = _best(weights, most)
+        return Ranking(run.rows[best], weights[best], len(rows), len(weights), run.removed, tuple(run.skipped))
 
     def explain(self, guard: Guard, fleet: Snapshot, row: int, spec: RequestSpec) -> dict[str, str]:
         """Why a node does not pass: filter -> reason, for every filter that refuses it."""
         spec = fleet.resolved(spec)
         host = fleet.host_state(row)
         reasons = {}
-        for each in self._filters:
-            try:
-                with guard.plugin(each):
-                    if each.plugin.prepare(spec, fleet) is SKIP or each.plugin.host_passes(host, spec):
-                        continue
-                    reasons[each.name] = each.plugin.explain(host, spec)
-            except SkipPluginError:
-                continue
+        with guard.slot() as slot:
+            run = _Run(guard, slot, fleet, spec, np.array([row], dtype=np.intp))
+            for each in self._asked(spec, True):
+
+                def why(plugin: HostFilter) -> str:
+                    if plugin.prepare(spec, fleet) is SKIP or plugin.host_passes(host, spec):
+                        return ""
+                    return plugin.explain(host, spec) or "it refused it"
+
+                reason = run.ask(each, why)
+                if reason and reason is not SKIP:
+                    reasons[each.name] = reason
         return reasons
 
-    def _prepare(
-        self, guard: Guard, fleet: Snapshot, rows: Rows, spec: RequestSpec, removed: dict[str, int]
-    ) -> tuple[Rows, list[_Filter], list[str]]:
+    def _asked(self, spec: RequestSpec, first: bool) -> Sequence[_Filter]:
+        if spec.rebuild:
+            return self._rebuilding
+        return self._filters if first else self._repeated
+
+    def _filter(self, run: _Run, filters: Sequence[_Filter]) -> None:
+        """All filters; one that needs its configured place divides the others into those before and those after it."""
+        free: list[_Filter] = []
+        for each in filters:
+            if not each.plugin.needs_order:
+                free.append(each)
+                continue
+            self._in_any_order(run, free)
+            free = []
+            self._in_any_order(run, [each])
+        self._in_any_order(run, free)
+
+    def _in_any_order(self, run: _Run, filters: Sequence[_Filter]) -> None:
+        """Sets first, the smallest before all; then those that answer for sets, once for each key, and for each node."""
+        asked = self._prepare(run, filters)
+        plain = []
+        for each in asked:
+            if not len(run.rows):
+                return
+            passed = None
+            if each.bulk:
+                passed = run.ask(each, lambda plugin: _passed(plugin, run.fleet, run.rows, run.spec))
+            if passed is None:
+                plain.append(each)
+            elif passed is not SKIP:
+                run.keep(each.name, passed)
+        if len(plain) > 1:
+            # Those that are asked once for each key come first.
+            plain.sort(key=lambda each: run.ask(each, run.fleet.key_column) is None)
+        for each in plain:
+            if not len(run.rows):
+                return
+            passed = run.ask(each, lambda plugin: _one_by_one(plugin, run.fleet, run.rows, run.spec))
+            if passed is not SKIP:
+                run.keep(each.name, passed)
+
+    def _prepare(self, run: _Run, filters: Sequence[_Filter]) -> list[_Filter]:
+        """Ask all for the sets that they know before anything else; those that must be asked further."""
         asked: list[_Filter] = []
-        skipped: list[str] = []
         sets: list[tuple[int, str, Rows]] = []
-        for each in self._filters:
-            guard.check_breaker(each)
-            try:
-                with guard.plugin(each):
-                    answer = each.plugin.prepare(spec, fleet)
-                    if answer is not None and answer is not SKIP:
-                        answer = _checked(answer, fleet.size)
-            except SkipPluginError:
-                skipped.append(each.name)
-                continue
-            if answer is SKIP:
-                continue
-            if answer is not None:
-                sets.append((len(answer), each.name, answer))
+        for each in filters:
+            if each.prepares:
+                answer = run.ask(each, lambda plugin: _prepared(plugin, run.spec, run.fleet))
+                if answer is SKIP:
+                    continue
+                if answer is not None:
+                    sets.append((len(answer), each.name, answer))
+                    if each.plugin.prepare_is_final:
+                        continue
             asked.append(each)
-        for _, name, allowed in sorted(sets, key=lambda entry: entry[0]):
-            left = rows[np.isin(rows, allowed, assume_unique=True)]
-            removed[name] = len(rows) - len(left)
-            rows = left
-        return rows, asked, skipped
+        if len(sets) > 1:
+            sets.sort(key=lambda entry: entry[0])
+        for _, name, allowed in sets:
+            run.keep(name, _common(run.rows, allowed, run.fleet.size))
+        return asked
 
-    def _one_by_one(
-        self,
-        guard: Guard,
-        each: _Filter,
-        fleet: Snapshot,
-        rows: Rows,
-        spec: RequestSpec,
-        removed: dict[str, int],
-        skipped: list[str],
-    ) -> Rows:
-        try:
-            with guard.plugin(each):
-                passing = [bool(each.plugin.host_passes(fleet.host_state(int(row)), spec)) for row in rows]
-        except SkipPluginError:
-            skipped.append(each.name)
-            return rows
-        left = rows[np.array(passing, dtype=np.bool_)]
-        removed[each.name] = removed.get(each.name, 0) + len(rows) - len(left)
-        return left
-
-    def _rank(
-        self,
-        guard: Guard,
-        fleet: Snapshot,
-        rows: Rows,
-        spec: RequestSpec,
-        considered: int,
-        removed: dict[str, int],
-        skipped: tuple[str, ...],
-    ) -> Ranking:
+    def _weigh(self, run: _Run) -> npt.NDArray[np.float64]:
+        fleet, rows = run.fleet, run.rows
         total = np.zeros(len(rows))
         if len(rows) > 1:
             for each in self._weighers:
-                guard.check_breaker(each)
-                with guard.plugin(each):
-                    own = each.plugin.row_multipliers(fleet, rows)
-                    multiplier = each.plugin.multiplier if own is None else _of_shape(own, rows)
-                    if not np.any(multiplier):
-                        continue
-                    raw = _of_shape(each.plugin.weigh_rows(fleet, rows, spec), rows)
-                total += multiplier * _normalised(raw, each.plugin.minval, each.plugin.maxval)
-        order = np.argsort(-total, kind="stable")
-        return Ranking(rows[order], total[order], considered, removed, skipped)
+                run.slot.begin(each)
+                try:
+                    weights = _weights(each.plugin, fleet, rows, run.spec)
+                except errors.InvalidInput:
+                    raise
+                except Exception as error:  # noqa: BLE001  (whatever a plugin may raise)
+                    run.guard.failed(each, error)
+                    continue
+                if weights is not None:
+                    total += weights
+        return total
+
+
+def _prepared(plugin: HostFilter, spec: RequestSpec, fleet: Snapshot) -> Skip | Rows | None:
+    answer = plugin.prepare(spec, fleet)
+    return answer if answer is None or answer is SKIP else _checked(answer, fleet.size)
+
+
+def _passed(plugin: HostFilter, fleet: Snapshot, rows: Rows, spec: RequestSpec) -> Rows | None:
+    passed = plugin.filter_rows(fleet, rows, spec)
+    return passed if passed is None else _checked(passed, fleet.size)
+
+
+def _one_by_one(plugin: HostFilter, fleet: Snapshot, rows: Rows, spec: RequestSpec) -> Rows:
+    """A filter that looks at one node at a time: once for each key that it gives, or once for each node."""
+    keys = fleet.key_column(plugin)
+    if keys is not None:
+        return keys.rows_where(rows, lambda row: bool(plugin.host_passes(fleet.host_state(row), spec)))
+    passing = [bool(plugin.host_passes(fleet.host_state(row), spec)) for row in rows.tolist()]
+    left: Rows = rows[np.array(passing, dtype=np.bool_)]
+    return left
+
+
+def _weights(plugin: HostWeigher, fleet: Snapshot, rows: Rows, spec: RequestSpec) -> npt.NDArray[np.float64] | None:
+    """What a weigher adds; None when it counts nothing."""
+    multipliers = plugin.row_multipliers(fleet, rows)
+    if multipliers is None:
+        multiplier: Any = plugin.multiplier
+        if not multiplier:
+            return None
+    else:
+        multiplier = np.asarray(multipliers, dtype=np.float64)
+        if multiplier.shape != rows.shape or not np.isfinite(multiplier).all():
+            raise ValueError("row_multipliers must answer one finite number for each row")
+    raw = np.asarray(plugin.weigh_rows(fleet, rows, spec), dtype=np.float64)
+    if raw.shape != rows.shape:
+        raise ValueError("weigh_rows must answer one finite number for each row")
+    weights: npt.NDArray[np.float64] = multiplier * _normalised(raw, plugin.minval, plugin.maxval)
+    return weights
+
+
+def _common(rows: Rows, allowed: Rows, size: int) -> Rows:
+    """Those of the rows that are allowed too, in their order."""
+    if len(rows) == size and len(allowed) < 64:
+        # All rows there are; a few are picked faster than compared.
+        found = allowed if len(allowed) < 2 else np.unique(allowed)
+        return found.astype(np.intp, copy=False)
+    mask = np.zeros(size, dtype=np.bool_)
+    mask[allowed] = True
+    left: Rows = rows[mask[rows]]
+    return left
+
+
+def _best(weights: npt.NDArray[np.float64], most: int | None) -> Rows:
+    """Places of the best weights, best first, equal ones in their order; not all are sorted."""
+    count = len(weights)
+    if count <= 1:
+        return np.arange(count, dtype=np.intp)
+    if most is None or most * _BLOCK >= count:
+        return np.argsort(-weights, kind="stable")[:most]
+    # The best of each block: as many of them as are wanted are at least as good as the worst of these.
+    blocks = weights[: count - count % _BLOCK].reshape(-1, _BLOCK).max(axis=1)
+    bound = np.partition(blocks, -most)[-most]
+    better = np.flatnonzero(weights > bound)
+    better = better[np.argsort(-weights[better], kind="stable")]
+    if len(better) >= most:
+        return better[:most]
+    return np.concatenate((better, np.flatnonzero(weights == bound)[: most - len(better)]))
 
 
 def _checked(rows: Any, size: int) -> Rows:
     """Rows as a plugin answered them; a plugin that answers nonsense has failed."""
     found: Rows = np.asarray(rows)
-    if found.ndim != 1 or (len(found) and not np.issubdtype(found.dtype, np.integer)):
+    if found.ndim != 1 or (found.dtype != np.intp and len(found) and not np.issubdtype(found.dtype, np.integer)):
         raise TypeError("rows must be a one-dimensional array of whole numbers")
-    if len(found) and not (int(found.min()) >= 0 and int(found.max()) < size):
+    found = found.astype(np.intp, copy=False)
+    # Seen as unsigned, a negative number is larger than any.
+    if len(found) and found.view(np.uintp).max() >= size:
         raise ValueError(f"rows must be between 0 and {size - 1}")
-    return found.astype(np.intp, copy=False)
-
-
-def _of_shape(numbers: Any, rows: Rows) -> npt.NDArray[np.float64]:
-    """Numbers of a weigher; one that does not answer a finite one for each row has failed."""
-    found: npt.NDArray[np.float64] = np.asarray(numbers, dtype=np.float64)
-    if found.shape != rows.shape or not np.isfinite(found).all():
-        raise ValueError("a weigher must answer one finite number for each row")
     return found
 
 
 def _normalised(raw: npt.NDArray[np.float64], minval: float | None, maxval: float | None) -> npt.NDArray[np.float64]:
-    """Nova's rule: stretch to 0..1 between the bounds, given or found; all equal is 0."""
-    low = float(raw.min()) if minval is None else minval
-    high = float(raw.max()) if maxval is None else maxval
+    """Nova's rule: stretch to 0..1 between the bounds, given or found; all equal is 0.
+
+    :raises ValueError: a weight is no finite number.
+    """
+    lowest, highest = float(raw.min()), float(raw.max())
+    if not (math.isfinite(lowest) and math.isfinite(highest)):
+        raise ValueError("weigh_rows must answer one finite number for each row")
+    low = lowest if minval is None else minval
+    high = highest if maxval is None else maxval
     if high <= low:
         return np.zeros(len(raw))
-    stretched: npt.NDArray[np.float64] = (np.clip(raw, low, high) - low) / (high - low)
+    if lowest < low or highest > high:
+        raw = np.clip(raw, low, high)
+    stretched: npt.NDArray[np.float64] = (raw - low) / (high - low)
     return stretched
 
 

@@ -84,7 +84,7 @@ class SchedulerEndpoint:
         return {
             "host": host,
             "nodes": hosts_json(fleet, [int(row) for row in rows]),
-            "instances": sorted(uuid for row in rows for uuid in fleet.on_row[int(row)]),
+            "instances": sorted(uuid for row in rows for uuid in fleet.instances_on(int(row))),
         }
 
     @rpc_method

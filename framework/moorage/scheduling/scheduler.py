@@ -206,11 +206,17 @@ class Scheduler:
     def _rank(self, policy: Policy, spec: RequestSpec, refused: Collection[str]) -> tuple[Snapshot, Ranking]:
         """Rank without the nodes that refused this request; a fleet without any candidate is read anew first."""
         fleet = self._fleet()
-        ranking = policy.pipeline.run(policy.guard, fleet, self._asked_for(fleet, spec, refused), spec)
+        ranking = self._run(policy, fleet, spec, refused)
         if not len(ranking.rows) and self.refresh(older_than=_REFUSAL_AGE):
             fleet = self.view.snapshot()
-            ranking = policy.pipeline.run(policy.guard, fleet, self._asked_for(fleet, spec, refused), spec)
+            ranking = self._run(policy, fleet, spec, refused)
         return fleet, ranking
+
+    def _run(self, policy: Policy, fleet: Snapshot, spec: RequestSpec, refused: Collection[str] = ()) -> Ranking:
+        rows = self._asked_for(fleet, spec, refused)
+        return policy.pipeline.run(
+            policy.guard, fleet, rows, spec, most=max(policy.max_attempts, policy.host_subset_size)
+        )
 
     def _fleet(self) -> Snapshot:
         """The fleet as a request may see it: also what nobody tells of is not too old."""
@@ -234,7 +240,7 @@ class Scheduler:
 
         :raises InvalidInput: it names hosts or nodes that do not exist.
         """
-        rows: Rows = np.arange(fleet.size, dtype=np.intp)
+        rows: Rows = fleet.all_rows
         hosts = [*spec.force_hosts, *([spec.requested_host] if spec.requested_host else [])]
         nodes = [*spec.force_nodes, *([spec.requested_node] if spec.requested_node else [])]
         if hosts:
@@ -281,37 +287,33 @@ class Scheduler:
         )
 
     def _dry_run(self, policy: Policy, spec: RequestSpec, count: int, explain: bool) -> dict[str, Any]:
-        self._fleet()
-        view = self.view.fork()
+        fleet = first = self._fleet()
         selections = []
         ranking: Ranking | None = None
         for number in range(count):
-            fleet = view.snapshot()
-            ranking = policy.pipeline.run(policy.guard, fleet, self._asked_for(fleet, spec), spec)
+            ranking = self._run(policy, fleet, spec)
             if not len(ranking.rows):
                 break
             node = fleet.nodes[int(ranking.rows[0])]
             selections.append({"host": node.host, "node": node.name, "weight": round(float(ranking.weights[0]), 6)})
-            view.put(
-                InstanceRecord(
-                    f"dry-run-{number}",
-                    node.host,
-                    node.name,
-                    spec.flavor.flavorid,
-                    spec.flavor.resources,
-                    spec.project_id,
-                )
+            record = InstanceRecord(
+                f"dry-run-{number}",
+                node.host,
+                node.name,
+                spec.flavor.flavorid,
+                spec.flavor.resources,
+                spec.project_id,
             )
+            fleet = fleet.with_placed(record, int(ranking.rows[0]))
         answer: dict[str, Any] = {"selections": selections, "asked": count, "found": len(selections)}
         if ranking is not None and (explain or len(selections) < count):
             answer["considered"] = ranking.considered
             answer["removed"] = ranking.removed
         if explain:
-            fleet = self.view.snapshot()
             answer["refused_nodes"] = {
-                fleet.nodes[row].name: why
-                for row in range(min(fleet.size, 100))
-                if (why := policy.pipeline.explain(policy.guard, fleet, row, spec))
+                first.nodes[row].name: why
+                for row in range(min(first.size, 100))
+                if (why := policy.pipeline.explain(policy.guard, first, row, spec))
             }
         return answer
 

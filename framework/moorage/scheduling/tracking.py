@@ -22,7 +22,6 @@ from oslo_log import log as logging
 from moorage import errors
 from moorage.clock import Clock, SystemClock
 from moorage.rpc.interface import Origin
-from moorage.scheduling.digest import instance_digest
 from moorage.scheduling.fleet_view import FleetView
 from moorage.scheduling.interface import InstanceRecord, InstanceSource
 
@@ -30,12 +29,25 @@ __all__ = ["InstanceTracker", "record_from_json", "record_to_json"]
 
 LOG = logging.getLogger(__name__)
 #: How many deleted instances are remembered at least, against messages that come after the deletion.
-_TOMBSTONES = 50_000
+_TOMBSTONES = 20_000
 _PAGE = 5_000
 #: Seconds for which a claim stays although a list of its host lacks it.
 _GRACE = 5.0
 #: A message's number: the service in the high bits, then the epoch, then the sequence.
 _SERVICE_SHIFT, _EPOCH_SHIFT = 96, 48
+
+
+class _Service:
+    """What is known of a sender: its host, its incarnation, the highest number of its messages."""
+
+    __slots__ = ("base", "epoch", "highest", "host", "number")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.base = number
+        self.epoch = -1
+        self.highest = 0
+        self.host = ""
 
 
 class InstanceTracker:
@@ -45,13 +57,12 @@ class InstanceTracker:
         self._view = view
         self._clock: Clock = clock or SystemClock()
         self._lock = threading.Lock()
-        self._services: dict[str, int] = {}
-        self._highest: dict[int, int] = {}
+        self._services: dict[str, _Service] = {}
         #: Instance -> number of the last message that spoke of it.
         self._last: dict[str, int] = {}
         #: Deleted instances -> numbers of the messages that said so; two generations, so that the older one can be forgotten.
-        self._gone: dict[str, tuple[int, ...]] = {}
-        self._gone_before: dict[str, tuple[int, ...]] = {}
+        self._gone: dict[str, int | tuple[int, ...]] = {}
+        self._gone_before: dict[str, int | tuple[int, ...]] = {}
         self._claimed: dict[str, float] = {}
         self._readings: list[set[str]] = []
         self._spoke: set[str] = set()
@@ -161,8 +172,8 @@ class InstanceTracker:
             number = self._number(host, origin)
             if number < 0:
                 return
-            for uuid in [uuids] if isinstance(uuids, str) else uuids:
-                if self._older(uuid, number):
+            for uuid in (uuids,) if isinstance(uuids, str) else uuids:
+                if number and self._older(uuid, number):
                     continue
                 present = self._view.get(uuid)
                 if present is None or present.host == host:
@@ -174,18 +185,17 @@ class InstanceTracker:
         """Compare with what the host has; a difference is noted, see :meth:`stale`. True when they agree."""
         with self._lock:
             number = self._number(host, origin)
-            if number and number != self._highest[number >> _SERVICE_SHIFT]:
+            if origin is not None and (number < 0 or origin.sequence < self._services[origin.service].highest):
                 # The host has said something newer already.
                 return True
-            known = self._view.of_host(host)
-            agree = len(known) == len(uuids)
-            if agree and digest is not None:
-                agree = digest == instance_digest((each.uuid, each.flavorid) for each in known.values())
-            elif agree:
-                agree = known.keys() == set(uuids)
+            if digest is not None:
+                agree = (len(uuids), digest) == self._view.digest(host)
+            else:
+                agree = self._view.of_host(host).keys() == set(uuids)
             if agree:
-                self._stale.pop(host, None)
-                self._missed.pop(host, None)
+                if self._stale or self._missed:
+                    self._stale.pop(host, None)
+                    self._missed.pop(host, None)
             else:
                 self._stale.setdefault(host, self._clock.monotonic())
         if not agree:
@@ -204,44 +214,52 @@ class InstanceTracker:
 
     def _number(self, host: str, origin: Origin | None) -> int:
         """The host has spoken; the number of its message, 0 for a bare one, -1 for one of an earlier incarnation."""
-        if host not in self._spoke:
-            self._spoke.add(sys.intern(host))
         if origin is None:
+            self._spoke.add(host)
             return 0
         service = self._services.get(origin.service)
         if service is None:
-            service = self._services[origin.service] = len(self._services) + 1
-        incarnation = service << _SERVICE_SHIFT | origin.epoch << _EPOCH_SHIFT
-        number = incarnation | origin.sequence
-        highest = self._highest.get(service, 0)
-        if number > highest:
-            self._highest[service] = number
-            # The first message that is ever seen of a service says nothing about earlier ones.
-            if highest and number != (highest if highest > incarnation else incarnation) + 1:
+            service = self._services[origin.service] = _Service(len(self._services) + 1 << _SERVICE_SHIFT)
+        if service.host != host:
+            service.host = sys.intern(host)
+            self._spoke.add(service.host)
+        if origin.epoch != service.epoch:
+            if origin.epoch < service.epoch:
+                return -1
+            # The first message that is ever seen of a service says nothing about earlier ones; each epoch begins with 1.
+            service.highest = 0 if service.epoch >= 0 else origin.sequence - 1
+            service.epoch = origin.epoch
+            service.base = service.number | origin.epoch << _EPOCH_SHIFT
+        ahead = origin.sequence - service.highest
+        if ahead > 0:
+            service.highest = origin.sequence
+            if ahead > 1:
                 self._missed.setdefault(host, self._clock.monotonic())
-        elif highest >> _EPOCH_SHIFT > number >> _EPOCH_SHIFT:
-            return -1
-        return number
+        return service.base | origin.sequence
 
     def _known_gone(self, uuid: str) -> tuple[int, ...] | None:
-        return self._gone.get(uuid) or self._gone_before.get(uuid)
+        found = self._gone.get(uuid)
+        if found is None:
+            found = self._gone_before.get(uuid)
+        return (found,) if isinstance(found, int) else found
 
     def _older(self, uuid: str, number: int) -> bool:
         """Something newer was said of the instance by the same service, or the very same message was applied."""
-        if not number:
-            return False
         last = self._last.get(uuid)
         if last is not None and last >= number and last >> _SERVICE_SHIFT == number >> _SERVICE_SHIFT:
-            return True
-        gone = self._known_gone(uuid)
-        return gone is not None and any(
-            said >= number and said >> _SERVICE_SHIFT == number >> _SERVICE_SHIFT for said in gone
-        )
+            return bool(number)
+        if uuid in self._gone or uuid in self._gone_before:
+            return any(
+                said >= number and said >> _SERVICE_SHIFT == number >> _SERVICE_SHIFT and number
+                for said in self._known_gone(uuid) or ()
+            )
+        return False
 
     def _put(self, record: InstanceRecord, number: int) -> None:
         uuid = record.uuid
         if number:
-            if self._older(uuid, number):
+            last = self._last.get(uuid)
+            if (last is not None or uuid in self._gone or uuid in self._gone_before) and self._older(uuid, number):
                 return
             self._last[uuid] = number
         if self._readings:
@@ -249,16 +267,21 @@ class InstanceTracker:
         self._view.put(record)
 
     def _drop(self, uuid: str, number: int) -> None:
-        self._touch(uuid)
+        if self._readings:
+            self._touch(uuid)
         self._view.drop(uuid)
-        self._claimed.pop(uuid, None)
-        last = self._last.pop(uuid, 0)
-        self._bury(uuid, number, last)
+        if self._claimed:
+            self._claimed.pop(uuid, None)
+        self._bury(uuid, number, self._last.pop(uuid, 0))
 
     def _bury(self, uuid: str, number: int, last: int = 0) -> None:
         """Remember that a message said that it is gone; and the last one of another service, which may come twice."""
-        said = {each >> _SERVICE_SHIFT: each for each in (*(self._known_gone(uuid) or ()), last, number) if each}
-        self._gone[uuid] = tuple(said.values()) or (0,)
+        known = self._known_gone(uuid)
+        if known is None and last >> _SERVICE_SHIFT in (0, number >> _SERVICE_SHIFT):
+            self._gone[uuid] = number
+        else:
+            said = {each >> _SERVICE_SHIFT: each for each in (*(known or ()), last, number) if each}
+            self._gone[uuid] = tuple(said.values())
         if len(self._gone) >= _TOMBSTONES:
             self._gone_before, self._gone = self._gone, {}
 

@@ -140,6 +140,8 @@ class HostFilterTests(_FleetCases):
                 self.assertEqual(list(range(fleet.size)), passing, f"it says SKIP and refuses nodes: {spec}")
             elif prepared is not None:
                 self.assertLessEqual(set(passing), {int(row) for row in prepared}, spec)
+                if plugin.prepare_is_final:
+                    self.assertEqual(set(passing), {int(row) for row in prepared}, spec)
 
     def test_a_refusal_is_explained(self) -> None:
         plugin = self.make_filter()

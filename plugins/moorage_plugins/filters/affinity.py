@@ -23,6 +23,7 @@ class SameHostFilter(HostFilter):
     api_version: ClassVar[tuple[int, int]] = (1, 0)
     needs_instances = True
     run_filter_once_per_request = True
+    prepare_is_final = True
 
     @override
     def host_passes(self, host_state: HostState, spec_obj: RequestSpec) -> bool:

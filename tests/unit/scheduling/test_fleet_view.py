@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The view of the fleet: what a snapshot shows is what was told until then, and stays so."""
+
+from __future__ import annotations
+
+import random as random_module
+import sys
+import threading
+import unittest
+from dataclasses import replace
+from unittest import mock
+
+import numpy as np
+
+from moorage.scheduling import fleet_view, instance_index
+from moorage.scheduling.fleet_view import FleetView, Snapshot
+from moorage.scheduling.interface import InstanceRecord, NodeState
+from tests import cases, seeded
+
+SIZES = {"small": {"VCPU": 1, "MEMORY_MB": 512}, "large": {"VCPU": 4}, "gpu": {"PGPU": 1}}
+
+
+def nodes(count: int, hosts: int = 0) -> list[NodeState]:
+    return [
+        NodeState(f"u{number}", f"n{number}", f"h{number % (hosts or count)}", {"VCPU": 64.0, "MEMORY_MB": 8192.0}, {})
+        for number in range(count)
+    ]
+
+
+def record(uuid: str, at: NodeState, flavor: str = "small", **changes: object) -> InstanceRecord:
+    made = InstanceRecord(uuid, at.host, at.name, flavor, SIZES[flavor], "p")
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+class Model:
+    """The same as plain dictionaries."""
+
+    def __init__(self, of_nodes: list[NodeState]) -> None:
+        self.nodes = of_nodes
+        self.records: dict[str, InstanceRecord] = {}
+
+    def frozen(self) -> Model:
+        other = Model(self.nodes)
+        other.records = dict(self.records)
+        return other
+
+    def check(self, test: unittest.TestCase, fleet: Snapshot) -> None:
+        test.assertEqual([node.uuid for node in fleet.nodes], [node.uuid for node in self.nodes])
+        for row, node in enumerate(self.nodes):
+            here = {u: r for u, r in self.records.items() if (r.host, r.node) == (node.host, node.name)}
+            test.assertEqual(dict(fleet.instances_on(row)), here)
+            test.assertEqual(fleet.num_instances[row], len(here))
+            test.assertEqual(fleet.num_io_ops[row], sum(each.busy for each in here.values()))
+            for name, capacity in node.capacity.items():
+                used = sum(each.resources.get(name, 0) for each in here.values())
+                test.assertEqual(fleet.free(name)[row], capacity - used)
+            for flavor in SIZES:
+                count = sum(each.flavorid == flavor for each in here.values())
+                test.assertEqual(fleet.flavor_counts(flavor)[row], count)
+        row_of = {(node.host, node.name): row for row, node in enumerate(self.nodes)}
+        expected = {u: row_of[r.host, r.node] for u, r in self.records.items() if (r.host, r.node) in row_of}
+        test.assertEqual(fleet.locate([*self.records, "nobody"]), expected)
+
+
+class ModelTests(unittest.TestCase):
+    def run_steps(self, random: random_module.Random, steps: int) -> None:
+        all_nodes = nodes(9, hosts=7)
+        view, model = FleetView(), Model(all_nodes)
+        view.set_nodes(all_nodes)
+        kept: list[tuple[Snapshot, Model]] = []
+        for number in range(steps):
+            action = random.random()
+            if action < 0.55:
+                made = record(
+                    f"i{random.randrange(40)}",
+                    random.choice(all_nodes),
+                    random.choice(sorted(SIZES)),
+                    busy=random.random() < 0.2,
+                    server_group=random.choice(("", "", "g1", "g2")),
+                )
+                view.put(made)
+                model.records[made.uuid] = made
+            elif action < 0.8 and model.records:
+                uuid = random.choice(sorted(model.records))
+                self.assertTrue(view.drop(uuid))
+                del model.records[uuid]
+            elif action < 0.85:
+                # Nodes come and go; instances whose node is away wait for it.
+                model.nodes = sorted(random.sample(all_nodes, random.randrange(3, 10)), key=lambda node: node.uuid)
+                view.set_nodes(model.nodes)
+            else:
+                kept.append((view.snapshot(), model.frozen()))
+                if len(kept) > 5:
+                    kept.pop(random.randrange(5))
+            if number % 10 == 0:
+                for snapshot, frozen in kept:
+                    frozen.check(self, snapshot)
+        model.check(self, view.snapshot())
+        self.assertEqual(len(view), len(model.records))
+        self.assertEqual({uuid: view.get(uuid) for uuid in model.records}, model.records)
+        placed = {(node.host, node.name) for node in model.nodes}
+        for group in ("g1", "g2"):
+            members = {u for u, r in model.records.items() if r.server_group == group and (r.host, r.node) in placed}
+            self.assertEqual(view.group_members("p", group), members)
+
+    def test_snapshots_show_what_was_told_until_then_and_never_change(self) -> None:
+        random = seeded()
+        for _ in range(cases(15)):
+            self.run_steps(random, 120)
+
+    def test_also_when_little_may_be_noted_and_undone(self) -> None:
+        random = seeded()
+        with (
+            mock.patch.object(fleet_view, "_NOTED", 5),
+            mock.patch.object(fleet_view, "_KINDS", 2),
+            mock.patch.object(fleet_view, "_COUNTED_FLAVORS", 1),
+            mock.patch.object(instance_index, "_MOST", 4),
+        ):
+            for _ in range(cases(15)):
+                self.run_steps(random, 120)
+
+
+class SnapshotTests(unittest.TestCase):
+    def setUp(self) -> None:
+        self.nodes = nodes(3)
+        self.view = FleetView()
+        self.view.set_nodes(self.nodes)
+
+    def test_it_is_the_same_until_something_changes(self) -> None:
+        before = self.view.snapshot()
+        self.assertIs(self.view.snapshot(), before)
+        self.view.put(record("a", self.nodes[0]))
+        after = self.view.snapshot()
+        self.assertIsNot(after, before)
+        # What did not change is shared.
+        self.assertIs(after.num_io_ops, before.num_io_ops)
+        self.assertIs(after.capacities, before.capacities)
+
+    def test_trying_out_leaves_it_alone(self) -> None:
+        self.view.put(record("a", self.nodes[1]))
+        before = self.view.snapshot()
+        tried = before.with_placed(record("b", self.nodes[1], "large"), 1).with_placed(record("c", self.nodes[2]), 2)
+        self.assertEqual(list(tried.free("VCPU")), [64, 59, 63])
+        self.assertEqual(set(tried.instances_on(1)), {"a", "b"})
+        self.assertEqual(tried.locate(["a", "b", "c"]), {"a": 1, "b": 1, "c": 2})
+        self.assertEqual(list(tried.flavor_counts("large")), [0, 1, 0])
+        self.assertEqual(list(before.free("VCPU")), [64, 63, 64])
+        self.assertEqual(set(before.instances_on(1)), {"a"})
+        self.assertEqual(before.locate(["b"]), {})
+
+    def test_a_host_of_one_node_needs_no_node_name(self) -> None:
+        self.view.put(record("a", self.nodes[2], node=""))
+        self.assertEqual(set(self.view.snapshot().instances_on(2)), {"a"})
+
+    def test_use_by_others_is_believed_when_two_readings_agree(self) -> None:
+        used = [replace(self.nodes[0], used={"VCPU": 10}), *self.nodes[1:]]
+        self.view.put(record("a", self.nodes[0], "large"))
+        self.view.set_nodes(used)
+        self.assertEqual(self.view.snapshot().free("VCPU")[0], 60)
+        self.view.set_nodes(used)
+        self.assertEqual(self.view.snapshot().free("VCPU")[0], 54)
+        # Also when the rows are others meanwhile.
+        self.view.set_nodes(used[::-1])
+        self.assertEqual(self.view.snapshot().free("VCPU")[2], 54)
+
+    def test_readers_never_see_a_change_while_they_read(self) -> None:
+        """Nova's fault 8: filters raised because the dictionary changed while they went through it."""
+        interval = sys.getswitchinterval()
+        self.addCleanup(sys.setswitchinterval, interval)
+        sys.setswitchinterval(1e-5)
+        stop = threading.Event()
+        faults: list[str] = []
+
+        def read() -> None:
+            while not stop.is_set():
+                fleet = self.view.snapshot()
+                first = [sorted(fleet.instances_on(row)) for row in range(fleet.size)]
+                counts = np.array([len(each) for each in first])
+                again = [sorted(each for each in fleet.instances_on(row)) for row in range(fleet.size)]
+                if first != again or (counts != fleet.num_instances).any():
+                    faults.append(f"{first} {again} {fleet.num_instances}")
+
+        threads = [threading.Thread(target=read) for _ in range(3)]
+        for each in threads:
+            each.start()
+        random = seeded()
+        for _ in range(cases(4000)):
+            uuid = f"i{random.randrange(30)}"
+            if random.random() < 0.5:
+                self.view.put(record(uuid, random.choice(self.nodes)))
+            else:
+                self.view.drop(uuid)
+        stop.set()
+        for each in threads:
+            each.join()
+        self.assertEqual(faults, [])

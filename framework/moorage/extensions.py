@@ -9,11 +9,12 @@ seconds ago, and forgets which distribution a plugin came from.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import importlib.metadata
 import threading
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -72,6 +73,34 @@ class Loaded(Generic[T]):
     distribution: str
     version: str
     group: str
+
+    @contextlib.contextmanager
+    def building(self) -> Iterator[None]:
+        """Around whatever makes something of the class.
+
+        :raises PluginLoadError: the plugin's code raised; names the plugin. Errors of Moorage pass as they are.
+        """
+        try:
+            yield
+        except errors.MoorageError:
+            raise
+        except Exception as error:
+            LOG.debug("The plugin %s cannot be built.", self.name, exc_info=True)
+            raise errors.PluginLoadError(
+                f"The plugin '{self.name}' ({self.group}, of {self.distribution} {self.version}) cannot be built: "
+                f"{type(error).__name__}: {error}. Repair it, its options, or take it out of the configuration.",
+                group=self.group,
+                plugin=self.name,
+                distribution=self.distribution,
+            ) from error
+
+    def build(self, *arguments: Any, **options: Any) -> T:
+        """An object of the class, made with what the interface says its constructor is given.
+
+        :raises PluginLoadError: the constructor raised.
+        """
+        with self.building():
+            return self.plugin(*arguments, **options)
 
 
 class _FreshManager(named.NamedExtensionManager[Any]):

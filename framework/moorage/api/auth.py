@@ -66,14 +66,18 @@ def users_file(conf: cfg.ConfigOpts) -> Path:
 def ensure_users(path: Path, credentials: Path) -> tuple[str, str]:
     """Make a file of users with one administrator, and its password, where they are missing; user and password.
 
-    ``credentials`` is readable by its owner alone.
+    Where only the password is missing, the administrator gets a new one and all other users stay. ``credentials`` is readable
+    by its owner alone.
     """
     if path.exists() and credentials.exists():
         data = json.loads(credentials.read_text(encoding="utf-8"))
         return str(data["username"]), str(data["password"])
+    others = []
+    if path.exists():
+        others = [line for line in path.read_text(encoding="utf-8").splitlines() if not line.startswith("admin:")]
     password = secrets.token_urlsafe(18)
     hashed = bcrypt.hashpw(password.encode(), bcrypt.gensalt(10)).decode()
-    _write_private(path, f"admin:{hashed}:admin\n")
+    _write_private(path, "".join(f"{line}\n" for line in (f"admin:{hashed}:admin", *others)))
     _write_private(credentials, json.dumps({"username": "admin", "password": password}) + "\n")
     return "admin", password
 

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Mapping
+from concurrent import futures
 from typing import Any
 
 import prometheus_client
@@ -80,26 +82,48 @@ class Dispatcher:
 
 
 class Health:
-    """``/healthcheck``: 200 when every check is content, 503 with what is wrong otherwise. Needs no authentication."""
+    """``/healthcheck``: 200 when every check is content, 503 with what is wrong otherwise. Needs no authentication.
 
-    def __init__(self, checks: Mapping[str, Callable[[], str]]) -> None:
+    Checks are functions that answer an empty text, or what is wrong in words that everybody may read. One that raises is
+    wrong, and the log says why; one that has not answered within ``patience`` seconds too, and it is not asked again before
+    it has.
+    """
+
+    def __init__(self, checks: Mapping[str, Callable[[], str]], patience: float = 3.0) -> None:
         self._checks = checks
+        self._patience = patience
+        self._lock = threading.Lock()
+        self._running: dict[str, futures.Future[str]] = {}
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Any:
-        """WSGI; a check answers an empty text or what is wrong."""
-        found = {name: self._ask(check) for name, check in self._checks.items()}
+        """WSGI."""
+        running = {name: self._begin(name) for name in self._checks}
+        futures.wait(running.values(), timeout=self._patience)
+        found = {name: self._answer(name, future) for name, future in running.items()}
         wrong = {name: text for name, text in found.items() if text}
         data = json.dumps({"status": "unhealthy" if wrong else "healthy", "problems": wrong}).encode()
         status = "503 Service Unavailable" if wrong else "200 OK"
         start_response(status, [("Content-Type", "application/json"), ("Content-Length", str(len(data)))])
         return [data]
 
-    def _ask(self, check: Callable[[], str]) -> str:
+    def _begin(self, name: str) -> futures.Future[str]:
+        with self._lock:
+            future = self._running.get(name)
+            if future is None or future.done():
+                future = self._running[name] = futures.Future()
+                # A thread of its own, and a daemon: what hangs must hold up neither others nor the end of the process.
+                threading.Thread(target=self._ask, args=(name, future), name=f"health-{name}", daemon=True).start()
+            return future
+
+    def _ask(self, name: str, future: futures.Future[str]) -> None:
         try:
-            return check()
+            future.set_result(self._checks[name]())
         except Exception as error:  # noqa: BLE001  (whatever is wrong is the answer)
-            LOG.warning("A health check failed: %s", error)
-            return str(error)
+            LOG.warning("The health check of %s failed: %s", name, error)
+            future.set_result("it failed; the log says why")
+
+    def _answer(self, name: str, future: futures.Future[str]) -> str:
+        return future.result() if future.done() else f"no answer within {self._patience:g} seconds"
 
 
 class Metrics:

@@ -13,10 +13,8 @@ __all__ = ["GROUP", "OPTS", "list_opts"]
 GROUP = cfg.OptGroup("api", title="The HTTP API")
 
 OPTS: Sequence[cfg.Opt] = (
-    cfg.StrOpt("bind", default="127.0.0.1:8780", help="Address and port of the embedded server. Needs a restart."),
-    cfg.IntOpt(
-        "threads", default=16, min=1, help="Requests that one process answers at the same time. Needs a restart."
-    ),
+    cfg.StrOpt("bind", default="127.0.0.1:8780", help="Address and port of the embedded server."),
+    cfg.IntOpt("threads", default=16, min=1, help="Requests that one process answers at the same time."),
     cfg.StrOpt(
         "auth_strategy",
         default="http_basic",
@@ -25,26 +23,36 @@ OPTS: Sequence[cfg.Opt] = (
             ("http_basic", "users of a file with bcrypt hashes"),
             ("keystone", "tokens of Keystone, see [keystone_authtoken]; needs the extra keystone"),
         ],
-        help="Who is calling. Needs a restart.",
+        mutable=True,
+        help="Who is calling.",
     ),
     cfg.StrOpt(
         "http_basic_auth_user_file",
+        mutable=True,
         help="Lines of user:bcrypt-hash[:role,role...]; without roles a user is an administrator. Unset: 'users' in the "
         "state directory, made with a generated password where it is missing. A change is noticed.",
     ),
-    cfg.IntOpt("max_body_bytes", default=4 * 1024 * 1024, min=1024, help="The largest body of a request, in bytes."),
+    cfg.IntOpt(
+        "max_body_bytes",
+        default=4 * 1024 * 1024,
+        min=1024,
+        mutable=True,
+        help="The largest body of a request, in bytes.",
+    ),
     cfg.ListOpt(
         "enabled_apis",
         default=["placement", "baremetal"],
+        mutable=True,
         help="The dialects (entry-point group moorage.api) that are served beside /scheduling/v1.",
     ),
     cfg.DictOpt(
         "mounts",
         default={},
+        mutable=True,
         help="Where dialects are mounted instead of at their own place, as name:path pairs: placement:/ serves the Placement "
         "dialect at the root, and all the others where they were.",
     ),
-    cfg.StrOpt("policy_file", help="Policy overrides (YAML). A reload takes it over."),
+    cfg.StrOpt("policy_file", mutable=True, help="Policy overrides (YAML)."),
 )
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -51,7 +52,22 @@ class Policy:
             self._enforcer.check_rules(raise_on_violation=True)
         except Exception as error:
             raise errors.ConfigError(f"The policy {policy_file} cannot be used: {error}") from error
+        self._refuse_mistakes(str(policy_file))
         self._known: dict[tuple[Any, ...], bool] = {}
+
+    def _refuse_mistakes(self, policy_file: str) -> None:
+        """oslo.policy takes a check that it cannot read for a refusal of everybody, and a misspelt name for a rule of its own."""
+        for name, rule in self._enforcer.file_rules.items():
+            if name not in self._enforcer.registered_rules:
+                near = difflib.get_close_matches(name, self._enforcer.registered_rules, n=1)
+                meant = f"; {near[0]} was meant?" if near else ""
+                raise errors.ConfigError(
+                    f"The policy {policy_file} cannot be used: nothing asks for the rule {name}{meant}."
+                )
+            if str(rule.check) == "!" and rule.check_str.strip() != "!":
+                raise errors.ConfigError(
+                    f"The policy {policy_file} cannot be used: the check of {name}, {rule.check_str!r}, cannot be read."
+                )
 
     def check(self, rule: str, context: RequestContext, target: Mapping[str, Any] | None = None) -> None:
         """Refuse what the caller may not do.

@@ -100,6 +100,7 @@ class ApiRole:
 
     def reload(self, conf: cfg.ConfigOpts) -> None:
         """New policy and limits, all or (by an error) none; requests that are being answered keep the old ones."""
+        auth.refuse_open_noauth(conf.api.auth_strategy, conf.api.bind)
         self._dispatcher.swap(self._mounts(conf))
 
     def stop(self, drain_seconds: float) -> None:
@@ -118,12 +119,11 @@ class ApiRole:
         self._observer = LivenessObserver(platform.clock, conf.services.service_down_time)
         section = conf.control_plane
         schedulers = Schedulers(platform.sender, platform.clock, section.create_attempts, section.create_timeout)
-        enrolment = self._enrolment = Enrolment(
-            platform.database, nodes, store, platform.registry, tell_schedulers(platform)
-        )
+        changed = tell_schedulers(platform)
+        enrolment = self._enrolment = Enrolment(platform.database, nodes, store, platform.registry, changed)
         deleter = Deleter(platform.database, instances, open_workers(platform, conf), cast_to_agent(platform.sender))
         return (
-            *services_api.routes(platform.registry, self._observer),
+            *services_api.routes(platform.registry, self._observer, changed),
             *fleet_api.routes(nodes, enrolment),
             *allocation_api.routes(store),
             *scheduling_api.routes(schedulers),
@@ -191,7 +191,9 @@ def dialects(tools: ApiTools, taken: Mapping[str, Wsgi]) -> dict[str, Wsgi]:
     prefixes = places({each.name: each.plugin.mount for each in loaded}, conf.api.mounts, taken)
     found: dict[str, Wsgi] = {}
     for each in loaded:
-        found[prefixes[each.name]] = with_middleware(each.plugin(tools).application(), conf)
+        with each.building():
+            application = each.plugin(tools).application()
+        found[prefixes[each.name]] = with_middleware(application, conf)
     return found
 
 

@@ -79,7 +79,9 @@ def build(name: str) -> Wsgi:
         fleet=fleet,
         sender=sender,
     )
-    return with_middleware(loaded.plugin(tools).application(), conf)
+    with loaded.building():
+        application = loaded.plugin(tools).application()
+    return with_middleware(application, conf)
 
 
 class DialectCallable:

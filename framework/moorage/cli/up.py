@@ -3,25 +3,27 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from oslo_log import log as logging
 
 from moorage import errors
 from moorage.api import auth
+from moorage.cli import validation
 from moorage.clock import SystemClock
 from moorage.control_plane import config
 from moorage.control_plane.supervisor import Program, Supervisor, command
 from moorage.db import Database, migrations
-from moorage.scheduling import pipeline
 
 __all__ = ["ControlPlane", "Plan"]
 
@@ -68,6 +70,9 @@ class ControlPlane:
     def __init__(self, plan: Plan) -> None:
         self.plan = replace(plan, state_dir=plan.state_dir.absolute(), bind=_with_port(plan.bind))
         self._supervisor: Supervisor | None = None
+        # Signals may come before there is a supervisor.
+        self._stopping = threading.Event()
+        self._lock: IO[str] | None = None
 
     @property
     def url(self) -> str:
@@ -80,7 +85,7 @@ class ControlPlane:
         """The configuration of this plan, with everything checked that a start would refuse."""
         plan = self.plan
         conf = config.load(files=plan.config_files, state_dir=str(plan.state_dir), overrides=plan.overrides)
-        pipeline.load(conf)
+        validation.check(conf)
         return conf
 
     def start(self) -> None:
@@ -89,9 +94,10 @@ class ControlPlane:
         auth.refuse_open_noauth(plan.auth_strategy, plan.bind)
         try:
             plan.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._lock = _only_one(plan.state_dir)
         except OSError as error:
-            raise errors.ConfigError(f"The state folder {plan.state_dir} cannot be made: {error.strerror}.") from error
-        conf = self.load()
+            raise errors.ConfigError(f"The state folder {plan.state_dir} cannot be used: {error.strerror}.") from error
+        conf = self._running = self.load()
         client: dict[str, Any] = {"url": self.url, "auth_type": "none"}
         if plan.auth_strategy == "http_basic" and not conf.api.http_basic_auth_user_file:
             user, password = auth.ensure_users(auth.users_file(conf), plan.state_dir / "credentials")
@@ -109,6 +115,8 @@ class ControlPlane:
             max_rss=section.max_rss * 2**20,
             drain_timeout=section.drain_timeout,
             start_timeout=section.start_timeout,
+            stopping=self._stopping,
+            may_reload=self._may_reload,
         )
         self._supervisor.start()
         _write_client(plan.state_dir / "client.json", client)
@@ -119,19 +127,25 @@ class ControlPlane:
         self._supervisor.run()
 
     def stop(self) -> None:
-        """Have :meth:`run` drain and end."""
-        if self._supervisor is not None:
-            self._supervisor.stop()
+        """Have :meth:`start` and :meth:`run` drain and end; may be called from a signal handler."""
+        self._stopping.set()
 
     def reload(self) -> None:
-        """Check the new configuration here first; only a good one is passed on."""
-        try:
-            self.load()
-        except errors.MoorageError as error:
-            sys.stderr.write(f"moorage: the new configuration is not taken, the old one stays: {error.message}\n")
-            return
+        """Have :meth:`run` take the configuration anew; may be called from a signal handler."""
         if self._supervisor is not None:
             self._supervisor.reload()
+
+    def _may_reload(self) -> bool:
+        """Check the new configuration here first, so that either every process takes it or none does."""
+        try:
+            conf = self.load()
+        except errors.MoorageError as error:
+            sys.stderr.write(f"moorage: the new configuration is not taken, the old one stays: {error.message}\n")
+            return False
+        waiting = config.need_restart(self._running, conf)
+        if waiting:
+            sys.stderr.write(f"moorage: a reload does not change {', '.join(waiting)}; restart for that.\n")
+        return True
 
     def handle_signals(self) -> None:
         """SIGTERM and SIGINT end, SIGHUP reloads."""
@@ -172,6 +186,22 @@ def _with_port(bind: str) -> str:
     with socket.socket(family) as probe:
         probe.bind((host.strip("[]"), 0))
         return f"{host}:{probe.getsockname()[1]}"
+
+
+def _only_one(folder: Path) -> IO[str]:
+    """Hold the folder until the process ends.
+
+    :raises ConfigError: another control plane holds it.
+    """
+    held = open(folder / "lock", "a", encoding="utf-8")  # noqa: SIM115  (held until the process ends)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        held.close()
+        raise errors.ConfigError(
+            f"Another control plane runs on {folder}; end it first, or give another --state-dir."
+        ) from None
+    return held
 
 
 def _write_client(path: Path, data: dict[str, Any]) -> None:

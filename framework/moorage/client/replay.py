@@ -22,8 +22,8 @@ from moorage.clock import Clock
 
 __all__ = ["Report", "over_allocation", "replay"]
 
-#: A request without an answer is asked again with the same uuid, this often in all.
-_TRIES = 5
+#: Seconds for which a request without an answer is asked again, with the same uuid.
+_PATIENCE = 120.0
 
 
 @dataclass(slots=True)
@@ -142,7 +142,7 @@ def _place(client: Client, request: Request, instance: str, tally: _Tally, clock
         "flavor": {"flavorid": request.flavorid, "resources": dict(request.resources)},
     }
     began = clock.monotonic()
-    for attempt in range(1, _TRIES + 1):
+    while True:
         try:
             client.create_instance(body)
         except errors.NoValidHost as error:
@@ -156,7 +156,7 @@ def _place(client: Client, request: Request, instance: str, tally: _Tally, clock
             # The outcome is not known or it was too busy: ask again for the same instance, which is recognised.
             with tally.lock:
                 tally.report.repeated += 1
-            if attempt == _TRIES:
+            if clock.monotonic() - began > _PATIENCE:
                 with tally.lock:
                     tally.report.unanswered += 1
                     tally.failures[error.code] += 1

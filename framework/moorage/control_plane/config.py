@@ -7,9 +7,10 @@ options of a plugin that was installed today need no change here.
 
 from __future__ import annotations
 
+import difflib
 import importlib.metadata
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,12 @@ from oslo_log import log as logging
 
 from moorage import errors
 
-__all__ = ["load", "option_sets"]
+__all__ = ["load", "need_restart", "option_sets", "unknown"]
 
 LOG = logging.getLogger(__name__)
 _GROUP = "oslo.config.opts"
+#: Libraries that read our configuration files: logs, messages, Keystone's tokens.
+_LIBRARIES = frozenset({"oslo.log", "oslo.messaging", "oslo.policy", "keystonemiddleware"})
 #: Chatty libraries, and what is worth hearing of them.
 _LOG_LEVELS = ("alembic=WARN", "sqlalchemy=WARN", "oslo_messaging=WARN", "amqp=WARN", "stevedore=ERROR", "cheroot=WARN")
 
@@ -79,6 +82,67 @@ def load(
     return conf
 
 
+def need_restart(running: cfg.ConfigOpts, new: cfg.ConfigOpts) -> list[str]:
+    """``[group] option`` of every option that differs and that a reload does not change (it is not ``mutable``)."""
+    found = {
+        f"[{group or 'DEFAULT'}] {option.dest}"
+        for group, options in option_sets()
+        for option in options
+        if not option.mutable and _value(running, group, option) != _value(new, group, option)
+    }
+    return sorted(found)
+
+
+def unknown(files: Sequence[str]) -> list[str]:
+    """Sections and options of the files that nothing installed knows, with what may have been meant.
+
+    :raises ConfigError: a file cannot be read.
+    """
+    known: dict[str, set[str]] = {}
+    for group, options in (*option_sets(), *_options_of_libraries()):
+        names = known.setdefault(getattr(group, "name", group) or "DEFAULT", set())
+        for option in options:
+            names |= {option.name, option.dest, *(each.name for each in option.deprecated_opts if each.name)}
+    found = []
+    for file in files:
+        sections: dict[str, dict[str, Any]] = {}
+        try:
+            cfg.ConfigParser(file, sections).parse()
+        except (OSError, cfg.ParseError) as error:
+            raise errors.ConfigError(f"The configuration file {file} cannot be read: {error}") from error
+        for section, values in sections.items():
+            if section not in known:
+                found.append(f"{file}: nothing reads the section [{section}]{_meant(section, known)}.")
+                continue
+            found += [
+                f"{file}: nothing reads [{section}] {name}{_meant(name, known[section])}."
+                for name in values
+                if name not in known[section] and name.replace("-", "_") not in known[section]
+            ]
+    return found
+
+
+def _meant(name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, sorted(known), n=1)
+    return f"; {near[0]} was meant?" if near else ""
+
+
+def _options_of_libraries() -> Iterator[tuple[Any, Sequence[cfg.Opt]]]:
+    """(group, options) of the libraries that read our files too."""
+    for point in importlib.metadata.entry_points(group=_GROUP):
+        if point.dist is None or point.dist.name.replace("_", ".").lower() not in _LIBRARIES:
+            continue
+        try:
+            yield from point.load()()
+        except Exception as error:  # noqa: BLE001  (an optional part of a library that is not installed)
+            LOG.debug("The options of %s cannot be read: %s", point.value, error)
+
+
+def _value(conf: cfg.ConfigOpts, group: str | None, option: cfg.Opt) -> Any:
+    section = conf if group in (None, "DEFAULT") else conf[group]
+    return getattr(section, option.dest, None)
+
+
 def _follow_state_dir(conf: cfg.ConfigOpts) -> None:
     """Defaults that lie in the state folder."""
     folder = Path(conf.control_plane.state_dir)
@@ -89,6 +153,5 @@ def _follow_state_dir(conf: cfg.ConfigOpts) -> None:
 def _check_values(conf: cfg.ConfigOpts) -> None:
     """Read every option once: oslo.config finds a wrong value only when it is asked for."""
     for group, options in option_sets():
-        section = conf if group in (None, "DEFAULT") else conf[group]
         for option in options:
-            getattr(section, option.dest)
+            _value(conf, group, option)

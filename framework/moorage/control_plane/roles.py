@@ -6,7 +6,6 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from oslo_config import cfg
 from oslo_log import log as logging
@@ -53,17 +52,15 @@ def open_store(platform: Platform, conf: cfg.ConfigOpts) -> AllocationStore:
 def load_store(conf: cfg.ConfigOpts, database: Database, clock: Clock) -> AllocationStore:
     """The same, where there is no role."""
     loaded = STORES.load(conf.allocation.store)
-    store: Any = loaded.plugin
-    opened: AllocationStore = store(conf=conf, database=database, clock=clock)
+    opened = loaded.build(conf=conf, database=database, clock=clock)
     check_store(opened, loaded.name)
     return opened
 
 
 def open_instances(platform: Platform, conf: cfg.ConfigOpts) -> InstanceStore:
     """The store of instances that the configuration names."""
-    store: Any = INSTANCE_STORES.load(conf.control_plane.instance_store).plugin
-    opened: InstanceStore = store(conf=conf, database=platform.database, clock=platform.clock)
-    return opened
+    loaded = INSTANCE_STORES.load(conf.control_plane.instance_store)
+    return loaded.build(conf=conf, database=platform.database, clock=platform.clock)
 
 
 def open_workers(platform: Platform, conf: cfg.ConfigOpts) -> WorkerStore:
@@ -239,7 +236,7 @@ class Agent:
         )
         self._cleaning = AgentCleaning(platform, conf, tools, open_workers(platform, conf))
         self._services: list[AgentService] = [
-            loaded.plugin(tools) for loaded in AGENT_SERVICES.load_all(conf.agent.services)
+            loaded.build(tools) for loaded in AGENT_SERVICES.load_all(conf.agent.services)
         ]
         endpoints = [endpoint for service in self._services for endpoint in service.endpoints()]
         self._soon = threading.Event()

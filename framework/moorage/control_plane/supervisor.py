@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -76,6 +76,8 @@ class Supervisor:
     :param folder: where ``run/processes.json`` and ``log/<name>.log`` are written.
     :param delay: seconds before the first new start; doubles up to ``longest_delay``.
     :param max_rss: bytes.
+    :param stopping: set to have :meth:`start` and :meth:`run` end; a new one when None.
+    :param may_reload: asked before SIGHUP is passed on, in the thread of :meth:`run`; False keeps it from the children.
     """
 
     def __init__(
@@ -90,6 +92,8 @@ class Supervisor:
         drain_timeout: float,
         start_timeout: float,
         environment: Mapping[str, str] | None = None,
+        stopping: threading.Event | None = None,
+        may_reload: Callable[[], bool] = lambda: True,
     ) -> None:
         self._children = [_Child(program) for program in programs]
         self._folder = folder
@@ -100,7 +104,8 @@ class Supervisor:
         self._drain_timeout = drain_timeout
         self._start_timeout = start_timeout
         self._environment = dict(os.environ if environment is None else environment)
-        self._stopping = threading.Event()
+        self._stopping = stopping or threading.Event()
+        self._may_reload = may_reload
         self._reload = threading.Event()
 
     def stop(self) -> None:
@@ -120,7 +125,7 @@ class Supervisor:
         (self._folder / "log").mkdir(parents=True, exist_ok=True, mode=0o700)
         try:
             for child in self._children:
-                self._spawn(child)
+                self._spawn_first(child)
             self._write_table()
             deadline = self._clock.monotonic() + self._start_timeout
             while not all(child.ready for child in self._children) and not self._stopping.is_set():
@@ -144,7 +149,8 @@ class Supervisor:
             self._listen()
             if self._reload.is_set():
                 self._reload.clear()
-                self._signal_all(signal.SIGHUP)
+                if self._may_reload():
+                    self._signal_all(signal.SIGHUP)
             changed = [self._watch(child) for child in self._children]
             if any(changed):
                 self._write_table()
@@ -152,23 +158,34 @@ class Supervisor:
         self._end_all()
         self._write_table()
 
+    def _spawn_first(self, child: _Child) -> None:
+        try:
+            self._spawn(child)
+        except OSError as error:
+            raise errors.ConfigError(f"{child.program.name} cannot be started: {error}.") from error
+
     # -- one child ------------------------------------------------------------------------------------------------
 
     def _spawn(self, child: _Child) -> None:
         reader, writer = os.pipe()
-        os.set_blocking(reader, False)
         log: IO[bytes]
-        with open(self._folder / "log" / f"{child.program.name}.log", "ab") as log:
-            child.process = subprocess.Popen(  # noqa: S603  (our own command line)
-                list(child.program.command),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                pass_fds=(writer,),
-                env={**self._environment, "MOORAGE_READY_FD": str(writer), "MOORAGE_PARENT": str(os.getpid())},
-                start_new_session=True,
-            )
-        os.close(writer)
+        try:
+            os.set_blocking(reader, False)
+            with open(self._folder / "log" / f"{child.program.name}.log", "ab") as log:
+                child.process = subprocess.Popen(  # noqa: S603  (our own command line)
+                    list(child.program.command),
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    pass_fds=(writer,),
+                    env={**self._environment, "MOORAGE_READY_FD": str(writer), "MOORAGE_PARENT": str(os.getpid())},
+                    start_new_session=True,
+                )
+        except OSError:
+            os.close(reader)
+            raise
+        finally:
+            os.close(writer)
         if child.ready_pipe is not None:
             os.close(child.ready_pipe)
         child.ready_pipe, child.ready, child.heard = reader, False, b""
@@ -182,7 +199,14 @@ class Supervisor:
             if now < child.start_again_at:
                 return False
             child.restarts += 1
-            self._spawn(child)
+            try:
+                self._spawn(child)
+            except OSError as error:
+                # No memory, no processes, no room on the disk: the others must not be left alone for that.
+                child.delay = min(self._longest_delay, max(self._delay, child.delay * 2))
+                child.start_again_at = now + child.delay
+                LOG.error("%s cannot be started (%s); again in %.1f s.", child.program.name, error, child.delay)
+                return False
             return True
         status = child.process.poll()
         if status is not None:
@@ -269,8 +293,11 @@ class Supervisor:
         ]
         path = self._folder / "run" / "processes.json"
         temporary = path.with_suffix(".new")
-        temporary.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
-        os.replace(temporary, path)
+        try:
+            temporary.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
+            os.replace(temporary, path)
+        except OSError as error:
+            LOG.warning("%s cannot be written (%s); it tells of processes that are no more.", path, error)
 
 
 def _resident(pid: int) -> int:

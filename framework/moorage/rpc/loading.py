@@ -45,5 +45,4 @@ def open_transport(conf: cfg.ConfigOpts, clock: Clock) -> Transport:
     """
     options.register_opts(conf)
     url = conf.rpc.transport_url
-    loaded = TRANSPORTS.load(plugin_name(url))
-    return loaded.plugin(conf=conf, url=url, clock=clock)  # type: ignore[call-arg]  # the constructor is part of the contract
+    return TRANSPORTS.load(plugin_name(url)).build(conf=conf, url=url, clock=clock)

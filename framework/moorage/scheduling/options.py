@@ -15,26 +15,33 @@ GROUP = cfg.OptGroup("scheduling", title="Scheduling")
 OPTS: Sequence[cfg.Opt] = (
     cfg.ListOpt(
         "enabled_filters",
+        mutable=True,
         default=["compute", "capacity", "same_host", "different_host"],
-        help="Plugins (entry-point group moorage.filters) that decide where an instance may go, in this order. "
-        "A reload takes it over.",
+        help="Plugins (entry-point group moorage.filters) that decide where an instance may go, in this order.",
     ),
     cfg.ListOpt(
         "enabled_weighers",
+        mutable=True,
         default=["cpu", "ram"],
-        help="Plugins (entry-point group moorage.weighers) that rank the nodes that passed. A reload takes it over.",
+        help="Plugins (entry-point group moorage.weighers) that rank the nodes that passed.",
     ),
     cfg.IntOpt(
         "host_subset_size",
+        mutable=True,
         default=1,
         min=1,
         help="One of this many best nodes is taken at random; more than 1 keeps several schedulers apart.",
     ),
     cfg.IntOpt(
-        "max_attempts", default=16, min=1, help="How many nodes are tried for one instance when claims are refused."
+        "max_attempts",
+        mutable=True,
+        default=16,
+        min=1,
+        help="How many nodes are tried for one instance when claims are refused.",
     ),
     cfg.FloatOpt(
         "plugin_deadline",
+        mutable=True,
         default=10.0,
         min=0.01,
         help="Seconds that one filter or weigher may take for one request. One that takes longer is taken for hung: the request "
@@ -42,13 +49,17 @@ OPTS: Sequence[cfg.Opt] = (
     ),
     cfg.IntOpt(
         "breaker_threshold",
+        mutable=True,
         default=3,
         min=1,
         help="A plugin that hung this often within breaker_window is not run any more; requests answer 503 and name it.",
     ),
-    cfg.FloatOpt("breaker_window", default=300.0, min=1.0, help="Seconds for which a hung plugin is remembered."),
+    cfg.FloatOpt(
+        "breaker_window", mutable=True, default=300.0, min=1.0, help="Seconds for which a hung plugin is remembered."
+    ),
     cfg.StrOpt(
         "advisory_errors",
+        mutable=True,
         default="skip",
         choices=[("skip", "the request goes on without it"), ("refuse", "the request is refused")],
         help="What happens when a filter that declares itself advisory raises.",
@@ -57,13 +68,13 @@ OPTS: Sequence[cfg.Opt] = (
         "track_instance_changes",
         default=True,
         help="Agents tell schedulers of their instances. Off: nothing is loaded, sent or attached, and filters that need "
-        "instances stop the start. Needs a restart.",
+        "instances stop the start.",
     ),
     cfg.IntOpt(
         "scheduler_instance_sync_interval",
         default=_SYNC_INTERVAL,
         help="Seconds between comparisons of what an agent has with what schedulers believe, which repair lost messages; 0 is "
-        "the default, less than 0 is never. Needs a restart.",
+        "the default, less than 0 is never.",
     ),
     cfg.FloatOpt(
         "silent_hosts_age",

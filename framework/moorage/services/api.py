@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from moorage.routes import ApiRequest, ApiResponse, PolicyRule, Route
@@ -51,8 +51,11 @@ _CHANGE = {
 }
 
 
-def routes(registry: ServiceRegistry, observer: LivenessObserver) -> Sequence[Route]:
-    """The routes, over a register and what this process saw of heartbeats."""
+def routes(registry: ServiceRegistry, observer: LivenessObserver, changed: Callable[[], None]) -> Sequence[Route]:
+    """The routes, over a register and what this process saw of heartbeats.
+
+    :param changed: called after a service was changed, so that who chooses among services hears of it at once.
+    """
 
     def shown(row: Service) -> dict[str, Any]:
         up = observer.observe([row])[row.uuid]
@@ -77,7 +80,9 @@ def routes(registry: ServiceRegistry, observer: LivenessObserver) -> Sequence[Ro
         return ApiResponse(200, shown(registry.get(request.path["uuid"])))
 
     def change_service(request: ApiRequest) -> ApiResponse:
-        return ApiResponse(200, shown(registry.set(request.path["uuid"], **request.body)))
+        row = registry.set(request.path["uuid"], **request.body)
+        changed()
+        return ApiResponse(200, shown(row))
 
     listing = {"type": "object", "properties": {"services": {"type": "array", "items": _SERVICE}}}
     tags = ("services",)

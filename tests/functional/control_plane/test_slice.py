@@ -60,17 +60,19 @@ class Plane:
         self.state = folder / "state"
         self.conf = folder / "moorage.conf"
         self.conf.write_text(CONF + extra)
+        self.stderr = folder / f"stderr-{uuid.uuid4().hex}"
         environment = {**os.environ, **({"PYTHONPATH": str(path)} if path else {})}
-        self.process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "moorage.cli.main", "up", "--state-dir", self.state),
-                *("--bind", "127.0.0.1:0", "--config-file", self.conf),
-            ],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
+        with self.stderr.open("w") as stderr:
+            self.process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "moorage.cli.main", "up", "--state-dir", self.state),
+                    *("--bind", "127.0.0.1:0", "--config-file", self.conf),
+                ],
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                text=True,
+                env=environment,
+            )
 
     def wait_ready(self) -> str:
         assert self.process.stdout is not None
@@ -86,8 +88,11 @@ class Plane:
     def end(self) -> tuple[int, str]:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
-        _, said = self.process.communicate(timeout=60)
-        return self.process.returncode, said
+        self.process.communicate(timeout=120)
+        return self.process.returncode, self.said()
+
+    def said(self) -> str:
+        return self.stderr.read_text() if self.stderr.exists() else ""
 
 
 def flavor(flavorid: str = "small", **resources: int) -> dict[str, Any]:
@@ -113,7 +118,7 @@ class SliceCase(unittest.TestCase):
         assert ready.startswith("moorage is ready at http://127.0.0.1:"), (ready, cls.plane.end())
         cls.api = cls.plane.connect()
         cls.api.import_nodes([{"name": f"node-{number}", "inventories": {"VCPU": 4}} for number in range(8)])
-        servers.wait_until(lambda: sum(host["up"] for host in cls.api.hosts()) == 8, "eight nodes", 30)
+        servers.wait_until(lambda: sum(host["up"] for host in cls.api.hosts()) == 8, "eight nodes", 90)
 
     @classmethod
     def prepare(cls) -> None:
@@ -121,7 +126,7 @@ class SliceCase(unittest.TestCase):
 
     def create(self, body: dict[str, Any]) -> dict[str, Any]:
         created = self.api.create_instance(body)
-        servers.wait_until(lambda: self.api.instance(created["uuid"])["status"] != "building", "the build", 30)
+        servers.wait_until(lambda: self.api.instance(created["uuid"])["status"] != "building", "the build", 90)
         return self.api.instance(created["uuid"])
 
     def delete(self, instance: str) -> None:
@@ -133,7 +138,7 @@ class SliceCase(unittest.TestCase):
             return False
 
         self.api.delete_instance(instance)
-        servers.wait_until(gone, "the deletion", 30)
+        servers.wait_until(gone, "the deletion", 90)
 
 
 class TestSlice(SliceCase):
@@ -150,7 +155,7 @@ class TestSlice(SliceCase):
         first, second = self.api.create_instance(body), self.api.create_instance(body)
         self.assertEqual(first["node_uuid"], second["node_uuid"])
         self.assertEqual(1, len(list(self.api.allocations(consumer=body["uuid"]))))
-        servers.wait_until(lambda: self.api.instance(body["uuid"])["status"] == "active", "the build", 30)
+        servers.wait_until(lambda: self.api.instance(body["uuid"])["status"] == "active", "the build", 90)
         self.delete(body["uuid"])
 
     def test_a_build_that_fails_ends_in_error_without_a_claim(self) -> None:
@@ -182,7 +187,7 @@ class TestSlice(SliceCase):
             made = self.create(flavor())
             self.assertEqual("active", made["status"])
             self.delete(made["uuid"])
-            servers.wait_until(functools.partial(self.restarted, name, before["pid"]), f"{name} to start again", 30)
+            servers.wait_until(functools.partial(self.restarted, name, before["pid"]), f"{name} to start again", 90)
 
     def restarted(self, name: str, before: int) -> bool:
         return self.plane.processes()[name]["pid"] not in (None, before)
@@ -354,19 +359,52 @@ class TestSignals(unittest.TestCase):
             self.assertIn("ready", plane.wait_ready())
             api = plane.connect()
             api.import_nodes([{"name": "only", "inventories": {"VCPU": 4}}])
-            servers.wait_until(lambda: bool(api.hosts()), "the node", 30)
+            servers.wait_until(lambda: bool(api.hosts()), "the node", 90)
 
             def filters() -> set[str]:
                 return set(api.select({**flavor(), "explain": True})["removed"])
 
             self.assertNotIn("type_affinity", filters())
-            plane.conf.write_text(CONF.replace("[scheduling]", "[scheduling]\nenabled_filters = compute,nonsense"))
-            plane.process.send_signal(signal.SIGHUP)
-            plane.conf.write_text(CONF.replace("[scheduling]", "[scheduling]\nenabled_filters = compute,type_affinity"))
-            plane.process.send_signal(signal.SIGHUP)
-            servers.wait_until(lambda: all("type_affinity" in filters() for _ in range(6)), "the new filters", 30)
-            status, _ = plane.end()
+
+            def reload(*lines: str) -> None:
+                plane.conf.write_text(CONF.replace("[scheduling]", "\n".join((*lines, "[scheduling]"))))
+                plane.process.send_signal(signal.SIGHUP)
+
+            good = "[scheduling]\nenabled_filters = compute,type_affinity"
+            for number, bad in enumerate(
+                ("[scheduling]\nenabled_filters = compute,nonsense", "[api]\nenabled_apis = absent")
+            ):
+                # The second can be used by schedulers; they do not get it all the same, because the API cannot.
+                reload(good if number else "", bad)
+                servers.wait_until(lambda: plane.said().count("not taken") > number, "the refusal", 90)  # noqa: B023
+            self.assertIn("'nonsense'", plane.said())
+            self.assertIn("'absent'", plane.said())
+            self.assertNotIn("type_affinity", filters())
+            reload(good, "[control_plane]\ndrain_timeout = 31")
+            servers.wait_until(lambda: all("type_affinity" in filters() for _ in range(6)), "the new filters", 90)
+            status, said = plane.end()
             self.assertEqual(0, status)
+            self.assertIn("a reload does not change [control_plane] drain_timeout; restart for that", said)
+
+    def test_a_second_control_plane_on_the_same_folder_is_refused_and_the_first_goes_on(self) -> None:
+        with tempfile.TemporaryDirectory() as name:
+            first = Plane(pathlib.Path(name))
+            self.addCleanup(first.end)
+            self.assertIn("ready", first.wait_ready())
+            second = Plane(pathlib.Path(name))
+            status, said = second.end() if second.wait_ready() else (second.process.wait(60), second.said())
+            self.assertNotEqual(0, status)
+            self.assertIn("Another control plane runs", said)
+            self.assertEqual([], list(first.connect().nodes()))
+
+    def test_sigterm_while_it_starts_ends_it_in_good_order(self) -> None:
+        with tempfile.TemporaryDirectory() as name:
+            plane = Plane(pathlib.Path(name))
+            self.addCleanup(plane.end)
+            servers.wait_until((plane.state / "run" / "processes.json").exists, "the first process", 90)
+            status, said = plane.end()
+            self.assertEqual(0, status, said)
+            self.assertTrue(all(row["pid"] is None for row in plane.processes().values()))
 
 
 class TestReplay(unittest.TestCase):

@@ -89,3 +89,22 @@ class BasicTests(unittest.TestCase):
             self.assertIn("admin", self.call("ann", "new"))
             thread.join()
         self.assertRaises(errors.Unauthenticated, self.call, "ann", "right")
+
+
+class UsersFileTests(unittest.TestCase):
+    def test_a_lost_password_is_replaced_and_all_other_users_stay(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            users, credentials = Path(folder) / "users", Path(folder) / "credentials"
+            first = auth.ensure_users(users, credentials)
+            self.assertEqual(first, auth.ensure_users(users, credentials))
+            other = f"ann:{hashed('right')}:reader"
+            users.write_text(users.read_text() + other + "\n")
+            credentials.unlink()
+            second = auth.ensure_users(users, credentials)
+            self.assertNotEqual(first, second)
+            lines = users.read_text().splitlines()
+            self.assertEqual([other], [line for line in lines if not line.startswith("admin:")])
+            (admin,) = (line for line in lines if line.startswith("admin:"))
+            self.assertTrue(bcrypt.checkpw(second[1].encode(), admin.split(":")[1].encode()))
+            for path in (users, credentials):
+                self.assertEqual(0o600, path.stat().st_mode & 0o777)

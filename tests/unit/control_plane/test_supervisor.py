@@ -111,3 +111,52 @@ class TestSupervisor(unittest.TestCase):
         self.run_in_thread(keeper)
         keeper.reload()
         self.assertTrue(until(mark.exists))
+
+    def test_a_configuration_that_is_refused_here_reaches_no_child(self) -> None:
+        mark = self.folder / "hup"
+        code = (
+            f"import pathlib, signal\nsignal.signal(1, lambda *_: pathlib.Path({str(mark)!r}).write_text('x'))\n"
+            + SLEEP
+        )
+        keeper = self.make({"one": code})
+        asked: list[bool] = []
+        answers = [False, True]
+
+        def may() -> bool:
+            asked.append(mark.exists())
+            return answers.pop(0)
+
+        keeper._may_reload = may
+        self.run_in_thread(keeper)
+        keeper.reload()
+        self.assertTrue(until(lambda: len(asked) == 1))
+        keeper.reload()
+        self.assertTrue(until(mark.exists))
+        self.assertEqual([False, False], asked)
+
+    def test_a_child_that_cannot_be_started_again_now_is_started_later_and_the_table_may_be_lost(self) -> None:
+        keeper = self.make({"one": SLEEP, "two": SLEEP})
+        self.run_in_thread(keeper)
+        pids = {name: row["pid"] for name, row in self.table().items()}
+        log, away = self.folder / "log", self.folder / "away"
+        log.rename(away)
+        (self.folder / "run").rename(self.folder / "ran")
+        os.kill(pids["one"], signal.SIGKILL)
+        self.assertTrue(until(lambda: keeper._children[0].delay > 0.05), "it was not tried")
+        os.kill(pids["two"], 0)
+        (self.folder / "ran").rename(self.folder / "run")
+        away.rename(log)
+        self.assertTrue(until(lambda: self.table()["one"]["pid"] not in (None, pids["one"])))
+        self.assertEqual(pids["two"], self.table()["two"]["pid"])
+
+    def test_an_end_that_was_asked_for_before_the_start_is_not_forgotten(self) -> None:
+        asked = threading.Event()
+        asked.set()
+        programs = [supervisor.Program("one", "one", [sys.executable, "-c", SLEEP])]
+        keeper = supervisor.Supervisor(
+            programs, self.folder, SystemClock(),
+            delay=1, longest_delay=1, max_rss=2**31, drain_timeout=10, start_timeout=20, stopping=asked,
+        )  # fmt: skip
+        keeper.start()
+        keeper.run()
+        self.assertIsNone(self.table()["one"]["pid"])

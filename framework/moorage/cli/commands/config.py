@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""moorage config validate."""
+
+from __future__ import annotations
+
+import argparse
+
+from moorage.cli import base, validation
+from moorage.control_plane import config
+
+__all__ = ["ConfigValidate"]
+
+
+class ConfigValidate(base.LocalCommand):
+    """Check configuration files without starting anything; exit status 1 when a start would refuse them.
+
+    Names that nothing reads are told as well, with status 0 unless --strict is given: they are what becomes of a misspelt option.
+    """
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Which files."""
+        parser = super().get_parser(prog_name)
+        parser.add_argument(
+            "--config-file", action="append", default=[], metavar="F", help="may be repeated; later ones win"
+        )
+        parser.add_argument("--state-dir", help="as the control plane is given it")
+        parser.add_argument("--strict", action="store_true", help="names that nothing reads are mistakes too")
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> int:
+        """Look and say what is wrong."""
+        unread = config.unknown(parsed_args.config_file)
+        conf = config.load(files=parsed_args.config_file, state_dir=parsed_args.state_dir)
+        wrong = validation.problems(conf)
+        for text in (*wrong, *unread):
+            self.app.stdout.write(f"{text}\n")
+        if wrong or (unread and parsed_args.strict):
+            return 1
+        self.app.stdout.write("The configuration can be used.\n")
+        return 0

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Everything that a start would refuse of a configuration, looked at without starting anything.
+
+For ``moorage config validate``, and before ``moorage up`` starts its processes or has them reload: either all of them can use
+a configuration, or none gets it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from moorage import errors
+from moorage.allocation.interface import STORES
+from moorage.api import auth
+from moorage.api.mounts import places
+from moorage.api.policies import POLICIES
+from moorage.api.policy import Policy
+from moorage.control_plane.interface import AGENT_SERVICES, API_EXTENSIONS, INSTANCE_STORES
+from moorage.db import engines
+from moorage.rpc import loading as rpc_loading
+from moorage.rpc.interface import TRANSPORTS
+from moorage.scheduling import pipeline
+
+__all__ = ["CHECKS", "check", "problems"]
+
+
+def _api(conf: Any) -> None:
+    auth.refuse_open_noauth(conf.api.auth_strategy, conf.api.bind)
+    extensions = API_EXTENSIONS.load_all(conf.api.enabled_apis)
+    places({each.name: each.plugin.mount for each in extensions}, conf.api.mounts, {})
+    given = conf.api.policy_file
+    if given and not Path(given).is_file():
+        raise errors.ConfigError(f"[api] policy_file = {given}: there is no such file.")
+    Policy((*POLICIES, *(rule for each in extensions for rule in each.plugin.policies)), given)
+
+
+#: (what is looked at, a function that raises MoorageError where it cannot be used). Nothing is connected or written.
+CHECKS: Sequence[tuple[str, Callable[[Any], object]]] = (
+    ("filters and weighers", pipeline.load),
+    ("allocation store", lambda conf: STORES.load(conf.allocation.store)),
+    ("instances", lambda conf: INSTANCE_STORES.load(conf.control_plane.instance_store)),
+    ("agent", lambda conf: AGENT_SERVICES.load_all(conf.agent.services)),
+    ("messages", lambda conf: TRANSPORTS.load(rpc_loading.plugin_name(conf.rpc.transport_url))),
+    ("database", lambda conf: engines.parse(conf.database.connection)),
+    ("API", _api),
+)
+
+
+def problems(conf: Any) -> list[str]:
+    """What is wrong, a sentence for each; empty when a start would find nothing."""
+    found = []
+    for what, look in CHECKS:
+        try:
+            look(conf)
+        except errors.MoorageError as error:
+            found.append(error.message)
+        except Exception as error:  # noqa: BLE001  (a plugin's check that fails is what was looked for)
+            found.append(f"The {what} cannot be checked ({type(error).__name__}: {error}).")
+    return found
+
+
+def check(conf: Any) -> None:
+    """Refuse what cannot be used.
+
+    :raises ConfigError: says everything that is wrong.
+    """
+    found = problems(conf)
+    if found:
+        raise errors.ConfigError(" ".join(found))

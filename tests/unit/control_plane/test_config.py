@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The configuration: what is refused, what a reload cannot change, what nothing reads."""
+
+from __future__ import annotations
+
+import tempfile
+import unittest
+from pathlib import Path
+
+from oslo_config import cfg
+
+from moorage import errors
+from moorage.cli import validation
+from moorage.control_plane import config
+
+
+class ConfigCase(unittest.TestCase):
+    def setUp(self) -> None:
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+
+    def file(self, text: str) -> str:
+        path = self.folder / "moorage.conf"
+        path.write_text(text)
+        return str(path)
+
+    def load(self, text: str = "") -> cfg.ConfigOpts:
+        return config.load(files=[self.file(text)], state_dir=str(self.folder))
+
+
+class ReloadTests(ConfigCase):
+    def test_what_only_a_restart_changes_is_named_and_nothing_else(self) -> None:
+        new = self.load(
+            "[scheduling]\nenabled_filters = compute\nmax_attempts = 3\nrefresh_interval = 5\n"
+            "[services]\nreport_interval = 50\n"
+        )
+        self.assertEqual(
+            ["[scheduling] refresh_interval", "[services] report_interval"], config.need_restart(self.load(), new)
+        )
+        self.assertEqual([], config.need_restart(new, new))
+
+
+class UnknownTests(ConfigCase):
+    def test_a_misspelt_name_is_told_with_the_one_that_was_meant(self) -> None:
+        found = config.unknown([self.file("[scheduling]\nenabeld_filters = compute\n[sheduling]\nmax_attempts = 1\n")])
+        self.assertEqual(2, len(found))
+        self.assertIn("[scheduling] enabeld_filters; enabled_filters was meant?", found[0])
+        self.assertIn("the section [sheduling]; scheduling was meant?", found[1])
+
+    def test_options_of_libraries_are_known(self) -> None:
+        text = "[DEFAULT]\ndebug = true\nlog-file = x\n[keystone_authtoken]\nwww_authenticate_uri = http://x\n"
+        self.assertEqual([], config.unknown([self.file(text)]))
+
+    def test_a_file_that_is_no_configuration_is_refused_in_words(self) -> None:
+        with self.assertRaisesRegex(errors.ConfigError, "moorage.conf"):
+            config.unknown([self.file("no section\n")])
+        with self.assertRaisesRegex(errors.ConfigError, "nowhere.conf"):
+            config.unknown([str(self.folder / "nowhere.conf")])
+
+
+class ValidationTests(ConfigCase):
+    def test_the_defaults_can_be_used(self) -> None:
+        self.assertEqual([], validation.problems(self.load()))
+
+    def test_everything_that_is_wrong_is_told_at_once(self) -> None:
+        conf = self.load(
+            "[scheduling]\nenabled_filters = nosuch\n[allocation]\nstore = absent\n[rpc]\ntransport_url = pigeon://\n"
+            "[database]\nconnection = bogus://\n[agent]\nservices = missing\n"
+            "[api]\nauth_strategy = noauth\nbind = 0.0.0.0:1\n"
+        )
+        found = validation.problems(conf)
+        for part in ("'nosuch'", "'absent'", "'pigeon'", "bogus", "'missing'", "noauth"):
+            self.assertEqual(1, sum(part in text for text in found), (part, found))
+        with self.assertRaises(errors.ConfigError) as raised:
+            validation.check(conf)
+        self.assertEqual(" ".join(found), raised.exception.message)
+
+    def test_a_policy_file_must_be_there_and_hold_policies(self) -> None:
+        policy = self.folder / "policy.yaml"
+        for text in (
+            None,
+            "a: [",
+            "scheduling:instances:get: 'rule:nobody_wrote_this'\n",
+            "scheduling:instances:got: 'role:reader'\n",
+            "scheduling:instances:get: 'role:reader adn role:member'\n",
+        ):
+            if text is not None:
+                policy.write_text(text)
+            found = validation.problems(self.load(f"[api]\npolicy_file = {policy}\n"))
+            with self.subTest(text=text):
+                self.assertEqual(1, len(found))
+                self.assertIn(str(policy), found[0])
+        policy.write_text("scheduling:instances:get: '!'\nscheduling:instances:delete: 'role:reader'\n")
+        self.assertEqual([], validation.problems(self.load(f"[api]\npolicy_file = {policy}\n")))

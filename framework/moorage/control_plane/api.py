@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -64,11 +65,18 @@ def routes(instances: InstanceStore, creator: Creator, deleter: Deleter) -> Sequ
 
     def create(request: ApiRequest) -> ApiResponse:
         body = dict(request.body)
-        body.setdefault("uuid", str(uuid.uuid4()))
         # A client that repeats a request gives the same uuid again: that, and not the message's id, names the claim.
-        creator.create(body, body["uuid"])
-        found = instances.get(body["uuid"])
+        if "uuid" not in body:
+            body["uuid"] = str(uuid.uuid4())
+        elif (found := _found(instances, body["uuid"])) is not None:
+            return repeated(found, request)
+        with contextlib.suppress(errors.AlreadyExists):  # the first of them was quicker
+            creator.create(body, body["uuid"])
+        return repeated(instances.get(body["uuid"]), request)
+
+    def repeated(found: Instance, request: ApiRequest) -> ApiResponse:
         _visible(found, request)
+        _refuse_another(found, request.body)
         return ApiResponse(202, asdict(found), {"Location": f"{request.url_prefix}/instances/{found.uuid}"})
 
     def list_instances(request: ApiRequest) -> ApiResponse:
@@ -116,6 +124,25 @@ def routes(instances: InstanceStore, creator: Creator, deleter: Deleter) -> Sequ
             tags=tags,
         ),
     )
+
+
+def _found(instances: InstanceStore, uuid_of_instance: str) -> Instance | None:
+    try:
+        return instances.get(uuid_of_instance)
+    except errors.NotFound:
+        return None
+
+
+def _refuse_another(found: Instance, body: Mapping[str, Any]) -> None:
+    """What asks for something else under the uuid of an instance that is there is no repetition."""
+    flavor = body["flavor"]
+    if flavor["flavorid"] != found.flavorid or dict(flavor.get("resources", {})) != dict(found.resources):
+        raise errors.AlreadyExists(
+            f"Instance {found.uuid} exists, is {found.status} and has the flavor {found.flavorid} with other resources than "
+            "these or another name; give another uuid, or none.",
+            uuid=found.uuid,
+            status=found.status,
+        )
 
 
 def _visible(instance: Instance, request: ApiRequest) -> None:

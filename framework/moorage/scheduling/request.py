@@ -97,7 +97,11 @@ def spec_from_json(data: Mapping[str, Any], project_id: str, user_id: str) -> Re
     }
     return RequestSpec(
         instance_uuid=str(data.get("uuid") or uuid.uuid4()),
-        flavor=Flavor(flavor["flavorid"], dict(flavor["resources"]), dict(flavor.get("extra_specs") or {})),
+        flavor=Flavor(
+            flavor["flavorid"],
+            {name: int(units) for name, units in flavor["resources"].items()},
+            dict(flavor.get("extra_specs") or {}),
+        ),
         project_id=project_id,
         user_id=user_id,
         hints=hints,

@@ -164,6 +164,19 @@ class TestSlice(SliceCase):
         made = self.create(body)
         self.assertEqual(("error", "no more disk"), (made["status"], made["fault"]))
         self.assertEqual([], list(self.api.allocations(consumer=made["uuid"])))
+        again = self.api.create_instance({"uuid": made["uuid"], **body})
+        self.assertEqual((made["uuid"], "error"), (again["uuid"], again["status"]))
+
+    def test_the_uuid_of_an_instance_with_another_flavor_is_refused_and_no_view_is_changed(self) -> None:
+        body = {"uuid": str(uuid.uuid4()), **flavor(VCPU=1)}
+        first = self.create(body)
+        for other in (flavor(VCPU=2), flavor("large", VCPU=1)):
+            with self.assertRaisesRegex(errors.AlreadyExists, "give another uuid"):
+                self.api.create_instance({**body, **other})
+        for _ in range(4):
+            (seen,) = (host for host in self.api.hosts() if host["node"] == first["node"])
+            self.assertEqual(1, seen["used"]["VCPU"])
+        self.delete(body["uuid"])
 
     def test_what_fits_nowhere_is_refused_with_the_reason_and_leaves_nothing(self) -> None:
         with self.assertRaises(errors.NoValidHost) as caught:

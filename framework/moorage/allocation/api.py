@@ -10,7 +10,7 @@ from moorage import errors
 from moorage.allocation.interface import AllocationStore, ProviderUsage
 from moorage.routes import ApiRequest, ApiResponse, PolicyRule, Route
 
-__all__ = ["POLICIES", "routes"]
+__all__ = ["INVENTORY_FIELDS", "POLICIES", "routes", "show_inventories"]
 
 POLICIES = (
     PolicyRule(
@@ -64,6 +64,17 @@ _ALLOCATIONS = {
     "required": ["allocations", "next_after"],
 }
 _NUMBERS = ("total", "reserved", "min_unit", "max_unit", "step_size", "used")
+#: How an inventory is shown, with what is used of it.
+INVENTORY_FIELDS = {
+    "type": "object",
+    "properties": {
+        "resource_class": {"type": "string"},
+        "allocation_ratio": {"type": "number"},
+        "capacity": {"type": "number"},
+        **{name: {"type": "integer"} for name in _NUMBERS},
+    },
+    "required": ["resource_class", "allocation_ratio", "capacity", *_NUMBERS],
+}
 _USAGES = {
     "type": "object",
     "properties": {
@@ -76,19 +87,7 @@ _USAGES = {
                     "name": {"type": "string"},
                     "can_host": {"type": "boolean"},
                     "generation": {"type": "integer"},
-                    "inventories": {
-                        "type": "array",
-                        "items": {
-                            "type": "object",
-                            "properties": {
-                                "resource_class": {"type": "string"},
-                                "allocation_ratio": {"type": "number"},
-                                "capacity": {"type": "number"},
-                                **{name: {"type": "integer"} for name in _NUMBERS},
-                            },
-                            "required": ["resource_class", "allocation_ratio", "capacity", *_NUMBERS],
-                        },
-                    },
+                    "inventories": {"type": "array", "items": INVENTORY_FIELDS},
                 },
                 "required": ["uuid", "name", "can_host", "generation", "inventories"],
             },
@@ -182,18 +181,23 @@ def _shown(usage: ProviderUsage) -> dict[str, Any]:
         "name": row.name,
         "can_host": row.can_host,
         "generation": row.generation,
-        "inventories": [
-            {
-                "resource_class": item.resource_class,
-                "total": item.total,
-                "reserved": item.reserved,
-                "min_unit": item.min_unit,
-                "max_unit": item.max_unit,
-                "step_size": item.step_size,
-                "allocation_ratio": item.allocation_ratio,
-                "capacity": item.capacity,
-                "used": usage.used[item.resource_class],
-            }
-            for item in row.inventories
-        ],
+        "inventories": show_inventories(usage),
     }
+
+
+def show_inventories(usage: ProviderUsage) -> list[dict[str, Any]]:
+    """The inventories of a provider as :data:`INVENTORY_FIELDS` says."""
+    return [
+        {
+            "resource_class": item.resource_class,
+            "total": item.total,
+            "reserved": item.reserved,
+            "min_unit": item.min_unit,
+            "max_unit": item.max_unit,
+            "step_size": item.step_size,
+            "allocation_ratio": item.allocation_ratio,
+            "capacity": item.capacity,
+            "used": usage.used[item.resource_class],
+        }
+        for item in usage.provider.inventories
+    ]

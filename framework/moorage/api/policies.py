@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from moorage.allocation import api as allocation_api
+from moorage.allocation import pools_api
 from moorage.api.policy import rules
 from moorage.cleanup import api as cleanup_api
 from moorage.control_plane import api as control_plane_api
@@ -20,6 +21,7 @@ POLICIES: tuple[PolicyRule, ...] = (
     *services_api.POLICIES,
     *fleet_api.POLICIES,
     *allocation_api.POLICIES,
+    *pools_api.POLICIES,
     *scheduling_api.POLICIES,
     *cleanup_api.POLICIES,
     *control_plane_api.POLICIES,

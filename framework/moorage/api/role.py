@@ -14,6 +14,7 @@ from oslo_middleware import cors
 
 from moorage import errors
 from moorage.allocation import api as allocation_api
+from moorage.allocation import pools_api
 from moorage.api import auth
 from moorage.api.application import PREFIX, Application
 from moorage.api.mounts import Dispatcher, Health, Metrics, at_its_path, places
@@ -126,6 +127,7 @@ class ApiRole:
             *services_api.routes(platform.registry, self._observer, changed),
             *fleet_api.routes(nodes, enrolment),
             *allocation_api.routes(store),
+            *pools_api.routes(store),
             *scheduling_api.routes(schedulers),
             *cleanup_api.routes(
                 WorkerViews(platform.database, open_workers(platform, conf)),

@@ -150,6 +150,22 @@ class Client:
         """Providers with inventories and use."""
         return self.pages("/usages", "usages", query)
 
+    def audit_allocations(self, *, repair: bool = False) -> dict[str, Any]:
+        """Compare the store's counters with its allocations; with ``repair``, set wrong ones right."""
+        return dict(self.request("POST", "/allocations/audit", body={"repair": repair}))
+
+    def pools(self) -> list[dict[str, Any]]:
+        """Pools with what is used of them."""
+        return list(self.request("GET", "/pools")["pools"])
+
+    def set_pool(self, uuid: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Make a pool, or bring it to this state: name, members, inventories."""
+        return dict(self.request("PUT", f"/pools/{uuid}", body=body))
+
+    def delete_pool(self, uuid: str) -> None:
+        """Remove a pool."""
+        self.request("DELETE", f"/pools/{uuid}")
+
     # -- placing --------------------------------------------------------------------------------------------------
 
     def select(self, body: Mapping[str, Any]) -> dict[str, Any]:

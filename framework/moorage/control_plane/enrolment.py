@@ -13,7 +13,8 @@ from oslo_log import log as logging
 from typing_extensions import override
 
 from moorage import errors
-from moorage.allocation.interface import AllocationStore, InventoryItem, ResourceProvider
+from moorage.allocation.interface import AllocationStore, InventoryItem, PoolSource, ProviderUsage, ResourceProvider
+from moorage.control_plane.pooling import offer
 from moorage.db import Database, Duplicate
 from moorage.fleet.interface import Along, FleetWriter, Inventory, NodeSpec
 from moorage.fleet.nodes import Change, NodeStore
@@ -221,9 +222,10 @@ class StoreFleet:
         self._registry = registry
         self._observer = observer
         self._names: dict[str, str] = {}
+        self._pools: dict[str, Mapping[str, Sequence[str]]] = {}
 
     def nodes(self) -> Iterable[NodeState]:
-        """All nodes that have an agent, by pages; three statements a page."""
+        """All nodes that have an agent, by pages; four statements a page, and a few more where pools are shared."""
         services = self._registry.list(binary="agent")
         up = self._observer.observe(services)
         by_host = {row.host: row for row in services}
@@ -234,18 +236,23 @@ class StoreFleet:
                 usage.provider.uuid: usage
                 for usage in self._store.usages(providers=[node.uuid for node in page], limit=_PAGE)
             }
+            shared: Mapping[str, Sequence[ProviderUsage]] = {}
+            if isinstance(self._store, PoolSource):
+                shared = self._store.pools(list(usages))
             for node in page:
                 self._names[node.uuid] = node.name
                 usage = usages.get(node.uuid)
                 if node.host is None or usage is None:
                     continue
+                offered = offer(usage, shared.get(node.uuid, ()))
+                self._pools[node.uuid] = offered.pools
                 service = by_host.get(node.host)
                 yield NodeState(
                     node.uuid,
                     node.name,
                     node.host,
-                    {item.resource_class: item.capacity for item in usage.provider.inventories},
-                    usage.used,
+                    offered.capacity,
+                    offered.used,
                     usage.provider.can_host,
                     service is not None and up[service.uuid],
                     _enabled(service),
@@ -258,6 +265,10 @@ class StoreFleet:
     def node_name(self, uuid: str) -> str:
         """The name of a node that was read."""
         return self._names.get(uuid, "")
+
+    def pools_of(self, uuid: str) -> Mapping[str, Sequence[str]]:
+        """The pools that a node that was read takes of, by the class that it lacks; the roomiest first."""
+        return self._pools.get(uuid, {})
 
 
 def _enabled(service: Service | None) -> bool:

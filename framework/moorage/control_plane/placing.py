@@ -7,16 +7,17 @@ claim; an agent that missed the message finds the worker row.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from oslo_log import log as logging
 
 from moorage import errors
-from moorage.allocation.interface import AllocationStore, Capability, ClaimRequest
+from moorage.allocation.interface import AllocationStore, Capability, ClaimOutcome, ClaimRequest
 from moorage.cleanup.workers import WorkerStore
 from moorage.control_plane.interface import Instance, InstanceStore
+from moorage.control_plane.pooling import claim_somewhere
 from moorage.db import Database
 from moorage.rpc.client import Sender
 from moorage.scheduling.interface import ClaimResult, RequestSpec
@@ -31,10 +32,13 @@ DELETE = "delete"
 
 
 class NodeNames(Protocol):
-    """Where the names of nodes are known."""
+    """Where the names of nodes are known, and the pools they share."""
 
     def node_name(self, uuid: str) -> str:
         """The node's name."""
+
+    def pools_of(self, uuid: str) -> Mapping[str, Sequence[str]]:
+        """The pools the node takes of, by the class that it lacks, in the order in which they are tried."""
 
 
 def check_store(store: AllocationStore, name: str) -> None:
@@ -68,17 +72,28 @@ class StoreClaimer:
                 transaction, self.instances.resource_type, instance.uuid, BUILD, instance.status, addressed_to=host
             )
 
-        outcome = self.store.claim(
-            ClaimRequest(
+        def take(resources: Mapping[str, Mapping[str, int]]) -> ClaimOutcome:
+            request = ClaimRequest(
                 consumer=spec.instance_uuid,
-                resources={node_uuid: spec.flavor.resources},
+                resources=resources,
                 request_id=request_id,
                 project=spec.project_id,
                 user=spec.user_id,
-            ),
-            record,
-        )
-        return ClaimResult(outcome.providers[0], outcome.repeated)
+            )
+            return self.store.claim(request, record)
+
+        pools = self.node_names.pools_of(node_uuid)
+        outcome = claim_somewhere(node_uuid, spec.flavor.resources, pools, take)
+        return ClaimResult(self._node(outcome, node_uuid), outcome.repeated)
+
+    def _node(self, outcome: ClaimOutcome, node_uuid: str) -> str:
+        """Which of the providers of a claim is the node."""
+        if not outcome.repeated:
+            return node_uuid
+        if len(outcome.providers) == 1:
+            return outcome.providers[0]
+        held = self.store.usages(providers=outcome.providers)
+        return next((each.provider.uuid for each in held if each.provider.can_host), outcome.providers[0])
 
     def release(self, instance_uuid: str) -> None:
         """Give the room back."""

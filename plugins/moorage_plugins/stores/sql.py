@@ -32,6 +32,7 @@ from moorage_plugins.stores.sql_catalogue import SqlCatalogue
 from moorage_plugins.stores.sql_ledger import SqlLedger
 from moorage_plugins.stores.sql_names import SqlNames
 from moorage_plugins.stores.sql_part import shown
+from moorage_plugins.stores.sql_pools import SqlPools
 from moorage_plugins.stores.tables import allocations, resource_providers
 
 __all__ = ["SqlStore"]
@@ -41,7 +42,7 @@ LOG = logging.getLogger(__name__)
 _ENSURE_TRIES = 3
 
 
-class SqlStore(SqlCatalogue, SqlNames, SqlLedger, AllocationStore, Auditable):
+class SqlStore(SqlCatalogue, SqlNames, SqlLedger, SqlPools, AllocationStore, Auditable):
     """Claims in SQLite, PostgreSQL or MariaDB; several hosts may use it at once.
 
     A claim of one provider costs four statements and a commit, one of k providers 2 + 2k, however many consumers they have.

@@ -55,11 +55,13 @@ from moorage.allocation.interface.ledger import (
     ProviderHolding,
     UsageTotal,
 )
+from moorage.allocation.interface.pools import SHARES, PoolSource
 from moorage.extensions import ExtensionPoint
 
 __all__ = [
     "API_VERSION",
     "KEEP",
+    "SHARES",
     "STORES",
     "AllocationChange",
     "AllocationItem",
@@ -85,6 +87,7 @@ __all__ = [
     "InventoryItem",
     "Keep",
     "NameCatalogue",
+    "PoolSource",
     "ProviderCatalogue",
     "ProviderFilter",
     "ProviderHolding",
@@ -98,7 +101,9 @@ __all__ = [
 ]
 
 
-class FullStore(AllocationStore, Auditable, ProviderCatalogue, NameCatalogue, AllocationLedger, CandidateSource):
+class FullStore(
+    AllocationStore, Auditable, ProviderCatalogue, NameCatalogue, AllocationLedger, CandidateSource, PoolSource
+):
     """A store with every power."""
 
 

@@ -24,6 +24,7 @@ from moorage.fleet.nodes import NodeStore
 from moorage.rpc.interface import Subscription
 from moorage.rpc.server import Dispatcher, endpoints_of, rpc_method
 from moorage.scheduling import pipeline
+from moorage.scheduling.fields import declared_fields
 from moorage.scheduling.fleet_view import FleetView
 from moorage.scheduling.guard import Guard
 from moorage.scheduling.healing import Healer, SilentHosts
@@ -117,7 +118,7 @@ class SchedulerRole:
         store, instances = open_store(platform, conf), open_instances(platform, conf)
         observer = LivenessObserver(platform.clock, conf.services.service_down_time)
         source = StoreFleet(NodeStore(platform.database), store, platform.registry, observer)
-        view = FleetView()
+        view = FleetView(tracked=section.track_instance_changes)
         tracker = InstanceTracker(view, platform.clock)
         silent = SilentHosts(tracker, instances, platform.clock, max_age=section.silent_hosts_age)
         claimer = StoreClaimer(store, instances, open_workers(platform, conf), source)
@@ -129,7 +130,7 @@ class SchedulerRole:
             platform.clock,
             random.Random(),  # noqa: S311  (spreads equal choices, no secret)
             decisions=section.decisions,
-            placed=tracker.placed,
+            placed=tracker.placed if section.track_instance_changes else view.hold,
             freshen=silent.freshen if section.track_instance_changes else None,
         )
         cast = cast_to_agent(platform.sender)
@@ -223,7 +224,12 @@ class Agent:
     def start(self, platform: Platform, conf: cfg.ConfigOpts) -> None:
         """Finish what an earlier epoch left, then serve."""
         store = open_store(platform, conf)
-        reporter = Reporter(platform.sender, platform.name, enabled=conf.scheduling.track_instance_changes)
+        reporter = Reporter(
+            platform.sender,
+            platform.name,
+            enabled=conf.scheduling.track_instance_changes,
+            fields=declared_fields(conf),
+        )
         tools = AgentTools(
             conf=conf,
             clock=platform.clock,

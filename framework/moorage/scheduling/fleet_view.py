@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
@@ -316,9 +316,14 @@ def _number(value: Any) -> float:
 
 
 class FleetView:
-    """The head of the view: written under one lock, read through :meth:`snapshot`. Safe for use by several threads."""
+    """The head of the view: written under one lock, read through :meth:`snapshot`. Safe for use by several threads.
 
-    def __init__(self) -> None:
+    :param tracked: instances are put here. Otherwise there are none, and use is what the store says and what is held.
+    """
+
+    def __init__(self, *, tracked: bool = True) -> None:
+        self._tracked = tracked
+        self._held: dict[str, InstanceRecord] = {}
         self._lock = threading.RLock()
         self._homeless: dict[str, InstanceRecord] = {}
         self._groups: dict[tuple[str, str], set[str]] = {}
@@ -331,9 +336,14 @@ class FleetView:
 
     # -- nodes ----------------------------------------------------------------------------------------------------
 
-    def set_nodes(self, nodes: Sequence[NodeState]) -> None:
-        """Take over what the store says of the nodes. Instances stay where they are by the name of host and node."""
+    def set_nodes(self, nodes: Sequence[NodeState], *, held: Collection[str] = ()) -> None:
+        """Take over what the store says of the nodes. Instances stay where they are by the name of host and node.
+
+        :param held: what was :meth:`held` when the reading began, and is in it therefore.
+        """
         with self._lock:
+            for uuid in held:
+                self.let_go(uuid)
             before = self._nodes
             same = len(before) == len(nodes) and all(
                 old.uuid == new.uuid and old.host == new.host and old.name == new.name
@@ -354,6 +364,8 @@ class FleetView:
                 for record in known:
                     self._add(record)
                 self._fold()
+                for record in self._held.values():
+                    self._hold(record, 1)
             self._count_foreign()
             self._snapshot = None
 
@@ -391,8 +403,8 @@ class FleetView:
         measured = {}
         for name, used in self._used.items():
             stored = np.array([node.used.get(name, 0) for node in self._nodes], dtype=np.float64)
-            measured[name] = np.maximum(stored - used, 0.0)
-            self._foreign[name] = np.minimum(measured[name], self._foreign_before(name))
+            measured[name] = np.maximum(stored - used, 0.0) if self._tracked else stored
+            self._foreign[name] = np.minimum(measured[name], self._foreign_before(name)) if self._tracked else stored
         self._last_foreign, self._last_rows = measured, self._row_of_node
 
     def _foreign_before(self, name: str) -> Floats:
@@ -426,6 +438,34 @@ class FleetView:
         with self._lock:
             self._snapshot = None
             return self._remove(uuid)
+
+    def hold(self, record: InstanceRecord) -> None:
+        """Count what was just claimed as used until a reading of the store has it; it does not become an instance here."""
+        with self._lock:
+            self.let_go(record.uuid)
+            self._held[record.uuid] = record
+            self._hold(record, 1)
+
+    def held(self) -> list[str]:
+        """What is held now."""
+        with self._lock:
+            return list(self._held)
+
+    def let_go(self, uuid: str) -> None:
+        """Hold it no more; harmless when it is not held."""
+        with self._lock:
+            record = self._held.pop(uuid, None)
+            if record is not None:
+                self._hold(record, -1)
+
+    def _hold(self, record: InstanceRecord, sign: int) -> None:
+        row = self._row_of_name.get(record.host, {}).get(record.node)
+        if row is None:
+            return
+        self._snapshot = None
+        for name, amount in record.resources.items():
+            if name in self._used:
+                self._used[name] = _plus(self._used[name], row, sign * amount)
 
     def of_host(self, host: str) -> dict[str, InstanceRecord]:
         """The known instances of a host by uuid."""

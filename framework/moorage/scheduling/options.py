@@ -70,6 +70,12 @@ OPTS: Sequence[cfg.Opt] = (
         help="Agents tell schedulers of their instances. Off: nothing is loaded, sent or attached, and filters that need "
         "instances stop the start.",
     ),
+    cfg.ListOpt(
+        "instance_fields",
+        default=[],
+        help="What agents tell of instances beyond what is always told and what the enabled filters declare: names of attributes "
+        "or of what the request had (name, hints, image, ...); * for everything. Needs a restart.",
+    ),
     cfg.IntOpt(
         "scheduler_instance_sync_interval",
         default=_SYNC_INTERVAL,

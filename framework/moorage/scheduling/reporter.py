@@ -17,6 +17,7 @@ from oslo_log import log as logging
 
 from moorage import errors
 from moorage.scheduling.digest import instance_digest
+from moorage.scheduling.fields import NO_FIELDS, FieldSet
 
 __all__ = ["AGENTS", "TOPIC", "Reporter", "Tracked"]
 
@@ -67,9 +68,11 @@ class Reporter:
     """Tells schedulers of one host's instances. A message that cannot be sent is told in the log and is not tried again.
 
     :param enabled: ``[scheduling] track_instance_changes``; nothing is sent without it.
+    :param fields: what is told beyond what is always told, see :func:`moorage.scheduling.fields.declared_fields`.
     """
 
-    def __init__(self, sender: Sender, host: str, *, enabled: bool = True) -> None:
+    def __init__(self, sender: Sender, host: str, *, enabled: bool = True, fields: FieldSet = NO_FIELDS) -> None:
+        self._fields = fields
         self._sender = sender
         self._host = host
         self._enabled = enabled
@@ -141,7 +144,7 @@ class Reporter:
         if not self._enabled:
             return
         for start in range(0, len(instances) or 1, _PER_MESSAGE):
-            data = [_told(each) for each in instances[start : start + _PER_MESSAGE]]
+            data = [self._told(each) for each in instances[start : start + _PER_MESSAGE]]
             args: dict[str, Any] = {"host_name": self._host, "instance_or_list": data}
             if replace:
                 args["replace"] = True
@@ -155,21 +158,20 @@ class Reporter:
         except (errors.TransportError, errors.MessageTooLarge) as error:
             LOG.warning("Schedulers were not told by %s (%s); the next comparison repairs it.", method, error)
 
-
-def _told(instance: Tracked) -> dict[str, Any]:
-    told: dict[str, Any] = {
-        "uuid": instance.uuid,
-        "host": instance.host,
-        "node": instance.node,
-        "flavorid": instance.flavorid,
-        "resources": dict(instance.resources),
-        "project_id": instance.project_id,
-    }
-    # What filters declared beyond these, and what only some instances have; plain rows of a store may have none.
-    if fields := getattr(instance, "fields", None):
-        told["fields"] = dict(fields)
-    if getattr(instance, "busy", False):
-        told["busy"] = True
-    if group := getattr(instance, "server_group", ""):
-        told["server_group"] = group
-    return told
+    def _told(self, instance: Tracked) -> dict[str, Any]:
+        told: dict[str, Any] = {
+            "uuid": instance.uuid,
+            "host": instance.host,
+            "node": instance.node,
+            "flavorid": instance.flavorid,
+            "resources": dict(instance.resources),
+            "project_id": instance.project_id,
+        }
+        # What filters declared beyond these, and what only some instances have; plain rows of a store may have none.
+        if fields := self._fields.of(instance):
+            told["fields"] = fields
+        if getattr(instance, "busy", False):
+            told["busy"] = True
+        if group := getattr(instance, "server_group", ""):
+            told["server_group"] = group
+        return told

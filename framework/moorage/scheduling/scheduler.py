@@ -129,7 +129,8 @@ class Scheduler:
             if self._refreshed_at > asked_at - older_than or self._refreshed_at > asked_at:
                 return False
             began = self._clock.monotonic()
-            self.view.set_nodes(sorted(self._source.nodes(), key=lambda node: node.uuid))
+            held = self.view.held()
+            self.view.set_nodes(sorted(self._source.nodes(), key=lambda node: node.uuid), held=held)
             self._refreshed_at = began
             return True
 

@@ -329,6 +329,9 @@ def _shared(flavorid: str, resources: Mapping[str, int]) -> Mapping[str, int]:
     known = _resources.get(flavorid)
     if known == resources and known is not None:
         return known
+    for name, amount in resources.items():
+        if not isinstance(name, str) or not isinstance(amount, int | float):
+            raise TypeError(f"resources has {amount!r} units of {name!r}")
     if len(_resources) >= 10_000:
         _resources.clear()
     _resources[flavorid] = resources
@@ -342,9 +345,12 @@ def record_from_json(data: Any, host: str) -> InstanceRecord:
     """
     try:
         get = data.get
+        uuid = data["uuid"]
+        if not isinstance(uuid, str) or not uuid:
+            raise TypeError(f"its uuid is {uuid!r}")
         flavorid = sys.intern(get("flavorid") or "")
         return InstanceRecord(
-            data["uuid"],
+            uuid,
             sys.intern(get("host") or host),
             sys.intern(get("node") or ""),
             flavorid,

@@ -13,6 +13,7 @@ from moorage import errors, lease
 from moorage.clock import Clock
 from moorage.control_plane.interface import Instance, InstanceStore
 from moorage.db import Database, now
+from moorage.scheduling.fields import NO_FIELDS, declared_fields
 from moorage.scheduling.interface import InstanceRecord
 from moorage_plugins.compute.tables import instances
 
@@ -25,8 +26,12 @@ _COLUMNS = (
 )  # fmt: skip
 _RECORD = (
     instances.c.uuid, instances.c.host, instances.c.node, instances.c.flavorid, instances.c.resources,
-    instances.c.project_id,
+    instances.c.project_id, instances.c.status,
 )  # fmt: skip
+#: What is read too when filters want more of an instance.
+_MORE = (instances.c.name, instances.c.user_id, instances.c.created_at, instances.c.request)
+#: No operation is in progress.
+_SETTLED = frozenset({"active", "error"})
 #: An instance in error holds no room any more: its claim is given back when the build fails.
 _OCCUPIES = instances.c.status != "error"
 _OF_UUID = instances.c.uuid == sa.bindparam("of_uuid")
@@ -44,6 +49,7 @@ class ComputeInstances(InstanceStore):
 
     def __init__(self, *, conf: Any, database: Database, clock: Clock) -> None:
         self._database = database
+        self._fields = NO_FIELDS if conf is None or "scheduling" not in conf else declared_fields(conf)
 
     @override
     def all(self, *, after: str = "", limit: int = 1000) -> Sequence[InstanceRecord]:
@@ -54,9 +60,13 @@ class ComputeInstances(InstanceStore):
         return self._records(instances.c.host.in_(hosts), None)
 
     def _records(self, condition: sa.ColumnElement[bool], limit: int | None) -> list[InstanceRecord]:
-        query = sa.select(*_RECORD).where(condition, _OCCUPIES).order_by(instances.c.uuid).limit(limit)
+        columns = (*_RECORD, *_MORE) if self._fields else _RECORD
+        query = sa.select(*columns).where(condition, _OCCUPIES).order_by(instances.c.uuid).limit(limit)
         with self._database.read() as tx:
-            return [InstanceRecord(*row) for row in tx.execute(query)]
+            rows = tx.execute(query).all()
+        if not self._fields:
+            return [InstanceRecord(*row[:6], {}, row.status not in _SETTLED) for row in rows]
+        return [InstanceRecord(*row[:6], self._fields.of(row), row.status not in _SETTLED) for row in rows]
 
     @override
     def insert(self, transaction: Any, instance: Instance) -> None:

@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Schedulers and agents of a whole control plane in one process: the real roles, on a real database, over transport memory."""
+
+from __future__ import annotations
+
+import tempfile
+import unittest
+import uuid as uuid_module
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from typing_extensions import override
+
+from moorage.clock import SystemClock
+from moorage.control_plane import config, roles
+from moorage.control_plane.enrolment import Enrolment
+from moorage.control_plane.placing import Deleter, cast_to_agent
+from moorage.control_plane.process import Platform
+from moorage.db import Database
+from moorage.db.schema import core_metadata
+from moorage.fleet.interface import Inventory, NodeSpec, uuid_of_name
+from moorage.fleet.nodes import NodeStore
+from moorage.rpc.client import Sender
+from moorage.rpc.interface import Message
+from moorage.scheduling.interface import InstanceRecord
+from moorage.services.heartbeat import Heartbeat
+from moorage.services.registry import ServiceRegistry
+from moorage_plugins.compute.instances import ComputeInstances
+from moorage_plugins.migrations import TABLES
+from moorage_plugins.schema import plugins_metadata
+from moorage_plugins.transports.memory import Hub, MemoryTransport
+from tests.servers import wait_until
+
+assert TABLES  # imported, so that the metadata has them
+SOON = 60.0
+
+
+class CountingTransport(MemoryTransport):
+    """Remembers what was sent; a test may lose some of it."""
+
+    def __init__(self, plane: Plane, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.plane = plane
+
+    @override
+    def fanout(self, topic: str, message: Message) -> None:
+        self.plane.fanouts.append((topic, message.method))
+        if not self.plane.lose(message.method):
+            super().fanout(topic, message)
+
+    @override
+    def cast(self, topic: str, message: Message, *, server: str | None = None) -> None:
+        self.plane.casts.append((topic, message.method, server))
+        super().cast(topic, message, server=server)
+
+
+class Plane:
+    """Starts roles on one database. Ended by the test's cleanup."""
+
+    def __init__(self, test: unittest.TestCase, *, url: str = "", **overrides: Any) -> None:
+        self.test = test
+        folder = tempfile.TemporaryDirectory()
+        test.addCleanup(folder.cleanup)
+        self.folder = folder.name
+        settings: dict[tuple[str, str], Any] = {
+            ("agent", "sweep_interval"): 0.1,
+            ("services", "report_interval"): 0.5,
+            ("services", "service_down_time"): 30,
+            ("scheduling", "refresh_interval"): 0.5,
+        }
+        settings |= {tuple(name.split("__")): value for name, value in overrides.items()}  # type: ignore[misc]
+        if url:
+            settings["database", "connection"] = url
+        self.settings = settings
+        self.conf = self.load()
+        self.clock = SystemClock()
+        self.database = Database.from_config(self.conf, clock=self.clock)
+        test.addCleanup(self.database.close)
+        with self.database.write() as tx:
+            for metadata in (core_metadata, plugins_metadata):
+                metadata.drop_all(tx)
+                metadata.create_all(tx)
+        self.hub = Hub()
+        self.heartbeats: dict[str, Heartbeat] = {}
+        self.lost: list[str] = []
+        self.fanouts: list[tuple[str, str]] = []
+        self.casts: list[tuple[str, str, str | None]] = []
+        self.registry = ServiceRegistry(self.database, self.clock)
+        self.instances = ComputeInstances(conf=self.conf, database=self.database, clock=self.clock)
+        self.client = self.platform("api", "api-1")
+        self.store = roles.open_store(self.client, self.conf)
+        self.roles: dict[str, Any] = {}
+
+    def lose(self, method: str) -> bool:
+        """Whether a fanout is lost; replaced by tests."""
+        return False
+
+    def load(self, **overrides: Any) -> Any:
+        changed = {tuple(name.split("__")): value for name, value in overrides.items()}
+        return config.load(files=["/dev/null"], state_dir=self.folder, overrides={**self.settings, **changed})  # type: ignore[dict-item]
+
+    def platform(self, binary: str, name: str) -> Platform:
+        transport = CountingTransport(self, conf=self.conf, url="memory://", clock=self.clock, hub=self.hub)
+        self.test.addCleanup(transport.close)
+        identity = self.registry.enlist(binary, name, rpc_version="1.0")
+        heartbeat = Heartbeat(
+            self.registry, identity, self.clock, interval=0.5, service_down_time=30.0, on_lost=self.lost.append
+        )
+        heartbeat.start()
+        self.heartbeats[name] = heartbeat
+        self.test.addCleanup(heartbeat.stop)
+        sender = Sender(transport, identity.uuid, identity.epoch, timeout=SOON)
+        fatal: list[str] = []
+        return Platform(name, self.clock, self.database, self.registry, identity, transport, sender, fatal.append)
+
+    def start(self, role: Any, name: str, conf: Any = None) -> Any:
+        role.start(self.platform(role.binary, name), conf or self.conf)
+        self.roles[name] = role
+        self.test.addCleanup(self.stop, name)
+        return role
+
+    def stop(self, name: str) -> None:
+        role = self.roles.pop(name, None)
+        if role is not None:
+            role.stop(5.0)
+            self.heartbeats[name].stop()
+
+    def enrol(self, hosts: Mapping[str, int], *, vcpus: int = 16) -> None:
+        """Nodes of hosts: host -> how many."""
+        nodes = [
+            NodeSpec(
+                uuid_of_name(f"{host}-node-{number}"), f"{host}-node-{number}", host,
+                inventories=(Inventory("VCPU", vcpus), Inventory("MEMORY_MB", 65536)),
+            )
+            for host, count in hosts.items()
+            for number in range(count)
+        ]  # fmt: skip
+        Enrolment(self.database, NodeStore(self.database), self.store, self.registry, lambda: None).enrol(nodes)
+
+    def up(self, hosts: Sequence[str] = ("h1", "h2"), *, schedulers: int = 1, nodes: int = 1) -> Plane:
+        """Agents of hosts with nodes, then schedulers."""
+        self.enrol(dict.fromkeys(hosts, nodes))
+        for host in hosts:
+            self.start(roles.Agent(), host)
+        for number in range(1, schedulers + 1):
+            self.start(roles.SchedulerRole(), f"scheduler-{number}")
+        return self
+
+    def request(self, vcpus: int = 1, **more: Any) -> dict[str, Any]:
+        return {
+            "uuid": str(uuid_module.uuid4()),
+            "flavor": {"flavorid": f"f{vcpus}", "resources": {"VCPU": vcpus, "MEMORY_MB": 64 * vcpus}},
+            **more,
+        }
+
+    def ask(self, method: str, args: Mapping[str, Any], *, scheduler: str | None = None) -> Any:
+        return self.client.sender.call("scheduler", method, args, server=scheduler)
+
+    def create(self, vcpus: int = 1, *, scheduler: str | None = None, **more: Any) -> dict[str, Any]:
+        request = self.request(vcpus, **more)
+        found: dict[str, Any] = self.ask(
+            "create_instance", {"request": request, "request_id": request["uuid"]}, scheduler=scheduler
+        )
+        return found
+
+    def deleter(self) -> Deleter:
+        workers = roles.open_workers(self.client, self.conf)
+        return Deleter(self.database, self.instances, workers, cast_to_agent(self.client.sender))
+
+    def status(self, uuid: str) -> str:
+        found = [each.status for each in self.instances.list() if each.uuid == uuid]
+        return found[0] if found else "gone"
+
+    def wait_status(self, uuid: str, status: str) -> None:
+        wait_until(lambda: self.status(uuid) == status, f"{uuid} is {status}", SOON)
+
+    def view(self, scheduler: str = "scheduler-1") -> dict[str, InstanceRecord]:
+        """What a scheduler knows."""
+        fleet = self.roles[scheduler]._scheduler.view.snapshot()
+        return {uuid: each for row in range(fleet.size) for uuid, each in fleet.instances_on(row).items()}
+
+    def records(self) -> dict[str, InstanceRecord]:
+        """What the store knows."""
+        return {each.uuid: each for each in self.instances.all(limit=100_000)}
+
+    def wait_agreement(self) -> None:
+        """Every scheduler knows what the store knows."""
+
+        def agree() -> bool:
+            stored = {u: (r.host, r.node, r.flavorid) for u, r in self.records().items()}
+            return all(
+                {u: (r.host, r.node, r.flavorid) for u, r in self.view(name).items()} == stored
+                for name in self.roles
+                if name.startswith("scheduler")
+            )
+
+        wait_until(agree, "views and store agree", SOON)

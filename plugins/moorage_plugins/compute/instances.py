@@ -65,8 +65,8 @@ class ComputeInstances(InstanceStore):
         with self._database.read() as tx:
             rows = tx.execute(query).all()
         if not self._fields:
-            return [InstanceRecord(*row[:6], {}, row.status not in _SETTLED) for row in rows]
-        return [InstanceRecord(*row[:6], self._fields.of(row), row.status not in _SETTLED) for row in rows]
+            return [InstanceRecord(*row[:6], busy=row.status not in _SETTLED) for row in rows]
+        return [InstanceRecord(*row[:6], fields=self._fields.of(row), busy=row.status not in _SETTLED) for row in rows]
 
     @override
     def insert(self, transaction: Any, instance: Instance) -> None:

@@ -64,9 +64,13 @@ class ComputeInstances(InstanceStore):
         query = sa.select(*columns).where(condition, _OCCUPIES).order_by(instances.c.uuid).limit(limit)
         with self._database.read() as tx:
             rows = tx.execute(query).all()
-        if not self._fields:
-            return [InstanceRecord(*row[:6], busy=row.status not in _SETTLED) for row in rows]
-        return [InstanceRecord(*row[:6], fields=self._fields.of(row), busy=row.status not in _SETTLED) for row in rows]
+        return [
+            InstanceRecord(
+                row.uuid, row.host, row.node, row.flavorid, row.resources, row.project_id,
+                fields=self._fields.of(row) if self._fields else {}, busy=row.status not in _SETTLED,
+            )
+            for row in rows
+        ]  # fmt: skip
 
     @override
     def insert(self, transaction: Any, instance: Instance) -> None:

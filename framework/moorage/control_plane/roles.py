@@ -24,11 +24,11 @@ from moorage.fleet.nodes import NodeStore
 from moorage.rpc.interface import Subscription
 from moorage.rpc.server import Dispatcher, endpoints_of, rpc_method
 from moorage.scheduling import pipeline
-from moorage.scheduling.fields import declared_fields
 from moorage.scheduling.fleet_view import FleetView
 from moorage.scheduling.guard import Guard
 from moorage.scheduling.healing import Healer, SilentHosts
 from moorage.scheduling.incidents import StoredIncidents
+from moorage.scheduling.interface import declared_fields
 from moorage.scheduling.options import sync_seconds
 from moorage.scheduling.reporter import AGENTS, Reporter
 from moorage.scheduling.reporter import TOPIC as SCHEDULERS

@@ -11,17 +11,21 @@ from typing import Any, ClassVar, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
+from oslo_log import log as logging
 
+from moorage import errors
 from moorage.extensions import ExtensionPoint
 
 __all__ = [
     "API_VERSION",
     "FILTERS",
+    "NO_FIELDS",
     "SKIP",
     "WEIGHERS",
     "Aggregate",
     "Column",
     "Fleet",
+    "FieldSet",
     "FleetSource",
     "HostFilter",
     "HostState",
@@ -36,8 +40,10 @@ __all__ = [
     "InstanceSource",
     "RequestSpec",
     "ServerGroup",
+    "declared_fields",
 ]
 
+LOG = logging.getLogger(__name__)
 API_VERSION = (1, 0)
 
 #: Numbers of rows of a fleet, ascending.
@@ -435,3 +441,59 @@ FILTERS: ExtensionPoint[HostFilter] = ExtensionPoint(
 WEIGHERS: ExtensionPoint[HostWeigher] = ExtensionPoint(
     "moorage.weighers", HostWeigher, API_VERSION, "[scheduling] enabled_weighers"
 )
+
+_EVERYTHING = "*"
+#: What an instance always has, beside what was asked for in its request.
+_OWN = ("name", "status", "user_id", "created_at")
+
+
+@dataclass(frozen=True, slots=True)
+class FieldSet:
+    """Names of fields; ``everything``: all that an instance has."""
+
+    names: tuple[str, ...] = ()
+    everything: bool = False
+
+    def __bool__(self) -> bool:
+        return self.everything or bool(self.names)
+
+    def of(self, instance: Any) -> dict[str, Any]:
+        """The fields of an instance: its attributes, else what its ``request`` has under that name; absent ones are left out."""
+        ready = getattr(instance, "fields", None)
+        if ready is not None:
+            return dict(ready)
+        request: Mapping[str, Any] = getattr(instance, "request", None) or {}
+        names = dict.fromkeys((*_OWN, *request)) if self.everything else self.names
+        found = {}
+        for name in names:
+            value = getattr(instance, name, None) if name not in request else request[name]
+            if value is not None:
+                found[name] = value
+        return found
+
+
+NO_FIELDS = FieldSet()
+
+
+def declared_fields(conf: Any) -> FieldSet:
+    """What ``[scheduling] instance_fields`` names and the enabled filters declare.
+
+    A filter that is not installed here (agents need none) is told in the log: its fields must then be named in the option.
+    """
+    section = conf.scheduling
+    if not section.track_instance_changes:
+        return NO_FIELDS
+    names = dict.fromkeys(section.instance_fields)
+    if _EVERYTHING in names:
+        return FieldSet(everything=True)
+    for name in section.enabled_filters:
+        try:
+            names.update(dict.fromkeys(FILTERS.load(name).plugin.instance_fields))
+        except errors.PluginLoadError as error:
+            LOG.warning(
+                "What the filter %s reads of instances is not known here; name it in [scheduling] instance_fields if it is "
+                "anything of its own. %s",
+                name,
+                error.message,
+            )
+    return FieldSet(tuple(names))

@@ -17,7 +17,7 @@ from oslo_log import log as logging
 
 from moorage import errors
 from moorage.scheduling.digest import instance_digest
-from moorage.scheduling.fields import NO_FIELDS, FieldSet
+from moorage.scheduling.interface import NO_FIELDS, FieldSet
 
 __all__ = ["AGENTS", "TOPIC", "Reporter", "Tracked"]
 
@@ -68,7 +68,7 @@ class Reporter:
     """Tells schedulers of one host's instances. A message that cannot be sent is told in the log and is not tried again.
 
     :param enabled: ``[scheduling] track_instance_changes``; nothing is sent without it.
-    :param fields: what is told beyond what is always told, see :func:`moorage.scheduling.fields.declared_fields`.
+    :param fields: what is told beyond what is always told, see :func:`moorage.scheduling.interface.declared_fields`.
     """
 
     def __init__(self, sender: Sender, host: str, *, enabled: bool = True, fields: FieldSet = NO_FIELDS) -> None:

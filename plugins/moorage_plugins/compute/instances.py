@@ -13,8 +13,7 @@ from moorage import errors, lease
 from moorage.clock import Clock
 from moorage.control_plane.interface import Instance, InstanceStore
 from moorage.db import Database, now
-from moorage.scheduling.fields import NO_FIELDS, declared_fields
-from moorage.scheduling.interface import InstanceRecord
+from moorage.scheduling.interface import NO_FIELDS, InstanceRecord, declared_fields
 from moorage_plugins.compute.tables import instances
 
 __all__ = ["ComputeInstances"]

@@ -20,7 +20,7 @@ from moorage.api.policy import Policy
 from moorage.control_plane.interface import AGENT_SERVICES, API_EXTENSIONS, INSTANCE_STORES
 from moorage.db import engines
 from moorage.rpc import loading as rpc_loading
-from moorage.rpc.interface import TRANSPORTS
+from moorage.rpc.interface import CROSS_PROCESS
 from moorage.scheduling import pipeline
 
 __all__ = ["CHECKS", "check", "problems"]
@@ -42,7 +42,7 @@ CHECKS: Sequence[tuple[str, Callable[[Any], object]]] = (
     ("allocation store", lambda conf: STORES.load(conf.allocation.store)),
     ("instances", lambda conf: INSTANCE_STORES.load(conf.control_plane.instance_store)),
     ("agent", lambda conf: AGENT_SERVICES.load_all(conf.agent.services)),
-    ("messages", lambda conf: TRANSPORTS.load(rpc_loading.plugin_name(conf.rpc.transport_url))),
+    ("messages", lambda conf: rpc_loading.check_transport(conf.rpc.transport_url, frozenset({CROSS_PROCESS}))),
     ("database", lambda conf: engines.parse(conf.database.connection)),
     ("API", _api),
 )

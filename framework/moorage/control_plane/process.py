@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
+import logging as standard_logging
 import os
 import signal
 import sys
 import threading
 from collections.abc import Callable
+from concurrent import futures
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -34,6 +37,8 @@ LOG = logging.getLogger(__name__)
 RPC_VERSION = "1.0"
 #: Seconds between looks for signals' work and for the parent's death.
 _PAUSE = 0.2
+#: Seconds that the start may still take when SIGTERM comes meanwhile, and that the last words of a fenced process may.
+_GRACE = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +52,7 @@ class Platform:
     identity: ServiceIdentity
     transport: rpc_interface.Transport
     sender: rpc_client.Sender
+    #: Ends the process at once; does not return.
     fatal: Callable[[str], None]
 
 
@@ -90,12 +96,11 @@ def run(role: Role, name: str, load: Callable[[], cfg.ConfigOpts], clock: Clock 
         conf = load()
         logging.setup(conf, f"moorage-{role.binary}")
         process = _Process(role, name, load, clock or SystemClock())
-        process.start(conf)
+        return process.run(conf)
     except errors.MoorageError as error:
         _tell_parent(f"moorage {role.binary} {name}: {error.message}")
         sys.stderr.write(f"moorage {role.binary} {name}: {error.message}\n")
         return EXIT_CONFIG if isinstance(error, errors.ConfigError) else 1
-    return process.wait()
 
 
 class _Process:
@@ -106,18 +111,43 @@ class _Process:
         self._clock = clock
         self._stop = threading.Event()
         self._reload = threading.Event()
-        self._fatal: str | None = None
         self._parent = int(os.environ.get("MOORAGE_PARENT", "0"))
         self._drain = 30.0
+        self._heartbeat: Heartbeat | None = None
 
-    def start(self, conf: cfg.ConfigOpts) -> None:
+    def run(self, conf: cfg.ConfigOpts) -> int:
+        """Start, serve until something ends it, and end in good order."""
         signal.signal(signal.SIGTERM, lambda *_: self._stop.set())
         signal.signal(signal.SIGINT, lambda *_: self._stop.set())
         signal.signal(signal.SIGHUP, lambda *_: self._reload.set())
         self._drain = float(conf.control_plane.drain_timeout)
+        # In a thread of its own: the store or the broker may be away, and signals must be heard meanwhile.
+        starting: futures.Future[None] = futures.Future()
+        threading.Thread(target=_into, args=(starting, self._start, conf), name="start", daemon=True).start()
+        if not self._await(starting):
+            LOG.info("%s %s was ended while it started.", self._role.binary, self._name)
+            if self._heartbeat is not None:
+                self._heartbeat.stop()
+                self._retire()
+            _flush()
+            # The thread may hang in a library. What it has begun is what any process leaves that ends at that moment.
+            os._exit(0)
+        starting.result()
+        return self._wait()
+
+    def _await(self, starting: futures.Future[None]) -> bool:
+        """Wait for the end of the start, well or not; False when it is asked to end and the start goes on."""
+        while not futures.wait([starting], _PAUSE).done:
+            self._look_for_parent()
+            if self._stop.is_set():
+                return bool(futures.wait([starting], _GRACE).done)
+        return True
+
+    def _start(self, conf: cfg.ConfigOpts) -> None:
         self._database = Database.from_config(conf, clock=self._clock)
         check_schema(self._database)
-        self._transport = rpc_loading.open_transport(conf, self._clock)
+        # Every role is a process of its own.
+        self._transport = rpc_loading.open_transport(conf, self._clock, needs=frozenset({rpc_interface.CROSS_PROCESS}))
         self._registry = ServiceRegistry(self._database, self._clock)
         cluster = (conf.agent.cluster or None) if self._role.binary == "agent" else None
         self._identity = self._registry.enlist(self._role.binary, self._name, cluster=cluster, rpc_version=RPC_VERSION)
@@ -134,7 +164,7 @@ class _Process:
             sender,
             self._give_up,
         )
-        self._heartbeat = Heartbeat(
+        heartbeat = Heartbeat(
             self._registry,
             self._identity,
             self._clock,
@@ -142,43 +172,59 @@ class _Process:
             service_down_time=conf.services.service_down_time,
             on_lost=self._give_up,
         )
-        self._heartbeat.start()
+        heartbeat.start()
+        self._heartbeat = heartbeat
         self._role.start(platform, conf)
         LOG.info("%s %s is ready (service %s, epoch %d).", self._role.binary, self._name, *_identity(self._identity))
         _tell_parent("ready")
 
-    def wait(self) -> int:
+    def _wait(self) -> int:
         """Serve until something ends it."""
-        while not self._stop.is_set() and self._fatal is None:
+        while not self._stop.is_set():
             self._clock.wait(self._stop, _PAUSE)
             if self._reload.is_set():
                 self._reload.clear()
                 self._take_configuration()
-            if self._parent and os.getppid() != self._parent:
-                LOG.warning("The supervisor is gone; %s ends too.", self._name)
-                self._stop.set()
-        if self._fatal is not None:
-            # What lost its right to work, or hangs, must not try to end in good order.
-            LOG.critical("%s %s stops at once: %s", self._role.binary, self._name, self._fatal)
-            logging_flush()
-            os._exit(EXIT_FATAL)
+            self._look_for_parent()
         return self._end()
+
+    def _look_for_parent(self) -> None:
+        if self._parent and os.getppid() != self._parent and not self._stop.is_set():
+            LOG.warning("The supervisor is gone; %s ends too.", self._name)
+            self._stop.set()
 
     def _end(self) -> int:
         LOG.info("%s %s drains.", self._role.binary, self._name)
         self._role.stop(self._drain)
-        self._heartbeat.stop()
-        try:
-            self._registry.retire(self._identity)
-        except errors.Unavailable as error:
-            LOG.warning("The service could not be marked as stopped: %s", error)
+        if self._heartbeat is not None:
+            self._heartbeat.stop()
+        self._retire()
         self._transport.close()
         self._database.close()
         LOG.info("%s %s has ended.", self._role.binary, self._name)
         return 0
 
+    def _retire(self) -> None:
+        try:
+            self._registry.retire(self._identity)
+        except errors.Unavailable as error:
+            LOG.warning("The service could not be marked as stopped: %s", error)
+
     def _give_up(self, reason: str) -> None:
-        self._fatal = reason
+        """End at once, in whatever thread this is called and whatever the others do: start, reload, drain or work.
+
+        What lost its right to work, or hangs, must not try to end in good order.
+        """
+
+        def say() -> None:
+            LOG.critical("%s %s stops at once: %s", self._role.binary, self._name, reason)
+            _flush()
+
+        # In a thread of its own: a log that cannot be written must not hold up the end.
+        last_words = threading.Thread(target=say, name="last-words", daemon=True)
+        last_words.start()
+        last_words.join(_GRACE)
+        os._exit(EXIT_FATAL)
 
     def _take_configuration(self) -> None:
         try:
@@ -186,13 +232,30 @@ class _Process:
             self._role.reload(conf)
         except errors.MoorageError as error:
             LOG.error("The new configuration is not taken, the old one stays: %s", error.message)
+        except Exception:
+            LOG.exception("The new configuration is not taken, the old one stays.")
         else:
             LOG.info("The new configuration is in force.")
 
 
-def logging_flush() -> None:
+def _into(future: futures.Future[None], work: Callable[[cfg.ConfigOpts], None], conf: cfg.ConfigOpts) -> None:
+    """Do it and keep what came of it."""
+    try:
+        work(conf)
+    except BaseException as error:  # noqa: BLE001  (raised again in the main thread)
+        future.set_exception(error)
+    else:
+        future.set_result(None)
+
+
+def _flush() -> None:
     """Write out what the log handlers still hold."""
-    sys.stderr.flush()
+    for handler in standard_logging.getLogger().handlers:
+        with contextlib.suppress(OSError, ValueError):
+            handler.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
 
 
 def _identity(identity: Any) -> tuple[str, int]:

@@ -262,14 +262,17 @@ class Supervisor:
 
     def _end_all(self) -> None:
         """End the children in the order they were given, so that what takes requests ends first."""
+        # The API goes first and may still need the others for the requests it is answering; how long it takes for that is not
+        # taken from them.
+        self._end_some([child for child in self._children if child.program.role == "api"])
+        self._end_some([child for child in self._children if child.program.role != "api"])
+
+    def _end_some(self, children: Sequence[_Child]) -> None:
         deadline = self._clock.monotonic() + self._drain_timeout
-        for child in self._children:
+        for child in children:
             if child.process is not None and child.process.poll() is None:
                 child.process.terminate()
-                # The API goes first and may still need the others for the requests it is answering.
-                if child.program.role == "api":
-                    self._await(child, deadline)
-        for child in self._children:
+        for child in children:
             self._await(child, deadline)
             if child.process is not None and child.process.poll() is None:
                 LOG.warning("%s did not end within %.0f s and is killed.", child.program.name, self._drain_timeout)

@@ -120,6 +120,7 @@ class Transport(abc.ABC):
         ``threads``; fanouts to the topic by ONE thread, in the order of arrival. So a fanout handler must be quick.
 
         :raises AlreadyExists: the name is served by somebody else (where the transport can know).
+        :raises TransportError: what carries the messages cannot be reached; says where it was looked for.
         """
 
     @abc.abstractmethod

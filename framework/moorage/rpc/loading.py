@@ -3,16 +3,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from importlib import metadata
 
 from oslo_config import cfg
 
 from moorage import errors
 from moorage.clock import Clock
+from moorage.extensions import Loaded
 from moorage.rpc import options
 from moorage.rpc.interface import TRANSPORTS, Transport
 
-__all__ = ["open_transport", "plugin_name"]
+__all__ = ["check_transport", "open_transport", "plugin_name"]
 
 #: What oslo.messaging drives even where it is not installed (then the error says how to install it).
 _OSLO_SCHEMES = frozenset({"rabbit", "kombu", "kafka", "fake"})
@@ -38,11 +40,30 @@ def plugin_name(url: str) -> str:
     )
 
 
-def open_transport(conf: cfg.ConfigOpts, clock: Clock) -> Transport:
+def check_transport(url: str, needs: Set[str]) -> Loaded[Transport]:
+    """The plugin that drives a URL, once it is known to be able to do what is needed.
+
+    :param needs: capabilities, of those in :mod:`moorage.rpc.interface`.
+    :raises ConfigError: it cannot, or there is none (PluginLoadError: the plugin cannot be used).
+    """
+    loaded = TRANSPORTS.load(plugin_name(url))
+    missing = sorted(needs - loaded.plugin.capabilities)
+    if missing:
+        raise errors.ConfigError(
+            f"[rpc] transport_url chooses the transport '{loaded.name}', which is not {' and '.join(missing)}; services that "
+            "are processes of their own would not hear each other. Write local:// (one machine) or "
+            "rabbit://user:password@host:5672/."
+        )
+    return loaded
+
+
+def open_transport(conf: cfg.ConfigOpts, clock: Clock, needs: Set[str] = frozenset()) -> Transport:
     """The transport that the configuration chooses; it connects when it is first used.
 
-    :raises ConfigError: the URL or an option cannot be used (PluginLoadError: the plugin cannot).
+    :param needs: capabilities that it must have.
+    :raises ConfigError: the URL or an option cannot be used, or the transport cannot do what is needed (PluginLoadError: the
+        plugin cannot be used).
     """
     options.register_opts(conf)
     url = conf.rpc.transport_url
-    return TRANSPORTS.load(plugin_name(url)).build(conf=conf, url=url, clock=clock)
+    return check_transport(url, needs).build(conf=conf, url=url, clock=clock)

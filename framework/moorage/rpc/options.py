@@ -23,6 +23,13 @@ OPTS = [
         "[oslo_messaging_rabbit].",
     ),
     cfg.FloatOpt("call_timeout", default=60.0, min=0.001, help="Seconds to wait for the reply of a call."),
+    cfg.FloatOpt(
+        "connect_timeout",
+        default=30.0,
+        min=0.1,
+        help="Seconds that a service which starts waits for the message broker, where there is one; keep it below "
+        "[control_plane] start_timeout.",
+    ),
     cfg.IntOpt(
         "threads", default=8, min=1, max=1024, help="Threads of a service that handle calls and casts of one topic."
     ),

@@ -50,6 +50,8 @@ LOG = logging.getLogger(__name__)
 
 _HEADER = "moorage"
 _FANOUT = ".fanout"
+#: Where a broker listens whose URL does not say.
+_PORT = 5672
 #: Threads that wait for replies; they are started when needed.
 _CALL_THREADS = 64
 #: Tries to reach the broker for a call, with back-off 1, 2, 4 ... seconds.
@@ -116,13 +118,44 @@ class _Subscription(Subscription):
         )
         self._requests = engine.server(topic, server, _Dispatcher(self._request))
         self._fanout_server = engine.server(topic + _FANOUT, server, _Dispatcher(self._fanout))
-        try:
-            self._requests.start(override_pool_size=threads)
-            self._fanout_server.start(override_pool_size=1)
-        except oslo_messaging.MessagingException as error:
+        self._begin(engine, topic, server, threads)
+
+    def _begin(self, engine: _Engine, topic: str, server: str, threads: int) -> None:
+        """Start both servers; oslo.messaging waits for the broker without bound, so it does in a thread of its own."""
+        begun = threading.Event()
+        failed: list[Exception] = []
+
+        def begin() -> None:
+            try:
+                self._requests.start(override_pool_size=threads)
+                self._fanout_server.start(override_pool_size=1)
+            except Exception as error:  # noqa: BLE001  (raised again in the thread that serves)
+                failed.append(error)
+            with self._stopping:
+                begun.set()
+            if self._stopped and not failed:
+                # Nobody waits any more.
+                _end(self._requests)
+                _end(self._fanout_server)
+
+        threading.Thread(target=begin, name="rpc-oslo-serve", daemon=True).start()
+        self._clock.wait(begun, engine.connect_timeout)
+        with self._stopping:
+            self._stopped = late = not begun.is_set()
+        if late:
+            self._fanouts.stop(0.0)
             raise errors.TransportError(
-                f"The message broker does not let server '{server}' listen to topic '{topic}' ({error}). Where queues of another "
-                "kind were used before ([oslo_messaging_rabbit] rabbit_quorum_queue and the like), use a new vhost."
+                f"No message broker let server '{server}' listen to topic '{topic}' within {engine.connect_timeout:g} seconds; "
+                f"[rpc] transport_url names {engine.brokers}. Does it run there, and are user, password and virtual host right?"
+            )
+        for error in failed:
+            self._fanouts.stop(0.0)
+            if not isinstance(error, oslo_messaging.MessagingException):
+                raise error
+            raise errors.TransportError(
+                f"The message broker ({engine.brokers}) does not let server '{server}' listen to topic '{topic}' ({error}). Where "
+                "queues of another kind were used before ([oslo_messaging_rabbit] rabbit_quorum_queue and the like), use a new "
+                "vhost."
             ) from error
 
     @override
@@ -190,6 +223,7 @@ class _Engine:
 
     def __init__(self, conf: cfg.ConfigOpts, url: str, clock: Clock) -> None:
         self.max_bytes: int = conf.rpc.max_message_bytes
+        self.connect_timeout: float = conf.rpc.connect_timeout
         self._clock = clock
         try:
             self._transport = oslo_messaging.get_rpc_transport(conf, url)
@@ -204,6 +238,10 @@ class _Engine:
                 f"[rpc] transport_url ({scheme}:...) cannot be used: {type(error).__name__}. Write for example "
                 "rabbit://user:password@host:5672/vhost, and see [oslo_messaging_rabbit]."
             ) from error
+        #: Where the brokers are, to be shown; without user and password.
+        self.brokers = ", ".join(
+            f"{each.hostname}:{each.port or _PORT}" for each in oslo_messaging.TransportURL.parse(conf, url).hosts
+        )
         self._client = oslo_messaging.get_rpc_client(self._transport, oslo_messaging.Target())
         bounds: dict[str, Any] = {"limit": conf.rpc.queue_limit, "byte_limit": 4 * self.max_bytes, "clock": clock}
         self._calls: WorkQueue[_Job] = WorkQueue(self._run, threads=_CALL_THREADS, name="rpc-oslo-call", **bounds)
@@ -288,7 +326,8 @@ class OsloTransport(Transport):
 
     What it cannot do, and its capabilities say: tell who listens (a call to a server whose queue outlived it waits for its whole
     timeout; a cast to it is handled, stale, when the server comes back), and refuse when a receiver is full. Casts and fanouts
-    are handed to a thread, so they never wait for a broker that restarts; :meth:`serve` does wait until there is a broker.
+    are handed to a thread, so they never wait for a broker that restarts; :meth:`serve` waits for one, ``[rpc] connect_timeout``
+    seconds at most.
     """
 
     api_version = API_VERSION

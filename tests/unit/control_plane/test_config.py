@@ -76,6 +76,10 @@ class ValidationTests(ConfigCase):
             validation.check(conf)
         self.assertEqual(" ".join(found), raised.exception.message)
 
+    def test_messages_that_do_not_leave_a_process_are_refused(self) -> None:
+        (found,) = validation.problems(self.load("[rpc]\ntransport_url = memory://\n"))
+        self.assertIn("'memory', which is not cross-process", found)
+
     def test_a_policy_file_must_be_there_and_hold_policies(self) -> None:
         policy = self.folder / "policy.yaml"
         for text in (

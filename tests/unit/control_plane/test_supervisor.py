@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
@@ -103,6 +104,38 @@ class TestSupervisor(unittest.TestCase):
         thread.join(20)
         self.assertFalse(thread.is_alive())
         self.assertIsNone(self.table()["deaf"]["pid"])
+
+    def test_an_api_that_hangs_does_not_take_the_time_that_others_need_to_drain(self) -> None:
+        mark = self.folder / "drained"
+        deaf = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + SLEEP
+        drains = (
+            f"import pathlib, signal, sys\n{READY}signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])\n"
+            f"signal.sigwait([signal.SIGTERM])\ntime.sleep(0.5)\npathlib.Path({str(mark)!r}).write_text('x')\n"
+        )
+        keeper = self.make({"api": deaf, "agent": drains})
+        keeper.start()
+        api = keeper._children[0].process
+        assert api is not None
+
+        class ApisTime(SystemClock):
+            """An hour passes while the API is awaited, and nothing while the agent is."""
+
+            def __init__(self, api: subprocess.Popen[bytes]) -> None:
+                self.api = api
+                self.now = 0.0
+
+            def monotonic(self) -> float:
+                return self.now
+
+            def sleep(self, seconds: float) -> None:
+                time.sleep(seconds)
+                self.now += 3600 if self.api.poll() is None else 0
+
+        keeper._clock = ApisTime(api)
+        keeper.stop()
+        keeper.run()
+        self.assertTrue(mark.exists(), "the agent was killed while it drained")
+        self.assertEqual({"api": None, "agent": None}, {name: row["pid"] for name, row in self.table().items()})
 
     def test_sighup_reaches_the_children(self) -> None:
         mark = self.folder / "reloaded"

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A role that hangs or fails where it is told to, in a process of its own; what it comes to is a line of ``progress``."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from pathlib import Path
+
+from oslo_config import cfg
+
+from moorage.control_plane import config, process
+
+
+class Script:
+    """Does what the words of the command line say: ``hang-start``, ``hang-reload``, ``fail-reload``, ``hang-stop``, ``serve``."""
+
+    binary = "agent"
+
+    def __init__(self, folder: Path, words: set[str]) -> None:
+        self._progress = folder / "progress"
+        self._words = words
+
+    def _come_to(self, place: str) -> None:
+        with self._progress.open("a") as progress:
+            progress.write(f"{place}\n")
+        if f"hang-{place}" in self._words:
+            threading.Event().wait()
+        if f"fail-{place}" in self._words:
+            self._words.discard(f"fail-{place}")
+            raise RuntimeError("a mistake of the author")
+
+    def start(self, platform: process.Platform, conf: cfg.ConfigOpts) -> None:
+        self._come_to("start")
+        if "serve" in self._words:
+            platform.transport.serve("agent", "one", lambda message: None)
+        self._come_to("ready")
+
+    def reload(self, conf: cfg.ConfigOpts) -> None:
+        self._come_to("reload")
+        self._come_to("reloaded")
+
+    def stop(self, drain_seconds: float) -> None:
+        self._come_to("stop")
+
+
+def main() -> int:
+    folder, words = Path(sys.argv[1]), set(sys.argv[2:])
+    return process.run(
+        Script(folder, words),
+        "one",
+        lambda: config.load(files=[str(folder / "moorage.conf")], state_dir=str(folder)),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

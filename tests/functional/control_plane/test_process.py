@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the process of a role does when it is fenced off, reloads or is ended at a bad moment."""
+
+from __future__ import annotations
+
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import unittest
+
+from moorage.clock import SystemClock
+from moorage.control_plane.supervisor import EXIT_CONFIG, EXIT_FATAL
+from moorage.db import Database, migrations
+from moorage.services.registry import ServiceRegistry
+from tests import servers
+
+#: It beats so that an eviction is seen at once, and is patient so that a loaded machine fences nobody.
+CONF = "[services]\nreport_interval = 0.1\nservice_down_time = 600\n[control_plane]\ndrain_timeout = 600\n"
+PATIENCE = 90.0
+
+
+class ProcessCase(unittest.TestCase):
+    def setUp(self) -> None:
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+        database = Database(f"sqlite:///{self.folder / 'moorage.sqlite'}")
+        self.addCleanup(database.close)
+        migrations.upgrade_all(database)
+        self.registry = ServiceRegistry(database, SystemClock())
+
+    def begin(self, *words: str, conf: str = CONF) -> subprocess.Popen[str]:
+        (self.folder / "moorage.conf").write_text(conf)
+        with (self.folder / "said").open("w") as said:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "tests.functional.control_plane.role_process", str(self.folder), *words],
+                stdout=said,
+                stderr=said,
+                text=True,
+            )
+
+        def end() -> None:
+            process.kill()
+            process.wait()
+
+        self.addCleanup(end)
+        return process
+
+    def said(self) -> str:
+        return (self.folder / "said").read_text()
+
+    def await_place(self, process: subprocess.Popen[str], place: str, times: int = 1) -> None:
+        progress = self.folder / "progress"
+
+        def there() -> bool:
+            assert process.poll() is None, self.said()
+            return progress.exists() and progress.read_text().splitlines().count(place) >= times
+
+        servers.wait_until(there, place, PATIENCE)
+
+    def evict(self) -> None:
+        (row,) = self.registry.list()
+        # It beats all the time, and an eviction needs the very beat that was seen.
+        servers.wait_until(lambda: self.registry.evict(row.uuid, row.epoch, self.registry.get(row.uuid).beat), "eviction")
+
+    def assert_fenced(self, process: subprocess.Popen[str]) -> None:
+        self.evict()
+        self.assertEqual(EXIT_FATAL, process.wait(PATIENCE))
+        self.assertIn("stops at once: epoch 1 of service", self.said())
+
+
+class FenceTests(ProcessCase):
+    """Its drain may take 600 seconds and what hangs hangs for ever, so only the fence can end it."""
+
+    def test_it_ends_at_once_while_it_works(self) -> None:
+        process = self.begin()
+        self.await_place(process, "ready")
+        self.assert_fenced(process)
+
+    def test_it_ends_at_once_while_it_starts(self) -> None:
+        process = self.begin("hang-start")
+        self.await_place(process, "start")
+        self.assert_fenced(process)
+
+    def test_it_ends_at_once_while_it_reloads(self) -> None:
+        process = self.begin("hang-reload")
+        self.await_place(process, "ready")
+        process.send_signal(signal.SIGHUP)
+        self.await_place(process, "reload")
+        self.assert_fenced(process)
+
+    def test_it_ends_at_once_while_it_drains(self) -> None:
+        process = self.begin("hang-stop")
+        self.await_place(process, "ready")
+        process.send_signal(signal.SIGTERM)
+        self.await_place(process, "stop")
+        self.assert_fenced(process)
+
+
+class ReloadTests(ProcessCase):
+    def test_whatever_a_reload_raises_the_old_configuration_stays_and_the_next_one_is_taken(self) -> None:
+        process = self.begin("fail-reload")
+        self.await_place(process, "ready")
+        process.send_signal(signal.SIGHUP)
+        servers.wait_until(lambda: "a mistake of the author" in self.said(), "the log", PATIENCE)
+        self.assertIn("The new configuration is not taken, the old one stays.", self.said())
+        process.send_signal(signal.SIGHUP)
+        self.await_place(process, "reloaded")
+        process.send_signal(signal.SIGTERM)
+        self.assertEqual(0, process.wait(PATIENCE))
+
+
+class StartTests(ProcessCase):
+    def test_sigterm_ends_it_while_its_start_hangs(self) -> None:
+        process = self.begin("hang-start")
+        self.await_place(process, "start")
+        process.send_signal(signal.SIGTERM)
+        self.assertEqual(0, process.wait(PATIENCE))
+        (row,) = self.registry.list()
+        self.assertTrue(row.stopped, "others wait for its heartbeats")
+
+    def test_a_start_that_fails_ends_it(self) -> None:
+        process = self.begin("fail-start")
+        self.assertEqual(1, process.wait(PATIENCE))
+        self.assertIn("a mistake of the author", self.said())
+
+    def test_messages_that_do_not_leave_a_process_are_refused(self) -> None:
+        process = self.begin(conf=CONF + "[rpc]\ntransport_url = memory://\n")
+        self.assertEqual(EXIT_CONFIG, process.wait(PATIENCE))
+        self.assertIn("'memory', which is not cross-process", self.said())
+
+    def test_a_broker_that_is_away_is_named_after_a_while(self) -> None:
+        port = servers.free_port()
+        conf = f"{CONF}[rpc]\nconnect_timeout = 1\ntransport_url = rabbit://somebody:secret@127.0.0.1:{port}/\n"
+        process = self.begin("serve", conf=conf)
+        self.assertEqual(1, process.wait(PATIENCE))
+        self.assertIn(f"[rpc] transport_url names 127.0.0.1:{port}.", self.said())
+        self.assertNotIn("secret", self.said())
+        self.assertNotIn("Traceback", self.said())
+
+    def test_sigterm_ends_it_while_it_waits_for_the_broker(self) -> None:
+        conf = f"{CONF}[rpc]\nconnect_timeout = 600\ntransport_url = rabbit://a:b@127.0.0.1:{servers.free_port()}/\n"
+        process = self.begin("serve", conf=conf)
+        self.await_place(process, "start")
+        process.send_signal(signal.SIGTERM)
+        self.assertEqual(0, process.wait(PATIENCE))

@@ -51,7 +51,7 @@ def _run(folder: Path) -> int:
         "\nWhere to look next: moorage up --state-dir DIR starts such a control plane for you; moorage --help lists what can be "
         "asked of it;\ndoc/source has the tutorial, plugins/moorage_plugins the plugins it runs on."
     )
-    return 1 if report.over_allocated or report.lost or report.unanswered or report.failed else 0
+    return 0 if report.good else 1
 
 
 def _sample(folder: Path) -> tuple[Path, Path]:

@@ -26,7 +26,29 @@ def kill_one_scheduler(state_dir: Path) -> str:
             f"{path} cannot be read: {error}. Is that the state folder of a control plane?"
         ) from error
     for row in table:
-        if row["role"] == "scheduler" and row["pid"]:
-            os.kill(row["pid"], signal.SIGKILL)
+        if row["role"] == "scheduler" and row["pid"] and _kill(row["pid"], row["name"]):
             return f"{row['name']} (process {row['pid']})"
-    raise errors.NotFound("No scheduler runs there that could be ended.")
+    raise errors.NotFound(f"No scheduler of {state_dir} runs that could be ended.")
+
+
+def _kill(pid: int, name: str) -> bool:
+    """SIGKILL for the process, if it is that scheduler: the table may be older than the process of that number."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except OSError:
+        return False
+    try:
+        # What is read now is of the process that the descriptor is of, or it is gone and the signal reaches nobody.
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode("utf-8", "replace").split("\0")
+        if "moorage.cli.roles" not in words or ["scheduler", "--name", name] not in _triples(words):
+            return False
+        signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def _triples(words: list[str]) -> list[list[str]]:
+    return [words[at : at + 3] for at in range(len(words))]

@@ -55,9 +55,16 @@ def readable(report: Report) -> str:
     if report.killed:
         lines.append(f"  killed          {report.killed}, in the middle")
     fill = ", ".join(f"{name} {share:.0%}" for name, share in report.fill.items())
+    for count, text in (
+        (report.broken, "could not be built; their claims were given back"),
+        (report.unsettled, "are still being built or deleted"),
+    ):
+        if count:
+            lines.append(f"                  {count} {text}")
     lines += [
         f"  fill            {fill}",
-        f"  stored          allocations of {report.stored_consumers} consumers; {report.lost} acknowledged ones are missing",
+        f"  stored          allocations of {report.stored_consumers} consumers; {report.lost} acknowledged ones are missing, "
+        f"{report.left_over} that should be gone are there",
         f"  over-allocated  {report.over_allocated} (summed from the stored allocations)",
     ]
     return "\n".join(lines) + "\n"

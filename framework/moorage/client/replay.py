@@ -8,6 +8,7 @@ capacities of the providers: no counter is believed.
 from __future__ import annotations
 
 import collections
+import heapq
 import threading
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -22,13 +23,23 @@ from moorage.clock import Clock
 
 __all__ = ["Report", "over_allocation", "replay"]
 
-#: Seconds for which a request without an answer is asked again, with the same uuid.
+#: Seconds for which a request without an answer is asked again, with the same uuid; and for which builds and deletions may go on
+#: after the last one.
 _PATIENCE = 120.0
+#: Seconds between looks at builds and deletions that go on.
+_LOOK = 0.25
 
 
 @dataclass(slots=True)
 class Report:
-    """What came of a replay. Times are of the create requests as a client sees them."""
+    """What came of a replay. Times are of the create requests as a client sees them.
+
+    :ivar failed: requests that were answered with an error, and deletions that were not done.
+    :ivar broken: instances that were placed and could not be built; nothing is stored for them, as it should be.
+    :ivar unsettled: builds and deletions that were not over within two minutes of the last request.
+    :ivar lost: instances that were acknowledged and not deleted, and for which nothing is stored.
+    :ivar left_over: consumers with stored allocations whose instance was deleted, refused, or never acknowledged.
+    """
 
     hosts: int = 0
     requests: int = 0
@@ -41,6 +52,9 @@ class Report:
     over_allocated: int = 0
     stored_consumers: int = 0
     lost: int = 0
+    left_over: int = 0
+    broken: int = 0
+    unsettled: int = 0
     seconds: float = 0.0
     claims_per_s: float = 0.0
     p50_ms: float = 0.0
@@ -54,6 +68,12 @@ class Report:
         """The report as JSON data."""
         return asdict(self)
 
+    @property
+    def good(self) -> bool:
+        """Whether everything was answered and everything that is stored is as it was answered."""
+        wrong = (self.over_allocated, self.lost, self.left_over, self.unsettled, self.unanswered, self.failed)
+        return not any(wrong)
+
 
 class _Tally:
     """Results of the threads of a replay, under one lock."""
@@ -62,7 +82,9 @@ class _Tally:
         self.lock = threading.Lock()
         self.report = Report()
         self.seconds: list[float] = []
+        #: Acknowledged and not deleted; and all that was ever asked for.
         self.held: set[str] = set()
+        self.asked: set[str] = set()
         self.reasons: collections.Counter[str] = collections.Counter()
         self.failures: collections.Counter[str] = collections.Counter()
 
@@ -94,11 +116,12 @@ def replay(
             done, running = futures.wait(running, return_when=futures.FIRST_COMPLETED)
             _raise(done)
         if release:
-            ends = _release_due(ends, request.arrival, pool, running, local, tally, clock)
+            _release_due(ends, request.arrival, pool, running, local, tally, clock)
         instance = str(uuid.uuid4())
+        tally.asked.add(instance)
         client = local[number % len(local)]
         running.add(pool.submit(_place, client, request, instance, tally, clock))
-        ends.append((request.arrival + request.lifetime, instance))
+        heapq.heappush(ends, (request.arrival + request.lifetime, instance))
         if progress is not None:
             progress(number, len(requests))
     _raise(futures.wait(running).done)
@@ -111,7 +134,8 @@ def replay(
     report.seconds = round(clock.monotonic() - began, 3)
     report.requests = len(requests)
     _finish(report, tally)
-    _audit(local[0], report, tally.held, everything_released=release)
+    _settle(local[0], tally, clock)
+    _audit(local[0], tally)
     return report
 
 
@@ -123,16 +147,17 @@ def _release_due(
     clients: Sequence[Client],
     tally: _Tally,
     clock: Clock,
-) -> list[tuple[float, str]]:
-    due = [instance for end, instance in ends if end <= now]
+) -> None:
+    due = []
+    while ends and ends[0][0] <= now:
+        due.append(heapq.heappop(ends)[1])
     if not due:
-        return ends
+        return
     if running:
         _raise(futures.wait(running).done)
         running.clear()
     for number, instance in enumerate(due):
         running.add(pool.submit(_release, clients[number % len(clients)], instance, tally, clock))
-    return [entry for entry in ends if entry[0] > now]
 
 
 def _place(client: Client, request: Request, instance: str, tally: _Tally, clock: Clock) -> None:
@@ -179,21 +204,35 @@ def _release(client: Client, instance: str, tally: _Tally, clock: Clock) -> None
     with tally.lock:
         if instance not in tally.held:
             return
-    for _ in range(200):
+    began, asked = clock.monotonic(), False
+    while True:
         try:
             client.delete_instance(instance)
         except errors.NotFound:
-            pass
-        except (errors.InUse, errors.Unavailable):
-            # It is still being built; a user would ask again too.
-            clock.sleep(0.05)
-            continue
+            if not asked:
+                # It was acknowledged, and nobody has asked for its end: the audit will miss it.
+                return
+        except (errors.InUse, errors.Unavailable) as error:
+            # It is still being built, or the outcome is not known; a user would ask again too.
+            asked = asked or isinstance(error, errors.Unavailable)
+            if clock.monotonic() - began < _PATIENCE:
+                clock.sleep(0.05)
+                continue
+            _not_deleted(tally, error)
+            return
+        except errors.MoorageError as error:
+            _not_deleted(tally, error)
+            return
         with tally.lock:
             tally.report.released += 1
             tally.held.discard(instance)
         return
+
+
+def _not_deleted(tally: _Tally, error: errors.MoorageError) -> None:
     with tally.lock:
-        tally.failures["an instance could not be deleted"] += 1
+        tally.report.failed += 1
+        tally.failures[f"an instance could not be deleted ({error.code}: {error.message})"] += 1
 
 
 def _raise(done: set[futures.Future[None]]) -> None:
@@ -234,11 +273,33 @@ def over_allocation(
     return over, {name: round(used[name] / total[name], 4) for name in sorted(total) if total[name]}
 
 
-def _audit(client: Client, report: Report, held: set[str], *, everything_released: bool) -> None:
+def _settle(client: Client, tally: _Tally, clock: Clock) -> None:
+    """Wait until what was asked for is built or gone, as far as it can be; what could not be built holds nothing."""
+    began = clock.monotonic()
+    while True:
+        going_on = _going_on(client) & tally.asked
+        if not going_on or clock.monotonic() - began > _PATIENCE:
+            break
+        clock.sleep(_LOOK)
+    broken = {each["uuid"] for each in client.instances(status="error")} & tally.held
+    tally.held -= broken
+    tally.report.broken = len(broken)
+    tally.report.unsettled = len(going_on)
+
+
+def _going_on(client: Client) -> set[str]:
+    """Instances that something is being done to."""
+    return {each["uuid"] for status in ("building", "deleting") for each in client.instances(status=status)}
+
+
+def _audit(client: Client, tally: _Tally) -> None:
+    report = tally.report
     usages = list(client.usages())
     allocations = list(client.allocations())
     report.hosts = len(usages)
     report.over_allocated, report.fill = over_allocation(usages, allocations)
     consumers = {allocation["consumer"] for allocation in allocations}
     report.stored_consumers = len(consumers)
-    report.lost = 0 if everything_released else len(held - consumers)
+    report.lost = len(tally.held - consumers)
+    # What others had stored before is none of our business.
+    report.left_over = len((consumers & tally.asked) - tally.held)

@@ -63,7 +63,9 @@ class ProcessCase(unittest.TestCase):
     def evict(self) -> None:
         (row,) = self.registry.list()
         # It beats all the time, and an eviction needs the very beat that was seen.
-        servers.wait_until(lambda: self.registry.evict(row.uuid, row.epoch, self.registry.get(row.uuid).beat), "eviction")
+        servers.wait_until(
+            lambda: self.registry.evict(row.uuid, row.epoch, self.registry.get(row.uuid).beat), "eviction"
+        )
 
     def assert_fenced(self, process: subprocess.Popen[str]) -> None:
         self.evict()

@@ -58,7 +58,7 @@ class Replay(base.LocalCommand):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> int:
-        """Replay and report; exit status 1 when something was over-allocated, lost or not answered."""
+        """Replay and report; exit status 1 when something failed, or is not stored as it was answered."""
         remote = parsed_args.url and not parsed_args.state_dir
         if parsed_args.kill and remote:
             raise errors.InvalidInput(
@@ -79,7 +79,7 @@ class Replay(base.LocalCommand):
             self.app.stdout.write(json.dumps(report.to_json()) + "\n")
         else:
             self.app.stdout.write(readable(report))
-        return 1 if report.over_allocated or report.lost or report.unanswered or report.failed else 0
+        return 0 if report.good else 1
 
 
 def replay_files(

@@ -11,6 +11,7 @@ from moorage.api.policy import rules
 from moorage.cleanup import api as cleanup_api
 from moorage.control_plane import api as control_plane_api
 from moorage.fleet import api as fleet_api
+from moorage.fleet import facts_api
 from moorage.routes import PolicyRule
 from moorage.scheduling import api as scheduling_api
 from moorage.services import api as services_api
@@ -20,6 +21,7 @@ __all__ = ["POLICIES", "list_rules"]
 POLICIES: tuple[PolicyRule, ...] = (
     *services_api.POLICIES,
     *fleet_api.POLICIES,
+    *facts_api.POLICIES,
     *allocation_api.POLICIES,
     *pools_api.POLICIES,
     *scheduling_api.POLICIES,

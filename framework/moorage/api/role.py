@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Mapping
 from typing import Any
@@ -32,7 +33,10 @@ from moorage.control_plane.placing import Deleter, cast_to_agent
 from moorage.control_plane.process import Platform
 from moorage.control_plane.roles import Periodic, open_instances, open_store, open_workers, tell_schedulers
 from moorage.fleet import api as fleet_api
+from moorage.fleet import facts_api
+from moorage.fleet.aggregates import AggregateStore
 from moorage.fleet.nodes import NodeStore
+from moorage.fleet.properties import merge_properties
 from moorage.routes import Route
 from moorage.rpc.client import Sender
 from moorage.scheduling import api as scheduling_api
@@ -126,6 +130,12 @@ class ApiRole:
         return (
             *services_api.routes(platform.registry, self._observer, changed),
             *fleet_api.routes(nodes, enrolment),
+            *facts_api.routes(
+                nodes,
+                AggregateStore(platform.database),
+                functools.partial(merge_properties, platform.database),
+                changed,
+            ),
             *allocation_api.routes(store),
             *pools_api.routes(store),
             *scheduling_api.routes(schedulers),

@@ -23,6 +23,7 @@ __all__ = [
     "add_connection_arguments",
     "connection",
     "one",
+    "pairs",
     "read_client_file",
     "say",
     "table",
@@ -122,6 +123,18 @@ class ApiLister(ApiCommand, lister.Lister):
 
 class ApiShow(ApiCommand, show.ShowOne):
     """A command that prints one thing."""
+
+
+def pairs(texts: Sequence[str], option: str) -> list[tuple[str, str]]:
+    """NAME=VALUE of an option that may be repeated.
+
+    :raises InvalidInput: one is not of that form.
+    """
+    found = [text.partition("=") for text in texts]
+    for name, equals, _ in found:
+        if not equals or not name:
+            raise errors.InvalidInput(f"{option} {name}: write NAME=VALUE.")
+    return [(name, value) for name, _, value in found]
 
 
 def say(stream: Any, error: errors.MoorageError) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+from urllib import parse
 
 from keystoneauth1 import exceptions as ka_exceptions
 from keystoneauth1 import http_basic, noauth, session
@@ -134,6 +135,34 @@ class Client:
         """Enrol nodes, or bring them up to date; at most 1,000 in a call."""
         return dict(self.request("POST", "/nodes", body={"nodes": list(nodes)}))
 
+    def change_node(self, name_or_uuid: str, properties: Mapping[str, Any]) -> dict[str, Any]:
+        """Set properties of a node; a None takes one away."""
+        return dict(self.request("PATCH", f"/nodes/{_part(name_or_uuid)}", body={"properties": dict(properties)}))
+
+    def aggregates(self) -> Iterator[dict[str, Any]]:
+        """Aggregates by name."""
+        return self.pages("/aggregates", "aggregates")
+
+    def aggregate(self, name_or_uuid: str) -> dict[str, Any]:
+        """One aggregate with its members."""
+        return dict(self.request("GET", f"/aggregates/{_part(name_or_uuid)}"))
+
+    def create_aggregate(self, name: str, metadata: Mapping[str, str]) -> dict[str, Any]:
+        """A new aggregate without members."""
+        return dict(self.request("POST", "/aggregates", body={"name": name, "metadata": dict(metadata)}))
+
+    def change_aggregate(self, name_or_uuid: str, **changes: Any) -> dict[str, Any]:
+        """Change ``name`` or ``metadata``; a None in metadata takes a key away."""
+        return dict(self.request("PATCH", f"/aggregates/{_part(name_or_uuid)}", body=changes))
+
+    def delete_aggregate(self, name_or_uuid: str) -> None:
+        """Remove an aggregate; its members stay."""
+        self.request("DELETE", f"/aggregates/{_part(name_or_uuid)}")
+
+    def change_member(self, method: str, aggregate: str, kind: str, member: str) -> dict[str, Any]:
+        """``PUT`` or ``DELETE`` a member; ``kind`` is host or node."""
+        return dict(self.request(method, f"/aggregates/{_part(aggregate)}/{kind}s/{_part(member)}"))
+
     def hosts(self) -> list[dict[str, Any]]:
         """Hosts and nodes as a scheduler sees them."""
         return list(self.request("GET", "/hosts")["hosts"])
@@ -188,6 +217,11 @@ class Client:
     def delete_instance(self, uuid: str, *, force: bool = False) -> None:
         """Begin to delete an instance."""
         self.request("DELETE", f"/instances/{uuid}", query={"force": True} if force else None)
+
+
+def _part(text: str) -> str:
+    """A part of a path."""
+    return parse.quote(text, safe="")
 
 
 def _text(value: Any) -> Any:

@@ -16,10 +16,11 @@ from moorage import errors
 from moorage.allocation.interface import AllocationStore, InventoryItem, PoolSource, ProviderUsage, ResourceProvider
 from moorage.control_plane.pooling import offer
 from moorage.db import Database, Duplicate
+from moorage.fleet.aggregates import AggregateStore
 from moorage.fleet.interface import Along, FleetWriter, Inventory, NodeSpec
 from moorage.fleet.nodes import Change, NodeStore
 from moorage.ring import Ring
-from moorage.scheduling.interface import NodeState
+from moorage.scheduling.interface import Aggregate, NodeState
 from moorage.services.heartbeat import LivenessObserver
 from moorage.services.interface import Service
 from moorage.services.registry import ServiceRegistry
@@ -138,6 +139,7 @@ class Enrolment(FleetWriter):
             if along is not None:
                 along(tx)
             self._store.delete_provider(uuid, tx)
+            AggregateStore(self._database).forget_node(tx, uuid)
             return self._nodes.delete(tx, uuid)
 
         if not self._database.run(work):
@@ -215,8 +217,14 @@ class StoreFleet:
     """What a scheduler reads of the fleet: nodes, what is used of them, and whether their agents work."""
 
     def __init__(
-        self, nodes: NodeStore, store: AllocationStore, registry: ServiceRegistry, observer: LivenessObserver
+        self,
+        nodes: NodeStore,
+        store: AllocationStore,
+        registry: ServiceRegistry,
+        observer: LivenessObserver,
+        aggregates: AggregateStore,
     ) -> None:
+        self._aggregates = aggregates
         self._nodes = nodes
         self._store = store
         self._registry = registry
@@ -225,7 +233,8 @@ class StoreFleet:
         self._pools: dict[str, Mapping[str, Sequence[str]]] = {}
 
     def nodes(self) -> Iterable[NodeState]:
-        """All nodes that have an agent, by pages; four statements a page, and a few more where pools are shared."""
+        """All nodes that have an agent, by pages; four statements a page, two for all aggregates, and a few more for pools."""
+        membership = self._aggregates.membership()
         services = self._registry.list(binary="agent")
         up = self._observer.observe(services)
         by_host = {row.host: row for row in services}
@@ -257,6 +266,7 @@ class StoreFleet:
                     service is not None and up[service.uuid],
                     _enabled(service),
                     node.properties,
+                    tuple(Aggregate(name, metadata) for name, metadata in membership.of(node.host, node.uuid)),
                 )
             if len(page) < _PAGE:
                 return

@@ -20,6 +20,7 @@ from moorage.control_plane.interface import AGENT_SERVICES, INSTANCE_STORES, Age
 from moorage.control_plane.placing import StoreClaimer, cast_to_agent, check_store
 from moorage.control_plane.process import Platform
 from moorage.db import Database
+from moorage.fleet.aggregates import AggregateStore
 from moorage.fleet.nodes import NodeStore
 from moorage.rpc.interface import Subscription
 from moorage.rpc.server import Dispatcher, endpoints_of, rpc_method
@@ -117,7 +118,8 @@ class SchedulerRole:
         section = conf.scheduling
         store, instances = open_store(platform, conf), open_instances(platform, conf)
         observer = LivenessObserver(platform.clock, conf.services.service_down_time)
-        source = StoreFleet(NodeStore(platform.database), store, platform.registry, observer)
+        aggregates = AggregateStore(platform.database)
+        source = StoreFleet(NodeStore(platform.database), store, platform.registry, observer, aggregates)
         view = FleetView(tracked=section.track_instance_changes)
         tracker = InstanceTracker(view, platform.clock)
         silent = SilentHosts(tracker, instances, platform.clock, max_age=section.silent_hosts_age)

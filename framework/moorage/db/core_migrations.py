@@ -7,5 +7,11 @@ from moorage.db.schema import core_metadata
 __all__ = ["MIGRATIONS"]
 
 #: Named and not imported: the families lie above the store engine.
-TABLES = ("moorage.services.tables", "moorage.fleet.tables", "moorage.scheduling.tables", "moorage.cleanup.tables")
+TABLES = (
+    "moorage.services.tables",
+    "moorage.fleet.tables",
+    "moorage.fleet.aggregate_tables",
+    "moorage.scheduling.tables",
+    "moorage.cleanup.tables",
+)
 MIGRATIONS = Migrations("moorage", "moorage.db.alembic", core_metadata, TABLES)

@@ -35,34 +35,26 @@ def request_body(arguments: argparse.Namespace) -> dict[str, Any]:
     :raises InvalidInput: an option is not NAME=VALUE, or no resource is asked for.
     """
     resources: dict[str, int] = {}
-    for name, value in _pairs(arguments.resource, "--resource"):
+    for name, value in base.pairs(arguments.resource, "--resource"):
         if not value.isdigit() or not int(value):
             raise errors.InvalidInput(f"--resource {name}={value}: the units must be a positive whole number.")
         resources[name] = int(value)
     if not resources:
         raise errors.InvalidInput("Say what is asked for, for example: --resource VCPU=1 --resource MEMORY_MB=512")
     hints: dict[str, list[str]] = {}
-    for name, value in _pairs(arguments.hint, "--hint"):
+    for name, value in base.pairs(arguments.hint, "--hint"):
         hints.setdefault(name, []).append(value)
     body: dict[str, Any] = {
         "flavor": {
             "flavorid": arguments.flavor,
             "resources": resources,
-            "extra_specs": dict(_pairs(arguments.extra_spec, "--extra-spec")),
+            "extra_specs": dict(base.pairs(arguments.extra_spec, "--extra-spec")),
         },
         "hints": hints,
     }
     if arguments.force_host:
         body["force_hosts"] = [arguments.force_host]
     return body
-
-
-def _pairs(texts: list[str], option: str) -> list[tuple[str, str]]:
-    pairs = [text.partition("=") for text in texts]
-    for name, equals, _ in pairs:
-        if not equals or not name:
-            raise errors.InvalidInput(f"{option} {name}: write NAME=VALUE.")
-    return [(name, value) for name, _, value in pairs]
 
 
 class InstanceCreate(base.ApiShow):

@@ -1,17 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""moorage node import|list|show."""
+"""moorage node import|list|show|set."""
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import json
 from pathlib import Path
 from typing import Any
 
+from moorage import errors
 from moorage.cli import base
 from moorage.fleet import importer
 
-__all__ = ["NodeImport", "NodeList", "NodeShow"]
+__all__ = ["NodeImport", "NodeList", "NodeSet", "NodeShow"]
 
 COLUMNS = ("uuid", "name", "host", "shard", "resource_class")
 BATCH = 500
@@ -70,3 +72,39 @@ class NodeShow(base.ApiShow):
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Ask and print."""
         return base.one(base.connection(parsed_args).node(parsed_args.node))
+
+
+class NodeSet(base.ApiShow):
+    """Change properties of a node, which filters and weighers read.
+
+    A value that is JSON (a number, true, a list, an object) is taken as such, everything else as text.
+    """
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """What to change."""
+        parser = super().get_parser(prog_name)
+        parser.add_argument("node", help="name or uuid")
+        parser.add_argument(
+            "--property", action="append", default=[], metavar="NAME=VALUE", help="set it; may be repeated"
+        )
+        parser.add_argument(
+            "--unset", action="append", default=[], metavar="NAME", help="take it away; may be repeated"
+        )
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> Any:
+        """Change and print."""
+        changes: dict[str, Any] = {
+            name: _json_or_text(value) for name, value in base.pairs(parsed_args.property, "--property")
+        }
+        changes |= dict.fromkeys(parsed_args.unset)
+        if not changes:
+            raise errors.InvalidInput("Say what is to be changed: --property NAME=VALUE or --unset NAME.")
+        return base.one(base.connection(parsed_args).change_node(parsed_args.node, changes))
+
+
+def _json_or_text(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

@@ -161,7 +161,10 @@ class ExtensionPoint(Generic[T]):
 
         :raises PluginLoadError: it is missing, broken, claimed twice, of the wrong type or of another api_version.
         """
-        finding, plugin = self._examine(name, self.installed().get(name, []))
+        return self._load(name, self.installed().get(name, []))
+
+    def _load(self, name: str, owners: Sequence[importlib.metadata.EntryPoint]) -> Loaded[T]:
+        finding, plugin = self._examine(name, owners)
         if plugin is None:
             raise errors.PluginLoadError(
                 _sentence_case(finding.sentence()),
@@ -185,9 +188,11 @@ class ExtensionPoint(Generic[T]):
             refused.append(
                 errors.PluginLoadError(f"{where} names {', '.join(twice)} more than once; name each plugin once.")
             )
+        # Listed once for all: that reads the metadata of every installed distribution.
+        installed = self.installed()
         for name in names:
             try:
-                loaded.append(self.load(name))
+                loaded.append(self._load(name, installed.get(name, [])))
             except errors.PluginLoadError as error:
                 refused.append(error)
         if len(refused) == 1:

@@ -19,6 +19,7 @@ from moorage_plugins.filters.sets import COMPUTED, attribute, attribute_column
 __all__ = ["ComputeCapabilitiesFilter"]
 
 _BITS = "hw:maxphysaddr_bits"
+_BITS_PATH = ("capabilities", "cpu_info", "maxphysaddr", "bits")
 #: What every hypervisor is expected to say of itself, so that a condition without a scope always counts.
 _FACTS = frozenset(
     {
@@ -51,7 +52,7 @@ class ComputeCapabilitiesFilter(HostFilter):
     ``capabilities:a:b`` looks up ``a`` among the node's attributes (``free_ram_mb``, ``vcpus_total``, ``num_instances``, ...), then
     among its properties, and ``b`` in what it finds there, also when that is JSON in a text. A name without any scope counts where
     the node has it and is ignored where not. Other scopes are for other filters. ``hw:maxphysaddr_bits`` is
-    ``capabilities:cpu_info:maxphysaddr:bits``.
+    ``capabilities:cpu_info:maxphysaddr:bits`` and takes its place.
     """
 
     api_version: ClassVar[tuple[int, int]] = (1, 0)
@@ -90,7 +91,9 @@ def _asked(spec: RequestSpec, *, fleet: Fleet | None = None, host_state: HostSta
     for key, text in spec.flavor.extra_specs.items():
         path = tuple(key.split(":"))
         if key == _BITS:
-            wanted.append(_Asked(key, ("cpu_info", "maxphysaddr", "bits"), _bits(text), strict=True))
+            wanted.append(_Asked(key, _BITS_PATH[1:], _bits(text), strict=True))
+        elif path == _BITS_PATH and _BITS in spec.flavor.extra_specs:
+            continue
         elif len(path) > 1 and path[0] == "capabilities":
             wanted.append(_Asked(key, path[1:], condition(key, text), strict=True))
         elif len(path) == 1 and _is_known(key, fleet, host_state):

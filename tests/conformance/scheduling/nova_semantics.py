@@ -18,6 +18,8 @@ from oslo_utils import versionutils
 from moorage.scheduling.interface import HostState, RequestSpec
 
 Host = Any
+NUMBERS = {"=", "==", "!=", ">=", "<="}
+OPERATORS = NUMBERS | {"s==", "s!=", "s<", "s<=", "s>", "s>=", "<in>", "<all-in>", "<or>"}
 #: name -> (host, request, configuration) -> whether it passes.
 FILTERS: dict[str, Callable[[Host, RequestSpec, Any], bool]] = {}
 #: name -> (minval, raw weight, multiplier), the last two of (host, request, configuration).
@@ -59,19 +61,17 @@ def match(value: str, wanted: str) -> bool:
     if not words:
         return value == wanted
     name, words = words[0], words[1:]
-    numbers = {"=", "==", "!=", ">=", "<="}
-    texts = {"s==", "s!=", "s<", "s<=", "s>", "s>="}
     if name == "<or>":
         return value in [word for number, word in enumerate(words) if number % 2 == 0]
     if name == "<in>":
         return words[0] in value
     if name == "<all-in>":
         return all(word in value for word in words)
-    if name not in numbers | texts:
+    if name not in OPERATORS:
         return value == wanted
     left: Any = value
     right: Any = words[0]
-    if name in numbers:
+    if name in NUMBERS:
         try:
             left, right = float(left), float(right)
         except ValueError:

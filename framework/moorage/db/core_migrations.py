@@ -10,7 +10,6 @@ __all__ = ["MIGRATIONS"]
 TABLES = (
     "moorage.services.tables",
     "moorage.fleet.tables",
-    "moorage.fleet.aggregate_tables",
     "moorage.scheduling.tables",
     "moorage.cleanup.tables",
 )

@@ -17,9 +17,8 @@ import sqlalchemy as sa
 
 from moorage import errors
 from moorage.db import Database, Duplicate, now
-from moorage.fleet.aggregate_tables import aggregate_members as members
-from moorage.fleet.aggregate_tables import aggregates
-from moorage.fleet.tables import nodes
+from moorage.fleet.tables import aggregate_members as members
+from moorage.fleet.tables import aggregates, nodes
 
 __all__ = ["HOST", "NODE", "AggregateStore", "Membership", "StoredAggregate"]
 

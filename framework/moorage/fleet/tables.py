@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of nodes; written by :mod:`moorage.fleet.nodes` alone.
+"""The tables of nodes and aggregates; written by :mod:`moorage.fleet.nodes` and :mod:`moorage.fleet.aggregates` alone.
 
 Everybody may read it: tables of plugins join with ``nodes.c.id``, which never changes and is never used again.
 """
@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from moorage.db.schema import BigId, JsonText, Micros, Uuid, core_metadata, exact
 
-__all__ = ["nodes"]
+__all__ = ["aggregate_members", "aggregates", "nodes"]
 
 nodes = sa.Table(
     "nodes",
@@ -51,4 +51,28 @@ nodes = sa.Table(
     sa.Index("ix_nodes_host", "host"),
     # Without it SQLite gives the number of a node that was removed to the next one.
     sqlite_autoincrement=True,
+)
+
+aggregates = sa.Table(
+    "aggregates",
+    core_metadata,
+    sa.Column("id", BigId, primary_key=True),
+    sa.Column("uuid", Uuid, nullable=False),
+    sa.Column("name", exact(255), nullable=False),
+    sa.Column("metadata", JsonText, nullable=False),
+    sa.Column("generation", sa.BigInteger, nullable=False),
+    sa.Column("created_at", Micros, nullable=False),
+    sa.Column("updated_at", Micros, nullable=False),
+    sa.UniqueConstraint("uuid", name="uq_aggregates_uuid"),
+    sa.UniqueConstraint("name", name="uq_aggregates_name"),
+)
+#: ``kind`` is ``host`` (the member is an agent's name: all its nodes belong) or ``node`` (the member is a node's uuid).
+aggregate_members = sa.Table(
+    "aggregate_members",
+    core_metadata,
+    sa.Column("id", BigId, primary_key=True),
+    sa.Column("aggregate", Uuid, nullable=False),
+    sa.Column("kind", exact(8), nullable=False),
+    sa.Column("member", exact(255), nullable=False),
+    sa.UniqueConstraint("aggregate", "kind", "member", name="uq_aggregate_members_member"),
 )

@@ -17,13 +17,21 @@ OPTS: Sequence[cfg.Opt] = (
         "enabled_filters",
         mutable=True,
         default=["compute", "capacity", "same_host", "different_host"],
-        help="Plugins (entry-point group moorage.filters) that decide where an instance may go, in this order.",
+        help="Plugins (entry-point group moorage.filters) that decide where an instance may go, in this order. A path "
+        "(package.module.Class, or of a function that answers classes) names a filter that was written for Nova.",
+    ),
+    cfg.BoolOpt(
+        "nova_shim",
+        default=False,
+        help="Let filters and weighers that are named by the path of a class import stand-ins for Nova's base classes, where Nova "
+        "is not installed. Needs a restart.",
     ),
     cfg.ListOpt(
         "enabled_weighers",
         mutable=True,
         default=["cpu", "ram"],
-        help="Plugins (entry-point group moorage.weighers) that rank the nodes that passed.",
+        help="Plugins (entry-point group moorage.weighers) that rank the nodes that passed. A path names a weigher that was "
+        "written for Nova.",
     ),
     cfg.IntOpt(
         "host_subset_size",

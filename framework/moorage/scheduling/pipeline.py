@@ -20,15 +20,14 @@ from moorage.extensions import Loaded
 from moorage.scheduling.fleet_view import Snapshot
 from moorage.scheduling.guard import Guard, Slot
 from moorage.scheduling.interface import (
-    FILTERS,
     SKIP,
-    WEIGHERS,
     HostFilter,
     HostWeigher,
     RequestSpec,
     Rows,
     Skip,
 )
+from moorage.scheduling.nova.loading import load_filters, load_weighers
 
 __all__ = ["Pipeline", "Ranking", "load"]
 
@@ -362,8 +361,7 @@ def load(conf: Any) -> Pipeline:
     :raises PluginLoadError: a plugin is missing or cannot be used.
     :raises ConfigError: a filter needs instances, which are not tracked.
     """
-    filters = FILTERS.load_all(conf.scheduling.enabled_filters)
-    weighers = WEIGHERS.load_all(conf.scheduling.enabled_weighers)
+    filters, weighers = load_filters(conf), load_weighers(conf)
     needing = [each.name for each in filters if each.plugin.needs_instances]
     if needing and not conf.scheduling.track_instance_changes:
         raise errors.ConfigError(

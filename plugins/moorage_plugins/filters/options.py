@@ -18,6 +18,7 @@ def list_opts() -> Sequence[tuple[str, Sequence[cfg.Opt]]]:
             [
                 cfg.IntOpt(
                     "max_instances_per_host",
+                    mutable=True,
                     default=50,
                     min=1,
                     help="A node with this many instances takes no more (filters num_instances, aggregate_num_instances).",
@@ -29,6 +30,7 @@ def list_opts() -> Sequence[tuple[str, Sequence[cfg.Opt]]]:
             [
                 cfg.IntOpt(
                     "max_io_ops_per_host",
+                    mutable=True,
                     default=8,
                     min=1,
                     help="A node with this many busy instances takes no more (filters io_ops, aggregate_io_ops).",
@@ -40,6 +42,7 @@ def list_opts() -> Sequence[tuple[str, Sequence[cfg.Opt]]]:
             [
                 cfg.StrOpt(
                     "default_zone",
+                    mutable=True,
                     default="nova",
                     help="The zone of nodes whose aggregates say nothing under availability_zone.",
                 )
@@ -48,10 +51,13 @@ def list_opts() -> Sequence[tuple[str, Sequence[cfg.Opt]]]:
         (
             "filter_isolated_hosts",
             [
-                cfg.ListOpt("isolated_images", default=[], help="Ids of images that go to isolated hosts only."),
-                cfg.ListOpt("isolated_hosts", default=[], help="Hosts for isolated images."),
+                cfg.ListOpt(
+                    "isolated_images", mutable=True, default=[], help="Ids of images that go to isolated hosts only."
+                ),
+                cfg.ListOpt("isolated_hosts", mutable=True, default=[], help="Hosts for isolated images."),
                 cfg.BoolOpt(
                     "restrict_isolated_hosts_to_isolated_images",
+                    mutable=True,
                     default=True,
                     help="Nothing but isolated images goes to isolated hosts.",
                 ),
@@ -59,13 +65,28 @@ def list_opts() -> Sequence[tuple[str, Sequence[cfg.Opt]]]:
         ),
         (
             "filter_image_properties",
-            [cfg.StrOpt("default_architecture", help="The architecture of images that name none, for example x86_64.")],
+            [
+                cfg.StrOpt(
+                    "default_architecture",
+                    mutable=True,
+                    help="The architecture of images that name none, for example x86_64.",
+                )
+            ],
         ),
         (
             "filter_aggregate_image_properties_isolation",
             [
-                cfg.StrOpt("namespace", help="Only metadata that begin with this and the separator count; none: all."),
-                cfg.StrOpt("separator", default=".", help="What stands between the namespace and the rest of a key."),
+                cfg.StrOpt(
+                    "namespace",
+                    mutable=True,
+                    help="Only metadata that begin with this and the separator count; none: all.",
+                ),
+                cfg.StrOpt(
+                    "separator",
+                    mutable=True,
+                    default=".",
+                    help="What stands between the namespace and the rest of a key.",
+                ),
             ],
         ),
     ]

@@ -25,17 +25,20 @@ _MULTIPLIERS: Sequence[tuple[str, float, str]] = (
 _METRICS: Sequence[cfg.Opt] = (
     cfg.ListOpt(
         "settings",
+        mutable=True,
         default=[],
         help="Metrics and their ratios, NAME=RATIO each, for example cpu.percent=-1.0,power=0.5; metrics are the node's "
         "property metrics.",
     ),
     cfg.BoolOpt(
         "required",
+        mutable=True,
         default=True,
         help="A node without one of the metrics refuses the request (the filter metrics takes such nodes out before).",
     ),
     cfg.FloatOpt(
         "weight_of_unavailable",
+        mutable=True,
         default=-10000.0,
         help="The weight of a node without one of the metrics, unless required.",
     ),
@@ -46,6 +49,8 @@ def list_opts() -> Sequence[tuple[str, Sequence[cfg.Opt]]]:
     """Options by group, for the sample configuration."""
     options: list[tuple[str, Sequence[cfg.Opt]]] = []
     for name, default, meaning in _MULTIPLIERS:
-        multiplier = cfg.FloatOpt("multiplier", default=default, help=meaning + " Aggregates may set their own.")
+        multiplier = cfg.FloatOpt(
+            "multiplier", mutable=True, default=default, help=meaning + " Aggregates may set their own."
+        )
         options.append((f"weigher_{name}", [multiplier, *(_METRICS if name == "metrics" else ())]))
     return options

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Filter and weigher classes that were written for Nova, run as they are."""

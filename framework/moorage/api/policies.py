@@ -10,6 +10,7 @@ from moorage.allocation import pools_api
 from moorage.api.policy import rules
 from moorage.cleanup import api as cleanup_api
 from moorage.control_plane import api as control_plane_api
+from moorage.control_plane import groups_api
 from moorage.fleet import api as fleet_api
 from moorage.fleet import facts_api
 from moorage.routes import PolicyRule
@@ -27,6 +28,7 @@ POLICIES: tuple[PolicyRule, ...] = (
     *scheduling_api.POLICIES,
     *cleanup_api.POLICIES,
     *control_plane_api.POLICIES,
+    *groups_api.POLICIES,
 )
 
 

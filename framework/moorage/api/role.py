@@ -27,6 +27,7 @@ from moorage.cleanup.requests import RequestStore
 from moorage.cleanup.views import WorkerViews
 from moorage.clock import Clock
 from moorage.control_plane import api as control_plane_api
+from moorage.control_plane import groups_api
 from moorage.control_plane.enrolment import Enrolment
 from moorage.control_plane.interface import API_EXTENSIONS, ApiTools, Wsgi
 from moorage.control_plane.placing import Deleter, cast_to_agent
@@ -40,6 +41,7 @@ from moorage.fleet.properties import merge_properties
 from moorage.routes import Route
 from moorage.rpc.client import Sender
 from moorage.scheduling import api as scheduling_api
+from moorage.scheduling.groups import GroupStore
 from moorage.scheduling.reporter import TOPIC as SCHEDULERS
 from moorage.services import api as services_api
 from moorage.services.heartbeat import LivenessObserver
@@ -124,6 +126,7 @@ class ApiRole:
         self._observer = LivenessObserver(platform.clock, conf.services.service_down_time)
         section = conf.control_plane
         schedulers = Schedulers(platform.sender, platform.clock, section.create_attempts, section.create_timeout)
+        groups = groups_api.Groups(GroupStore(platform.database), instances)
         changed = tell_schedulers(platform)
         enrolment = self._enrolment = Enrolment(platform.database, nodes, store, platform.registry, changed)
         deleter = Deleter(platform.database, instances, open_workers(platform, conf), cast_to_agent(platform.sender))
@@ -138,13 +141,14 @@ class ApiRole:
             ),
             *allocation_api.routes(store),
             *pools_api.routes(store),
-            *scheduling_api.routes(schedulers),
+            *scheduling_api.routes(schedulers, groups.resolved),
             *cleanup_api.routes(
                 WorkerViews(platform.database, open_workers(platform, conf)),
                 RequestStore(platform.database, platform.registry),
                 schedulers,
             ),
-            *control_plane_api.routes(instances, schedulers, deleter),
+            *control_plane_api.routes(instances, schedulers, deleter, groups.resolved),
+            *groups_api.routes(groups),
         )
 
     def _mounts(self, conf: cfg.ConfigOpts) -> Mapping[str, Wsgi]:

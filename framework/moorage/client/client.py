@@ -195,6 +195,23 @@ class Client:
         """Remove a pool."""
         self.request("DELETE", f"/pools/{uuid}")
 
+    def server_groups(self) -> Iterator[dict[str, Any]]:
+        """Server groups with their members by uuid."""
+        return self.pages("/server-groups", "server_groups")
+
+    def server_group(self, name_or_uuid: str) -> dict[str, Any]:
+        """One server group with its members."""
+        return dict(self.request("GET", f"/server-groups/{_part(name_or_uuid)}"))
+
+    def create_server_group(self, name: str, policy: str, max_server_per_host: int = 1) -> dict[str, Any]:
+        """A new server group."""
+        body = {"name": name, "policy": policy, "max_server_per_host": max_server_per_host}
+        return dict(self.request("POST", "/server-groups", body=body))
+
+    def delete_server_group(self, name_or_uuid: str) -> None:
+        """Remove a server group; its members stay where they are."""
+        self.request("DELETE", f"/server-groups/{_part(name_or_uuid)}")
+
     # -- placing --------------------------------------------------------------------------------------------------
 
     def select(self, body: Mapping[str, Any]) -> dict[str, Any]:

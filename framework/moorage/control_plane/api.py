@@ -13,6 +13,7 @@ from moorage import errors
 from moorage.control_plane.interface import Instance, InstanceStore
 from moorage.control_plane.placing import Deleter
 from moorage.routes import ApiRequest, ApiResponse, PolicyRule, Route
+from moorage.scheduling.api import Resolver
 from moorage.scheduling.request import REQUEST_PROPERTIES
 
 __all__ = ["POLICIES", "Creator", "routes"]
@@ -60,8 +61,11 @@ class Creator(Protocol):
         """Have a scheduler place it; when that scheduler is lost, another one, for the same uuid and request_id."""
 
 
-def routes(instances: InstanceStore, creator: Creator, deleter: Deleter) -> Sequence[Route]:
-    """The routes, over the store of instances."""
+def routes(instances: InstanceStore, creator: Creator, deleter: Deleter, resolve: Resolver) -> Sequence[Route]:
+    """The routes, over the store of instances.
+
+    :param resolve: called with the body of a request for a new instance and who asks.
+    """
 
     def create(request: ApiRequest) -> ApiResponse:
         body = dict(request.body)
@@ -71,7 +75,7 @@ def routes(instances: InstanceStore, creator: Creator, deleter: Deleter) -> Sequ
         elif (found := _found(instances, body["uuid"])) is not None:
             return repeated(found, request)
         with contextlib.suppress(errors.AlreadyExists):  # the first of them was quicker
-            creator.create(body, body["uuid"])
+            creator.create(resolve(body, request.context), body["uuid"])
         return repeated(instances.get(body["uuid"]), request)
 
     def repeated(found: Instance, request: ApiRequest) -> ApiResponse:

@@ -47,6 +47,7 @@ class Instance:
     :param status: building, active, deleting, error (a plugin may add others).
     :param node: name of the node; ``node_uuid`` its uuid.
     :param fence: the token of the last operation that wrote the row.
+    :param server_group: uuid (or, for one that a request brought along, name) of its server group; empty for none.
     """
 
     uuid: str
@@ -64,6 +65,7 @@ class Instance:
     created_at: int = 0
     updated_at: int = 0
     request: Mapping[str, Any] = field(default_factory=dict)
+    server_group: str = ""
 
 
 class InstanceStore(InstanceSource):
@@ -92,6 +94,15 @@ class InstanceStore(InstanceSource):
         project_id: str | None = None,
     ) -> Sequence[Instance]:
         """Instances ordered by uuid, a page of ``limit`` after the given uuid."""
+
+    def group_members(self, group: str, transaction: Any = None) -> Sequence[tuple[str, str]]:
+        """(uuid, uuid of the node) of the instances that are in a server group and occupy a node.
+
+        A store that does not keep server groups knows of none, and policies of groups are then not checked with the claim.
+
+        :param transaction: an open one of this store to read in; None: one of its own.
+        """
+        return ()
 
     @abc.abstractmethod
     def set_status(

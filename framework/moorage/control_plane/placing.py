@@ -20,6 +20,7 @@ from moorage.control_plane.interface import Instance, InstanceStore
 from moorage.control_plane.pooling import claim_somewhere
 from moorage.db import Database
 from moorage.rpc.client import Sender
+from moorage.scheduling.groups import GroupStore, check_policy
 from moorage.scheduling.interface import ClaimResult, RequestSpec
 
 __all__ = ["AGENT_TOPIC", "Deleter", "StoreClaimer", "check_store"]
@@ -61,12 +62,14 @@ class StoreClaimer:
     instances: InstanceStore
     workers: WorkerStore
     node_names: NodeNames
+    groups: GroupStore
 
     def claim(self, spec: RequestSpec, node_uuid: str, host: str, request_id: str) -> ClaimResult:
         """Take the room and record what is to be done there, all in one transaction."""
         instance = self._instance(spec, node_uuid, host)
 
         def record(transaction: Any) -> None:
+            self._join(transaction, spec, node_uuid)
             self.instances.insert(transaction, instance)
             self.workers.create(
                 transaction, self.instances.resource_type, instance.uuid, BUILD, instance.status, addressed_to=host
@@ -85,6 +88,14 @@ class StoreClaimer:
         pools = self.node_names.pools_of(node_uuid)
         outcome = claim_somewhere(node_uuid, spec.flavor.resources, pools, take)
         return ClaimResult(self._node(outcome, node_uuid), outcome.repeated)
+
+    def _join(self, transaction: Any, spec: RequestSpec, node_uuid: str) -> None:
+        """Check a stored group's policy where nobody else can join meanwhile; the view may not know of the others yet."""
+        group = spec.server_group
+        if group is None or not self.groups.hold(transaction, group.name):
+            return
+        members = self.instances.group_members(group.name, transaction)
+        check_policy(group, node_uuid, [node for uuid, node in members if uuid != spec.instance_uuid])
 
     def _node(self, outcome: ClaimOutcome, node_uuid: str) -> str:
         """Which of the providers of a claim is the node."""
@@ -115,6 +126,7 @@ class StoreClaimer:
                 "extra_specs": dict(spec.flavor.extra_specs),
                 "hints": {k: list(v) for k, v in spec.hints.items()},
             },
+            server_group="" if spec.server_group is None else spec.server_group.name,
         )
 
 

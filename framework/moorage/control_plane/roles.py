@@ -26,6 +26,7 @@ from moorage.rpc.interface import Subscription
 from moorage.rpc.server import Dispatcher, endpoints_of, rpc_method
 from moorage.scheduling import pipeline
 from moorage.scheduling.fleet_view import FleetView
+from moorage.scheduling.groups import GroupStore
 from moorage.scheduling.guard import Guard
 from moorage.scheduling.healing import Healer, SilentHosts
 from moorage.scheduling.incidents import StoredIncidents
@@ -123,7 +124,7 @@ class SchedulerRole:
         view = FleetView(tracked=section.track_instance_changes)
         tracker = InstanceTracker(view, platform.clock)
         silent = SilentHosts(tracker, instances, platform.clock, max_age=section.silent_hosts_age)
-        claimer = StoreClaimer(store, instances, open_workers(platform, conf), source)
+        claimer = StoreClaimer(store, instances, open_workers(platform, conf), source, GroupStore(platform.database))
         self._scheduler = Scheduler(
             view,
             source,

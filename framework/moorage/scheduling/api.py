@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+from moorage.context import RequestContext
 from moorage.routes import ApiRequest, ApiResponse, PolicyRule, Route
 from moorage.scheduling.request import REQUEST_PROPERTIES
 
-__all__ = ["POLICIES", "SchedulerClient", "routes"]
+__all__ = ["POLICIES", "Resolver", "SchedulerClient", "routes"]
 
 POLICIES = (
     PolicyRule("scheduling:select", "rule:system_reader or rule:project_member", "Ask where an instance would go."),
@@ -38,12 +39,23 @@ class SchedulerClient(Protocol):
         """Call any live scheduler; for questions only, so another one is asked when one is lost."""
 
 
-def routes(schedulers: SchedulerClient) -> Sequence[Route]:
-    """The routes, over a way to reach schedulers."""
+#: Replaces what a request names (a server group) by what the store has of it.
+Resolver = Callable[[Mapping[str, Any], RequestContext], Mapping[str, Any]]
+
+
+def routes(schedulers: SchedulerClient, resolve: Resolver) -> Sequence[Route]:
+    """The routes, over a way to reach schedulers.
+
+    :param resolve: called with the body of a request and who asks.
+    """
 
     def select(request: ApiRequest) -> ApiResponse:
         body = {key: value for key, value in request.body.items() if key not in ("count", "dry_run", "explain")}
-        args = {"request": body, "count": request.body.get("count", 1), "explain": request.body.get("explain", False)}
+        args = {
+            "request": resolve(body, request.context),
+            "count": request.body.get("count", 1),
+            "explain": request.body.get("explain", False),
+        }
         return ApiResponse(200, schedulers.ask("select", args))
 
     def list_hosts(request: ApiRequest) -> ApiResponse:

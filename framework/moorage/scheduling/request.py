@@ -85,7 +85,8 @@ REQUEST_PROPERTIES: Mapping[str, Any] = {
     "requested_node": _NAME,
     "image": _IMAGE,
     "availability_zone": _NAME,
-    "server_group": _GROUP,
+    # The name or uuid of one in the store, or one that the request brings along.
+    "server_group": {"oneOf": [_NAME, _GROUP]},
 }
 
 

@@ -7,7 +7,7 @@ import collections
 import random as random_module
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -171,6 +171,7 @@ class Scheduler:
         refused: set[str] = set()
         while True:
             # Ranked anew after each round of refusals: what others claimed has come to be known meanwhile.
+            spec = self._with_members(spec)
             fleet, ranking = self._rank(policy, spec, refused)
             decision.considered, decision.removed, decision.skipped = (
                 ranking.considered,
@@ -198,7 +199,14 @@ class Scheduler:
             node = node if row is None else fleet.nodes[row]
         flavor = spec.flavor
         record = InstanceRecord(
-            spec.instance_uuid, node.host, node.name, flavor.flavorid, flavor.resources, spec.project_id
+            spec.instance_uuid,
+            node.host,
+            node.name,
+            flavor.flavorid,
+            flavor.resources,
+            spec.project_id,
+            busy=True,
+            server_group="" if spec.server_group is None else spec.server_group.name,
         )
         self._put(record)
         decision.outcome, decision.host, decision.node = "placed", node.host, node.name
@@ -287,7 +295,17 @@ class Scheduler:
             request_id=decision.request_id,
         )
 
+    def _with_members(self, spec: RequestSpec) -> RequestSpec:
+        """The request with those members of its server group added that the view knows."""
+        group = spec.server_group
+        if group is None:
+            return spec
+        known = self.view.group_members(spec.project_id, group.name) | set(group.members)
+        members = tuple(sorted(known - {spec.instance_uuid}))
+        return replace(spec, server_group=replace(group, members=members))
+
     def _dry_run(self, policy: Policy, spec: RequestSpec, count: int, explain: bool) -> dict[str, Any]:
+        spec = self._with_members(spec)
         fleet = first = self._fleet()
         selections = []
         ranking: Ranking | None = None
@@ -306,6 +324,9 @@ class Scheduler:
                 spec.project_id,
             )
             fleet = fleet.with_placed(record, int(ranking.rows[0]))
+            if spec.server_group is not None:
+                group = spec.server_group
+                spec = replace(spec, server_group=replace(group, members=(*group.members, record.uuid)))
         answer: dict[str, Any] = {"selections": selections, "asked": count, "found": len(selections)}
         if ranking is not None and (explain or len(selections) < count):
             answer["considered"] = ranking.considered

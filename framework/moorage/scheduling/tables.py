@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plugins that hung; written by :mod:`moorage.scheduling.incidents` alone."""
+"""Plugins that hung, written by :mod:`moorage.scheduling.incidents`; server groups, by :mod:`moorage.scheduling.groups`."""
 
 from __future__ import annotations
 
 import sqlalchemy as sa
 
-from moorage.db.schema import BigId, Micros, core_metadata, exact
+from moorage.db.schema import BigId, Micros, Uuid, core_metadata, exact
 
-__all__ = ["plugin_incidents"]
+__all__ = ["plugin_incidents", "server_groups"]
 
 plugin_incidents = sa.Table(
     "plugin_incidents",
@@ -16,4 +16,19 @@ plugin_incidents = sa.Table(
     sa.Column("plugin", exact(255), nullable=False),
     sa.Column("at", Micros, nullable=False),
     sa.Index("ix_plugin_incidents_plugin_at", "plugin", "at"),
+)
+
+server_groups = sa.Table(
+    "server_groups",
+    core_metadata,
+    sa.Column("id", BigId, primary_key=True),
+    sa.Column("uuid", Uuid, nullable=False),
+    sa.Column("name", exact(255), nullable=False),
+    sa.Column("project_id", exact(255), nullable=False),
+    sa.Column("policy", exact(40), nullable=False),
+    sa.Column("max_server_per_host", sa.Integer, nullable=False),
+    sa.Column("generation", sa.BigInteger, nullable=False),
+    sa.Column("created_at", Micros, nullable=False),
+    sa.UniqueConstraint("uuid", name="uq_server_groups_uuid"),
+    sa.UniqueConstraint("project_id", "name", name="uq_server_groups_name"),
 )

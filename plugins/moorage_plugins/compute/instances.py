@@ -21,11 +21,11 @@ __all__ = ["ComputeInstances"]
 _COLUMNS = (
     instances.c.uuid, instances.c.name, instances.c.status, instances.c.host, instances.c.node, instances.c.node_uuid,
     instances.c.flavorid, instances.c.resources, instances.c.project_id, instances.c.user_id, instances.c.fault,
-    instances.c.fence, instances.c.created_at, instances.c.updated_at, instances.c.request,
+    instances.c.fence, instances.c.created_at, instances.c.updated_at, instances.c.request, instances.c.server_group,
 )  # fmt: skip
 _RECORD = (
     instances.c.uuid, instances.c.host, instances.c.node, instances.c.flavorid, instances.c.resources,
-    instances.c.project_id, instances.c.status,
+    instances.c.project_id, instances.c.status, instances.c.server_group,
 )  # fmt: skip
 #: What is read too when filters want more of an instance.
 _MORE = (instances.c.name, instances.c.user_id, instances.c.created_at, instances.c.request)
@@ -67,6 +67,7 @@ class ComputeInstances(InstanceStore):
             InstanceRecord(
                 row.uuid, row.host, row.node, row.flavorid, row.resources, row.project_id,
                 fields=self._fields.of(row) if self._fields else {}, busy=row.status not in _SETTLED,
+                server_group=row.server_group,
             )
             for row in rows
         ]  # fmt: skip
@@ -106,6 +107,15 @@ class ComputeInstances(InstanceStore):
                 query = query.where(column == value)
         with self._database.read() as tx:
             return [Instance(*row) for row in tx.execute(query)]
+
+    @override
+    def group_members(self, group: str, transaction: Any = None) -> Sequence[tuple[str, str]]:
+        query = sa.select(instances.c.uuid, instances.c.node_uuid).where(instances.c.server_group == group, _OCCUPIES)
+        query = query.order_by(instances.c.uuid)
+        if transaction is not None:
+            return [(row.uuid, row.node_uuid) for row in transaction.execute(query)]
+        with self._database.read() as tx:
+            return [(row.uuid, row.node_uuid) for row in tx.execute(query)]
 
     @override
     def set_status(

@@ -17,7 +17,8 @@ class TestFacts(SliceCase):
     extra = """
 [scheduling]
 enabled_filters = compute,capacity,availability_zone,aggregate_instance_extra_specs,compute_capabilities,json,\
-aggregate_multitenancy_isolation,image_properties
+aggregate_multitenancy_isolation,image_properties,server_group_affinity,\
+server_group_anti_affinity
 enabled_weighers = ram,metrics
 [weigher_metrics]
 settings = heat=-1.0
@@ -87,6 +88,28 @@ required = false
             return bool(found["node"] == "node-5")
 
         servers.wait_until(first, "the coolest node is first", 60)
+
+    def test_server_groups_keep_their_members_apart_or_together(self) -> None:
+        made = self.moorage("server", "group", "create", "apart", "--policy", "anti-affinity", "-f", "json")
+        body = {**flavor(VCPU=1), "server_group": "apart"}
+        members = [self.create(body) for _ in range(3)]
+        self.assertEqual(3, len({each["node"] for each in members}))
+        shown = self.moorage("server", "group", "show", "apart", "-f", "json")
+        self.assertEqual(sorted(each["uuid"] for each in members), json.loads(shown["members"]))
+        answer = self.api.select({**body, "count": 6})
+        self.assertEqual(5, len(answer["selections"]), answer)
+        self.assertFalse({each["node"] for each in answer["selections"]} & {each["node"] for each in members})
+        self.api.create_server_group("together", "affinity")
+        first = self.create({**flavor(VCPU=1), "server_group": "together"})
+        second = self.create({**flavor(VCPU=1), "hints": {"group": [self.api.server_group("together")["uuid"]]}})
+        self.assertEqual(first["node"], second["node"])
+        for each in (*members, first, second):
+            self.delete(each["uuid"])
+        self.assertEqual([], self.api.server_group(made["uuid"])["members"])
+        self.moorage("server", "group", "delete", "apart")
+        self.assertEqual(["together"], [each["name"] for each in self.api.server_groups()])
+        with self.assertRaisesRegex(errors.InvalidInput, "There is no server group apart"):
+            self.api.select(body)
 
     def test_what_is_wrong_is_told_in_words(self) -> None:
         for body, text in (

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Aggregates on real database servers."""
+"""Aggregates and server groups on real database servers."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import unittest
 from moorage.db import Database, migrations
 from tests import servers
 from tests.unit.fleet.aggregate_tests import AggregateTests
+from tests.unit.scheduling.group_tests import GroupTests
 
 
-class ServerCase(AggregateTests):
+class ServerCase(unittest.TestCase):
+    database: Database
     kind: str
 
     @classmethod
@@ -20,9 +22,17 @@ class ServerCase(AggregateTests):
         migrations.upgrade_all(cls.database)
 
 
-class TestPostgresql(ServerCase, unittest.TestCase):
+class TestPostgresql(AggregateTests, ServerCase):
     kind = "postgresql"
 
 
-class TestMariadb(ServerCase, unittest.TestCase):
+class TestMariadb(AggregateTests, ServerCase):
+    kind = "mariadb"
+
+
+class TestGroupsOnPostgresql(GroupTests, ServerCase):
+    kind = "postgresql"
+
+
+class TestGroupsOnMariadb(GroupTests, ServerCase):
     kind = "mariadb"

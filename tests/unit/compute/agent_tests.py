@@ -32,6 +32,7 @@ from moorage.control_plane.placing import Deleter, StoreClaimer
 from moorage.db import Database
 from moorage.db.schema import core_metadata
 from moorage.scheduling.digest import instance_digest
+from moorage.scheduling.groups import GroupStore
 from moorage.scheduling.interface import Flavor, RequestSpec
 from moorage.scheduling.reporter import Reporter
 from moorage.services.interface import ServiceIdentity
@@ -135,7 +136,7 @@ class Fleet:
         self.workers = WorkerStore(self.database, lease_seconds=lease_seconds)
         self.casts: list[tuple[str, str, str]] = []
         self.deleter = Deleter(self.database, self.instances, self.workers, lambda *cast: self.casts.append(cast))
-        self.claimer = StoreClaimer(self.store, self.instances, self.workers, NodeNames())
+        self.claimer = StoreClaimer(self.store, self.instances, self.workers, NodeNames(), GroupStore(self.database))
 
     def create_tables(self) -> None:
         with self.database.write() as tx:

@@ -27,6 +27,12 @@ def add_request_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--extra-spec", action="append", default=[], metavar="NAME=VALUE", help="of the flavor")
     parser.add_argument("--force-host", help="this host, without asking the filters")
+    parser.add_argument("--zone", help="availability zone")
+    parser.add_argument("--server-group", metavar="GROUP", help="name or uuid of the server group it belongs to")
+    parser.add_argument("--image", metavar="ID", help="id of the image")
+    parser.add_argument(
+        "--image-property", action="append", default=[], metavar="NAME=VALUE", help="of the image; may be repeated"
+    )
 
 
 def request_body(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -54,6 +60,11 @@ def request_body(arguments: argparse.Namespace) -> dict[str, Any]:
     }
     if arguments.force_host:
         body["force_hosts"] = [arguments.force_host]
+    properties = dict(base.pairs(arguments.image_property, "--image-property"))
+    if arguments.image or properties:
+        body["image"] = {**({"id": arguments.image} if arguments.image else {}), "properties": properties}
+    named = {"availability_zone": arguments.zone, "server_group": arguments.server_group}
+    body.update({name: value for name, value in named.items() if value})
     return body
 
 

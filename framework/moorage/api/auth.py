@@ -11,7 +11,7 @@ import json
 import os
 import secrets
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,13 +22,23 @@ from oslo_config import cfg
 from moorage import errors
 from moorage.context import RequestContext
 
-__all__ = ["Authenticator", "authenticator", "ensure_users", "refuse_open_noauth"]
+__all__ = [
+    "Authenticator",
+    "authenticator",
+    "ensure_users",
+    "refuse_open_noauth",
+    "remove_user",
+    "set_user",
+    "users_file",
+]
 
 #: From a WSGI environment to who is calling; raises Unauthenticated.
 Authenticator = Callable[[Mapping[str, Any]], RequestContext]
 
 _ADMIN = ("admin", "manager", "member", "reader")
 _CACHE = 1024
+#: Bytes of a password that bcrypt looks at.
+_LONGEST_PASSWORD = 72
 #: A hash that no password is known to have.
 _NOBODY = bcrypt.hashpw(secrets.token_bytes(32), bcrypt.gensalt(10))
 
@@ -72,14 +82,60 @@ def ensure_users(path: Path, credentials: Path) -> tuple[str, str]:
     if path.exists() and credentials.exists():
         data = json.loads(credentials.read_text(encoding="utf-8"))
         return str(data["username"]), str(data["password"])
-    others = []
-    if path.exists():
-        others = [line for line in path.read_text(encoding="utf-8").splitlines() if not line.startswith("admin:")]
     password = secrets.token_urlsafe(18)
-    hashed = bcrypt.hashpw(password.encode(), bcrypt.gensalt(10)).decode()
-    _write_private(path, "".join(f"{line}\n" for line in (f"admin:{hashed}:admin", *others)))
+    set_user(path, "admin", password, ["admin"])
     _write_private(credentials, json.dumps({"username": "admin", "password": password}) + "\n")
     return "admin", password
+
+
+def set_user(path: Path, user: str, password: str, roles: Sequence[str]) -> None:
+    """Add a user to a file of users, or replace what it says of one; services notice it.
+
+    :raises InvalidInput: a name, password or role that cannot be kept.
+    :raises ConfigError: the file cannot be read or written.
+    """
+    if not user or any(character in user for character in ":,#\n\r") or user != user.strip():
+        raise errors.InvalidInput(
+            f"{user!r} cannot be a user's name: no colon, comma, # or line break in it.", path="user"
+        )
+    if not password or len(password.encode()) > _LONGEST_PASSWORD:
+        raise errors.InvalidInput(
+            f"A password has 1 to {_LONGEST_PASSWORD} bytes; more of it would not be looked at.", path="password"
+        )
+    unknown = sorted(set(roles) - {*_ADMIN, "service"})
+    if unknown or not roles:
+        raise errors.InvalidInput(
+            f"Roles are {', '.join((*_ADMIN, 'service'))}; give one or more of them, not {', '.join(unknown) or 'none'}.",
+            path="role",
+        )
+    hashed = bcrypt.hashpw(password.encode(), bcrypt.gensalt(10)).decode()
+    _write_users(path, [*_lines_without(path, user), f"{user}:{hashed}:{','.join(roles)}"])
+
+
+def remove_user(path: Path, user: str) -> None:
+    """Take a user out of a file of users.
+
+    :raises NotFound: there is none of that name.
+    """
+    lines = _lines_without(path, user)
+    if len(lines) == len(_lines_without(path, None)):
+        raise errors.NotFound(f"{path} has no user {user}.")
+    _write_users(path, lines)
+
+
+def _lines_without(path: Path, user: str | None) -> list[str]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    except (OSError, UnicodeDecodeError) as error:
+        raise errors.ConfigError(f"The file of users {path} cannot be read ({error}).") from error
+    return [line for line in lines if user is None or line.partition(":")[0] != user]
+
+
+def _write_users(path: Path, lines: Sequence[str]) -> None:
+    try:
+        _write_private(path, "".join(f"{line}\n" for line in lines))
+    except OSError as error:
+        raise errors.ConfigError(f"The file of users {path} cannot be written ({error.strerror}).") from error
 
 
 def _write_private(path: Path, text: str) -> None:
@@ -177,7 +233,7 @@ def _with_implied(roles: tuple[str, ...]) -> tuple[str, ...]:
 
 def _matches(password: str, hashed: bytes) -> bool:
     try:
-        # bcrypt reads 72 bytes at most and refuses more.
-        return bcrypt.checkpw(password.encode()[:72], hashed)
+        # bcrypt refuses more than it looks at.
+        return bcrypt.checkpw(password.encode()[:_LONGEST_PASSWORD], hashed)
     except ValueError:
         return False

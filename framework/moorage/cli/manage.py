@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``moorage-manage``: the database."""
+"""``moorage-manage``: the database, and the users of ``auth_strategy = http_basic``."""
 
 from __future__ import annotations
 
 import argparse
+import getpass
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from moorage import errors
+from moorage.api import auth
 from moorage.cli import base
 from moorage.cli.roles import loader
 from moorage.db import Database, migrations
@@ -17,7 +20,9 @@ __all__ = ["main"]
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the ``moorage-manage`` script."""
-    parser = argparse.ArgumentParser(prog="moorage-manage", description="Manage the database of a control plane.")
+    parser = argparse.ArgumentParser(
+        prog="moorage-manage", description="Manage the database and the users of a control plane."
+    )
     parser.add_argument("--config-file", action="append", default=[], help="may be repeated; later ones win")
     parser.add_argument("--state-dir", help="wins over [control_plane] state_dir")
     parser.add_argument("--set", action="append", default=[], metavar="GROUP.OPTION=VALUE", help="wins over the files")
@@ -29,9 +34,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         ("check", "compare the tables with what the code expects"),
     ):
         database.add_parser(name, help=text)
+    users = areas.add_parser("user", help="who may call, with auth_strategy = http_basic")
+    actions = users.add_subparsers(dest="action", required=True)
+    setting = actions.add_parser("set", help="add a user, or change password and roles of one")
+    setting.add_argument("user")
+    setting.add_argument("--role", action="append", help="may be repeated (default: admin)")
+    setting.add_argument("--password-file", type=argparse.FileType(), help="its first line is the password; - is stdin")
+    actions.add_parser("remove", help="take a user out").add_argument("user")
     arguments = parser.parse_args(argv)
     try:
-        return _ACTIONS[arguments.action](Database.from_config(loader(arguments)()))
+        conf = loader(arguments)()
+        if arguments.area == "user":
+            return _USER_ACTIONS[arguments.action](auth.users_file(conf), arguments)
+        return _ACTIONS[arguments.action](Database.from_config(conf))
     except errors.MoorageError as error:
         return base.say(sys.stderr, error)
 
@@ -56,6 +71,25 @@ def _check(database: Database) -> int:
     return 1 if differences else 0
 
 
+def _set_user(path: Path, arguments: argparse.Namespace) -> int:
+    if arguments.password_file is not None:
+        password = arguments.password_file.readline().rstrip("\r\n")
+    else:
+        password = getpass.getpass(f"Password of {arguments.user}: ")
+        if getpass.getpass("Once more: ") != password:
+            raise errors.InvalidInput("The two passwords differ; nothing was changed.")
+    auth.set_user(path, arguments.user, password, arguments.role or ["admin"])
+    print(f"{arguments.user} is in {path}.")
+    return 0
+
+
+def _remove_user(path: Path, arguments: argparse.Namespace) -> int:
+    auth.remove_user(path, arguments.user)
+    print(f"{arguments.user} is no longer in {path}.")
+    return 0
+
+
+_USER_ACTIONS = {"set": _set_user, "remove": _remove_user}
 _ACTIONS = {"upgrade": _upgrade, "version": _version, "check": _check}
 
 if __name__ == "__main__":

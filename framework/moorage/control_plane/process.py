@@ -20,6 +20,7 @@ from oslo_log import log as logging
 
 from moorage import errors
 from moorage.clock import Clock, SystemClock
+from moorage.control_plane import systemd
 from moorage.control_plane.supervisor import EXIT_CONFIG, EXIT_FATAL
 from moorage.db import Database, migrations
 from moorage.rpc import client as rpc_client
@@ -177,6 +178,7 @@ class _Process:
         self._role.start(platform, conf)
         LOG.info("%s %s is ready (service %s, epoch %d).", self._role.binary, self._name, *_identity(self._identity))
         _tell_parent("ready")
+        systemd.notify("READY=1")
 
     def _wait(self) -> int:
         """Serve until something ends it."""
@@ -195,6 +197,7 @@ class _Process:
 
     def _end(self) -> int:
         LOG.info("%s %s drains.", self._role.binary, self._name)
+        systemd.notify("STOPPING=1")
         self._role.stop(self._drain)
         if self._heartbeat is not None:
             self._heartbeat.stop()

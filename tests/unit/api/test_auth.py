@@ -108,3 +108,30 @@ class UsersFileTests(unittest.TestCase):
             self.assertTrue(bcrypt.checkpw(second[1].encode(), admin.split(":")[1].encode()))
             for path in (users, credentials):
                 self.assertEqual(0o600, path.stat().st_mode & 0o777)
+
+    def test_users_are_set_and_removed_and_what_cannot_be_kept_is_refused_and_changes_nothing(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "users"
+            path.write_text("# people\n")
+            auth.set_user(path, "ann", "one", ["reader"])
+            auth.set_user(path, "bob", "two", ["member", "service"])
+            auth.set_user(path, "ann", "three", ["admin"])
+            lines = path.read_text().splitlines()
+            self.assertEqual(["# people", "bob", "ann"], [line.partition(":")[0] for line in lines])
+            self.assertTrue(lines[1].endswith(":member,service"))
+            before = path.read_bytes()
+            for user, password, roles in (
+                ("", "x", ["admin"]),
+                ("a:b", "x", ["admin"]),
+                ("a\nb", "x", ["admin"]),
+                ("a", "", ["admin"]),
+                ("a", "x" * 73, ["admin"]),
+                ("a", "x", ["king"]),
+                ("a", "x", []),
+            ):
+                with self.subTest(user=user, roles=roles), self.assertRaises(errors.InvalidInput):
+                    auth.set_user(path, user, password, roles)
+            self.assertRaises(errors.NotFound, auth.remove_user, path, "cid")
+            self.assertEqual(before, path.read_bytes())
+            auth.remove_user(path, "bob")
+            self.assertNotIn("bob", path.read_text())

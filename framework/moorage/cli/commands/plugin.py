@@ -77,7 +77,7 @@ class PluginCheck(command.Command):
         return 1 if wrong else 0
 
 
-class PluginNew(command.Command):
+class PluginNew(base.LocalCommand):
     """Write a new distribution with one plugin: class, entry point, options, tests on the conformance kit."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:

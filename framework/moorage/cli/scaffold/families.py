@@ -52,6 +52,13 @@ _ALL = (
         "``moorage plugin check`` loads it; the roles use it once it declares SHARED_TRANSACTION, and say so until then.",
     ),
     Family(
+        "shard-strategy",
+        "moorage.shard_strategies",
+        "Strategy",
+        "[sharding]\nstrategy = $plugin",
+        "``moorage shard plan`` shows where it would have each node, and why.",
+    ),
+    Family(
         "transport",
         "moorage.transports",
         "Transport",

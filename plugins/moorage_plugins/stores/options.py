@@ -19,6 +19,14 @@ OPTS: Sequence[cfg.Opt] = (
         help="How often a claim is tried that is refused, yet fits by what is read afterwards (others give room back in "
         "between). Transactions that lose a race are counted by [database] attempts. Needs a restart.",
     ),
+    cfg.IntOpt(
+        "group_commit",
+        default=1,
+        min=1,
+        max=64,
+        help="How many claims for the same, which several threads of this process make at once, are made in one transaction; "
+        "1 makes each in its own. It pays where many claim of one provider. Needs a restart.",
+    ),
 )
 
 

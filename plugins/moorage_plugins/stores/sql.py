@@ -24,11 +24,13 @@ from moorage.allocation.interface import (
     ProviderUsage,
     ResourceProvider,
 )
-from moorage.db import Duplicate
+from moorage.clock import Clock
+from moorage.db import Database, Duplicate
 from moorage_plugins.stores import statements
 from moorage_plugins.stores.checks import as_change, check_providers, check_request
 from moorage_plugins.stores.providers import ensure
 from moorage_plugins.stores.sql_catalogue import SqlCatalogue
+from moorage_plugins.stores.sql_group import Group, Member, groupable
 from moorage_plugins.stores.sql_ledger import SqlLedger
 from moorage_plugins.stores.sql_names import SqlNames
 from moorage_plugins.stores.sql_part import shown
@@ -50,6 +52,11 @@ class SqlStore(SqlCatalogue, SqlNames, SqlLedger, SqlPools, AllocationStore, Aud
 
     api_version: ClassVar[tuple[int, int]] = (1, 0)
     capabilities = frozenset({Capability.SHARED, Capability.DURABLE, Capability.SHARED_TRANSACTION})
+
+    def __init__(self, *, conf: Any, database: Database, clock: Clock) -> None:
+        super().__init__(conf=conf, database=database, clock=clock)
+        largest = int(conf.allocation_sql.group_commit)
+        self._group = Group(self._alone, self._together, largest) if largest > 1 else None
 
     # -- providers ------------------------------------------------------------------------------------------------
 
@@ -99,7 +106,13 @@ class SqlStore(SqlCatalogue, SqlNames, SqlLedger, SqlPools, AllocationStore, Aud
     @override
     def claim(self, request: ClaimRequest, companion: Companion | None = None) -> ClaimOutcome:
         check_request(request)
-        return self._persistently([as_change(request)], (), companion)[0]
+        change = as_change(request)
+        if self._group is not None and groupable(change):
+            return self._group.claim(change, companion)
+        return self._persistently([change], (), companion)[0]
+
+    def _alone(self, member: Member) -> ClaimOutcome:
+        return self._persistently([member.change], (), member.companion)[0]
 
     @override
     def release(self, consumer: str, transaction: Any | None = None) -> bool:

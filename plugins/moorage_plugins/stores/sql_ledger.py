@@ -20,6 +20,7 @@ from typing import Any
 
 import sqlalchemy as sa
 from oslo_db import exception as db_errors
+from oslo_log import log as logging
 from typing_extensions import override
 
 from moorage import errors
@@ -41,9 +42,12 @@ from moorage.allocation.interface import (
 from moorage.db import MICROSECONDS
 from moorage_plugins.stores import providers, statements
 from moorage_plugins.stores.checks import check_changes, check_inventories, refusals
+from moorage_plugins.stores.sql_group import Member
 from moorage_plugins.stores.sql_part import SqlPart, no_such_provider, shown
 
 __all__ = ["SqlLedger"]
+
+LOG = logging.getLogger(__name__)
 
 
 class _RefusedError(Exception):
@@ -177,13 +181,7 @@ class SqlLedger(SqlPart, AllocationLedger):
             if row is not None:
                 raise _conflict(change, row)
             return False
-        values = {
-            "uuid": change.consumer,
-            "consumer_type": change.consumer_type or "",
-            "project_id": change.project or "",
-            "user_id": change.user or "",
-            "request_id": change.request_id,
-        }
+        values = _new_consumer(change)
         try:
             if change.lifetime is None:
                 tx.execute(statements.ADD_CONSUMER, values)
@@ -391,6 +389,37 @@ class SqlLedger(SqlPart, AllocationLedger):
         for reason in refusals(changes, present, own, self._step_rule):
             raise reason
 
+    # -- together -------------------------------------------------------------------------------------------------
+
+    def _together(self, members: Sequence[Member]) -> Sequence[ClaimOutcome] | None:
+        """Make claims of new consumers for the same resources in one transaction; None: undone, each must be tried alone."""
+        try:
+            return self._database.run(lambda tx: self._claim_together(tx, members))
+        except errors.StoreUnavailable:
+            raise
+        except Exception as error:  # noqa: BLE001  (alone, each learns what is wrong with it, and only with it)
+            LOG.debug("%d claims cannot be made together (%r).", len(members), error)
+            return None
+
+    def _claim_together(self, tx: sa.Connection, members: Sequence[Member]) -> Sequence[ClaimOutcome]:
+        changes = sorted((each.change for each in members), key=lambda each: each.consumer)
+        leased = [_new_consumer(each) | {"new_lifetime": _microseconds(each.lifetime)} for each in changes]
+        tx.execute(statements.ADD_LEASED_CONSUMER, leased)
+        plans, rows = self._plans(tx, changes, (), ())
+        for number in sorted(plans):
+            plan = plans[number]
+            if tx.execute(statements.TURN, {"of_provider": number, "of_uuid": plan.uuid}).rowcount != 1:
+                raise _StaleError
+            wanted = plan.takes[0]
+            taken = statements.take(len(wanted), self._step_rule, False, True)
+            if tx.execute(taken, {**_values(number, wanted), "times": len(members)}).rowcount != len(wanted):
+                raise _RefusedError
+        tx.execute(statements.ADD_ALLOCATIONS, rows)
+        for each in members:
+            if each.companion is not None:
+                each.companion(tx)
+        return self._outcomes(tx, [each.change for each in members], ())
+
     # -- reading --------------------------------------------------------------------------------------------------
 
     @override
@@ -477,6 +506,16 @@ def _conflict(change: AllocationChange, row: Any) -> GenerationConflict:
             "again, then decide again."
         )
     return GenerationConflict(message, consumer=change.consumer, expected=expected, present=present)
+
+
+def _new_consumer(change: AllocationChange) -> dict[str, Any]:
+    return {
+        "uuid": change.consumer,
+        "consumer_type": change.consumer_type or "",
+        "project_id": change.project or "",
+        "user_id": change.user or "",
+        "request_id": change.request_id,
+    }
 
 
 def _consumer(row: Any) -> Consumer:

@@ -227,20 +227,22 @@ def project_usages(
 
 
 @functools.lru_cache(maxsize=64)
-def take(classes: int, step_rule: str, lowering: bool = False) -> sa.Update:
+def take(classes: int, step_rule: str, lowering: bool = False, times: bool = False) -> sa.Update:
     """Take amounts of ``classes`` resource classes of a provider, each where all its conditions hold.
 
     Parameters: of_provider, and class_N and amount_N for N below ``classes``; when ``lowering``, lowers_N too: 1 lets the class
-    be taken above its capacity, because no more is taken than was given back before. It took everything when the rowcount is
-    ``classes``; otherwise the transaction must be rolled back.
+    be taken above its capacity, because no more is taken than was given back before; with ``times``, the parameter of that name:
+    how often each amount is taken. It took everything when the rowcount is ``classes``; otherwise the transaction must be rolled
+    back.
     """
+    factor = sa.bindparam("times", type_=_LARGE)
     conditions = []
     for place, (of_class, amount) in enumerate(_pairs(classes)):
         stepped: sa.ColumnElement[bool] = amount % inventories.c.step_size == 0
         if step_rule == SEED_RULE:
             stepped = sa.or_(inventories.c.min_unit == amount, stepped)
         fits: sa.ColumnElement[bool] = (
-            inventories.c.used + amount
+            inventories.c.used + (amount * factor if times else amount)
             <= (inventories.c.total - inventories.c.reserved) * inventories.c.allocation_ratio
         )
         if lowering:
@@ -257,7 +259,7 @@ def take(classes: int, step_rule: str, lowering: bool = False) -> sa.Update:
     return (
         sa.update(inventories)
         .where(inventories.c.resource_provider_id == _OF_PROVIDER, sa.or_(*conditions))
-        .values(used=inventories.c.used + _amount(classes))
+        .values(used=inventories.c.used + (_amount(classes) * factor if times else _amount(classes)))
     )
 
 

@@ -38,9 +38,11 @@ def memory_store(**values: Any) -> MemoryStore:
     return MemoryStore(conf=configuration(**values))
 
 
-def sql_store(database: Database, **values: Any) -> SqlStore:
+def sql_store(database: Database, *, group_commit: int = 1, **values: Any) -> SqlStore:
     """A sql store on a database that has the tables."""
-    return SqlStore(conf=configuration(**values), database=database, clock=SystemClock())
+    conf = configuration(**values)
+    conf.set_override("group_commit", group_commit, group="allocation_sql")
+    return SqlStore(conf=conf, database=database, clock=SystemClock())
 
 
 def create_tables(database: Database) -> None:

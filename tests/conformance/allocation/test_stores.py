@@ -26,10 +26,13 @@ class SqliteStoreTests(SqlCase, AllocationStoreTests, CatalogueTests, LedgerTest
     @override
     def make_store(self) -> AllocationStore:
         self.empty()
-        return sql_store(self.database)
+        return self.another_store()
 
     @override
     def another(self, store: AllocationStore) -> AllocationStore:
+        return self.another_store()
+
+    def another_store(self) -> AllocationStore:
         return sql_store(self.database)
 
     @override
@@ -43,3 +46,20 @@ class PostgresqlStoreTests(SqliteStoreTests):
 
 class MariadbStoreTests(SqliteStoreTests):
     server = "mariadb"
+
+
+class GroupingStoreTests(SqliteStoreTests):
+    """Claims that come at once are made together; nobody may notice."""
+
+    @override
+    def another(self, store: AllocationStore) -> AllocationStore:
+        # Threads of one process have one store; otherwise nothing would be grouped.
+        return store
+
+    @override
+    def another_store(self) -> AllocationStore:
+        return sql_store(self.database, group_commit=8)
+
+
+class GroupingPostgresqlStoreTests(GroupingStoreTests):
+    server = "postgresql"

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A small TCP proxy that loses replies: what the kernel of the test machine cannot do for one connection."""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+__all__ = ["Proxy"]
+
+
+class Proxy:
+    """Passes bytes on between clients and a server, until :attr:`lose` says that a reply shall be lost.
+
+    ``lose`` is asked with every piece that a client sends. When it says True, the piece is passed on, and as soon as the server
+    has answered, the connection is cut without passing the answer: the server did it, and the client does not know.
+    """
+
+    def __init__(self, host: str, port: int, lose: Callable[[bytes], bool]) -> None:
+        self._target = (host, port)
+        self.lose = lose
+        #: How many replies were lost.
+        self.lost = 0
+        self._lock = threading.Lock()
+        self._open: set[socket.socket] = set()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._listener.getsockname()[1])
+        self._threads: list[threading.Thread] = []
+        self._acceptor = threading.Thread(target=self._accept)
+        self._acceptor.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Cut all connections and listen no more."""
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._acceptor.join(30)
+        with self._lock:
+            left = list(self._open)
+        for each in left:
+            _cut(each)
+        for thread in self._threads:
+            thread.join(30)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            thread = threading.Thread(target=self._serve, args=(client,))
+            self._threads.append(thread)
+            thread.start()
+
+    def _serve(self, client: socket.socket) -> None:
+        try:
+            server = socket.create_connection(self._target, timeout=30)
+        except OSError:
+            client.close()
+            return
+        for each in (client, server):
+            each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with self._lock:
+            self._open |= {client, server}
+        try:
+            with contextlib.suppress(OSError):
+                self._pass_on(client, server)
+        finally:
+            with self._lock:
+                self._open -= {client, server}
+            for each in (client, server):
+                each.close()
+
+    def _pass_on(self, client: socket.socket, server: socket.socket) -> None:
+        losing = False
+        with selectors.DefaultSelector() as selector:
+            selector.register(client, selectors.EVENT_READ, server)
+            selector.register(server, selectors.EVENT_READ, client)
+            while True:
+                for key, _ in selector.select():
+                    piece = key.fileobj.recv(65536)  # type: ignore[union-attr]
+                    if not piece:
+                        return
+                    if key.fileobj is client:
+                        losing = losing or self.lose(piece)
+                    elif losing:
+                        with self._lock:
+                            self.lost += 1
+                        return
+                    key.data.sendall(piece)
+
+
+def _cut(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)

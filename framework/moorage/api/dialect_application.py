@@ -215,6 +215,10 @@ class DialectApplication:
             f"{call.method} {call.path} does not exist in version {call.version[0]}.{call.version[1]}."
         )
 
+    def wrong_body(self, call: Call, error: errors.InvalidInput) -> errors.MoorageError:
+        """The error for a body that its schema refuses."""
+        return error
+
     def no_such_path(self, call: Call) -> errors.MoorageError:
         """The error for a path that no operation has."""
         return errors.NotFound(f"There is nothing at {call.path}.")
@@ -271,7 +275,7 @@ class DialectApplication:
         if operations is None:
             allow = sorted(path.methods)
             raise MethodNotAllowed(
-                f"The method {call.method} is not allowed for this resource; {', '.join(allow)} are.", allow=allow
+                f"The method {call.method} is not allowed for this resource. Allowed: {', '.join(allow)}.", allow=allow
             )
         for operation in operations:
             if operation.serves(call.version):
@@ -293,7 +297,10 @@ class DialectApplication:
         if operation.body is None:
             return None
         data = self.read_json(self._raw(call))
-        self._validators[id(operation.body)].check(data)
+        try:
+            self._validators[id(operation.body)].check(data)
+        except errors.InvalidInput as error:
+            raise self.wrong_body(call, error) from error
         return data
 
     def _raw(self, call: Call) -> bytes:

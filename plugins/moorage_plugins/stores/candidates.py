@@ -15,14 +15,13 @@ from dataclasses import dataclass, field
 from moorage.allocation.interface import (
     Candidate,
     CandidateQuery,
-    CandidateSet,
     InventoryItem,
     ProviderSummary,
     RequestGroup,
 )
 from moorage_plugins.stores.checks import refusal
 
-__all__ = ["SHARING", "Fleet", "Place", "answer", "find"]
+__all__ = ["SHARING", "Fleet", "Place", "Seen", "find"]
 
 #: The trait of a provider that offers its resources to all who are in one of its aggregates.
 SHARING = "MISC_SHARES_VIA_AGGREGATE"
@@ -86,6 +85,11 @@ class Fleet:
         aggregates = frozenset().union(*(each.aggregates for each in self.trees[root]))
         return [each for each in self._sharing if each.root != root and each.aggregates & aggregates]
 
+    def summaries(self, candidates: Iterable[Candidate]) -> dict[str, ProviderSummary]:
+        """All providers of the trees that candidates take of."""
+        roots = dict.fromkeys(self.places[uuid].root for each in candidates for uuid in each.allocations)
+        return {each.uuid: each.summary for root in roots for each in self.trees[root]}
+
     def line(self, uuid: str) -> Iterator[str]:
         """A provider and all above it."""
         at: str | None = uuid
@@ -102,13 +106,19 @@ class _Option:
     providers: frozenset[str]
 
 
-def find(query: CandidateQuery, fleet: Fleet, anchors: Iterable[str], rule: str) -> Iterator[Candidate]:
+Seen = set[tuple[object, ...]]
+
+
+def find(
+    query: CandidateQuery, fleet: Fleet, anchors: Iterable[str], rule: str, seen: Seen | None = None
+) -> Iterator[Candidate]:
     """Candidates anchor by anchor, without ``limit``; the same one of a second anchor is not named again.
 
     :param anchors: uuids of roots, in order.
     :param rule: ``[allocation] step_size_rule``.
+    :param seen: what was found before, for who asks in several steps.
     """
-    seen: set[tuple[object, ...]] = set()
+    seen = set() if seen is None else seen
     for anchor in anchors:
         root = fleet.places[anchor]
         if query.root_required <= root.traits and not query.root_forbidden & root.traits:
@@ -120,14 +130,6 @@ def find(query: CandidateQuery, fleet: Fleet, anchors: Iterable[str], rule: str)
                 if key not in seen:
                     seen.add(key)
                     yield candidate
-
-
-def answer(candidates: Iterable[Candidate], fleet: Fleet, limit: int | None) -> CandidateSet:
-    """The first ``limit`` candidates with the trees that they take of."""
-    found = tuple(itertools.islice(candidates, limit))
-    roots = {fleet.places[uuid].root for each in found for uuid in each.allocations}
-    summaries = {uuid: each.summary for uuid, each in fleet.places.items() if each.root in roots}
-    return CandidateSet(found, summaries)
 
 
 def _of_anchor(query: CandidateQuery, fleet: Fleet, root: Place, rule: str) -> Iterator[Candidate]:

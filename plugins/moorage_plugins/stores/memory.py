@@ -15,18 +15,18 @@ from typing_extensions import override
 from moorage import errors
 from moorage.allocation.interface import (
     AllocationItem,
-    AllocationStore,
-    Auditable,
     Capability,
     ClaimOutcome,
     ClaimRequest,
     Companion,
     Drift,
+    FullStore,
     HasChildren,
     ProviderUsage,
     ResourceProvider,
 )
 from moorage_plugins.stores.checks import as_change, check_class, check_providers, check_request
+from moorage_plugins.stores.memory_candidates import MemoryCandidates
 from moorage_plugins.stores.memory_catalogue import MemoryCatalogue, MemoryNames
 from moorage_plugins.stores.memory_ledger import MemoryLedger
 from moorage_plugins.stores.memory_pools import MemoryPools
@@ -34,7 +34,7 @@ from moorage_plugins.stores.memory_pools import MemoryPools
 __all__ = ["MemoryStore"]
 
 
-class MemoryStore(MemoryCatalogue, MemoryNames, MemoryLedger, MemoryPools, AllocationStore, Auditable):
+class MemoryStore(MemoryCatalogue, MemoryNames, MemoryLedger, MemoryPools, MemoryCandidates, FullStore):
     """Claims in the memory of one process. A companion is called with None, under the lock; its error undoes the claim."""
 
     api_version: ClassVar[tuple[int, int]] = (1, 0)

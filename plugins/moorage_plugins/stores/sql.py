@@ -13,13 +13,12 @@ from typing_extensions import override
 from moorage import errors
 from moorage.allocation.interface import (
     AllocationItem,
-    AllocationStore,
-    Auditable,
     Capability,
     ClaimOutcome,
     ClaimRequest,
     Companion,
     Drift,
+    FullStore,
     HasChildren,
     ProviderUsage,
     ResourceProvider,
@@ -29,6 +28,7 @@ from moorage.db import Database, Duplicate
 from moorage_plugins.stores import statements
 from moorage_plugins.stores.checks import as_change, check_providers, check_request
 from moorage_plugins.stores.providers import ensure
+from moorage_plugins.stores.sql_candidates import SqlCandidates
 from moorage_plugins.stores.sql_catalogue import SqlCatalogue
 from moorage_plugins.stores.sql_group import Group, Member, groupable
 from moorage_plugins.stores.sql_ledger import SqlLedger
@@ -44,7 +44,7 @@ LOG = logging.getLogger(__name__)
 _ENSURE_TRIES = 3
 
 
-class SqlStore(SqlCatalogue, SqlNames, SqlLedger, SqlPools, AllocationStore, Auditable):
+class SqlStore(SqlCatalogue, SqlNames, SqlLedger, SqlPools, SqlCandidates, FullStore):
     """Claims in SQLite, PostgreSQL or MariaDB; several hosts may use it at once.
 
     A claim of one provider costs four statements and a commit, one of k providers 2 + 2k, however many consumers they have.

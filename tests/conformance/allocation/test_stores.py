@@ -11,18 +11,19 @@ from typing_extensions import override
 
 from moorage.allocation.interface import AllocationStore
 from moorage.testing.allocation import AllocationStoreTests
+from moorage.testing.candidates import CandidateTests
 from moorage.testing.catalogue import CatalogueTests
 from moorage.testing.ledger import LedgerTests
 from tests.conformance.allocation.stores import SqlCase, memory_store, sql_store
 
 
-class MemoryStoreTests(AllocationStoreTests, CatalogueTests, LedgerTests, unittest.TestCase):
+class MemoryStoreTests(AllocationStoreTests, CatalogueTests, LedgerTests, CandidateTests, unittest.TestCase):
     @override
     def make_store(self) -> AllocationStore:
         return memory_store()
 
 
-class SqliteStoreTests(SqlCase, AllocationStoreTests, CatalogueTests, LedgerTests, unittest.TestCase):
+class SqliteStoreTests(SqlCase, AllocationStoreTests, CatalogueTests, LedgerTests, CandidateTests, unittest.TestCase):
     @override
     def make_store(self) -> AllocationStore:
         self.empty()

@@ -19,7 +19,7 @@ from moorage.allocation.interface import (
     RequestGroup,
     ResourceProvider,
 )
-from moorage_plugins.stores.candidates import SHARING, Fleet, Place, answer, find
+from moorage_plugins.stores.candidates import SHARING, Fleet, Place, find
 from moorage_plugins.stores.checks import SEED_RULE
 
 A, B = "agg-a", "agg-b"
@@ -144,9 +144,9 @@ class TestAnswer(unittest.TestCase):
         cards = [place(f"card-{n}", "host", "host", VGPU=8) for n in range(8)]
         fleet = Fleet([place("host"), *cards])
         many = groups(*(RequestGroup(str(n), {"VGPU": 1}) for n in range(1, 13)), limit=10)
-        got = answer(find(many, fleet, fleet.trees, SEED_RULE), fleet, many.limit)
-        self.assertEqual(10, len(got.candidates))
-        self.assertEqual(9, len(got.summaries))
+        got = list(itertools.islice(find(many, fleet, fleet.trees, SEED_RULE), many.limit))
+        self.assertEqual(10, len(got))
+        self.assertEqual(9, len(fleet.summaries(got)))
 
     def test_old_clients_get_nothing_of_two_providers_of_a_tree(self) -> None:
         tree = (place("host", MEMORY_MB=64), place("cell", "host", "host", VCPU=4))

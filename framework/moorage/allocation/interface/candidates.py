@@ -99,5 +99,5 @@ class CandidateSource(abc.ABC):
 
         An unknown provider of ``in_tree`` and unknown aggregates find nothing.
 
-        :raises NotFound: a resource class (``details['resource_class']``) or trait (``details['trait']``) does not exist.
+        :raises NotFound: a resource class (``details['resource_class']``) or traits (``details['traits']``) do not exist.
         """

@@ -14,11 +14,19 @@ import microversion_parse
 from typing_extensions import override
 
 from moorage import errors
+from moorage.allocation.interface import ProviderCatalogue
 from moorage.api.dialect import Dialect
 from moorage.api.dialect_application import Answer, Call, DialectApplication, MethodNotAllowed, Operation, Version
 from moorage.api.validation import Validator
+from moorage.control_plane.interface import ApiTools
 from moorage.routes import Schema
-from moorage_plugins.api.placement.failures import PLACEMENT_STATUSES, NotAcceptable, UnsupportedMediaType, code
+from moorage_plugins.api.placement.failures import (
+    PLACEMENT_STATUSES,
+    NotAcceptable,
+    UnsupportedMediaType,
+    code,
+    no_provider,
+)
 from moorage_plugins.api.placement.validation import BodyValidator, QueryValidator
 
 __all__ = ["DIALECT", "PlacementApplication", "cached", "versions_document"]
@@ -35,6 +43,10 @@ class PlacementApplication(DialectApplication):
     """Answers as Placement does."""
 
     request_id_header = "x-openstack-request-id"
+
+    def __init__(self, operations: Sequence[Operation], store: ProviderCatalogue, tools: ApiTools) -> None:
+        super().__init__(DIALECT, operations, tools)
+        self._store = store
 
     @override
     def read_version(self, call: Call) -> Version:
@@ -82,6 +94,18 @@ class PlacementApplication(DialectApplication):
             allow = ["GET", "POST", "PUT"]
             return MethodNotAllowed("The method specified is not allowed for this resource.", allow=allow)
         return _nothing()
+
+    @override
+    def wrong_body(self, call: Call, error: errors.InvalidInput) -> errors.MoorageError:
+        # Whoever writes a wrong body to a provider that does not exist is told of the provider.
+        uuid = call.parts.get("uuid")
+        if uuid is not None:
+            try:
+                with no_provider(uuid):
+                    self._store.provider(uuid)
+            except errors.NotFound as missing:
+                return missing
+        return error
 
     @override
     def no_such_path(self, call: Call) -> errors.MoorageError:

@@ -36,12 +36,12 @@ def operations(store: FullStore) -> Sequence[Operation]:
     )
 
 
-def _location(call: Call, name: str) -> str:
-    return f"{call.prefix}/resource_classes/{name}"
+def _path(name: str) -> str:
+    return f"/resource_classes/{name}"
 
 
 def _shown(call: Call, name: str) -> dict[str, Any]:
-    return {"name": name, "links": [{"rel": "self", "href": _location(call, name)}]}
+    return {"name": name, "links": [{"rel": "self", "href": call.prefix + _path(name)}]}
 
 
 def _missing(name: str) -> errors.NotFound:
@@ -72,14 +72,14 @@ class _Classes:
         name = call.body["name"]
         if not self._store.create_resource_class(name):
             raise errors.AlreadyExists(f"Conflicting resource class already exists: {name}", resource_class=name)
-        return Answer(201, None, (("location", _location(call, name)),))
+        return Answer(201, None, (("location", call.base_url + _path(name)),))
 
     def ensure(self, call: Call) -> Answer:
         """``PUT`` from 1.7 on: make sure that there is one of the name."""
         name = call.parts["name"]
         self._named.check({"name": name})
         created = self._store.create_resource_class(name)
-        return Answer(201 if created else 204, None, (("location", _location(call, name)),))
+        return Answer(201 if created else 204, None, (("location", call.base_url + _path(name)),))
 
     def rename(self, call: Call) -> Answer:
         """``PUT`` before 1.7: another name."""

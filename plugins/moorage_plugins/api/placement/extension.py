@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from typing_extensions import override
 
+from moorage import errors
 from moorage.allocation.interface import FullStore
 from moorage.api.dialect_application import Operation
 from moorage.control_plane.interface import ApiExtension, Wsgi
@@ -20,7 +21,7 @@ from moorage_plugins.api.placement import (
     providers,
     usages,
 )
-from moorage_plugins.api.placement.application import DIALECT, PlacementApplication, versions_document
+from moorage_plugins.api.placement.application import PlacementApplication, versions_document
 
 __all__ = ["PlacementApi"]
 
@@ -34,12 +35,15 @@ class PlacementApi(ApiExtension):
 
     @override
     def application(self) -> Wsgi:
-        root = [Operation("GET", path, versions_document, public=True) for path in ("", "/")]
         store = self.tools.store()
         if not isinstance(store, FullStore):
-            return PlacementApplication(DIALECT, root, self.tools)
+            raise errors.ConfigError(
+                f"The allocation store {type(store).__name__} has not all the powers that the Placement dialect needs "
+                "(moorage.allocation.interface.FullStore). Choose sql for [allocation] store, or take placement out of "
+                "[api] enabled_apis."
+            )
         operations = (
-            *root,
+            *(Operation("GET", path, versions_document, public=True) for path in ("", "/")),
             *providers.operations(store),
             *inventories.operations(store),
             *features.operations(store),
@@ -48,4 +52,4 @@ class PlacementApi(ApiExtension):
             *allocations.operations(store),
             *candidates.operations(store),
         )
-        return PlacementApplication(DIALECT, operations, self.tools)
+        return PlacementApplication(operations, store, self.tools)

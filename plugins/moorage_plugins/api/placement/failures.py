@@ -114,8 +114,8 @@ def subject(error: errors.NotFound) -> str:
         return f"No inventory of class {details['inventory']} found."
     if "resource_class" in details:
         return f"No such resource class {details['resource_class']}."
-    if "trait" in details:
-        return f"No such trait(s): {details['trait']}."
+    if "traits" in details:
+        return f"No such trait(s): {', '.join(details['traits'])}."
     if "provider" in details:
         return f"No resource provider with uuid {details['provider']} found"
     return error.message

@@ -85,12 +85,13 @@ class _Features:
         uuid = call.parts["uuid"]
         expected = call.body["resource_provider_generation"] if call.version >= _GENERATION else None
         given = call.body["aggregates"] if call.version >= _GENERATION else call.body
+        aggregates = [canonical_uuid(each) for each in given]
         try:
             with no_provider(uuid):
-                provider, found = self._store.set_aggregates(uuid, {canonical_uuid(each) for each in given}, expected)
+                provider, _ = self._store.set_aggregates(uuid, set(aggregates), expected)
         except GenerationConflict as error:
             raise ConcurrentUpdate(_CHANGED, **error.details) from error
-        return self._aggregates(call, provider, found)
+        return self._aggregates(call, provider, aggregates)
 
     def _aggregates(self, call: Call, provider: ResourceProvider, found: Sequence[str]) -> Answer:
         body: dict[str, Any] = {"aggregates": list(found)}
@@ -164,7 +165,7 @@ class _Features:
                 path="name",
             )
         created = self._store.create_trait(name)
-        where = ("location", f"{call.prefix}/traits/{name}")
+        where = ("location", f"{call.base_url}/traits/{name}")
         return cached(call, Answer(201 if created else 204, None, (where,)))
 
     def delete(self, call: Call) -> Answer:
@@ -188,7 +189,7 @@ class _Features:
 
 
 def _no_trait(name: str) -> errors.NotFound:
-    return errors.NotFound(f"No such trait(s): {name}.", trait=name)
+    return errors.NotFound(f"No such trait(s): {name}.", traits=[name])
 
 
 def _selection(value: str | None) -> tuple[set[str] | None, str]:

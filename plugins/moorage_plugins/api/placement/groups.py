@@ -31,7 +31,7 @@ def candidate_query(query: _Query, version: Version) -> CandidateQuery:
 
     :raises InvalidInput: values that are malformed or contradict each other.
     """
-    limit = queries.last(query, "limit")
+    limit = next(iter(query.get("limit", ())), None)
     root = _root(query)
     subtrees = _subtrees(query)
     groups = _groups(query, version)
@@ -41,7 +41,7 @@ def candidate_query(query: _Query, version: Version) -> CandidateQuery:
         _check_orphans(groups)
     if version >= FORBIDDEN_TRAITS:
         _check_traits(groups)
-    policy = queries.last(query, "group_policy")
+    policy = next(iter(query.get("group_policy", ())), None)
     if policy is None and sum(bool(suffix) for suffix in groups) > 1:
         raise errors.InvalidInput(
             'The "group_policy" parameter is required when specifying more than one "resources{N}" parameter.',

@@ -12,7 +12,7 @@ from moorage.api.dialect_application import Answer, Call, Operation, Version
 from moorage_plugins.api.placement import policies, schemas
 from moorage_plugins.api.placement.application import cached
 from moorage_plugins.api.placement.failures import ConcurrentUpdate, InventoryInUse, no_provider, subject
-from moorage_plugins.api.placement.providers import location
+from moorage_plugins.api.placement.providers import path
 
 __all__ = ["check_capacity", "held_classes", "item", "operations"]
 
@@ -133,7 +133,7 @@ class _Inventories:
             if "resource_class" not in error.details:
                 raise
             raise errors.InvalidInput(f"{unable}: {subject(error)}", **error.details) from error
-        where = ("location", f"{location(call, uuid)}/inventories/{name}")
+        where = ("location", f"{call.base_url}{path(uuid)}/inventories/{name}")
         return _one(call, provider, _named(provider, wanted), 201, where)
 
     def update(self, call: Call) -> Answer:

@@ -21,7 +21,7 @@ from moorage_plugins.api.placement.failures import (
 )
 from moorage_plugins.api.placement.validation import canonical_uuid
 
-__all__ = ["operations"]
+__all__ = ["operations", "path", "shown"]
 
 _TREES: Version = (1, 14)
 _BODY_OF_NEW: Version = (1, 20)
@@ -70,14 +70,14 @@ def _versions(method: str, path: str, handler: Any, policy: str, part: str) -> I
         yield Operation(method, path, handler, policy, since=since, until=until, query=schema)
 
 
-def location(call: Call, uuid: str) -> str:
+def path(uuid: str) -> str:
     """The path of a provider, below the mount."""
-    return f"{call.prefix}/resource_providers/{uuid}"
+    return f"/resource_providers/{uuid}"
 
 
 def shown(call: Call, provider: ResourceProvider) -> dict[str, Any]:
     """A provider as the wire has it."""
-    url = location(call, provider.uuid)
+    url = call.prefix + path(provider.uuid)
     links = [{"rel": "self", "href": url}]
     links += [{"rel": rel, "href": f"{url}/{rel}"} for since, rel in _LINKS if call.version >= since]
     data: dict[str, Any] = {
@@ -153,7 +153,7 @@ class _Providers:
             raise errors.InvalidInput(
                 f'Unable to create resource provider "{name}", {uuid}: {why}', path="parent_provider_uuid"
             ) from error
-        where = ("location", location(call, uuid))
+        where = ("location", call.base_url + path(uuid))
         if call.version < _BODY_OF_NEW:
             return Answer(201, None, (where,))
         return cached(call, Answer(200, shown(call, found), (where,)), found.updated_at)

@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The part of the memory store that finds candidates."""
+
+from __future__ import annotations
+
+import itertools
+
+from typing_extensions import override
+
+from moorage.allocation.interface import CandidateQuery, CandidateSet, CandidateSource, ProviderSummary
+from moorage_plugins.stores.candidates import Fleet, Place, find
+from moorage_plugins.stores.memory_part import MemoryPart
+
+__all__ = ["MemoryCandidates"]
+
+
+class MemoryCandidates(MemoryPart, CandidateSource):
+    """Candidates; looks at every provider."""
+
+    @override
+    def candidates(self, query: CandidateQuery) -> CandidateSet:
+        with self._lock:
+            self._check_classes(name for group in query.groups for name in group.resources)
+            named = (each for group in query.groups for each in (group.forbidden, *group.required))
+            self._check_traits(query.root_required.union(query.root_forbidden, *named))
+            fleet = Fleet(
+                Place(ProviderSummary(self._shown(row), dict(row.used), tuple(sorted(row.traits))), row.aggregates)
+                for row in sorted(self._providers.values(), key=lambda row: row.number)
+            )
+        roots = [each.uuid for each in fleet.places.values() if each.root == each.uuid]
+        found = tuple(itertools.islice(find(query, fleet, roots, self._step_rule), query.limit))
+        return CandidateSet(found, fleet.summaries(found))

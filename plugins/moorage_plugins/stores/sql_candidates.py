@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The part of the sql store that finds candidates: anchors page by page in SQL, then the rules on what was read.
+
+One statement finds the roots that may anchor a candidate, by what every candidate needs; that they do decides
+:mod:`moorage_plugins.stores.candidates`. Pages begin small and grow, so that who wants ten of ten thousand pays for about ten.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+from typing_extensions import override
+
+from moorage.allocation.interface import (
+    Candidate,
+    CandidateQuery,
+    CandidateSet,
+    CandidateSource,
+    ProviderSummary,
+    RequestGroup,
+)
+from moorage_plugins.stores import sql_filters, statements
+from moorage_plugins.stores.candidates import SHARING, Fleet, Place, Seen, find
+from moorage_plugins.stores.sql_names import check_traits
+from moorage_plugins.stores.sql_part import SqlPart, shown
+from moorage_plugins.stores.tables import provider_aggregates, provider_traits, resource_providers
+
+__all__ = ["SqlCandidates"]
+
+_SMALLEST_PAGE, _LARGEST_PAGE = 16, 512
+
+_ROOT = resource_providers.alias("root")
+_MEMBER = resource_providers.alias("member")
+_OF_TREES = (
+    sa.select(*statements.provider_columns)
+    .where(resource_providers.c.root_uuid.in_(sa.bindparam("roots", expanding=True)))
+    .order_by(resource_providers.c.id)
+)
+_TRAITS_OF = (
+    sa.select(provider_traits.c.resource_provider_id, provider_traits.c.trait)
+    .where(provider_traits.c.resource_provider_id.in_(sa.bindparam("numbers", expanding=True)))
+    .order_by(provider_traits.c.resource_provider_id, provider_traits.c.trait)
+)
+_AGGREGATES_OF = sa.select(provider_aggregates.c.resource_provider_id, provider_aggregates.c.aggregate_uuid).where(
+    provider_aggregates.c.resource_provider_id.in_(sa.bindparam("numbers", expanding=True))
+)
+#: The trees of those that share with others.
+_SHARING_ROOTS = (
+    sa.select(resource_providers.c.root_uuid)
+    .join_from(provider_traits, resource_providers, provider_traits.c.resource_provider_id == resource_providers.c.id)
+    .where(
+        provider_traits.c.trait == SHARING,
+        sa.exists().where(provider_aggregates.c.resource_provider_id == resource_providers.c.id),
+    )
+    .distinct()
+)
+_ROOT_OF = sa.select(resource_providers.c.root_uuid).where(resource_providers.c.uuid == sa.bindparam("of_uuid"))
+
+
+class SqlCandidates(SqlPart, CandidateSource):
+    """Candidates; about six statements a page of anchors."""
+
+    @override
+    def candidates(self, query: CandidateQuery) -> CandidateSet:
+        return self._database.read_run(lambda tx: self._find_candidates(tx, query))
+
+    def _find_candidates(self, tx: sa.Connection, query: CandidateQuery) -> CandidateSet:
+        numbers = self._classes.numbers(tx, {name for group in query.groups for name in group.resources})
+        named = (each for group in query.groups for each in (group.forbidden, *group.required))
+        check_traits(tx, query.root_required.union(query.root_forbidden, *named))
+        sharing = self._places(tx, tx.execute(_SHARING_ROOTS).scalars().all())
+        conditions = self._anchor_conditions(tx, query, numbers, sharing)
+        found: list[Candidate] = []
+        summaries: dict[str, ProviderSummary] = {}
+        seen: Seen = set()
+        for anchors in self._anchor_pages(tx, conditions, query.limit):
+            known = {each.uuid for each in sharing}
+            fleet = Fleet([*sharing, *(each for each in self._places(tx, anchors) if each.uuid not in known)])
+            left = None if query.limit is None else query.limit - len(found)
+            more = list(itertools.islice(find(query, fleet, anchors, self._step_rule, seen), left))
+            found += more
+            summaries |= fleet.summaries(more)
+            if query.limit is not None and len(found) >= query.limit:
+                break
+        return CandidateSet(tuple(found), summaries)
+
+    def _anchor_pages(
+        self, tx: sa.Connection, conditions: Sequence[sa.ColumnElement[bool]], limit: int | None
+    ) -> Iterator[list[str]]:
+        """Uuids of roots that may anchor a candidate, in the order of their creation."""
+        size = _LARGEST_PAGE if limit is None else min(max(limit, _SMALLEST_PAGE), _LARGEST_PAGE)
+        after = 0
+        query = sa.select(_ROOT.c.id, _ROOT.c.uuid).where(_ROOT.c.parent_uuid.is_(None), *conditions)
+        query = query.order_by(_ROOT.c.id)
+        while True:
+            rows = tx.execute(query.where(_ROOT.c.id > after).limit(size)).all()
+            if rows:
+                yield [row.uuid for row in rows]
+            if len(rows) < size:
+                return
+            after, size = rows[-1].id, min(2 * size, _LARGEST_PAGE)
+
+    def _anchor_conditions(
+        self, tx: sa.Connection, query: CandidateQuery, numbers: Mapping[str, int], sharing: Sequence[Place]
+    ) -> list[sa.ColumnElement[bool]]:
+        """What every anchor fulfils; who is shared with may fulfil more of it through others."""
+        found = [sql_filters.has_trait((name,), _ROOT) for name in sorted(query.root_required)]
+        if query.root_forbidden:
+            found.append(~sql_filters.has_trait(query.root_forbidden, _ROOT))
+        shared_with = _shared_with(each for each in sharing if SHARING in each.traits)
+        for group in query.groups:
+            found += self._anchor_group_conditions(group, numbers, sharing, shared_with)
+            if not group.suffix:
+                if group.not_member_of:
+                    found.append(~sql_filters.has_aggregate(group.not_member_of, _ROOT))
+                if group.in_tree is not None:
+                    root = tx.execute(_ROOT_OF, {"of_uuid": group.in_tree}).scalar_one_or_none()
+                    found.append(sa.false() if root is None else _ROOT.c.uuid == root)
+        return found
+
+    def _anchor_group_conditions(
+        self,
+        group: RequestGroup,
+        numbers: Mapping[str, int],
+        sharing: Sequence[Place],
+        shared_with: sa.ColumnElement[bool],
+    ) -> Iterator[sa.ColumnElement[bool]]:
+        for name, amount in group.resources.items():
+            givers = [
+                each for each in sharing if SHARING in each.traits and each.has_room(name, amount, self._step_rule)
+            ]
+            fits = sql_filters.fits(numbers[name], amount, self._step_rule, _MEMBER)
+            yield sa.or_(_in_tree(fits), _shared_with(givers))
+        for traits in group.required:
+            yield sa.or_(_in_tree(sql_filters.has_trait(traits, _MEMBER)), shared_with)
+        for aggregates in group.member_of:
+            yield sa.or_(_in_tree(sql_filters.has_aggregate(aggregates, _MEMBER)), shared_with)
+
+    def _places(self, tx: sa.Connection, roots: Sequence[str]) -> list[Place]:
+        """All providers of the trees."""
+        if not roots:
+            return []
+        rows = tx.execute(_OF_TREES, {"roots": list(roots)}).all()
+        numbers = {"numbers": [row.id for row in rows]}
+        inventories = self._inventory_rows(tx, numbers["numbers"])
+        traits = _grouped(tx.execute(_TRAITS_OF, numbers))
+        aggregates = _grouped(tx.execute(_AGGREGATES_OF, numbers))
+        found = []
+        for row in rows:
+            items = inventories.get(row.id, [])
+            used = {item.resource_class: amount for item, amount in items}
+            summary = ProviderSummary(shown(row, items), used, tuple(traits.get(row.id, ())))
+            found.append(Place(summary, frozenset(aggregates.get(row.id, ()))))
+        return found
+
+
+def _in_tree(condition: sa.ColumnElement[bool]) -> sa.ColumnElement[bool]:
+    """A provider of the root's tree fulfils it."""
+    return sa.exists().where(_MEMBER.c.root_uuid == _ROOT.c.uuid, condition)
+
+
+def _shared_with(givers: Iterable[Place]) -> sa.ColumnElement[bool]:
+    """A provider of the root's tree is in an aggregate of one of them."""
+    aggregates = frozenset().union(*(each.aggregates for each in givers))
+    if not aggregates:
+        return sa.false()
+    members = sa.select(_MEMBER.c.root_uuid).where(sql_filters.has_aggregate(aggregates, _MEMBER))
+    return _ROOT.c.uuid.in_(members)
+
+
+def _grouped(rows: Iterable[Any]) -> dict[int, list[str]]:
+    found: dict[int, list[str]] = {}
+    for number, value in rows:
+        found.setdefault(number, []).append(value)
+    return found

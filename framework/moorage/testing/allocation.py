@@ -615,6 +615,13 @@ class AllocationStoreTests(StoreKit):
         self.assertEqual([kept], [item.consumer for item in all_allocations(self.store)])
         self.assertEqual({"VCPU": 0, "MEMORY_MB": 0}, dict(self.usage(identities[1]).used))
 
+    def test_a_release_keeps_the_generation_of_the_provider(self) -> None:
+        identity, consumer = self.ensured(VCPU=8), new_uuid()
+        self.claim({identity: {"VCPU": 2}}, consumer)
+        before = self.usage(identity).provider
+        self.assertTrue(self.store.release(consumer))
+        self.assertEqual(before.generation, self.usage(identity).provider.generation)
+
     def test_of_releases_at_once_one_gives_back(self) -> None:
         identity = self.ensured(VCPU=4)
         consumer = self.claim({identity: {"VCPU": 3}}).consumer

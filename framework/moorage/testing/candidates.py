@@ -203,8 +203,9 @@ class CandidateTests(StoreKit):
             totals = {name: chance.randint(1, 3) for name in _CLASSES if chance.random() < 0.6}
             traits = {name for name in (FAST, SAFE, SHARING) if chance.random() < 0.3}
             members = {each for each in aggregates if chance.random() < 0.4}
-            uuid = self.node(above and above.uuid, traits=sorted(traits), aggregates=sorted(members), **totals)
-            known.append(_Known(uuid, above and above.uuid, above.root if above else uuid, totals, traits, members))
+            parent = None if above is None else above.uuid
+            uuid = self.node(parent, traits=sorted(traits), aggregates=sorted(members), **totals)
+            known.append(_Known(uuid, parent, above.root if above else uuid, totals, traits, members))
         return known
 
     def _random_query(self, chance: random.Random, known: Sequence[_Known]) -> CandidateQuery:

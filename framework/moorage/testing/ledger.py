@@ -364,7 +364,7 @@ class LedgerTests(StoreKit):
         self.ledger.reshape(inventories, [moved, AllocationChange(other, {cells[1]: {"VCPU": 2}}, 1)])
         self.assertEqual({(cells[0], "VCPU"): 3, (cells[1], "VCPU"): 2, (root, "DISK_GB"): 1}, held(self.store))
         self.assertEqual(["DISK_GB"], list(self.ledger.inventories(root).used))
-        self.assertEqual([generation + 1, 1, 1], [self.ledger.provider(each).generation for each in (root, *cells)])
+        self.assertEqual([generation + 3, 3, 3], [self.ledger.provider(each).generation for each in (root, *cells)])
 
     def test_a_reshape_is_checked_against_the_new_inventories(self) -> None:
         one, consumer = self.ensured(VCPU=8), new_uuid()

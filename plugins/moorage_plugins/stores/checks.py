@@ -30,6 +30,7 @@ __all__ = [
     "check_request",
     "refusal",
     "refusals",
+    "steps_of_reshape",
 ]
 
 #: The largest amount that a claim or an inventory names (Placement's limit, so that amounts can be exchanged with it).
@@ -177,6 +178,15 @@ def _check_consumer(request: ClaimRequest | AllocationChange) -> None:
         raise errors.InvalidInput(
             f"lifetime is {lifetime!r}, and must be a positive number of seconds, at most {LARGEST}.", path="lifetime"
         )
+
+
+def steps_of_reshape(items: Sequence[InventoryItem], moved: bool) -> int:
+    """How much a reshape raises the generation of a provider: as much as Placement's does, whose clients count on it.
+
+    One for joining the old inventories and the new ones (if there are new ones), one for what is held of it (``moved``), one
+    for the new inventories alone.
+    """
+    return bool(items) + moved + 1
 
 
 def check_class(name: str, known: bool) -> None:

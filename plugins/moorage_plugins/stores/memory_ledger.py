@@ -25,7 +25,7 @@ from moorage.allocation.interface import (
     ProviderHolding,
     UsageTotal,
 )
-from moorage_plugins.stores.checks import check_changes, check_inventories, refusals
+from moorage_plugins.stores.checks import check_changes, check_inventories, refusals, steps_of_reshape
 from moorage_plugins.stores.memory_part import MemoryConsumer, MemoryPart
 
 __all__ = ["MemoryLedger"]
@@ -64,13 +64,15 @@ class MemoryLedger(MemoryPart, AllocationLedger):
             self._expect(each)
         reshaped = {each.provider: {item.resource_class: item for item in each.items} for each in inventories}
         self._check(changes, inventories, reshaped)
-        touched = {uuid for each in changes for uuid in each.resources} | reshaped.keys()
-        touched |= {item.provider for each in changes for item in self._held(each.consumer)}
+        moved = {uuid for each in changes for uuid in each.resources}
+        moved |= {item.provider for each in changes for item in self._held(each.consumer)}
+        touched = moved | reshaped.keys()
         saved = {uuid: copy.deepcopy(self._providers[uuid]) for uuid in touched}
         consumers = {each.consumer: self._consumers.get(each.consumer) for each in changes}
         self._write(changes, reshaped)
         for uuid in touched:
-            self._written(self._providers[uuid])
+            steps = steps_of_reshape(tuple(reshaped[uuid].values()), uuid in moved) if uuid in reshaped else 1
+            self._written(self._providers[uuid], steps)
         if companion is not None:
             try:
                 companion(None)
@@ -231,7 +233,7 @@ class MemoryLedger(MemoryPart, AllocationLedger):
             return False
         self._count_held(found.held, -1)
         for uuid in {item.provider for item in found.held}:
-            self._written(self._providers[uuid])
+            self._written(self._providers[uuid], 0)
         return True
 
     # -- reading --------------------------------------------------------------------------------------------------

@@ -98,8 +98,8 @@ class MemoryPart:
             )
         return present
 
-    def _written(self, present: MemoryProvider) -> None:
-        present.generation += 1
+    def _written(self, present: MemoryProvider, steps: int = 1) -> None:
+        present.generation += steps
         present.updated_at = self._now()
 
     def _check_classes(self, names: Any) -> None:

@@ -41,7 +41,7 @@ from moorage.allocation.interface import (
 )
 from moorage.db import MICROSECONDS
 from moorage_plugins.stores import providers, statements
-from moorage_plugins.stores.checks import check_changes, check_inventories, refusals
+from moorage_plugins.stores.checks import check_changes, check_inventories, refusals, steps_of_reshape
 from moorage_plugins.stores.sql_group import Member
 from moorage_plugins.stores.sql_part import SqlPart, no_such_provider, shown
 
@@ -260,6 +260,8 @@ class SqlLedger(SqlPart, AllocationLedger):
             self._take(tx, number, plan)
             if change is not None:
                 self._reshape(tx, number, change, keep=False)
+                steps = steps_of_reshape(change.items, bool(plan.gives or plan.takes))
+                tx.execute(statements.MORE_GENERATIONS, {"of_provider": number, "of_steps": steps - 1})
         self._classes.hold(tx, added)
         return allocations
 
@@ -488,7 +490,7 @@ class SqlLedger(SqlPart, AllocationLedger):
         for row in tx.execute(statements.HELD_BY, {"consumers": [consumer]}).all():
             held.setdefault((row.id, row.uuid), {})[row.resource_class_id] = row.used
         for (number, uuid), amounts in held.items():
-            tx.execute(statements.TURN, {"of_provider": number, "of_uuid": uuid})
+            tx.execute(statements.GIVERS_TURN, {"of_provider": number, "of_uuid": uuid})
             tx.execute(statements.give_back(len(amounts)), _values(number, amounts))
         tx.execute(statements.DROP_ALLOCATIONS, {"of_consumer": consumer})
         return True

@@ -40,10 +40,12 @@ __all__ = [
     "DROP_PROVIDER",
     "DROP_PROVIDER_AGGREGATES",
     "DROP_PROVIDER_TRAITS",
+    "GIVERS_TURN",
     "HAS_CHILDREN",
     "HELD_BY",
     "HELD_OF",
     "INVENTORIES_OF",
+    "MORE_GENERATIONS",
     "NEXT_GENERATION",
     "OVERDUE",
     "PAGE",
@@ -140,6 +142,19 @@ TURN = (
     sa.update(resource_providers)
     .where(resource_providers.c.id == _OF_PROVIDER, resource_providers.c.uuid == sa.bindparam("of_uuid"))
     .values(NEXT_GENERATION)
+)
+#: The turn of who only gives back: it waits and makes wait as TURN does, yet the generation stays, as it does for Placement's
+#: clients when allocations are deleted. It changes the row, since Galera compares only what transactions write.
+GIVERS_TURN = (
+    sa.update(resource_providers)
+    .where(resource_providers.c.id == _OF_PROVIDER, resource_providers.c.uuid == sa.bindparam("of_uuid"))
+    .values(updated_at=now())
+)
+#: More steps of a reshape; for who has the turn.
+MORE_GENERATIONS = (
+    sa.update(resource_providers)
+    .where(resource_providers.c.id == _OF_PROVIDER)
+    .values(generation=resource_providers.c.generation + sa.bindparam("of_steps", type_=_LARGE))
 )
 #: Changes of a tree write the rows of its root and of the parent first, so that they take turns; the generation stays.
 TOUCH = (

@@ -72,7 +72,8 @@ class InventoryItem:
 class ResourceProvider:
     """A provider: a node, or a pool that several nodes share (``can_host`` False: nothing ever lands on it).
 
-    :param generation: rises with every write that can change what fits: of inventories, traits, aggregates and claims.
+    :param generation: rises with every write that can make something not fit any more: of inventories, traits, aggregates and
+        claims; not when room is only given back (released, expired).
     :param parent: uuid of the provider that this one is a part of (a NUMA cell of a node); None: it is a root.
     :param root: uuid of the root of its tree; empty where a caller makes a provider: the store finds it.
     :param updated_at: when it was last written, in microseconds since the epoch by the store's clock; 0: not known.

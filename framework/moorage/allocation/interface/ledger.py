@@ -152,7 +152,9 @@ class AllocationLedger(abc.ABC):
     def reshape(self, inventories: Sequence[InventoryChange], changes: Sequence[AllocationChange]) -> None:
         """Move inventories between providers together with what is held of them, all in one transaction.
 
-        Capacity is checked against the new inventories; a class that loses its inventory must be left by the changes.
+        Capacity is checked against the new inventories; a class that loses its inventory must be left by the changes. The
+        generation of each provider rises as with Placement's reshaper: once for joining the old and the new inventories (if
+        there are new ones), once for what is held of it (if that changes), once for the new inventories alone.
 
         :raises GenerationConflict: of a provider or a consumer.
         :raises InUse: an inventory would vanish that consumers outside of the changes hold.

@@ -12,6 +12,7 @@ from moorage.api.dialect_application import Answer, Call, Operation, Version
 from moorage_plugins.api.placement import policies, schemas
 from moorage_plugins.api.placement.application import cached
 from moorage_plugins.api.placement.failures import subject
+from moorage_plugins.api.placement.features import standard_first
 from moorage_plugins.api.placement.groups import candidate_query
 
 __all__ = ["operations"]
@@ -101,7 +102,7 @@ def _summary(version: Version, summary: ProviderSummary, classes: Collection[str
         }
     }
     if version >= _TRAITS:
-        shown["traits"] = list(summary.traits)
+        shown["traits"] = standard_first(summary.traits)
     if version >= _NESTED:
         shown |= {"parent_provider_uuid": provider.parent, "root_provider_uuid": provider.root}
     return shown

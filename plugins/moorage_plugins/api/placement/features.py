@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from moorage import errors
@@ -15,7 +15,7 @@ from moorage_plugins.api.placement.application import cached
 from moorage_plugins.api.placement.failures import ConcurrentUpdate, no_provider
 from moorage_plugins.api.placement.validation import canonical_uuid
 
-__all__ = ["operations"]
+__all__ = ["operations", "standard_first"]
 
 _AGGREGATES: Version = (1, 1)
 _TRAITS: Version = (1, 6)
@@ -23,6 +23,11 @@ _TRAITS: Version = (1, 6)
 _GENERATION: Version = (1, 19)
 _CUSTOM = re.compile(r"CUSTOM_[A-Z0-9_]{1,248}")
 _CHANGED = "Resource provider's generation already changed. Please update the generation and try again."
+
+
+def standard_first(names: Iterable[str]) -> list[str]:
+    """Traits in Placement's order: those that everybody knows, then one's own."""
+    return sorted(names, key=lambda name: (name.startswith("CUSTOM_"), name))
 
 
 def operations(store: FullStore) -> Sequence[Operation]:
@@ -132,7 +137,7 @@ class _Features:
         return Answer(204)
 
     def _of_provider(self, call: Call, provider: ResourceProvider, found: Sequence[str]) -> Answer:
-        body = {"traits": list(found), "resource_provider_generation": provider.generation}
+        body = {"traits": standard_first(found), "resource_provider_generation": provider.generation}
         return cached(call, Answer(200, body), provider.updated_at)
 
     # -- traits ---------------------------------------------------------------------------------------------------

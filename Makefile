@@ -20,11 +20,12 @@ export PBR_VERSION ?= 0.0.0
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test soak check format samples docs clean
+.PHONY: help venv demo test gabbi soak check format samples docs clean
 
 help:
 	@echo "make demo     run a whole control plane on a recorded workload and print what came of it"
 	@echo "make test     run the tests (TESTS=regex selects, WORKERS=n sets the processes)"
+	@echo "make gabbi    Placement's own suite over HTTP, counted file by file (DATABASES='sqlite postgresql mariadb')"
 	@echo "make soak     the tests with many more random cases, and every server required; takes long, prints its seed"
 	@echo "make check    style, types, layers, release notes, documentation, generated samples"
 	@echo "make format   put the code into the shape that 'make check' asks for"
@@ -57,6 +58,10 @@ demo: venv
 
 test: venv
 	@$(BIN)/stestr run --abbreviate --concurrency $(WORKERS) $(TESTS)
+
+DATABASES ?= sqlite postgresql
+gabbi: venv
+	@status=0; for each in $(DATABASES); do echo "== $$each"; $(BIN)/python -m tests.api.placement.gabbits --verbose --database $$each || status=1; done; exit $$status
 
 soak: export MOORAGE_SOAK := 1
 soak: export MOORAGE_REQUIRE_SERVERS := 1

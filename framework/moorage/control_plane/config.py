@@ -31,15 +31,17 @@ _LOG_LEVELS = ("alembic=WARN", "sqlalchemy=WARN", "oslo_messaging=WARN", "amqp=W
 
 def option_sets() -> Iterator[tuple[str | None, Sequence[cfg.Opt]]]:
     """(group, options) of the core and of all plugin distributions; a broken one is told in the log and left out."""
+    # Asked for once: it reads the metadata of every distribution that is installed.
+    installed = importlib.metadata.entry_points()
     owners = {
         point.dist.name
-        for group in importlib.metadata.entry_points().groups
+        for group in installed.groups
         if group.startswith("moorage.")
-        for point in importlib.metadata.entry_points(group=group)
+        for point in installed.select(group=group)
         if point.dist is not None
     }
     seen: set[str] = set()
-    for point in importlib.metadata.entry_points(group=_GROUP):
+    for point in installed.select(group=_GROUP):
         if point.dist is None or point.dist.name not in owners or point.value in seen:
             continue
         seen.add(point.value)

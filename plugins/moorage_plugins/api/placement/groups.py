@@ -10,7 +10,7 @@ from dataclasses import replace
 from moorage import errors
 from moorage.allocation.interface import CandidateQuery, RequestGroup
 from moorage.api.dialect_application import Version
-from moorage_plugins.api.placement import queries
+from moorage_plugins.api.placement import queries, schemas
 from moorage_plugins.api.placement.failures import BadValue, DuplicateKey, MissingValue
 
 __all__ = ["candidate_query"]
@@ -53,7 +53,7 @@ def candidate_query(query: _Query, version: Version) -> CandidateQuery:
         root_required=frozenset().union(*root.required),
         root_forbidden=root.forbidden,
         same_subtree=subtrees,
-        limit=None if limit is None else int(limit),
+        limit=None if limit is None else min(int(limit), schemas.LARGEST),
         nested=version >= NESTED,
     )
 

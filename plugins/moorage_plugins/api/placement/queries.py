@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from moorage import errors
 from moorage.api.dialect_application import Version
+from moorage_plugins.api.placement.schemas import LARGEST
 from moorage_plugins.api.placement.validation import canonical_uuid, is_uuid
 
 __all__ = ["Aggregates", "Traits", "aggregates", "in_tree", "last", "resources", "root_traits", "traits"]
@@ -68,6 +69,10 @@ def resources(text: str) -> dict[str, int]:
         if number < 1:
             raise errors.InvalidInput(
                 f"Requested resource {name:.100} requires amount >= 1. Got: {number}.", path="resources"
+            )
+        if number > LARGEST:
+            raise errors.InvalidInput(
+                f"Requested resource {name:.100} requires amount <= {LARGEST}. Got: {amount:.100}.", path="resources"
             )
         found[name] = number
     return found

@@ -57,7 +57,8 @@ _UUID_KEY = "^[0-9a-fA-F-]{36}$"
 _UUID: _Json = {"type": "string", "format": "uuid"}
 _TEXT: _Json = {"type": "string"}
 _IDENTITY: _Json = {"type": "string", "minLength": 1, "maxLength": 255}
-_INTEGER: _Json = {"type": "integer"}
+#: A generation; what no database could hold is refused before one is asked.
+_INTEGER: _Json = {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}
 CUSTOM_NAME: _Json = {"type": "string", "pattern": _CUSTOM, "maxLength": 255}
 
 
@@ -110,7 +111,7 @@ NEW_INVENTORY = _object({**_NUMBERS, "resource_class": {"type": "string", "patte
 INVENTORIES = _object(
     {
         "resource_provider_generation": _INTEGER,
-        "inventories": {"type": "object", "patternProperties": {_NAME: _object(_NUMBERS, "total")}},
+        "inventories": _mapping(_NAME, _object(_NUMBERS, "total")),
     },
     "resource_provider_generation",
     "inventories",
@@ -155,7 +156,7 @@ _LISTED: _Json = {
 _OF_PROVIDERS = _mapping(_UUID_KEY, _object({"generation": _INTEGER, "resources": _RESOURCES}, "resources"))
 _OWNER: _Json = {"project_id": _IDENTITY, "user_id": _IDENTITY}
 _NEEDED = ("allocations", "project_id", "user_id")
-_CONSUMER_GENERATION: _Json = {"consumer_generation": {"type": ["integer", "null"]}}
+_CONSUMER_GENERATION: _Json = {"consumer_generation": {**_INTEGER, "type": ["integer", "null"]}}
 _MAPPINGS: _Json = {
     "mappings": {
         "type": "object",

@@ -26,7 +26,7 @@ _KEYS = ("ssd", "gpu_model", "hw_architecture", "os_distro", "rack")
 _VALUES = ("true", "false", "1", "2", "10", "x86_64", "a", "b", "a, b", "debian,fedora")
 _REQUIREMENTS = (
     "true", "a", "1", "= 2", ">= 2", "<= 2", "== 10", "!= 1", "s== a", "s!= a", "s< b", "s<= a", "s> a", "s>= b", "<in> a",
-    "<in> x86", "<all-in> a b", "<or> a <or> b", "<or> 10", "<or>", ">= many", ">=", "= ", "s==", "<all-in>", "",
+    "<in> x86", "<all-in> a b", "<or> a <or> b", "<or> a 2 b", "<or> 10", "<or>", ">= many", ">=", "= ", "s==", "<all-in>", "",
 )  # fmt: skip
 _METADATA: Mapping[str, Sequence[str]] = {
     "availability_zone": _ZONES,
@@ -165,7 +165,11 @@ def _random_extra_specs(random: random_module.Random) -> dict[str, str]:
         "capabilities:hypervisor_type",
         "capabilities:num_instances",
         "hw:maxphysaddr_bits",
+        "capabilities:free_ram_mb",
+        "capabilities:vcpus_used",
         "num_io_ops",
+        "total_usable_disk_gb",
+        "hypervisor_type",
         "trait:HW_CPU",
     )
     return {
@@ -194,6 +198,9 @@ def _random_query(random: random_module.Random, depth: int) -> list[Any]:
         return [random.choice(("and", "or", "not")), *parts]
     compared: tuple[tuple[str, tuple[Any, ...]], ...] = (
         ("$num_instances", (0, 1, 3)),
+        ("$free_disk_mb", (0, 51200)),
+        ("$disk_mb_used", (0, 10240)),
+        ("$vcpus_total", (4, 16.5)),
         ("$free_ram_mb", (0, 2048.0, 4096)),
         ("$host", ("host-1", "host-4")),
         ("$hypervisor_type", ("QEMU",)),

@@ -23,8 +23,6 @@ _ARCHITECTURES = {
 }  # fmt: skip
 _HYPERVISORS = {"xapi": "xen"}
 _MODES = {"pv": "xen", "hv": "hvm", "baremetal": "hvm"}
-#: The node's properties that count.
-_READ = ("supported_instances", "hypervisor_version", "cpu_info")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,18 +34,26 @@ class _Wanted:
     version_text: str
     bits: int
 
-    def runs_on(self, supported: Any, version: Any, cpu_info: Any) -> bool:
+    @property
+    def reads(self) -> list[str]:
+        """The properties of a node that count for it; those that need not be looked at have many values."""
+        optional = (("hypervisor_version", self.versions), ("cpu_info", self.bits))
+        return ["supported_instances", *(name for name, asked in optional if asked)]
+
+    def runs_on(self, properties: Mapping[str, Any]) -> bool:
         """Whether a node with these properties can run it."""
-        if not any(all(word in kind for word in self.words) for kind in supported or ()):
+        kinds = properties.get("supported_instances") or ()
+        if not any(all(word in kind for word in self.words) for kind in kinds):
             return False
+        version = properties.get("hypervisor_version")
         if self.versions is not None and version:
             try:
                 if not self.versions.satisfied_by(versionutils.convert_version_to_str(int(version))):
                     return False
             except (ValueError, TypeError):
                 return False
-        has = _bits_of(cpu_info)
-        return not self.bits or not has or has >= self.bits
+        has = _bits_of(properties.get("cpu_info")) if self.bits else 0
+        return not has or has >= self.bits
 
 
 class ImagePropertiesFilter(HostFilter):
@@ -66,7 +72,7 @@ class ImagePropertiesFilter(HostFilter):
     @override
     def host_passes(self, host_state: HostState, spec_obj: RequestSpec) -> bool:
         wanted = self._wanted(spec_obj)
-        return wanted is None or wanted.runs_on(*(host_state.properties.get(name) for name in _READ))
+        return wanted is None or wanted.runs_on(host_state.properties)
 
     @override
     def prepare(self, spec: RequestSpec, fleet: Fleet) -> Skip | Rows | None:
@@ -77,7 +83,12 @@ class ImagePropertiesFilter(HostFilter):
         wanted = self._wanted(spec)
         if wanted is None:
             return rows
-        return rows_where_all([fleet.property_column(name) for name in _READ], rows, wanted.runs_on)
+        names = wanted.reads
+
+        def decide(*values: Any) -> bool:
+            return wanted.runs_on(dict(zip(names, values, strict=True)))
+
+        return rows_where_all([fleet.property_column(name) for name in names], rows, decide)
 
     @override
     def explain(self, host_state: HostState, spec: RequestSpec) -> str:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,19 @@ COMPUTED = frozenset(
     }
 )  # fmt: skip
 _BAGS = ("stats", "properties")
+_MB = 1024
+#: Those of them that are whole numbers, or counted in parts, for all nodes at once; as :class:`HostState` says them of one.
+_NUMBERS: Mapping[str, Callable[[Fleet], npt.NDArray[np.float64]]] = {
+    "num_instances": lambda fleet: fleet.num_instances.astype(np.float64),
+    "num_io_ops": lambda fleet: fleet.num_io_ops.astype(np.float64),
+    "total_usable_ram_mb": lambda fleet: np.trunc(fleet.capacity("MEMORY_MB")),
+    "free_ram_mb": lambda fleet: np.trunc(fleet.free("MEMORY_MB")),
+    "total_usable_disk_gb": lambda fleet: np.trunc(fleet.capacity("DISK_GB")),
+    "free_disk_mb": lambda fleet: np.trunc(fleet.free("DISK_GB") * _MB),
+    "disk_mb_used": lambda fleet: np.trunc((fleet.capacity("DISK_GB") - fleet.free("DISK_GB")) * _MB),
+    "vcpus_total": lambda fleet: fleet.capacity("VCPU"),
+    "vcpus_used": lambda fleet: fleet.capacity("VCPU") - fleet.free("VCPU"),
+}
 
 
 def attribute(host_state: HostState, path: Sequence[str]) -> tuple[Any, Sequence[str]]:
@@ -41,6 +54,9 @@ def attribute_column(fleet: Fleet, path: Sequence[str]) -> tuple[Column, Sequenc
     name = path[0]
     if name in _BAGS and len(path) > 1:
         return fleet.property_column(path[1]), path[2:]
+    if name in _NUMBERS:
+        distinct, codes = np.unique(_NUMBERS[name](fleet), return_inverse=True)
+        return Column(codes, tuple(int(each) if each.is_integer() else each for each in distinct.tolist())), path[1:]
     if name in COMPUTED or name in _BAGS:
         return _encoded([attribute(fleet.host_state(row), [name])[0] for row in range(fleet.size)]), path[1:]
     return fleet.property_column(name), path[1:]

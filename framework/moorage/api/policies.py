@@ -16,6 +16,7 @@ from moorage.fleet import facts_api
 from moorage.routes import PolicyRule
 from moorage.scheduling import api as scheduling_api
 from moorage.services import api as services_api
+from moorage.sharding import api as sharding_api
 
 __all__ = ["POLICIES", "list_rules"]
 
@@ -29,6 +30,7 @@ POLICIES: tuple[PolicyRule, ...] = (
     *cleanup_api.POLICIES,
     *control_plane_api.POLICIES,
     *groups_api.POLICIES,
+    *sharding_api.POLICIES,
 )
 
 

@@ -33,6 +33,7 @@ from moorage.control_plane.interface import API_EXTENSIONS, ApiTools, Wsgi
 from moorage.control_plane.placing import Deleter, cast_to_agent
 from moorage.control_plane.process import Platform
 from moorage.control_plane.roles import Periodic, open_instances, open_store, open_workers, tell_schedulers
+from moorage.control_plane.sharding import open_plans, shards_for_new
 from moorage.fleet import api as fleet_api
 from moorage.fleet import facts_api
 from moorage.fleet.aggregates import AggregateStore
@@ -45,6 +46,7 @@ from moorage.scheduling.groups import GroupStore
 from moorage.scheduling.reporter import TOPIC as SCHEDULERS
 from moorage.services import api as services_api
 from moorage.services.heartbeat import LivenessObserver
+from moorage.sharding import api as sharding_api
 
 __all__ = ["ApiRole", "Schedulers", "dialects", "with_middleware"]
 
@@ -128,7 +130,10 @@ class ApiRole:
         schedulers = Schedulers(platform.sender, platform.clock, section.create_attempts, section.create_timeout)
         groups = groups_api.Groups(GroupStore(platform.database), instances)
         changed = tell_schedulers(platform)
-        enrolment = self._enrolment = Enrolment(platform.database, nodes, store, platform.registry, changed)
+        enrolment = self._enrolment = Enrolment(
+            platform.database, nodes, store, platform.registry, changed, shards_for_new(nodes, conf)
+        )
+        plans = open_plans(platform.database, nodes, instances, conf)
         deleter = Deleter(platform.database, instances, open_workers(platform, conf), cast_to_agent(platform.sender))
         return (
             *services_api.routes(platform.registry, self._observer, changed),
@@ -149,6 +154,7 @@ class ApiRole:
             ),
             *control_plane_api.routes(instances, schedulers, deleter, groups.resolved),
             *groups_api.routes(groups),
+            *sharding_api.routes(platform.database, nodes, plans),
         )
 
     def _mounts(self, conf: cfg.ConfigOpts) -> Mapping[str, Wsgi]:

@@ -28,6 +28,7 @@ from moorage.control_plane.enrolment import Enrolment
 from moorage.control_plane.interface import API_EXTENSIONS, ApiTools, Wsgi
 from moorage.control_plane.process import RPC_VERSION, check_schema
 from moorage.control_plane.roles import load_store
+from moorage.control_plane.sharding import shards_for_new
 from moorage.db import Database
 from moorage.fleet.nodes import NodeStore
 from moorage.rpc import client as rpc_client
@@ -66,7 +67,10 @@ def build(name: str) -> Wsgi:
 
     def fleet() -> Enrolment:
         # Schedulers are not told: they read the fleet anew by themselves.
-        return Enrolment(database, NodeStore(database), store(), ServiceRegistry(database, clock), lambda: None)
+        nodes = NodeStore(database)
+        return Enrolment(
+            database, nodes, store(), ServiceRegistry(database, clock), lambda: None, shards_for_new(nodes, conf)
+        )
 
     tools = ApiTools(
         conf=conf,

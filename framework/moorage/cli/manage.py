@@ -8,12 +8,18 @@ import getpass
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from moorage import errors
 from moorage.api import auth
 from moorage.cli import base
 from moorage.cli.roles import loader
+from moorage.clock import SystemClock
+from moorage.control_plane.interface import INSTANCE_STORES
+from moorage.control_plane.reassign import Reassignment
 from moorage.db import Database, migrations
+from moorage.fleet.nodes import NodeStore
+from moorage.services.registry import ServiceRegistry
 
 __all__ = ["main"]
 
@@ -41,11 +47,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     setting.add_argument("--role", action="append", help="may be repeated (default: admin)")
     setting.add_argument("--password-file", type=argparse.FileType(), help="its first line is the password; - is stdin")
     actions.add_parser("remove", help="take a user out").add_argument("user")
+    nodes = areas.add_parser("node", help="machines").add_subparsers(dest="action", required=True)
+    reassign = nodes.add_parser("reassign", help="give all nodes of a shard, with their instances, to another host")
+    reassign.add_argument("shard")
+    reassign.add_argument("host", help="the agent that shall have them")
+    reassign.add_argument("--preview", action="store_true", help="say what would happen, and change nothing")
     arguments = parser.parse_args(argv)
     try:
         conf = loader(arguments)()
         if arguments.area == "user":
             return _USER_ACTIONS[arguments.action](auth.users_file(conf), arguments)
+        if arguments.area == "node":
+            return _reassign(conf, Database.from_config(conf), arguments)
         return _ACTIONS[arguments.action](Database.from_config(conf))
     except errors.MoorageError as error:
         return base.say(sys.stderr, error)
@@ -90,6 +103,30 @@ def _remove_user(path: Path, arguments: argparse.Namespace) -> int:
 
 
 _USER_ACTIONS = {"set": _set_user, "remove": _remove_user}
+
+
+def _reassign(conf: Any, database: Database, arguments: argparse.Namespace) -> int:
+    clock = SystemClock()
+    store: Any = INSTANCE_STORES.load(conf.control_plane.instance_store).plugin
+    instances = store(conf=conf, database=database, clock=clock)
+    work = Reassignment(database, ServiceRegistry(database, clock), NodeStore(database), instances)
+    preview = work.preview(arguments.shard, arguments.host)
+    for host, count in sorted(preview.sources.items()):
+        print(f"{count} nodes of {host or 'no host'} would go to {preview.host}.")
+    print(f"{preview.already} nodes are {preview.host}'s already; {len(preview.instances)} instances would go along.")
+    for problem in preview.problems:
+        print(f"Refused: {problem}", file=sys.stderr)
+    if preview.problems:
+        return 1
+    if arguments.preview:
+        return 0
+    report = work.execute(preview)
+    print(f"{report.nodes} nodes and {report.instances} instances are {preview.host}'s now.")
+    for sentence in report.left:
+        print(f"Left: {sentence}", file=sys.stderr)
+    return 1 if report.left else 0
+
+
 _ACTIONS = {"upgrade": _upgrade, "version": _version, "check": _check}
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+import sqlalchemy as sa
 from oslo_config import cfg
 from oslo_upgradecheck import upgradecheck
 
@@ -14,6 +15,7 @@ from moorage.control_plane import config
 from moorage.control_plane.extension_points import survey
 from moorage.db import Database, migrations
 from moorage.extensions import State
+from moorage.sharding.checks import problems
 
 __all__ = ["Checks", "main"]
 
@@ -41,8 +43,18 @@ class Checks(upgradecheck.UpgradeCommands):
             return upgradecheck.Result(upgradecheck.Code.WARNING, " ".join(finding.sentence() for finding in broken))
         return upgradecheck.Result(upgradecheck.Code.SUCCESS)
 
+    def _shards(self) -> upgradecheck.Result:
+        """No or every node has a shard, and every shard can be asked for."""
+        try:
+            found = problems(Database.from_config(config.load(files=self.files)))
+        except (errors.MoorageError, sa.exc.SQLAlchemyError) as error:
+            return upgradecheck.Result(upgradecheck.Code.WARNING, f"The shards could not be looked at: {error}")
+        if found:
+            return upgradecheck.Result(upgradecheck.Code.WARNING, " ".join(found))
+        return upgradecheck.Result(upgradecheck.Code.SUCCESS)
+
     files: Any = ()
-    _upgrade_checks = (("database schema", _schema), ("plugins", _plugins))
+    _upgrade_checks = (("database schema", _schema), ("plugins", _plugins), ("shards", _shards))
 
 
 def main() -> int:

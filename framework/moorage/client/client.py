@@ -13,6 +13,7 @@ from keystoneauth1.identity import v3
 from requests import adapters
 
 from moorage import errors
+from moorage.client.baremetal import Baremetal, refused
 
 __all__ = ["Client", "connect"]
 
@@ -80,14 +81,22 @@ class Client:
         headers: Mapping[str, str] | None = None,
     ) -> Any:
         """One request below ``/scheduling/v1``; the JSON of the answer, None when it has no body."""
+        given = [(key, _text(value)) for key, value in (query or {}).items() if value is not None]
+        answer = self._send(method, _PREFIX + path, given, headers or {}, body)
+        if answer.status_code >= 400:
+            raise _error(answer)
+        return answer.json() if answer.content else None
+
+    def _send(
+        self, method: str, path: str, query: Sequence[tuple[str, Any]], headers: Mapping[str, str], body: Any = None
+    ) -> Any:
         extra: dict[str, Any] = {} if body is None else {"json": body}
-        given = {key: _text(value) for key, value in (query or {}).items() if value is not None}
         try:
-            answer = self._session.request(
-                self.url + _PREFIX + path,
+            return self._session.request(
+                self.url + path,
                 method,
-                params=given,
-                headers={"Accept": "application/json", **(headers or {})},
+                params=query,
+                headers={"Accept": "application/json", **headers},
                 raise_exc=False,
                 endpoint_override=self.url,
                 connect_retries=0,
@@ -99,9 +108,17 @@ class Client:
             ) from error
         except ka_exceptions.ClientException as error:
             raise errors.Unauthenticated(f"Authentication failed: {error}") from error
-        if answer.status_code >= 400:
-            raise _error(answer)
-        return answer.json() if answer.content else None
+
+    def baremetal(self, mount: str = "/baremetal") -> Baremetal:
+        """The bare metal dialect of the same control plane: nodes by shard, ports, portgroups."""
+
+        def request(method: str, path: str, query: Sequence[tuple[str, str]], headers: Mapping[str, str]) -> Any:
+            answer = self._send(method, mount.rstrip("/") + path, list(query), dict(headers))
+            if answer.status_code >= 400:
+                raise refused(answer)
+            return answer.json()
+
+        return Baremetal(request)
 
     def pages(self, path: str, key: str, query: Mapping[str, Any] | None = None, limit: int = 1000) -> Iterator[Any]:
         """All the items of a listing, page after page."""
@@ -211,6 +228,65 @@ class Client:
     def delete_server_group(self, name_or_uuid: str) -> None:
         """Remove a server group; its members stay where they are."""
         self.request("DELETE", f"/server-groups/{_part(name_or_uuid)}")
+
+    # -- shards ---------------------------------------------------------------------------------------------------
+
+    def shards(self) -> list[dict[str, Any]]:
+        """``{"name", "count"}`` of every shard, the largest first; the name is None for the nodes without one."""
+        return list(self.request("GET", "/shards")["shards"])
+
+    def check_shards(self) -> dict[str, Any]:
+        """What looks wrong with the shards of the fleet."""
+        return dict(self.request("GET", "/shards/check"))
+
+    def ports(self, *, shard: str | Sequence[str] | None = None, **filters: Any) -> Iterator[dict[str, Any]]:
+        """Ports, by the bare metal dialect at its own place."""
+        return self.baremetal().ports(shard=shard, **filters)
+
+    def port_groups(self, *, shard: str | Sequence[str] | None = None, **filters: Any) -> Iterator[dict[str, Any]]:
+        """Portgroups, by the bare metal dialect at its own place."""
+        return self.baremetal().port_groups(shard=shard, **filters)
+
+    def assign_shards(self, assignments: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Change the shard of many nodes: ``{"node", "shard"}`` and perhaps ``was``, the shard that it must be in.
+
+        Sent in calls of 1,000; ``moved`` counts, ``conflicts`` names the nodes that were left alone, and why.
+        """
+        total: dict[str, Any] = {"moved": 0, "conflicts": []}
+        for first in range(0, len(assignments), 1000):
+            body = {"assignments": list(assignments[first : first + 1000])}
+            answer = self.request("POST", "/shards/assign", body=body)
+            total["moved"] += answer["moved"]
+            total["conflicts"] += answer["conflicts"]
+        return total
+
+    def make_shard_plan(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
+        """Make a plan and keep it; nothing moves."""
+        return dict(self.request("POST", "/shards/plans", body=dict(wanted)))
+
+    def shard_plans(self) -> list[dict[str, Any]]:
+        """Plans that are kept, the newest first."""
+        return list(self.request("GET", "/shards/plans")["plans"])
+
+    def shard_plan(self, uuid: str) -> dict[str, Any]:
+        """A plan in numbers."""
+        return dict(self.request("GET", f"/shards/plans/{uuid}"))
+
+    def shard_moves(self, uuid: str, *, status: str | None = None) -> Iterator[dict[str, Any]]:
+        """The journal of a plan."""
+        return self.pages(f"/shards/plans/{uuid}/moves", "moves", {"status": status})
+
+    def apply_shard_plan(self, uuid: str, *, limit: int = 1000) -> dict[str, Any]:
+        """Carry out some moves; again until ``remaining`` is 0."""
+        return dict(self.request("POST", f"/shards/plans/{uuid}/apply", query={"limit": limit}))
+
+    def rollback_shard_plan(self, uuid: str, *, limit: int = 1000) -> dict[str, Any]:
+        """Take back some moves; again until ``remaining`` is 0."""
+        return dict(self.request("POST", f"/shards/plans/{uuid}/rollback", query={"limit": limit}))
+
+    def verify_shard_plan(self, uuid: str) -> dict[str, Any]:
+        """Compare a plan's journal with the nodes."""
+        return dict(self.request("GET", f"/shards/plans/{uuid}/verify"))
 
     # -- placing --------------------------------------------------------------------------------------------------
 

@@ -39,6 +39,7 @@ _SEEN = frozenset({"name", "resource_class", "properties"})
 class Enrolment(FleetWriter):
     """Ensures nodes with their providers, and gives nodes without an agent one of those that are there.
 
+    :param shards: gives new nodes without a shard one; None leaves them without.
     :param changed: called after nodes were written, so that schedulers read them soon.
     """
 
@@ -49,12 +50,14 @@ class Enrolment(FleetWriter):
         store: AllocationStore,
         registry: ServiceRegistry,
         changed: Callable[[], None],
+        shards: Callable[[Sequence[NodeSpec]], Sequence[NodeSpec]] | None = None,
     ) -> None:
         self._database = database
         self._nodes = nodes
         self._store = store
         self._registry = registry
         self._changed = changed
+        self._shards = shards
 
     def enrol(self, specs: Sequence[NodeSpec]) -> Mapping[str, int]:
         """Ensure nodes and providers in one transaction, all or nothing; counts by what became of them.
@@ -69,6 +72,8 @@ class Enrolment(FleetWriter):
             twice = [value for value, times in counted.items() if times > 1]
             if twice:
                 raise errors.InvalidInput(f"The {what} {twice[0]} stands twice among the nodes.", path="nodes")
+        if self._shards is not None:
+            specs = self._shards(specs)
         providers = [_provider(spec) for spec in specs]
 
         def work(tx: sa.Connection) -> Sequence[Change]:
@@ -93,6 +98,9 @@ class Enrolment(FleetWriter):
 
     @override
     def create(self, spec: NodeSpec) -> None:
+        if self._shards is not None:
+            spec = self._shards([spec])[0]
+
         def work(tx: sa.Connection) -> None:
             self._nodes.insert(tx, spec)
             self._store.ensure_providers([_provider(spec)], tx)

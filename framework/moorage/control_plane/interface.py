@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Protocol
 from moorage.allocation.interface import AllocationStore
 from moorage.context import RequestContext
 from moorage.extensions import ExtensionPoint
-from moorage.fleet.interface import FleetWriter
+from moorage.fleet.interface import FleetWriter, Node
 from moorage.routes import PolicyRule
 from moorage.scheduling.interface import InstanceSource
 
@@ -31,6 +31,7 @@ __all__ = [
     "Instance",
     "InstanceStore",
     "PolicyCheck",
+    "Reassignable",
     "Wsgi",
 ]
 
@@ -125,6 +126,17 @@ class InstanceStore(InstanceSource):
         """Delete the row where ``fence <= token``; False when it was not."""
 
 
+class Reassignable(abc.ABC):
+    """A further power of instance stores: instances change their host together with their node."""
+
+    @abc.abstractmethod
+    def reassign(self, transaction: Any, hosts: Mapping[str, str], host: str) -> int:
+        """Give instances to another host: those of ``hosts`` (uuid -> host) that still are of that host, and in no operation.
+
+        The condition is in the statement; answers how many were written.
+        """
+
+
 class AgentService(abc.ABC):
     """A service's part in the agent role: does operations for one host.
 
@@ -171,6 +183,8 @@ class AgentTools:
     :param database: :class:`moorage.db.Database`.
     :param identity: :class:`moorage.services.ServiceIdentity` of this agent (uuid, host, epoch, ...).
     :param workers: :class:`moorage.cleanup.workers.WorkerStore`, the leases of operations.
+    :param nodes: the nodes that this agent works on, read anew each time: those of its shard where ``[sharding] my_shard`` is
+        set (none when the shard is empty), else those of its host.
     :param release: gives back the claim of a consumer, inside a transaction: ``release(consumer, transaction)``.
     :param reporter: :class:`moorage.scheduling.reporter.Reporter`, tells every scheduler what changed.
     """
@@ -183,6 +197,7 @@ class AgentTools:
     instances: InstanceStore
     release: Callable[[str, Any], bool]
     reporter: Any
+    nodes: Callable[[], Iterable[Node]]
 
 
 class PolicyCheck(Protocol):

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from oslo_config import cfg
 from oslo_log import log as logging
@@ -21,6 +22,7 @@ from moorage.control_plane.placing import StoreClaimer, cast_to_agent, check_sto
 from moorage.control_plane.process import Platform
 from moorage.db import Database
 from moorage.fleet.aggregates import AggregateStore
+from moorage.fleet.interface import Node, check_shard
 from moorage.fleet.nodes import NodeStore
 from moorage.rpc.interface import Subscription
 from moorage.rpc.server import Dispatcher, endpoints_of, rpc_method
@@ -43,6 +45,7 @@ __all__ = ["Agent", "Engine", "Periodic", "SchedulerRole", "load_store", "open_i
 
 LOG = logging.getLogger(__name__)
 ENGINES = "engine"
+_PAGE = 1000
 #: Seconds between looks at the hosts whose view is in doubt.
 _HEALING = 0.5
 
@@ -69,6 +72,30 @@ def open_instances(platform: Platform, conf: cfg.ConfigOpts) -> InstanceStore:
 def open_workers(platform: Platform, conf: cfg.ConfigOpts) -> WorkerStore:
     """The leases of operations."""
     return WorkerStore(platform.database, lease_seconds=conf.cleanup.lease_seconds)
+
+
+def nodes_of_agent(nodes: NodeStore, host: str, my_shard: str | None) -> Callable[[], Iterable[Node]]:
+    """What an agent works on, read by pages each time: its shard where it has one, else its host.
+
+    :raises ConfigError: ``my_shard`` is no name of a shard; it is not taken for "everything".
+    """
+    if my_shard is not None:
+        try:
+            check_shard(my_shard, "[sharding] my_shard")
+        except errors.InvalidInput as error:
+            raise errors.ConfigError(error.message) from error
+    chosen: dict[str, Any] = {"host": host} if my_shard is None else {"shard": my_shard}
+
+    def read() -> Iterable[Node]:
+        after = ""
+        while True:
+            page = nodes.list(after=after, limit=_PAGE, **chosen)
+            yield from page
+            if len(page) < _PAGE:
+                return
+            after = page[-1].uuid
+
+    return read
 
 
 class Periodic:
@@ -242,6 +269,7 @@ class Agent:
             instances=open_instances(platform, conf),
             release=store.release,
             reporter=reporter,
+            nodes=nodes_of_agent(NodeStore(platform.database), platform.name, conf.sharding.my_shard),
         )
         self._cleaning = AgentCleaning(platform, conf, tools, open_workers(platform, conf))
         self._services: list[AgentService] = [

@@ -11,6 +11,7 @@ TABLES = (
     "moorage.services.tables",
     "moorage.fleet.tables",
     "moorage.scheduling.tables",
+    "moorage.sharding.tables",
     "moorage.cleanup.tables",
 )
 MIGRATIONS = Migrations("moorage", "moorage.db.alembic", core_metadata, TABLES)

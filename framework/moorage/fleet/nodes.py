@@ -169,6 +169,34 @@ class NodeStore:
         point.rollback()
         return [tx.execute(_MOVE, row).rowcount == 1 for row in rows]
 
+    def find_many(self, idents: Sequence[str]) -> Mapping[str, Any]:
+        """Names and uuids -> rows with uuid and shard, of those that there are; one statement."""
+        columns = (nodes.c.uuid, nodes.c.name, nodes.c.shard)
+        wanted = list(dict.fromkeys(idents))
+        query = sa.select(*columns).where(sa.or_(nodes.c.uuid.in_(wanted), nodes.c.name.in_(wanted)))
+        with self._database.read() as tx:
+            rows = tx.execute(query).all()
+        # A uuid wins over a node that is called by it.
+        return {row.name: row for row in rows} | {row.uuid: row for row in rows}
+
+    def existing(self, uuids: Sequence[str]) -> frozenset[str]:
+        """Those of the uuids that nodes have."""
+        with self._database.read() as tx:
+            return frozenset(tx.execute(sa.select(nodes.c.uuid).where(nodes.c.uuid.in_(uuids))).scalars())
+
+    def reassign(self, tx: sa.Connection, shard: str, sources: Sequence[str | None], host: str) -> int:
+        """Give the nodes of a shard that are of some hosts (None: of none) to another one; how many."""
+        named = [source for source in sources if source is not None]
+        of_sources = nodes.c.host.in_(named)
+        statement = (
+            sa.update(nodes)
+            .where(
+                nodes.c.shard == shard, sa.or_(of_sources, nodes.c.host.is_(None)) if None in sources else of_sources
+            )
+            .values(host=host, generation=nodes.c.generation + 1, updated_at=now())
+        )
+        return int(tx.execute(statement).rowcount)
+
     def what_holds(self, tx: sa.Connection, uuids: Sequence[str]) -> Mapping[str, Any]:
         """Uuid -> row with shard, instance_uuid and reservation, of the nodes that are there."""
         columns = (nodes.c.uuid, nodes.c.shard, nodes.c.instance_uuid, nodes.c.reservation)

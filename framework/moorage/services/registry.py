@@ -39,6 +39,16 @@ _RETIRE = (
     .where(services.c.uuid == sa.bindparam("of_uuid"), services.c.epoch == sa.bindparam("of_epoch"))
     .values(beat=0, beat_at=now())
 )
+_OF_HOST = (services.c.binary == sa.bindparam("of_binary"), services.c.host == sa.bindparam("of_host"))
+_EVICT_FORCED = (
+    sa.update(services).where(*_OF_HOST, services.c.forced_down.is_(sa.true())).values(epoch=services.c.epoch + 1)
+)
+#: Writes nothing new: whoever declares it dead at the same time has to wait, or is found out at the commit.
+_HOLD_UP = (
+    sa.update(services)
+    .where(*_OF_HOST, services.c.forced_down.is_(sa.false()))
+    .values(disabled_reason=services.c.disabled_reason)
+)
 _COLUMNS = (
     services.c.uuid, services.c.host, services.c.binary, services.c.cluster, services.c.epoch, services.c.beat,
     services.c.beat_at, services.c.rpc_version, services.c.disabled, services.c.disabled_reason, services.c.forced_down,
@@ -115,6 +125,14 @@ class ServiceRegistry:
     def evict_in(self, tx: sa.Connection, uuid: str, epoch: int, beat: int) -> bool:
         """:meth:`evict` in the caller's transaction, which then also records what shall be done about it."""
         return tx.execute(_EVICT, {"of_uuid": uuid, "of_epoch": epoch, "of_beat": beat}).rowcount == 1
+
+    def evict_forced(self, tx: sa.Connection, binary: str, host: str) -> bool:
+        """End the incarnation of a service that an operator declared dead; False when nobody has."""
+        return bool(tx.execute(_EVICT_FORCED, {"of_binary": binary, "of_host": host}).rowcount == 1)
+
+    def hold_up(self, tx: sa.Connection, binary: str, host: str) -> bool:
+        """Keep a service from being declared dead until the transaction ends; False when it is."""
+        return bool(tx.execute(_HOLD_UP, {"of_binary": binary, "of_host": host}).rowcount == 1)
 
     def list(
         self, *, binary: str | None = None, host: str | None = None, cluster: str | None = None

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import sqlalchemy as sa
@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from moorage import errors, lease
 from moorage.clock import Clock
-from moorage.control_plane.interface import Instance, InstanceStore
+from moorage.control_plane.interface import Instance, InstanceStore, Reassignable
 from moorage.db import Database, now
 from moorage.scheduling.interface import NO_FIELDS, InstanceRecord, declared_fields
 from moorage_plugins.compute.tables import instances
@@ -41,7 +41,18 @@ _SET = lease.WRITE.update(instances, _OF_UUID, _FENCE).values(
 _REMOVE = lease.REMOVE.delete(instances, _OF_UUID, _FENCE)
 
 
-class ComputeInstances(InstanceStore):
+_REASSIGN = (
+    sa.update(instances)
+    .where(
+        _OF_UUID,
+        instances.c.host == sa.bindparam("from_host"),
+        instances.c.status.not_in(("building", "deleting")),
+    )
+    .values(host=sa.bindparam("to_host"), updated_at=now())
+)
+
+
+class ComputeInstances(InstanceStore, Reassignable):
     """Instances as rows of the table ``instances``."""
 
     api_version: ClassVar[tuple[int, int]] = (1, 0)
@@ -135,3 +146,8 @@ class ComputeInstances(InstanceStore):
     @override
     def remove(self, transaction: Any, uuid: str, token: int) -> bool:
         return bool(transaction.execute(_REMOVE, {"of_uuid": uuid, "token": token}).rowcount == 1)
+
+    @override
+    def reassign(self, transaction: Any, hosts: Mapping[str, str], host: str) -> int:
+        rows = [{"of_uuid": uuid, "from_host": source, "to_host": host} for uuid, source in sorted(hosts.items())]
+        return int(transaction.execute(_REASSIGN, rows).rowcount) if rows else 0

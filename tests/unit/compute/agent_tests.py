@@ -167,6 +167,7 @@ class Fleet:
                 instances=self.instances,
                 release=self.store.release,
                 reporter=Reporter(self.told, HOST),
+                nodes=list,
             )
         )
 

@@ -52,11 +52,16 @@ class NodeList(base.ApiLister):
         parser = super().get_parser(prog_name)
         parser.add_argument("--host", help="only those of this agent")
         parser.add_argument("--shard", help="only those of this shard")
+        sharded = parser.add_mutually_exclusive_group()
+        sharded.add_argument("--sharded", action="store_true", default=None, help="only those that have a shard")
+        sharded.add_argument("--unsharded", dest="sharded", action="store_false", help="only those without a shard")
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Ask and print."""
-        found = base.connection(parsed_args).nodes(host=parsed_args.host, shard=parsed_args.shard)
+        found = base.connection(parsed_args).nodes(
+            host=parsed_args.host, shard=parsed_args.shard, sharded=parsed_args.sharded
+        )
         return base.table(COLUMNS, found)
 
 
@@ -75,9 +80,10 @@ class NodeShow(base.ApiShow):
 
 
 class NodeSet(base.ApiShow):
-    """Change properties of a node, which filters and weighers read.
+    """Change properties of a node, which filters and weighers read, or its shard.
 
-    A value that is JSON (a number, true, a list, an object) is taken as such, everything else as text.
+    The shard of a node changes when nothing is on it and nobody has reserved it. A value of a property that is JSON (a number,
+    true, a list, an object) is taken as such, everything else as text.
     """
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
@@ -90,6 +96,9 @@ class NodeSet(base.ApiShow):
         parser.add_argument(
             "--unset", action="append", default=[], metavar="NAME", help="take it away; may be repeated"
         )
+        shard = parser.add_mutually_exclusive_group()
+        shard.add_argument("--shard", help="the shard that it shall be in")
+        shard.add_argument("--no-shard", action="store_true", help="take it out of its shard")
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
@@ -98,9 +107,15 @@ class NodeSet(base.ApiShow):
             name: _json_or_text(value) for name, value in base.pairs(parsed_args.property, "--property")
         }
         changes |= dict.fromkeys(parsed_args.unset)
-        if not changes:
-            raise errors.InvalidInput("Say what is to be changed: --property NAME=VALUE or --unset NAME.")
-        return base.one(base.connection(parsed_args).change_node(parsed_args.node, changes))
+        moved = parsed_args.shard is not None or parsed_args.no_shard
+        if not changes and not moved:
+            raise errors.InvalidInput("Say what is to be changed: --property NAME=VALUE, --unset NAME or --shard NAME.")
+        api = base.connection(parsed_args)
+        if moved:
+            answer = api.assign_shards([{"node": parsed_args.node, "shard": parsed_args.shard}])
+            if answer["conflicts"]:
+                raise errors.Conflict(f"Node {parsed_args.node} was left alone: {answer['conflicts'][0]['reason']}.")
+        return base.one(api.change_node(parsed_args.node, changes) if changes else api.node(parsed_args.node))
 
 
 def _json_or_text(text: str) -> Any:

@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shards in ``/scheduling/v1``: counts, assignment, plans."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from moorage import errors
+from moorage.db import Database
+from moorage.fleet.interface import ShardMove, check_shard
+from moorage.fleet.nodes import NodeStore
+from moorage.routes import ApiRequest, ApiResponse, PolicyRule, Route
+from moorage.sharding.checks import problems
+from moorage.sharding.plans import LOCKS, PlanRequest, Plans
+
+__all__ = ["POLICIES", "routes"]
+
+POLICIES = (
+    PolicyRule("scheduling:shards:get", "rule:system_reader", "See shards, plans and journals.", ("system",)),
+    PolicyRule("scheduling:shards:plan", "rule:system_member", "Make plans; changes no node.", ("system",)),
+    PolicyRule("scheduling:shards:update", "rule:system_admin", "Change the shard of nodes.", ("system",)),
+)
+
+_NAME = {"type": "string", "minLength": 1, "maxLength": 255}
+_PLAN = {
+    "type": "object",
+    "properties": {
+        "strategy": _NAME,
+        "shards": {
+            "oneOf": [
+                {"type": "integer", "minimum": 1, "maximum": 100_000},
+                {"type": "array", "items": _NAME, "minItems": 1, "maxItems": 100_000},
+            ]
+        },
+        "params": {"type": "object"},
+        "locks": {"type": "array", "items": {"enum": list(LOCKS)}},
+        "locked": {"type": "array", "items": _NAME, "maxItems": 100_000},
+        "max_moves": {"type": "integer", "minimum": 0},
+        "threshold": {"type": "number", "minimum": 0},
+    },
+    "additionalProperties": False,
+}
+_LIMIT = {
+    "type": "object",
+    "properties": {"limit": {"type": "integer", "minimum": 1, "maximum": 10_000}},
+    "additionalProperties": False,
+}
+_JOURNAL = {
+    "type": "object",
+    "properties": {
+        "status": {"enum": ["pending", "moved", "conflict", "undone", "stuck"]},
+        "limit": {"type": "integer", "minimum": 1, "maximum": 1000},
+        "after": {"type": "integer", "minimum": 0},
+    },
+    "additionalProperties": False,
+}
+_ASSIGN = {
+    "type": "object",
+    "properties": {
+        "assignments": {
+            "type": "array",
+            "minItems": 1,
+            "maxItems": 1000,
+            "items": {
+                "type": "object",
+                "properties": {
+                    "node": _NAME,
+                    "shard": {"type": ["string", "null"]},
+                    "was": {"type": ["string", "null"]},
+                },
+                "required": ["node", "shard"],
+                "additionalProperties": False,
+            },
+        }
+    },
+    "required": ["assignments"],
+    "additionalProperties": False,
+}
+_ANY = {"type": "object"}
+
+
+class _Handlers:
+    def __init__(self, database: Database, nodes: NodeStore, plans: Plans) -> None:
+        self._database = database
+        self._nodes = nodes
+        self._plans = plans
+
+    def shards(self, request: ApiRequest) -> ApiResponse:
+        """``GET /shards``."""
+        return ApiResponse(200, {"shards": [{"name": name, "count": count} for name, count in self._nodes.shards()]})
+
+    def check(self, request: ApiRequest) -> ApiResponse:
+        """``GET /shards/check``."""
+        found = problems(self._database)
+        return ApiResponse(200, {"ok": not found, "problems": found})
+
+    def assign(self, request: ApiRequest) -> ApiResponse:
+        """``POST /shards/assign``."""
+        moves = _moves(self._nodes, request.body["assignments"])
+
+        def work(tx: Any) -> list[dict[str, Any]]:
+            happened = self._nodes.move(tx, moves)
+            lost = [move for move, done in zip(moves, happened, strict=True) if not done]
+            holders = self._nodes.what_holds(tx, [move.node for move in lost])
+            return [_conflict(move, holders.get(move.node)) for move in lost]
+
+        conflicts = self._database.run(work)
+        return ApiResponse(200, {"moved": len(moves) - len(conflicts), "conflicts": conflicts})
+
+    def make(self, request: ApiRequest) -> ApiResponse:
+        """``POST /shards/plans``."""
+        stored = self._plans.make(PlanRequest(**request.body))
+        return ApiResponse(201, asdict(stored), {"Location": f"{request.url_prefix}/shards/plans/{stored.uuid}"})
+
+    def list_plans(self, request: ApiRequest) -> ApiResponse:
+        """``GET /shards/plans``."""
+        return ApiResponse(200, {"plans": [asdict(each) for each in self._plans.list()]})
+
+    def show(self, request: ApiRequest) -> ApiResponse:
+        """``GET /shards/plans/{plan}``."""
+        return ApiResponse(200, asdict(self._plans.get(request.path["plan"])))
+
+    def journal(self, request: ApiRequest) -> ApiResponse:
+        """``GET /shards/plans/{plan}/moves``."""
+        query = dict(request.query)
+        limit = query.pop("limit", 1000)
+        found = self._plans.moves(request.path["plan"], limit=limit, **query)
+        following = found[-1].id if len(found) == limit else None
+        shown = [{**row._mapping, "node": row.node_uuid} for row in found]
+        return ApiResponse(200, {"moves": shown, "next_after": following})
+
+    def apply(self, request: ApiRequest) -> ApiResponse:
+        """``POST /shards/plans/{plan}/apply``."""
+        return ApiResponse(200, asdict(self._plans.apply(request.path["plan"], request.query.get("limit", 1000))))
+
+    def rollback(self, request: ApiRequest) -> ApiResponse:
+        """``POST /shards/plans/{plan}/rollback``."""
+        return ApiResponse(200, asdict(self._plans.rollback(request.path["plan"], request.query.get("limit", 1000))))
+
+    def verify(self, request: ApiRequest) -> ApiResponse:
+        """``GET /shards/plans/{plan}/verify``."""
+        return ApiResponse(200, dict(self._plans.verify(request.path["plan"])))
+
+
+def routes(database: Database, nodes: NodeStore, plans: Plans) -> Sequence[Route]:
+    """The routes, over the nodes and their plans."""
+    serve = _Handlers(database, nodes, plans)
+    tags = ("shards",)
+    get, plan, update = (rule.name for rule in POLICIES)
+    one = "/shards/plans/{plan}"
+    answer: Mapping[int, Any] = {200: _ANY}
+    return (
+        Route("GET", "/shards", get, "Shards and how many nodes each has.", serve.shards, answer, tags=tags),
+        Route("GET", "/shards/check", get, "What looks wrong with the shards of the fleet.", serve.check, answer, tags=tags),
+        Route(
+            "POST", "/shards/assign", update, "Change the shard of nodes, each if nobody else did.", serve.assign, answer,
+            body=_ASSIGN, tags=tags,
+        ),
+        Route("POST", "/shards/plans", plan, "Make a plan and keep it.", serve.make, {201: _ANY}, body=_PLAN, tags=tags),
+        Route("GET", "/shards/plans", get, "Plans that are kept, the newest first.", serve.list_plans, answer, tags=tags),
+        Route("GET", one, get, "A plan in numbers.", serve.show, answer, tags=tags),
+        Route("GET", f"{one}/moves", get, "The journal of a plan.", serve.journal, answer, query=_JOURNAL, tags=tags),
+        Route(
+            "POST", f"{one}/apply", update, "Carry out some of a plan's moves.", serve.apply, answer, query=_LIMIT, tags=tags
+        ),
+        Route(
+            "POST", f"{one}/rollback", update, "Take back some of a plan's moves.", serve.rollback, answer, query=_LIMIT,
+            tags=tags,
+        ),
+        Route("GET", f"{one}/verify", get, "Compare a plan's journal with the nodes.", serve.verify, answer, tags=tags),
+    )  # fmt: skip
+
+
+def _moves(nodes: NodeStore, assignments: Sequence[Mapping[str, Any]]) -> list[ShardMove]:
+    found = []
+    known = nodes.find_many([each["node"] for each in assignments])
+    for number, each in enumerate(assignments):
+        shard = each["shard"]
+        if shard is not None:
+            check_shard(shard, f"body/assignments/{number}/shard")
+        node = known.get(each["node"])
+        if node is None:
+            raise errors.NotFound(f"There is no node {each['node']}; moorage node list shows all.")
+        found.append(ShardMove(node.uuid, each.get("was", node.shard), shard))
+    if len({move.node for move in found}) < len(found):
+        raise errors.InvalidInput("A node stands twice among the assignments.", path="body/assignments")
+    return found
+
+
+def _conflict(move: ShardMove, row: Any) -> dict[str, Any]:
+    if row is None:
+        reason = "the node is gone"
+    elif row.shard != move.source:
+        reason = f"it is in {row.shard or 'no shard'}, not in {move.source or 'no shard'}"
+    elif row.instance_uuid is not None:
+        reason = f"instance {row.instance_uuid} is on it"
+    else:
+        reason = f"{row.reservation} has reserved it"
+    return {"node": move.node, "reason": reason}

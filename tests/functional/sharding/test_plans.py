@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plans on each database: carried out once, reported where somebody interferes, resumed after a kill, taken back."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import unittest
+from concurrent import futures
+from typing import Any
+
+from moorage import errors
+from moorage.fleet.interface import uuid_of_name
+from moorage.sharding.plans import PlanRequest, Progress
+from tests.functional.sharding.case import FleetCase, make_plans
+
+
+class PlanCase(FleetCase):
+    def plan(self, shards: Any = ("a", "b", "c"), **more: Any) -> str:
+        return self.plans.make(PlanRequest(shards=shards, **more)).uuid
+
+    def test_a_plan_is_carried_out_verified_and_taken_back(self) -> None:
+        self.fleet(a=20, b=4, _=3)
+        before = self.homes()
+        plan = self.plan()
+        self.assertEqual(before, self.homes())
+        stored = self.plans.get(plan)
+        self.assertEqual(("planned", {"pending": 14}), (stored.status, stored.moves))
+        self.assertEqual(14, stored.summary["lower_bound"])
+        self.assertFalse(self.plans.verify(plan)["ok"])
+        self.assertEqual(Progress("applied", 14, 0, 0), self.plans.apply(plan, 1000))
+        self.assertEqual({"a": 9, "b": 9, "c": 9}, self.sizes())
+        self.assertTrue(self.plans.verify(plan)["ok"])
+        self.assertEqual(Progress("applied", 0, 0, 0), self.plans.apply(plan, 1000))
+        self.assertFalse(self.plans.compute(PlanRequest(shards=("a", "b", "c"))).needed)
+        self.assertEqual(Progress("undone", 14, 0, 0), self.plans.rollback(plan, 1000))
+        self.assertEqual(before, self.homes())
+        with self.assertRaisesRegex(errors.Conflict, "undone"):
+            self.plans.apply(plan, 10)
+
+    def test_limits_and_batches_add_up(self) -> None:
+        self.fleet(a=40)
+        plan = self.plan(("a", "b"))
+        self.assertEqual(Progress("applying", 7, 0, 13), self.plans.apply(plan, 7))
+        self.assertEqual(Progress("applying", 12, 0, 1), self.plans.apply(plan, 12))
+        self.assertEqual(Progress("applied", 1, 0, 0), self.plans.apply(plan, 12))
+        self.assertEqual(Progress("undoing", 15, 0, 5), self.plans.rollback(plan, 15))
+        with self.assertRaisesRegex(errors.Conflict, "undoing"):
+            self.plans.apply(plan, 10)
+        self.assertEqual(Progress("undone", 5, 0, 0), self.plans.rollback(plan, 15))
+        self.assertEqual({"a": 40}, self.sizes())
+
+    def test_what_somebody_else_changed_is_left_alone_and_said(self) -> None:
+        self.fleet(a=8)
+        plan = self.plan(("a", "b"))
+        moving = [row.name for row in self.plans.moves(plan)]
+        self.write(moving[0], shard="elsewhere")
+        self.write(moving[1], instance_uuid="00000000-0000-4000-8000-000000000001")
+        self.write(moving[2], reservation="agent-1")
+        self.enrolment.remove(uuid_of_name(moving[3]))
+        self.assertEqual(Progress("applied", 0, 4, 0), self.plans.apply(plan, 100))
+        notes = {row.node_uuid: row.note for row in self.plans.moves(plan, status="conflict")}
+        self.assertEqual(
+            [
+                "it is in elsewhere by now",
+                "instance 00000000-0000-4000-8000-000000000001 is on it",
+                "agent-1 has reserved it",
+                "the node is gone",
+            ],
+            [notes[uuid_of_name(name)] for name in moving],
+        )
+        self.assertEqual({"a": 6, "elsewhere": 1}, self.sizes())
+        self.assertFalse(self.plans.verify(plan)["ok"])
+
+    def test_an_edit_of_something_else_does_not_stop_a_move(self) -> None:
+        self.fleet(a=4)
+        plan = self.plan(("a", "b"))
+        for row in self.plans.moves(plan):
+            self.write(row.name, description="edited")
+        self.assertEqual(Progress("applied", 2, 0, 0), self.plans.apply(plan, 100))
+
+    def test_taking_back_leaves_alone_what_was_changed_since(self) -> None:
+        self.fleet(a=8)
+        plan = self.plan(("a", "b"))
+        self.plans.apply(plan, 100)
+        moved = [row.name for row in self.plans.moves(plan)]
+        self.write(moved[0], shard="c")
+        self.assertEqual(1, self.plans.verify(plan)["elsewhere"])
+        self.assertEqual(Progress("undone", 3, 1, 0), self.plans.rollback(plan, 100))
+        self.assertEqual({"a": 7, "c": 1}, self.sizes())
+
+    def test_several_who_carry_out_one_plan_do_each_move_once(self) -> None:
+        self.fleet(a=60)
+        plan = self.plan(("a", "b", "c"))
+        with futures.ThreadPoolExecutor(4) as pool:
+            every = list(pool.map(lambda _: make_plans(self.database, batch=3).apply(plan, 1000), range(4)))
+        self.assertEqual((40, 0), (sum(each.done for each in every), sum(each.conflicts for each in every)))
+        self.assertEqual({"a": 20, "b": 20, "c": 20}, self.sizes())
+
+    def test_locked_nodes_are_in_no_plan(self) -> None:
+        self.fleet(a=6)
+        self.write("a-000", instance_uuid="00000000-0000-4000-8000-000000000001")
+        self.write("a-001", reservation="agent-1")
+        self.write("a-002", maintenance=True)
+        self.write("a-003", provision_state="deploying")
+        plans = make_plans(self.database, occupied=["a-004"])
+        free = PlanRequest(shards=("b",))
+        self.assertEqual(4, len(plans.compute(free).moves))
+        every = PlanRequest(shards=("b",), locks=("maintenance", "state", "occupied"))
+        self.assertEqual([uuid_of_name("a-005")], [move.node for move in plans.compute(every).moves])
+        named = PlanRequest(shards=("b",), locked=("a-005", uuid_of_name("a-004")))
+        self.assertEqual(2, len(plans.compute(named).moves))
+        with self.assertRaises(errors.InvalidInput):
+            plans.compute(PlanRequest(shards=("b",), locks=("weather",)))
+
+    def test_shards_are_named_counted_or_found(self) -> None:
+        with self.assertRaisesRegex(errors.InvalidInput, "No node has a shard"):
+            self.plan(None)
+        self.fleet(a=3, b=2, c=1)
+        self.assertEqual(("a", "b", "c"), self.plans.compute(PlanRequest()).shards)
+        self.assertEqual(("a", "b"), self.plans.compute(PlanRequest(shards=2)).shards)
+        self.assertEqual(("a", "b", "c", "shard-1"), self.plans.compute(PlanRequest(shards=4)).shards)
+        for shards in ((), ("none",), ("a", "a"), ("a,b",)):
+            with self.assertRaises(errors.InvalidInput):
+                self.plan(shards)
+
+    def test_only_the_newest_plans_are_kept(self) -> None:
+        self.fleet(a=2)
+        kept = [self.plan(("a", "b")) for _ in range(7)]
+        self.assertEqual(kept[:1:-1], [plan.uuid for plan in self.plans.list()])
+        with self.assertRaises(errors.NotFound):
+            self.plans.get(kept[0])
+
+    def test_killed_in_the_middle_it_is_resumed_and_then_taken_back_to_the_start(self) -> None:
+        self.fleet(a=60, _=4)
+        before = self.homes()
+        plan = self.plan(("a", "b", "c"))
+        total = self.plans.get(plan).moves["pending"]
+        self.kill(plan, "apply")
+        counts = dict(self.plans.get(plan).moves)
+        self.assertEqual(total, counts["moved"] + counts["pending"])
+        # The journal and the nodes say the same.
+        homes = self.homes()
+        for row in self.plans.moves(plan):
+            self.assertEqual(row.target if row.status == "moved" else row.source, homes[row.node_uuid])
+        self.assertEqual(0, self.plans.apply(plan, 1000).conflicts)
+        self.assertTrue(self.plans.verify(plan)["ok"])
+        self.kill(plan, "rollback")
+        self.assertEqual(0, self.plans.rollback(plan, 1000).conflicts)
+        self.assertEqual(before, self.homes())
+
+    def kill(self, plan: str, way: str) -> None:
+        """Begin, and kill -9 it after the first batches, wherever it is then."""
+        command = [sys.executable, "-m", "tests.functional.sharding.apply_process", self.url, plan, way]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            for _ in range(2):
+                self.assertTrue(process.stdout.readline().strip().isdecimal())
+            process.kill()
+
+
+class TestSqlite(PlanCase, unittest.TestCase):
+    pass
+
+
+class TestPostgresql(PlanCase, unittest.TestCase):
+    kind = "postgresql"
+
+
+class TestMariadb(PlanCase, unittest.TestCase):
+    kind = "mariadb"

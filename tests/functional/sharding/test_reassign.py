@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nodes of a shard to another host, agents that see their shard alone, and hosts with new names."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import unittest
+import uuid as uuid_module
+from typing import Any
+
+import sqlalchemy as sa
+
+from moorage import errors
+from moorage.cli import manage
+from moorage.clock import SystemClock
+from moorage.control_plane.interface import Instance
+from moorage.control_plane.reassign import Reassignment
+from moorage.control_plane.roles import nodes_of_agent
+from moorage.fleet.interface import uuid_of_name
+from moorage.fleet.tables import nodes
+from moorage_plugins.compute.instances import ComputeInstances
+from tests.functional.sharding.case import FleetCase
+
+
+class ReassignCase(FleetCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.instances = ComputeInstances(conf=None, database=self.database, clock=SystemClock())
+        self.work = Reassignment(self.database, self.registry, self.nodes, self.instances)
+        self.agents = {
+            host: self.registry.enlist("agent", host, rpc_version="1.0") for host in ("old-1", "old-2", "new")
+        }
+        self.fleet(a=6, b=2)
+        for number, host in enumerate(("old-1", "old-1", "old-2", "old-2", "new", None)):
+            self.own(f"a-{number:03}", host)
+        self.own("b-000", "old-1")
+        self.own("b-001", "old-2")
+
+    def own(self, name: str, host: str | None) -> None:
+        with self.database.write() as tx:
+            tx.execute(sa.update(nodes).where(nodes.c.name == name).values(host=host))
+
+    def instance(self, node: str, host: str, status: str = "active") -> str:
+        found = Instance(
+            str(uuid_module.uuid4()), "i", status, host, node, uuid_of_name(node), "small", {"VCPU": 1},
+        )  # fmt: skip
+        with self.database.write() as tx:
+            self.instances.insert(tx, found)
+        return found.uuid
+
+    def force_down(self, *hosts: str, down: bool = True) -> None:
+        for host in hosts:
+            self.registry.set(self.agents[host].uuid, forced_down=down)
+
+    def hosts(self) -> dict[str, str | None]:
+        return {node.name: node.host for node in self.nodes.list()}
+
+    def test_all_nodes_of_the_shard_move_with_their_instances_and_nothing_else(self) -> None:
+        inside, outside = self.instance("a-000", "old-1"), self.instance("b-000", "old-1")
+        self.force_down("old-1", "old-2")
+        preview = self.work.preview("a", "new")
+        self.assertEqual(({"old-1": 2, "old-2": 2, "": 1}, 1, ()), (preview.sources, preview.already, preview.problems))
+        report = self.work.execute(preview)
+        self.assertEqual((5, 1), (report.nodes, report.instances))
+        self.assertEqual({"new"}, {host for name, host in self.hosts().items() if name.startswith("a")})
+        self.assertEqual(("old-1", "old-2"), (self.hosts()["b-000"], self.hosts()["b-001"]))
+        self.assertEqual(("new", "old-1"), (self.instances.get(inside).host, self.instances.get(outside).host))
+        self.assertEqual(
+            (
+                "old-1 still has 1 nodes and 1 instances of other shards.",
+                "old-2 still has 1 nodes and 0 instances of other shards.",
+            ),
+            report.left,
+        )
+        # Whoever was declared dead and lives has lost its right to go on.
+        self.assertFalse(self.registry.beat(self.agents["old-1"]))
+        self.assertTrue(self.registry.beat(self.agents["new"]))
+
+    def test_what_nova_manage_refuses_is_refused_and_nothing_changes(self) -> None:
+        before = self.hosts()
+        cases: list[tuple[str, Any]] = [
+            ("is not declared dead: stop it", lambda: self.force_down("old-1")),
+            ("Agent new is declared dead", lambda: self.force_down("old-1", "old-2", "new")),
+            ("More than one instance is on 1 nodes: a-000", self.crowd),
+            ("are being built or deleted", lambda: self.instance("a-001", "old-1", "building")),
+        ]
+        for words, prepare in cases:
+            prepare()
+            preview = self.work.preview("a", "new")
+            self.assertIn(words, " ".join(preview.problems))
+            with self.assertRaises(errors.Conflict):
+                self.work.execute(preview)
+            self.assertEqual(before, self.hosts())
+        self.assertIn("There is no agent nobody", " ".join(self.work.preview("a", "nobody").problems))
+        self.assertIn("No node is in shard zzz", " ".join(self.work.preview("zzz", "new").problems))
+
+    def crowd(self) -> None:
+        self.force_down("new", down=False)
+        for _ in range(2):
+            self.instance("a-000", "old-1")
+
+    def test_what_changes_between_preview_and_act_undoes_all_of_it(self) -> None:
+        mine = self.instance("a-000", "old-1")
+        for change in (
+            lambda: self.force_down("old-2", down=False),
+            lambda: self.force_down("new"),
+            lambda: self.start_deletion(mine),
+        ):
+            self.force_down("old-1", "old-2")
+            self.force_down("new", down=False)
+            preview = self.work.preview("a", "new")
+            self.assertEqual((), preview.problems)
+            before = self.hosts()
+            change()
+            with self.assertRaises(errors.Conflict):
+                self.work.execute(preview)
+            self.assertEqual(before, self.hosts())
+
+    def start_deletion(self, uuid: str) -> None:
+        with self.database.write() as tx:
+            self.assertTrue(self.instances.set_status(tx, uuid, "deleting", 0))
+
+    def test_the_command_previews_acts_and_says_what_is_left(self) -> None:
+        def command(*words: str) -> tuple[int, str, str]:
+            out, err = io.StringIO(), io.StringIO()
+            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+                status = manage.main(
+                    [
+                        "--config-file",
+                        "/dev/null",
+                        "--set",
+                        f"database.connection={self.url}",
+                        "node",
+                        "reassign",
+                        *words,
+                    ]
+                )
+            return status, out.getvalue(), err.getvalue()
+
+        status, said, refused = command("a", "new")
+        self.assertEqual(1, status)
+        self.assertIn("Refused: Agent old-1", refused)
+        self.force_down("old-1", "old-2")
+        before = self.hosts()
+        status, said, refused = command("a", "new", "--preview")
+        self.assertEqual((0, before), (status, self.hosts()))
+        self.assertIn("2 nodes of old-1 would go to new.", said)
+        status, said, left = command("a", "new")
+        self.assertEqual(1, status)  # nodes of another shard are left with a dead host, and that is said
+        self.assertIn("5 nodes and 0 instances are new's now.", said)
+        self.assertIn("Left: old-1 still has 1 nodes", left)
+        for host in ("b",):
+            command(host, "new")
+        self.assertEqual({"new"}, set(self.hosts().values()))
+
+    def test_an_agent_with_a_shard_sees_that_shard_and_never_the_whole_fleet(self) -> None:
+        names = lambda **where: [node.name for node in nodes_of_agent(self.nodes, "old-1", where.get("shard"))()]  # noqa: E731
+        self.assertEqual({"a-000", "a-001", "b-000"}, set(names()))
+        self.assertEqual({"b-000", "b-001"}, set(names(shard="b")))
+        self.assertEqual([], names(shard="empty"))
+        for shard in ("", "none", "a,b", " a"):
+            with self.assertRaisesRegex(errors.ConfigError, "my_shard"):
+                nodes_of_agent(self.nodes, "old-1", shard)
+
+    def test_an_agent_that_comes_back_with_another_name_costs_nobody_a_node(self) -> None:
+        """Nova deleted the nodes of a host that was renamed (LP 1419785)."""
+        mine = self.instance("a-000", "old-1")
+        before = self.hosts()
+        self.registry.retire(self.agents["old-1"])
+        self.agents["renamed"] = self.registry.enlist("agent", "renamed", rpc_version="1.0")
+        self.own("a-005", "old-2")
+        self.enrolment.assign()
+        self.enrolment.reconcile()
+        self.assertEqual({**before, "a-005": "old-2"}, self.hosts())
+        self.assertEqual("old-1", self.instances.get(mine).host)
+        self.force_down("old-1", "old-2", "new")
+        report = self.work.execute(self.work.preview("a", "renamed"))
+        self.assertEqual((6, 1), (report.nodes, report.instances))
+        self.assertEqual("renamed", self.instances.get(mine).host)
+
+
+class TestSqlite(ReassignCase, unittest.TestCase):
+    pass
+
+
+class TestPostgresql(ReassignCase, unittest.TestCase):
+    kind = "postgresql"
+
+
+class TestMariadb(ReassignCase, unittest.TestCase):
+    kind = "mariadb"

@@ -102,6 +102,7 @@ class ApiRole:
             self._dispatcher,
             threads=conf.api.threads,
             drain_seconds=conf.control_plane.drain_timeout,
+            clock=platform.clock,
         )
         self._server.start()
         self.url = self._server.url

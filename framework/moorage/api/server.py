@@ -11,31 +11,67 @@ from cheroot import wsgi
 from oslo_log import log as logging
 
 from moorage import errors
+from moorage.api.lobby import Lobby
+from moorage.clock import Clock, SystemClock
 
 __all__ = ["Server"]
 
 LOG = logging.getLogger(__name__)
+
+#: Seconds for which an idle connection is kept, and for which one that sends a request may be silent.
+_IDLE = 60
+_SILENCE = 10.0
+
+
+class _Cheroot(wsgi.Server):
+    """cheroot's server, whose threads get connections once a request has arrived."""
+
+    lobby: Lobby
+
+    def process_conn(self, conn: Any) -> None:
+        """Called for new connections, and for kept ones of which something has arrived."""
+        # Set after the first request only.
+        kept = conn.last_used is not None
+        if not kept:
+            conn.socket.settimeout(_SILENCE)
+        self.lobby.enter(conn, readable=kept and not conn.rfile.has_data())
+
+    def let_in(self, conn: Any) -> None:
+        """Give the connection to a thread."""
+        super().process_conn(conn)
 
 
 class Server:
     """Serves a WSGI application.
 
     :param bind: ``host:port``; port 0 takes a free one, see :attr:`url`.
+    :param head_seconds: how long the head of a request may take to arrive.
     """
 
-    def __init__(self, bind: str, application: Callable[..., Any], *, threads: int, drain_seconds: float) -> None:
+    def __init__(
+        self,
+        bind: str,
+        application: Callable[..., Any],
+        *,
+        threads: int,
+        drain_seconds: float,
+        clock: Clock | None = None,
+        head_seconds: float = _SILENCE,
+    ) -> None:
         host, _, port = bind.rpartition(":")
         try:
             address = (host.strip("[]"), int(port))
         except ValueError:
             raise errors.ConfigError(f"[api] bind = {bind}: write HOST:PORT, for example 127.0.0.1:8780.") from None
-        self._server = wsgi.Server(
+        self._clock = clock or SystemClock()
+        self._head_seconds = head_seconds
+        self._server = _Cheroot(
             address,
             application,
             numthreads=threads,
             server_name="moorage",
             shutdown_timeout=round(drain_seconds),
-            timeout=60,
+            timeout=_IDLE,
         )
         setattr(self._server, "error_log", self._log)  # noqa: B010  (cheroot means it to be replaced)
         self._thread = threading.Thread(target=self._serve, name="http", daemon=True)
@@ -58,10 +94,12 @@ class Server:
                 f"The API cannot listen on {self._server.bind_addr[0]}:{self._server.bind_addr[1]}: {error}. Is another "
                 "control plane running? Choose another --bind."
             ) from error
+        self._server.lobby = Lobby(self._server.let_in, self._clock, self._head_seconds)
         self._thread.start()
 
     def stop(self) -> None:
         """Take no new connections and answer what is being asked."""
+        self._server.lobby.close()
         self._server.stop()
         self._thread.join(5)
 

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import sqlalchemy as sa
 from oslo_config import cfg
 from oslo_log import log as logging
 
@@ -74,7 +75,7 @@ def load(
         for (group, name), value in (overrides or {}).items():
             conf.set_override(name, value, group=group)
         if state_dir is not None:
-            conf.set_override("state_dir", os.path.abspath(state_dir), group="control_plane")
+            conf.set_override("state_dir", _literal(os.path.abspath(state_dir)), group="control_plane")
         _follow_state_dir(conf)
         _check_values(conf)
     except cfg.ConfigFilesNotFoundError as error:
@@ -148,8 +149,15 @@ def _value(conf: cfg.ConfigOpts, group: str | None, option: cfg.Opt) -> Any:
 def _follow_state_dir(conf: cfg.ConfigOpts) -> None:
     """Defaults that lie in the state folder."""
     folder = Path(conf.control_plane.state_dir)
-    conf.set_default("connection", f"sqlite:///{folder / 'moorage.sqlite'}", group="database")
-    conf.set_default("run_dir", str(folder / "run" / "messages"), group="rpc")
+    # A name may have characters in it that mean something in a URL.
+    url = sa.URL.create("sqlite", database=str(folder / "moorage.sqlite"))
+    conf.set_default("connection", _literal(url.render_as_string(hide_password=False)), group="database")
+    conf.set_default("run_dir", _literal(str(folder / "run" / "messages")), group="rpc")
+
+
+def _literal(text: str) -> str:
+    """A value in which oslo.config finds no names of other options."""
+    return text.replace("$", "$$")
 
 
 def _check_values(conf: cfg.ConfigOpts) -> None:

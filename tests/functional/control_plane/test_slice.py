@@ -57,7 +57,8 @@ class Plane:
     """``moorage up`` as a process, over a fleet of eight nodes."""
 
     def __init__(self, folder: pathlib.Path, extra: str = "", path: pathlib.Path | None = None) -> None:
-        self.state = folder / "state"
+        # Nothing may mind what a folder is called.
+        self.state = folder / "state: $x, 100%41?"
         self.conf = folder / "moorage.conf"
         self.conf.write_text(CONF + extra)
         self.stderr = folder / f"stderr-{uuid.uuid4().hex}"

@@ -12,6 +12,7 @@ from oslo_config import cfg
 from moorage import errors
 from moorage.cli import validation
 from moorage.control_plane import config
+from moorage.db import Database
 
 
 class ConfigCase(unittest.TestCase):
@@ -27,6 +28,22 @@ class ConfigCase(unittest.TestCase):
 
     def load(self, text: str = "") -> cfg.ConfigOpts:
         return config.load(files=[self.file(text)], state_dir=str(self.folder))
+
+
+class StateFolderTests(ConfigCase):
+    def test_everything_lies_in_the_folder_whatever_its_name_is(self) -> None:
+        for name in ("q?x", "pct%41", "$HOME and $$", "a#b &=c:@[x]", "ü\\'\""):
+            with self.subTest(name=name):
+                folder = self.folder / name
+                folder.mkdir()
+                conf = config.load(files=[self.file("")], state_dir=str(folder))
+                self.assertEqual(str(folder), conf.control_plane.state_dir)
+                self.assertEqual(str(folder / "run" / "messages"), conf.rpc.run_dir)
+                database = Database.from_config(conf)
+                self.addCleanup(database.close)
+                with database.write() as transaction:
+                    transaction.exec_driver_sql("CREATE TABLE proof (x INTEGER)")
+                self.assertTrue((folder / "moorage.sqlite").exists(), list(self.folder.iterdir()))
 
 
 class ReloadTests(ConfigCase):

@@ -89,6 +89,8 @@ class ApiRole:
     """Serves HTTP."""
 
     binary = "api"
+    #: It answers 503 while the store is away, which says more than no answer.
+    owns_work = False
 
     def start(self, platform: Platform, conf: cfg.ConfigOpts) -> None:
         """Build the application and listen."""

@@ -140,8 +140,8 @@ class Reassignable(abc.ABC):
 class AgentService(abc.ABC):
     """A service's part in the agent role: does operations for one host.
 
-    Built as ``plugin(conf=..., database=..., clock=..., host=..., identity=..., sender=..., store=..., workers=...)`` by
-    ``moorage agent``; see :class:`AgentTools` for what it is given.
+    Built as ``plugin(tools)``, with :class:`AgentTools`, by ``moorage agent``; once in the life of a process, after the service
+    is enlisted.
     """
 
     api_version: ClassVar[tuple[int, int]]
@@ -156,7 +156,10 @@ class AgentService(abc.ABC):
 
     @abc.abstractmethod
     def start(self) -> None:
-        """Called once after the service is enlisted and before messages are served: finish what an earlier epoch left."""
+        """Called once: finish what an earlier epoch left.
+
+        Messages are served already, so that none is missed: endpoints may be called before this is, and while it runs.
+        """
 
     @abc.abstractmethod
     def sweep(self) -> None:

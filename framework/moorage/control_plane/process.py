@@ -62,6 +62,8 @@ class Role(Protocol):
 
     #: The name of the role, which is its services' ``binary`` and its topic.
     binary: str
+    #: Whether others may take over what it does when it is silent. One that owns nothing goes on while the store is away.
+    owns_work: bool
 
     def start(self, platform: Platform, conf: cfg.ConfigOpts) -> None:
         """Begin to serve; returns when it is ready."""
@@ -172,6 +174,7 @@ class _Process:
             interval=conf.services.report_interval,
             service_down_time=conf.services.service_down_time,
             on_lost=self._give_up,
+            owns_work=self._role.owns_work,
         )
         heartbeat.start()
         self._heartbeat = heartbeat

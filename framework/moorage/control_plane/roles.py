@@ -137,6 +137,7 @@ class SchedulerRole:
     """Selects and claims."""
 
     binary = "scheduler"
+    owns_work = True
 
     def start(self, platform: Platform, conf: cfg.ConfigOpts) -> None:
         """Load the fleet and the instances, then serve."""
@@ -250,6 +251,7 @@ class Agent:
     """Does operations for one host."""
 
     binary = "agent"
+    owns_work = True
 
     def start(self, platform: Platform, conf: cfg.ConfigOpts) -> None:
         """Finish what an earlier epoch left, then serve."""
@@ -335,6 +337,7 @@ class Engine:
     """Does the periodic work of the core."""
 
     binary = "engine"
+    owns_work = True
 
     def start(self, platform: Platform, conf: cfg.ConfigOpts) -> None:
         """Begin."""

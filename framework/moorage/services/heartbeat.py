@@ -28,6 +28,9 @@ class Heartbeat:
     ``on_lost`` is called once, with the reason, when a beat changed no row (evicted, or a second process started under this
     name), or when no beat succeeded for ``service_down_time`` less a margin, counted from the start of the last good one:
     before anybody else may take over.
+
+    :param owns_work: False for a service of which nobody can take over anything. It may go on without the store, so only an
+        evicted epoch ends it, and not silence.
     """
 
     def __init__(
@@ -39,6 +42,7 @@ class Heartbeat:
         interval: float,
         service_down_time: float,
         on_lost: Callable[[str], None],
+        owns_work: bool = True,
     ) -> None:
         if service_down_time < 3 * interval:
             raise errors.ConfigError(
@@ -51,6 +55,7 @@ class Heartbeat:
         self._interval = interval
         self._patience = service_down_time * (1 - _MARGIN)
         self._on_lost = on_lost
+        self._owns_work = owns_work
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
         self._guard = threading.Thread(target=self._watch, name="heartbeat-guard", daemon=True)
@@ -61,7 +66,8 @@ class Heartbeat:
         """Begin to beat."""
         self._good_from = self._clock.monotonic()
         self._thread.start()
-        self._guard.start()
+        if self._owns_work:
+            self._guard.start()
 
     def stop(self) -> None:
         """Beat no more; returns within one interval."""

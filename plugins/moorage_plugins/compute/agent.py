@@ -250,11 +250,13 @@ class ComputeAgent(AgentService):
                 self._driver.destroy(uuid)
 
     def _give_back(self, held: Lease, reason: str) -> None:
-        """The sweep of whoever may do it then takes it up."""
+        """The sweep of whoever may do it then takes it up. Raises nothing: what made the operation fail often fails here too."""
         try:
             held.give_back(reason)
         except errors.Unavailable as error:
             LOG.warning("The operation on %s stays until its lease ends: %s", held.resource_id, error.message)
+        except Exception:
+            LOG.exception("The operation on %s stays until its lease ends.", held.resource_id)
         finally:
             self._forget([held])
 

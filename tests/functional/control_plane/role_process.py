@@ -13,13 +13,17 @@ from moorage.control_plane import config, process
 
 
 class Script:
-    """Does what the words of the command line say: ``hang-start``, ``hang-reload``, ``fail-reload``, ``hang-stop``, ``serve``."""
+    """Does what the words of the command line say.
+
+    They are ``hang-start``, ``fail-start``, and so on for ``reload`` and ``stop``; ``serve``, and ``own-nothing``.
+    """
 
     binary = "agent"
 
     def __init__(self, folder: Path, words: set[str]) -> None:
         self._progress = folder / "progress"
         self._words = words
+        self.owns_work = "own-nothing" not in words
 
     def _come_to(self, place: str) -> None:
         with self._progress.open("a") as progress:

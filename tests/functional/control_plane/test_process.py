@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
 import signal
 import subprocess
@@ -26,7 +27,7 @@ class ProcessCase(unittest.TestCase):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         self.folder = pathlib.Path(folder.name)
-        database = Database(f"sqlite:///{self.folder / 'moorage.sqlite'}")
+        database = self.database = Database(f"sqlite:///{self.folder / 'moorage.sqlite'}")
         self.addCleanup(database.close)
         migrations.upgrade_all(database)
         self.registry = ServiceRegistry(database, SystemClock())
@@ -99,6 +100,37 @@ class FenceTests(ProcessCase):
         process.send_signal(signal.SIGTERM)
         self.await_place(process, "stop")
         self.assert_fenced(process)
+
+
+class SilenceTests(ProcessCase):
+    """The store takes no beats; what counts is who ends, and not when."""
+
+    conf = (
+        CONF.replace("service_down_time = 600", "service_down_time = 2")
+        + "[database]\nlock_timeout = 1\nattempts = 1\n"
+    )
+
+    def begin_and_lock(self, *words: str) -> tuple[subprocess.Popen[str], contextlib.ExitStack]:
+        process = self.begin(*words, conf=self.conf)
+        self.await_place(process, "ready")
+        held = contextlib.ExitStack()
+        self.addCleanup(held.close)
+        # Another process that stopped in the middle of a transaction would do the same.
+        held.enter_context(self.database.write())
+        return process, held
+
+    def test_what_owns_work_ends_before_others_may_take_it_over(self) -> None:
+        process, _ = self.begin_and_lock()
+        self.assertEqual(EXIT_FATAL, process.wait(PATIENCE))
+        self.assertIn("no heartbeat reached the store", self.said())
+
+    def test_what_owns_nothing_stays_and_beats_again(self) -> None:
+        process, held = self.begin_and_lock("own-nothing")
+        servers.wait_until(lambda: "Heartbeat failed" in self.said(), "a beat that failed", PATIENCE)
+        held.close()
+        (row,) = self.registry.list()
+        servers.wait_until(lambda: self.registry.get(row.uuid).beat > row.beat, "the next beat", PATIENCE)
+        self.assertIsNone(process.poll())
 
 
 class ReloadTests(ProcessCase):

@@ -51,7 +51,7 @@ HOST = "host-1"
 NODE = "11111111-1111-4111-8111-111111111111"
 #: A delay that the clock of the tests turns into waiting for its gate.
 GATED_MS = "77000"
-SOON = 20.0
+SOON = 90.0
 
 
 class GateClock(SystemClock):
@@ -104,15 +104,16 @@ class NodeNames:
 
 
 class FlakyDatabase(Database):
-    """Cannot be reached for the next few transactions that are run."""
+    """Cannot be reached for the next few transactions that are run, or fails as nobody foresaw."""
 
     failures = 0
+    error: type[Exception] = errors.StoreUnavailable
 
     @override
     def run(self, work: Callable[[sa.Connection], Any], *, attempts: int | None = None, **more: Any) -> Any:
         if self.failures:
             self.failures -= 1
-            raise errors.StoreUnavailable("The store is away, for this test.")
+            raise self.error("The store is away, for this test.")
         return super().run(work, attempts=attempts, **more)
 
 
@@ -402,6 +403,36 @@ class AgentTests(unittest.TestCase):
         agent.sweep()
         self.await_rows()
         self.assert_consistent(2)
+
+    def test_what_fails_and_cannot_be_given_back_stops_nothing_else(self) -> None:
+        fleet = self.fleet = self.make_fleet(operations=1)
+        agent = self.started()
+        fleet.database.error = LookupError
+        uuid = fleet.place({"sim:delay_ms": GATED_MS})
+        agent.build_instance(uuid)
+        wait_until(lambda: fleet.clock.sleepers == 1, "the build runs", SOON)
+        # The finisher can neither write what is done nor give it back.
+        fleet.database.failures = 2
+        fleet.clock.gate.set()
+        wait_until(lambda: fleet.database.failures == 0, "it failed twice", SOON)
+        second = fleet.place()
+        agent.build_instance(second)
+        wait_until(lambda: fleet.status(second) == "active", "the finisher goes on", SOON)
+        # Nor can the only operator, who does not even learn what there is to do.
+        real = fleet.instances.get
+
+        def broken(uuid: str) -> Instance:
+            fleet.database.failures = 1
+            raise LookupError(uuid)
+
+        third = fleet.place()
+        with mock.patch.object(fleet.instances, "get", broken):
+            agent.build_instance(third)
+            wait_until(lambda: agent._room._value == agent._batch + 1 and not agent._held, "it was let go", SOON)
+        self.assertEqual("building", real(third).status)
+        fourth = fleet.place()
+        agent.build_instance(fourth)
+        wait_until(lambda: fleet.status(fourth) == "active", "the operator goes on", SOON)
 
     def test_a_long_build_keeps_its_lease(self) -> None:
         fleet = self.fleet = self.make_fleet(lease_seconds=1.0)

@@ -115,6 +115,7 @@ class ControlPlane:
             max_rss=section.max_rss * 2**20,
             drain_timeout=section.drain_timeout,
             start_timeout=section.start_timeout,
+            stopped_timeout=section.stopped_timeout,
             stopping=self._stopping,
             may_reload=self._may_reload,
         )

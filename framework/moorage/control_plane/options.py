@@ -33,6 +33,14 @@ CONTROL_PLANE_OPTS: Sequence[cfg.Opt] = (
         help="Resident memory, in MiB, above which the supervisor ends a process and starts it anew.",
     ),
     cfg.FloatOpt(
+        "stopped_timeout",
+        default=30.0,
+        min=0,
+        help="Seconds after which the supervisor kills a process that is stopped (SIGSTOP), and starts it anew: stopped in the "
+        "middle of a transaction it holds up all others on SQLite. Keep it below [services] service_down_time, after which those "
+        "give up. 0: never.",
+    ),
+    cfg.FloatOpt(
         "restart_delay", default=0.5, min=0.05, help="Seconds before a dead process is started again; doubles."
     ),
     cfg.FloatOpt("restart_delay_longest", default=30.0, min=0.1, help="The longest such delay, in seconds."),

@@ -2,8 +2,9 @@
 """One process that starts the roles of a machine as processes of their own and keeps them running.
 
 A child says that it is ready by a line on a pipe. One that ends is started again after a delay that doubles while it keeps
-ending; one that grows above ``max_rss`` is ended and started anew. A child that refuses its configuration at the first start
-(exit status :data:`EXIT_CONFIG`) ends the whole start with its message, because starting it again could not help.
+ending; one that grows above ``max_rss`` is ended and started anew, and so is one that stays stopped. A child that refuses its
+configuration at the first start (exit status :data:`EXIT_CONFIG`) ends the whole start with its message, because starting it
+again could not help.
 """
 
 from __future__ import annotations
@@ -61,6 +62,7 @@ class _Child:
     delay: float = 0.0
     start_again_at: float = 0.0
     ending: bool = False
+    stopped_at: float | None = None
     kill_at: float = 0.0
     heard: bytes = field(default=b"")
 
@@ -76,6 +78,7 @@ class Supervisor:
     :param folder: where ``run/processes.json`` and ``log/<name>.log`` are written.
     :param delay: seconds before the first new start; doubles up to ``longest_delay``.
     :param max_rss: bytes.
+    :param stopped_timeout: seconds after which a child that is stopped (SIGSTOP) is killed; 0: never.
     :param stopping: set to have :meth:`start` and :meth:`run` end; a new one when None.
     :param may_reload: asked before SIGHUP is passed on, in the thread of :meth:`run`; False keeps it from the children.
     """
@@ -91,6 +94,7 @@ class Supervisor:
         max_rss: int,
         drain_timeout: float,
         start_timeout: float,
+        stopped_timeout: float = 0.0,
         environment: Mapping[str, str] | None = None,
         stopping: threading.Event | None = None,
         may_reload: Callable[[], bool] = lambda: True,
@@ -103,6 +107,7 @@ class Supervisor:
         self._max_rss = max_rss
         self._drain_timeout = drain_timeout
         self._start_timeout = start_timeout
+        self._stopped_timeout = stopped_timeout
         self._environment = dict(os.environ if environment is None else environment)
         self._stopping = stopping or threading.Event()
         self._may_reload = may_reload
@@ -190,7 +195,7 @@ class Supervisor:
             os.close(child.ready_pipe)
         child.ready_pipe, child.ready, child.heard = reader, False, b""
         child.started_at = self._clock.monotonic()
-        child.ending, child.start_again_at = False, 0.0
+        child.ending, child.start_again_at, child.stopped_at = False, 0.0, None
 
     def _watch(self, child: _Child) -> bool:
         """Look after one child; True when it was started or has ended."""
@@ -212,7 +217,14 @@ class Supervisor:
         if status is not None:
             self._plan_restart(child, status, now)
             return True
-        if child.ending:
+        if self._stopped_too_long(child, child.process.pid, now):
+            LOG.warning(
+                "%s has been stopped for %g s and may hold what all others wait for; it is killed and started anew.",
+                child.program.name,
+                self._stopped_timeout,
+            )
+            child.process.kill()
+        elif child.ending:
             if now > child.kill_at:
                 child.process.kill()
         elif _resident(child.process.pid) > self._max_rss:
@@ -224,6 +236,13 @@ class Supervisor:
             child.ending, child.kill_at = True, now + self._drain_timeout
             child.process.terminate()
         return False
+
+    def _stopped_too_long(self, child: _Child, pid: int, now: float) -> bool:
+        if not self._stopped_timeout or not _stopped(pid):
+            child.stopped_at = None
+        elif child.stopped_at is None:
+            child.stopped_at = now
+        return child.stopped_at is not None and now - child.stopped_at > self._stopped_timeout
 
     def _plan_restart(self, child: _Child, status: int, now: float) -> None:
         lived = now - child.started_at
@@ -310,6 +329,16 @@ def _resident(pid: int) -> int:
             return int(statm.read().split()[1]) * _PAGE
     except (OSError, IndexError, ValueError):
         return 0
+
+
+def _stopped(pid: int) -> bool:
+    """Whether the process is stopped by a signal; one that a debugger holds (t) is not meant."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as stat:
+            # The name, in brackets, may contain anything.
+            return stat.read().rpartition(")")[2].split()[0] == "T"
+    except (OSError, IndexError):
+        return False
 
 
 def _meaning(status: int | None) -> str:

@@ -23,7 +23,7 @@ READY = "import os, sys, time\nos.write(int(os.environ['MOORAGE_READY_FD']), b'r
 SLEEP = READY + "time.sleep(600)\n"
 
 
-def until(condition: Callable[[], bool], seconds: float = 20.0) -> bool:
+def until(condition: Callable[[], bool], seconds: float = 90.0) -> bool:
     """Poll until the condition holds."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -41,7 +41,7 @@ class TestSupervisor(unittest.TestCase):
 
     def make(self, codes: dict[str, str], **settings: float) -> supervisor.Supervisor:
         programs = [supervisor.Program(name, name, [sys.executable, "-c", code]) for name, code in codes.items()]
-        arguments = {"delay": 0.05, "longest_delay": 0.2, "max_rss": 2**31, "drain_timeout": 10, "start_timeout": 20}
+        arguments = {"delay": 0.05, "longest_delay": 0.2, "max_rss": 2**31, "drain_timeout": 60, "start_timeout": 90}
         arguments.update(settings)
         return supervisor.Supervisor(programs, self.folder, SystemClock(), **arguments)  # type: ignore[arg-type]
 
@@ -52,7 +52,7 @@ class TestSupervisor(unittest.TestCase):
 
         def end() -> None:
             keeper.stop()
-            thread.join(20)
+            thread.join(90)
 
         self.addCleanup(end)
         return thread
@@ -79,6 +79,22 @@ class TestSupervisor(unittest.TestCase):
         self.run_in_thread(keeper)
         self.assertTrue(until(lambda: self.table()["big"]["restarts"] == 1))
 
+    def test_a_process_that_stays_stopped_is_started_anew(self) -> None:
+        self.run_in_thread(self.make({"one": SLEEP, "two": SLEEP}, stopped_timeout=0.3))
+        before = self.table()
+        os.kill(before["one"]["pid"], signal.SIGSTOP)
+        self.assertTrue(until(lambda: self.table()["one"]["pid"] not in (None, before["one"]["pid"])))
+        self.assertEqual(before["two"], self.table()["two"])
+
+    def test_a_process_that_goes_on_in_time_is_left_alone(self) -> None:
+        self.run_in_thread(keeper := self.make({"one": SLEEP}, stopped_timeout=600))
+        before = self.table()
+        os.kill(before["one"]["pid"], signal.SIGSTOP)
+        self.assertTrue(until(lambda: keeper._children[0].stopped_at is not None))
+        os.kill(before["one"]["pid"], signal.SIGCONT)
+        self.assertTrue(until(lambda: keeper._children[0].stopped_at is None))
+        self.assertEqual(before, self.table())
+
     def test_a_refused_configuration_ends_the_start_with_the_childs_own_words(self) -> None:
         refuse = (
             "import os, sys\nos.write(int(os.environ['MOORAGE_READY_FD']), b'the plugin x is missing\\n')\n"
@@ -101,7 +117,7 @@ class TestSupervisor(unittest.TestCase):
         keeper = self.make({"deaf": deaf}, drain_timeout=0.5)
         thread = self.run_in_thread(keeper)
         keeper.stop()
-        thread.join(20)
+        thread.join(90)
         self.assertFalse(thread.is_alive())
         self.assertIsNone(self.table()["deaf"]["pid"])
 
@@ -188,7 +204,7 @@ class TestSupervisor(unittest.TestCase):
         programs = [supervisor.Program("one", "one", [sys.executable, "-c", SLEEP])]
         keeper = supervisor.Supervisor(
             programs, self.folder, SystemClock(),
-            delay=1, longest_delay=1, max_rss=2**31, drain_timeout=10, start_timeout=20, stopping=asked,
+            delay=1, longest_delay=1, max_rss=2**31, drain_timeout=60, start_timeout=90, stopping=asked,
         )  # fmt: skip
         keeper.start()
         keeper.run()

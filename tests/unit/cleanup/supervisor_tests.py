@@ -10,20 +10,13 @@ from moorage.cleanup.orphans import Target
 from moorage.cleanup.requests import RequestStore
 from moorage.cleanup.supervisor import Filters, Supervisor
 from moorage.cleanup.views import WorkerViews
-from moorage.clock import SystemClock
 from moorage.services.heartbeat import LivenessObserver
 from moorage.services.registry import ServiceRegistry
+from moorage.testing.clock import ManualClock
 from tests.unit.cleanup.cleaner_tests import CleanerCase
 from tests.unit.cleanup.worker_tests import TYPE, in_threads
 
 DOWN_TIME = 10.0
-
-
-class FakeClock(SystemClock):
-    now = 1000.0
-
-    def monotonic(self) -> float:
-        return self.now
 
 
 class SupervisorCase(CleanerCase):
@@ -31,7 +24,7 @@ class SupervisorCase(CleanerCase):
 
     def setUp(self) -> None:
         super().setUp()
-        self.clock = FakeClock()
+        self.clock = ManualClock(1000.0)
         self.registry = ServiceRegistry(self.database, self.clock)
         self.told: list[tuple[str, str]] = []
         self.announced: list[tuple[str, int]] = []

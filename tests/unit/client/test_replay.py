@@ -18,22 +18,9 @@ from moorage.cli.kill import kill_one_scheduler
 from moorage.client.client import Client
 from moorage.client.replay import Report, replay
 from moorage.client.workload import Request
-from moorage.clock import SystemClock
+from moorage.testing.clock import ManualClock
 
 NODE = "the-node"
-
-
-class Hurried(SystemClock):
-    """Every sleep takes a minute, and no time."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += 60
 
 
 class Plane:
@@ -69,7 +56,7 @@ class Plane:
 
     def replay(self, count: int = 10, *, release: bool = True) -> Report:
         wanted: Sequence[Request] = [Request(float(each), 3.0, f"r{each}", {"VCPU": 1}) for each in range(count)]
-        return replay([cast(Client, self)] * 2, wanted, Hurried(), release=release)
+        return replay([cast(Client, self)] * 2, wanted, ManualClock(shortest=60.0), release=release)
 
 
 class ReplayTests(unittest.TestCase):

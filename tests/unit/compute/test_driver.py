@@ -8,19 +8,8 @@ import unittest
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from typing_extensions import override
-
-from moorage.clock import SystemClock
+from moorage.testing.clock import ManualClock
 from moorage_plugins.compute.driver import DriverError, SimulatedDriver
-
-
-class RecordedClock(SystemClock):
-    def __init__(self) -> None:
-        self.slept: list[float] = []
-
-    @override
-    def sleep(self, seconds: float) -> None:
-        self.slept.append(seconds)
 
 
 class DriverTests(unittest.TestCase):
@@ -28,7 +17,7 @@ class DriverTests(unittest.TestCase):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         self.folder = Path(folder.name) / "hypervisor"
-        self.clock = RecordedClock()
+        self.clock = ManualClock()
         self.driver = self.make()
 
     def make(self, fail_builds: str = "") -> SimulatedDriver:

@@ -13,29 +13,12 @@ import unittest
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from typing_extensions import override
 
 from moorage import errors
 from moorage.clock import SystemClock
 from moorage.db import queue
+from moorage.testing.clock import ManualClock
 from tests.servers import wait_until
-
-
-class _Clock(SystemClock):
-    """Sleeping moves it on; it is for one thread."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-        self.slept = 0
-
-    @override
-    def monotonic(self) -> float:
-        return self.seconds
-
-    @override
-    def sleep(self, seconds: float) -> None:
-        self.seconds += max(seconds, 0.001)
-        self.slept += 1
 
 
 def _waiting(process: queue.WritersQueue, threads: int) -> bool:
@@ -103,49 +86,49 @@ class QueueTest(unittest.TestCase):
         self.assertEqual(list(range(8)), order)
 
     def test_a_free_queue_is_entered_without_waiting(self) -> None:
-        clock = _Clock()
+        clock = ManualClock(shortest=0.001)
         process = self._process(clock)
         for _ in range(5):
             with process.turn(1):
                 pass
-        self.assertEqual(0, clock.slept)
+        self.assertEqual([], clock.slept)
 
     def test_the_dead_hold_nobody_up(self) -> None:
-        dead, clock = self._process(), _Clock()
+        dead, clock = self._process(), ManualClock(shortest=0.001)
         dead.turn(1).__enter__()
         dead.close()  # what the kernel does when a process ends
         with self._process(clock).turn(1):
-            self.assertEqual(0, clock.slept)
+            self.assertEqual([], clock.slept)
 
     def test_waiting_ends_with_an_error_that_names_the_file(self) -> None:
-        clock = _Clock()
+        clock = ManualClock(shortest=0.001)
         with self._process().turn(1), self.assertRaisesRegex(errors.StoreBusy, "x.lock for 1 seconds"):
             self._process(clock).turn(1).__enter__()
-        self.assertLess(clock.seconds, 1.2)
+        self.assertLess(clock.now, 1.2)
         with self._process(clock).turn(1):
             pass
 
     def test_a_ticket_that_does_not_move_is_passed_by_once_and_for_all(self) -> None:
-        clock = _Clock()
+        clock = ManualClock(shortest=0.001)
         process = self._process(clock)
         with self._process().turn(1):
             with process.turn(60):
-                first = clock.seconds
+                first = clock.now
             for _ in range(10):
                 with process.turn(60):
                     pass
         self.assertGreaterEqual(first, queue.PATIENCE)
-        self.assertEqual(first, clock.seconds)
+        self.assertEqual(first, clock.now)
 
     def test_the_block_that_raises_gives_its_turn_back(self) -> None:
         process = self._process()
         with self.assertRaises(ZeroDivisionError), process.turn(1):
             raise ZeroDivisionError
-        with self._process(_Clock()).turn(1):
+        with self._process(ManualClock(shortest=0.001)).turn(1):
             pass
 
     def test_a_counter_that_was_lost_gives_no_ticket_twice(self) -> None:
-        clock = _Clock()
+        clock = ManualClock(shortest=0.001)
         with self._process().turn(1):
             os.truncate(self.path, 0)
             late = self._process(clock)
@@ -169,7 +152,7 @@ class QueueTest(unittest.TestCase):
     @given(st.lists(st.integers(0, 2), max_size=20))
     def test_any_order_of_arriving_and_leaving_keeps_one_inside(self, arrivals: list[int]) -> None:
         """One thread of control: whoever asks while another is inside must be refused, whoever asks a free queue enters."""
-        processes = [queue.WritersQueue(self.path, _Clock(), random.Random(1)) for _ in range(3)]
+        processes = [queue.WritersQueue(self.path, ManualClock(shortest=0.001), random.Random(1)) for _ in range(3)]
         inside: tuple[int, object] | None = None
         for number in arrivals:
             turn = processes[number].turn(0.1)

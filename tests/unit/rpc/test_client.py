@@ -10,31 +10,20 @@ from oslo_config import cfg
 
 from moorage import context as request_context
 from moorage import errors
-from moorage.clock import SystemClock
 from moorage.context import RequestContext
 from moorage.rpc.client import Sender
 from moorage.rpc.interface import Message
 from moorage.rpc.server import Dispatcher
+from moorage.testing.clock import ManualClock
 from moorage_plugins.transports.memory import Hub, MemoryTransport
 from moorage_plugins.transports.memory_network import ScriptedNetwork
-
-
-class SteppedClock(SystemClock):
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
 
 
 class SenderTests(unittest.TestCase):
     def setUp(self) -> None:
         conf = cfg.ConfigOpts()
         conf([], default_config_files=[], default_config_dirs=[])
-        self.clock = SteppedClock()
+        self.clock = ManualClock()
         self.network = ScriptedNetwork(self.clock)
         self.transport = MemoryTransport(conf=conf, url="memory://", clock=self.clock, hub=Hub(), network=self.network)
         self.got: list[Message] = []

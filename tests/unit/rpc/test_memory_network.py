@@ -9,26 +9,15 @@ import unittest
 from oslo_config import cfg
 
 from moorage import errors
-from moorage.clock import SystemClock
 from moorage.rpc.interface import Message
+from moorage.testing.clock import ManualClock
 from moorage_plugins.transports.memory import Hub, MemoryTransport
 from moorage_plugins.transports.memory_network import Fate, Parcel, ScriptedNetwork
 
 
-class StillClock(SystemClock):
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
-
-
 class ScriptedNetworkTests(unittest.TestCase):
     def setUp(self) -> None:
-        self.clock = StillClock()
+        self.clock = ManualClock()
         self.network = ScriptedNetwork(self.clock)
         hub = Hub()
         conf = cfg.ConfigOpts()

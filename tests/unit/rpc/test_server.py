@@ -9,18 +9,10 @@ from typing import Any
 from oslo_context import context as oslo_context
 
 from moorage import errors
-from moorage.clock import SystemClock
 from moorage.context import RequestContext
 from moorage.rpc.interface import Message
 from moorage.rpc.server import Dispatcher, endpoints_of, incoming, remaining_seconds, rpc_method
-
-
-class FrozenClock(SystemClock):
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def monotonic(self) -> float:
-        return self.now
+from moorage.testing.clock import ManualClock
 
 
 class Endpoint:
@@ -52,7 +44,7 @@ class Endpoint:
 class DispatcherTests(unittest.TestCase):
     def setUp(self) -> None:
         self.endpoint = Endpoint()
-        self.clock = FrozenClock()
+        self.clock = ManualClock(100.0)
         self.dispatcher = Dispatcher(endpoints_of(self.endpoint), version="1.3", clock=self.clock)
 
     def test_the_named_method_gets_the_named_arguments(self) -> None:

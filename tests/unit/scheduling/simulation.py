@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from oslo_config import cfg
 from typing_extensions import override
 
-from moorage.clock import SystemClock
 from moorage.rpc.client import Sender
 from moorage.rpc.server import Dispatcher, endpoints_of, rpc_method
 from moorage.scheduling.fleet_view import FleetView
@@ -21,26 +20,12 @@ from moorage.scheduling.interface import InstanceRecord, InstanceSource, NodeSta
 from moorage.scheduling.reporter import AGENTS, TOPIC, Reporter
 from moorage.scheduling.rpc import SchedulerEndpoint
 from moorage.scheduling.tracking import InstanceTracker
+from moorage.testing.clock import ManualClock
 from moorage_plugins.transports.memory import Hub, MemoryTransport
 from moorage_plugins.transports.memory_network import ScriptedNetwork
 
 SIZES = {"small": {"VCPU": 1}, "large": {"VCPU": 4}}
 HEAL_TIMEOUT = 5.0
-
-
-class StillClock(SystemClock):
-    """Time passes when the test says so."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    @override
-    def monotonic(self) -> float:
-        return self.now
-
-    @override
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
 
 
 class DictStore(InstanceSource):
@@ -163,7 +148,7 @@ class Simulation:
     """Agents, schedulers, their network and their store."""
 
     def __init__(self, hosts: Sequence[str], *, schedulers: int = 1, tracked: bool = True, silent: int = 0) -> None:
-        self.clock = StillClock()
+        self.clock = ManualClock(1000.0)
         self.network = ScriptedNetwork(self.clock)
         self.hub = Hub()
         self.store = DictStore()

@@ -15,16 +15,7 @@ from moorage.db import Database
 from moorage.db.schema import core_metadata
 from moorage.services.heartbeat import Heartbeat, LivenessObserver
 from moorage.services.registry import ServiceRegistry
-
-
-class FakeClock(SystemClock):
-    """Time that a test sets."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def monotonic(self) -> float:
-        return self.now
+from moorage.testing.clock import ManualClock
 
 
 class RegistryCase(unittest.TestCase):
@@ -104,7 +95,7 @@ class TestHeartbeat(RegistryCase):
 
     def test_a_service_that_cannot_beat_stops_before_others_take_over(self) -> None:
         agent = self.registry.enlist("agent", "a", rpc_version="1.0")
-        clock = FakeClock()
+        clock = ManualClock(100.0)
         told = threading.Event()
         heartbeat = Heartbeat(
             self.registry, agent, clock, interval=0.05, service_down_time=30, on_lost=lambda reason: told.set()
@@ -131,7 +122,7 @@ class TestHeartbeat(RegistryCase):
 class TestObserver(RegistryCase):
     def test_only_an_unchanged_beat_makes_a_service_down_and_only_after_the_whole_time(self) -> None:
         agent = self.registry.enlist("agent", "a", rpc_version="1.0")
-        clock = FakeClock()
+        clock = ManualClock(100.0)
         observer = LivenessObserver(clock, 60)
 
         def up() -> bool:
@@ -149,7 +140,7 @@ class TestObserver(RegistryCase):
 
     def test_an_eviction_is_no_sign_of_life(self) -> None:
         agent = self.registry.enlist("agent", "a", rpc_version="1.0")
-        clock = FakeClock()
+        clock = ManualClock(100.0)
         observer = LivenessObserver(clock, 60)
         observer.observe(self.registry.list())
         clock.now += 61
@@ -161,7 +152,7 @@ class TestObserver(RegistryCase):
 
     def test_a_stopped_or_forced_down_service_is_down_at_once(self) -> None:
         agent = self.registry.enlist("agent", "a", rpc_version="1.0")
-        observer = LivenessObserver(FakeClock(), 60)
+        observer = LivenessObserver(ManualClock(100.0), 60)
         self.registry.set(agent.uuid, forced_down=True)
         self.assertFalse(observer.observe(self.registry.list())[agent.uuid])
         self.registry.set(agent.uuid, forced_down=False)

@@ -17,6 +17,7 @@ from moorage.clock import Clock, SystemClock
 __all__ = ["Server"]
 
 LOG = logging.getLogger(__name__)
+_LAST_PORT = 65535
 
 #: Seconds for which an idle connection is kept, and for which one that sends a request may be silent.
 _IDLE = 60
@@ -62,7 +63,11 @@ class Server:
         try:
             address = (host.strip("[]"), int(port))
         except ValueError:
-            raise errors.ConfigError(f"[api] bind = {bind}: write HOST:PORT, for example 127.0.0.1:8780.") from None
+            address = ("", -1)
+        if not 0 <= address[1] <= _LAST_PORT:
+            raise errors.ConfigError(
+                f"[api] bind = {bind}: write HOST:PORT with a port from 0 to {_LAST_PORT}, for example 127.0.0.1:8780."
+            )
         self._clock = clock or SystemClock()
         self._head_seconds = head_seconds
         self._server = _Cheroot(

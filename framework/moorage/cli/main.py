@@ -27,7 +27,7 @@ class MoorageApp(app.App):
     def configure_logging(self) -> None:
         """Only warnings, and only from our own code: libraries talk too much for a command line."""
         super().configure_logging()
-        for name in ("alembic", "keystoneauth", "urllib3", "stevedore"):
+        for name in ("alembic", "keystoneauth", "urllib3", "stevedore", "oslo_service", "oslo_messaging", "amqp"):
             logging.getLogger(name).setLevel(logging.ERROR)
 
 

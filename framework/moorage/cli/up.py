@@ -28,6 +28,7 @@ from moorage.db import Database, migrations
 __all__ = ["ControlPlane", "Plan"]
 
 LOG = logging.getLogger(__name__)
+_LAST_PORT = 65535
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,8 +180,10 @@ def wait_for(condition: Callable[[], bool], seconds: float) -> bool:
 def _with_port(bind: str) -> str:
     """Port 0 made a free one now, because several processes must agree on it."""
     host, _, port = bind.rpartition(":")
-    if not host or not port.isdigit():
-        raise errors.ConfigError(f"--bind {bind}: write HOST:PORT, for example 127.0.0.1:8780.")
+    if not host or not (port.isascii() and port.isdigit()) or int(port) > _LAST_PORT:
+        raise errors.ConfigError(
+            f"--bind {bind}: write HOST:PORT with a port from 0 to {_LAST_PORT}, for example 127.0.0.1:8780."
+        )
     if port != "0":
         return bind
     family = socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -27,7 +27,9 @@ _GROUP = "oslo.config.opts"
 #: Libraries that read our configuration files: logs, messages, Keystone's tokens.
 _LIBRARIES = frozenset({"oslo.log", "oslo.messaging", "oslo.policy", "keystonemiddleware"})
 #: Chatty libraries, and what is worth hearing of them.
-_LOG_LEVELS = ("alembic=WARN", "sqlalchemy=WARN", "oslo_messaging=WARN", "amqp=WARN", "stevedore=ERROR", "cheroot=WARN")
+_LOG_LEVELS = (
+    "alembic=WARN", "sqlalchemy=WARN", "oslo_messaging=WARN", "oslo_service=WARN", "amqp=WARN", "stevedore=ERROR", "cheroot=WARN",
+)  # fmt: skip
 
 
 def option_sets() -> Iterator[tuple[str | None, Sequence[cfg.Opt]]]:

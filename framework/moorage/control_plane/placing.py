@@ -167,12 +167,22 @@ class Deleter:
 
 
 def cast_to_agent(sender: Sender) -> Callable[[str, str, str], None]:
-    """A function that tells an agent of an operation; what is not delivered is found by the agent's sweep."""
+    """A function that tells an agent of an operation; what is not delivered is found by the agent's sweep.
+
+    An agent that is away is told of in the log when it goes and when it is back, not for each operation.
+    """
+    away: set[str] = set()
 
     def cast(host: str, method: str, uuid: str) -> None:
         try:
             sender.cast(AGENT_TOPIC, method, {"instance_uuid": uuid}, server=host)
         except errors.TransportError as error:
-            LOG.warning("Agent %s was not told of %s %s (%s); it will find it by itself.", host, method, uuid, error)
+            level = LOG.debug if host in away else LOG.warning
+            away.add(host)
+            level("Agent %s was not told of %s %s (%s); it will find it by itself.", host, method, uuid, error)
+        else:
+            if host in away:
+                away.discard(host)
+                LOG.info("Agent %s can be told of operations again.", host)
 
     return cast

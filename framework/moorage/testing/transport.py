@@ -48,7 +48,7 @@ else:
     _Base = object
 
 #: Seconds that a test waits for what must happen; reached only when it fails.
-PATIENCE = 20.0
+PATIENCE = 60.0
 
 
 def eventually(condition: Callable[[], Any], what: str, seconds: float = PATIENCE) -> Any:
@@ -158,8 +158,10 @@ class TransportTests(_Base):
     def test_a_call_returns_what_the_handler_returns(self) -> None:
         topic, recorder, transport = self.topic(), Recorder(), self.transport()
         transport.serve(topic, "one", recorder)
-        self.assertEqual({"value": 7}, transport.call(topic, Message("echo", {"value": 7}), server="one", timeout=10))
-        self.assertEqual({"value": 8}, transport.call(topic, Message("echo", {"value": 8}), timeout=10))
+        self.assertEqual(
+            {"value": 7}, transport.call(topic, Message("echo", {"value": 7}), server="one", timeout=PATIENCE)
+        )
+        self.assertEqual({"value": 8}, transport.call(topic, Message("echo", {"value": 8}), timeout=PATIENCE))
         self.assertEqual([7, 8], recorder.values())
 
     def test_values_arrive_as_they_were_sent(self) -> None:
@@ -167,7 +169,7 @@ class TransportTests(_Base):
         transport.serve(topic, "one", lambda message: message.args["value"])
         for value in _VALUES:
             with self.subTest(value=value):
-                answer = transport.call(topic, Message("echo", {"value": value}), server="one", timeout=10)
+                answer = transport.call(topic, Message("echo", {"value": value}), server="one", timeout=PATIENCE)
                 self.assertEqual((type(value), value), (type(answer), answer))
 
     def test_a_message_keeps_its_origin_context_and_version(self) -> None:
@@ -175,7 +177,7 @@ class TransportTests(_Base):
         transport.serve(topic, "one", recorder)
         origin = Origin(str(uuid.uuid4()), 3, 2**40)
         sent = Message("echo", {"a": 1}, origin, {"user_id": "käthe", "roles": ["reader"], "x": None}, "1.4")
-        transport.call(topic, sent, server="one", timeout=10)
+        transport.call(topic, sent, server="one", timeout=PATIENCE)
         transport.cast(topic, sent, server="one")
         transport.fanout(topic, sent)
         self.wait_for(recorder, 3)
@@ -185,7 +187,7 @@ class TransportTests(_Base):
     def test_a_message_without_origin_has_none(self) -> None:
         topic, recorder, transport = self.topic(), Recorder(), self.transport()
         transport.serve(topic, "one", recorder)
-        transport.call(topic, Message("echo"), server="one", timeout=10)
+        transport.call(topic, Message("echo"), server="one", timeout=PATIENCE)
         self.assertIsNone(recorder.messages[0].origin)
 
     def test_a_call_tells_the_handler_how_long_its_sender_waits(self) -> None:
@@ -207,7 +209,7 @@ class TransportTests(_Base):
 
         transport.serve(topic, "one", handler)
         with self.assertRaises(errors.CapacityExceeded) as caught:
-            transport.call(topic, Message("claim"), server="one", timeout=10)
+            transport.call(topic, Message("claim"), server="one", timeout=PATIENCE)
         self.assertEqual("Too much asked of node ü.", caught.exception.message)
         self.assertEqual({"provider": "p", "free": 3}, caught.exception.details)
 
@@ -219,7 +221,7 @@ class TransportTests(_Base):
 
         transport.serve(topic, "one", handler)
         with self.assertRaises(errors.MoorageError) as caught:
-            transport.call(topic, Message("fail"), server="one", timeout=10)
+            transport.call(topic, Message("fail"), server="one", timeout=PATIENCE)
         self.assertEqual("moorage.internal", caught.exception.code)
         self.assertNotIn("secret", str(caught.exception))
 
@@ -231,7 +233,7 @@ class TransportTests(_Base):
 
         transport.serve(topic, "one", handler)
         with self.assertRaises(errors.TransportError) as caught:
-            transport.call(topic, Message("relay"), server="one", timeout=10)
+            transport.call(topic, Message("relay"), server="one", timeout=PATIENCE)
         self.assertIs(errors.TransportError, type(caught.exception))
 
     def test_a_call_without_an_answer_ends_after_its_timeout(self) -> None:
@@ -242,7 +244,9 @@ class TransportTests(_Base):
         with self.assertRaises(errors.CallTimeout):
             transport.call(topic, Message("echo"), server="one", timeout=0.5)
         recorder.gate.set()
-        self.assertEqual({"value": 2}, transport.call(topic, Message("echo", {"value": 2}), server="one", timeout=10))
+        self.assertEqual(
+            {"value": 2}, transport.call(topic, Message("echo", {"value": 2}), server="one", timeout=PATIENCE)
+        )
 
     def test_calls_of_many_threads_get_their_own_answers(self) -> None:
         topic, transport = self.topic(), self.transport()
@@ -251,7 +255,9 @@ class TransportTests(_Base):
 
         def ask(number: int) -> bool:
             server = (None, "one", "two")[number % 3]
-            return bool(transport.call(topic, Message("echo", {"value": number}), server=server, timeout=30) == number)
+            return bool(
+                transport.call(topic, Message("echo", {"value": number}), server=server, timeout=PATIENCE) == number
+            )
 
         with ThreadPoolExecutor(16) as pool:
             self.assertTrue(all(pool.map(ask, range(320))))
@@ -259,8 +265,8 @@ class TransportTests(_Base):
     def test_a_handler_may_call(self) -> None:
         front, back, transport = self.topic(), self.topic(), self.transport()
         transport.serve(back, "one", lambda message: "from behind")
-        transport.serve(front, "one", lambda message: transport.call(back, message, timeout=10))
-        self.assertEqual("from behind", transport.call(front, Message("relay"), timeout=10))
+        transport.serve(front, "one", lambda message: transport.call(back, message, timeout=PATIENCE))
+        self.assertEqual("from behind", transport.call(front, Message("relay"), timeout=PATIENCE))
 
     # -- refusals -------------------------------------------------------------------------------------------------
 
@@ -269,25 +275,25 @@ class TransportTests(_Base):
         transport.serve(topic, "one", recorder)
         large = Message("echo", {"value": "x" * 5000})
         with self.assertRaises(errors.MessageTooLarge):
-            transport.call(topic, large, server="one", timeout=10)
+            transport.call(topic, large, server="one", timeout=PATIENCE)
         with self.assertRaises(errors.MessageTooLarge):
             transport.cast(topic, large, server="one")
         with self.assertRaises(errors.MessageTooLarge):
             transport.fanout(topic, large)
-        self.assertEqual({"value": 1}, transport.call(topic, Message("echo", {"value": 1}), timeout=10))
+        self.assertEqual({"value": 1}, transport.call(topic, Message("echo", {"value": 1}), timeout=PATIENCE))
 
     def test_a_too_large_answer_is_refused(self) -> None:
         topic, transport = self.topic(), self.transport(max_message_bytes=4096)
         transport.serve(topic, "one", lambda message: "x" * 5000)
         with self.assertRaises(errors.MessageTooLarge):
-            transport.call(topic, Message("get"), server="one", timeout=10)
+            transport.call(topic, Message("get"), server="one", timeout=PATIENCE)
 
     def test_what_is_not_json_is_refused_before_it_is_sent(self) -> None:
         topic, recorder, transport = self.topic(), Recorder(), self.transport()
         transport.serve(topic, "one", recorder)
         for value in (object(), float("nan"), {1, 2}, b"bytes"):
             with self.assertRaises(errors.InvalidInput):
-                transport.call(topic, Message("echo", {"value": value}), server="one", timeout=10)
+                transport.call(topic, Message("echo", {"value": value}), server="one", timeout=PATIENCE)
             with self.assertRaises(errors.InvalidInput):
                 transport.fanout(topic, Message("echo", {"value": value}))
         self.assertEqual([], recorder.messages)
@@ -296,7 +302,7 @@ class TransportTests(_Base):
         topic, transport = self.topic(), self.transport()
         transport.serve(topic, "one", lambda message: object())
         with self.assertRaises(errors.MoorageError) as caught:
-            transport.call(topic, Message("get"), server="one", timeout=10)
+            transport.call(topic, Message("get"), server="one", timeout=PATIENCE)
         self.assertEqual("moorage.internal", caught.exception.code)
 
     def test_nobody_there_is_known_at_once(self) -> None:
@@ -304,7 +310,7 @@ class TransportTests(_Base):
         topic, transport = self.topic(), self.transport()
         for server in (None, "one"):
             with self.assertRaises(errors.NoListener):
-                transport.call(topic, Message("echo"), server=server, timeout=10)
+                transport.call(topic, Message("echo"), server=server, timeout=PATIENCE)
             with self.assertRaises(errors.NoListener):
                 transport.cast(topic, Message("echo"), server=server)
         self.assertEqual([], list(transport.listeners(topic) or ()))
@@ -318,7 +324,7 @@ class TransportTests(_Base):
         first.stop(5)
         self.assertEqual(["two"], list(other.listeners(topic) or ()))
         with self.assertRaises(errors.NoListener):
-            other.call(topic, Message("echo"), server="Ünö/1", timeout=10)
+            other.call(topic, Message("echo"), server="Ünö/1", timeout=PATIENCE)
 
     def test_a_name_is_served_once(self) -> None:
         self.need(KNOWS_LISTENERS)
@@ -332,7 +338,7 @@ class TransportTests(_Base):
         transport.close()
         transport.close()
         with self.assertRaises(errors.TransportError):
-            transport.call(topic, Message("echo"), timeout=10)
+            transport.call(topic, Message("echo"), timeout=PATIENCE)
         with self.assertRaises(errors.TransportError):
             transport.fanout(topic, Message("echo"))
 
@@ -410,7 +416,7 @@ class TransportTests(_Base):
             for taken in range(50):
                 transport.cast(topic, Message("note", {"value": taken}), server="one")
         with self.assertRaises(errors.Busy):
-            transport.call(topic, Message("note", {"value": -1}), server="one", timeout=10)
+            transport.call(topic, Message("note", {"value": -1}), server="one", timeout=PATIENCE)
         recorder.gate.set()
         self.wait_for(recorder, taken)
         self.assertEqual(list(range(taken)), sorted(recorder.values()))
@@ -447,7 +453,7 @@ class TransportTests(_Base):
             recorder = Recorder()
             subscription = transport.serve(topic, "one", recorder)
             self.assertEqual(
-                {"n": number}, caller.call(topic, Message("echo", {"n": number}), server="one", timeout=10)
+                {"n": number}, caller.call(topic, Message("echo", {"n": number}), server="one", timeout=PATIENCE)
             )
             caller.fanout(topic, Message("echo", {"n": number}))
             self.wait_for(recorder, 2)
@@ -459,18 +465,19 @@ class TransportTests(_Base):
         self.need(CROSS_PROCESS)
         topic, transport = self.topic(), self.transport()
         with self.peer(topic, "other") as process:
-            self.assertEqual(process.pid, transport.call(topic, Message("pid"), server="other", timeout=10))
+            self.assertEqual(process.pid, transport.call(topic, Message("pid"), server="other", timeout=PATIENCE))
             transport.fanout(topic, Message("note", {"value": "f"}))
             transport.cast(topic, Message("note", {"value": "c"}))
             eventually(
-                lambda: sorted(transport.call(topic, Message("seen"), timeout=10)) == ["c", "f"], "both messages seen"
+                lambda: sorted(transport.call(topic, Message("seen"), timeout=PATIENCE)) == ["c", "f"],
+                "both messages seen",
             )
 
     def test_a_killed_process_is_an_error_and_its_successor_is_reached(self) -> None:
         self.need(CROSS_PROCESS)
         topic, transport = self.topic(), self.transport()
         with self.peer(topic, "other") as process:
-            transport.call(topic, Message("pid"), server="other", timeout=10)
+            transport.call(topic, Message("pid"), server="other", timeout=PATIENCE)
             process.send_signal(signal.SIGKILL)
             process.wait()
             expected = errors.CallTimeout if QUEUES_FOR_ABSENT in transport.capabilities else errors.NoListener
@@ -478,14 +485,14 @@ class TransportTests(_Base):
                 transport.call(topic, Message("pid"), server="other", timeout=1.0)
             transport.fanout(topic, Message("note", {"value": "lost"}))
         with self.peer(topic, "other") as process:
-            self.assertEqual(process.pid, transport.call(topic, Message("pid"), server="other", timeout=10))
+            self.assertEqual(process.pid, transport.call(topic, Message("pid"), server="other", timeout=PATIENCE))
 
     def test_a_stopped_process_holds_up_neither_sender_nor_others(self) -> None:
         self.need(CROSS_PROCESS)
         topic, recorder, transport = self.topic(), Recorder(), self.transport(queue_limit=50)
         transport.serve(topic, "here", recorder)
         with self.peer(topic, "other") as process:
-            transport.call(topic, Message("pid"), server="other", timeout=10)
+            transport.call(topic, Message("pid"), server="other", timeout=PATIENCE)
             process.send_signal(signal.SIGSTOP)
             started = time.monotonic()
             for number in range(200):
@@ -495,7 +502,7 @@ class TransportTests(_Base):
             process.send_signal(signal.SIGCONT)
             transport.fanout(topic, Message("note", {"value": "last"}))
             eventually(
-                lambda: "last" in transport.call(topic, Message("seen"), server="other", timeout=10),
+                lambda: "last" in transport.call(topic, Message("seen"), server="other", timeout=PATIENCE),
                 "the newest arrives",
             )
 

@@ -27,7 +27,7 @@ class TestMounts(unittest.TestCase):
             with self.subTest(mount):
                 live = LiveDialect("placement", mount)
                 self.addCleanup(live.close)
-                found = requests.get(live.url + "/", timeout=30)
+                found = requests.get(live.url + "/", timeout=60)
                 self.assertEqual(200, found.status_code)
                 self.assertEqual("placement 1.0", found.headers["OpenStack-API-Version"])
                 version = found.json()["versions"][0]
@@ -38,7 +38,7 @@ class TestMounts(unittest.TestCase):
         live = LiveDialect("placement")
         self.addCleanup(live.close)
         headers = {"X-Auth-Token": "admin", "OpenStack-API-Version": "placement 1.39"}
-        found = requests.get(live.url + "/barnabas", headers=headers, timeout=30)
+        found = requests.get(live.url + "/barnabas", headers=headers, timeout=60)
         self.assertEqual(404, found.status_code)
         error = found.json()["errors"][0]
         self.assertEqual("placement.undefined_code", error["code"])
@@ -48,7 +48,7 @@ class TestMounts(unittest.TestCase):
     def test_without_who_is_calling_there_is_only_the_version_document(self) -> None:
         live = LiveDialect("placement")
         self.addCleanup(live.close)
-        self.assertEqual(401, requests.get(live.url + "/resource_providers", timeout=30).status_code)
+        self.assertEqual(401, requests.get(live.url + "/resource_providers", timeout=60).status_code)
 
 
 class TestControlPlane(unittest.TestCase):
@@ -69,10 +69,10 @@ class TestControlPlane(unittest.TestCase):
             assert process.stdout is not None
             self.assertIn("moorage is ready at", process.stdout.readline())
             url = json.loads((state / "client.json").read_text())["url"]
-            self.assertEqual("1.39", requests.get(url, timeout=30).json()["versions"][0]["max_version"])
-            self.assertEqual(200, requests.get(url + "/scheduling/v1/services", timeout=30).status_code)
-            self.assertEqual(200, requests.get(url + "/scheduling/v1/openapi.json", timeout=30).status_code)
-            self.assertEqual(200, requests.get(url + "/healthcheck", timeout=30).status_code)
+            self.assertEqual("1.39", requests.get(url, timeout=60).json()["versions"][0]["max_version"])
+            self.assertEqual(200, requests.get(url + "/scheduling/v1/services", timeout=60).status_code)
+            self.assertEqual(200, requests.get(url + "/scheduling/v1/openapi.json", timeout=60).status_code)
+            self.assertEqual(200, requests.get(url + "/healthcheck", timeout=60).status_code)
         finally:
             process.send_signal(signal.SIGTERM)
             process.communicate(timeout=60)

@@ -60,7 +60,7 @@ class Claimer:
     def join(self) -> None:
         """Wait for its end and for the last it said."""
         self.process.join(120)
-        self._reader.join(30)
+        self._reader.join(60)
 
     def end(self) -> None:
         self.process.kill()

@@ -82,7 +82,7 @@ def add_one(tx: sa.Connection, number: int = 1) -> int:
     return tx.execute(ADD_ONE, {"of_id": number}).rowcount
 
 
-def poll(condition: Callable[[], object], what: str, seconds: float = 30.0) -> None:
+def poll(condition: Callable[[], object], what: str, seconds: float = 60.0) -> None:
     """Wait until it holds; fail when it does not in time."""
     servers.wait_until(condition, what, seconds)
 

@@ -116,7 +116,7 @@ class ServerFaultCases(Mixin):
         number = tx.exec_driver_sql(self.session).scalar_one()
         thread = threading.Thread(target=lambda: self._administer(f"{self.end} {self.call.format(number)}"))
         thread.start()
-        thread.join(30)
+        thread.join(60)
         poll(lambda: self._ended(number), "the end of the session")
 
     def _administer(self, statement: str) -> list[tuple[object, ...]]:

@@ -124,14 +124,14 @@ class TestKeystone(unittest.TestCase):
         user = {"name": "admin", "domain": {"id": "default"}, "password": PASSWORD}
         identity = {"methods": ["password"], "password": {"user": user}}
         answer = requests.post(
-            f"{self.keystone}/auth/tokens", json={"auth": {"identity": identity, "scope": scope}}, timeout=30
+            f"{self.keystone}/auth/tokens", json={"auth": {"identity": identity, "scope": scope}}, timeout=60
         )
         self.assertEqual(201, answer.status_code, answer.text)
         return answer.headers["X-Subject-Token"]
 
     def ask(self, path: str, token: str | None) -> requests.Response:
         headers = {"X-Auth-Token": token} if token else {}
-        return requests.get(f"{self.moorage}/scheduling/v1{path}", headers=headers, timeout=30)
+        return requests.get(f"{self.moorage}/scheduling/v1{path}", headers=headers, timeout=60)
 
     def test_a_good_token_passes_and_an_expired_one_gets_401(self) -> None:
         token = self.token({"system": {"all": True}})

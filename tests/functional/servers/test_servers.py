@@ -98,13 +98,14 @@ class TestRedis(ServerLife, unittest.TestCase):
     kind = "redis"
 
     def test_a_paused_server_keeps_connections_and_answers_when_resumed(self):
-        with servers.redis() as server, socket.create_connection((server.host, server.port), timeout=0.3) as client:
+        with servers.redis() as server, socket.create_connection((server.host, server.port), timeout=60) as client:
             server.pause()
+            client.settimeout(0.3)
             client.sendall(f"AUTH {server.password}\r\n".encode())
             with self.assertRaises(TimeoutError):
                 client.recv(100)
             server.resume()
-            client.settimeout(10)
+            client.settimeout(60)
             self.assertEqual(b"+OK\r\n", client.recv(100))
 
     def test_a_killed_test_process_takes_its_server_with_it(self):

@@ -90,7 +90,7 @@ class TestHeartbeat(RegistryCase):
         heartbeat.start()
         self.addCleanup(heartbeat.stop)
         self.registry.enlist("agent", "a", rpc_version="1.0")
-        self.assertTrue(told.wait(20))
+        self.assertTrue(told.wait(60))
         self.assertIn("epoch 1", lost[0])
 
     def test_a_service_that_cannot_beat_stops_before_others_take_over(self) -> None:
@@ -105,7 +105,7 @@ class TestHeartbeat(RegistryCase):
         self.addCleanup(heartbeat.stop)
         self.database.run = self._hangs  # type: ignore[method-assign,assignment]
         clock.now += 29
-        self.assertTrue(told.wait(20))
+        self.assertTrue(told.wait(60))
 
     @staticmethod
     def _hangs(*arguments: object, **more: object) -> None:

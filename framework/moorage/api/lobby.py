@@ -25,6 +25,8 @@ _LARGEST = 65536
 _SEATS = 2000
 #: Seconds between looks for those who have waited too long.
 _LOOK = 0.5
+#: Seconds in which the rest of a body comes that is on its way.
+_MOMENT = 1.0
 _TOO_LATE = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 
@@ -71,6 +73,21 @@ class Lobby:
                 self._epoll.register(number, select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET)
         if not seated:
             _send_away(connection, b"")
+
+    def has_arrived(self, connection: Any, size: int) -> bool:
+        """Whether so many bytes are there to be read, or come within a moment; never for more than the largest head."""
+        if size > _LARGEST:
+            return False
+        poller = select.poll()
+        poller.register(connection.socket.fileno(), select.POLLIN)
+        until = self._clock.monotonic() + _MOMENT
+        while True:
+            data = _arrived(connection, whole=False) if poller.poll(0) else _buffered(connection)
+            if len(data) >= size:
+                return True
+            if self._clock.monotonic() > until:
+                return False
+            self._clock.sleep(0.01)
 
     def close(self) -> None:
         """Send everybody away."""
@@ -124,10 +141,13 @@ class Lobby:
                 _send_away(guest.connection, _TOO_LATE)
 
 
-def _arrived(connection: Any) -> bytes:
-    """What can be read of a connection that is readable, left where it is; empty when it has ended."""
+def _arrived(connection: Any, *, whole: bool = True) -> bytes:
+    """What can be read of a connection that is readable, left where it is; empty when it has ended.
+
+    :param whole: the head of a request will do, if there is one.
+    """
     buffered = _buffered(connection)
-    if _whole(buffered):
+    if whole and _whole(buffered):
         return buffered
     try:
         return buffered + bytes(connection.socket.recv(_LARGEST, socket.MSG_PEEK | socket.MSG_DONTWAIT))

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from cheroot import wsgi
+from cheroot import server, wsgi
 from oslo_log import log as logging
 
 from moorage import errors
@@ -24,17 +24,36 @@ _IDLE = 60
 _SILENCE = 10.0
 
 
+class _Request(server.HTTPRequest):
+    """A request of cheroot's."""
+
+    def send_headers(self) -> None:
+        """Where the application has not read the body, cheroot does before it answers; but not one that does not come."""
+        left = getattr(self.rfile, "remaining", 0)
+        if left and not self.chunked_read and not self.server.lobby.has_arrived(self.conn, left):
+            self.close_connection = True
+        super().send_headers()
+
+
+class _Connection(server.HTTPConnection):
+    """A connection of cheroot's."""
+
+    RequestHandlerClass = _Request
+
+
 class _Cheroot(wsgi.Server):
     """cheroot's server, whose threads get connections once a request has arrived."""
 
+    ConnectionClass = _Connection
     lobby: Lobby
+    silence: float
 
     def process_conn(self, conn: Any) -> None:
         """Called for new connections, and for kept ones of which something has arrived."""
         # Set after the first request only.
         kept = conn.last_used is not None
         if not kept:
-            conn.socket.settimeout(_SILENCE)
+            conn.socket.settimeout(self.silence)
         self.lobby.enter(conn, readable=kept and not conn.rfile.has_data())
 
     def let_in(self, conn: Any) -> None:
@@ -46,7 +65,7 @@ class Server:
     """Serves a WSGI application.
 
     :param bind: ``host:port``; port 0 takes a free one, see :attr:`url`.
-    :param head_seconds: how long the head of a request may take to arrive.
+    :param silence: seconds that the head of a request may take to arrive, and that a client may be silent within its body.
     """
 
     def __init__(
@@ -57,7 +76,7 @@ class Server:
         threads: int,
         drain_seconds: float,
         clock: Clock | None = None,
-        head_seconds: float = _SILENCE,
+        silence: float = _SILENCE,
     ) -> None:
         host, _, port = bind.rpartition(":")
         try:
@@ -69,7 +88,6 @@ class Server:
                 f"[api] bind = {bind}: write HOST:PORT with a port from 0 to {_LAST_PORT}, for example 127.0.0.1:8780."
             )
         self._clock = clock or SystemClock()
-        self._head_seconds = head_seconds
         self._server = _Cheroot(
             address,
             application,
@@ -78,6 +96,7 @@ class Server:
             shutdown_timeout=round(drain_seconds),
             timeout=_IDLE,
         )
+        self._server.silence = silence
         setattr(self._server, "error_log", self._log)  # noqa: B010  (cheroot means it to be replaced)
         self._thread = threading.Thread(target=self._serve, name="http", daemon=True)
 
@@ -99,7 +118,7 @@ class Server:
                 f"The API cannot listen on {self._server.bind_addr[0]}:{self._server.bind_addr[1]}: {error}. Is another "
                 "control plane running? Choose another --bind."
             ) from error
-        self._server.lobby = Lobby(self._server.let_in, self._clock, self._head_seconds)
+        self._server.lobby = Lobby(self._server.let_in, self._clock, self._server.silence)
         self._thread.start()
 
     def stop(self) -> None:

@@ -18,6 +18,9 @@ WHOLE = b"GET /x HTTP/1.1\r\nHost: a\r\n\r\n"
 
 
 def application(environ: dict[str, Any], start_response: Any) -> list[bytes]:
+    if environ["PATH_INFO"] == "/forbidden":
+        start_response("401 Unauthorized", [("Content-Length", "2")])
+        return [b"no"]
     body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
     answer: bytes = environ["PATH_INFO"].encode() + body
     start_response("200 OK", [("Content-Length", str(len(answer)))])
@@ -28,8 +31,8 @@ class ServerCase(unittest.TestCase):
     def setUp(self) -> None:
         self.server = self.serve()
 
-    def serve(self, head_seconds: float = 600.0) -> Server:
-        server = Server("127.0.0.1:0", application, threads=2, drain_seconds=1, head_seconds=head_seconds)
+    def serve(self, silence: float = 600.0) -> Server:
+        server = Server("127.0.0.1:0", application, threads=2, drain_seconds=1, silence=silence)
         server.start()
         self.addCleanup(server.stop)
         return server
@@ -80,8 +83,24 @@ class HalfRequestTests(ServerCase):
             waiting[3].sendall(b"Host: a\r\n\r\n")
             self.assertIn(b"200 OK", self.answer(waiting[3], b"/second"))
 
+    def test_a_body_that_nobody_wants_to_read_is_not_waited_for(self) -> None:
+        for length in (100, 10**9):
+            head = b"POST /forbidden HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % length
+            with self.subTest(length=length), self.crowd(head + b"x") as strangers:
+                other = self.connect()
+                other.sendall(WHOLE)
+                self.assertTrue(self.answer(other, b"/x").endswith(b"/x"))
+                self.assertIn(b"401 Unauthorized", self.answer(strangers[0], b"no"))
+
+    def test_a_body_that_nobody_read_and_that_is_there_does_not_end_the_connection(self) -> None:
+        connection = self.connect()
+        for _ in range(3):
+            connection.sendall(b"POST /forbidden HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\nbo")
+            connection.sendall(b"dy")
+            self.assertIn(b"401 Unauthorized", self.answer(connection, b"no"))
+
     def test_a_head_that_takes_too_long_is_sent_away(self) -> None:
-        server = self.serve(head_seconds=0.1)
+        server = self.serve(silence=0.1)
         for words in (b"", b"GET /"):
             connection = self.connect(server)
             connection.sendall(words)

@@ -200,7 +200,7 @@ class AgentTools:
     instances: InstanceStore
     release: Callable[[str, Any], bool]
     reporter: Any
-    nodes: Callable[[], Iterable[Node]]
+    nodes: Callable[[], Iterable[Node]] = tuple
 
 
 class PolicyCheck(Protocol):

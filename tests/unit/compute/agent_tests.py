@@ -168,7 +168,6 @@ class Fleet:
                 instances=self.instances,
                 release=self.store.release,
                 reporter=Reporter(self.told, HOST),
-                nodes=list,
             )
         )
 

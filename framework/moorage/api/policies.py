@@ -11,6 +11,7 @@ from moorage.api.policy import rules
 from moorage.cleanup import api as cleanup_api
 from moorage.control_plane import api as control_plane_api
 from moorage.control_plane import groups_api
+from moorage.coordination import api as coordination_api
 from moorage.fleet import api as fleet_api
 from moorage.fleet import facts_api
 from moorage.routes import PolicyRule
@@ -31,6 +32,7 @@ POLICIES: tuple[PolicyRule, ...] = (
     *control_plane_api.POLICIES,
     *groups_api.POLICIES,
     *sharding_api.POLICIES,
+    *coordination_api.POLICIES,
 )
 
 

@@ -30,10 +30,14 @@ from moorage.control_plane import api as control_plane_api
 from moorage.control_plane import groups_api
 from moorage.control_plane.enrolment import Enrolment
 from moorage.control_plane.interface import API_EXTENSIONS, ApiTools, Wsgi
+from moorage.control_plane.periodic import EngineNames
 from moorage.control_plane.placing import Deleter, cast_to_agent
 from moorage.control_plane.process import Platform
 from moorage.control_plane.roles import Periodic, open_instances, open_store, open_workers, tell_schedulers
 from moorage.control_plane.sharding import open_plans, shards_for_new
+from moorage.coordination import api as coordination_api
+from moorage.coordination.ledger import SqlLedger
+from moorage.coordination.task_store import TaskStore
 from moorage.fleet import api as fleet_api
 from moorage.fleet import facts_api
 from moorage.fleet.aggregates import AggregateStore
@@ -158,6 +162,12 @@ class ApiRole:
             *control_plane_api.routes(instances, schedulers, deleter, groups.resolved),
             *groups_api.routes(groups),
             *sharding_api.routes(platform.database, nodes, plans),
+            *coordination_api.routes(
+                SqlLedger(platform.database),
+                TaskStore(platform.database),
+                conf.periodic.enabled_tasks,
+                EngineNames(platform.registry, self._observer),
+            ),
         )
 
     def _mounts(self, conf: cfg.ConfigOpts) -> Mapping[str, Wsgi]:

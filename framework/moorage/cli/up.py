@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
+from oslo_config import cfg
 from oslo_log import log as logging
 
 from moorage import errors
@@ -44,11 +45,15 @@ class Plan:
     config_files: Sequence[str] = ()
     #: Dialect -> path, where it is not to be at its own place.
     mounts: Mapping[str, str] = field(default_factory=dict)
+    #: The backend of coordination, where the configuration says nothing.
+    coordination: str = ""
 
     @property
     def overrides(self) -> dict[tuple[str, str], Any]:
         """What the command line says of the configuration."""
         found: dict[tuple[str, str], Any] = {("api", "bind"): self.bind, ("api", "auth_strategy"): self.auth_strategy}
+        if self.coordination:
+            found["coordination", "periodic_coordination_backend"] = self.coordination
         if self.mounts:
             found["api", "mounts"] = ",".join(f"{name}:{path}" for name, path in self.mounts.items())
         return found
@@ -99,6 +104,10 @@ class ControlPlane:
         except OSError as error:
             raise errors.ConfigError(f"The state folder {plan.state_dir} cannot be used: {error.strerror}.") from error
         conf = self._running = self.load()
+        if conf.get_location("periodic_coordination_backend", "coordination").location is cfg.Locations.opt_default:
+            # One machine has all that this backend needs; without one, every engine would do all of the work.
+            self.plan = plan = replace(plan, coordination="database")
+            conf = self._running = self.load()
         client: dict[str, Any] = {"url": self.url, "auth_type": "none"}
         if plan.auth_strategy == "http_basic" and not conf.api.http_basic_auth_user_file:
             user, password = auth.ensure_users(auth.users_file(conf), plan.state_dir / "credentials")

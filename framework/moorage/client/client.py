@@ -290,6 +290,31 @@ class Client:
 
     # -- placing --------------------------------------------------------------------------------------------------
 
+    def rings(self, owner_of: str | None = None) -> list[dict[str, Any]]:
+        """The rings of engines; with ``owner_of`` each also says who owns that object."""
+        return list(self.request("GET", "/ring", query={"object": owner_of} if owner_of else None)["rings"])
+
+    def periodic_tasks(self) -> list[dict[str, Any]]:
+        """The periodic tasks and their last sweeps."""
+        return list(self.request("GET", "/periodic-tasks")["periodic_tasks"])
+
+    def periodic_runs(self, task: str, limit: int = 100) -> list[dict[str, Any]]:
+        """The last sweeps of a task, newest first."""
+        return list(self.request("GET", f"/periodic-tasks/{task}/runs", query={"limit": limit})["runs"])
+
+    def pause_periodic_task(self, task: str, *, reason: str = "") -> dict[str, Any]:
+        """Begin no sweep of it any more."""
+        return dict(self.request("PATCH", f"/periodic-tasks/{task}", body={"paused": True, "reason": reason}))
+
+    def resume_periodic_task(self, task: str) -> dict[str, Any]:
+        """Let it go on."""
+        return dict(self.request("PATCH", f"/periodic-tasks/{task}", body={"paused": False}))
+
+    def run_periodic_task(self, task: str, object_id: str | None = None) -> dict[str, Any]:
+        """Have it swept once more now."""
+        body = {"object": object_id} if object_id else {}
+        return dict(self.request("POST", f"/periodic-tasks/{task}/runs", body=body))
+
     def select(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """Ask where it would go."""
         return dict(self.request("POST", "/select", body=body))

@@ -9,6 +9,7 @@ from typing import Any
 from moorage.allocation.interface import STORES
 from moorage.cleanup.interface import CLEANUP_HANDLERS
 from moorage.control_plane.interface import AGENT_SERVICES, API_EXTENSIONS, INSTANCE_STORES
+from moorage.coordination.interface import BACKENDS, PERIODIC_TASKS
 from moorage.extensions import ExtensionPoint, Finding
 from moorage.rpc.interface import TRANSPORTS
 from moorage.scheduling.interface import FILTERS, WEIGHERS
@@ -26,6 +27,8 @@ EXTENSION_POINTS: Sequence[ExtensionPoint[Any]] = (
     API_EXTENSIONS,
     CLEANUP_HANDLERS,
     TRANSPORTS,
+    BACKENDS,
+    PERIODIC_TASKS,
 )
 
 

@@ -55,6 +55,8 @@ class Platform:
     sender: rpc_client.Sender
     #: Ends the process at once; does not return.
     fatal: Callable[[str], None]
+    #: Until when, on the monotonic scale, nobody can have taken this service for dead.
+    certain_until: Callable[[], float] = lambda: float("-inf")
 
 
 class Role(Protocol):
@@ -166,6 +168,7 @@ class _Process:
             self._transport,
             sender,
             self._give_up,
+            self._certain_until,
         )
         heartbeat = Heartbeat(
             self._registry,
@@ -182,6 +185,10 @@ class _Process:
         LOG.info("%s %s is ready (service %s, epoch %d).", self._role.binary, self._name, *_identity(self._identity))
         _tell_parent("ready")
         systemd.notify("READY=1")
+
+    def _certain_until(self) -> float:
+        """Until when nobody can have taken this service for dead; never, while it does not beat."""
+        return float("-inf") if self._heartbeat is None else self._heartbeat.valid_until
 
     def _wait(self) -> int:
         """Serve until something ends it."""

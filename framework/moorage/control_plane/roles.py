@@ -16,8 +16,10 @@ from moorage.allocation.interface import STORES, AllocationStore
 from moorage.cleanup.workers import WorkerStore
 from moorage.clock import Clock
 from moorage.control_plane.cleaning import AgentCleaning, SupervisorEndpoint
-from moorage.control_plane.enrolment import Enrolment, StoreFleet
+from moorage.control_plane.enrolment import StoreFleet
 from moorage.control_plane.interface import AGENT_SERVICES, INSTANCE_STORES, AgentService, AgentTools, InstanceStore
+from moorage.control_plane.periodic import PeriodicWork
+from moorage.control_plane.periodic import check as check_periodic
 from moorage.control_plane.placing import StoreClaimer, cast_to_agent, check_store
 from moorage.control_plane.process import Platform
 from moorage.db import Database
@@ -334,33 +336,25 @@ class Agent:
 
 
 class Engine:
-    """Does the periodic work of the core."""
+    """Does its share of the periodic work."""
 
     binary = "engine"
     owns_work = True
 
     def start(self, platform: Platform, conf: cfg.ConfigOpts) -> None:
         """Begin."""
-        store = open_store(platform, conf)
-        changed = tell_schedulers(platform)
-        enrolment = Enrolment(platform.database, NodeStore(platform.database), store, platform.registry, changed)
-
-        def reconcile() -> None:
-            if enrolment.reconcile() + enrolment.assign():
-                changed()
-
+        self._work = PeriodicWork(platform, conf)
+        self._work.start()
         self._subscription = platform.transport.serve(ENGINES, platform.name, Dispatcher(endpoints_of(_Ping())))
-        self._work = Periodic(
-            platform, "comparison of nodes and providers", reconcile, conf.control_plane.reconcile_interval
-        )
 
     def reload(self, conf: cfg.ConfigOpts) -> None:
-        """Nothing of an engine changes without a restart."""
+        """Nothing of an engine changes without a restart; the configuration is checked all the same."""
+        check_periodic(conf)
 
     def stop(self, drain_seconds: float) -> None:
         """End."""
         self._subscription.stop(drain_seconds)
-        self._work.stop()
+        self._work.stop(drain_seconds)
 
 
 class _Ping:

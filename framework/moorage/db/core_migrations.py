@@ -13,5 +13,6 @@ TABLES = (
     "moorage.scheduling.tables",
     "moorage.sharding.tables",
     "moorage.cleanup.tables",
+    "moorage.coordination.tables",
 )
 MIGRATIONS = Migrations("moorage", "moorage.db.alembic", core_metadata, TABLES)

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The core's own periodic tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from typing_extensions import override
+
+from moorage.control_plane.enrolment import Enrolment
+from moorage.control_plane.process import Platform
+from moorage.control_plane.roles import load_store, tell_schedulers
+from moorage.coordination.interface import PeriodicTask, TaskLease, TaskTools
+from moorage.fleet.nodes import NodeStore
+
+__all__ = ["Reconcile"]
+
+
+class Reconcile(PeriodicTask):
+    """Compare nodes with their providers, and give nodes without an agent one."""
+
+    api_version: ClassVar[tuple[int, int]] = (1, 0)
+    #: The comparison goes by pages over everything: one object, so one engine does it at a time.
+    timeout = 3600.0
+    WHOLE: ClassVar[str] = "fleet"
+
+    def __init__(self, tools: TaskTools) -> None:
+        super().__init__(tools)
+        self.spacing = float(tools.conf.control_plane.reconcile_interval)
+        platform: Platform = tools.services
+        self._changed = tell_schedulers(platform)
+        store = load_store(tools.conf, platform.database, platform.clock)
+        self._enrolment = Enrolment(
+            platform.database, NodeStore(platform.database), store, platform.registry, self._changed
+        )
+
+    @override
+    def list_objects(self) -> Sequence[str]:
+        return [self.WHOLE]
+
+    @override
+    def handle(self, object_id: str, lease: TaskLease) -> object:
+        """Every write of it is conditional and may be done twice, so it needs no fence."""
+        changes = self._enrolment.reconcile() + self._enrolment.assign()
+        if changes:
+            self._changed()
+        return changes

@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The periodic work of an engine: its members, their rings and runners, wired from services, coordination and the store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar
+
+from oslo_config import cfg
+from oslo_log import log as logging
+from typing_extensions import override
+
+from moorage import context, errors
+from moorage.control_plane.process import Platform
+from moorage.coordination import options
+from moorage.coordination.claims import Claim, ClaimStore, SqlClaims
+from moorage.coordination.interface import (
+    BACKENDS,
+    PERIODIC_TASKS,
+    Capability,
+    PeriodicTask,
+    TaskTools,
+)
+from moorage.coordination.keeper import Keeper, RingSettings
+from moorage.coordination.ledger import SqlLedger
+from moorage.coordination.loading import chosen, factory_from_config
+from moorage.coordination.membership import MemberId, Membership, Timing
+from moorage.coordination.runner import Runner, Settings, TaskRunner
+from moorage.coordination.sweep import Everything, RingShare, Share
+from moorage.coordination.task_store import TaskStore
+from moorage.services.heartbeat import LivenessObserver
+from moorage.services.registry import ServiceRegistry
+
+__all__ = ["EngineNames", "PeriodicWork", "check"]
+
+LOG = logging.getLogger(__name__)
+
+
+def check(conf: cfg.ConfigOpts) -> None:
+    """Refuse a configuration that no engine could start with.
+
+    :raises ConfigError: options contradict each other, or a plugin cannot be used.
+    """
+    options.check(conf)
+    PERIODIC_TASKS.load_all(conf.periodic.enabled_tasks)
+    if conf.coordination.periodic_coordination_backend:
+        BACKENDS.load(chosen(conf.coordination.periodic_coordination_backend)[0])
+
+
+class _Lives:
+    """The heartbeats of engines, as the database backend wants them."""
+
+    def __init__(self, platform: Platform, down_time: float) -> None:
+        self._platform = platform
+        self._observer = LivenessObserver(platform.clock, down_time)
+        self.uuid = platform.identity.uuid
+        self.epoch = platform.identity.epoch
+
+    def certain_until(self) -> float:
+        return self._platform.certain_until()
+
+    def living(self) -> frozenset[tuple[str, int]]:
+        rows = self._platform.registry.list(binary=self._platform.identity.binary)
+        up = self._observer.observe(rows)
+        return frozenset((row.uuid, row.epoch) for row in rows if up[row.uuid])
+
+
+class EngineNames:
+    """Hosts and heartbeats of services, for the view of rings."""
+
+    def __init__(self, registry: ServiceRegistry, observer: LivenessObserver) -> None:
+        self._registry = registry
+        self._observer = observer
+
+    def of(self, services: Sequence[str]) -> Mapping[str, tuple[str, float]]:
+        """Uuid -> (host, seconds since its heartbeat changed), for those that are known."""
+        wanted = frozenset(services)
+        rows = [row for row in self._registry.list() if row.uuid in wanted]
+        self._observer.observe(rows)
+        return {row.uuid: (row.host, self._observer.silent_for(row.uuid)) for row in rows}
+
+
+class _NoClaims(SqlClaims):
+    """Without coordination every engine handles everything, so nothing is claimed."""
+
+    @override
+    def claim(self, claim: Claim, object_ids: Sequence[str]) -> list[str]:
+        return list(object_ids)
+
+    @override
+    def end(self, transaction: object, claim: Claim, object_id: str) -> None:
+        """There is nothing to end."""
+
+
+class _Worker:
+    """One member, with all that hangs on it."""
+
+    def __init__(self, membership: Membership, keeper: Keeper, runner: Runner) -> None:
+        self.membership = membership
+        self.keeper = keeper
+        self.runner = runner
+
+
+class PeriodicWork:
+    """Runs the tasks that the configuration enables; :meth:`start` is called once.
+
+    :raises ConfigError: from ``start``: the configuration or a plugin cannot be used.
+    :raises Unavailable: from ``start``: the backend does not answer, and ``startup_policy`` is ``fail``.
+    """
+
+    #: What a backend must be able to do when several processes share the work.
+    NEEDED: ClassVar[Capability] = Capability.ACROSS_PROCESSES
+
+    def __init__(self, platform: Platform, conf: cfg.ConfigOpts) -> None:
+        self._platform = platform
+        self._conf = conf
+        self._store = TaskStore(platform.database, history=conf.periodic.history)
+        self._workers: list[_Worker] = []
+        self._alone: Runner | None = None
+
+    def start(self) -> None:
+        """Join, then begin to sweep."""
+        check(self._conf)
+        tasks = self._load_tasks()
+        if not self._conf.coordination.periodic_coordination_backend:
+            LOG.info("No coordination backend is chosen: this engine runs every periodic task for everything.")
+            self._alone = self._runner(tasks, self._everything, _NoClaims(self._platform.database), "alone")
+            self._alone.start()
+            return
+        self._join(tasks)
+
+    def stop(self, drain_seconds: float) -> None:
+        """End what is being handled, then leave, so that nobody takes over what is still in hand."""
+        runners = [worker.runner for worker in self._workers] + ([self._alone] if self._alone else [])
+        for runner in runners:
+            runner.stop(drain_seconds)
+        for worker in self._workers:
+            worker.keeper.stop()
+            worker.membership.stop()
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    def _load_tasks(self) -> dict[str, PeriodicTask]:
+        tools = TaskTools(
+            conf=self._conf,
+            clock=self._platform.clock,
+            database=self._platform.database,
+            sender=self._platform.sender,
+            context=context.internal("engine"),
+            services=self._platform,
+        )
+        loaded = PERIODIC_TASKS.load_all(self._conf.periodic.enabled_tasks)
+        return {each.name: each.plugin(tools) for each in loaded}
+
+    def _join(self, tasks: dict[str, PeriodicTask]) -> None:
+        conf, platform, section = self._conf, self._platform, self._conf.coordination
+        lives = _Lives(platform, conf.services.service_down_time)
+        factory = factory_from_config(conf, platform.clock, database=platform.database, services=lives)
+        probe = factory(lambda: None)
+        if self.NEEDED not in probe.capabilities:
+            raise errors.ConfigError(
+                f"[coordination] periodic_coordination_backend = {section.periodic_coordination_backend}: members of other "
+                "processes would not be seen, and every engine would take all the work for its own. Choose another backend."
+            )
+        for caution in probe.cautions:
+            LOG.warning("[coordination] periodic_coordination_backend: %s.", caution)
+        for number in range(conf.periodic.workers):
+            base = MemberId(platform.identity.uuid, platform.identity.epoch, number, weight=section.weight)
+            timing = Timing(
+                section.heartbeat_timeout, section.lease_margin, section.reset_after or section.session_timeout
+            )
+            membership = Membership(factory, section.group, base, platform.clock, timing)
+            self._workers.append(self._worker(membership, tasks, number))
+        for worker in self._workers:
+            self._begin(worker.membership)
+        for worker in self._workers:
+            worker.membership.start()
+            worker.keeper.start()
+            worker.runner.start()
+
+    def _begin(self, membership: Membership) -> None:
+        try:
+            membership.begin()
+        except errors.Unavailable as error:
+            if self._conf.coordination.startup_policy == "fail":
+                for worker in self._workers:
+                    worker.membership.stop()
+                raise errors.Unavailable(
+                    f"The coordination backend cannot be reached, so this engine does not start: {error.message} (With "
+                    "[coordination] startup_policy = wait it would start, and wait.)"
+                ) from error
+            LOG.error("The coordination backend cannot be reached; no periodic task runs until then: %s", error.message)
+
+    def _worker(self, membership: Membership, tasks: dict[str, PeriodicTask], number: int) -> _Worker:
+        platform, section = self._platform, self._conf.coordination
+        settings = RingSettings(
+            section.hash_ring_replicas_count,
+            section.hash_function,
+            section.settle,
+            section.handover == "drain",
+            section.poll_interval,
+        )
+        keeper = Keeper(membership, SqlLedger(platform.database), section.group, platform.clock, settings)
+
+        def share() -> Share | None:
+            keeper.refresh()
+            snapshot = keeper.current()
+            return None if snapshot is None else RingShare(keeper, snapshot)
+
+        member = f"{platform.identity.uuid}/{number}"
+        return _Worker(membership, keeper, self._runner(tasks, share, SqlClaims(platform.database), member))
+
+    def _everything(self) -> Share:
+        # Writes of the time with coordination carry its last token, so those without must not carry a smaller one.
+        row, _ = SqlLedger(self._platform.database).read(self._conf.coordination.group)
+        return Everything(self._platform.name, 0 if row is None else row.token)
+
+    def _runner(
+        self, tasks: dict[str, PeriodicTask], share: Callable[[], Share | None], claims: ClaimStore, member: str
+    ) -> Runner:
+        conf, clock = self._conf, self._platform.clock
+        runners = [
+            TaskRunner(name, task, Settings.of(name, task, conf), claims, self._store, share, clock, member=member)
+            for name, task in tasks.items()
+        ]
+        return Runner(runners, self._store, clock, poll=conf.periodic.poll, initial_delay=conf.periodic.initial_delay)

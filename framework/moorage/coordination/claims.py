@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who handles an object at a tick: one row for each task and object, claimed by a conditional statement.
+
+The two statements are declared as those of :mod:`moorage.lease` are, so that the simulation runs what production runs. Whatever
+members believe of the ring, a tick of an object is claimed at most once, and never by an owner of an older ring after one of a
+newer; and the transaction of a handling's writes changes the claim's row, on the condition that the claim is still the last one.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import mysql, postgresql, sqlite
+from typing_extensions import override
+
+from moorage import errors
+from moorage.coordination.tables import claims
+from moorage.db import Database
+from moorage.lease import Guard, Statement, Verb
+
+__all__ = ["CLAIM", "END", "Claim", "ClaimStore", "SqlClaims"]
+
+T = TypeVar("T")
+
+_LATER_TICK = Guard(
+    "the tick was not claimed",
+    lambda c, p: c.tick < p["tick"],
+    lambda row, p: bool(row["tick"] < p["tick"]),
+)
+_NOT_OVERTAKEN = Guard(
+    "no owner of a later ring has claimed the object",
+    lambda c, p: c.token <= p["token"],
+    lambda row, p: bool(row["token"] <= p["token"]),
+)
+_LAST = Guard(
+    "nobody has claimed the object since",
+    lambda c, p: c.sweep == p["sweep"],
+    lambda row, p: bool(row["sweep"] == p["sweep"]),
+)
+_OPEN = Guard(
+    "it was not finished before",
+    lambda c, p: c.finished == p["unfinished"],
+    lambda row, p: bool(row["finished"] == p["unfinished"]),
+)
+#: Take an object for a tick.
+CLAIM = Statement(
+    "claim a tick",
+    Verb.UPDATE,
+    (_LATER_TICK, _NOT_OVERTAKEN),
+    {"tick": "tick", "token": "token", "owner": "owner", "sweep": "sweep", "finished": "unfinished"},
+)
+#: In the transaction of the handling's writes.
+END = Statement("end a tick", Verb.UPDATE, (_LAST, _OPEN), {"finished": "done"})
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a sweep claims with. ``sweep`` is a name that no other sweep ever has."""
+
+    task: str
+    tick: int
+    token: int
+    owner: str
+    sweep: str
+
+
+class ClaimStore(abc.ABC):
+    """The rows of claims. Safe for use by several threads."""
+
+    @abc.abstractmethod
+    def claim(self, claim: Claim, object_ids: Sequence[str]) -> list[str]:
+        """Claim objects for a tick, in one transaction of a few statements; those that were, in the order given."""
+
+    @abc.abstractmethod
+    def end(self, transaction: Any, claim: Claim, object_id: str) -> None:
+        """Say in the transaction of the handling's writes that it is done.
+
+        :raises Fenced: somebody else claimed the object; the transaction must be rolled back.
+        """
+
+    @abc.abstractmethod
+    def write(self) -> Any:
+        """A transaction, as :meth:`moorage.db.Database.write`."""
+
+    @abc.abstractmethod
+    def run(self, work: Callable[[Any], T]) -> T:
+        """As :meth:`moorage.db.Database.run`."""
+
+    @abc.abstractmethod
+    def prune(self, task: str, before: int) -> int:
+        """Remove rows whose last tick is older (microseconds): of objects that are gone; how many."""
+
+
+_MANY = sa.and_(
+    claims.c.task == sa.bindparam("of_task"), claims.c.object_id.in_(sa.bindparam("of_objects", expanding=True))
+)
+_ONE = sa.and_(claims.c.task == sa.bindparam("of_task"), claims.c.object_id == sa.bindparam("of_object"))
+_TICK = sa.bindparam("to_tick", type_=sa.BigInteger)
+_TOKEN = sa.bindparam("to_token", type_=sa.BigInteger)
+_SWEEP = sa.bindparam("to_sweep", type_=sa.String)
+_CLAIM = CLAIM.update(
+    claims,
+    _MANY,
+    {
+        "tick": _TICK,
+        "token": _TOKEN,
+        "owner": sa.bindparam("to_owner", type_=sa.String),
+        "sweep": _SWEEP,
+        "unfinished": sa.false(),
+    },
+)
+_END = END.update(claims, _ONE, {"sweep": _SWEEP, "unfinished": sa.false(), "done": sa.true()})
+_THERE = sa.select(claims.c.object_id).where(_MANY)
+_CLAIMED = _THERE.where(claims.c.sweep == _SWEEP, claims.c.tick == _TICK)
+_KEY = [claims.c.task, claims.c.object_id]
+#: Insert rows, and leave alone what is there.
+_ADD = {
+    "sqlite": sqlite.insert(claims).on_conflict_do_nothing(index_elements=_KEY),
+    "postgresql": postgresql.insert(claims).on_conflict_do_nothing(index_elements=_KEY),
+    "mysql": mysql.insert(claims).on_duplicate_key_update(token=claims.c.token),
+}
+
+
+class SqlClaims(ClaimStore):
+    """The rows in a database."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    @override
+    def claim(self, claim: Claim, object_ids: Sequence[str]) -> list[str]:
+        if not object_ids:
+            return []
+        # In one order, so that two who claim do not wait for each other.
+        wanted = sorted(set(object_ids))
+        mine = self._database.run(lambda tx: self._claim(tx, claim, wanted))
+        return [each for each in object_ids if each in mine]
+
+    def _claim(self, tx: sa.Connection, claim: Claim, wanted: Sequence[str]) -> frozenset[str]:
+        key = {"of_task": claim.task, "of_objects": wanted}
+        values = {"to_tick": claim.tick, "to_token": claim.token, "to_sweep": claim.sweep}
+        changed = tx.execute(_CLAIM, {**key, **values, "to_owner": claim.owner}).rowcount
+        if changed < len(wanted):
+            there = frozenset(tx.execute(_THERE, key).scalars())
+            new = [
+                {
+                    "task": claim.task, "object_id": each, "tick": claim.tick, "token": claim.token,
+                    "owner": claim.owner, "sweep": claim.sweep, "finished": False,
+                }
+                for each in wanted
+                if each not in there
+            ]  # fmt: skip
+            if new:
+                tx.execute(_ADD[self._database.dialect], new)
+        return frozenset(tx.execute(_CLAIMED, {**key, "to_tick": claim.tick, "to_sweep": claim.sweep}).scalars())
+
+    @override
+    def end(self, transaction: Any, claim: Claim, object_id: str) -> None:
+        values = {"of_task": claim.task, "of_object": object_id, "to_sweep": claim.sweep}
+        if transaction.execute(_END, values).rowcount != 1:
+            raise errors.Fenced(
+                f"{object_id} of {claim.task} has been claimed by another member since, or this handling had ended; nothing of "
+                "it was written."
+            )
+
+    @override
+    def write(self) -> Any:
+        return self._database.write()
+
+    @override
+    def run(self, work: Callable[[Any], T]) -> T:
+        return self._database.run(work)
+
+    @override
+    def prune(self, task: str, before: int) -> int:
+        statement = sa.delete(claims).where(claims.c.task == task, claims.c.tick < before)
+        return self._database.run(lambda tx: tx.execute(statement).rowcount)

@@ -1,0 +1,282 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From who is there to what is mine: the ring that this member works under.
+
+Overlaps of two owners, and what bounds them (one handling of the slowest object is *o*, the time between two looks *P*):
+
+* a member that pauses or loses the backend checks its lease before every object, and stops before others may begin: at most *o*;
+* a change of the ring among live members: at most *P* and *o* with ``immediate`` (five *P* when the store answers one of us and
+  not the other), nothing with ``drain``;
+* whatever happens, one claim for each task, object and tick, and no write of an owner that was overtaken.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from oslo_log import log as logging
+
+from moorage import errors
+from moorage.clock import Clock
+from moorage.coordination.interface import View
+from moorage.coordination.ledger import Ledger, RingRow
+from moorage.coordination.membership import MemberId, Membership
+from moorage.ring import Ring
+
+__all__ = ["Keeper", "RingSettings", "RingSnapshot", "ring_of"]
+
+LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RingSettings:
+    """See the options of the same names; durations in seconds."""
+
+    replicas: int = 40
+    hash_function: str = "md5"
+    settle: float = 1.0
+    drain: bool = False
+    poll_interval: float = 1.0
+
+    @property
+    def stale_after(self) -> float:
+        """Seconds after which a ring may not be worked under unless its row was read again."""
+        return max(1.0, 5 * self.poll_interval)
+
+
+def ring_of(row: RingRow) -> Ring[bytes]:
+    """The ring that a row describes."""
+    weights = {member: MemberId.parse(member).weight for member in row.members}
+    return Ring(weights, row.replicas, row.hash_function)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RingSnapshot:
+    """One ring, as one member adopted it; never changes.
+
+    :param token: of the ring's row; a larger one is a later ring.
+    :param me: the id under which this member is on it.
+    :param expires_at: until when, on the monotonic scale, the membership was certain when this was made; it is renewed since,
+        so ask :meth:`Keeper.is_current`.
+    """
+
+    group: str
+    token: int
+    me: bytes
+    ring: Ring[bytes]
+    expires_at: float
+
+    @property
+    def members(self) -> tuple[bytes, ...]:
+        """Who is on it."""
+        return self.ring.members
+
+    @property
+    def digest(self) -> str:
+        """See :attr:`moorage.ring.Ring.digest`."""
+        return self.ring.digest
+
+    def owner(self, key: str) -> bytes:
+        """Who owns the key."""
+        return self.ring.owner(key)
+
+    def owners(self, keys: Sequence[str]) -> list[bytes]:
+        """Who owns each of the keys."""
+        return self.ring.owners(keys)
+
+    def subset(self, keys: Sequence[str]) -> list[str]:
+        """Those of the keys that are this member's."""
+        return self.ring.subset(keys, self.me)
+
+    def ranges(self) -> list[tuple[int, int]]:
+        """Where this member's keys can lie; see :meth:`moorage.ring.Ring.ranges`."""
+        return self.ring.ranges(self.me)
+
+    def diff(self, other: RingSnapshot) -> tuple[frozenset[bytes], frozenset[bytes]]:
+        """(who has come, who has gone) between this ring and a later one."""
+        before, after = frozenset(self.members), frozenset(other.members)
+        return after - before, before - after
+
+
+class Keeper:
+    """Looks who is there, proposes rings, adopts what the ledger says. :meth:`step` does it all; a thread calls it."""
+
+    def __init__(
+        self, membership: Membership, ledger: Ledger, group: str, clock: Clock, settings: RingSettings
+    ) -> None:
+        self._membership = membership
+        self._ledger = ledger
+        self._group = group
+        self._clock = clock
+        self._settings = settings
+        self._first_seen: dict[bytes, float] = {}
+        self._active: RingSnapshot | None = None
+        #: Adopted, and not to be worked under yet: others still work under an older one.
+        self._waiting: RingSnapshot | None = None
+        self._working: Counter[int] = Counter()
+        self._lock = threading.Lock()
+        self._stepping = threading.Lock()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._looked_at = float("-inf")
+        #: When the ring's row was last read, from before the question.
+        self._read_at = float("-inf")
+        #: How often the ring changed under this member's eyes.
+        self.changes = 0
+
+    # -- what others ask ------------------------------------------------------------------------------------------
+
+    def current(self) -> RingSnapshot | None:
+        """The ring to work under now, or None: not a member for certain, not on the ring, or others still drain."""
+        snapshot = self._active
+        return snapshot if snapshot is not None and self.is_current(snapshot) else None
+
+    def is_current(self, snapshot: RingSnapshot) -> bool:
+        """Whether work under this ring may go on; to be asked before every object, costs nothing."""
+        fresh = self._clock.monotonic() - self._read_at < self._settings.stale_after
+        return self._active is snapshot and fresh and self._membership.holds(snapshot.me)
+
+    @contextlib.contextmanager
+    def working(self, snapshot: RingSnapshot) -> Iterator[bool]:
+        """Says that an object is being handled under this ring; gives False when it may not be."""
+        with self._lock:
+            allowed = self.is_current(snapshot)
+            if allowed:
+                self._working[snapshot.token] += 1
+        try:
+            yield allowed
+        finally:
+            if allowed:
+                with self._lock:
+                    self._working[snapshot.token] -= 1
+
+    def refresh(self) -> None:
+        """Look now, unless that was done within the last ``poll_interval``.
+
+        :raises Unavailable: the backend or the store does not answer.
+        """
+        if self._clock.monotonic() - self._looked_at >= self._settings.poll_interval:
+            self.step()
+
+    # -- life -----------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Look again and again in a thread of its own."""
+        self._thread = threading.Thread(target=self._run, name="ring-keeper", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Own nothing any more, and look no more."""
+        self._stop.set()
+        with self._lock:
+            self._active = self._waiting = None
+        if self._thread is not None:
+            self._thread.join(30)
+
+    def _run(self) -> None:
+        while not self._clock.wait(self._stop, self._settings.poll_interval):
+            try:
+                self.step()
+            except errors.Unavailable as error:
+                LOG.debug("The ring of %s cannot be looked at: %s", self._group, error.message)
+            except Exception:
+                LOG.exception("The ring of %s cannot be looked at.", self._group)
+
+    def step(self) -> None:
+        """Look who is there, propose what follows, adopt what is written.
+
+        :raises Unavailable: the backend or the store does not answer. What was adopted stays, until it is too old.
+        """
+        with self._stepping:
+            me = self._membership.member_id
+            try:
+                view = self._membership.view()
+            except errors.Unavailable:
+                # What others have agreed on holds for this member too, whether it sees them or not.
+                row, _ = self._read()
+                if row is not None:
+                    self._leave_older(row)
+                raise
+            row, adopted = self._read()
+            if me in view.members and self._propose(view, row, adopted):
+                row, adopted = self._read()
+            if row is not None and me is not None:
+                self._adopt(row, adopted, view, me)
+            self._looked_at = self._clock.monotonic()
+
+    def _read(self) -> tuple[RingRow | None, Mapping[bytes, int]]:
+        began = self._clock.monotonic()
+        found = self._ledger.read(self._group)
+        self._read_at = began
+        return found
+
+    def _leave_older(self, row: RingRow) -> None:
+        with self._lock:
+            if self._active is not None and self._active.token != row.token:
+                self._active = None
+
+    # -- proposing ------------------------------------------------------------------------------------------------
+
+    def _propose(self, view: View, row: RingRow | None, adopted: Mapping[bytes, int]) -> bool:
+        """Write the ring that the view asks for, if it is another one; whether there may be a new row."""
+        wanted = self._wanted(view, frozenset() if row is None else frozenset(row.members))
+        if row is not None and wanted == frozenset(row.members):
+            return False
+        settings = self._settings
+        proposed = RingRow(0, tuple(sorted(wanted)), settings.replicas, settings.hash_function)
+        if self._ledger.propose(self._group, row, proposed):
+            gone = adopted.keys() - wanted - view.members
+            if gone:
+                self._ledger.forget(self._group, gone)
+        return True
+
+    def _wanted(self, view: View, on_ring: frozenset[bytes]) -> frozenset[bytes]:
+        """Who is gone is dropped at once, who is new taken in when it has been there for a while.
+
+        When nobody of the ring is left there is nothing to be gentle with.
+        """
+        now = self._clock.monotonic()
+        self._first_seen = {member: self._first_seen.get(member, now) for member in view.members - on_ring}
+        staying = view.members & on_ring
+        if not staying:
+            return view.members
+        settled = {member for member, since in self._first_seen.items() if now - since >= self._settings.settle}
+        return staying | settled
+
+    # -- adopting -------------------------------------------------------------------------------------------------
+
+    def _adopt(self, row: RingRow, adopted: Mapping[bytes, int], view: View, me: bytes) -> None:
+        with self._lock:
+            known = self._waiting or self._active
+            if known is None or (known.token, known.me) != (row.token, me):
+                # From here on nothing begins under the old ring.
+                self._active, self._waiting = None, self._snapshot(row, me)
+                self.changes += 1
+            waiting = self._waiting
+            still_working = any(self._working[token] > 0 for token in self._working if token < row.token)
+        if waiting is None or self._stop.is_set():
+            return
+        if self._settings.drain:
+            if still_working:
+                return
+            self._ledger.adopt(self._group, me, row.token)
+            # Whoever adopted an older ring a moment ago either is in what is read now, or reads the new row itself.
+            latest, adopted = self._read()
+            if latest is None or latest.token != row.token or not _drained(adopted, view, row.token):
+                return
+        elif adopted.get(me, -1) < row.token:
+            self._ledger.adopt(self._group, me, row.token)
+        with self._lock:
+            if self._waiting is waiting and not self._stop.is_set():
+                self._active, self._waiting = (waiting if me in waiting.ring else None), None
+
+    def _snapshot(self, row: RingRow, me: bytes) -> RingSnapshot:
+        return RingSnapshot(self._group, row.token, me, ring_of(row), self._membership.certain_until)
+
+
+def _drained(adopted: Mapping[bytes, int], view: View, token: int) -> bool:
+    """Whether every living member works under this ring or has never worked under any."""
+    return all(adopted.get(member, token) >= token for member in view.members)

@@ -1,0 +1,282 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs the periodic tasks of one member: looks what is due, and sweeps each task in a thread of its own.
+
+A task never overlaps itself: while it sweeps, its ticks are missed, and coalesce into the next one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random as random_module
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from oslo_config import cfg
+from oslo_log import log as logging
+
+from moorage import errors
+from moorage.clock import Clock
+from moorage.coordination.claims import ClaimStore
+from moorage.coordination.interface import PeriodicTask
+from moorage.coordination.lanes import Lanes
+from moorage.coordination.sweep import Backoff, Claimed, Share, Sweep, Ticks
+from moorage.coordination.task_store import Control, TaskStore
+from moorage.db import MICROSECONDS
+
+__all__ = ["Runner", "Settings", "TaskRunner", "spacing_of"]
+
+LOG = logging.getLogger(__name__)
+
+#: A spread task is swept this many times between two ticks.
+_PARTS = 20
+#: A request is heeded for so many microseconds at least, and for two ticks.
+_REQUEST_LASTS = 600 * MICROSECONDS
+#: Claims of objects that are gone are kept so long: microseconds, and ticks.
+_CLAIMS_LAST = 86400 * MICROSECONDS
+_CLAIMS_LAST_TICKS = 10
+_PRUNE_EVERY = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How one task is run; durations in seconds, see the options."""
+
+    spacing: float
+    timeout: float
+    concurrency: int
+    spread: bool = False
+    jitter: float = 0.0
+    batch: int = 500
+    error_backoff: float = 1.0
+    hash_function: str = "md5"
+
+    @classmethod
+    def of(cls, name: str, task: PeriodicTask, conf: cfg.ConfigOpts) -> Settings:
+        """What the task says of itself, and the configuration that goes before it."""
+        section = conf.periodic
+        return cls(
+            spacing_of(name, task.spacing, conf),
+            float(section.timeout.get(name, task.timeout)),
+            int(float(section.concurrency.get(name, task.concurrency))),
+            task.spread,
+            section.jitter,
+            section.claim_batch,
+            section.error_backoff,
+            conf.coordination.hash_function,
+        )
+
+
+def spacing_of(name: str, default: float, conf: cfg.ConfigOpts) -> float:
+    """Seconds between two ticks of a task."""
+    return float(conf.periodic.spacing.get(name, default))
+
+
+class TaskRunner:
+    """One task of one member.
+
+    :param share: gives what the member may work on now, or None; may raise Unavailable.
+    :param member: a name of the member that stays, for its jitter.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        task: PeriodicTask,
+        settings: Settings,
+        claims: ClaimStore,
+        store: TaskStore,
+        share: Callable[[], Share | None],
+        clock: Clock,
+        *,
+        member: str = "",
+    ) -> None:
+        self.name = name
+        self._task = task
+        self._settings = settings
+        self._claims = claims
+        self._store = store
+        self._share = share
+        self._clock = clock
+        self._spacing = max(1, round(settings.spacing * MICROSECONDS))
+        self._jitter = round(settings.jitter * self._spacing * _fraction(f"{member}/{name}"))
+        self._backoff = Backoff(settings.error_backoff)
+        self._last_slot: int | None = None
+        self._last_token: int | None = None
+        self._heeded = 0
+        self._lanes: Lanes[tuple[Sweep, Claimed]] = Lanes(
+            f"task-{name}",
+            clock,
+            width=settings.concurrency,
+            timeout=settings.timeout,
+            work=lambda item: item[0].handle(item[1]),
+            overdue=self._overdue,
+        )
+        self._pruned_at = float("-inf")
+
+    def due(self, moment: int, control: Control | None) -> Ticks | None:
+        """What to sweep for at this moment (microseconds of the database's clock), or None.
+
+        Says the same again until :meth:`swept` was called for it.
+        """
+        settings = self._settings
+        if control is not None and control.requested_at > self._heeded:
+            if moment - control.requested_at < max(_REQUEST_LASTS, 2 * self._spacing):
+                return Ticks(
+                    moment, self._spacing, settings.spread, settings.hash_function, requested=control.requested_at
+                )
+            self._heeded = control.requested_at
+        if control is not None and control.paused:
+            return None
+        if self._slot(moment) == self._last_slot and not self._ring_changed():
+            return None
+        return Ticks(moment, self._spacing, settings.spread, settings.hash_function)
+
+    def swept(self, ticks: Ticks, sweep: Sweep) -> None:
+        """Remember that it was done. What the ring cut short is done again at once, under the new one."""
+        if ticks.requested:
+            self._heeded = ticks.requested
+        elif not sweep.stale:
+            self._last_slot = self._slot(ticks.moment)
+            self._last_token = sweep.share.token
+
+    def sweep(self, ticks: Ticks, only: str = "") -> bool:
+        """Sweep now; False when the member has no share at present."""
+        share = self._share()
+        if share is None:
+            return False
+        settings = self._settings
+        sweep = Sweep(
+            self.name,
+            self._task,
+            share,
+            self._claims,
+            ticks,
+            self._clock,
+            backoff=self._backoff,
+            timeout=settings.timeout,
+            batch=settings.batch,
+            only=only,
+        )
+        sweep.begin()
+        try:
+            for claim, object_ids in sweep.batches():
+                self._lanes.run((sweep, each) for each in sweep.claim(claim, object_ids))
+                if sweep.stale:
+                    break
+        except errors.MoorageError as error:
+            LOG.warning("The sweep of %s is cut short: %s", self.name, error.message)
+            sweep.unavailable(error)
+        self.swept(ticks, sweep)
+        self._store.record(sweep.run())
+        self._prune(ticks.moment)
+        return True
+
+    def _overdue(self, item: tuple[Sweep, Claimed]) -> None:
+        sweep, claimed = item
+        LOG.error(
+            "The handling of %s by task %s has not ended within %g seconds; it is left alone, and cannot write any more.",
+            claimed.object_id, self.name, self._settings.timeout,
+        )  # fmt: skip
+        sweep.failed(claimed.object_id, f"not within {self._settings.timeout:g} seconds")
+
+    def _slot(self, moment: int) -> int:
+        return (moment - self._jitter) // (self._spacing // (_PARTS if self._settings.spread else 1) or 1)
+
+    def _ring_changed(self) -> bool:
+        """What came to this member with a new ring may not have been handled at this tick: look at once."""
+        if self._last_token is None:
+            return True
+        try:
+            share = self._share()
+        except errors.Unavailable:
+            return False
+        return share is not None and share.token != self._last_token
+
+    def _prune(self, moment: int) -> None:
+        if self._clock.monotonic() - self._pruned_at < _PRUNE_EVERY:
+            return
+        self._pruned_at = self._clock.monotonic()
+        self._claims.prune(self.name, moment - max(_CLAIMS_LAST, _CLAIMS_LAST_TICKS * self._spacing))
+
+
+class Runner:
+    """All tasks of one member. :meth:`start` begins; :meth:`stop` waits for what is being handled.
+
+    :param random: spreads the beginnings of engines that start together.
+    """
+
+    def __init__(
+        self,
+        tasks: Sequence[TaskRunner],
+        store: TaskStore,
+        clock: Clock,
+        *,
+        poll: float,
+        initial_delay: float = 0.0,
+        random: random_module.Random | None = None,
+    ) -> None:
+        self._tasks = tasks
+        self._store = store
+        self._clock = clock
+        self._poll = poll
+        chance = random or random_module.Random()  # noqa: S311  (spreads the load, no secret)
+        self._delay = chance.uniform(0, initial_delay)
+        self._stop = threading.Event()
+        self._busy: dict[str, threading.Thread] = {}
+        self._thread = threading.Thread(target=self._run, name="periodic", daemon=True)
+
+    def start(self) -> None:
+        """Begin to look."""
+        self._thread.start()
+
+    def stop(self, seconds: float = 30.0) -> None:
+        """Begin nothing more, and wait for sweeps to end; those that do not lose their share with the membership."""
+        self._stop.set()
+        deadline = self._clock.monotonic() + seconds
+        for thread in (self._thread, *self._busy.values()):
+            if thread.is_alive():
+                thread.join(max(0.0, deadline - self._clock.monotonic()))
+
+    def _run(self) -> None:
+        if self._clock.wait(self._stop, self._delay):
+            return
+        while True:
+            try:
+                self._look(*self._store.look())
+            except errors.Unavailable as error:
+                LOG.warning("Periodic tasks wait: %s", error.message)
+            except Exception:
+                LOG.exception("Periodic tasks cannot be looked at.")
+            if self._clock.wait(self._stop, self._poll):
+                return
+
+    def _look(self, moment: int, controls: Mapping[str, Control]) -> None:
+        for task in self._tasks:
+            running = self._busy.get(task.name)
+            if running is not None and running.is_alive():
+                continue
+            control = controls.get(task.name)
+            ticks = task.due(moment, control)
+            if ticks is None:
+                continue
+            only = control.requested_object if control is not None and ticks.requested else ""
+            thread = threading.Thread(
+                target=self._sweep, args=(task, ticks, only), name=f"sweep-{task.name}", daemon=True
+            )
+            self._busy[task.name] = thread
+            thread.start()
+
+    @staticmethod
+    def _sweep(task: TaskRunner, ticks: Ticks, only: str) -> None:
+        try:
+            task.sweep(ticks, only)
+        except errors.Unavailable as error:
+            LOG.warning("The sweep of %s is put off: %s", task.name, error.message)
+        except Exception:
+            LOG.exception("The sweep of %s failed.", task.name)
+
+
+def _fraction(text: str) -> float:
+    """A number from 0 to 1 that a text always gives."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "big") / 2**32

@@ -1,0 +1,353 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One sweep of one task by one member: what is mine, claim it, handle it, object by object.
+
+The parts are called by :mod:`moorage.coordination.runner` with threads, and by a simulator without.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from oslo_log import log as logging
+from typing_extensions import override
+
+from moorage import errors
+from moorage.clock import Clock
+from moorage.coordination.claims import Claim, ClaimStore
+from moorage.coordination.interface import PeriodicTask, TaskLease
+from moorage.coordination.keeper import Keeper, RingSnapshot
+from moorage.coordination.task_store import Run
+from moorage.ring import POSITION_COUNT, position_of
+
+__all__ = ["Backoff", "Claimed", "Everything", "RingShare", "Share", "Sweep", "Ticks"]
+
+LOG = logging.getLogger(__name__)
+T = TypeVar("T")
+
+_LONGEST_BACKOFF = 64
+
+
+class Share(Protocol):
+    """What a member may work on."""
+
+    @property
+    def token(self) -> int:
+        """What its writes carry."""
+
+    @property
+    def member(self) -> str:
+        """Who it is."""
+
+    def select(self, task: PeriodicTask) -> Sequence[str]:
+        """The ids of its objects; one query."""
+
+    def holds(self) -> bool:
+        """Whether it may go on; costs nothing."""
+
+    def working(self) -> contextlib.AbstractContextManager[bool]:
+        """Around each handling; gives False when it may not begin."""
+
+
+class RingShare:
+    """The part of a ring that is this member's, for as long as it certainly is a member and the ring stands."""
+
+    def __init__(self, keeper: Keeper, snapshot: RingSnapshot) -> None:
+        self._keeper = keeper
+        self._snapshot = snapshot
+        self.token = snapshot.token
+        self.member = snapshot.me.decode()
+
+    def select(self, task: PeriodicTask) -> Sequence[str]:
+        """See :class:`Share`. What was fetched by ranges is compared exactly all the same."""
+        found = task.objects_in(self._snapshot.ranges())
+        return self._snapshot.subset(list(task.list_objects() if found is None else found))
+
+    def holds(self) -> bool:
+        """See :class:`Share`."""
+        return self._keeper.is_current(self._snapshot)
+
+    def working(self) -> contextlib.AbstractContextManager[bool]:
+        """See :class:`Share`."""
+        return self._keeper.working(self._snapshot)
+
+
+class Everything:
+    """All objects, for engines without coordination: each of them handles everything, the old way."""
+
+    def __init__(self, member: str, token: int) -> None:
+        self.member = member
+        self.token = token
+
+    def select(self, task: PeriodicTask) -> Sequence[str]:
+        """See :class:`Share`."""
+        return list(task.list_objects())
+
+    def holds(self) -> bool:
+        """See :class:`Share`."""
+        return True
+
+    def working(self) -> contextlib.AbstractContextManager[bool]:
+        """See :class:`Share`."""
+        return contextlib.nullcontext(True)
+
+
+@dataclass(frozen=True, slots=True)
+class Ticks:
+    """Which tick an object is at; all in microseconds of the database's clock.
+
+    A tick is named by the moment that it begins, so names rise when the spacing is changed too.
+
+    :param moment: now. :param spacing: between two ticks.
+    :param spread: whether each object has a phase of its own, by its position on the ring.
+    :param requested: the name of a tick that an operator asked for, for all objects; 0: the regular one.
+    """
+
+    moment: int
+    spacing: int
+    spread: bool = False
+    hash_function: str = "md5"
+    requested: int = 0
+
+    def of(self, object_id: str) -> int:
+        """The tick that the object is at."""
+        if self.requested:
+            return self.requested
+        phase = 0
+        if self.spread:
+            phase = self.spacing * position_of(object_id, self.hash_function) // POSITION_COUNT
+        return (self.moment - phase) // self.spacing * self.spacing + phase
+
+
+class Backoff:
+    """Objects whose handling failed are left out of more and more ticks. Safe for use by several threads."""
+
+    def __init__(self, first: float) -> None:
+        self._first = first
+        self._lock = threading.Lock()
+        #: Failures in a row, and ticks that the object is still left out of.
+        self._failed: dict[str, tuple[int, int]] = {}
+
+    def due(self, object_ids: Sequence[str]) -> list[str]:
+        """Those that are not left out of this tick; what is not among the objects is forgotten."""
+        with self._lock:
+            if not self._failed:
+                return list(object_ids)
+            kept: dict[str, tuple[int, int]] = {}
+            found = []
+            for each in object_ids:
+                count, left = self._failed.get(each, (0, 0))
+                if left == 0:
+                    found.append(each)
+                if count:
+                    kept[each] = count, max(0, left - 1)
+            self._failed = kept
+            return found
+
+    def failed(self, object_id: str) -> None:
+        """Its handling raised."""
+        with self._lock:
+            count, _ = self._failed.get(object_id, (0, 0))
+            pause = min(_LONGEST_BACKOFF, round(self._first * 2 ** min(count, 10)))
+            self._failed[object_id] = count + 1, pause
+
+    def handled(self, object_id: str) -> None:
+        """Its handling ended well."""
+        with self._lock:
+            self._failed.pop(object_id, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """An object that this member shall handle now."""
+
+    claim: Claim
+    object_id: str
+
+
+class ClaimLease(TaskLease):
+    """The lease that a handler gets."""
+
+    __slots__ = ("_claim", "_claims", "_clock", "_deadline", "_share")
+
+    def __init__(
+        self, claims: ClaimStore, claim: Claim, object_id: str, share: Share, clock: Clock, timeout: float
+    ) -> None:
+        super().__init__(claim.task, object_id, claim.tick, claim.token)
+        self._claims = claims
+        self._claim = claim
+        self._share = share
+        self._clock = clock
+        self._deadline = clock.monotonic() + timeout
+
+    @override
+    def check(self) -> None:
+        if not self._share.holds():
+            raise errors.Fenced(
+                f"{self.object_id} of {self.task}: this member's share under token {self.token} is over; nothing was written."
+            )
+        if self._clock.monotonic() >= self._deadline:
+            raise errors.Fenced(f"{self.object_id} of {self.task}: the handling took too long; nothing was written.")
+
+    @override
+    @contextlib.contextmanager
+    def finish(self) -> Iterator[Any]:
+        self.check()
+        with self._claims.write() as tx:
+            self._claims.end(tx, self._claim, self.object_id)
+            yield tx
+            # What happened since is most likely seen here; what happens from here on, by the row that was just changed.
+            self.check()
+
+    @override
+    def finish_with(self, work: Callable[[Any], T]) -> T:
+        def whole(tx: Any) -> T:
+            self.check()
+            self._claims.end(tx, self._claim, self.object_id)
+            result = work(tx)
+            self.check()
+            return result
+
+        return self._claims.run(whole)
+
+
+class Sweep:
+    """See the module. ``begin`` first, then each of ``batches`` is claimed and what that returns handled.
+
+    :param name: of the task. :param timeout: seconds that one handling may take.
+    :param only: the one object that was asked for; empty: all.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        task: PeriodicTask,
+        share: Share,
+        claims: ClaimStore,
+        ticks: Ticks,
+        clock: Clock,
+        *,
+        backoff: Backoff,
+        timeout: float,
+        batch: int = 500,
+        only: str = "",
+    ) -> None:
+        self._name = name
+        self._task = task
+        self.share = share
+        self._claims = claims
+        self._ticks = ticks
+        self._clock = clock
+        self._backoff = backoff
+        self._timeout = timeout
+        self._batch = batch
+        self._only = only
+        self._sweep = uuid.uuid4().hex
+        self._began = clock.monotonic()
+        self._lock = threading.Lock()
+        self._objects: list[str] = []
+        self._counts = {"handled": 0, "acted": 0, "failed": 0, "fenced": 0}
+        self._owned = 0
+        self._ended = "complete"
+        self._problem = ""
+
+    @property
+    def stale(self) -> bool:
+        """Whether it was cut short, because the ring changed or the membership is not certain any more."""
+        return self._ended == "stale"
+
+    def begin(self) -> None:
+        """Find out what is mine; a task that cannot list its objects has failed, and there is nothing to do."""
+        try:
+            mine = self.share.select(self._task)
+        except Exception as error:
+            LOG.exception("The objects of %s cannot be listed.", self._name)
+            self._ended, self._problem = "failed", f"{type(error).__name__}: {error}"
+            return
+        self._owned = len(mine)
+        if self._only:
+            self._objects = [each for each in mine if each == self._only]
+        else:
+            self._objects = self._backoff.due(mine)
+
+    def batches(self) -> Iterator[tuple[Claim, Sequence[str]]]:
+        """What is to be claimed: objects of one tick, not too many at once."""
+        by_tick: dict[int, list[str]] = {}
+        for each in self._objects:
+            by_tick.setdefault(self._ticks.of(each), []).append(each)
+        for tick, found in sorted(by_tick.items()):
+            claim = Claim(self._name, tick, self.share.token, self.share.member, self._sweep)
+            for start in range(0, len(found), self._batch):
+                yield claim, found[start : start + self._batch]
+
+    def claim(self, claim: Claim, object_ids: Sequence[str]) -> list[Claimed]:
+        """Claim them; those that are to be handled. Nothing once the share is over.
+
+        :raises StoreUnavailable: as the store.
+        """
+        if not self.share.holds():
+            self._cut_short()
+            return []
+        return [Claimed(claim, each) for each in self._claims.claim(claim, object_ids)]
+
+    def handle(self, claimed: Claimed) -> None:
+        """Handle one object; whatever the handler raises ends here."""
+        with self.share.working() as allowed:
+            if not allowed:
+                self._cut_short()
+                return
+            lease = ClaimLease(self._claims, claimed.claim, claimed.object_id, self.share, self._clock, self._timeout)
+            try:
+                acted = self._task.handle(claimed.object_id, lease)
+            except errors.Fenced as error:
+                LOG.info("%s", error.message)
+                self._count("fenced")
+            except Exception as error:
+                LOG.exception("%s of %s could not be handled.", claimed.object_id, self._name)
+                self.failed(claimed.object_id, f"{type(error).__name__}: {error}")
+            else:
+                self._backoff.handled(claimed.object_id)
+                self._count("handled")
+                if acted:
+                    self._count("acted")
+
+    def failed(self, object_id: str, problem: str) -> None:
+        """Count a failure, and put the object off."""
+        self._backoff.failed(object_id)
+        with self._lock:
+            self._problem = self._problem or f"{object_id}: {problem}"
+        self._count("failed")
+
+    def unavailable(self, error: errors.MoorageError) -> None:
+        """The store did not answer: what is left waits for the next tick."""
+        with self._lock:
+            self._ended, self._problem = "stale", error.message
+
+    def run(self) -> Run:
+        """What to remember of it."""
+        milliseconds = round((self._clock.monotonic() - self._began) * 1000)
+        with self._lock:
+            return Run(
+                self._name,
+                self.share.member,
+                self._ticks.requested or self._ticks.moment // self._ticks.spacing * self._ticks.spacing,
+                self.share.token,
+                self._ticks.moment,
+                milliseconds,
+                self._owned,
+                ended=self._ended,
+                problem=self._problem,
+                **self._counts,
+            )
+
+    def _cut_short(self) -> None:
+        with self._lock:
+            self._ended = "stale"
+
+    def _count(self, what: str) -> None:
+        with self._lock:
+            self._counts[what] += 1

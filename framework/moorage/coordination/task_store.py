@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What operators asked of periodic tasks, and what their sweeps did."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import sqlalchemy as sa
+
+from moorage.coordination.tables import runs, tasks
+from moorage.db import Database, Duplicate, now, read_now
+
+__all__ = ["Control", "Run", "TaskStore"]
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """A row of ``periodic_tasks``; without a row, the defaults.
+
+    :param requested_at: microseconds of the database's clock: everybody sweeps once more, with this as the tick.
+    :param requested_object: the one object that was asked for; empty: all.
+    """
+
+    name: str
+    paused: bool = False
+    reason: str = ""
+    requested_at: int = 0
+    requested_object: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One sweep of one member.
+
+    :param ended: ``complete``, ``stale`` (the ring changed or the membership ended), ``failed`` (the objects could not be listed).
+    :param owned: objects that were the member's. :param fenced: handlings whose writes were refused.
+    """
+
+    task: str
+    member: str
+    tick: int
+    token: int
+    started_at: int
+    milliseconds: int
+    owned: int = 0
+    handled: int = 0
+    acted: int = 0
+    failed: int = 0
+    fenced: int = 0
+    ended: str = "complete"
+    problem: str = ""
+
+
+_CONTROL = (tasks.c.name, tasks.c.paused, tasks.c.reason, tasks.c.requested_at, tasks.c.requested_object)
+_RUN = (
+    runs.c.task, runs.c.member, runs.c.tick, runs.c.token, runs.c.started_at, runs.c.milliseconds, runs.c.owned,
+    runs.c.handled, runs.c.acted, runs.c.failed, runs.c.fenced, runs.c.ended, runs.c.problem,
+)  # fmt: skip
+
+
+class TaskStore:
+    """Reads and writes both tables. Safe for use by several threads.
+
+    :param history: sweeps of each task that are kept.
+    """
+
+    def __init__(self, database: Database, *, history: int = 100) -> None:
+        self._database = database
+        self._history = history
+
+    def look(self) -> tuple[int, Mapping[str, Control]]:
+        """The database's time in microseconds, and what was asked, by task; two statements."""
+        with self._database.read() as tx:
+            return read_now(tx), {row.name: _control(row) for row in tx.execute(sa.select(*_CONTROL))}
+
+    def pause(self, name: str, reason: str) -> Control:
+        """Begin no sweep of the task any more, in any engine; what runs ends."""
+        return self._set(name, {"paused": True, "reason": reason})
+
+    def resume(self, name: str) -> Control:
+        """Let it go on."""
+        return self._set(name, {"paused": False, "reason": ""})
+
+    def request(self, name: str, object_id: str = "") -> Control:
+        """Have it swept once more now, paused or not; a request that nobody has seen yet is replaced."""
+        return self._set(name, {"requested_at": now(), "requested_object": object_id})
+
+    def _set(self, name: str, values: Mapping[str, object]) -> Control:
+        def work(tx: sa.Connection) -> Control:
+            if not tx.execute(sa.update(tasks).where(tasks.c.name == name).values(**values)).rowcount:
+                first = {"name": name, "paused": False, "reason": "", "requested_at": 0, "requested_object": ""}
+                tx.execute(sa.insert(tasks).values({**first, **values}))
+            return _control(tx.execute(sa.select(*_CONTROL).where(tasks.c.name == name)).one())
+
+        try:
+            return self._database.run(work)
+        except Duplicate:
+            return self._database.run(work)
+
+    def record(self, run: Run) -> None:
+        """Remember a sweep, and forget the oldest beyond ``history``."""
+        row = {column.name: getattr(run, column.name) for column in _RUN}
+        row["problem"] = run.problem[:255]
+        oldest = (
+            sa.select(runs.c.id)
+            .where(runs.c.task == run.task)
+            .order_by(runs.c.id.desc())
+            .offset(self._history)
+            .limit(1)
+        )
+
+        def work(tx: sa.Connection) -> None:
+            tx.execute(sa.insert(runs).values(row))
+            last = tx.execute(oldest).scalar()
+            if last is not None:
+                tx.execute(sa.delete(runs).where(runs.c.task == run.task, runs.c.id <= last))
+
+        self._database.run(work)
+
+    def runs(self, task: str | None = None, *, limit: int = 100) -> Sequence[Run]:
+        """The last sweeps, newest first."""
+        query = sa.select(*_RUN).order_by(runs.c.id.desc()).limit(limit)
+        if task is not None:
+            query = query.where(runs.c.task == task)
+        with self._database.read() as tx:
+            return [Run(*row) for row in tx.execute(query)]
+
+
+def _control(row: Any) -> Control:
+    found = Control(*row)
+    return replace(found, paused=bool(found.paused))

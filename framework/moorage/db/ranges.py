@@ -1,0 +1,20 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranges of ring positions as a condition of a query."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+__all__ = ["within"]
+
+
+def within(column: sa.ColumnElement[Any], ranges: Sequence[tuple[int, int]]) -> sa.ColumnElement[bool]:
+    """Whether an indexed BIGINT column lies in one of the half-open ranges (first, end); false for no range at all.
+
+    The ranges of a member with 40 points are read through the index at a small part of the cost of fetching every row.
+    """
+    # The end of the last range is one more than the largest BIGINT.
+    return sa.or_(sa.false(), *(column.between(first, end - 1) for first, end in ranges))

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Members in the database, which live as long as their service does.
+
+A process beats once, in the table of services; there is no second heartbeat. A member whose service is silent for
+``[services] service_down_time`` in somebody's eyes is removed by whoever sees that. It may only have slept: then it finds its row
+gone, and joins anew. By its own clock it stopped working before, at nine tenths of that time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ClassVar, TypeVar
+
+import sqlalchemy as sa
+from typing_extensions import override
+
+from moorage import errors
+from moorage.coordination.interface import (
+    MEMBER_PREFIX,
+    BackendTools,
+    Capability,
+    CoordinationBackend,
+    NotMember,
+    ServiceLives,
+    View,
+)
+from moorage.db import Database, now
+from moorage_plugins.coordination.tables import members
+
+__all__ = ["DatabaseBackend"]
+
+T = TypeVar("T")
+_ROWS = sa.select(members.c.member, members.c.service, members.c.epoch).where(
+    members.c.group_name == sa.bindparam("of_group")
+)
+
+
+class DatabaseBackend(CoordinationBackend):
+    """Members in Moorage's own database; nothing else to install."""
+
+    api_version: ClassVar[tuple[int, int]] = (1, 0)
+
+    def __init__(self, tools: BackendTools) -> None:
+        super().__init__(tools)
+        self.capabilities = frozenset(
+            {Capability.ACROSS_PROCESSES, Capability.ACROSS_HOSTS, Capability.SURVIVES_RESTART}
+        )
+        if tools.database is None or tools.services is None:
+            raise errors.ConfigError(
+                "The coordination backend 'database' lives on the heartbeats of a service and its database, which are not here; "
+                "give the URL of a coordination server instead (zookeeper://host:2181)."
+            )
+        self._database: Database = tools.database
+        self._services: ServiceLives = tools.services
+        self._group = ""
+        self._member = b""
+
+    @override
+    def start(self) -> None:
+        self._guarded(lambda: self._services.living())
+
+    @override
+    def join(self, group: str, member_id: bytes) -> float:
+        row = {
+            "group_name": group, "member": member_id.decode("ascii"), "service": self._services.uuid,
+            "epoch": self._services.epoch, "joined_at": now(),
+        }  # fmt: skip
+        self._guarded(lambda: self._database.run(lambda tx: tx.execute(sa.insert(members).values(row))))
+        self._group, self._member = group, member_id
+        return self._services.certain_until()
+
+    @override
+    def renew(self) -> float:
+        until = self._services.certain_until()
+        if self._member not in self._rows():
+            raise NotMember(f"{self._member.decode()} was removed from {self._group}: its service was silent too long.")
+        return until
+
+    @override
+    def members(self) -> View:
+        began = self.tools.clock.monotonic()
+        rows = self._rows()
+        living = self._guarded(self._services.living)
+        gone = [member for member, life in rows.items() if life not in living]
+        if gone:
+            self._guarded(lambda: self._remove(gone))
+        found = rows.keys() - set(gone)
+        return View(frozenset(member for member in found if member.startswith(MEMBER_PREFIX)), began)
+
+    @override
+    def leave(self) -> None:
+        self._guarded(lambda: self._remove([self._member]))
+
+    @override
+    def close(self) -> None:
+        self._group = ""
+
+    def _rows(self) -> dict[bytes, tuple[str, int]]:
+        if not self._group:
+            raise errors.Unavailable("This client is in no group.")
+
+        def read() -> dict[bytes, tuple[str, int]]:
+            with self._database.read() as tx:
+                found = tx.execute(_ROWS, {"of_group": self._group})
+                return {row.member.encode("ascii"): (row.service, row.epoch) for row in found}
+
+        return self._guarded(read)
+
+    def _remove(self, gone: list[bytes]) -> None:
+        names = [member.decode("ascii") for member in gone]
+        statement = sa.delete(members).where(members.c.group_name == self._group, members.c.member.in_(names))
+        self._database.run(lambda tx: tx.execute(statement), idempotent=True)
+
+    @staticmethod
+    def _guarded(work: Callable[[], T]) -> T:
+        """What else may go wrong in a database is no reason to end the heartbeat."""
+        try:
+            return work()
+        except (errors.Unavailable, errors.ConfigError):
+            raise
+        except errors.MoorageError as error:
+            raise errors.Unavailable(f"The members cannot be read from the database: {error.message}") from error

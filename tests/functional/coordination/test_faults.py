@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The faults, on ZooKeeper in every run; on etcd, Redis and an ensemble of ZooKeepers in ``make soak``."""
+
+from __future__ import annotations
+
+import unittest
+from collections.abc import Sequence
+
+from typing_extensions import override
+
+import tests
+from moorage.testing.coordination import wait_for
+from tests import servers
+from tests.functional.coordination import fault_tests
+from tests.functional.coordination.nodes import Node
+from tests.servers.kinds import Zookeeper
+
+_SOAK = unittest.skipUnless(tests.SOAK, "make soak")
+
+
+class ZookeeperFaultTests(fault_tests.FaultTests):
+    kind = "zookeeper"
+
+
+@_SOAK
+class EtcdFaultTests(fault_tests.FaultTests):
+    kind = "etcd"
+
+
+@_SOAK
+class RedisFaultTests(fault_tests.FaultTests):
+    kind = "redis"
+
+
+@_SOAK
+class ZookeeperMilderFaultTests(fault_tests.MilderFaultTests):
+    kind = "zookeeper"
+
+
+@_SOAK
+class EtcdMilderFaultTests(fault_tests.MilderFaultTests):
+    kind = "etcd"
+
+
+class EnsembleMember(Zookeeper):
+    """One of three."""
+
+    def __init__(self, number: int, ports: Sequence[tuple[int, int]]) -> None:
+        super().__init__()
+        self._number = number
+        self._ports = ports
+
+    @override
+    def prepare(self) -> None:
+        super().prepare()
+        lines = ["initLimit=20", "syncLimit=4"]
+        lines += [
+            f"server.{number}={servers.HOST}:{quorum}:{election}"
+            for number, (quorum, election) in enumerate(self._ports, start=1)
+        ]
+        with (self.folder / "zoo.cfg").open("a") as stream:
+            stream.write("\n".join(lines) + "\n")
+        (self.folder / "data").mkdir(exist_ok=True)
+        (self.folder / "data" / "myid").write_text(f"{self._number}\n")
+
+    @override
+    def answers(self) -> bool:
+        """A member is up when its process is; it serves when there is a quorum."""
+        return self.running
+
+    def serves(self) -> bool:
+        try:
+            return self._talk(b"srvr", b"Mode:")
+        except OSError:
+            return False
+
+
+@_SOAK
+class EnsembleTests(fault_tests.FaultCase):
+    """Three servers of which one dies, and then another."""
+
+    kind = "zookeeper"
+
+    @override
+    def start_server(self) -> None:
+        servers.require(self.kind)
+        ports = [(servers.free_port(), servers.free_port()) for _ in range(3)]
+        self.ensemble = [EnsembleMember(number, ports) for number in (1, 2, 3)]
+        for each in self.ensemble:
+            self.addCleanup(each.stop, quick=True)
+            each.start()
+        self.server = self.ensemble[0]
+        wait_for(lambda: all(each.serves() for each in self.ensemble), "a quorum")
+
+    @property
+    @override
+    def url(self) -> str:
+        return "zookeeper://" + ",".join(f"{servers.HOST}:{each.port}" for each in self.ensemble)
+
+    def test_the_loss_of_one_is_survived_and_the_loss_of_two_stops_all_work_until_one_is_back(self) -> None:
+        nodes = [Node(self, self.url, self.database) for _ in range(3)]
+        self.wait_shared(nodes)
+        self.ensemble[0].kill()
+        self.wait_shared(nodes)
+        self.ensemble[1].kill()
+        wait_for(lambda: not any(node.owned() for node in nodes), "everybody to stop")
+        self.ensemble[1].restart()
+        self.wait_shared(nodes)

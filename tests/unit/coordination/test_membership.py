@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Being a member, on a clock that stands still: what is certain, what ends it, how it begins anew."""
+
+from __future__ import annotations
+
+import unittest
+
+from moorage import errors
+from moorage.coordination.keeper import RingSettings
+from moorage.coordination.membership import DRIFT, MemberId, State
+from tests.unit.coordination.worlds import GROUP, Member, World
+
+SESSION = 10.0
+
+
+class MembershipTests(unittest.TestCase):
+    def setUp(self) -> None:
+        self.world = World(SESSION)
+        self.member = Member(self.world, 1, RingSettings())
+        self.membership = self.member.membership
+        self.membership.begin()
+        self.first = self.membership.member_id
+
+    def test_it_is_certain_from_before_the_renewal_less_drift_and_margin(self) -> None:
+        self.assertAlmostEqual(
+            self.membership.certain_until, self.member.clock.monotonic() + SESSION * (1 - DRIFT) - 1.0
+        )
+        self.assertTrue(self.membership.holds(self.first))
+
+    def test_without_renewals_it_stops_before_the_server_drops_it(self) -> None:
+        self.member.cut = {"renew"}
+        while self.membership.holds(self.first):
+            self.assertIn(self.first, self.world.server.members(GROUP))
+            self.world.clock.advance(0.1)
+        self.assertIn(self.first, self.world.server.members(GROUP))
+
+    def test_one_failed_heartbeat_suspends_and_the_next_good_one_connects_without_a_new_id(self) -> None:
+        self.member.cut = {"renew"}
+        self.member.beat()
+        self.assertIs(self.membership.state, State.SUSPENDED)
+        self.assertFalse(self.membership.holds(self.first))
+        self.member.cut = set()
+        self.member.beat()
+        self.assertIs(self.membership.state, State.CONNECTED)
+        self.assertTrue(self.membership.holds(self.first))
+
+    def test_an_answer_that_is_lost_after_the_renewal_was_made_is_no_renewal(self) -> None:
+        until = self.membership.certain_until
+        self.world.clock.advance(2)
+        self.member.cut = {"renewed"}
+        self.member.beat()
+        self.assertEqual(self.membership.certain_until, until)
+
+    def test_a_session_that_ended_is_followed_by_a_stay_under_another_id(self) -> None:
+        self.world.server.remove(GROUP, self.first or b"")
+        self.member.beat()
+        self.assertIs(self.membership.state, State.CONNECTED)
+        self.assertNotEqual(self.membership.member_id, self.first)
+        self.assertEqual(self.world.server.members(GROUP), {self.membership.member_id})
+        self.assertFalse(self.membership.holds(self.first))
+
+    def test_a_client_that_gets_no_answer_for_long_is_replaced(self) -> None:
+        self.member.cut = {"all"}
+        for _ in range(60):
+            self.world.clock.advance(0.5)
+            self.member.beat()
+        self.assertIs(self.membership.state, State.LOST)
+        self.member.cut = set()
+        for _ in range(20):
+            self.world.clock.advance(0.5)
+            self.member.beat()
+        self.assertIs(self.membership.state, State.CONNECTED)
+        self.assertNotEqual(self.membership.member_id, self.first)
+
+    def test_a_server_that_lost_its_data_is_joined_again(self) -> None:
+        self.world.server.wipe()
+        self.member.beat()
+        self.assertEqual(self.world.server.members(GROUP), {self.membership.member_id})
+
+    def test_a_pause_beyond_the_session_ends_the_right_to_work_at_once(self) -> None:
+        self.world.clock.advance(2 * SESSION)
+        self.assertFalse(self.membership.holds(self.first))
+
+    def test_tries_to_join_get_rarer(self) -> None:
+        self.world.server.wipe()
+        self.member.cut = {"start"}
+        before = self.member.clients
+        for _ in range(300):
+            self.world.clock.advance(0.1)
+            self.member.beat()
+        self.assertLess(self.member.clients - before, 15)
+        self.assertIn("the fault start", self.membership.problem)
+
+    def test_stopping_leaves_the_group(self) -> None:
+        self.membership.stop()
+        self.assertEqual(self.world.server.members(GROUP), frozenset())
+        self.assertFalse(self.membership.holds(self.first))
+        self.member.beat()
+        self.assertIs(self.membership.state, State.STOPPED)
+
+    def test_a_start_that_fails_is_told(self) -> None:
+        other = Member(self.world, 2, RingSettings())
+        other.cut = {"join"}
+        with self.assertRaises(errors.Unavailable):
+            other.membership.begin()
+        with self.assertRaises(errors.Unavailable):
+            other.membership.view()
+
+
+class MemberIdTests(unittest.TestCase):
+    def test_an_id_says_its_parts(self) -> None:
+        whole = MemberId("0f2b", 3, 1, 7, 2.5)
+        self.assertEqual(MemberId.parse(bytes(whole)), whole)
+        self.assertTrue(bytes(whole).startswith(b"moorage."))
+
+    def test_what_is_no_id_is_refused(self) -> None:
+        for text in (b"leader", b"moorage.", b"moorage.a.b.c.d.e", b"moorage.a.1.2"):
+            with self.assertRaises(errors.InvalidInput):
+                MemberId.parse(text)

@@ -1,0 +1,327 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The runner over a real store: what is swept when, what a handler may do to it, what operators may ask."""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+import unittest
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+from typing_extensions import override
+
+from moorage import errors
+from moorage.clock import SystemClock
+from moorage.coordination.claims import SqlClaims
+from moorage.coordination.interface import PeriodicTask, TaskLease, TaskTools
+from moorage.coordination.lanes import Lanes
+from moorage.coordination.runner import Runner, Settings, TaskRunner
+from moorage.coordination.sweep import Backoff, Everything, Share, Ticks
+from moorage.coordination.task_store import Run, TaskStore
+from moorage.db import Database
+from moorage.testing.coordination import wait_for
+from tests.unit.coordination.store_tests import create_tables
+
+SECOND = 1_000_000
+
+
+class Recorder(PeriodicTask):
+    """Handles as it is told to."""
+
+    api_version = (1, 0)
+
+    def __init__(self, objects: Sequence[str], handler: Callable[[str, TaskLease], object]) -> None:
+        super().__init__(TaskTools(None, SystemClock(), None, None, None))  # type: ignore[arg-type]
+        self.objects = objects
+        self.handler = handler
+
+    @override
+    def list_objects(self) -> Sequence[str]:
+        return self.objects
+
+    @override
+    def handle(self, object_id: str, lease: TaskLease) -> object:
+        return self.handler(object_id, lease)
+
+
+class SwitchedShare(Everything):
+    """A share that can end."""
+
+    def __init__(self) -> None:
+        super().__init__("me", 1)
+        self.held = True
+
+    @override
+    def holds(self) -> bool:
+        return self.held
+
+
+class RunnerCase(unittest.TestCase):
+    def setUp(self) -> None:
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.database = Database(f"sqlite:///{folder.name}/test.sqlite", lock_timeout=30)
+        self.addCleanup(self.database.close)
+        create_tables(self.database)
+        self.store = TaskStore(self.database)
+        self.claims = SqlClaims(self.database)
+        self.share: Share | None = SwitchedShare()
+        self.done: list[str] = []
+
+    def task(
+        self, handler: Callable[[str, TaskLease], object] | None = None, objects: Sequence[str] = "abc", **settings: Any
+    ) -> TaskRunner:
+        values: dict[str, Any] = {"spacing": 3600.0, "timeout": 60.0, "concurrency": 1, **settings}
+
+        def note(object_id: str, lease: TaskLease) -> object:
+            self.done.append(object_id)
+            return True
+
+        return TaskRunner(
+            "t", Recorder(objects, handler or note), Settings(**values), self.claims, self.store,
+            lambda: self.share, SystemClock(),
+        )  # fmt: skip
+
+    def sweep(self, task: TaskRunner, only: str = "") -> Run:
+        moment, controls = self.store.look()
+        ticks = task.due(moment, controls.get("t"))
+        assert ticks is not None
+        self.assertTrue(task.sweep(ticks, only))
+        return self.store.runs("t", limit=1)[0]
+
+
+class TaskRunnerTests(RunnerCase):
+    def test_a_tick_is_swept_once_and_told_of(self) -> None:
+        task = self.task()
+        run = self.sweep(task)
+        self.assertEqual(self.done, list("abc"))
+        self.assertEqual((run.owned, run.handled, run.acted, run.failed, run.ended), (3, 3, 3, 0, "complete"))
+        moment, controls = self.store.look()
+        self.assertIsNone(task.due(moment, controls.get("t")))
+        self.assertIsNotNone(task.due(moment + 3600 * SECOND, None))
+
+    def test_another_member_finds_the_tick_claimed(self) -> None:
+        self.sweep(self.task())
+        self.assertEqual(self.sweep(self.task()).handled, 0)
+
+    def test_ticks_that_were_missed_coalesce(self) -> None:
+        task = self.task()
+        self.sweep(task)
+        moment, _ = self.store.look()
+        ticks = task.due(moment + 10 * 3600 * SECOND, None)
+        assert ticks is not None
+        task.sweep(ticks)
+        self.assertEqual(self.done, list("abcabc"))
+        self.assertIsNone(task.due(moment + 10 * 3600 * SECOND, None))
+
+    def test_a_handler_that_raises_stops_nothing_and_puts_its_object_off(self) -> None:
+        def handler(object_id: str, lease: TaskLease) -> object:
+            self.done.append(object_id)
+            if object_id == "b":
+                raise LookupError("a mistake of the author")
+            return False
+
+        task = self.task(handler, spacing=0.05)
+        run = self.sweep(task)
+        self.assertEqual((run.handled, run.acted, run.failed), (2, 0, 1))
+        self.assertIn("b: LookupError: a mistake", run.problem)
+        wait_for(lambda: task.due(self.store.look()[0], None), "the next tick")
+        self.done.clear()
+        self.sweep(task)
+        self.assertEqual(self.done, ["a", "c"])
+
+    def test_a_handler_that_hangs_is_left_alone_and_writes_nothing(self) -> None:
+        go_on = threading.Event()
+        self.addCleanup(go_on.set)
+        late: list[str] = []
+
+        def handler(object_id: str, lease: TaskLease) -> object:
+            if object_id == "b":
+                go_on.wait(60)
+                try:
+                    with lease.finish():
+                        late.append("written")
+                except errors.Fenced as error:
+                    late.append(error.message)
+            self.done.append(object_id)
+            return True
+
+        run = self.sweep(self.task(handler, timeout=0.2))
+        self.assertEqual((sorted(self.done), run.failed), (["a", "c"], 1))
+        go_on.set()
+        wait_for(lambda: late, "the late one")
+        self.assertIn("took too long", late[0])
+
+    def test_objects_are_handled_at_the_same_time_when_asked_to(self) -> None:
+        barrier = threading.Barrier(3)
+        self.sweep(self.task(lambda object_id, lease: barrier.wait(60), concurrency=3))
+        self.assertFalse(barrier.broken)
+
+    def test_a_share_that_ends_cuts_the_sweep_short_and_it_is_done_again(self) -> None:
+        share = SwitchedShare()
+        self.share = share
+
+        def handler(object_id: str, lease: TaskLease) -> object:
+            self.done.append(object_id)
+            share.held = object_id != "b"
+            return True
+
+        task = self.task(handler, batch=1)
+        self.assertEqual(self.sweep(task).ended, "stale")
+        self.assertEqual(self.done, ["a", "b"])
+        self.share = SwitchedShare()
+        self.sweep(task)
+        self.assertEqual(self.done, ["a", "b", "c"])
+
+    def test_without_a_share_nothing_happens_and_the_tick_stays_due(self) -> None:
+        self.share = None
+        task = self.task()
+        moment, _ = self.store.look()
+        ticks = task.due(moment, None)
+        assert ticks is not None
+        self.assertFalse(task.sweep(ticks))
+        self.assertIsNotNone(task.due(moment, None))
+
+    def test_a_task_that_cannot_list_its_objects_has_failed(self) -> None:
+        class Broken(Recorder):
+            @override
+            def list_objects(self) -> Sequence[str]:
+                raise LookupError("no table")
+
+        task = self.task()
+        task._task = Broken("", lambda *_: None)
+        run = self.sweep(task)
+        self.assertEqual((run.ended, run.problem), ("failed", "LookupError: no table"))
+
+    def test_a_paused_task_is_swept_on_request_alone_and_for_one_object_when_asked(self) -> None:
+        task = self.task()
+        self.store.pause("t", "maintenance")
+        moment, controls = self.store.look()
+        self.assertIsNone(task.due(moment, controls["t"]))
+        self.store.request("t", "b")
+        self.sweep(task, only="b")
+        self.assertEqual(self.done, ["b"])
+        moment, controls = self.store.look()
+        self.assertIsNone(task.due(moment, controls["t"]))
+
+    def test_a_request_of_long_ago_is_not_heeded(self) -> None:
+        task = self.task(spacing=1.0)
+        self.store.pause("t", "")
+        self.store.request("t")
+        moment, controls = self.store.look()
+        self.assertIsNone(task.due(moment + 3600 * SECOND, controls["t"]))
+
+    def test_a_ring_that_changed_is_swept_at_once_for_what_came_with_it(self) -> None:
+        task = self.task()
+        self.sweep(task)
+        newer = SwitchedShare()
+        newer.token = 2
+        self.share = newer
+        self.assertEqual(self.sweep(task).handled, 0)
+
+    def test_the_lease_is_fenced_by_the_claim(self) -> None:
+        def handler(object_id: str, lease: TaskLease) -> object:
+            lease.check()
+            self.assertEqual(lease.finish_with(lambda tx: 7), 7)
+            with self.assertRaises(errors.Fenced), lease.finish():
+                self.fail("finished twice")
+            return True
+
+        self.assertEqual(self.sweep(self.task(handler)).handled, 3)
+
+
+class RunnerTests(RunnerCase):
+    def test_it_runs_by_itself_until_it_is_stopped(self) -> None:
+        runner = Runner([self.task(spacing=0.05)], self.store, SystemClock(), poll=0.02)
+        runner.start()
+        wait_for(lambda: len(self.done) >= 9, "three ticks")
+        runner.stop()
+        before = len(self.done)
+        self.assertEqual(len(self.done), before)
+
+    def test_a_request_is_heeded_by_a_runner_that_waits_for_its_next_tick(self) -> None:
+        runner = Runner([self.task()], self.store, SystemClock(), poll=0.02)
+        runner.start()
+        self.addCleanup(runner.stop)
+        wait_for(lambda: len(self.done) == 3, "the first tick")
+        self.store.request("t", "c")
+        wait_for(lambda: len(self.done) == 4, "the request")
+        self.assertEqual(self.done[-1], "c")
+
+    def test_a_task_that_hangs_does_not_hold_up_another(self) -> None:
+        go_on = threading.Event()
+        self.addCleanup(go_on.set)
+        other: list[str] = []
+        tasks = [self.task(lambda object_id, lease: go_on.wait(60)), self.task(spacing=0.05)]
+        tasks[1].name = "other"
+        tasks[1]._task = Recorder("x", lambda object_id, lease: other.append(object_id))
+        runner = Runner(tasks, self.store, SystemClock(), poll=0.02)
+        runner.start()
+        wait_for(lambda: len(other) >= 3, "the other task")
+        go_on.set()
+        runner.stop()
+
+
+class TickTests(unittest.TestCase):
+    @given(st.integers(0, 10**15), st.integers(1, 10**9), st.text(max_size=9), st.integers(0, 10**9), st.booleans())
+    def test_ticks_rise_with_time_and_lie_within_one_spacing_before_now(
+        self, moment: int, spacing: int, object_id: str, later: int, spread: bool
+    ) -> None:
+        one = Ticks(moment, spacing, spread).of(object_id)
+        two = Ticks(moment + later, spacing, spread).of(object_id)
+        self.assertLessEqual(one, two)
+        self.assertTrue(moment - spacing < one <= moment)
+
+    def test_spread_objects_have_phases_of_their_own(self) -> None:
+        phases = {Ticks(10**9, 10**6, True).of(f"object-{number}") % 10**6 for number in range(50)}
+        self.assertEqual(len(phases), 50)
+
+    def test_backoff_doubles_and_is_forgotten_after_a_success(self) -> None:
+        backoff = Backoff(1.0)
+        left_out = []
+        for _ in range(3):
+            backoff.failed("x")
+            count = 0
+            while "x" not in backoff.due(["x"]):
+                count += 1
+            left_out.append(count)
+        self.assertEqual(left_out, [1, 2, 4])
+        backoff.handled("x")
+        self.assertEqual(backoff.due(["x"]), ["x"])
+
+
+class LanesTests(unittest.TestCase):
+    def test_everything_is_done_once_by_no_more_than_its_width(self) -> None:
+        lock, running, most, done = threading.Lock(), 0, 0, []
+
+        def work(item: int) -> None:
+            nonlocal running, most
+            with lock:
+                running += 1
+                most = max(most, running)
+            with lock:
+                running -= 1
+                done.append(item)
+
+        lanes: Lanes[int] = Lanes("t", SystemClock(), width=3, timeout=60, work=work, overdue=lambda item: None)
+        for _ in range(3):
+            lanes.run(range(100))
+        self.assertEqual(sorted(done), sorted(list(range(100)) * 3))
+        self.assertLessEqual(most, 3)
+
+    def test_with_too_many_that_hang_nothing_more_is_begun(self) -> None:
+        go_on = threading.Event()
+        self.addCleanup(go_on.set)
+        late: list[int] = []
+
+        def hang(item: int) -> None:
+            go_on.wait(60)
+
+        lanes: Lanes[int] = Lanes("t", SystemClock(), width=8, timeout=0.05, work=hang, overdue=late.append)
+        lanes.run(range(100))
+        self.assertEqual(len(late), 24)
+        lanes.run(range(5))
+        self.assertEqual(len(late), 24)

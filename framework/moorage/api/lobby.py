@@ -21,6 +21,8 @@ __all__ = ["Lobby"]
 
 #: The largest head of a request, in bytes.
 _LARGEST = 65536
+#: What most of them need at most.
+_USUAL = 4096
 #: How many wait at most; of more, the ones that have waited longest are sent away.
 _SEATS = 2000
 #: Seconds between looks for those who have waited too long.
@@ -150,9 +152,12 @@ def _arrived(connection: Any, *, whole: bool = True) -> bytes:
     if whole and _whole(buffered):
         return buffered
     try:
-        return buffered + bytes(connection.socket.recv(_LARGEST, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+        data = connection.socket.recv(_USUAL, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        if len(data) == _USUAL:
+            data = connection.socket.recv(_LARGEST, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     except OSError:
         return buffered
+    return buffered + bytes(data)
 
 
 def _buffered(connection: Any) -> bytes:

@@ -8,6 +8,7 @@ are threads, of strangers without a password, and nobody else is answered.
 from __future__ import annotations
 
 import contextlib
+import resource
 import select
 import socket
 import threading
@@ -23,7 +24,7 @@ __all__ = ["Lobby"]
 _LARGEST = 65536
 #: What most of them need at most.
 _USUAL = 4096
-#: How many wait at most; of more, the ones that have waited longest are sent away.
+#: How many wait at most, where the process may open many more files than that.
 _SEATS = 2000
 #: Seconds between looks for those who have waited too long.
 _LOOK = 0.5
@@ -44,12 +45,15 @@ class Lobby:
 
     :param admit: gets a connection of cheroot's whose next request has a whole head.
     :param seconds: how long a head may take.
+    :param seats: how many wait at most: of more, the ones that have waited longest are sent away. None: half of the files that the
+        process may open, or 2,000.
     """
 
-    def __init__(self, admit: Callable[[Any], None], clock: Clock, seconds: float) -> None:
+    def __init__(self, admit: Callable[[Any], None], clock: Clock, seconds: float, *, seats: int | None = None) -> None:
         self._admit = admit
         self._clock = clock
         self._seconds = seconds
+        self._seats = seats or _seats()
         self._lock = threading.Lock()
         self._guests: dict[int, _Guest] = {}
         self._epoll = select.epoll()
@@ -106,7 +110,7 @@ class Lobby:
             for number, _event in self._epoll.poll(_LOOK):
                 self._look(number)
             now = self._clock.monotonic()
-            if now - looked_at >= _LOOK or len(self._guests) > _SEATS:
+            if now - looked_at >= _LOOK or len(self._guests) > self._seats:
                 looked_at = now
                 self._end_waiting(now)
         self._epoll.close()
@@ -139,8 +143,13 @@ class Lobby:
             guests = list(self._guests.items())
         for place, (number, guest) in enumerate(guests):
             # They are in the order in which they came.
-            if (now > guest.until or len(guests) - place > _SEATS) and self._take(number):
+            if (now > guest.until or len(guests) - place > self._seats) and self._take(number):
                 _send_away(guest.connection, _TOO_LATE)
+
+
+def _seats() -> int:
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _SEATS if files == resource.RLIM_INFINITY else min(_SEATS, files // 2)
 
 
 def _arrived(connection: Any, *, whole: bool = True) -> bytes:

@@ -66,6 +66,7 @@ class Server:
 
     :param bind: ``host:port``; port 0 takes a free one, see :attr:`url`.
     :param silence: seconds that the head of a request may take to arrive, and that a client may be silent within its body.
+    :param seats: see :class:`moorage.api.lobby.Lobby`.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class Server:
         drain_seconds: float,
         clock: Clock | None = None,
         silence: float = _SILENCE,
+        seats: int | None = None,
     ) -> None:
         host, _, port = bind.rpartition(":")
         try:
@@ -88,6 +90,7 @@ class Server:
                 f"[api] bind = {bind}: write HOST:PORT with a port from 0 to {_LAST_PORT}, for example 127.0.0.1:8780."
             )
         self._clock = clock or SystemClock()
+        self._seats = seats
         self._server = _Cheroot(
             address,
             application,
@@ -118,7 +121,7 @@ class Server:
                 f"The API cannot listen on {self._server.bind_addr[0]}:{self._server.bind_addr[1]}: {error}. Is another "
                 "control plane running? Choose another --bind."
             ) from error
-        self._server.lobby = Lobby(self._server.let_in, self._clock, self._server.silence)
+        self._server.lobby = Lobby(self._server.let_in, self._clock, self._server.silence, seats=self._seats)
         self._thread.start()
 
     def stop(self) -> None:

@@ -31,8 +31,8 @@ class ServerCase(unittest.TestCase):
     def setUp(self) -> None:
         self.server = self.serve()
 
-    def serve(self, silence: float = 600.0) -> Server:
-        server = Server("127.0.0.1:0", application, threads=2, drain_seconds=1, silence=silence)
+    def serve(self, silence: float = 600.0, seats: int | None = None) -> Server:
+        server = Server("127.0.0.1:0", application, threads=2, drain_seconds=1, silence=silence, seats=seats)
         server.start()
         self.addCleanup(server.stop)
         return server
@@ -105,6 +105,13 @@ class HalfRequestTests(ServerCase):
             connection = self.connect(server)
             connection.sendall(words)
             self.assertTrue(self.answer(connection, b"").startswith(b"HTTP/1.1 408 "))
+
+    def test_of_too_many_the_ones_that_wait_longest_are_sent_away(self) -> None:
+        server = self.serve(seats=3)
+        first, *others = (self.connect(server) for _ in range(4))
+        self.assertTrue(self.answer(first, b"").startswith(b"HTTP/1.1 408 "))
+        others[-1].sendall(WHOLE)
+        self.assertIn(b"200 OK", self.answer(others[-1], b"/x"))
 
     def test_a_head_without_end_is_refused(self) -> None:
         connection = self.connect()

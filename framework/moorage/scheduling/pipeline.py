@@ -29,7 +29,7 @@ from moorage.scheduling.interface import (
 )
 from moorage.scheduling.nova.loading import load_filters, load_weighers
 
-__all__ = ["Pipeline", "Ranking", "load"]
+__all__ = ["Pipeline", "Ranking", "load", "of"]
 
 T = TypeVar("T")
 #: Rows of which the best is looked at, to find a bound for the best of all.
@@ -353,6 +353,15 @@ def _normalised(raw: npt.NDArray[np.float64], minval: float | None, maxval: floa
         raw = np.clip(raw, low, high)
     stretched: npt.NDArray[np.float64] = (raw - low) / (high - low)
     return stretched
+
+
+def of(filters: Sequence[HostFilter], weighers: Sequence[HostWeigher] = ()) -> Pipeline:
+    """The pipeline of plugins that are there already, in this order; for their tests."""
+    group = "of objects"
+    return Pipeline(
+        [_Filter(type(each).__name__, group, type(each).__module__, each.advisory, each) for each in filters],
+        [_Weigher(type(each).__name__, group, type(each).__module__, each) for each in weighers],
+    )
 
 
 def load(conf: Any) -> Pipeline:

@@ -28,7 +28,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from moorage import errors
+from moorage.clock import SystemClock
+from moorage.scheduling import pipeline
 from moorage.scheduling.fleet_view import FleetView, Snapshot
+from moorage.scheduling.guard import Guard
 from moorage.scheduling.interface import (
     SKIP,
     HostFilter,
@@ -47,7 +50,39 @@ else:
     _Base = object
 
 
+class _NoIncidents:
+    """Nothing ever hung."""
+
+    def record(self, plugin: str) -> None:
+        """It is not remembered."""
+
+    def count(self, plugin: str, window: float) -> int:
+        """Never."""
+        return 0
+
+
+def _give_up(reason: str) -> None:
+    raise AssertionError(reason)
+
+
 class _FleetCases(_Base):
+    def ranked(self, line: pipeline.Pipeline, fleet: Snapshot, spec: RequestSpec) -> list[int]:
+        """The rows that the scheduler's own runner finds, best first."""
+        guard = Guard(
+            SystemClock(),
+            _NoIncidents(),
+            _give_up,
+            deadline=600,
+            threshold=1,
+            window=60,
+            skip_advisory=False,
+            threads=1,
+        )
+        try:
+            return [int(row) for row in line.run(guard, fleet, np.arange(fleet.size, dtype=np.intp), spec).rows]
+        finally:
+            guard.close()
+
     #: How many requests are asked; for each few of them there is a new fleet.
     cases = 400
     requests_per_fleet = 20
@@ -143,6 +178,13 @@ class HostFilterTests(_FleetCases):
                 if plugin.prepare_is_final:
                     self.assertEqual(set(passing), {int(row) for row in prepared}, spec)
 
+    def test_the_runner_finds_what_the_loop_finds(self) -> None:
+        plugin = self.make_filter()
+        line = pipeline.of([plugin])
+        for fleet, spec, _, passing in self.asked(plugin):
+            asked = plugin.RUN_ON_REBUILD or not spec.rebuild
+            self.assertEqual(passing if asked else list(range(fleet.size)), self.ranked(line, fleet, spec))
+
     def test_a_refusal_is_explained(self) -> None:
         plugin = self.make_filter()
         for fleet, spec, _, passing in self.asked(plugin):
@@ -203,6 +245,18 @@ class HostWeigherTests(_FleetCases):
             differing = differing or len(set(wanted)) > 1
         self.assertTrue(differing, "no two nodes of any fleet differ: the requests do not try the weigher")
 
+    def test_the_runner_ranks_by_it(self) -> None:
+        plugin = self.make_weigher()
+        line = pipeline.of([], [plugin])
+        for fleet, spec in self.fleets_and_requests():
+            rows = np.arange(fleet.size, dtype=np.intp)
+            weights = [float(weight) for weight in plugin.weigh_rows(fleet, rows, spec)]
+            own = plugin.row_multipliers(fleet, rows)
+            multipliers = [plugin.multiplier] * fleet.size if own is None else [float(each) for each in own]
+            totals = _totals(weights, multipliers, plugin.minval, plugin.maxval)
+            wanted = sorted(range(fleet.size), key=lambda row, totals=totals: totals[row], reverse=True)  # type: ignore[misc]
+            self.assertEqual(wanted, self.ranked(line, fleet, spec), spec)
+
     def test_a_weight_does_not_depend_on_the_other_rows(self) -> None:
         plugin = self.make_weigher()
         for number, (fleet, spec) in enumerate(self.fleets_and_requests()):
@@ -210,3 +264,17 @@ class HostWeigherTests(_FleetCases):
             rows = self.some(everything, number)
             whole = np.asarray(plugin.weigh_rows(fleet, everything, spec))
             self.assertEqual(list(whole[rows]), list(plugin.weigh_rows(fleet, rows, spec)))
+
+
+def _totals(weights: list[float], multipliers: list[float], minval: float | None, maxval: float | None) -> list[float]:
+    """Clamped, stretched to 0..1 and multiplied, one after the other."""
+    if len(weights) < 2:
+        return [0.0 for _ in weights]
+    low = min(weights) if minval is None else minval
+    high = max(weights) if maxval is None else maxval
+    if high <= low:
+        return [0.0 for _ in weights]
+    clamped = [min(max(weight, low), high) for weight in weights]
+    return [
+        multiplier * ((weight - low) / (high - low)) for weight, multiplier in zip(clamped, multipliers, strict=True)
+    ]

@@ -28,6 +28,8 @@ from typing import Any
 VERSION = "placement 1.39"
 WANTED = {"VCPU": 1, "MEMORY_MB": 64}
 LARGE = 2**31 - 1
+#: Seconds after which a server may have ended a connection that was not used.
+QUIET = 3.0
 
 
 class Server:
@@ -37,6 +39,7 @@ class Server:
         parsed = urllib.parse.urlsplit(url)
         self._prefix = parsed.path.rstrip("/")
         self._connection = http.client.HTTPConnection(parsed.hostname or "", parsed.port or 80, timeout=120)
+        self._used = time.monotonic()
         self._headers = {
             "OpenStack-API-Version": VERSION,
             "Content-Type": "application/json",
@@ -46,9 +49,12 @@ class Server:
 
     def ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
         data = None if body is None else json.dumps(body)
+        if time.monotonic() - self._used > QUIET:
+            self._connection.close()  # the next request opens it again
         self._connection.request(method, self._prefix + path, data, self._headers)
         answer = self._connection.getresponse()
         text = answer.read()
+        self._used = time.monotonic()
         return answer.status, json.loads(text) if text else None
 
     def must(self, method: str, path: str, body: Any = None) -> Any:

@@ -3,6 +3,7 @@
 
 from moorage.db.migrations import Migrations
 from moorage_plugins.api.baremetal import tables as baremetal_tables
+from moorage_plugins.block_storage import tables as block_storage_tables
 from moorage_plugins.compute import tables as compute_tables
 from moorage_plugins.coordination import tables as coordination_tables
 from moorage_plugins.data_processing import tables as data_processing_tables
@@ -12,5 +13,12 @@ from moorage_plugins.stores import tables as store_tables
 __all__ = ["MIGRATIONS", "TABLES"]
 
 #: Modules that put tables into the metadata by being imported.
-TABLES = (store_tables, compute_tables, baremetal_tables, coordination_tables, data_processing_tables)
+TABLES = (
+    store_tables,
+    compute_tables,
+    baremetal_tables,
+    coordination_tables,
+    data_processing_tables,
+    block_storage_tables,
+)
 MIGRATIONS = Migrations("moorage_plugins", "moorage_plugins.alembic", plugins_metadata)

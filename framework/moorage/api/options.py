@@ -41,7 +41,7 @@ OPTS: Sequence[cfg.Opt] = (
     ),
     cfg.ListOpt(
         "enabled_apis",
-        default=["placement", "baremetal"],
+        default=["placement", "baremetal", "volume"],
         mutable=True,
         help="The dialects (entry-point group moorage.api) that are served beside /scheduling/v1.",
     ),

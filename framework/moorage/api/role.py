@@ -18,6 +18,7 @@ from moorage.allocation import api as allocation_api
 from moorage.allocation import pools_api
 from moorage.api import auth
 from moorage.api.application import PREFIX, Application
+from moorage.api.collectors import CleanupCollector
 from moorage.api.mounts import Dispatcher, Health, Metrics, at_its_path, places
 from moorage.api.policies import POLICIES
 from moorage.api.policy import Policy
@@ -50,9 +51,11 @@ from moorage.scheduling.groups import GroupStore
 from moorage.scheduling.reporter import TOPIC as SCHEDULERS
 from moorage.services import api as services_api
 from moorage.services.heartbeat import LivenessObserver
+from moorage.services.interface import Service
+from moorage.services.registry import ServiceRegistry
 from moorage.sharding import api as sharding_api
 
-__all__ = ["ApiRole", "Schedulers", "dialects", "with_middleware"]
+__all__ = ["ApiRole", "Schedulers", "dialects", "living", "with_middleware"]
 
 LOG = logging.getLogger(__name__)
 _CORE = PREFIX.rpartition("/")[0]
@@ -101,6 +104,7 @@ class ApiRole:
         auth.refuse_open_noauth(conf.api.auth_strategy, conf.api.bind)
         self._platform = platform
         self._metrics = Metrics()
+        self._metrics.registry.register(CleanupCollector(platform.database))
         self._routes = self._all_routes(conf)
         self._dispatcher = Dispatcher(self._mounts(conf))
         self._server = Server(
@@ -201,6 +205,8 @@ class ApiRole:
             store=lambda: self._store,
             fleet=lambda: self._enrolment,
             sender=lambda: self._platform.sender,
+            workers=lambda: open_workers(self._platform, conf),
+            services=lambda: living(self._platform.registry, self._observer),
         )
         # The core answers at the root (with its versions) unless a dialect is mounted there.
         return {"": application, **own, **dialects(tools, own)}
@@ -213,6 +219,13 @@ class ApiRole:
     def _schedulers_listen(self) -> str:
         listening = self._platform.transport.listeners(SCHEDULERS)
         return "no scheduler is listening" if listening is not None and not listening else ""
+
+
+def living(registry: ServiceRegistry, observer: LivenessObserver) -> list[tuple[Service, bool]]:
+    """All services, each with whether it is up."""
+    rows = registry.list()
+    up = observer.observe(rows)
+    return [(row, up[row.uuid]) for row in rows]
 
 
 def dialects(tools: ApiTools, taken: Mapping[str, Wsgi]) -> dict[str, Wsgi]:

@@ -21,7 +21,8 @@ from moorage.api import auth
 from moorage.api.mounts import Metrics
 from moorage.api.policies import POLICIES
 from moorage.api.policy import Policy
-from moorage.api.role import with_middleware
+from moorage.api.role import living, with_middleware
+from moorage.cleanup.workers import WorkerStore
 from moorage.clock import SystemClock
 from moorage.control_plane import config
 from moorage.control_plane.enrolment import Enrolment
@@ -33,6 +34,7 @@ from moorage.db import Database
 from moorage.fleet.nodes import NodeStore
 from moorage.rpc import client as rpc_client
 from moorage.rpc import loading as rpc_loading
+from moorage.services.heartbeat import LivenessObserver
 from moorage.services.registry import ServiceRegistry
 
 __all__ = ["DialectCallable", "build"]
@@ -56,6 +58,9 @@ def build(name: str) -> Wsgi:
     check_schema(database)
     loaded = API_EXTENSIONS.load(name)
     policy = Policy((*POLICIES, *loaded.plugin.policies), conf.api.policy_file)
+
+    registry = ServiceRegistry(database, clock)
+    observer = LivenessObserver(clock, conf.services.service_down_time)
 
     def sender() -> rpc_client.Sender:
         host = f"{os.uname().nodename}-{os.getpid()}"
@@ -82,6 +87,8 @@ def build(name: str) -> Wsgi:
         store=store,
         fleet=fleet,
         sender=sender,
+        workers=lambda: WorkerStore(database, lease_seconds=conf.cleanup.lease_seconds),
+        services=lambda: living(registry, observer),
     )
     with loaded.building():
         application = loaded.plugin(tools).application()

@@ -146,6 +146,13 @@ class Lease(abc.ABC):
         """
 
     @abc.abstractmethod
+    def advance(self, transaction: Any, status: str) -> None:
+        """Say that the resource has another cleanable status from now on, in the transaction that writes that status.
+
+        :raises Fenced: the row is no longer this owner's; the whole transaction must be rolled back.
+        """
+
+    @abc.abstractmethod
     def give_back(self, reason: str) -> None:
         """Let it go unfinished, so that it is taken again; harmless when somebody else has it already."""
 
@@ -226,6 +233,26 @@ class Workers(abc.ABC):
         """What ``reset-state`` does: whatever is being done to the resource ends here; a token that fences all of it off.
 
         The caller writes the resource with the token in the same transaction.
+        """
+
+    @abc.abstractmethod
+    def tracked(
+        self,
+        resource_type: str,
+        resource_id: str,
+        operation: str,
+        status: str,
+        identity: Any,
+        begin: Callable[[Any, int], None] | None = None,
+    ) -> AbstractContextManager[Lease]:
+        """An operation that is done right here, by the block.
+
+        Its row is created and taken in one transaction, the lease is renewed while the block runs, and the row ends with it (or
+        with the ``lease.finish`` of the block, which is better: it is one transaction with the last write). When the block raises,
+        the row is given back with the error: whoever may takes it, or cleans it.
+
+        :param begin: writes the resource's status and token in the first transaction: ``begin(transaction, token)``.
+        :raises InUse: an operation on the resource is in progress; says whose.
         """
 
     @abc.abstractmethod

@@ -21,24 +21,23 @@ OPTS: Sequence[cfg.Opt] = (
     ),
     cfg.ListOpt(
         "enabled_handlers",
-        default=["instance"],
+        default=["volume", "snapshot", "backup", "instance"],
         help="The plugins (entry-point group moorage.cleanup_handlers) that clean, one for each type of resource, in the order "
         "in which types are cleaned. Needs a restart.",
     ),
     cfg.ListOpt(
         "paused",
+        mutable=True,
         default=[],
-        help="Types of resources that are not cleaned at present; * is all of them. A reload takes it over.",
+        help="Types of resources that are not cleaned at present; * is all of them.",
     ),
     cfg.DictOpt(
         "limits",
+        mutable=True,
         default={},
-        help="How many of a type one cleaner cleans at the same time, as type:number pairs, instead of what its handler says. A "
-        "reload takes it over.",
+        help="How many of a type one cleaner cleans at the same time, as type:number pairs, instead of what its handler says.",
     ),
-    cfg.IntOpt(
-        "batch", default=200, min=1, help="Rows that are taken in one transaction at most. A reload takes it over."
-    ),
+    cfg.IntOpt("batch", mutable=True, default=200, min=1, help="Rows that are taken in one transaction at most."),
     cfg.FloatOpt(
         "interval",
         default=5.0,
@@ -48,40 +47,47 @@ OPTS: Sequence[cfg.Opt] = (
     ),
     cfg.FloatOpt(
         "unclaimed_timeout",
+        mutable=True,
         default=300.0,
         min=0.0,
-        help="Seconds after which an operation that no service came for is cleaned. A reload takes it over.",
+        help="Seconds after which an operation that no service came for is cleaned.",
     ),
     cfg.IntOpt(
         "max_attempts",
+        mutable=True,
         default=5,
         min=1,
-        help="Tries to clean one row, in all, before it goes into quarantine and waits for a person. A reload takes it over.",
+        help="Tries to clean one row, in all, before it goes into quarantine and waits for a person.",
     ),
     cfg.FloatOpt(
         "backoff",
+        mutable=True,
         default=2.0,
         min=0.01,
-        help="Seconds before a failed cleanup is tried again; doubles with each try, with jitter. A reload takes it over.",
+        help="Seconds before a failed cleanup is tried again; doubles with each try, with jitter.",
     ),
-    cfg.FloatOpt(
-        "backoff_longest", default=300.0, min=0.01, help="The longest such time, in seconds. A reload takes it over."
-    ),
+    cfg.FloatOpt("backoff_longest", mutable=True, default=300.0, min=0.01, help="The longest such time, in seconds."),
     cfg.BoolOpt(
         "auto_cleanup_enabled",
+        mutable=True,
         default=False,
         help="Whether schedulers have services cleaned after that stay dead, by themselves. POST /cleanup/auto does it once, even "
-        "when this is off. A reload takes it over.",
+        "when this is off.",
     ),
     cfg.IntOpt(
         "auto_cleanup_checks",
+        mutable=True,
         default=3,
         min=1,
         help="How many samples in a row, one every [services] service_down_time, must find a service dead before it is cleaned "
-        "after automatically. A reload takes it over.",
+        "after automatically.",
     ),
     cfg.IntOpt(
-        "history_days", default=30, min=1, help="Days after which lines of the history and ended requests are removed."
+        "history_days",
+        mutable=True,
+        default=30,
+        min=1,
+        help="Days after which lines of the history and ended requests are removed.",
     ),
 )
 

@@ -27,7 +27,7 @@ from moorage.cleanup.workers import (
     WorkerStore,
     fenced,
 )
-from moorage.db import MICROSECONDS, Database, now
+from moorage.db import MICROSECONDS, Database, now, read_now
 from moorage.services.interface import ServiceIdentity
 
 __all__ = ["LAST", "Claimed", "CleanLease", "OrphanStore", "Target", "Unclaimed"]
@@ -112,7 +112,23 @@ _PUT_BACK = lease.GIVE_BACK.update(workers, _OF_ONE, {"token": _TOKEN}).values(
     next_try_at=now() + sa.bindparam("delay", type_=sa.BigInteger),
     updated_at=now(),
 )
-_RECORD = sa.insert(cleanup_history).values(at=now())
+_RECORD = sa.insert(cleanup_history)
+_OF_ROW = (
+    "resource_type", "resource_id", "operation", "status", "worker", "worker_epoch", "token", "attempts",
+)  # fmt: skip
+#: The history of a set, from the rows that are about to go.
+_RECORD_MANY = sa.insert(cleanup_history).from_select(
+    ["at", "outcome", "reason", "cleaner", "cleaner_epoch", "seconds", *_OF_ROW],
+    sa.select(
+        now(),
+        sa.bindparam("outcome", type_=sa.String),
+        sa.bindparam("reason", type_=sa.String),
+        workers.c.owner,
+        workers.c.epoch,
+        sa.cast(sa.bindparam("seconds", type_=sa.Double), sa.Double),
+        *(workers.c[name] for name in _OF_ROW),
+    ).where(_OF_LEASES),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,9 +324,10 @@ class OrphanStore:
             "of_type": leases[0].resource_type, "of_leases": [(held.resource_id, held.token) for held in leases],
             "of_resources": [held.resource_id for held in leases],
         }  # fmt: skip
+        seconds = self.clock.monotonic() - min(held.began for held in leases)
+        tx.execute(_RECORD_MANY, {**key, "outcome": outcome, "reason": reason[:1000], "seconds": seconds})
         if tx.execute(_END_MANY, key).rowcount != len(leases):
             raise fenced(leases[0])
-        self.record(tx, leases, outcome, reason)
 
     def put_back(self, held: CleanLease, reason: str, *, delay: float, quarantine: bool) -> bool:
         """Let it go uncleaned: to be tried again after ``delay`` seconds, or never by itself; False when it was lost already."""
@@ -334,12 +351,12 @@ class OrphanStore:
 
     def record(self, tx: sa.Connection, leases: Sequence[Lease], outcome: str, reason: str = "") -> None:
         """A line of history for each."""
-        ended = self.clock.monotonic()
+        ended, moment = self.clock.monotonic(), read_now(tx)
         tx.execute(
             _RECORD,
             [
                 {
-                    "resource_type": held.resource_type, "resource_id": held.resource_id, "operation": held.operation,
+                    "at": moment, "resource_type": held.resource_type, "resource_id": held.resource_id, "operation": held.operation,
                     "status": held.status, "outcome": outcome, "reason": reason[:1000],
                     "worker": getattr(held, "worker", None), "worker_epoch": getattr(held, "worker_epoch", 0),
                     "cleaner": self._identity.uuid, "cleaner_epoch": self._identity.epoch, "token": held.token,

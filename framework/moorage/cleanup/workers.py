@@ -21,8 +21,10 @@ from sqlalchemy.dialects import mysql, postgresql, sqlite
 from typing_extensions import override
 
 from moorage import errors, lease
+from moorage.cleanup import tracking
 from moorage.cleanup.interface import Lease, Phase, Worker, Workers
 from moorage.cleanup.tables import fences, workers
+from moorage.clock import SystemClock
 from moorage.db import MICROSECONDS, Database, now
 from moorage.services.interface import ServiceIdentity
 
@@ -84,6 +86,9 @@ _FORCE = lease.FORCE.update(workers, _OF_ONE, {"token": _TOKEN}).values(
 _RENEW = lease.RENEW.update(workers, _OF_ONE, {"token": _TOKEN, "lease": LEASE, "now": now()})
 _GIVE_BACK = lease.GIVE_BACK.update(workers, _OF_ONE, {"token": _TOKEN}).values(
     phase=Phase.WAITING.value, last_error=sa.bindparam("to_error"), updated_at=now()
+)
+_ADVANCE = lease.RENEW.update(workers, _OF_ONE, {"token": _TOKEN, "lease": LEASE, "now": now()}).values(
+    status=sa.bindparam("to_status")
 )
 #: By a person's word: whatever is in progress ends.
 _REMOVE = sa.delete(workers).where(_OF_ONE)
@@ -295,6 +300,20 @@ class WorkerStore(Workers):
         return token
 
     @override
+    def tracked(
+        self,
+        resource_type: str,
+        resource_id: str,
+        operation: str,
+        status: str,
+        identity: ServiceIdentity,
+        begin: Callable[[Any, int], None] | None = None,
+    ) -> contextlib.AbstractContextManager[Lease]:
+        return tracking.tracked(
+            self, self._database, SystemClock(), resource_type, resource_id, operation, status, identity, begin
+        )
+
+    @override
     def token_of(self, resource_type: str, resource_id: Any) -> sa.ScalarSelect[int]:
         return (
             sa.select(fences.c.token)
@@ -316,6 +335,13 @@ class WorkerStore(Workers):
         """
         if tx.execute(_FINISH, _key(held)).rowcount != 1:
             raise fenced(held)
+
+    def advance(self, tx: sa.Connection, held: Lease, status: str) -> None:
+        """See :meth:`Lease.advance`."""
+        values = {**_key(held), LEASE.key: self._lease_micros, "to_status": status}
+        if tx.execute(_ADVANCE, values).rowcount != 1:
+            raise fenced(held)
+        held.status = status
 
     @contextlib.contextmanager
     def finish(self, held: Lease) -> Iterator[sa.Connection]:
@@ -393,6 +419,10 @@ class WorkerLease(Lease):
     @override
     def end(self, transaction: Any) -> None:
         self._store.end(transaction, self)
+
+    @override
+    def advance(self, transaction: Any, status: str) -> None:
+        self._store.advance(transaction, self, status)
 
     @override
     def give_back(self, reason: str) -> None:

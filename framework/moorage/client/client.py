@@ -79,10 +79,11 @@ class Client:
         body: Any = None,
         query: Mapping[str, Any] | None = None,
         headers: Mapping[str, str] | None = None,
+        prefix: str = _PREFIX,
     ) -> Any:
-        """One request below ``/scheduling/v1``; the JSON of the answer, None when it has no body."""
+        """One request below ``/scheduling/v1``, or a dialect's prefix; the JSON of the answer, None when it has no body."""
         given = [(key, _text(value)) for key, value in (query or {}).items() if value is not None]
-        answer = self._send(method, _PREFIX + path, given, headers or {}, body)
+        answer = self._send(method, prefix + path, given, headers or {}, body)
         if answer.status_code >= 400:
             raise _error(answer)
         return answer.json() if answer.content else None

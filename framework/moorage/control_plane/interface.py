@@ -12,12 +12,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
+from moorage import errors
 from moorage.allocation.interface import AllocationStore
+from moorage.cleanup.interface import Workers
 from moorage.context import RequestContext
 from moorage.extensions import ExtensionPoint
 from moorage.fleet.interface import FleetWriter, Node
 from moorage.routes import PolicyRule
 from moorage.scheduling.interface import InstanceSource
+from moorage.services.interface import Service
 
 __all__ = [
     "AGENT_SERVICES",
@@ -214,6 +217,10 @@ class PolicyCheck(Protocol):
         """
 
 
+def _not_given() -> Any:
+    raise errors.ConfigError("This server gives its dialects no worker rows and no services.")
+
+
 @dataclass(frozen=True, slots=True)
 class ApiTools:
     """What a dialect is given.
@@ -224,6 +231,8 @@ class ApiTools:
     :param count: told (method, route, status, seconds) of every request, for ``/metrics``.
     :param store: opens the allocation store that the configuration names.
     :param fleet: writes nodes and their providers; what there is is read from ``database`` (:mod:`moorage.fleet.tables`).
+    :param workers: opens the worker rows (:class:`moorage.cleanup.interface.Workers`).
+    :param services: all services, each with whether it is up.
     :param sender: opens a way to agents and schedulers (:class:`moorage.rpc.client.Sender`); who sends nothing never calls it.
     """
 
@@ -236,6 +245,8 @@ class ApiTools:
     store: Callable[[], AllocationStore]
     fleet: Callable[[], FleetWriter]
     sender: Callable[[], Any]
+    workers: Callable[[], Workers] = _not_given
+    services: Callable[[], Sequence[tuple[Service, bool]]] = _not_given
 
 
 class ApiExtension(abc.ABC):

@@ -62,7 +62,7 @@ CONTROL_PLANE_OPTS: Sequence[cfg.Opt] = (
 AGENT_OPTS: Sequence[cfg.Opt] = (
     cfg.ListOpt(
         "services",
-        default=["compute"],
+        default=["compute", "block_storage"],
         help="The plugins (entry-point group moorage.agent_services) that this agent runs, in order.",
     ),
     cfg.StrOpt(

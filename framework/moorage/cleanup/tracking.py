@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Marking an operation as cleanable, for services that do it where it is asked for.
+
+::
+
+    with workers.tracked("volume", uuid, "extend", "extending", identity, begin=mark) as lease:
+        grow(path, lease.token)
+        lease.finish_with(lambda tx: volumes.set_status(tx, uuid, "available", lease.token))
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from oslo_log import log as logging
+
+from moorage import errors
+from moorage.cleanup.interface import Lease, Workers
+from moorage.clock import Clock
+from moorage.db import Database
+
+__all__ = ["kept", "tracked"]
+
+LOG = logging.getLogger(__name__)
+
+
+@contextlib.contextmanager
+def kept(workers: Workers, lease: Lease, clock: Clock) -> Iterator[None]:
+    """Renew a lease in a thread while the block runs."""
+    ended = threading.Event()
+
+    def renew() -> None:
+        while not clock.wait(ended, workers.lease_seconds / 3):
+            try:
+                workers.renew_many([lease])
+            except errors.Unavailable as error:
+                LOG.warning("The lease of %s %s was not renewed: %s", lease.resource_type, lease.resource_id, error)
+
+    thread = threading.Thread(target=renew, name="tracked-renew", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+@contextlib.contextmanager
+def tracked(
+    workers: Workers,
+    database: Database,
+    clock: Clock,
+    resource_type: str,
+    resource_id: str,
+    operation: str,
+    status: str,
+    identity: Any,
+    begin: Callable[[Any, int], None] | None = None,
+) -> Iterator[Lease]:
+    """See :meth:`moorage.cleanup.interface.Workers.tracked`."""
+
+    def start(tx: Any) -> Lease:
+        workers.create(tx, resource_type, resource_id, operation, status, addressed_to=identity.host)
+        lease = workers.start_many(tx, resource_type, [resource_id], identity)[resource_id]
+        if begin is not None:
+            begin(tx, lease.token)
+        return lease
+
+    lease: Lease = database.run(start)
+    try:
+        with kept(workers, lease, clock):
+            yield lease
+    except BaseException as error:
+        if not isinstance(error, errors.Fenced):
+            lease.give_back(f"{type(error).__name__}: {error}")
+        raise
+    # The body may have ended the row with its last write, which is the better way.
+    with contextlib.suppress(errors.Fenced):
+        database.run(lease.end)

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cinder's manners: how it refuses, what it says of versions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+
+from typing_extensions import override
+
+from moorage import errors
+from moorage.api.dialect import STATUSES, Dialect
+from moorage.api.dialect_application import Answer, Call, DialectApplication
+
+__all__ = ["DIALECT", "NAMES_AND_STATES", "VolumeApplication", "versions_document"]
+
+#: Cinder's highest is 3.71; the one after it is ours, with what the clients of Cinder do not know.
+DIALECT = Dialect("volume", (3, 0), (3, 72), statuses={**STATUSES, errors.Conflict: 400, errors.InUse: 409})
+NAMES_AND_STATES = (3, 72)
+_KINDS = {
+    400: "badRequest",
+    401: "unauthorized",
+    403: "forbidden",
+    404: "itemNotFound",
+    409: "conflictingRequest",
+    413: "overLimit",
+}
+
+
+class VolumeApplication(DialectApplication):
+    """Answers as Cinder does."""
+
+    request_id_header = "x-openstack-request-id"
+
+    @override
+    def version_headers(self, call: Call) -> Iterable[tuple[str, str]]:
+        return (*super().version_headers(call), ("x-compute-request-id", call.request_id))
+
+    @override
+    def render_error(self, call: Call, error: errors.MoorageError, status: int) -> tuple[str, bytes]:
+        shown = {"code": status, "message": error.message}
+        return self.content_type, json.dumps({_KINDS.get(status, "computeFault"): shown}).encode()
+
+
+def versions_document(call: Call) -> Answer:
+    """What is served here; needs no authentication."""
+    low, high = (f"{major}.{minor}" for major, minor in (DIALECT.lowest, DIALECT.highest))
+    base = call.base_url.removesuffix("/")
+    version = {
+        "id": "v3.0",
+        "status": "CURRENT",
+        "version": high,
+        "min_version": low,
+        "updated": "2026-11-21T00:00:00Z",
+        "links": [{"rel": "self", "href": f"{base}/v3/"}],
+        "media-types": [{"base": "application/json", "type": "application/vnd.openstack.volume+json;version=3"}],
+    }
+    return Answer(300 if call.path in ("", "/") else 200, {"versions": [version]})

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plugin ``volume`` of the group moorage.api."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from oslo_log import log as logging
+from typing_extensions import override
+
+from moorage import errors
+from moorage.api.dialect_application import Operation
+from moorage.control_plane.interface import ApiExtension, Wsgi
+from moorage_plugins.api.volume import resources, workers
+from moorage_plugins.api.volume.application import DIALECT, VolumeApplication, versions_document
+from moorage_plugins.block_storage.service import BlockStorage
+
+__all__ = ["VolumeApi"]
+
+LOG = logging.getLogger(__name__)
+#: With and without a project in the path: clients do either.
+_PREFIXES = ("/v3", "/v3/{project_id}")
+_AGENT, _SCHEDULER = "agent", "scheduler"
+
+
+class VolumeApi(ApiExtension):
+    """Cleanup of workers, volumes, snapshots and backups for Cinder's clients, microversions 3.0 to 3.72."""
+
+    api_version: ClassVar[tuple[int, int]] = (1, 0)
+    mount = "/volume"
+    policies = (*workers.POLICIES, *resources.POLICIES)
+
+    @override
+    def application(self) -> Wsgi:
+        tools = self.tools
+        self._lock = threading.Lock()
+        self._opened: Any = None
+        storage = BlockStorage(tools.conf, tools.database, tools.workers(), self._place, self._tell)
+        gigabyte = int(tools.conf.block_storage.gigabyte_bytes)
+        versions = [Operation("GET", path, versions_document, public=True) for path in ("", "/", "/v3", "/v3/")]
+        operations = [
+            *versions,
+            *workers.operations(self._ask, _PREFIXES),
+            *resources.operations(storage, tools.check_policy, gigabyte, _PREFIXES),
+        ]
+        return VolumeApplication(DIALECT, operations, tools)
+
+    def _sender(self) -> Any:
+        """Opened by the first request that needs it, and shared."""
+        with self._lock:
+            if self._opened is None:
+                self._opened = self.tools.sender()
+            return self._opened
+
+    def _ask(self, method: str, args: Mapping[str, Any]) -> Any:
+        """Any scheduler; another one when it is lost, since a request that is made twice is one."""
+        attempts = int(self.tools.conf.control_plane.create_attempts)
+        for attempt in range(1, attempts + 1):
+            try:
+                return self._sender().call(_SCHEDULER, method, dict(args))
+            except errors.TransportError as error:
+                if attempt == attempts:
+                    raise
+                LOG.warning("A scheduler was lost (%s); another one is asked.", error.message)
+        raise AssertionError("unreachable")
+
+    def _place(self) -> str:
+        living = [
+            service.cluster or service.host
+            for service, up in self.tools.services()
+            if up and service.binary == _AGENT and not service.disabled
+        ]
+        if not living:
+            raise errors.Unavailable("No agent lives that could do it; moorage service list shows all.")
+        return random.choice(living)  # noqa: S311  (spreads, no secret)
+
+    def _tell(self, location: str, kind: str, uuid: str) -> None:
+        able = [
+            service.host
+            for service, up in self.tools.services()
+            if up and service.binary == _AGENT and location in (service.host, service.cluster)
+        ]
+        if not able:
+            LOG.warning("Nobody of %s lives; %s %s waits.", location, kind, uuid)
+            return
+        host = random.choice(able)  # noqa: S311  (spreads, no secret)
+        args = {"resource_type": kind, "uuid": uuid}
+        try:
+            self._sender().cast(_AGENT, "block_storage_operation", args, server=host)
+        except errors.TransportError as error:
+            LOG.warning("%s was not told of %s %s (%s); it will find it by itself.", host, kind, uuid, error)

@@ -1,0 +1,10 @@
+# SPDX-License-Identifier: Apache-2.0
+"""For WSGI servers: ``moorage_plugins.api.volume.wsgi:application``."""
+
+from __future__ import annotations
+
+from moorage.api.wsgi import DialectCallable
+
+__all__ = ["application"]
+
+application = DialectCallable("volume")

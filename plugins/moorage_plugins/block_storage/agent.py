@@ -1,0 +1,264 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The block storage service's part in the agent: does operations on the backend that its cluster shares.
+
+An operation is started by whoever of the cluster is told of it, or finds it: one transaction takes the worker rows that nobody has,
+and writes their tokens into the resources. An operation whose service died is not begun again; it is cleaned, so that everybody
+sees what became of it.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import sqlalchemy as sa
+from oslo_log import log as logging
+from typing_extensions import override
+
+from moorage import errors
+from moorage.cleanup.interface import Lease
+from moorage.control_plane.interface import AgentService, AgentTools
+from moorage.rpc.server import rpc_method
+from moorage_plugins.block_storage import outcomes
+from moorage_plugins.block_storage.collector import Collector
+from moorage_plugins.block_storage.configuration import open_backend
+from moorage_plugins.block_storage.operations import COMPANIONS, Job, Write, run
+from moorage_plugins.block_storage.outcomes import ROWS
+from moorage_plugins.block_storage.rows import BACKUP, SNAPSHOT, VOLUME
+
+__all__ = ["BlockStorageAgent", "NotFree"]
+
+LOG = logging.getLogger(__name__)
+_TYPES = (VOLUME, SNAPSHOT, BACKUP)
+_PAUSE = 0.5
+_PAGE = 500
+
+
+class _Stopping(Exception):
+    """The agent stops in the middle of a copy."""
+
+
+class NotFree(Exception):
+    """Somebody else has it, or it is over."""
+
+
+class BlockStorageAgent(AgentService):
+    """Does operations on volumes, snapshots and backups."""
+
+    api_version: ClassVar[tuple[int, int]] = (1, 0)
+
+    def __init__(self, tools: AgentTools) -> None:
+        self._tools = tools
+        self._backend = open_backend(tools.conf)
+        section = tools.conf.block_storage
+        self._delay = float(section.chunk_delay)
+        self._collector = Collector(self._backend, tools.database)
+        self._collect_every = float(section.collect_interval)
+        self._collected_at = tools.clock.monotonic()
+        cluster = tools.identity.cluster
+        self._names = [tools.identity.host] if cluster is None else [tools.identity.host, cluster]
+        self._asked: queue.SimpleQueue[tuple[str, str] | None] = queue.SimpleQueue()
+        self._waiting: set[tuple[str, str]] = set()
+        self._held: dict[tuple[str, str], Lease] = {}
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+        self._ended = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._operate, name=f"block-{number}", daemon=True)
+            for number in range(section.operations)
+        ]
+        self._renewer = threading.Thread(target=self._renew, name="block-renew", daemon=True)
+
+    @override
+    def endpoints(self) -> list[object]:
+        return [self]
+
+    @override
+    def start(self) -> None:
+        for thread in (self._renewer, *self._threads):
+            thread.start()
+        self.sweep()
+
+    @override
+    def sweep(self) -> None:
+        """Take operations whose message was lost; now and then, collect files that nothing refers to."""
+        for kind in _TYPES:
+            after = ""
+            while True:
+                page = self._tools.workers.waiting(kind, self._names, after=after, limit=_PAGE)
+                for worker in page:
+                    # A volume's row beside a backup's is started together with that.
+                    if kind != VOLUME or worker.operation not in ("backup", "restore"):
+                        self._ask(kind, worker.resource_id)
+                if len(page) < _PAGE:
+                    break
+                after = page[-1].resource_id
+        if self._tools.clock.monotonic() - self._collected_at >= self._collect_every:
+            self._collected_at = self._tools.clock.monotonic()
+            self._collector.collect()
+
+    @override
+    def stop(self) -> None:
+        """Give back what is being done: another service of the cluster, or the next start, begins it anew."""
+        self._stopping.set()
+        if not self._renewer.ident:
+            return
+        for _ in self._threads:
+            self._asked.put(None)
+        for thread in self._threads:
+            thread.join()
+        self._ended.set()
+        self._renewer.join()
+
+    @rpc_method
+    def block_storage_operation(self, resource_type: str, uuid: str) -> None:
+        """There is something to do to a volume, snapshot or backup."""
+        self._ask(resource_type, uuid)
+
+    def _ask(self, kind: str, uuid: str) -> None:
+        with self._lock:
+            if (kind, uuid) in self._waiting or (kind, uuid) in self._held:
+                return
+            self._waiting.add((kind, uuid))
+        self._asked.put((kind, uuid))
+
+    # -- one operation --------------------------------------------------------------------------------------------
+
+    def _operate(self) -> None:
+        while True:
+            asked = self._asked.get()
+            if asked is None:
+                return
+            with self._lock:
+                self._waiting.discard(asked)
+            if self._stopping.is_set():
+                continue
+            try:
+                job = self._tools.database.run(lambda tx, asked=asked: self._start(tx, *asked))
+            except NotFree:
+                continue
+            except errors.MoorageError as error:
+                LOG.warning("The operation on %s %s is put off: %s", *asked, error.message)
+                continue
+            except Exception:
+                LOG.exception("The operation on %s %s could not be started.", *asked)
+                continue
+            self._do(job)
+
+    def _start(self, tx: sa.Connection, kind: str, uuid: str) -> Job:
+        """Take the rows that nobody has, all or none, and write their tokens into the resources."""
+        rows: dict[str, Any] = {kind: ROWS[kind].find(tx, uuid)}
+        wanted = {kind: uuid}
+        if rows[kind] is None:
+            raise NotFree
+        companion = {"creating": "volume_uuid", "restoring": "restore_to"}.get(rows[kind].status)
+        if kind == BACKUP and companion is not None:
+            # The volume first, as all do who take both.
+            wanted = {VOLUME: getattr(rows[kind], companion), **wanted}
+        leases: dict[str, Lease] = {}
+        for each, resource in wanted.items():
+            found = self._tools.workers.start_many(tx, each, [resource], self._tools.identity)
+            row = ROWS[each].find(tx, resource) if found else None
+            if row is None:
+                raise NotFree
+            rows[each], leases[each] = row, found[resource]
+            self._adopt(tx, each, row, found[resource])
+        assert set(leases) == set(wanted)  # noqa: S101  (all or none)
+        job = Job(kind, leases, rows, self._tools.conf, self._tools.database, self._backend, self._tick)
+        if ((kind, job.held.operation) in COMPANIONS) != (VOLUME in leases and kind != VOLUME):
+            raise NotFree
+        return job
+
+    def _adopt(self, tx: sa.Connection, kind: str, row: Any, held: Lease) -> None:
+        changes: Mapping[str, Any] = {}
+        if kind == VOLUME and row.image and row.status == "creating":
+            changes = {"status": "downloading"}
+            held.advance(tx, "downloading")
+        ROWS[kind].must_write(tx, row.uuid, held.token, **changes)
+        if kind == VOLUME and row.upload_to:
+            ROWS["image"].must_write(tx, row.upload_to, held.token)
+
+    def _do(self, job: Job) -> None:
+        keys = [(kind, held.resource_id) for kind, held in job.leases.items()]
+        with self._lock:
+            self._held.update({(kind, held.resource_id): held for kind, held in job.leases.items()})
+        try:
+            self._finish(job, *self._files(job))
+        except _Stopping:
+            for held in job.leases.values():
+                self._give_back(held)
+        except errors.Fenced as error:
+            LOG.warning("%s", error.message)
+        except Exception:
+            LOG.exception("The end of the %s of %s could not be written.", job.held.operation, job.held.resource_id)
+        finally:
+            with self._lock:
+                for key in keys:
+                    self._held.pop(key, None)
+            self._tidy(job)
+
+    def _files(self, job: Job) -> tuple[Write, bool]:
+        """The write that ends the operation, and whether it succeeded."""
+        try:
+            return run(job), True
+        except (errors.MoorageError, OSError) as error:
+            fault = error.message if isinstance(error, errors.MoorageError) else f"The backend failed: {error}"
+            LOG.warning("The %s of %s %s failed: %s", job.held.operation, job.kind, job.held.resource_id, fault)
+            return lambda tx: self._give_up(tx, job, fault), False
+
+    def _give_up(self, tx: sa.Connection, job: Job, fault: str) -> None:
+        for kind, held in job.leases.items():
+            outcomes.give_up(tx, kind, job.rows[kind], held.status, held.token, fault)
+
+    def _finish(self, job: Job, write: Write, succeeded: bool) -> None:
+        """One transaction; waits for a store that is away, until the agent stops."""
+
+        def whole(tx: sa.Connection) -> None:
+            for held in job.leases.values():
+                held.end(tx)
+            write(tx)
+
+        while True:
+            try:
+                self._tools.database.run(whole)
+                return
+            except errors.Unavailable as error:
+                LOG.warning("The end of an operation is not written yet: %s", error.message)
+                if self._tools.clock.wait(self._stopping, _PAUSE):
+                    raise _Stopping from error
+
+    def _tidy(self, job: Job) -> None:
+        """Remove what no row refers to: of this try when it was in vain, of earlier ones otherwise."""
+        try:
+            for kind, held in job.leases.items():
+                self._collector.collect_one(kind, held.resource_id)
+            image = getattr(job.rows.get(VOLUME), "upload_to", "")
+            if image:
+                self._collector.collect_one("image", image)
+        except (errors.MoorageError, OSError) as error:
+            LOG.warning("What is left of %s %s is collected later: %s", job.kind, job.held.resource_id, error)
+
+    def _give_back(self, held: Lease) -> None:
+        try:
+            held.give_back("the agent is stopping")
+        except errors.Unavailable as error:
+            LOG.warning("The operation on %s stays until it is cleaned: %s", held.resource_id, error.message)
+
+    def _tick(self) -> None:
+        if self._stopping.is_set() or (self._delay and self._tools.clock.wait(self._stopping, self._delay)):
+            raise _Stopping
+
+    # -- renewing -------------------------------------------------------------------------------------------------
+
+    def _renew(self) -> None:
+        while not self._tools.clock.wait(self._ended, self._tools.workers.lease_seconds / 3):
+            with self._lock:
+                held = list(self._held.values())
+            try:
+                self._tools.workers.renew_many(held)
+            except errors.Unavailable as error:
+                LOG.warning("%d leases were not renewed: %s", len(held), error.message)
+            except Exception:
+                LOG.exception("%d leases were not renewed.", len(held))

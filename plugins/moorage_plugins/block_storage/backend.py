@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A storage backend of files: ``<folder>/<kind>/<uuid>/<token>``.
+
+Every try writes under a name of its own, its token; what is live says the row. So tries that were taken over never write what
+somebody reads, and whoever finishes removes what earlier ones left. Copies are in chunks; ``tick`` is called after each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from moorage import errors
+
+__all__ = ["DirectoryBackend", "Tick"]
+
+#: Called after each chunk; what it raises ends the copy.
+Tick = Callable[[], None]
+
+
+class DirectoryBackend:
+    """The files of one backend.
+
+    :raises ConfigError: the folder cannot be made.
+    """
+
+    def __init__(self, folder: Path, *, chunk_bytes: int) -> None:
+        self.folder = folder
+        self.chunk_bytes = chunk_bytes
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise errors.ConfigError(
+                f"[block_storage] backend_dir {folder} cannot be made ({error.strerror}); give a folder that can be written."
+            ) from error
+
+    def path(self, kind: str, uuid: str, token: int | str) -> Path:
+        """Where the data of a try lie."""
+        return self.folder / kind / uuid / str(token)
+
+    @contextlib.contextmanager
+    def writing(self, kind: str, uuid: str, token: int) -> Iterator[Path]:
+        """The file of a new try; it is on disk at the end."""
+        path = self.path(kind, uuid, token)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield path
+        with open(path, "rb") as written:
+            os.fsync(written.fileno())
+
+    def allocate(self, path: Path, size: int, tick: Tick) -> None:
+        """A file of zeros."""
+        with open(path, "wb") as stream:
+            done = 0
+            while done < size:
+                step = min(self.chunk_bytes, size - done)
+                stream.write(bytes(step))
+                stream.flush()
+                done += step
+                tick()
+
+    def copy(self, source: Path, path: Path, size: int, tick: Tick) -> None:
+        """A copy, filled up with zeros to the size.
+
+        :raises InvalidInput: the source is larger, or is not there.
+        """
+        try:
+            given = source.stat().st_size
+        except FileNotFoundError:
+            raise errors.InvalidInput(f"There is no {source.name} to copy.") from None
+        if given > size:
+            raise errors.InvalidInput(f"{source.name} has {given} bytes, more than the {size} of its copy.")
+        with open(source, "rb") as reading, open(path, "wb") as stream:
+            while chunk := reading.read(self.chunk_bytes):
+                stream.write(chunk)
+                stream.flush()
+                tick()
+            stream.truncate(size)
+
+    def tokens(self, kind: str, uuid: str) -> list[str]:
+        """Names of the tries that have left something."""
+        try:
+            return sorted(os.listdir(self.folder / kind / uuid))
+        except FileNotFoundError:
+            return []
+
+    def uuids(self, kind: str) -> list[str]:
+        """Of what there are files."""
+        try:
+            return sorted(os.listdir(self.folder / kind))
+        except FileNotFoundError:
+            return []
+
+    def remove(self, kind: str, uuid: str, token: int | str) -> None:
+        """Remove what one try left; harmless when there is nothing."""
+        self.path(kind, uuid, token).unlink(missing_ok=True)
+        # Fails while another try has a file there.
+        with contextlib.suppress(OSError):
+            (self.folder / kind / uuid).rmdir()
+
+    def sweep(self, kind: str, uuid: str, *, below: int | None = None, keep: str = "") -> int:
+        """Remove what tries with smaller tokens left, all of them without ``below``, but the live one; how many."""
+        removed = 0
+        for name in self.tokens(kind, uuid):
+            if name != keep and (below is None or (name.isdigit() and int(name) < below)):
+                self.remove(kind, uuid, name)
+                removed += 1
+        if not removed:
+            with contextlib.suppress(OSError):
+                (self.folder / kind / uuid).rmdir()
+        return removed

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Backups as one file.
+
+It is a magic line, then chunks, each with its length, the length of its packed data and the SHA-256 of what it unpacks to, then
+an end mark with the SHA-256 of everything. Integers are unsigned 32 bits, big endian; data are packed by zlib.
+
+A chunk of zeros is kept by its length alone. What is damaged is found before anything that was read from it becomes live.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from moorage import errors
+from moorage_plugins.block_storage.backend import Tick
+
+__all__ = ["read_backup", "verify_backup", "write_backup"]
+
+_MAGIC = b"moorage backup 1\n"
+_HEAD = struct.Struct(">II32s")
+_LEVEL = 1
+
+
+def write_backup(source: Path, path: Path, chunk_bytes: int, tick: Tick) -> str:
+    """Write a backup of a file; the hexadecimal SHA-256 of its content."""
+    whole = hashlib.sha256()
+    with open(source, "rb") as reading, open(path, "wb") as stream:
+        stream.write(_MAGIC)
+        while chunk := reading.read(chunk_bytes):
+            whole.update(chunk)
+            packed = zlib.compress(chunk, _LEVEL) if chunk.strip(b"\0") else b""
+            stream.write(_HEAD.pack(len(chunk), len(packed), hashlib.sha256(chunk).digest()) + packed)
+            stream.flush()
+            tick()
+        stream.write(_HEAD.pack(0, 0, whole.digest()))
+    return whole.hexdigest()
+
+
+def verify_backup(path: Path) -> str:
+    """Read all of it; the hexadecimal SHA-256 of the content.
+
+    :raises Conflict: it is damaged; says where.
+    """
+    whole = hashlib.sha256()
+    for chunk in _chunks(path):
+        whole.update(chunk)
+    return whole.hexdigest()
+
+
+def read_backup(path: Path, target: Path, size: int, tick: Tick) -> str:
+    """Write the content into a new file and fill it up with zeros to the size; the hexadecimal SHA-256 of the content.
+
+    :raises Conflict: it is damaged, or larger than the size.
+    """
+    whole = hashlib.sha256()
+    written = 0
+    with open(target, "wb") as stream:
+        for chunk in _chunks(path):
+            written += len(chunk)
+            if written > size:
+                raise errors.Conflict(f"The backup has more than the {size} bytes of the volume.")
+            whole.update(chunk)
+            stream.write(chunk)
+            stream.flush()
+            tick()
+        stream.truncate(size)
+    return whole.hexdigest()
+
+
+def _chunks(path: Path) -> Iterator[bytes]:
+    whole = hashlib.sha256()
+    with open(path, "rb") as stream:
+        if stream.read(len(_MAGIC)) != _MAGIC:
+            raise errors.Conflict(f"{path.name} is no backup of this format.")
+        while True:
+            at = stream.tell()
+            head = stream.read(_HEAD.size)
+            if len(head) < _HEAD.size:
+                raise errors.Conflict(f"The backup ends in the middle, at byte {at}.")
+            length, packed, digest = _HEAD.unpack(head)
+            if not length:
+                if packed or digest != whole.digest() or stream.read(1):
+                    raise errors.Conflict("The backup is damaged: its chunks do not add up to what was written.")
+                return
+            chunk = _unpack(stream.read(packed), length, packed, at)
+            if hashlib.sha256(chunk).digest() != digest:
+                raise errors.Conflict(f"The backup is damaged at byte {at}.")
+            whole.update(chunk)
+            yield chunk
+
+
+def _unpack(data: bytes, length: int, packed: int, at: int) -> bytes:
+    if not packed:
+        return bytes(length)
+    try:
+        chunk = zlib.decompress(data)
+    except zlib.error:
+        raise errors.Conflict(f"The backup is damaged at byte {at}.") from None
+    if len(chunk) != length:
+        raise errors.Conflict(f"The backup is damaged at byte {at}.")
+    return chunk

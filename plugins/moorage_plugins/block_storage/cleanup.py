@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The cleanup handlers of volumes, snapshots and backups; the table of what becomes of what is in ``outcomes``.
+
+First the row says what the resource became, with the fence; then the files of this try and of earlier ones are removed. A cleaner
+that dies between the two leaves files that nothing refers to, which the agents collect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from oslo_log import log as logging
+from typing_extensions import override
+
+from moorage.cleanup.interface import DONE, CleanupHandler, CleanupTools, Lease, Outcome
+from moorage_plugins.block_storage import outcomes
+from moorage_plugins.block_storage.backend import DirectoryBackend
+from moorage_plugins.block_storage.configuration import open_backend
+from moorage_plugins.block_storage.rows import BACKUP, SNAPSHOT, VOLUME
+
+__all__ = ["BackupHandler", "SnapshotHandler", "VolumeHandler"]
+
+LOG = logging.getLogger(__name__)
+_FAULT = "The service that did it died."
+
+
+class _Handler(CleanupHandler):
+    kind: ClassVar[str]
+
+    def __init__(self, tools: CleanupTools) -> None:
+        super().__init__(tools)
+        self._backend: DirectoryBackend = open_backend(tools.conf)
+
+    @override
+    def read(self, transaction: Any, resource_ids: Sequence[str]) -> Mapping[str, Any]:
+        return outcomes.ROWS[self.kind].many(transaction, resource_ids)
+
+    @override
+    def adopt(self, transaction: Any, leases: Mapping[str, Lease]) -> None:
+        for uuid in sorted(leases):
+            outcomes.ROWS[self.kind].write(transaction, uuid, leases[uuid].token)
+
+    @override
+    def cleanup(self, lease: Lease, resource: Any) -> Outcome:
+        lease.finish_with(
+            lambda tx: outcomes.give_up(tx, self.kind, resource, lease.status, lease.token, _fault(lease.status))
+        )
+        try:
+            outcomes.sweep(self._backend, self.kind, resource, lease.status, lease.token)
+        except OSError as error:
+            LOG.warning("What is left of %s %s is collected later: %s", self.kind, lease.resource_id, error)
+        return DONE
+
+
+class VolumeHandler(_Handler):
+    """Volumes that were being created, downloaded, uploaded, deleted, backed up or restored."""
+
+    api_version: ClassVar[tuple[int, int]] = (1, 0)
+    kind = VOLUME
+    cleanable = outcomes.CLEANABLE[VOLUME]
+
+
+class SnapshotHandler(_Handler):
+    """Snapshots that were being created or deleted."""
+
+    api_version: ClassVar[tuple[int, int]] = (1, 0)
+    kind = SNAPSHOT
+    cleanable = outcomes.CLEANABLE[SNAPSHOT]
+
+
+class BackupHandler(_Handler):
+    """Backups that were being created, restored or deleted."""
+
+    api_version: ClassVar[tuple[int, int]] = (1, 0)
+    kind = BACKUP
+    cleanable = outcomes.CLEANABLE[BACKUP]
+
+
+def _fault(status: str) -> str:
+    return "" if status == "uploading" else _FAULT

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The operations themselves: the files first, under names with the token, then one fenced transaction that says what there is now.
+
+Each is given what was started (its leases and rows) and returns the write of its last transaction, and what to remove after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+
+from moorage import errors
+from moorage.cleanup.interface import Lease
+from moorage_plugins.block_storage import backup_format, outcomes
+from moorage_plugins.block_storage.backend import DirectoryBackend, Tick
+from moorage_plugins.block_storage.configuration import image_file
+from moorage_plugins.block_storage.outcomes import ROWS, at_rest
+from moorage_plugins.block_storage.rows import BACKUP, IMAGE, SNAPSHOT, VOLUME
+
+__all__ = ["COMPANIONS", "Job", "Write", "run"]
+
+#: What is written in the transaction that ends the operation.
+Write = Callable[[sa.Connection], None]
+#: (type, operation) -> whether the volume is worked on too; it then has a worker row of its own.
+COMPANIONS: Mapping[tuple[str, str], str] = {(BACKUP, "create"): "volume_uuid", (BACKUP, "restore"): "restore_to"}
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """An operation that was started.
+
+    :param kind: the type of what the operation is of; its lease is the first.
+    :param leases: by type; ``rows`` the resources as they were read when it was started.
+    """
+
+    kind: str
+    leases: Mapping[str, Lease]
+    rows: Mapping[str, Any]
+    conf: Any
+    database: Any
+    backend: DirectoryBackend
+    tick: Tick
+
+    @property
+    def held(self) -> Lease:
+        """The lease of the operation's own resource."""
+        return self.leases[self.kind]
+
+    @property
+    def row(self) -> Any:
+        """The operation's own resource."""
+        return self.rows[self.kind]
+
+    def live(self, kind: str, row: Any) -> Path:
+        """The data of a resource.
+
+        :raises Conflict: it has none.
+        """
+        if not row.path:
+            raise errors.Conflict(f"The {kind} {row.uuid} has no data.")
+        return self.backend.path(kind, row.uuid, row.path)
+
+    def find(self, kind: str, uuid: str) -> Any:
+        """Another resource, as it is now; None when it is gone."""
+        with self.database.read() as tx:
+            return ROWS[kind].find(tx, uuid)
+
+
+def run(job: Job) -> Write:
+    """Do the files; the write of the last transaction.
+
+    :raises MoorageError, OSError: it failed; what it left lies under its token.
+    """
+    if job.held.operation == "delete":
+        return lambda tx: outcomes.remove(tx, job.kind, job.row, job.held.token)
+    return _OPERATIONS[job.kind, job.held.operation](job)
+
+
+def _create_volume(job: Job) -> Write:
+    row, token = job.row, job.held.token
+    with job.backend.writing(VOLUME, row.uuid, token) as path:
+        if row.image:
+            job.backend.copy(_image(job, row.image), path, row.size_bytes, job.tick)
+        else:
+            job.backend.allocate(path, row.size_bytes, job.tick)
+    return lambda tx: ROWS[VOLUME].must_write(tx, row.uuid, token, status="available", path=str(token), fault="")
+
+
+def _image(job: Job, name: str) -> Path:
+    image = job.find(IMAGE, name)
+    if image is not None and image.status == "active":
+        return job.live(IMAGE, image)
+    path = image_file(job.conf, name)
+    if path is None:
+        raise errors.InvalidInput(f"There is no image {name}.", path="image")
+    return path
+
+
+def _upload(job: Job) -> Write:
+    row, token = job.row, job.held.token
+    with job.backend.writing(IMAGE, row.upload_to, token) as path:
+        job.backend.copy(job.live(VOLUME, row), path, row.size_bytes, job.tick)
+
+    def write(tx: sa.Connection) -> None:
+        ROWS[VOLUME].must_write(tx, row.uuid, token, status=at_rest(row), upload_to="", fault="")
+        # The image's row belongs to the volume's operation: its fence is the volume's token.
+        ROWS[IMAGE].must_write(tx, row.upload_to, token, status="active", path=str(token))
+
+    return write
+
+
+def _create_snapshot(job: Job) -> Write:
+    row, token = job.row, job.held.token
+    volume = job.find(VOLUME, row.volume_uuid)
+    if volume is None:
+        raise errors.NotFound(f"The volume {row.volume_uuid} is gone.")
+    with job.backend.writing(SNAPSHOT, row.uuid, token) as path:
+        job.backend.copy(job.live(VOLUME, volume), path, row.size_bytes, job.tick)
+    return lambda tx: ROWS[SNAPSHOT].must_write(tx, row.uuid, token, status="available", path=str(token), fault="")
+
+
+def _create_backup(job: Job) -> Write:
+    row, token, volume = job.row, job.held.token, job.rows[VOLUME]
+    with job.backend.writing(BACKUP, row.uuid, token) as path:
+        digest = backup_format.write_backup(job.live(VOLUME, volume), path, job.backend.chunk_bytes, job.tick)
+    if backup_format.verify_backup(path) != digest:
+        raise errors.Conflict("The backup is not what was written; the backend is broken.")
+
+    def write(tx: sa.Connection) -> None:
+        ROWS[VOLUME].must_write(tx, volume.uuid, job.leases[VOLUME].token, status=at_rest(volume), fault="")
+        ROWS[BACKUP].must_write(tx, row.uuid, token, status="available", path=str(token), checksum=digest, fault="")
+
+    return write
+
+
+def _restore(job: Job) -> Write:
+    row, volume, token = job.row, job.rows[VOLUME], job.leases[VOLUME].token
+    with job.backend.writing(VOLUME, volume.uuid, token) as path:
+        digest = backup_format.read_backup(job.live(BACKUP, row), path, volume.size_bytes, job.tick)
+    if digest != row.checksum:
+        raise errors.Conflict("The backup is not the one that was made: its checksum differs.")
+
+    def write(tx: sa.Connection) -> None:
+        ROWS[VOLUME].must_write(tx, volume.uuid, token, status=at_rest(volume), path=str(token), fault="")
+        ROWS[BACKUP].must_write(tx, row.uuid, job.held.token, status="available", restore_to="", fault="")
+
+    return write
+
+
+_OPERATIONS: Mapping[tuple[str, str], Callable[[Job], Write]] = {
+    (VOLUME, "create"): _create_volume,
+    (VOLUME, "upload"): _upload,
+    (SNAPSHOT, "create"): _create_snapshot,
+    (BACKUP, "create"): _create_backup,
+    (BACKUP, "restore"): _restore,
+}

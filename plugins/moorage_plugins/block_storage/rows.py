@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of volumes, snapshots, backups and images: every write carries the fence of the operation that makes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from moorage import errors, lease
+from moorage.db import now
+from moorage_plugins.block_storage.tables import backups, images, snapshots, volumes
+
+__all__ = ["BACKUP", "IMAGE", "SNAPSHOT", "TABLES", "VOLUME", "Rows"]
+
+VOLUME, SNAPSHOT, BACKUP, IMAGE = "volume", "snapshot", "backup", "image"
+TABLES: Mapping[str, sa.Table] = {VOLUME: volumes, SNAPSHOT: snapshots, BACKUP: backups, IMAGE: images}
+_FENCE = {"token": sa.bindparam("token", type_=sa.BigInteger)}
+
+
+class Rows:
+    """One table. Methods that take a transaction are single statements."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.table = TABLES[kind]
+        of_uuid = self.table.c.uuid == sa.bindparam("of_uuid")
+        self._write = lease.WRITE.update(self.table, of_uuid, _FENCE)
+        self._remove = lease.REMOVE.delete(self.table, of_uuid, _FENCE)
+
+    def insert(self, tx: sa.Connection, uuid: str, status: str, token: int, **values: Any) -> None:
+        """A new row; AlreadyExists (of the database) when the uuid is taken."""
+        common = {"name": "", "size_bytes": 0, "path": "", "project_id": "", "fault": ""}
+        written = {**common, **values, "uuid": uuid, "status": status, "fence": token}
+        tx.execute(sa.insert(self.table).values(written | {"created_at": now(), "updated_at": now()}))
+
+    def find(self, tx: sa.Connection, uuid: str) -> Any | None:
+        """The row, or None."""
+        return tx.execute(sa.select(self.table).where(self.table.c.uuid == uuid)).first()
+
+    def get(self, tx: sa.Connection, uuid: str) -> Any:
+        """The row.
+
+        :raises NotFound: there is none.
+        """
+        row = self.find(tx, uuid)
+        if row is None:
+            raise errors.NotFound(f"There is no {self.kind} {uuid}.")
+        return row
+
+    def many(self, tx: sa.Connection, uuids: Sequence[str]) -> dict[str, Any]:
+        """Rows by uuid."""
+        return {row.uuid: row for row in tx.execute(sa.select(self.table).where(self.table.c.uuid.in_(uuids)))}
+
+    def page(self, tx: sa.Connection, *, after: str, limit: int, project_id: str | None, **filters: Any) -> list[Any]:
+        """Rows by uuid, a page of ``limit`` after the given one."""
+        query = sa.select(self.table).where(self.table.c.uuid > after).order_by(self.table.c.uuid).limit(limit)
+        wanted = {"project_id": project_id, **filters}
+        for name, value in wanted.items():
+            if value is not None:
+                query = query.where(self.table.c[name] == value)
+        return list(tx.execute(query))
+
+    def write(self, tx: sa.Connection, uuid: str, token: int, *, expected: Sequence[str] = (), **values: Any) -> bool:
+        """Write with the fence, only where the status is one of ``expected`` when given; False when it was not."""
+        statement = self._write.values(updated_at=now(), **values)
+        if expected:
+            statement = statement.where(self.table.c.status.in_(expected))
+        return tx.execute(statement, {"of_uuid": uuid, "token": token}).rowcount == 1
+
+    def must_write(self, tx: sa.Connection, uuid: str, token: int, **values: Any) -> None:
+        """:meth:`write`.
+
+        :raises Fenced: it was not written: a later operation did, or the row is gone.
+        """
+        if not self.write(tx, uuid, token, **values):
+            raise self._overtaken(uuid)
+
+    def remove(self, tx: sa.Connection, uuid: str, token: int) -> None:
+        """Delete the row with the fence.
+
+        :raises Fenced: it was not deleted: a later operation wrote it, or it is gone.
+        """
+        if tx.execute(self._remove, {"of_uuid": uuid, "token": token}).rowcount != 1:
+            raise self._overtaken(uuid)
+
+    def change(self, tx: sa.Connection, uuid: str, *conditions: Any, **values: Any) -> bool:
+        """An immediate change that no operation stands behind: only where the conditions hold; False when they did not."""
+        statement = sa.update(self.table).where(self.table.c.uuid == uuid, *conditions)
+        return tx.execute(statement.values(updated_at=now(), **values)).rowcount == 1
+
+    def _overtaken(self, uuid: str) -> errors.Fenced:
+        return errors.Fenced(f"The {self.kind} {uuid} was written by a later operation, or removed.")

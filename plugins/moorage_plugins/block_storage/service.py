@@ -1,0 +1,291 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can be asked of block storage: each request is one transaction that writes the resource and its worker row, then a message.
+
+Immediate changes (attach, detach) are one conditional statement. Nothing here waits for an operation.
+"""
+
+from __future__ import annotations
+
+import uuid as uuid_module
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+from oslo_log import log as logging
+
+from moorage import errors
+from moorage.cleanup.interface import Workers
+from moorage_plugins.block_storage.configuration import image_file
+from moorage_plugins.block_storage.outcomes import CLEANABLE, ROWS
+from moorage_plugins.block_storage.rows import BACKUP, IMAGE, SNAPSHOT, VOLUME
+from moorage_plugins.block_storage.tables import volumes
+
+__all__ = ["RESETTABLE", "BlockStorage"]
+
+LOG = logging.getLogger(__name__)
+_IDLE = ("available", "in-use")
+_AT_REST = {
+    VOLUME: ("available", "error", "error_restoring"),
+    SNAPSHOT: ("available", "error"),
+    BACKUP: ("available", "error"),
+}
+#: Resource type -> statuses that a person may set.
+RESETTABLE = {
+    VOLUME: ("available", "in-use", "error", "error_restoring"),
+    SNAPSHOT: ("available", "error"),
+    BACKUP: ("available", "error"),
+}
+
+
+class BlockStorage:
+    """Requests on volumes, snapshots and backups. Safe for use by several threads.
+
+    :param place: where a new volume shall be: a host, or the cluster of one; raises Unavailable when nobody lives.
+    :param tell: tells a living service of a location: ``tell(location, resource type, uuid)``; may be lost.
+    """
+
+    def __init__(
+        self,
+        conf: Any,
+        database: Any,
+        workers: Workers,
+        place: Callable[[], str],
+        tell: Callable[[str, str, str], None],
+    ) -> None:
+        self._conf = conf
+        self._database = database
+        self._workers = workers
+        self._place = place
+        self._tell = tell
+
+    # -- looking --------------------------------------------------------------------------------------------------
+
+    def get(self, kind: str, uuid: str, project_id: str | None) -> Any:
+        """One resource; another project's does not exist.
+
+        :raises NotFound: there is none.
+        """
+        with self._database.read() as tx:
+            row = ROWS[kind].get(tx, uuid)
+        if project_id is not None and row.project_id != project_id:
+            raise errors.NotFound(f"There is no {kind} {uuid}.")
+        return row
+
+    def page(
+        self, kind: str, project_id: str | None, *, after: str = "", limit: int = 1000, **filters: Any
+    ) -> list[Any]:
+        """Resources by uuid."""
+        with self._database.read() as tx:
+            return ROWS[kind].page(tx, after=after, limit=limit, project_id=project_id, **filters)
+
+    # -- volumes --------------------------------------------------------------------------------------------------
+
+    def create_volume(self, size_bytes: int, *, name: str = "", project_id: str = "", image: str = "") -> Any:
+        """Begin to make a volume of zeros, or from an image (a file's name, or an uploaded one's uuid).
+
+        :raises InvalidInput: there is no such image.
+        """
+        if image:
+            self._check_image(image, size_bytes)
+        uuid, location = str(uuid_module.uuid4()), self._place()
+        values = {"name": name, "project_id": project_id, "size_bytes": size_bytes, "image": image}
+
+        def work(tx: sa.Connection) -> None:
+            token = self._workers.create(tx, VOLUME, uuid, "create", "creating", addressed_to=location)
+            rest = {"location": location, "upload_to": "", "attached_to": "", "snapshots": 0}
+            ROWS[VOLUME].insert(tx, uuid, "creating", token, **values, **rest)
+
+        return self._done(work, VOLUME, uuid, location)
+
+    def _check_image(self, image: str, size_bytes: int) -> None:
+        with self._database.read() as tx:
+            row = ROWS[IMAGE].find(tx, image)
+        if row is not None and row.status == "active":
+            size = row.size_bytes
+        else:
+            path = image_file(self._conf, image)
+            if path is None:
+                raise errors.InvalidInput(f"There is no image {image}.", path="image")
+            size = path.stat().st_size
+        if size > size_bytes:
+            raise errors.InvalidInput(f"The image {image} has {size} bytes, the volume {size_bytes}.", path="size")
+
+    def delete_volume(self, uuid: str, *, force: bool = False) -> None:
+        """Begin to delete it; ``force``: whatever is being done to it.
+
+        :raises InUse: an operation is in progress and ``force`` is not given.
+        :raises Conflict: its status, or its snapshots, do not allow it.
+        """
+        volume = self.get(VOLUME, uuid, None)
+
+        def work(tx: sa.Connection) -> None:
+            token = self._workers.create(
+                tx, VOLUME, uuid, "delete", "deleting", addressed_to=volume.location, force=force
+            )
+            free: list[Any] = [volumes.c.fence <= token, volumes.c.snapshots == 0]
+            if not force:
+                free.append(volumes.c.status.in_(_AT_REST[VOLUME]))
+            if not ROWS[VOLUME].change(tx, uuid, *free, status="deleting", fence=token):
+                raise self._refused(tx, VOLUME, uuid, "deleted", _AT_REST[VOLUME])
+
+        self._done(work, VOLUME, uuid, volume.location)
+
+    def upload(self, uuid: str, image_name: str) -> Any:
+        """Begin to upload it to a new image, whose row is returned."""
+        volume = self.get(VOLUME, uuid, None)
+        image = str(uuid_module.uuid4())
+
+        def work(tx: sa.Connection) -> None:
+            token = self._workers.create(tx, VOLUME, uuid, "upload", "uploading", addressed_to=volume.location)
+            self._move(tx, uuid, token, "uploading", _IDLE, upload_to=image)
+            values = {"name": image_name, "project_id": volume.project_id, "size_bytes": volume.size_bytes}
+            ROWS[IMAGE].insert(tx, image, "saving", token, **values)
+
+        self._done(work, VOLUME, uuid, volume.location)
+        return self.get(IMAGE, image, None)
+
+    def attach(self, uuid: str, server: str) -> None:
+        """At once, by one conditional statement.
+
+        :raises Conflict: it is not available.
+        """
+        self._immediate(
+            uuid, "attached", ("available",), volumes.c.status == "available", status="in-use", attached_to=server
+        )
+
+    def detach(self, uuid: str) -> None:
+        """At once; never brings back what is being deleted.
+
+        :raises Conflict: it is not in use.
+        """
+        self._immediate(uuid, "detached", ("in-use",), volumes.c.status == "in-use", status="available", attached_to="")
+
+    def _immediate(self, uuid: str, verb: str, allowed: Sequence[str], *conditions: Any, **values: Any) -> None:
+        def work(tx: sa.Connection) -> None:
+            if not ROWS[VOLUME].change(tx, uuid, *conditions, **values):
+                raise self._refused(tx, VOLUME, uuid, verb, allowed)
+
+        self._database.run(work)
+
+    # -- snapshots ------------------------------------------------------------------------------------------------
+
+    def create_snapshot(self, volume_uuid: str, *, name: str = "", project_id: str = "") -> Any:
+        """Begin to copy the volume into a snapshot."""
+        volume = self.get(VOLUME, volume_uuid, None)
+        uuid = str(uuid_module.uuid4())
+
+        def work(tx: sa.Connection) -> None:
+            idle = volumes.c.status.in_(_IDLE)
+            if not ROWS[VOLUME].change(tx, volume_uuid, idle, snapshots=volumes.c.snapshots + 1):
+                raise self._refused(tx, VOLUME, volume_uuid, "snapshotted", _IDLE)
+            token = self._workers.create(tx, SNAPSHOT, uuid, "create", "creating", addressed_to=volume.location)
+            values = {"name": name, "project_id": project_id, "size_bytes": volume.size_bytes}
+            ROWS[SNAPSHOT].insert(tx, uuid, "creating", token, volume_uuid=volume_uuid, **values)
+
+        return self._done(work, SNAPSHOT, uuid, volume.location)
+
+    def delete(self, kind: str, uuid: str, *, force: bool = False) -> None:
+        """Begin to delete a snapshot or a backup; errors as :meth:`delete_volume`."""
+        row = self.get(kind, uuid, None)
+        location = self._location(row)
+
+        def work(tx: sa.Connection) -> None:
+            token = self._workers.create(tx, kind, uuid, "delete", "deleting", addressed_to=location, force=force)
+            expected = () if force else _AT_REST[kind]
+            if not ROWS[kind].write(tx, uuid, token, expected=expected, status="deleting"):
+                raise self._refused(tx, kind, uuid, "deleted", _AT_REST[kind])
+
+        self._done(work, kind, uuid, location)
+
+    # -- backups --------------------------------------------------------------------------------------------------
+
+    def create_backup(self, volume_uuid: str, *, name: str = "", project_id: str = "") -> Any:
+        """Begin to back a volume up; both have a worker row, and end together."""
+        volume = self.get(VOLUME, volume_uuid, None)
+        uuid = str(uuid_module.uuid4())
+
+        def work(tx: sa.Connection) -> None:
+            token = self._workers.create(tx, VOLUME, volume_uuid, "backup", "backing-up", addressed_to=volume.location)
+            self._move(tx, volume_uuid, token, "backing-up", _IDLE)
+            token = self._workers.create(tx, BACKUP, uuid, "create", "creating", addressed_to=volume.location)
+            values = {"name": name, "project_id": project_id, "size_bytes": volume.size_bytes}
+            rest = {"volume_uuid": volume_uuid, "restore_to": "", "checksum": ""}
+            ROWS[BACKUP].insert(tx, uuid, "creating", token, **values, **rest)
+
+        return self._done(work, BACKUP, uuid, volume.location)
+
+    def restore(self, backup_uuid: str, volume_uuid: str | None = None, *, name: str = "") -> Any:
+        """Begin to restore a backup to a volume that nobody uses: the given one, or its own; the volume is returned."""
+        backup = self.get(BACKUP, backup_uuid, None)
+        volume = self.get(VOLUME, volume_uuid or backup.volume_uuid, None)
+        if volume.size_bytes < backup.size_bytes:
+            raise errors.InvalidInput(
+                f"The volume has {volume.size_bytes} bytes, the backup {backup.size_bytes}.", path="volume_id"
+            )
+
+        def work(tx: sa.Connection) -> None:
+            location, allowed = volume.location, ("available", "error_restoring")
+            token = self._workers.create(tx, VOLUME, volume.uuid, "restore", "restoring-backup", addressed_to=location)
+            self._move(tx, volume.uuid, token, "restoring-backup", allowed)
+            token = self._workers.create(tx, BACKUP, backup_uuid, "restore", "restoring", addressed_to=location)
+            written = ROWS[BACKUP].write(
+                tx, backup_uuid, token, expected=("available",), status="restoring", restore_to=volume.uuid
+            )
+            if not written:
+                raise self._refused(tx, BACKUP, backup_uuid, "restored", ("available",))
+
+        self._done(work, BACKUP, backup_uuid, volume.location)
+        return self.get(VOLUME, volume.uuid, None)
+
+    # -- all ------------------------------------------------------------------------------------------------------
+
+    def reset(self, kind: str, uuid: str, status: str) -> None:
+        """Set the status by a person's word.
+
+        Whatever is being done to the resource, by whichever service, ends here: its worker row is removed and its later writes are
+        refused; what it wrote is collected.
+
+        :raises InvalidInput: that status cannot be set.
+        """
+        if status not in RESETTABLE[kind]:
+            raise errors.InvalidInput(
+                f"The status of a {kind} can be reset to {', '.join(RESETTABLE[kind])}, not to {status!r}.",
+                path="status",
+            )
+
+        def work(tx: sa.Connection) -> None:
+            token = self._workers.reset(tx, kind, uuid)
+            row = ROWS[kind].get(tx, uuid)
+            if status in _IDLE and not row.path:
+                raise errors.Conflict(f"The {kind} {uuid} has no data, so it cannot be {status}.")
+            ROWS[kind].must_write(tx, uuid, token, status=status)
+
+        self._database.run(work)
+
+    def _move(
+        self, tx: sa.Connection, uuid: str, token: int, status: str, allowed: Sequence[str], **values: Any
+    ) -> None:
+        """A volume into the status of an operation."""
+        if not ROWS[VOLUME].write(tx, uuid, token, expected=allowed, status=status, **values):
+            raise self._refused(tx, VOLUME, uuid, status, allowed)
+
+    def _refused(self, tx: sa.Connection, kind: str, uuid: str, verb: str, allowed: Sequence[str]) -> errors.Conflict:
+        row = ROWS[kind].get(tx, uuid)
+        if kind == VOLUME and row.snapshots and row.status in allowed:
+            return errors.Conflict(f"The volume {uuid} has {row.snapshots} snapshots; delete them first.")
+        busy = "; an operation on it is in progress" if row.status in CLEANABLE[kind] else ""
+        return errors.Conflict(
+            f"The {kind} {uuid} is {row.status}{busy}. It must be {' or '.join(allowed)} to be {verb}."
+        )
+
+    def _location(self, row: Any) -> str:
+        """Where the services are that work on what was made from a volume."""
+        with self._database.read() as tx:
+            volume = ROWS[VOLUME].find(tx, row.volume_uuid)
+        return volume.location if volume is not None else self._place()
+
+    def _done(self, work: Callable[[sa.Connection], None], kind: str, uuid: str, location: str) -> Any:
+        self._database.run(work)
+        self._tell(location, kind, uuid)
+        with self._database.read() as tx:
+            return ROWS[kind].find(tx, uuid)

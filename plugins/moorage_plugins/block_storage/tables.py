@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tables of the block storage service; written by :mod:`moorage_plugins.block_storage.rows` alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+
+from moorage.db.schema import BigId, Micros, Uuid, exact
+from moorage_plugins.schema import plugins_metadata
+
+__all__ = ["backups", "images", "snapshots", "volumes"]
+
+
+def _common() -> list[sa.Column[Any]]:
+    """``path`` is the token under whose name the live data lies, empty while there are none; ``fence`` as everywhere."""
+    return [
+        sa.Column("id", BigId, primary_key=True),
+        sa.Column("uuid", Uuid, nullable=False),
+        sa.Column("name", sa.String(255), nullable=False),
+        sa.Column("status", exact(40), nullable=False),
+        sa.Column("size_bytes", sa.BigInteger, nullable=False),
+        sa.Column("path", exact(64), nullable=False),
+        sa.Column("project_id", exact(255), nullable=False),
+        sa.Column("fault", sa.String(1000), nullable=False),
+        sa.Column("fence", sa.BigInteger, nullable=False),
+        sa.Column("created_at", Micros, nullable=False),
+        sa.Column("updated_at", Micros, nullable=False),
+    ]
+
+
+volumes = sa.Table(
+    "block_volumes",
+    plugins_metadata,
+    *_common(),
+    #: The host, or cluster, whose services work on it and all that is made from it.
+    sa.Column("location", exact(255), nullable=False),
+    #: What it is made from: a file's name or an image's uuid. Empty: zeros.
+    sa.Column("image", sa.String(255), nullable=False),
+    #: The image that it is being uploaded to, the server it is attached to.
+    sa.Column("upload_to", exact(36), nullable=False),
+    sa.Column("attached_to", sa.String(255), nullable=False),
+    #: How many snapshots there are: a volume with some cannot go.
+    sa.Column("snapshots", sa.Integer, nullable=False),
+    sa.UniqueConstraint("uuid", name="uq_block_volumes_uuid"),
+)
+
+snapshots = sa.Table(
+    "block_snapshots",
+    plugins_metadata,
+    *_common(),
+    sa.Column("volume_uuid", Uuid, nullable=False),
+    sa.UniqueConstraint("uuid", name="uq_block_snapshots_uuid"),
+)
+
+backups = sa.Table(
+    "block_backups",
+    plugins_metadata,
+    *_common(),
+    sa.Column("volume_uuid", Uuid, nullable=False),
+    sa.Column("restore_to", exact(36), nullable=False),
+    sa.Column("checksum", exact(64), nullable=False),
+    sa.UniqueConstraint("uuid", name="uq_block_backups_uuid"),
+)
+
+#: Volumes that were uploaded: saving, active or killed.
+images = sa.Table(
+    "block_images",
+    plugins_metadata,
+    *_common(),
+    sa.UniqueConstraint("uuid", name="uq_block_images_uuid"),
+)

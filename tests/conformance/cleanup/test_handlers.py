@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The reference handlers and the kit of cleanup handlers."""
+
+from __future__ import annotations
+
+import tempfile
+import unittest
+from typing import Any, ClassVar
+
+import sqlalchemy as sa
+
+from moorage.cleanup.interface import CleanupHandler
+from moorage.services.interface import ServiceIdentity
+from moorage.testing.cleanup import CleanupHandlerTests
+from moorage_plugins.block_storage.cleanup import BackupHandler, SnapshotHandler, VolumeHandler
+from moorage_plugins.compute.cleanup import InstanceHandler
+from moorage_plugins.compute.tables import instances
+from tests.unit.block_storage.storages import SIZE, Storage
+from tests.unit.compute.agent_tests import Fleet
+
+
+class _BlockStorageCase(CleanupHandlerTests):
+    def setUp(self) -> None:
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)  # type: ignore[attr-defined]
+        self.storage = Storage(f"sqlite:///{folder.name}/test.sqlite", folder.name)
+        self.database = self.storage.database
+        self.addCleanup(self.database.close)  # type: ignore[attr-defined]
+        self.storage.create_tables()
+
+    def tools(self, identity: ServiceIdentity) -> Any:
+        return self.storage.tools(identity)
+
+    def status(self, uuid: str) -> str | None:
+        return self.storage.status(self.resource_type, uuid)
+
+    def assert_tidy(self, uuid: str) -> None:
+        strays = [each for each in self.storage.strays() if each[:2] == (self.resource_type, uuid)]
+        assert not strays, strays
+
+    def begin(self, kind: str, uuid: str, identity: ServiceIdentity) -> str:
+        """An operation is begun and leaves a part of its file."""
+        job = self.storage.start(kind, uuid, identity)
+        for each, held in job.leases.items():
+            if held.status not in ("deleting", "backing-up", "restoring"):
+                path = self.storage.backend.path(each, held.resource_id, held.token)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(b"half")
+        return uuid
+
+
+class VolumeHandlerTests(_BlockStorageCase, unittest.TestCase):
+    resource_type = "volume"
+    handler_class: type[CleanupHandler] = VolumeHandler
+    expected: ClassVar = {
+        "creating": "error",
+        "downloading": "error",
+        "uploading": "available",
+        "deleting": None,
+        "backing-up": "available",
+        "restoring-backup": "error_restoring",
+    }
+
+    def interrupted(self, status: str, identity: ServiceIdentity) -> str:
+        service = self.storage.service
+        if status in ("creating", "downloading"):
+            image = self.storage.image("image", b"x") if status == "downloading" else ""
+            return self.begin("volume", service.create_volume(SIZE, image=image).uuid, identity)
+        made = service.create_volume(SIZE)
+        self.finish("volume", made.uuid)
+        if status == "uploading":
+            service.upload(made.uuid, "image")
+        elif status == "deleting":
+            service.delete_volume(made.uuid)
+        else:
+            backup = service.create_backup(made.uuid)
+            if status == "restoring-backup":
+                self.finish("backup", backup.uuid)
+                service.restore(backup.uuid)
+            self.begin("backup", backup.uuid, identity)
+            with self.database.write() as tx:
+                # The backup's own row is the affair of its own handler.
+                self.storage.workers.reset(tx, "backup", backup.uuid)
+            return str(made.uuid)
+        return self.begin("volume", made.uuid, identity)
+
+    def finish(self, kind: str, uuid: str) -> None:
+        self.storage.agent("done")._do(self.storage.start(kind, uuid, self.service("done")))
+
+    def test_one_that_is_attached_goes_back_to_its_server(self) -> None:
+        made = self.storage.service.create_volume(SIZE)
+        self.finish("volume", made.uuid)
+        self.storage.service.attach(made.uuid, "server")
+        image = self.storage.service.upload(made.uuid, "image")
+        self.begin("volume", made.uuid, self.dead)
+        self.clean()
+        self.assertEqual((self.status(made.uuid), self.storage.status("image", image.uuid)), ("in-use", "killed"))
+
+
+class SnapshotHandlerTests(_BlockStorageCase, unittest.TestCase):
+    resource_type = "snapshot"
+    handler_class: type[CleanupHandler] = SnapshotHandler
+    expected: ClassVar = {"creating": "error", "deleting": None}
+
+    def interrupted(self, status: str, identity: ServiceIdentity) -> str:
+        service, agent = self.storage.service, self.storage.agent("done")
+        volume = service.create_volume(SIZE)
+        agent._do(self.storage.start("volume", volume.uuid, self.service("done")))
+        made = service.create_snapshot(volume.uuid)
+        if status == "deleting":
+            agent._do(self.storage.start("snapshot", made.uuid, self.service("done")))
+            service.delete("snapshot", made.uuid)
+        return self.begin("snapshot", made.uuid, identity)
+
+    def test_its_volume_has_one_less_when_it_is_deleted(self) -> None:
+        uuid = self.interrupted("deleting", self.dead)
+        volume = self.storage.get("snapshot", uuid).volume_uuid
+        self.clean()
+        self.assertEqual(self.storage.get("volume", volume).snapshots, 0)
+
+
+class BackupHandlerTests(_BlockStorageCase, unittest.TestCase):
+    resource_type = "backup"
+    handler_class: type[CleanupHandler] = BackupHandler
+    expected: ClassVar = {"creating": "error", "restoring": "available", "deleting": None}
+
+    def interrupted(self, status: str, identity: ServiceIdentity) -> str:
+        service, agent = self.storage.service, self.storage.agent("done")
+        volume = service.create_volume(SIZE)
+        agent._do(self.storage.start("volume", volume.uuid, self.service("done")))
+        made = service.create_backup(volume.uuid)
+        if status != "creating":
+            agent._do(self.storage.start("backup", made.uuid, self.service("done")))
+            if status == "deleting":
+                service.delete("backup", made.uuid)
+            else:
+                service.restore(made.uuid)
+        return self.begin("backup", made.uuid, identity)
+
+
+class InstanceHandlerTests(CleanupHandlerTests, unittest.TestCase):
+    resource_type = "instance"
+    handler_class: type[CleanupHandler] = InstanceHandler
+    expected: ClassVar = {"building": "error", "deleting": None}
+
+    def setUp(self) -> None:
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.fleet = Fleet(f"sqlite:///{folder.name}/test.sqlite", folder.name)
+        self.database = self.fleet.database
+        self.addCleanup(self.database.close)
+        self.fleet.create_tables()
+
+    def tools(self, identity: ServiceIdentity) -> Any:
+        found: Any = super().tools(identity)
+        found.instances, found.release = self.fleet.instances, self.fleet.store.release
+        return found
+
+    def interrupted(self, status: str, identity: ServiceIdentity) -> str:
+        uuid = self.fleet.place()
+        if status == "deleting":
+            held = self.fleet.workers.take("instance", uuid, self.service("done"))
+            assert held is not None
+            held.finish_with(lambda tx: self.fleet.instances.set_status(tx, uuid, "active", held.token))
+            self.fleet.deleter.delete(uuid)
+        assert self.fleet.workers.take("instance", uuid, identity) is not None
+        return uuid
+
+    def status(self, uuid: str) -> str | None:
+        with self.database.read() as tx:
+            return tx.execute(sa.select(instances.c.status).where(instances.c.uuid == uuid)).scalar()
+
+    def assert_tidy(self, uuid: str) -> None:
+        assert not list(self.fleet.store.allocations(consumers=[uuid])), "the claim was given back"

@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Block storage and cleanup through a whole control plane: real processes, the CLI, and the clients of Cinder unchanged."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import signal
+import subprocess
+import sys
+import unittest
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import openstack
+import requests
+from cinderclient import shell as cinder_shell
+from openstack import connection
+
+from tests.functional.block_storage.planes import SOON, Plane, in_process
+from tests.servers import wait_until
+
+
+class ControlPlaneTests(unittest.TestCase):
+    plane: ClassVar[Plane]
+    endpoint: ClassVar[str]
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        # One scheduler: two take somebody for dead at different moments.
+        cls.plane = Plane(cls, schedulers=1)
+        cls.endpoint = cls.plane.url + "/volume/v3"
+        dead = cls.plane.agent("dead")
+        cls.plane.api.set_service(cls.plane.service("dead")["uuid"], forced_down=True)
+        dead.kill()
+
+    def test_from_a_volume_to_its_backup_and_back_by_commands(self) -> None:
+        moorage = self.plane.moorage
+        volume = moorage("volume", "create", "--size", "2", "--name", "first", "--wait")
+        self.assertEqual((volume["status"], volume["size"]), ("available", 2))
+        snapshot = moorage("snapshot", "create", volume["id"], "--wait")
+        backup = moorage("backup", "create", volume["id"], "--wait")
+        self.assertEqual((snapshot["status"], backup["status"]), ("available", "available"))
+        self.assertEqual(moorage("backup", "restore", backup["id"], "--wait")["status"], "available")
+        image = moorage("volume", "upload", volume["id"], "image", "--wait")
+        again = moorage("volume", "create", "--size", "2", "--image", image["image_id"], "--wait")
+        self.assertEqual(again["status"], "available")
+        moorage("volume", "reset-state", again["id"], "--status", "error")
+        self.assertIn(again["id"], [row["id"] for row in moorage("volume", "list", "--status", "error")])
+        for kind, uuid in (("backup", backup["id"]), ("snapshot", snapshot["id"]), ("volume", again["id"])):
+            moorage(kind, "delete", uuid)
+            wait_until(functools.partial(self.gone, kind, uuid), f"{kind} is gone", SOON)
+        moorage("volume", "delete", volume["id"], "--force")
+        wait_until(lambda: volume["id"] not in self.plane.statuses("volume"), "it is gone", SOON)
+        wait_until(lambda: not [f for f in self.plane.files() if volume["id"] in f], "its files are gone", SOON)
+
+    def gone(self, kind: str, uuid: str) -> bool:
+        return uuid not in self.plane.statuses(kind)
+
+    def test_what_a_killed_agent_left_is_cleaned_by_another_on_request(self) -> None:
+        plane = self.plane
+        doomed = plane.agent("doomed", "block_storage.chunk_delay=60", "block_storage.operations=8")
+        made = []
+
+        def held() -> bool:
+            made.append(plane.volume("POST", "/volumes", {"volume": {"size": 1}})["volume"]["id"])
+            return len(plane.workers(host="doomed", phase="working")) >= 3
+
+        wait_until(held, "it works on three volumes", SOON)
+        why = [row["why"] for row in plane.moorage("cleanup", "list", "--host", "doomed")]
+        self.assertTrue(why and all("agent doomed works on it" in each for each in why), why)
+        doomed.kill()
+        doomed.wait(SOON)
+        left = {row["resource_id"] for row in plane.workers(host="doomed", phase="working")}
+        wait_until(lambda: plane.service("doomed")["state"] == "down", "it is taken for dead", SOON)
+        wait_until(lambda: plane.moorage("cleanup", "run", "--host", "doomed", "--dry-run"), "schedulers see it", SOON)
+        would = plane.moorage("cleanup", "run", "--host", "doomed", "--dry-run")
+        self.assertEqual({row["resource_id"] for row in would if row["would"] == "yes"}, left)
+        answer = plane.moorage("cleanup", "run", "--host", "doomed", "--wait")
+        self.assertEqual([(row["result"], row["host"]) for row in answer], [("cleaning", "doomed")])
+        statuses = plane.statuses("volume")
+        self.assertEqual({statuses[uuid] for uuid in left}, {"error"})
+        wait_until(lambda: not set(made) & {row["resource_id"] for row in plane.workers()}, "all are done", SOON)
+        statuses = plane.statuses("volume")
+        self.assertEqual({statuses[uuid] for uuid in made if uuid not in left} - {"available"}, set())
+        wait_until(lambda: not [f for f in plane.files() if f.split("/")[1] in left], "no part of them stays", SOON)
+        history = plane.moorage("cleanup", "history", "--outcome", "done")
+        self.assertLessEqual(left, {row["resource_id"] for row in history})
+        again = plane.api.request("POST", "/cleanup", body={"host": "doomed"})
+        (found,) = [each for each in plane.moorage("cleanup", "requests") if each["host"] == "doomed"]
+        self.assertEqual((found["uuid"], found["uuid"]), (answer[0]["request"], again["requests"][0]["uuid"]))
+        metrics = requests.get(plane.url + "/metrics", timeout=30).text
+        self.assertIn('moorage_cleanup_outcomes_total{outcome="done",resource_type="volume"}', metrics)
+
+    def test_an_agent_that_starts_again_cleans_after_itself(self) -> None:
+        plane = self.plane
+        plane.agent("returns", "block_storage.chunk_delay=60", "block_storage.operations=8").kill()
+        process = plane.agent("returns", "block_storage.chunk_delay=60", "block_storage.operations=8")
+
+        def held() -> list[dict[str, Any]]:
+            plane.volume("POST", "/volumes", {"volume": {"size": 1}})
+            return plane.workers(host="returns", phase="working")
+
+        wait_until(held, "it works on a volume", SOON)
+        left = [row["resource_id"] for row in plane.workers(host="returns", phase="working")]
+        process.kill()
+        process.wait(SOON)
+        plane.agent("returns")
+        wait_until(lambda: plane.statuses("volume")[left[0]] == "error", "it has cleaned", SOON)
+
+    def test_one_that_was_paused_and_cleaned_after_stops_when_it_goes_on(self) -> None:
+        plane = self.plane
+        paused = plane.agent("paused", "block_storage.chunk_delay=0.2", "block_storage.operations=8")
+
+        def held() -> list[dict[str, Any]]:
+            plane.volume("POST", "/volumes", {"volume": {"size": 1}})
+            return plane.workers(host="paused", phase="working")
+
+        wait_until(held, "it works on a volume", SOON)
+        paused.send_signal(signal.SIGSTOP)
+        left = [row["resource_id"] for row in plane.workers(host="paused", phase="working")]
+        wait_until(lambda: plane.service("paused")["state"] == "down", "it is taken for dead", SOON)
+
+        def asked() -> bool:
+            answer = plane.api.request("POST", "/cleanup", body={"host": "paused"})
+            return bool(answer["requests"])
+
+        wait_until(asked, "schedulers take it for dead too", SOON)
+        wait_until(lambda: not plane.workers(host="paused"), "it is cleaned after", SOON)
+        before = {uuid: status for uuid, status in plane.statuses("volume").items() if uuid in left}
+        self.assertLessEqual(set(before.values()), {"error", "available"})
+        paused.send_signal(signal.SIGCONT)
+        self.assertEqual(paused.wait(SOON), 70, "it gave up by itself")
+        after = {uuid: status for uuid, status in plane.statuses("volume").items() if uuid in left}
+        self.assertEqual(after, before)
+
+    # -- python-cinderclient, openstackclient and openstacksdk, as they are ---------------------------------------
+
+    def run_client(self, program: Callable[[list[str]], Any], *words: str) -> str:
+        status, said = in_process(program, list(words))
+        self.assertEqual(status, 0, f"{words}\n{said}")
+        return said
+
+    def cinder(self, *words: str, project: str = "") -> str:
+        return self.run_client(
+            cinder_shell.OpenStackCinderShell().main,
+            *("--os-auth-type", "noauth", "--os-user-id", "admin", "--os-project-id", "p"),
+            *("--os-endpoint", self.endpoint + project, "--os-volume-api-version", "3.24", *words),
+        )
+
+    def openstack(self, *words: str) -> str:
+        # In a process of its own: it takes the logging over.
+        given = ("--os-auth-type", "none", "--os-endpoint", self.endpoint, "--os-volume-api-version", "3.24")
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("OS_")}
+        command = [str(Path(sys.executable).parent / "openstack"), *given, *words]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SOON, env=environment)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return done.stdout
+
+    def test_cinder_work_cleanup_with_every_option(self) -> None:
+        number = str(self.service_id())
+        for project in ("", "/p"):
+            for options in (
+                (),
+                ("--cluster", "one"),
+                ("--host", "dead"),
+                ("--binary", "cinder-volume"),
+                ("--is-up", "false"),
+                ("--disabled", "false"),
+                ("--service-id", number),
+                ("--cluster", "one", "--host", "dead", "--binary", "cinder-volume", "--service-id", number),
+                ("--resource-type", "Volume"),
+            ):
+                with self.subTest(options=options, project=project):
+                    said = self.cinder("work-cleanup", *options, project=project)
+                    self.assertRegex(said, r"Following services will be cleaned")
+                    self.assertRegex(said, rf"\| +{number} +\| +one +\| +dead +\| +cinder-volume")
+        for options in (("--host", "nobody"), ("--disabled", "true"), ("--binary", "cinder-scheduler")):
+            with self.subTest(options=options):
+                self.assertIn("No cleanable services matched", self.cinder("work-cleanup", *options))
+
+    def service_id(self) -> int:
+        answer = self.post({"host": "dead"})
+        return int(answer.json()["cleaning"][0]["id"])
+
+    def post(self, body: Any, path: str = "/workers/cleanup", version: str = "3.24", method: str = "POST") -> Any:
+        headers = {"OpenStack-API-Version": f"volume {version}"}
+        return requests.request(method, self.endpoint + path, json=body, headers=headers, timeout=SOON)
+
+    def test_cinder_lists_creates_and_deletes(self) -> None:
+        self.cinder("create", "1", "--name", "by-cinder")
+        (uuid,) = [each["id"] for each in self.volumes() if each["name"] == "by-cinder"]
+        wait_until(lambda: self.plane.statuses("volume")[uuid] == "available", "it is made", SOON)
+        self.assertIn("by-cinder", self.cinder("list"))
+        self.cinder("delete", uuid)
+        wait_until(lambda: uuid not in self.plane.statuses("volume"), "it is gone", SOON)
+
+    def volumes(self) -> list[dict[str, Any]]:
+        return list(self.plane.volume("GET", "/volumes")["volumes"])
+
+    def test_openstack_block_storage_cleanup(self) -> None:
+        given = ("block", "storage", "cleanup", "-f", "json", "--cluster", "one", "--host", "dead")
+        said = self.openstack(*given, "--binary", "cinder-volume")
+        self.assertIn("dead", said)
+
+    def test_the_sdk(self) -> None:
+        openstack.enable_logging(debug=False)
+        sdk = connection.Connection(
+            auth_type="none", endpoint=self.endpoint, block_storage_endpoint_override=self.endpoint,
+            block_storage_default_microversion="3.24",
+        )  # fmt: skip
+        given = {"binary": "cinder-volume", "host": "dead", "cluster_name": "one"}
+        proxy: Any = sdk.block_storage
+        found: Any = proxy.cleanup_service_workers(**given)
+        self.assertIn("dead", str(found.to_dict() if hasattr(found, "to_dict") else found))
+
+    def test_the_shape_and_what_is_refused(self) -> None:
+        found = self.post({})
+        self.assertEqual((found.status_code, sorted(found.json())), (202, ["cleaning", "unavailable"]))
+        self.assertEqual(set(found.json()["cleaning"][0]), {"id", "host", "binary", "cluster_name"})
+        self.assertEqual(found.headers["OpenStack-API-Version"], "volume 3.24")
+        later = self.post({"dry_run": True}, version="3.72").json()
+        self.assertEqual({later["cleaning"][0][name] for name in ("name", "state")}, {"dead", "down"})
+        self.assertEqual(later["would_clean"], [])
+        self.assertEqual(self.post({}, "/workers/auto_cleanup").status_code, 202)
+        for body, status in (
+            ({"binary": "cinder-api"}, 400),
+            ({"is_up": "maybe"}, 400),
+            ({"unknown": 1}, 400),
+            ({"host": "a b"}, 400),
+            ({"resource_id": "no uuid"}, 400),
+            ({"resource_id": "11111111-1111-4111-8111-111111111111"}, 400),
+            ({"dry_run": True}, 400),
+            ({"service_id": "12345678901234"}, 400),
+            ([], 400),
+        ):
+            with self.subTest(body):
+                answer = self.post(body)
+                self.assertEqual(answer.status_code, status, answer.text)
+                self.assertEqual(answer.json()["badRequest"]["code"], status)
+        for version, status in (("3.23", 404), ("3.99", 406)):
+            self.assertEqual(self.post({}, version=version).status_code, status)
+        self.assertEqual(self.post({"host": None, "binary": None}, method="PUT").status_code, 202)
+        self.assertEqual(self.post({}, method="GET").status_code, 405)
+
+    def test_versions_are_told_to_everybody(self) -> None:
+        for path, status in (("", 200), ("/", 200)):
+            found = requests.get(self.endpoint + path, timeout=SOON)
+            (version,) = found.json()["versions"]
+            self.assertEqual((found.status_code, version["version"]), (status, "3.72"))
+            self.assertEqual(version["links"][0]["href"], self.endpoint + "/")
+        root = requests.get(self.plane.url + "/volume/", timeout=SOON)
+        self.assertEqual((root.status_code, json.loads(root.text)["versions"][0]["id"]), (300, "v3.0"))

@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What block storage promises, on any database; a mix-in for the tests of each. Files are real, messages lost."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import unittest
+
+from moorage import errors
+from moorage.cleanup.interface import Lease
+from moorage_plugins.block_storage.outcomes import ROWS
+from tests.servers import wait_until
+from tests.unit.block_storage.storages import CLUSTER, SIZE, SOON, Storage, member
+
+
+class StorageCase(unittest.TestCase):
+    """Subclasses give ``url``."""
+
+    url: str
+
+    def setUp(self) -> None:
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.storage = Storage(self.url, folder.name)
+        self.addCleanup(self.storage.database.close)
+        self.storage.create_tables()
+        self.service = self.storage.service
+
+    def status(self, kind: str, uuid: str) -> str | None:
+        return self.storage.status(kind, uuid)
+
+
+class StorageTests(StorageCase):
+    """Subclasses give ``url``."""
+
+    # -- operations -----------------------------------------------------------------------------------------------
+
+    def test_a_volume_is_made_and_deleted(self) -> None:
+        uuid = self.storage.volume()
+        self.assertEqual(self.storage.data("volume", uuid), bytes(SIZE))
+        self.service.delete_volume(uuid)
+        self.assertEqual(self.status("volume", uuid), "deleting")
+        self.storage.run_all()
+        self.assertEqual((self.status("volume", uuid), self.storage.backend.uuids("volume")), (None, []))
+
+    def test_a_volume_is_downloaded_uploaded_and_made_again(self) -> None:
+        data = os.urandom(SIZE - 7)
+        uuid = self.storage.volume(image=data)
+        whole = data + bytes(7)
+        self.assertEqual(self.storage.data("volume", uuid), whole)
+        image = self.service.upload(uuid, "mine")
+        self.assertEqual(self.status("volume", uuid), "uploading")
+        self.storage.run_all()
+        self.assertEqual((self.status("volume", uuid), self.status("image", image.uuid)), ("available", "active"))
+        again = self.service.create_volume(SIZE, image=image.uuid)
+        self.storage.run_all()
+        self.assertEqual(self.storage.data("volume", again.uuid), whole)
+        self.assertEqual(self.storage.strays(), [])
+
+    def test_snapshots_keep_what_was_and_their_volume(self) -> None:
+        data = os.urandom(SIZE)
+        uuid = self.storage.volume(image=data)
+        snapshot = self.service.create_snapshot(uuid)
+        self.storage.run_all()
+        self.assertEqual(self.storage.data("snapshot", snapshot.uuid), data)
+        for force in (False, True):
+            with self.assertRaisesRegex(errors.Conflict, "has 1 snapshots"):
+                self.service.delete_volume(uuid, force=force)
+        self.assertEqual((self.status("volume", uuid), self.storage.rows()), ("available", 0))
+        self.service.delete("snapshot", snapshot.uuid)
+        self.storage.run_all()
+        self.service.delete_volume(uuid)
+        self.storage.run_all()
+        self.assertEqual((self.storage.strays(), self.storage.backend.uuids("snapshot")), ([], []))
+
+    def test_a_backup_restores_what_was_in_it(self) -> None:
+        data = os.urandom(SIZE // 2) + bytes(SIZE // 2)
+        uuid = self.storage.volume(image=data)
+        backup = self.service.create_backup(uuid)
+        self.assertEqual((self.status("volume", uuid), self.status("backup", backup.uuid)), ("backing-up", "creating"))
+        self.storage.run_all()
+        self.assertEqual((self.status("volume", uuid), self.status("backup", backup.uuid)), ("available", "available"))
+        other = self.storage.volume()
+        self.service.restore(backup.uuid, other)
+        self.assertEqual((self.status("volume", other), self.status("backup", backup.uuid)),
+                         ("restoring-backup", "restoring"))  # fmt: skip
+        self.storage.run_all()
+        self.assertEqual(self.storage.data("volume", other), data)
+        self.assertEqual((self.status("volume", other), self.status("backup", backup.uuid)), ("available",) * 2)
+        self.service.delete("backup", backup.uuid)
+        self.storage.run_all()
+        self.assertEqual((self.storage.strays(), self.storage.backend.uuids("backup")), ([], []))
+
+    def test_a_damaged_backup_is_not_restored_and_the_volume_keeps_its_data(self) -> None:
+        data = os.urandom(SIZE)
+        uuid = self.storage.volume(image=data)
+        backup = self.service.create_backup(uuid)
+        self.storage.run_all()
+        path = self.storage.backend.path("backup", backup.uuid, self.storage.get("backup", backup.uuid).path)
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+        self.service.restore(backup.uuid)
+        self.storage.run_all()
+        self.assertEqual((self.status("volume", uuid), self.status("backup", backup.uuid)),
+                         ("error_restoring", "available"))  # fmt: skip
+        self.assertRegex(self.storage.get("volume", uuid).fault, "damaged at byte")
+        self.assertEqual((self.storage.data("volume", uuid), self.storage.strays()), (data, []))
+
+    def test_what_fails_ends_in_its_documented_state(self) -> None:
+        image = self.storage.image("goes", b"x")
+        volume = self.service.create_volume(SIZE, image=image)
+        (self.storage.folder / "images" / image).unlink()
+        self.storage.run_all()
+        self.assertEqual(self.status("volume", volume.uuid), "error")
+        self.assertIn("There is no image goes", self.storage.get("volume", volume.uuid).fault)
+        self.assertEqual(self.storage.strays(), [])
+
+    # -- what is refused ------------------------------------------------------------------------------------------
+
+    def test_a_second_operation_is_refused_and_the_first_named(self) -> None:
+        uuid = self.storage.volume()
+        self.service.upload(uuid, "mine")
+        for ask in (lambda: self.service.delete_volume(uuid), lambda: self.service.create_backup(uuid)):
+            with self.assertRaisesRegex(errors.InUse, f"upload, by nobody yet .*{CLUSTER}"):
+                ask()
+        with self.assertRaisesRegex(errors.Conflict, "is uploading; an operation on it is in progress"):
+            self.service.attach(uuid, "server")
+        with self.assertRaises(errors.Conflict):
+            self.service.create_snapshot(uuid)
+        self.assertEqual(self.storage.get("volume", uuid).snapshots, 0)
+
+    def test_bad_images_write_nothing(self) -> None:
+        self.storage.image("large", bytes(SIZE + 1))
+        for image, said in (("none", "no image none"), ("../etc", "no plain name"), ("large", "has 40001 bytes")):
+            with self.assertRaisesRegex(errors.InvalidInput, said):
+                self.service.create_volume(SIZE, image=image)
+        self.assertEqual((self.service.page("volume", None), self.storage.rows()), ([], 0))
+
+    def test_a_volume_in_use_is_not_deleted_and_a_deleted_one_not_brought_back(self) -> None:
+        uuid = self.storage.volume()
+        self.service.attach(uuid, "server")
+        with self.assertRaisesRegex(errors.Conflict, "is in-use. It must be"):
+            self.service.delete_volume(uuid)
+        # LP 1937084: a forced deletion, and the detachment that comes late, at each moment.
+        self.service.delete_volume(uuid, force=True)
+        with self.assertRaisesRegex(errors.Conflict, "is deleting"):
+            self.service.detach(uuid)
+        self.storage.run_all()
+        with self.assertRaises(errors.NotFound):
+            self.service.detach(uuid)
+        self.assertIsNone(self.status("volume", uuid))
+
+    def test_uploading_ends_by_what_the_volume_is_attached_to(self) -> None:
+        uuid = self.storage.volume()
+        self.service.attach(uuid, "server")
+        self.service.upload(uuid, "mine")
+        self.storage.run_all()
+        self.assertEqual(self.status("volume", uuid), "in-use")
+        self.service.detach(uuid)
+        self.assertEqual(self.status("volume", uuid), "available")
+
+    # -- ownership ------------------------------------------------------------------------------------------------
+
+    def test_an_operation_is_started_once(self) -> None:
+        made = self.service.create_volume(SIZE)
+        job = self.storage.start("volume", made.uuid, member("a"))
+        for who in (member("a", 2), member("b")):
+            with self.assertRaises(Exception):  # noqa: B017  (the agent's own sign that it is not free)
+                self.storage.start("volume", made.uuid, who)
+        job.held.check()
+
+    def test_who_was_forced_out_writes_nothing_and_its_files_go(self) -> None:
+        made = self.service.create_volume(SIZE)
+        zombie = self.storage.start("volume", made.uuid, member("a"))
+        self.service.delete_volume(made.uuid, force=True)
+        agent = self.storage.agent("zombie")
+        with self.assertLogs("moorage_plugins.block_storage.agent", "WARNING"):
+            agent._do(zombie)
+        self.assertEqual(self.status("volume", made.uuid), "deleting")
+        self.storage.run_all()
+        agent._collector.collect()
+        self.assertEqual((self.status("volume", made.uuid), self.storage.strays()), (None, []))
+
+    def test_reset_state_fences_off_whoever_works(self) -> None:
+        uuid = self.storage.volume()
+        backup = self.service.create_backup(uuid)
+        zombie = self.storage.start("backup", backup.uuid, member("a"))
+        self.service.reset("volume", uuid, "available")
+        with self.assertLogs("moorage_plugins.block_storage.agent", "WARNING"):
+            self.storage.agent("a")._do(zombie)
+        self.assertEqual((self.status("volume", uuid), self.status("backup", backup.uuid)), ("available", "creating"))
+        self.service.reset("backup", backup.uuid, "error")
+        self.storage.agent("a")._collector.collect()
+        self.assertEqual((self.storage.rows(), self.storage.strays()), (0, []))
+
+    def test_only_some_statuses_can_be_set(self) -> None:
+        uuid = self.storage.volume()
+        with self.assertRaisesRegex(errors.InvalidInput, "can be reset to available, in-use"):
+            self.service.reset("volume", uuid, "deleting")
+        made = self.service.create_volume(SIZE)
+        with self.assertRaisesRegex(errors.Conflict, "has no data"):
+            self.service.reset("volume", made.uuid, "available")
+        self.assertEqual((self.status("volume", made.uuid), self.storage.rows()), ("creating", 1))
+
+    def test_what_is_stopped_in_the_middle_is_begun_anew_by_another(self) -> None:
+        self.storage.conf.set_override("chunk_delay", 60.0, group="block_storage")
+        made = self.service.create_volume(SIZE)
+        first = self.storage.agent("a")
+        first.start()
+        wait_until(lambda: self.storage.backend.uuids("volume"), "the first chunk is written", SOON)
+        with self.assertLogs("moorage.cleanup.workers", "WARNING"):
+            first.stop()
+        self.storage.conf.clear_override("chunk_delay", group="block_storage")
+        self.storage.run_all("b")
+        self.assertEqual((self.status("volume", made.uuid), self.storage.strays()), ("available", []))
+
+    # -- tracked --------------------------------------------------------------------------------------------------
+
+    def test_an_operation_that_is_done_where_it_is_asked_for(self) -> None:
+        uuid = self.storage.volume()
+
+        def begin(tx: object, token: int) -> None:
+            ROWS["volume"].must_write(tx, uuid, token, status="creating")  # type: ignore[arg-type]
+
+        def end(tx: object, lease: Lease) -> None:
+            ROWS["volume"].must_write(tx, uuid, lease.token, status="available")  # type: ignore[arg-type]
+
+        tracked = self.storage.workers.tracked
+        with tracked("volume", uuid, "extend", "creating", member("a"), begin) as lease:
+            with self.assertRaises(errors.InUse):
+                self.service.delete_volume(uuid)
+            lease.finish_with(lambda tx: end(tx, lease))
+        self.assertEqual((self.status("volume", uuid), self.storage.rows()), ("available", 0))
+        with tracked("volume", uuid, "extend", "creating", member("a")):
+            self.assertEqual(self.storage.rows(), 1)
+        self.assertEqual(self.storage.rows(), 0)
+        with (
+            self.assertRaises(ZeroDivisionError),
+            self.assertLogs("moorage.cleanup.workers", "WARNING"),
+            tracked("volume", uuid, "extend", "creating", member("a")),
+        ):
+            raise ZeroDivisionError
+        row = self.storage.workers.get("volume", uuid)
+        assert row is not None
+        self.assertEqual((row.phase, row.owner, row.last_error), ("waiting", None, "ZeroDivisionError: "))

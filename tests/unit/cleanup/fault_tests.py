@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Faults around cleaning that Cinder does not survive, or not on every database; a mix-in.
+
+What is known of Cinder 29: filters on services match nothing; reset-state leaves rows on PostgreSQL; one kept row leaks the next;
+one that fails ends the pass; a cleaner that wakes removes the row of another operation; a service that wakes overwrites what was
+cleaned; nobody cleans after a cleaner; a cleanup in progress is begun again by the next request; an owner whose clock is ahead is
+not cleaned after; what nobody had claimed stays for ever. Some of them are tests of the cleaner and of the supervisor.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+from unittest import mock
+
+from oslo_config import cfg
+
+from moorage import errors
+from moorage.cleanup import options
+from moorage.cleanup.orphans import Target
+from moorage.cleanup.workers import WorkerStore
+from moorage.clock import SystemClock
+from moorage.control_plane.cleaning import AgentCleaning
+from moorage.control_plane.process import Platform
+from moorage.services.interface import ServiceIdentity
+from moorage.services.registry import ServiceRegistry
+from tests.servers import wait_until
+from tests.unit.cleanup.supervisor_tests import SupervisorCase
+from tests.unit.cleanup.worker_tests import TYPE, in_threads, write
+
+HOUR = 3600.0
+
+
+class SkewedClock(SystemClock):
+    """A service whose machine is an hour ahead, or behind."""
+
+    def __init__(self, skew: float) -> None:
+        self._skew = skew
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self._skew
+
+    def wall(self) -> float:
+        return super().wall() + self._skew
+
+
+class FaultTests(SupervisorCase):
+    """Subclasses give ``url``."""
+
+    def cleaning(self, who: ServiceIdentity) -> AgentCleaning:
+        """The cleaner of an agent, with no handler of its own: the test's is put in."""
+        conf = cfg.ConfigOpts()
+        options.register_opts(conf)
+        conf([], project="moorage", default_config_files=[])
+        conf.set_override("enabled_handlers", [], group="cleanup")
+        database: Any = self.open_database()
+        clock: Any = SystemClock()
+        registry = ServiceRegistry(database, clock)
+        nobody: Any = None
+        platform = Platform(who.host, clock, database, registry, who, nobody, nobody, lambda reason: None)
+        found = AgentCleaning(platform, conf, nobody, WorkerStore(database, lease_seconds=60))
+        cleaner, self.handler = self.cleaner(who)
+        found._cleaner = cleaner
+        return found
+
+    def test_a_request_whose_message_was_lost_is_found(self) -> None:
+        for uuid in ("one", "two"):
+            self.left_by("a", uuid)
+        self.die("a")
+        request = self.ask()["requests"][0]["uuid"]
+        other = self.cleaning(self.registry.enlist("agent", "stranger", cluster="two", rpc_version="1.0"))
+        other.look()
+        self.assertEqual(len(self.rows()), 2, "it is of another cluster")
+        self.cleaning(self.who["b"]).look()
+        self.assertEqual((self.rows(), self.requests.get(request).done_at is None), ({}, False))
+
+    def test_a_start_cleans_after_itself_without_any_request(self) -> None:
+        self.left_by("a")
+        self.who["a"] = self.registry.enlist("agent", "a", cluster="one", rpc_version="1.0")
+        self.cleaning(self.who["a"]).look()
+        self.assertEqual((self.rows(), self.thing().status), ({}, "error"))
+
+    def test_two_processes_of_one_name_are_two_incarnations(self) -> None:
+        self.create("one", host="a")
+        first = self.taken("one", self.who["a"])
+        twin = self.registry.enlist("agent", "a", cluster="one", rpc_version="1.0")
+        self.create("two", host="a")
+        second = self.taken("two", twin)
+        self.assertFalse(self.registry.beat(self.who["a"]))
+        self.cleaning(twin).look()
+        with self.assertRaises(errors.Fenced):
+            first.finish_with(lambda tx: write(tx, "one", "active", first.token))
+        second.finish_with(lambda tx: write(tx, "two", "active", second.token))
+        self.assertEqual((self.thing("one").status, self.thing("two").status), ("error", "active"))
+
+    def test_two_schedulers_and_three_cleaners_come_to_one_cleanup_of_each(self) -> None:
+        for number in range(30):
+            self.left_by("a", f"{number:02x}")
+        others = [self.another(ServiceRegistry(self.open_database(), self.clock)) for _ in range(2)]
+        self.die("a", watching=tuple(others))
+        in_threads(*(lambda other=other: self.ask(other) for other in others))
+        agents = [self.cleaning(self.who[name]) for name in ("b", "c")]
+        handlers = []
+        for agent in agents:
+            handlers.append(agent._cleaner.handlers[TYPE])
+        in_threads(*(agent.look for agent in agents for _ in range(2)))
+        calls = [uuid for handler in handlers for uuid, _ in handler.calls]  # type: ignore[attr-defined]
+        self.assertEqual(sorted(calls), [f"{number:02x}" for number in range(30)])
+        self.assertEqual(self.outcomes(), {"done": 30})
+
+    def test_a_request_during_a_cleanup_begins_nothing_twice(self) -> None:
+        self.left_by("a")
+        self.die("a")
+        target = self.requests.get(self.ask()["requests"][0]["uuid"]).target
+        first, handler = self.cleaner(self.who["b"])
+        second, _ = self.cleaner(self.who["c"])
+        began, go_on = threading.Event(), threading.Event()
+
+        def slow(held: object) -> None:
+            began.set()
+            assert go_on.wait(60)
+
+        handler.answers["one"] = slow
+        thread = threading.Thread(target=first.clean, args=(target,))
+        thread.start()
+        self.assertTrue(began.wait(60))
+        self.ask()
+        self.assertEqual(second.clean(target), {})
+        go_on.set()
+        thread.join(60)
+        self.assertEqual((len(handler.calls), self.outcomes()), (1, {"done": 1}))
+
+    def test_clocks_an_hour_apart_change_nothing(self) -> None:
+        real = time.time
+        for skew in (HOUR, -HOUR):
+            with mock.patch("time.time", lambda skew=skew: real() + skew):
+                self.left_by("a")
+                self.create("waits", host="b")
+            self.die("a")
+            with mock.patch("time.time", lambda skew=skew: real() - skew):
+                self.supervisor.sample()
+                (request,) = self.ask()["requests"]
+                cleaner, _ = self.cleaner(self.who["b"])
+                cleaner._clock = SkewedClock(-skew)
+                target = self.requests.get(request["uuid"]).target
+                self.assertEqual(cleaner.clean(target), {"done": 1})
+                living = Target(self.who["b"].uuid, self.registry.get(self.who["b"].uuid).epoch)
+                self.assertEqual(cleaner.clean(living), {})
+            self.assertEqual(list(self.rows()), ["waits"])
+            self.database.run(lambda tx: self.store.reset(tx, TYPE, "waits"))
+            self.who["a"] = self.registry.enlist("agent", "a", cluster="one", rpc_version="1.0")
+
+    def test_a_store_that_goes_away_for_a_moment_ends_no_pass_for_ever(self) -> None:
+        self.left_by("a")
+        self.die("a")
+        target = self.requests.get(self.ask()["requests"][0]["uuid"]).target
+        cleaner, handler = self.cleaner(self.who["b"])
+        handler.answers["one"] = errors.StoreUnavailable("away, for this test")
+        with self.assertLogs("moorage.cleanup.cleaner", "WARNING"):
+            self.assertEqual(cleaner.clean(target), {"retry": 1})
+        handler.answers.clear()
+        wait_until(lambda: cleaner.clean(target), "it is tried again", 20)
+        self.assertEqual(self.rows(), {})

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -31,6 +31,7 @@ from moorage.control_plane import api as control_plane_api
 from moorage.control_plane import groups_api
 from moorage.control_plane.enrolment import Enrolment
 from moorage.control_plane.interface import API_EXTENSIONS, ApiTools, Wsgi
+from moorage.control_plane.operations import InPlace
 from moorage.control_plane.periodic import EngineNames
 from moorage.control_plane.placing import Deleter, cast_to_agent
 from moorage.control_plane.process import Platform
@@ -86,6 +87,30 @@ class Schedulers:
                 LOG.warning("A scheduler was lost (%s); another one is asked.", error.message)
                 self._clock.sleep(0.1 * attempt)
         raise AssertionError("unreachable")
+
+    def find(self, method: str, args: Mapping[str, Any]) -> Any:
+        """Ask one scheduler after the other until one knows."""
+        names = self._sender.transport.listeners(SCHEDULERS)
+        if not names:
+            return self.ask(method, args)
+        failure: errors.MoorageError = errors.NotFound("No scheduler is there to be asked.")
+        for name in names:
+            try:
+                return self._sender.call(SCHEDULERS, method, dict(args), server=name, timeout=self._timeout)
+            except errors.NotFound as error:
+                failure = error
+            except errors.TransportError as error:
+                LOG.info("Scheduler %s was not asked: %s", name, error.message)
+        raise failure
+
+    def create_many(self, request: Mapping[str, Any], uuids: Sequence[str], request_id: str) -> None:
+        """Place several instances alike, all or none; safe to ask again likewise."""
+        self.ask("create_instances", {"request": dict(request), "uuids": list(uuids), "request_id": request_id})
+
+    def move(self, uuid: str, operation: str, wanted: Mapping[str, Any], request_id: str) -> None:
+        """Move an instance; safe to ask again, because the request_id is kept with what is in progress."""
+        args = {"instance_uuid": uuid, "operation": operation, "wanted": dict(wanted), "request_id": request_id}
+        self.ask("move_instance", args)
 
     def create(self, request: Mapping[str, Any], request_id: str) -> None:
         """Place an instance; safe to ask again, because uuid and request_id name the claim."""
@@ -145,7 +170,9 @@ class ApiRole:
             platform.database, nodes, store, platform.registry, changed, shards_for_new(nodes, conf)
         )
         plans = open_plans(platform.database, nodes, instances, conf)
-        deleter = Deleter(platform.database, instances, open_workers(platform, conf), cast_to_agent(platform.sender))
+        workers, cast = open_workers(platform, conf), cast_to_agent(platform.sender)
+        deleter = Deleter(platform.database, instances, workers, cast)
+        in_place = InPlace(platform.database, instances, workers, cast)
         return (
             *services_api.routes(platform.registry, self._observer, changed),
             *fleet_api.routes(nodes, enrolment),
@@ -163,7 +190,7 @@ class ApiRole:
                 RequestStore(platform.database, platform.registry),
                 schedulers,
             ),
-            *control_plane_api.routes(instances, schedulers, deleter, groups.resolved),
+            *control_plane_api.routes(instances, schedulers, deleter, in_place, groups.resolved),
             *groups_api.routes(groups),
             *sharding_api.routes(platform.database, nodes, plans),
             *coordination_api.routes(

@@ -206,6 +206,10 @@ class WorkerStore(Workers):
             raise errors.Conflict(f"The operation on {resource_type} {resource_id} has just ended; try again.")
         return token
 
+    def withdraw(self, tx: sa.Connection, resource_type: str, resource_id: str, token: int) -> None:
+        """Take back what :meth:`create` recorded, in the same transaction: there is nothing left for anybody to do."""
+        tx.execute(_FINISH, {"of_type": resource_type, "of_resource": resource_id, "to_token": token})
+
     def get(self, resource_type: str, resource_id: str) -> Worker | None:
         """The operation in progress on a resource, if there is one."""
         with self._database.read() as tx:

@@ -325,6 +325,14 @@ class Client:
         headers = {"X-OpenStack-Request-ID": request_id} if request_id else {}
         return dict(self.request("POST", "/instances", body=body, headers=headers))
 
+    def create_instances(self, body: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
+        """Place and build several alike, all or none."""
+        return list(self.request("POST", "/instances", body={**body, "count": count})["instances"])
+
+    def decision(self, request_id: str, node: str | None = None) -> dict[str, Any]:
+        """What was decided of a request: its id, or the instance's uuid."""
+        return dict(self.request("GET", f"/decisions/{request_id}", query={"node": node} if node else None))
+
     def instances(self, **query: Any) -> Iterator[dict[str, Any]]:
         """Instances by uuid."""
         return self.pages("/instances", "instances", query)
@@ -332,6 +340,10 @@ class Client:
     def instance(self, uuid: str) -> dict[str, Any]:
         """One instance."""
         return dict(self.request("GET", f"/instances/{uuid}"))
+
+    def act_on_instance(self, uuid: str, action: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Begin to rebuild, resize, live_migrate, shelve_offload or unshelve an instance."""
+        return dict(self.request("POST", f"/instances/{uuid}/action", body={action: dict(body or {})}))
 
     def delete_instance(self, uuid: str, *, force: bool = False) -> None:
         """Begin to delete an instance."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Protocol
 
 from moorage import errors
 from moorage.control_plane.interface import Instance, InstanceStore
+from moorage.control_plane.operations import OPERATIONS, InPlace
 from moorage.control_plane.placing import Deleter
 from moorage.routes import ApiRequest, ApiResponse, PolicyRule, Route
 from moorage.scheduling.api import Resolver
@@ -24,15 +25,27 @@ POLICIES = (
     ),
     PolicyRule("scheduling:instances:get", "rule:system_reader or rule:project_reader", "List instances and show one."),
     PolicyRule("scheduling:instances:delete", "rule:system_member or rule:project_member", "Delete an instance."),
+    PolicyRule(
+        "scheduling:instances:action",
+        "rule:system_member or rule:project_member",
+        "Rebuild, resize, move, shelve or unshelve an instance.",
+    ),
 )
 
 _UUID = {
     "type": "string",
     "pattern": "^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$",
 }
+#: Instances that one request makes at most.
+_MOST = 100
 _CREATE = {
     "type": "object",
-    "properties": {"uuid": _UUID, "name": {"type": "string", "maxLength": 255}, **REQUEST_PROPERTIES},
+    "properties": {
+        "uuid": _UUID,
+        "name": {"type": "string", "maxLength": 255},
+        "count": {"type": "integer", "minimum": 1, "maximum": _MOST},
+        **REQUEST_PROPERTIES,
+    },
     "required": ["flavor"],
     "additionalProperties": False,
 }
@@ -45,6 +58,30 @@ _QUERY = {
         "limit": {"type": "integer", "minimum": 1, "maximum": 1000},
         "after": {"type": "string", "maxLength": 36},
     },
+    "additionalProperties": False,
+}
+_TO = {"host": _TEXT, "node": _TEXT}
+_ACTIONS: Mapping[str, Mapping[str, Any]] = {
+    "rebuild": {"image": REQUEST_PROPERTIES["image"]},
+    "shelve_offload": {},
+    "resize": {"flavor": REQUEST_PROPERTIES["flavor"], **_TO},
+    "live_migrate": _TO,
+    "unshelve": _TO,
+}
+_REQUIRED = {"resize": ["flavor"], "rebuild": ["image"]}
+_ACTION = {
+    "type": "object",
+    "properties": {
+        name: {
+            "type": ["object", "null"] if name not in _REQUIRED else "object",
+            "properties": properties,
+            "required": _REQUIRED.get(name, []),
+            "additionalProperties": False,
+        }
+        for name, properties in _ACTIONS.items()
+    },
+    "minProperties": 1,
+    "maxProperties": 1,
     "additionalProperties": False,
 }
 _FORCE = {"type": "object", "properties": {"force": {"type": "boolean"}}, "additionalProperties": False}
@@ -60,15 +97,21 @@ class Creator(Protocol):
     def create(self, request: Mapping[str, Any], request_id: str) -> None:
         """Have a scheduler place it; when that scheduler is lost, another one, for the same uuid and request_id."""
 
+    def create_many(self, request: Mapping[str, Any], uuids: Sequence[str], request_id: str) -> None:
+        """Have a scheduler place several alike, all or none; likewise."""
 
-def routes(instances: InstanceStore, creator: Creator, deleter: Deleter, resolve: Resolver) -> Sequence[Route]:
-    """The routes, over the store of instances.
+    def move(self, uuid: str, operation: str, wanted: Mapping[str, Any], request_id: str) -> None:
+        """Have a scheduler find the place where an instance goes next; likewise."""
 
-    :param resolve: called with the body of a request for a new instance and who asks.
-    """
+
+def _creating(instances: InstanceStore, creator: Creator, resolve: Resolver) -> Callable[[ApiRequest], ApiResponse]:
+    """The handler that creates one instance, or several."""
 
     def create(request: ApiRequest) -> ApiResponse:
         body = dict(request.body)
+        if "count" in body:
+            body.setdefault("uuid", str(uuid.uuid4()))
+            return create_many(body, body.pop("count"), request)
         # A client that repeats a request gives the same uuid again: that, and not the message's id, names the claim.
         if "uuid" not in body:
             body["uuid"] = str(uuid.uuid4())
@@ -82,6 +125,28 @@ def routes(instances: InstanceStore, creator: Creator, deleter: Deleter, resolve
         _visible(found, request)
         _refuse_another(found, request.body)
         return ApiResponse(202, asdict(found), {"Location": f"{request.url_prefix}/instances/{found.uuid}"})
+
+    def create_many(body: Mapping[str, Any], count: int, request: ApiRequest) -> ApiResponse:
+        # The others' uuids follow from the first one's, so that a repeated request names the same claims.
+        first = uuid.UUID(body["uuid"])
+        uuids = [str(first), *(str(uuid.uuid5(first, str(number))) for number in range(1, count))]
+        if any(_found(instances, each) is None for each in uuids):
+            creator.create_many(resolve(body, request.context), uuids, body["uuid"])
+        found = [instances.get(each) for each in uuids]
+        for each in found:
+            _visible(each, request)
+        return ApiResponse(202, {"instances": [asdict(each) for each in found]})
+
+    return create
+
+
+def routes(
+    instances: InstanceStore, creator: Creator, deleter: Deleter, in_place: InPlace, resolve: Resolver
+) -> Sequence[Route]:
+    """The routes, over the store of instances.
+
+    :param resolve: called with the body of a request for a new instance and who asks.
+    """
 
     def list_instances(request: ApiRequest) -> ApiResponse:
         query = dict(request.query)
@@ -101,22 +166,43 @@ def routes(instances: InstanceStore, creator: Creator, deleter: Deleter, resolve
         deleter.delete(request.path["uuid"], force=request.query.get("force", False))
         return ApiResponse(202)
 
+    def act(request: ApiRequest) -> ApiResponse:
+        found = request.path["uuid"]
+        _visible(instances.get(found), request)
+        ((name, wanted),) = request.body.items()
+        if OPERATIONS[name].moves:
+            creator.move(found, name, wanted or {}, str(uuid.uuid4()))
+        else:
+            in_place.begin(found, name, wanted or {})
+        return ApiResponse(202, asdict(instances.get(found)))
+
     tags = ("instances",)
-    may_create, may_get, may_delete = (rule.name for rule in POLICIES)
+    may_create, may_get, may_delete, may_act = (rule.name for rule in POLICIES)
     listing = {"type": "object", "properties": {"instances": {"type": "array", "items": _SHOWN}}}
     return (
         Route(
             "POST",
             "/instances",
             may_create,
-            "Place an instance and begin to build it; repeating it with the same uuid finds the first one.",
-            create,
+            "Place an instance and begin to build it; repeating it with the same uuid finds the first one. With count: so many "
+            "alike, all or none.",
+            _creating(instances, creator, resolve),
             {202: _SHOWN},
             body=_CREATE,
             tags=tags,
         ),
         Route("GET", "/instances", may_get, "List instances.", list_instances, {200: listing}, query=_QUERY, tags=tags),
         Route("GET", "/instances/{uuid}", may_get, "Show an instance.", show, {200: _SHOWN}, tags=tags),
+        Route(
+            "POST",
+            "/instances/{uuid}/action",
+            may_act,
+            "Begin to rebuild, resize, live_migrate, shelve_offload or unshelve an instance; the body has the one that is meant.",
+            act,
+            {202: _SHOWN},
+            body=_ACTION,
+            tags=tags,
+        ),
         Route(
             "DELETE",
             "/instances/{uuid}",

@@ -8,6 +8,7 @@ instance, its worker and its claim are written in one.
 from __future__ import annotations
 
 import abc
+import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
@@ -36,9 +37,11 @@ __all__ = [
     "PolicyCheck",
     "Reassignable",
     "Wsgi",
+    "move_consumer",
 ]
 
 API_VERSION = (1, 0)
+_MOVES = uuid.UUID("0f3d1a52-6f8b-5f0e-9a3c-6c1f6f1f7a11")
 
 #: A WSGI application (PEP 3333).
 Wsgi = Callable[[dict[str, Any], Any], Iterable[bytes]]
@@ -48,10 +51,13 @@ Wsgi = Callable[[dict[str, Any], Any], Iterable[bytes]]
 class Instance:
     """An instance in full. Timestamps are microseconds since the Unix epoch, of the database's clock.
 
-    :param status: building, active, deleting, error (a plugin may add others).
-    :param node: name of the node; ``node_uuid`` its uuid.
+    :param status: building, active, deleting, error; during the operations of :mod:`moorage.control_plane.operations` theirs, and
+        shelved_offloaded (a plugin may add others).
+    :param node: name of the node; ``node_uuid`` its uuid. Empty, as ``host``, while it is on none.
     :param fence: the token of the last operation that wrote the row.
+    :param request: what was asked for: extra_specs, hints, image, availability_zone, server_group.
     :param server_group: uuid (or, for one that a request brought along, name) of its server group; empty for none.
+    :param pending: what the operation in progress is to make of it.
     """
 
     uuid: str
@@ -70,6 +76,12 @@ class Instance:
     updated_at: int = 0
     request: Mapping[str, Any] = field(default_factory=dict)
     server_group: str = ""
+    pending: Mapping[str, Any] = field(default_factory=dict)
+
+
+def move_consumer(instance_uuid: str) -> str:
+    """Who holds the room on the destination while an instance moves."""
+    return str(uuid.uuid5(_MOVES, instance_uuid))
 
 
 class InstanceStore(InstanceSource):
@@ -122,6 +134,22 @@ class InstanceStore(InstanceSource):
         """Set the status with the fence: only where ``fence <= token`` (and the status is one of ``expected``, when given).
 
         The condition is in the statement; False when the row was not written.
+        """
+
+    @abc.abstractmethod
+    def change(
+        self,
+        transaction: Any,
+        uuid: str,
+        token: int,
+        values: Mapping[str, Any],
+        *,
+        expected: Sequence[str] = (),
+        fence: int | None = None,
+    ) -> bool:
+        """Set fields of an instance with the fence, as :meth:`set_status` does; names are those of :class:`Instance`.
+
+        :param fence: the row must still have this one: nothing was written since it was read.
         """
 
     @abc.abstractmethod
@@ -193,6 +221,8 @@ class AgentTools:
         set (none when the shard is empty), else those of its host.
     :param release: gives back the claim of a consumer, inside a transaction: ``release(consumer, transaction)``.
     :param reporter: :class:`moorage.scheduling.reporter.Reporter`, tells every scheduler what changed.
+    :param store: the allocation store; where it is an ``AllocationLedger`` too, instances can be moved and resized.
+    :param cast: tells another host's agent something of an instance: ``cast(host, method, uuid)``.
     """
 
     conf: Any
@@ -204,6 +234,8 @@ class AgentTools:
     release: Callable[[str, Any], bool]
     reporter: Any
     nodes: Callable[[], Iterable[Node]] = tuple
+    store: Any = None
+    cast: Callable[[str, str, str], None] = lambda host, method, uuid: None
 
 
 class PolicyCheck(Protocol):

@@ -30,6 +30,12 @@ LOG = logging.getLogger(__name__)
 AGENT_TOPIC = "agent"
 BUILD = "build"
 DELETE = "delete"
+#: How often an instance that is being written is looked at again before its deletion is given up.
+_LOOKS = 5
+
+
+class _ChangedError(Exception):
+    """An instance was written since it was read: it may be on another host now."""
 
 
 class NodeNames(Protocol):
@@ -63,6 +69,8 @@ class StoreClaimer:
     workers: WorkerStore
     node_names: NodeNames
     groups: GroupStore
+    database: Database | None = None
+    cast: Callable[[str, str, str], None] | None = None
 
     def claim(self, spec: RequestSpec, node_uuid: str, host: str, request_id: str) -> ClaimResult:
         """Take the room and record what is to be done there, all in one transaction."""
@@ -107,8 +115,28 @@ class StoreClaimer:
         return next((each.provider.uuid for each in held if each.provider.can_host), outcome.providers[0])
 
     def release(self, instance_uuid: str) -> None:
-        """Give the room back."""
-        self.store.release(instance_uuid)
+        """Take back what was claimed and recorded; an agent that has begun finds that it may not finish."""
+        of_type = self.instances.resource_type
+
+        def undo(transaction: Any) -> None:
+            token = self.workers.create(
+                transaction, of_type, instance_uuid, DELETE, "deleting", addressed_to="", force=True
+            )
+            self.instances.remove(transaction, instance_uuid, token)
+            self.workers.withdraw(transaction, of_type, instance_uuid, token)
+            self.store.release(instance_uuid, transaction)
+
+        if self.database is None:
+            self.store.release(instance_uuid)
+            return
+        try:
+            host = self.instances.get(instance_uuid).host
+        except errors.NotFound:
+            host = ""
+        self.database.run(undo)
+        if host and self.cast is not None:
+            # It may have built it already, and told of it.
+            self.cast(host, "look_at_instance", instance_uuid)
 
     def _instance(self, spec: RequestSpec, node_uuid: str, host: str) -> Instance:
         return Instance(
@@ -122,12 +150,29 @@ class StoreClaimer:
             resources=dict(spec.flavor.resources),
             project_id=spec.project_id,
             user_id=spec.user_id,
-            request={
-                "extra_specs": dict(spec.flavor.extra_specs),
-                "hints": {k: list(v) for k, v in spec.hints.items()},
-            },
-            server_group="" if spec.server_group is None else spec.server_group.name,
+            request=request_of(spec),
+            server_group=spec.server_group.name if spec.server_group is not None else "",
         )
+
+
+def request_of(spec: RequestSpec) -> dict[str, Any]:
+    """What of a request is kept with its instance, for later operations and for filters that want it."""
+    request: dict[str, Any] = {
+        "extra_specs": dict(spec.flavor.extra_specs),
+        "hints": {name: list(values) for name, values in spec.hints.items()},
+    }
+    if spec.image:
+        request["image"] = dict(spec.image)
+    if spec.availability_zone is not None:
+        request["availability_zone"] = spec.availability_zone
+    if spec.server_group is not None:
+        group = spec.server_group
+        request["server_group"] = {
+            "name": group.name,
+            "policy": group.policy,
+            "max_server_per_host": group.max_server_per_host,
+        }
+    return request
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,30 +185,34 @@ class Deleter:
     cast: Callable[[str, str, str], None]
 
     def delete(self, uuid: str, *, force: bool = False) -> None:
-        """Record the operation, then tell the agent.
+        """Record the operation, then tell the agent. An instance that is on no host is gone at once.
 
         :raises NotFound: there is no such instance.
         :raises InUse: an operation on it is in progress, and ``force`` is not given.
         """
-        instance = self.instances.get(uuid)
-        if instance.status == "deleting" and not force:
+        for _ in range(_LOOKS):
+            instance = self.instances.get(uuid)
+            if instance.status == "deleting" and not force:
+                return
+            try:
+                self.database.run(lambda tx, of=instance: self._record(tx, of, force))  # type: ignore[misc]
+            except _ChangedError:
+                continue
+            if instance.host:
+                self.cast(instance.host, "delete_instance", uuid)
             return
+        raise errors.Conflict(f"Instance {uuid} becomes something else all the time; try again.")
 
-        def record(transaction: Any) -> None:
-            token = self.workers.create(
-                transaction,
-                self.instances.resource_type,
-                uuid,
-                DELETE,
-                "deleting",
-                addressed_to=instance.host,
-                force=force,
-            )
-            if not self.instances.set_status(transaction, uuid, "deleting", token):
-                raise errors.NotFound(f"There is no instance {uuid}.")
-
-        self.database.run(record)
-        self.cast(instance.host, "delete_instance", uuid)
+    def _record(self, transaction: Any, instance: Instance, force: bool) -> None:
+        of_type, uuid = self.instances.resource_type, instance.uuid
+        token = self.workers.create(
+            transaction, of_type, uuid, DELETE, "deleting", addressed_to=instance.host, force=force
+        )
+        if not self.instances.change(transaction, uuid, token, {"status": "deleting"}, fence=instance.fence):
+            raise _ChangedError
+        if not instance.host:
+            self.instances.remove(transaction, uuid, token)
+            self.workers.withdraw(transaction, of_type, uuid, token)
 
 
 def cast_to_agent(sender: Sender) -> Callable[[str, str, str], None]:

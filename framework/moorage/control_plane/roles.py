@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -18,6 +19,7 @@ from moorage.clock import Clock
 from moorage.control_plane.cleaning import AgentCleaning, SupervisorEndpoint
 from moorage.control_plane.enrolment import StoreFleet
 from moorage.control_plane.interface import AGENT_SERVICES, INSTANCE_STORES, AgentService, AgentTools, InstanceStore
+from moorage.control_plane.operations import MoveClaimer, MovesEndpoint
 from moorage.control_plane.periodic import PeriodicWork
 from moorage.control_plane.periodic import check as check_periodic
 from moorage.control_plane.placing import StoreClaimer, cast_to_agent, check_store
@@ -29,6 +31,7 @@ from moorage.fleet.nodes import NodeStore
 from moorage.rpc.interface import Subscription
 from moorage.rpc.server import Dispatcher, endpoints_of, rpc_method
 from moorage.scheduling import pipeline
+from moorage.scheduling.decisions import StoredRefusals
 from moorage.scheduling.fleet_view import FleetView
 from moorage.scheduling.groups import GroupStore
 from moorage.scheduling.guard import Guard
@@ -48,6 +51,8 @@ __all__ = ["Agent", "Engine", "Periodic", "SchedulerRole", "load_store", "open_i
 LOG = logging.getLogger(__name__)
 ENGINES = "engine"
 _PAGE = 1000
+#: Seconds between writings of refusals.
+_REFUSALS = 1.0
 #: Seconds between looks at the hosts whose view is in doubt.
 _HEALING = 0.5
 
@@ -154,7 +159,17 @@ class SchedulerRole:
         view = FleetView(tracked=section.track_instance_changes)
         tracker = InstanceTracker(view, platform.clock)
         silent = SilentHosts(tracker, instances, platform.clock, max_age=section.silent_hosts_age)
-        claimer = StoreClaimer(store, instances, open_workers(platform, conf), source, GroupStore(platform.database))
+        cast = cast_to_agent(platform.sender)
+        claimer = StoreClaimer(
+            store,
+            instances,
+            open_workers(platform, conf),
+            source,
+            GroupStore(platform.database),
+            platform.database,
+            cast,
+        )
+        refused = StoredRefusals(platform.database)
         self._scheduler = Scheduler(
             view,
             source,
@@ -163,10 +178,10 @@ class SchedulerRole:
             platform.clock,
             random.Random(),  # noqa: S311  (spreads equal choices, no secret)
             decisions=section.decisions,
-            placed=tracker.placed if section.track_instance_changes else view.hold,
+            reserver=tracker if section.track_instance_changes else None,
+            refused=refused,
             freshen=silent.freshen if section.track_instance_changes else None,
         )
-        cast = cast_to_agent(platform.sender)
 
         def placed(selection: Selection) -> None:
             cast(selection.record.host, "build_instance", selection.record.uuid)
@@ -174,10 +189,17 @@ class SchedulerRole:
                 tell_of_claim(platform, selection)
 
         endpoint = SchedulerEndpoint(self._scheduler, tracker, placed, enabled=section.track_instance_changes)
+        workers = open_workers(platform, conf)
+        moves = MovesEndpoint(
+            self._scheduler, lambda of, how: MoveClaimer(store, instances, workers, source, of, how), instances, cast
+        )
         self._cleanup = SupervisorEndpoint(platform, conf, open_workers(platform, conf), observer)
         # Messages are applied while instances are being loaded; the loader does not overwrite them.
         self._subscription = platform.transport.serve(
-            SCHEDULERS, platform.name, Dispatcher(endpoints_of(endpoint, self._cleanup)), threads=conf.rpc.threads
+            SCHEDULERS,
+            platform.name,
+            Dispatcher(endpoints_of(endpoint, moves, self._cleanup)),
+            threads=conf.rpc.threads,
         )
         self._scheduler.refresh()
         self._periodic: list[Periodic] = []
@@ -188,6 +210,10 @@ class SchedulerRole:
             self._periodic.append(Periodic(platform, "healing of the view", healer.tick, _HEALING))
             ask_agents(platform)
         endpoint.open()
+        # What was read at the start stays: it need not be looked at by each collection of garbage.
+        gc.collect()
+        gc.freeze()
+        self._periodic.append(Periodic(platform, "writing of refusals", refused.flush, _REFUSALS))
         self._periodic.append(
             Periodic(platform, "sample of services", self._cleanup.sample, conf.services.service_down_time)
         )
@@ -220,7 +246,14 @@ class SchedulerRole:
             skip_advisory=section.advisory_errors == "skip",
             threads=conf.rpc.threads,
         )
-        return Policy(pipeline.load(conf), guard, section.host_subset_size, section.max_attempts)
+        return Policy(
+            pipeline.load(conf),
+            guard,
+            section.host_subset_size,
+            section.max_attempts,
+            section.alternates,
+            section.shuffle_best_same_weighed_hosts,
+        )
 
 
 def tell_of_claim(platform: Platform, selection: Selection) -> None:
@@ -274,6 +307,8 @@ class Agent:
             release=store.release,
             reporter=reporter,
             nodes=nodes_of_agent(NodeStore(platform.database), platform.name, conf.sharding.my_shard),
+            store=store,
+            cast=cast_to_agent(platform.sender),
         )
         self._cleaning = AgentCleaning(platform, conf, tools, open_workers(platform, conf))
         self._services: list[AgentService] = [

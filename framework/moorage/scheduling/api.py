@@ -30,6 +30,11 @@ _SELECT = {
     "additionalProperties": False,
 }
 _ANY = {"type": "object"}
+_DECISION = {
+    "type": "object",
+    "properties": {"node": {"type": "string", "minLength": 1, "maxLength": 255}},
+    "additionalProperties": False,
+}
 
 
 class SchedulerClient(Protocol):
@@ -37,6 +42,9 @@ class SchedulerClient(Protocol):
 
     def ask(self, method: str, args: Mapping[str, Any]) -> Any:
         """Call any live scheduler; for questions only, so another one is asked when one is lost."""
+
+    def find(self, method: str, args: Mapping[str, Any]) -> Any:
+        """Call one scheduler after the other until one knows; NotFound when none does."""
 
 
 #: Replaces what a request names (a server group) by what the store has of it.
@@ -65,7 +73,8 @@ def routes(schedulers: SchedulerClient, resolve: Resolver) -> Sequence[Route]:
         return ApiResponse(200, schedulers.ask("show_host", {"host": request.path["host"]}))
 
     def decision(request: ApiRequest) -> ApiResponse:
-        return ApiResponse(200, schedulers.ask("decision", {"request_id": request.path["request_id"]}))
+        args = {"request_id": request.path["request_id"], **request.query}
+        return ApiResponse(200, schedulers.find("decision", args))
 
     tags = ("scheduling",)
     return (
@@ -93,9 +102,11 @@ def routes(schedulers: SchedulerClient, resolve: Resolver) -> Sequence[Route]:
             "GET",
             "/decisions/{request_id}",
             "scheduling:decisions:get",
-            "What was decided of a request, from the memory of the scheduler that is asked.",
+            "What was decided of a request (its id, or the instance's uuid): from the memory of the scheduler that decided, a "
+            "refusal also from the store. With node: what the filters say of that one now.",
             decision,
             {200: _ANY},
+            query=_DECISION,
             tags=tags,
         ),
     )

@@ -128,6 +128,17 @@ class Snapshot:
         found = [self.rows_of_host[host] for host in set(hosts) if host in self.rows_of_host]
         return np.sort(np.concatenate(found)) if found else np.array([], dtype=np.intp)
 
+    def rows_of_folded_hosts(self, hosts: Iterable[str]) -> Rows:
+        """As :meth:`rows_of_hosts`, without regard to case."""
+        names = self.derived.get("folded")
+        if names is None:
+            names = {}
+            for host, rows in self.rows_of_host.items():
+                names.setdefault(host.casefold(), []).append(rows)
+            self._keep("folded", names)
+        found = [rows for host in {host.casefold() for host in hosts} for rows in names.get(host, ())]
+        return np.sort(np.concatenate(found)) if found else np.array([], dtype=np.intp)
+
     def rows_of_nodes(self, uuids: Iterable[str]) -> Rows:
         """Rows of the known ones of these nodes."""
         return np.array(

@@ -97,6 +97,7 @@ class RequestSpec:
     :param image: what is known of the image: ``id``, ``properties`` and what else the requester said.
     :param rebuild: the instance stays where it is (that node is the only candidate) and gets another image: only filters with
         ``RUN_ON_REBUILD`` are asked.
+    :param ignore_nodes: uuids or names of nodes where it shall not go.
     :param properties: further fields of the request that only some filters read.
     """
 
@@ -108,6 +109,7 @@ class RequestSpec:
     force_hosts: tuple[str, ...] = ()
     force_nodes: tuple[str, ...] = ()
     ignore_hosts: tuple[str, ...] = ()
+    ignore_nodes: tuple[str, ...] = ()
     requested_host: str | None = None
     requested_node: str | None = None
     properties: Mapping[str, Any] = field(default_factory=dict)
@@ -174,7 +176,7 @@ class Claimer(Protocol):
         """
 
     def release(self, instance_uuid: str) -> None:
-        """Give the room back; harmless when there is none."""
+        """Give the room back, and take back what was recorded with the claim; harmless when there is none."""
 
 
 @dataclass(frozen=True, slots=True)

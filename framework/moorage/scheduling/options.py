@@ -40,6 +40,17 @@ OPTS: Sequence[cfg.Opt] = (
         min=1,
         help="One of this many best nodes is taken at random; more than 1 keeps several schedulers apart.",
     ),
+    cfg.BoolOpt(
+        "shuffle_best_same_weighed_hosts",
+        default=False,
+        help="Nodes that are equally good are tried in random order. A reload takes it over.",
+    ),
+    cfg.IntOpt(
+        "alternates",
+        default=2,
+        min=0,
+        help="How many of the next best nodes are told with each answer. A reload takes it over.",
+    ),
     cfg.IntOpt(
         "max_attempts",
         mutable=True,

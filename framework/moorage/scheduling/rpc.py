@@ -54,7 +54,21 @@ class SchedulerEndpoint:
         selection = self._scheduler.place(spec, request_id)
         self._placed(selection)
         record = selection.record
-        return {"uuid": record.uuid, "host": record.host, "node": record.node, "attempts": selection.attempts}
+        return {
+            "uuid": record.uuid,
+            "host": record.host,
+            "node": record.node,
+            "attempts": selection.attempts,
+            "alternates": [{"host": host, "node": node} for host, node in selection.alternates],
+        }
+
+    @rpc_method
+    def create_instances(self, request: Mapping[str, Any], uuids: Sequence[str], request_id: str) -> list[str]:
+        """Place several instances alike, all or none; repeating it with the same uuids and request_id finds the earlier claims."""
+        selections = self._scheduler.place_many(self._spec(request), uuids, request_id)
+        for selection in selections:
+            self._placed(selection)
+        return [selection.record.uuid for selection in selections]
 
     @rpc_method
     def select(self, request: Mapping[str, Any], count: int, explain: bool = False) -> dict[str, Any]:
@@ -62,9 +76,9 @@ class SchedulerEndpoint:
         return self._scheduler.select(self._spec(request), count, explain=explain)
 
     @rpc_method
-    def decision(self, request_id: str) -> dict[str, Any]:
-        """What was decided of a request."""
-        return self._scheduler.decision(request_id)
+    def decision(self, request_id: str, node: str | None = None) -> dict[str, Any]:
+        """What was decided of a request, and with ``node`` what the filters say of that one now."""
+        return self._scheduler.decision(request_id, node)
 
     @rpc_method
     def list_hosts(self) -> list[dict[str, Any]]:

@@ -3,18 +3,18 @@
 
 from __future__ import annotations
 
-import collections
 import random as random_module
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import numpy as np
 from oslo_log import log as logging
 
 from moorage import errors
 from moorage.clock import Clock
+from moorage.scheduling.decisions import Decision, Decisions
 from moorage.scheduling.fleet_view import FleetView, Snapshot
 from moorage.scheduling.guard import Guard
 from moorage.scheduling.interface import (
@@ -28,7 +28,7 @@ from moorage.scheduling.interface import (
 )
 from moorage.scheduling.pipeline import Pipeline, Ranking
 
-__all__ = ["Decision", "Scheduler", "Selection"]
+__all__ = ["Policy", "Scheduler", "Selection", "hosts_json"]
 
 LOG = logging.getLogger(__name__)
 
@@ -38,61 +38,95 @@ _REFUSAL_AGE = 1.0
 _ROUNDS = 4
 
 
+#: Nova's hint that asks for the filters although a host is forced.
+_CHECK_FORCED = "_nova_check_type"
+#: Nodes of a decision that are remembered, and nodes of which a dry run tells why they fell.
+_REMEMBERED, _EXPLAINED = 3, 100
+
+
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """A node that was claimed for an instance. ``repeated``: an earlier try of the same request had done it."""
+    """A node that was claimed for an instance. ``repeated``: an earlier try of the same request had done it.
+
+    :param alternates: (host, node) of the next best, where it could go when its build fails.
+    """
 
     record: InstanceRecord
     node_uuid: str
     repeated: bool
     attempts: int
-
-
-@dataclass(slots=True)
-class Decision:
-    """What was decided of a request, for later questions."""
-
-    request_id: str
-    instance_uuid: str
-    outcome: str
-    considered: int = 0
-    removed: dict[str, int] = field(default_factory=dict)
-    skipped: tuple[str, ...] = ()
-    refusals: list[dict[str, Any]] = field(default_factory=list)
-    host: str = ""
-    node: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        """As JSON data."""
-        return {
-            "request_id": self.request_id,
-            "instance_uuid": self.instance_uuid,
-            "outcome": self.outcome,
-            "considered": self.considered,
-            "removed": dict(self.removed),
-            "skipped": list(self.skipped),
-            "claims_refused": list(self.refusals),
-            "host": self.host,
-            "node": self.node,
-        }
+    alternates: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What a reload may change, taken once for each request."""
+    """What a reload may change, taken once for each request.
+
+    :param shuffle_best: equally good nodes are tried in random order.
+    """
 
     pipeline: Pipeline
     guard: Guard
     host_subset_size: int
     max_attempts: int
+    alternates: int = 2
+    shuffle_best: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """One placement on its way."""
+
+    policy: Policy
+    spec: RequestSpec
+    decision: Decision
+    claimer: Claimer
+    held: InstanceRecord | None
+    first: bool = True
+
+
+class Reserver(Protocol):
+    """Puts what is being claimed into the view, and takes it back when nothing came of it."""
+
+    def reserve(self, record: InstanceRecord) -> None:
+        """It is being claimed there; also when it was reserved elsewhere before."""
+
+    def unreserve(self, record: InstanceRecord) -> None:
+        """Nothing came of it; harmless when somebody has said something else meanwhile."""
+
+
+class Refused(Protocol):
+    """Where refusals are kept."""
+
+    def record(self, decision: Decision) -> None:
+        """It was refused."""
+
+    def find(self, name: str) -> dict[str, Any] | None:
+        """One that was kept, by request id or instance."""
+
+
+class _Held:
+    """Reserves in a view without instances."""
+
+    def __init__(self, view: FleetView) -> None:
+        self._view = view
+
+    def reserve(self, record: InstanceRecord) -> None:
+        """Count it as used."""
+        self._view.hold(record)
+
+    def unreserve(self, record: InstanceRecord) -> None:
+        """Count it no more."""
+        self._view.let_go(record.uuid)
 
 
 class Scheduler:
     """Selects nodes. Safe for use by several threads; no method reads a store but to repair a stale refusal.
 
     :param policy: gives the policy in force; called once for each request.
-    :param placed: puts what was claimed into the view.
+    :param reserver: puts what is being claimed into the view; by default it is held there.
     :param freshen: called with the hosts before each ranking: reads the instances of those that do not tell of theirs.
+    :param refused: where refusals are kept beyond this process's memory.
     """
 
     def __init__(
@@ -105,22 +139,22 @@ class Scheduler:
         random: random_module.Random,
         *,
         decisions: int = 2000,
-        placed: Callable[[InstanceRecord], None] | None = None,
+        reserver: Reserver | None = None,
         freshen: Callable[[Mapping[str, object]], object] | None = None,
+        refused: Refused | None = None,
     ) -> None:
         self.view = view
-        self._put = placed or view.put
-        self._freshen = freshen
         self._source = source
         self._claimer = claimer
         self._policy = policy
         self._clock = clock
         self._random = random
+        self._reserver = reserver or _Held(view)
+        self._freshen = freshen
+        self._refused = refused
         self._refreshing = threading.Lock()
         self._refreshed_at = -1e9
-        self._decisions: collections.OrderedDict[str, Decision] = collections.OrderedDict()
-        self._decisions_kept = decisions
-        self._decisions_lock = threading.Lock()
+        self._decisions = Decisions(decisions)
 
     def refresh(self, *, older_than: float = 0.0) -> bool:
         """Read the nodes anew, unless that was done within ``older_than`` seconds; True when it was done now."""
@@ -134,15 +168,33 @@ class Scheduler:
             self._refreshed_at = began
             return True
 
-    def place(self, spec: RequestSpec, request_id: str) -> Selection:
+    def place(
+        self,
+        spec: RequestSpec,
+        request_id: str,
+        *,
+        claimer: Claimer | None = None,
+        held: InstanceRecord | None = None,
+    ) -> Selection:
         """Select a node and claim it; the next best when a claim is refused, a bounded number of times.
 
+        :param claimer: claims in place of the one for new instances.
+        :param held: for an instance that stays where it is until it has moved: what is held on the node meanwhile.
         :raises NoValidHost: no node can take it; says why.
         :raises PluginFailed: a plugin raised.
         :raises PluginTimeout: a plugin hung; this process is about to end.
         """
         policy = self._policy()
-        return policy.guard.request(lambda: self._place(policy, spec, request_id))
+        work = self._work(policy, spec, request_id, claimer, held)
+        return policy.guard.request(lambda: self._place(work))
+
+    def place_many(self, spec: RequestSpec, uuids: Sequence[str], request_id: str) -> list[Selection]:
+        """Place several instances alike, each on top of the ones before; all of them or (by an error) none.
+
+        :raises NoValidHost: there is no room for all; what had been claimed was given back.
+        """
+        policy = self._policy()
+        return policy.guard.request(lambda: self._place_many(policy, spec, uuids, request_id))
 
     def select(self, spec: RequestSpec, count: int, *, explain: bool = False) -> dict[str, Any]:
         """Where ``count`` instances alike would go, without claiming anything; with reasons on demand.
@@ -152,80 +204,152 @@ class Scheduler:
         policy = self._policy()
         return policy.guard.request(lambda: self._dry_run(policy, spec, count, explain))
 
-    def decision(self, request_id: str) -> dict[str, Any]:
-        """What this scheduler decided of a request.
+    def decision(self, name: str, node: str | None = None) -> dict[str, Any]:
+        """What was decided of a request, by its id or its instance: from memory, a refusal also from the store.
 
-        :raises NotFound: it was not asked, or has forgotten.
+        :param node: also say what the filters say of this node now.
+        :raises NotFound: this scheduler was not asked, or has forgotten.
         """
-        with self._decisions_lock:
-            found = self._decisions.get(request_id)
+        found = self._decisions.get(name)
         if found is None:
-            raise errors.NotFound(f"This scheduler knows of no decision on request {request_id}.")
-        return found.to_json()
+            stored = self._refused.find(name) if self._refused is not None else None
+            if stored is None:
+                raise errors.NotFound(f"This scheduler knows of no decision on request {name}.")
+            return stored
+        answer = found.to_json()
+        if node is not None:
+            answer["node_asked_for"] = node
+            answer["reasons_now"] = self._reasons(found.spec, node)
+        return answer
+
+    def _reasons(self, spec: RequestSpec, node: str) -> dict[str, str]:
+        policy, fleet = self._policy(), self.view.snapshot()
+        rows = [row for row, each in enumerate(fleet.nodes) if node in (each.name, each.uuid)]
+        if not rows:
+            raise errors.InvalidInput(f"There is no node {node}; moorage host list shows all.")
+        spec = self._with_members(spec, ())
+        return policy.guard.request(lambda: policy.pipeline.explain(policy.guard, fleet, rows[0], spec))
 
     # -- deciding -------------------------------------------------------------------------------------------------
 
-    def _place(self, policy: Policy, spec: RequestSpec, request_id: str) -> Selection:
-        decision = Decision(request_id, spec.instance_uuid, "refused")
-        self._remember(decision)
+    def _work(
+        self,
+        policy: Policy,
+        spec: RequestSpec,
+        request_id: str,
+        claimer: Claimer | None = None,
+        held: InstanceRecord | None = None,
+        first: bool = True,
+    ) -> _Work:
+        decision = Decision(request_id, spec)
+        self._decisions.add(decision)
+        return _Work(policy, spec, decision, claimer or self._claimer, held, first)
+
+    def _place_many(self, policy: Policy, spec: RequestSpec, uuids: Sequence[str], request_id: str) -> list[Selection]:
+        done: list[Selection] = []
+        try:
+            for number, uuid in enumerate(uuids):
+                one = self._with_members(replace(spec, instance_uuid=uuid), uuids[:number])
+                work = self._work(policy, one, request_id, first=number == 0)
+                done.append(self._place(work))
+        except errors.MoorageError:
+            for selection in done:
+                if not selection.repeated:
+                    self._claimer.release(selection.record.uuid)
+                    self._reserver.unreserve(selection.record)
+            raise
+        return done
+
+    def _place(self, work: _Work) -> Selection:
+        policy, decision = work.policy, work.decision
         refused: set[str] = set()
         while True:
             # Ranked anew after each round of refusals: what others claimed has come to be known meanwhile.
-            spec = self._with_members(spec)
-            fleet, ranking = self._rank(policy, spec, refused)
-            decision.considered, decision.removed, decision.skipped = (
-                ranking.considered,
-                ranking.removed,
-                ranking.skipped,
+            fleet, ranking = self._rank(work, refused)
+            decision.considered, decision.passed = ranking.considered, ranking.passed
+            decision.removed, decision.skipped = ranking.removed, ranking.skipped
+            decision.best = tuple(
+                (fleet.nodes[row].host, fleet.nodes[row].name, float(weight))
+                for row, weight in zip(ranking.rows[:_REMEMBERED], ranking.weights, strict=False)
             )
             candidates = self._candidates(policy, ranking)
-            for row in candidates:
+            for place, row in enumerate(candidates):
                 node = fleet.nodes[row]
-                try:
-                    result = self._claimer.claim(spec, node.uuid, node.host, request_id)
-                except (errors.CapacityExceeded, errors.ConstraintViolated) as error:
-                    decision.refusals.append({"node": node.name, **error.details})
+                result = self._claim(work, node)
+                if result is None:
                     refused.add(node.uuid)
                     continue
-                return self._placed(spec, node, result, decision)
+                others = [fleet.nodes[other] for other in candidates[place + 1 :]][: policy.alternates]
+                return self._placed(work, node, result, tuple((other.host, other.name) for other in others))
             if not candidates or len(refused) >= policy.max_attempts * _ROUNDS:
-                raise self._refusal(fleet, ranking, spec, decision)
+                raise self._refusal(fleet, ranking, work)
 
-    def _placed(self, spec: RequestSpec, node: NodeState, result: ClaimResult, decision: Decision) -> Selection:
+    def _claim(self, work: _Work, node: NodeState) -> ClaimResult | None:
+        """Claim it there; None when that is refused. Others who are deciding see it as taken meanwhile."""
+        record = _record(work, node)
+        reserved = work.held is None
+        if reserved:
+            self._reserver.reserve(record)
+        try:
+            return work.claimer.claim(work.spec, node.uuid, node.host, work.decision.request_id)
+        except (errors.CapacityExceeded, errors.ConstraintViolated) as error:
+            work.decision.refusals.append({"node": node.name, **error.details})
+            if reserved:
+                self._reserver.unreserve(record)
+            return None
+        except BaseException:
+            if reserved:
+                self._reserver.unreserve(record)
+            raise
+
+    def _placed(
+        self, work: _Work, node: NodeState, result: ClaimResult, alternates: tuple[tuple[str, str], ...]
+    ) -> Selection:
         if result.node_uuid != node.uuid:
             # An earlier try of the same request had claimed another node.
             fleet = self.view.snapshot()
             row = fleet.row_of_node.get(result.node_uuid)
             node = node if row is None else fleet.nodes[row]
-        flavor = spec.flavor
-        record = InstanceRecord(
-            spec.instance_uuid,
-            node.host,
-            node.name,
-            flavor.flavorid,
-            flavor.resources,
-            spec.project_id,
-            busy=True,
-            server_group="" if spec.server_group is None else spec.server_group.name,
-        )
-        self._put(record)
+            if work.held is None:
+                self._reserver.reserve(_record(work, node))
+        if work.held is not None:
+            self.view.hold(replace(work.held, host=node.host, node=node.name))
+        decision = work.decision
         decision.outcome, decision.host, decision.node = "placed", node.host, node.name
-        return Selection(record, node.uuid, result.repeated, len(decision.refusals) + 1)
+        attempts = len(decision.refusals) + 1
+        return Selection(_record(work, node), result.node_uuid, result.repeated, attempts, alternates)
 
-    def _rank(self, policy: Policy, spec: RequestSpec, refused: Collection[str]) -> tuple[Snapshot, Ranking]:
+    def _rank(self, work: _Work, refused: Collection[str]) -> tuple[Snapshot, Ranking]:
         """Rank without the nodes that refused this request; a fleet without any candidate is read anew first."""
         fleet = self._fleet()
-        ranking = self._run(policy, fleet, spec, refused)
+        ranking = self._run(work, fleet, refused)
         if not len(ranking.rows) and self.refresh(older_than=_REFUSAL_AGE):
             fleet = self.view.snapshot()
-            ranking = self._run(policy, fleet, spec, refused)
+            ranking = self._run(work, fleet, refused)
         return fleet, ranking
 
-    def _run(self, policy: Policy, fleet: Snapshot, spec: RequestSpec, refused: Collection[str] = ()) -> Ranking:
-        rows = self._asked_for(fleet, spec, refused)
+    def _run(self, work: _Work, fleet: Snapshot, refused: Collection[str] = ()) -> Ranking:
+        policy, spec = work.policy, work.spec
+        forced = bool(spec.force_hosts or spec.force_nodes) and spec.hints.get(_CHECK_FORCED) is None
         return policy.pipeline.run(
-            policy.guard, fleet, rows, spec, most=max(policy.max_attempts, policy.host_subset_size)
+            policy.guard,
+            fleet,
+            self._asked_for(fleet, spec, refused),
+            self._with_members(spec, ()),
+            most=None if policy.shuffle_best else max(policy.max_attempts, policy.host_subset_size),
+            first=work.first,
+            filtered=not forced,
         )
+
+    def _with_members(self, spec: RequestSpec, more: Sequence[str]) -> RequestSpec:
+        """The request with the members of its server group that the view has, and some more."""
+        group = spec.server_group
+        if group is None:
+            return spec
+        known = self.view.group_members(spec.project_id, group.name)
+        members = dict.fromkeys((*group.members, *sorted(known), *more))
+        members.pop(spec.instance_uuid, None)
+        return replace(spec, server_group=replace(group, members=tuple(members)))
 
     def _fleet(self) -> Snapshot:
         """The fleet as a request may see it: also what nobody tells of is not too old."""
@@ -235,43 +359,55 @@ class Scheduler:
         return fleet
 
     def _candidates(self, policy: Policy, ranking: Ranking) -> list[int]:
-        """Rows to try, best first; the first ``host_subset_size`` in random order."""
-        rows = [int(row) for row in ranking.rows[: policy.max_attempts]]
+        """Rows to try, best first; the first ``host_subset_size``, and equally good ones where that is wanted, shuffled."""
+        rows: list[int] = ranking.rows[: max(policy.max_attempts, policy.host_subset_size)].tolist()
+        if policy.shuffle_best and len(rows) > 1:
+            equal = int((ranking.weights == ranking.weights[0]).sum())
+            best = ranking.rows[:equal].tolist()
+            self._random.shuffle(best)
+            rows = [*best, *ranking.rows[equal : equal + len(rows)].tolist()][: len(rows)]
         size = min(policy.host_subset_size, len(rows))
         if size > 1:
             head = rows[:size]
             self._random.shuffle(head)
             rows = head + rows[size:]
-        return rows
+        return rows[: policy.max_attempts]
 
     def _asked_for(self, fleet: Snapshot, spec: RequestSpec, refused: Collection[str] = ()) -> Rows:
-        """The rows that the request itself allows.
+        """The rows that the request itself allows. Forced and ignored hosts are compared without case, as Nova does.
 
         :raises InvalidInput: it names hosts or nodes that do not exist.
         """
         rows: Rows = fleet.all_rows
-        hosts = [*spec.force_hosts, *([spec.requested_host] if spec.requested_host else [])]
-        nodes = [*spec.force_nodes, *([spec.requested_node] if spec.requested_node else [])]
-        if hosts:
-            unknown = [host for host in hosts if host not in fleet.rows_of_host]
-            if unknown:
-                raise errors.InvalidInput(f"There is no host {', '.join(unknown)}; moorage host list shows all.")
-            rows = np.intersect1d(rows, np.concatenate([fleet.rows_of_host[host] for host in hosts]))
+        for hosts, found in (
+            (spec.force_hosts, fleet.rows_of_folded_hosts),
+            ([spec.requested_host], fleet.rows_of_hosts),
+        ):
+            if any(hosts):
+                names = [host for host in hosts if host is not None]
+                unknown = [host for host in names if not len(found([host]))]
+                if unknown:
+                    raise errors.InvalidInput(f"There is no host {', '.join(unknown)}; moorage host list shows all.")
+                rows = np.intersect1d(rows, found(names))
+        nodes = {*spec.force_nodes, *([spec.requested_node] if spec.requested_node else [])}
         if nodes:
-            wanted = set(nodes)
-            named = [row for row in rows if fleet.nodes[row].name in wanted or fleet.nodes[row].uuid in wanted]
+            named = [row for row in rows if fleet.nodes[row].name in nodes or fleet.nodes[row].uuid in nodes]
             if not named:
-                raise errors.InvalidInput(f"There is no node {', '.join(nodes)} on the hosts that were asked for.")
+                raise errors.InvalidInput(
+                    f"There is no node {', '.join(sorted(nodes))} on the hosts that were asked for."
+                )
             rows = np.array(named, dtype=np.intp)
         if refused:
-            gone = [row for uuid in refused if (row := fleet.row_of_node.get(uuid)) is not None]
-            rows = np.setdiff1d(rows, np.array(gone, dtype=np.intp), assume_unique=True)
-        ignored = [fleet.rows_of_host[host] for host in spec.ignore_hosts if host in fleet.rows_of_host]
-        if ignored:
-            rows = np.setdiff1d(rows, np.concatenate(ignored), assume_unique=True)
+            rows = np.setdiff1d(rows, fleet.rows_of_nodes(refused), assume_unique=True)
+        if spec.ignore_hosts:
+            rows = np.setdiff1d(rows, fleet.rows_of_folded_hosts(spec.ignore_hosts), assume_unique=True)
+        if spec.ignore_nodes:
+            ignored = set(spec.ignore_nodes)
+            rows = rows[[fleet.nodes[row].uuid not in ignored and fleet.nodes[row].name not in ignored for row in rows]]
         return rows
 
-    def _refusal(self, fleet: Snapshot, ranking: Ranking, spec: RequestSpec, decision: Decision) -> errors.NoValidHost:
+    def _refusal(self, fleet: Snapshot, ranking: Ranking, work: _Work) -> errors.NoValidHost:
+        spec, decision = work.spec, work.decision
         reasons = {name: count for name, count in ranking.removed.items() if count}
         refused = [refusal["provider"] for refusal in decision.refusals if "provider" in refusal]
         short = _shortest(fleet, spec, refused)
@@ -287,6 +423,8 @@ class Scheduler:
         if decision.refusals:
             reasons["refused claims"] = len(decision.refusals)
         decision.outcome = f"refused: {summary}"
+        if self._refused is not None:
+            self._refused.record(decision)
         return errors.NoValidHost(
             f"No node of {ranking.considered} can take the instance: {summary}.",
             reasons=reasons,
@@ -295,55 +433,56 @@ class Scheduler:
             request_id=decision.request_id,
         )
 
-    def _with_members(self, spec: RequestSpec) -> RequestSpec:
-        """The request with those members of its server group added that the view knows."""
-        group = spec.server_group
-        if group is None:
-            return spec
-        known = self.view.group_members(spec.project_id, group.name) | set(group.members)
-        members = tuple(sorted(known - {spec.instance_uuid}))
-        return replace(spec, server_group=replace(group, members=members))
-
     def _dry_run(self, policy: Policy, spec: RequestSpec, count: int, explain: bool) -> dict[str, Any]:
-        spec = self._with_members(spec)
         fleet = first = self._fleet()
         selections = []
         ranking: Ranking | None = None
         for number in range(count):
-            ranking = self._run(policy, fleet, spec)
+            one = self._with_members(spec, [f"dry-run-{other}" for other in range(number)])
+            work = _Work(policy, one, Decision("", one), self._claimer, None, number == 0)
+            ranking = self._run(work, fleet)
             if not len(ranking.rows):
                 break
             node = fleet.nodes[int(ranking.rows[0])]
-            selections.append({"host": node.host, "node": node.name, "weight": round(float(ranking.weights[0]), 6)})
-            record = InstanceRecord(
-                f"dry-run-{number}",
-                node.host,
-                node.name,
-                spec.flavor.flavorid,
-                spec.flavor.resources,
-                spec.project_id,
+            others = [fleet.nodes[row] for row in ranking.rows[1 : 1 + policy.alternates]]
+            selections.append(
+                {
+                    "host": node.host,
+                    "node": node.name,
+                    "weight": round(float(ranking.weights[0]), 6),
+                    "alternates": [{"host": other.host, "node": other.name} for other in others],
+                }
             )
-            fleet = fleet.with_placed(record, int(ranking.rows[0]))
-            if spec.server_group is not None:
-                group = spec.server_group
-                spec = replace(spec, server_group=replace(group, members=(*group.members, record.uuid)))
+            if number + 1 < count:
+                record = replace(_record(work, node), uuid=f"dry-run-{number}")
+                fleet = fleet.with_placed(record, int(ranking.rows[0]))
         answer: dict[str, Any] = {"selections": selections, "asked": count, "found": len(selections)}
         if ranking is not None and (explain or len(selections) < count):
             answer["considered"] = ranking.considered
+            answer["passed"] = ranking.passed
             answer["removed"] = ranking.removed
         if explain:
+            one = self._with_members(spec, ())
             answer["refused_nodes"] = {
                 first.nodes[row].name: why
-                for row in range(min(first.size, 100))
-                if (why := policy.pipeline.explain(policy.guard, first, row, spec))
+                for row in range(min(first.size, _EXPLAINED))
+                if (why := policy.pipeline.explain(policy.guard, first, row, one))
             }
         return answer
 
-    def _remember(self, decision: Decision) -> None:
-        with self._decisions_lock:
-            self._decisions[decision.request_id] = decision
-            while len(self._decisions) > self._decisions_kept:
-                self._decisions.popitem(last=False)
+
+def _record(work: _Work, node: NodeState) -> InstanceRecord:
+    spec = work.spec
+    return InstanceRecord(
+        spec.instance_uuid,
+        node.host,
+        node.name,
+        spec.flavor.flavorid,
+        spec.flavor.resources,
+        spec.project_id,
+        busy=True,
+        server_group=spec.server_group.name if spec.server_group is not None else "",
+    )
 
 
 def _shortest(fleet: Snapshot, spec: RequestSpec, refused: Collection[str]) -> str:

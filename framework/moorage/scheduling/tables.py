@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plugins that hung, written by :mod:`moorage.scheduling.incidents`; server groups, by :mod:`moorage.scheduling.groups`."""
+"""Tables of scheduling.
+
+Plugins that hung are written by :mod:`moorage.scheduling.incidents`, server groups by :mod:`moorage.scheduling.groups`, refusals by
+:mod:`moorage.scheduling.decisions`.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ import sqlalchemy as sa
 
 from moorage.db.schema import BigId, Micros, Uuid, core_metadata, exact
 
-__all__ = ["plugin_incidents", "server_groups"]
+__all__ = ["plugin_incidents", "refusals", "server_groups"]
 
 plugin_incidents = sa.Table(
     "plugin_incidents",
@@ -31,4 +35,17 @@ server_groups = sa.Table(
     sa.Column("created_at", Micros, nullable=False),
     sa.UniqueConstraint("uuid", name="uq_server_groups_uuid"),
     sa.UniqueConstraint("project_id", "name", name="uq_server_groups_name"),
+)
+
+refusals = sa.Table(
+    "refusals",
+    core_metadata,
+    sa.Column("id", BigId, primary_key=True),
+    sa.Column("request_id", exact(255), nullable=False),
+    sa.Column("instance_uuid", Uuid, nullable=False),
+    sa.Column("at", Micros, nullable=False),
+    sa.Column("decision", sa.Text, nullable=False),
+    sa.Index("ix_refusals_request_id", "request_id"),
+    sa.Index("ix_refusals_instance_uuid", "instance_uuid"),
+    sa.Index("ix_refusals_at", "at"),
 )

@@ -161,10 +161,20 @@ class InstanceTracker:
             if self._known_gone(record.uuid) is None and self._view.get(record.uuid) is None:
                 self._claim(record)
 
-    def placed(self, record: InstanceRecord) -> None:
-        """A node has just been claimed for it here: the newest word, whatever was said of it before."""
+    def reserve(self, record: InstanceRecord) -> None:
+        """A node is being claimed for it here: the newest word, whatever was said of it before."""
         with self._lock:
             self._claim(record)
+
+    def unreserve(self, record: InstanceRecord) -> None:
+        """Nothing came of it; what anybody said of it since counts more."""
+        with self._lock:
+            known = self._view.get(record.uuid)
+            if known is None or (known.host, known.node) != (record.host, record.node):
+                return
+            if self._claimed.pop(record.uuid, None) is not None and record.uuid not in self._last:
+                self._touch(record.uuid)
+                self._view.drop(record.uuid)
 
     def delete(self, host: str, uuids: str | Sequence[str], origin: Origin | None) -> None:
         """Instances are not on the host any more; one that another host told of since stays there."""

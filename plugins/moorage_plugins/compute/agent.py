@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The compute service's part in the agent: does builds and deletions for one host.
+"""The compute service's part in the agent: does the operations of one host (:mod:`moorage_plugins.compute.operations`).
 
 Three stages, each in threads of its own: one takes what waits (up to ``batch``) with one transaction, ``operations`` of them work
 on the hypervisor, one finishes what is done (up to ``batch``) with one transaction and then tells the schedulers, in the order of
@@ -11,6 +11,7 @@ An instance whose build fails gets the status ``error`` and the fault's text, an
 
 from __future__ import annotations
 
+import dataclasses
 import queue
 import threading
 from collections.abc import Mapping, Sequence, Set
@@ -22,10 +23,12 @@ from oslo_log import log as logging
 from typing_extensions import override
 
 from moorage import errors
+from moorage.allocation.interface import AllocationChange
 from moorage.cleanup.interface import Lease
-from moorage.control_plane.interface import AgentService, AgentTools, Instance
+from moorage.control_plane.interface import AgentService, AgentTools, Instance, move_consumer
 from moorage.rpc.server import rpc_method
 from moorage_plugins.compute.driver import DriverError, SimulatedDriver
+from moorage_plugins.compute.operations import MOVES, OPERATIONS, Done, Held
 
 __all__ = ["ComputeAgent"]
 
@@ -35,20 +38,8 @@ TYPE = "instance"
 _PAUSE = 0.5
 #: Rows that a sweep reads at a time.
 _PAGE = 500
-
-
-@dataclass(frozen=True, slots=True)
-class _Done:
-    """An operation whose effect on the hypervisor is there: what the store shall say now.
-
-    :param instance: None when there was no such row any more.
-    :param status: None when the row shall go.
-    """
-
-    held: Lease
-    instance: Instance | None
-    status: str | None
-    fault: str = ""
+#: What is left of instances that moved away is looked for once in so many sweeps, should the message have been lost.
+_STRANGERS = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +53,15 @@ class _Tell:
     everything: bool
 
 
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """An operation elsewhere has ended on an instance that is or was here. It waits where :class:`_Tell` does."""
+
+    uuid: str
+
+
 class ComputeAgent(AgentService):
-    """Builds and deletes the instances of one host."""
+    """Does operations on the instances of one host."""
 
     api_version: ClassVar[tuple[int, int]] = (1, 0)
 
@@ -80,13 +78,14 @@ class ComputeAgent(AgentService):
         self._batch = int(section.batch)
         self._limit = int(section.queue)
         self._lock = threading.Lock()
+        self._sweeps = 0
         self._waiting: set[str] = set()
         self._held: dict[str, Lease] = {}
         # Room for what is taken and not finished: no more than a batch waits for the hypervisor.
         self._room = threading.Semaphore(self._batch + int(section.operations))
         self._asked: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._taken: queue.SimpleQueue[Lease | None] = queue.SimpleQueue()
-        self._done: queue.SimpleQueue[_Done | _Tell | None] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[Done | _Tell | _Look | None] = queue.SimpleQueue()
         self._stopping = threading.Event()
         self._ended = threading.Event()
         self._taker = threading.Thread(target=self._take, name="compute-take", daemon=True)
@@ -123,8 +122,11 @@ class ComputeAgent(AgentService):
                 if not held:
                     self._ask(worker.resource_id)
             if len(page) < _PAGE:
-                return
+                break
             after = page[-1].resource_id
+        self._sweeps += 1
+        if self._sweeps % _STRANGERS == 0:
+            self._remove_strangers({each.uuid for each in self._tools.instances.by_hosts([self._tools.identity.host])})
 
     @override
     def tell_instances(self, *, everything: bool) -> None:
@@ -155,6 +157,16 @@ class ComputeAgent(AgentService):
     def build_instance(self, instance_uuid: str) -> None:
         """There is an instance to build."""
         self._ask(instance_uuid)
+
+    @rpc_method
+    def operate_instance(self, instance_uuid: str) -> None:
+        """There is something else to do with an instance, which is or shall be here."""
+        self._ask(instance_uuid)
+
+    @rpc_method
+    def look_at_instance(self, instance_uuid: str) -> None:
+        """An instance of this host has moved, or has not."""
+        self._done.put(_Look(instance_uuid))
 
     @rpc_method
     def delete_instance(self, instance_uuid: str) -> None:
@@ -216,38 +228,51 @@ class ComputeAgent(AgentService):
                 LOG.exception("The %s of instance %s failed.", held.operation, held.resource_id)
                 self._give_back(held, f"{type(error).__name__}: {error}")
 
-    def _do(self, held: Lease) -> _Done:
+    def _do(self, held: Lease) -> Done:
         try:
             instance = self._tools.instances.get(held.resource_id)
         except errors.NotFound:
-            instance = None
-        try:
-            if instance is None or held.operation == "delete":
-                self._driver.destroy(held.resource_id)
-                return _Done(held, instance, None)
-            self._driver.build(instance.uuid, held.token, instance.request.get("extra_specs", {}))
-            return _Done(held, instance, "active")
-        except DriverError as error:
-            if instance is None or held.operation == "delete":
-                raise errors.Unavailable(f"Instance {held.resource_id} cannot be destroyed: {error}") from error
+            self._driver.destroy(held.resource_id)
+            return Done(held, None, None, (held.resource_id, move_consumer(held.resource_id)), tell="deleted")
+        operation = OPERATIONS.get(held.operation)
+        if operation is None:
+            raise errors.InvalidInput(f"This agent does not know how to {held.operation} an instance; upgrade it.")
+        host = instance.pending.get("host", instance.host) if held.operation in MOVES else instance.host
+        if host != self._tools.identity.host:
+            # It was taken by the message of an earlier operation, which another host's has replaced since.
+            raise errors.Conflict(f"The {held.operation} of instance {held.resource_id} is {host}'s to do.")
+        done = operation(Held(held, instance, self._driver))
+        if done.made and done.changes is not None and done.changes["fault"]:
             self._discard(held)
-            return _Done(held, instance, "error", str(error))
+        return done
 
     def _discard(self, held: Lease) -> None:
         """Remove from the hypervisor what this try left; what cannot be removed goes with the next start."""
         try:
             self._driver.discard(held.resource_id, held.token)
         except DriverError as error:
-            LOG.warning("What the build of %s left is still there: %s", held.resource_id, error)
+            LOG.warning("What the %s of %s left is still there: %s", held.operation, held.resource_id, error)
 
     def _remove_strangers(self, known: Set[str]) -> None:
-        """Destroy what runs here and is in no row: left by a build that was taken over while it ran."""
-        for uuid in self._driver.running().keys() - known:
-            try:
-                self._tools.instances.get(uuid)
-            except errors.NotFound:
-                LOG.warning("Instance %s runs here but does not exist; it is destroyed.", uuid)
-                self._driver.destroy(uuid)
+        """Destroy what runs here and is not of this host: left by a try that was taken over, or by what has moved away."""
+        for uuid, token in self._driver.running().items():
+            if uuid not in known:
+                self._remove_stranger(uuid, token)
+
+    def _remove_stranger(self, uuid: str, token: int) -> bool:
+        tools = self._tools
+        host = tools.identity.host
+        try:
+            if tools.instances.get(uuid).host == host:
+                return False
+            worker = tools.workers.get(TYPE, uuid)
+            if worker is not None and worker.addressed_to == host:
+                return False
+            LOG.info("Instance %s is on this host no more; what it left is destroyed.", uuid)
+        except errors.NotFound:
+            LOG.warning("Instance %s runs here but does not exist; it is destroyed.", uuid)
+        self._driver.destroy(uuid, newest=token)
+        return True
 
     def _give_back(self, held: Lease, reason: str) -> None:
         """The sweep of whoever may do it then takes it up. Raises nothing: what made the operation fail often fails here too."""
@@ -265,13 +290,16 @@ class ComputeAgent(AgentService):
     def _finish(self) -> None:
         running = True
         while running:
-            found: list[_Done | _Tell]
+            found: list[Done | _Tell | _Look]
             found, running = _drain(self._done, self._batch)
-            batch = [each for each in found if isinstance(each, _Done)]
+            batch = [each for each in found if isinstance(each, Done)]
             self._finish_batch(batch)
             self._tell([each for each in found if isinstance(each, _Tell)])
+            for each in found:
+                if isinstance(each, _Look):
+                    self._look(each.uuid)
 
-    def _finish_batch(self, batch: Sequence[_Done]) -> None:
+    def _finish_batch(self, batch: Sequence[Done]) -> None:
         if batch:
             try:
                 self._report(self._commit(batch))
@@ -297,22 +325,44 @@ class ComputeAgent(AgentService):
         except Exception:
             LOG.exception("Schedulers were not told of the instances of this host.")
 
-    def _commit(self, batch: Sequence[_Done]) -> list[_Done]:
+    def _look(self, uuid: str) -> None:
+        """Of an instance that was moved from here only this agent can remove what it left."""
+        tools = self._tools
+        try:
+            instance = tools.instances.get(uuid)
+            if instance.host == tools.identity.host:
+                tools.reporter.created([instance])
+            elif self._remove_stranger(uuid, self._driver.running().get(uuid, 0)):
+                tools.reporter.live_migrated(instance, source=True)
+        except errors.NotFound:
+            self._driver.destroy(uuid, newest=self._driver.running().get(uuid, 0))
+            tools.reporter.deleted([uuid])
+        except errors.Unavailable as error:
+            LOG.warning("Instance %s cannot be looked at now: %s", uuid, error.message)
+        except Exception:
+            LOG.exception("What instance %s left could not be removed.", uuid)
+
+    def _commit(self, batch: Sequence[Done]) -> list[Done]:
         """Write all in one transaction; those that were written. Waits for a store that is away, until the agent stops."""
         # Claims are given back in the order of their providers, so that two agents do not wait for each other.
         ordered = sorted(
             batch, key=lambda each: (each.instance.node_uuid if each.instance else "", each.held.resource_id)
         )
+        moved = [each for each in ordered if each.holds is not None]
+        if moved and len(ordered) > 1:
+            # The claims of a move change in a transaction that is the store's own.
+            kept = [each for each in ordered if each.holds is None]
+            return [written for part in (kept, *([each] for each in moved)) if part for written in self._commit(part)]
         while True:
             try:
-                self._tools.database.run(lambda tx: self._write_all(tx, ordered))
+                self._write_together(ordered)
                 return ordered
             except errors.Fenced as error:
                 if len(ordered) > 1:
                     # One of the batch was taken over: the others must not suffer for it.
                     return [written for each in ordered for written in self._commit([each])]
                 LOG.warning("%s", error.message)
-                if ordered[0].status == "active":
+                if ordered[0].made:
                     self._discard(ordered[0].held)
                 return []
             except errors.Unavailable as error:
@@ -321,32 +371,57 @@ class ComputeAgent(AgentService):
                     # The next epoch does them again.
                     return []
 
-    def _write_all(self, tx: Any, batch: Sequence[_Done]) -> None:
+    def _write_together(self, batch: Sequence[Done]) -> None:
+        (first, *others) = batch
+        if first.holds is None or others:
+            self._tools.database.run(lambda tx: self._write_all(tx, batch))
+            return
+        uuid = first.held.resource_id
+        changes = [AllocationChange(uuid, first.holds), *(AllocationChange(each, {}) for each in first.releases)]
+        self._tools.store.replace(changes, lambda tx: self._write_row(tx, first))
+
+    def _write_all(self, tx: Any, batch: Sequence[Done]) -> None:
         for each in batch:
             self._write(tx, each)
 
-    def _write(self, tx: Any, done: _Done) -> None:
-        """The fenced writes of one operation and the end of its worker row."""
-        tools, held = self._tools, done.held
-        held.end(tx)
-        if done.instance is not None:
-            if done.status is None:
-                written = tools.instances.remove(tx, held.resource_id, held.token)
-            else:
-                written = tools.instances.set_status(tx, held.resource_id, done.status, held.token, fault=done.fault)
-            if not written:
-                raise errors.Fenced(f"Instance {held.resource_id} was written by a later operation, or removed.")
-        if done.status != "active":
-            tools.release(held.resource_id, tx)
+    def _write(self, tx: Any, done: Done) -> None:
+        self._write_row(tx, done)
+        for consumer in done.releases:
+            self._tools.release(consumer, tx)
 
-    def _report(self, written: Sequence[_Done]) -> None:
-        """After the commit: tell every scheduler."""
-        created = [each.instance for each in written if each.instance is not None and each.status == "active"]
-        if created:
-            self._tools.reporter.created(created)
-        gone = [each.held.resource_id for each in written if each.status != "active"]
-        if gone:
-            self._tools.reporter.deleted(gone)
+    def _write_row(self, tx: Any, done: Done) -> None:
+        """The fenced write of one operation and the end of its worker row."""
+        instances, held = self._tools.instances, done.held
+        held.end(tx)
+        if done.instance is None:
+            return
+        if done.changes is None:
+            written = instances.remove(tx, held.resource_id, held.token)
+        else:
+            written = instances.change(tx, held.resource_id, held.token, done.changes)
+        if not written:
+            raise errors.Fenced(f"Instance {held.resource_id} was written by a later operation, or removed.")
+
+    def _report(self, written: Sequence[Done]) -> None:
+        """After the commit: tell every scheduler, and the host that an instance has left."""
+        reporter = self._tools.reporter
+        told: dict[str, list[Done]] = {}
+        for each in written:
+            told.setdefault(each.tell, []).append(each)
+            if each.left and each.left != self._tools.identity.host:
+                self._tools.cast(each.left, "look_at_instance", each.held.resource_id)
+        if created := told.pop("created", []):
+            reporter.created([_now(each) for each in created])
+        if gone := told.pop("deleted", []):
+            reporter.deleted([each.held.resource_id for each in gone])
+        for name, several in told.items():
+            for each in several:
+                if name == "shelved_offloaded":
+                    reporter.shelved_offloaded(each.held.resource_id)
+                elif name == "live_migrated":
+                    reporter.live_migrated(_now(each), source=False)
+                elif name:
+                    getattr(reporter, name)(_now(each))
 
     def _forget(self, leases: Sequence[Lease]) -> None:
         with self._lock:
@@ -373,6 +448,13 @@ class ComputeAgent(AgentService):
                 LOG.info(
                     "The %s of instance %s has been taken over, or has just ended.", each.operation, each.resource_id
                 )
+
+
+def _now(done: Done) -> Instance:
+    """The instance as it was written."""
+    if done.instance is None or done.changes is None:
+        raise TypeError("an instance that is gone is told by its uuid")
+    return dataclasses.replace(done.instance, **done.changes)
 
 
 def _drain(source: queue.SimpleQueue[Any], limit: int) -> tuple[list[Any], bool]:

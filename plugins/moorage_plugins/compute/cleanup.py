@@ -2,8 +2,10 @@
 """Instances whose agent is dead and does not come back.
 
 An agent that starts again goes on with its operations by itself. Who cleans after one that does not can reach no hypervisor: an
-instance that was being built gets the status ``error``, one that was being deleted goes; both give their claim back. What really
-runs on the dead host is destroyed by its agent, should it ever start. Schedulers read the instances of a silent host anew.
+instance that was being built gets the status ``error``, one that was being deleted goes; both give their claim back. One that was
+being brought back stays shelved, one that was being moved stays where it was, and what was done in place counts as not done: all
+with a fault's text. What really runs on the dead host is destroyed by its agent, should it ever start. Schedulers read the
+instances of a silent host anew.
 """
 
 from __future__ import annotations
@@ -16,18 +18,24 @@ from typing_extensions import override
 
 from moorage import errors
 from moorage.cleanup.interface import Lease, SetCleanupHandler
+from moorage.control_plane.interface import move_consumer
 from moorage_plugins.compute.tables import instances
 
 __all__ = ["InstanceHandler"]
 
 _FAULT = "Its host died while it was being built."
+_UNDONE = "The host that had to do the last operation died; it was not done."
+_SETTLED: Mapping[str, Mapping[str, str]] = {
+    "building": {"status": "error", "fault": _FAULT},
+    "unshelving": {"status": "shelved_offloaded", "host": "", "node": "", "node_uuid": "", "fault": _UNDONE},
+}
 
 
 class InstanceHandler(SetCleanupHandler):
-    """building -> error, deleting -> deleted; the claim is given back."""
+    """building -> error, deleting -> deleted, unshelving -> shelved_offloaded, others -> active; claims that end are given back."""
 
     api_version: ClassVar[tuple[int, int]] = (1, 0)
-    cleanable = frozenset({"building", "deleting"})
+    cleanable = frozenset({"building", "deleting", "rebuilding", "shelving", "unshelving", "resizing", "migrating"})
     cleans_own = False
 
     @override
@@ -42,10 +50,14 @@ class InstanceHandler(SetCleanupHandler):
         # Claims are given back in the order of their providers, so that two who do it do not wait for each other.
         for uuid in sorted(leases, key=lambda each: (resources[each].node_uuid, each)):
             held = leases[uuid]
+            changes = _SETTLED.get(held.status, {"status": "active", "fault": _UNDONE})
             if held.status == "deleting":
                 written = tools.instances.remove(transaction, uuid, held.token)
             else:
-                written = tools.instances.set_status(transaction, uuid, "error", held.token, fault=_FAULT)
+                written = tools.instances.change(transaction, uuid, held.token, {"pending": {}, **changes})
             if not written:
                 raise errors.Fenced(f"Instance {uuid} was written by a later operation, or removed.")
-            tools.release(uuid, transaction)
+            if held.status in ("building", "deleting", "unshelving"):
+                tools.release(uuid, transaction)
+            if held.status in ("deleting", "resizing", "migrating"):
+                tools.release(move_consumer(uuid), transaction)

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A simulated hypervisor. What it runs are files, so that an agent that was killed finds what really exists.
 
-A flavor's extra specs can make it slow or fail: ``sim:delay_ms`` (milliseconds) and ``sim:fail`` (the text of the fault).
+A flavor's extra specs can make it slow or fail: ``sim:delay_ms`` (milliseconds) and ``sim:fail`` (the text of the fault) its
+builds, ``sim:<operation>_delay_ms`` and ``sim:<operation>_fail`` another operation (rebuild, resize, live_migrate, unshelve,
+shelve_offload).
 """
 
 from __future__ import annotations
@@ -43,28 +45,38 @@ class SimulatedDriver:
         self._fail_builds = fail_builds
         folder.mkdir(parents=True, exist_ok=True)
 
-    def build(self, uuid: str, token: int, extra_specs: Mapping[str, str]) -> None:
+    def check(self, operation: str, extra_specs: Mapping[str, str]) -> None:
+        """Take the time that the operation takes.
+
+        :raises DriverError: the flavor or the configuration says that it fails.
+        """
+        builds = operation == "build"
+        prefix = "sim:" if builds else f"sim:{operation}_"
+        self._clock.sleep(_seconds(prefix, extra_specs, self._build_delay))
+        fault = extra_specs.get(f"{prefix}fail", (self._fail_builds or None) if builds else None)
+        if fault is not None:
+            raise DriverError(fault or f"the simulated {operation} failed")
+
+    def build(self, uuid: str, token: int, extra_specs: Mapping[str, str], operation: str = "build") -> None:
         """Start the instance; repeating it with another token replaces what an earlier try left.
 
         :raises DriverError: the flavor or the configuration says that it fails, or the folder cannot be written.
         """
-        self._clock.sleep(_seconds(extra_specs.get("sim:delay_ms"), self._build_delay))
-        fault = extra_specs.get("sim:fail", self._fail_builds or None)
-        if fault is not None:
-            raise DriverError(fault or "the simulated build failed")
+        self.check(operation, extra_specs)
         with self._told():
             self._create(uuid, token)
             tokens = self._tokens(uuid)
             self._remove(uuid, (found for found in tokens if found != max(tokens)))
 
-    def destroy(self, uuid: str) -> None:
+    def destroy(self, uuid: str, *, newest: int | None = None) -> None:
         """Stop the instance, whatever tries left; harmless when there is none.
 
+        :param newest: only what tries up to this token left.
         :raises DriverError: the folder cannot be written.
         """
         self._clock.sleep(self._destroy_delay)
         with self._told():
-            self._remove(uuid, self._tokens(uuid))
+            self._remove(uuid, [token for token in self._tokens(uuid) if newest is None or token <= newest])
 
     def discard(self, uuid: str, token: int) -> None:
         """Remove what one try left, after it was taken over.
@@ -112,7 +124,8 @@ class SimulatedDriver:
             raise DriverError(f"the hypervisor's folder {self._folder} failed: {error.strerror}") from error
 
 
-def _seconds(milliseconds: str | None, default: float) -> float:
+def _seconds(prefix: str, extra_specs: Mapping[str, str], default: float) -> float:
+    milliseconds = extra_specs.get(f"{prefix}delay_ms")
     if milliseconds is None:
         return default
     try:
@@ -121,6 +134,6 @@ def _seconds(milliseconds: str | None, default: float) -> float:
         seconds = -1.0
     if not 0 <= seconds <= _LONGEST:
         raise DriverError(
-            f"sim:delay_ms of the flavor is {milliseconds!r}; it must be milliseconds from 0 to {_LONGEST * 1000:.0f}"
+            f"{prefix}delay_ms of the flavor is {milliseconds!r}; it must be milliseconds from 0 to {_LONGEST * 1000:.0f}"
         )
     return seconds

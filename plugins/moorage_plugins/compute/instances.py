@@ -22,6 +22,7 @@ _COLUMNS = (
     instances.c.uuid, instances.c.name, instances.c.status, instances.c.host, instances.c.node, instances.c.node_uuid,
     instances.c.flavorid, instances.c.resources, instances.c.project_id, instances.c.user_id, instances.c.fault,
     instances.c.fence, instances.c.created_at, instances.c.updated_at, instances.c.request, instances.c.server_group,
+    instances.c.pending,
 )  # fmt: skip
 _RECORD = (
     instances.c.uuid, instances.c.host, instances.c.node, instances.c.flavorid, instances.c.resources,
@@ -30,13 +31,16 @@ _RECORD = (
 #: What is read too when filters want more of an instance.
 _MORE = (instances.c.name, instances.c.user_id, instances.c.created_at, instances.c.request)
 #: No operation is in progress.
-_SETTLED = frozenset({"active", "error"})
-#: An instance in error holds no room any more: its claim is given back when the build fails.
-_OCCUPIES = instances.c.status != "error"
+_SETTLED = frozenset({"active", "error", "shelved_offloaded"})
+#: An instance in error holds no room any more: its claim is given back when the build fails. One that is shelved has none.
+_OCCUPIES = instances.c.status.not_in(("error", "shelved_offloaded"))
 _OF_UUID = instances.c.uuid == sa.bindparam("of_uuid")
 _FENCE = {"token": sa.bindparam("token", type_=sa.BigInteger)}
 _SET = lease.WRITE.update(instances, _OF_UUID, _FENCE).values(
     status=sa.bindparam("to_status"), fault=sa.bindparam("to_fault"), updated_at=now()
+)
+_CHANGED = frozenset(
+    {"status", "fault", "host", "node", "node_uuid", "flavorid", "resources", "request", "server_group", "pending"}
 )
 _REMOVE = lease.REMOVE.delete(instances, _OF_UUID, _FENCE)
 
@@ -87,6 +91,7 @@ class ComputeInstances(InstanceStore, Reassignable):
     def insert(self, transaction: Any, instance: Instance) -> None:
         values = {column.name: getattr(instance, column.name) for column in _COLUMNS}
         values |= {"resources": dict(instance.resources), "request": dict(instance.request)}
+        values |= {"pending": dict(instance.pending) or None}
         values |= {"created_at": now(), "updated_at": now()}
         transaction.execute(sa.insert(instances).values(values))
 
@@ -96,7 +101,7 @@ class ComputeInstances(InstanceStore, Reassignable):
             row = tx.execute(sa.select(*_COLUMNS).where(instances.c.uuid == uuid)).first()
         if row is None:
             raise errors.NotFound(f"There is no instance {uuid}.")
-        return Instance(*row)
+        return _instance(row)
 
     @override
     def list(
@@ -117,7 +122,7 @@ class ComputeInstances(InstanceStore, Reassignable):
             if value is not None:
                 query = query.where(column == value)
         with self._database.read() as tx:
-            return [Instance(*row) for row in tx.execute(query)]
+            return [_instance(row) for row in tx.execute(query)]
 
     @override
     def group_members(self, group: str, transaction: Any = None) -> Sequence[tuple[str, str]]:
@@ -144,6 +149,29 @@ class ComputeInstances(InstanceStore, Reassignable):
         return bool(transaction.execute(statement, values).rowcount == 1)
 
     @override
+    def change(
+        self,
+        transaction: Any,
+        uuid: str,
+        token: int,
+        values: Mapping[str, Any],
+        *,
+        expected: Sequence[str] = (),
+        fence: int | None = None,
+    ) -> bool:
+        unknown = values.keys() - _CHANGED
+        if unknown:
+            raise TypeError(f"instances have no {', '.join(sorted(unknown))} that could be changed")
+        # JSON is written as plain mappings.
+        plain = {name: dict(value) if isinstance(value, Mapping) else value for name, value in values.items()}
+        statement = lease.WRITE.update(instances, _OF_UUID, _FENCE).values(**plain, updated_at=now())
+        if expected:
+            statement = statement.where(instances.c.status.in_(expected))
+        if fence is not None:
+            statement = statement.where(instances.c.fence == fence)
+        return bool(transaction.execute(statement, {"of_uuid": uuid, "token": token}).rowcount == 1)
+
+    @override
     def remove(self, transaction: Any, uuid: str, token: int) -> bool:
         return bool(transaction.execute(_REMOVE, {"of_uuid": uuid, "token": token}).rowcount == 1)
 
@@ -151,3 +179,7 @@ class ComputeInstances(InstanceStore, Reassignable):
     def reassign(self, transaction: Any, hosts: Mapping[str, str], host: str) -> int:
         rows = [{"of_uuid": uuid, "from_host": source, "to_host": host} for uuid, source in sorted(hosts.items())]
         return int(transaction.execute(_REASSIGN, rows).rowcount) if rows else 0
+
+
+def _instance(row: Any) -> Instance:
+    return Instance(*(value if value is not None else {} for value in row))

@@ -30,6 +30,8 @@ instances = sa.Table(
     sa.Column("updated_at", Micros, nullable=False),
     sa.Column("request", JsonText, nullable=False),
     sa.Column("server_group", exact(255), nullable=False, server_default=""),
+    #: What the operation in progress is to make of it.
+    sa.Column("pending", JsonText),
     sa.UniqueConstraint("uuid", name="uq_instances_uuid"),
     sa.Index("ix_instances_host", "host", "uuid"),
     sa.Index("ix_instances_server_group", "server_group"),

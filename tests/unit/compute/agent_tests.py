@@ -168,6 +168,7 @@ class Fleet:
                 instances=self.instances,
                 release=self.store.release,
                 reporter=Reporter(self.told, HOST),
+                store=self.store,
             )
         )
 
@@ -297,6 +298,19 @@ class AgentTests(unittest.TestCase):
         self.assert_consistent(6)
         wait_until(lambda: len(self.fleet.told.created()) >= 6, "they were told", SOON)
         self.assertEqual(Counter(self.fleet.told.created()), Counter([*uuids, last]))
+
+    def test_what_another_host_has_to_do_is_left_to_it(self) -> None:
+        # A message of an earlier operation can come when a later one is another host's.
+        uuid = self.fleet.place()
+        instances = self.fleet.instances
+        self.fleet.database.run(lambda tx: instances.change(tx, uuid, 10**6, {"host": "other"}))
+        with self.assertLogs("moorage.cleanup.workers", "WARNING") as logs:
+            agent = self.fleet.agent()
+            self.addCleanup(agent.stop)
+            agent.start()
+            wait_until(lambda: "is other's to do" in "".join(logs.output), "it is given back", SOON)
+        self.assertEqual((self.fleet.status(uuid), self.fleet.running()), ("building", {}))
+        self.assertEqual(self.fleet.rows(), 1)
 
     def test_the_sweep_finds_operations_whose_message_was_lost(self) -> None:
         agent = self.started()

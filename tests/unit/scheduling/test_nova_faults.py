@@ -124,7 +124,7 @@ class NovaFaultTests(unittest.TestCase):
         simulation = Simulation(["h1"])
         (agent,), (scheduler,) = simulation.agents, simulation.schedulers
         placed = InstanceRecord("i", "h1", "h1-node", "small", SIZES["small"], "p", server_group="g")
-        scheduler.tracker.placed(placed)
+        scheduler.tracker.reserve(placed)
         self.assertEqual(scheduler.view.group_members("p", "g"), {"i"})
         agent.reporter.deleted(["i"])
         simulation.network.deliver_all()
@@ -134,7 +134,7 @@ class NovaFaultTests(unittest.TestCase):
     def test_7_also_when_nobody_says_so(self) -> None:
         simulation = Simulation(["h1"])
         (scheduler,) = simulation.schedulers
-        scheduler.tracker.placed(InstanceRecord("i", "h1", "h1-node", "small", SIZES["small"], "p"))
+        scheduler.tracker.reserve(InstanceRecord("i", "h1", "h1-node", "small", SIZES["small"], "p"))
         simulation.clock.now += 60
         simulation.sync_period()
         self.assertEqual((scheduler.known(), scheduler.used()), ({}, {"h1-node": 0}))

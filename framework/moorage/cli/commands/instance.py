@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""moorage instance create|list|show|delete and moorage select, host list, host show."""
+"""moorage instance create|list|show|delete|rebuild|resize|migrate|shelve|unshelve and moorage select, host list, host show."""
 
 from __future__ import annotations
 
@@ -10,22 +10,41 @@ from typing import Any
 from moorage import errors
 from moorage.cli import base
 
-__all__ = ["HostList", "HostShow", "InstanceCreate", "InstanceDelete", "InstanceList", "InstanceShow", "Select"]
+__all__ = [
+    "DecisionShow",
+    "HostList",
+    "HostShow",
+    "InstanceCreate",
+    "InstanceDelete",
+    "InstanceList",
+    "InstanceMigrate",
+    "InstanceRebuild",
+    "InstanceResize",
+    "InstanceShelve",
+    "InstanceShow",
+    "InstanceUnshelve",
+    "Select",
+]
 
 COLUMNS = ("uuid", "name", "status", "host", "node", "flavorid", "project_id")
 HOST_COLUMNS = ("host", "node", "up", "enabled", "instances", "capacity", "used")
 
 
-def add_request_arguments(parser: argparse.ArgumentParser) -> None:
-    """What is asked for: a flavor and hints."""
+def add_flavor_arguments(parser: argparse.ArgumentParser) -> None:
+    """A size."""
     parser.add_argument("--flavor", default="custom", metavar="ID", help="name of the size (compared by type_affinity)")
     parser.add_argument(
         "--resource", action="append", default=[], metavar="CLASS=UNITS", help="for example VCPU=2; may be repeated"
     )
+    parser.add_argument("--extra-spec", action="append", default=[], metavar="NAME=VALUE", help="of the flavor")
+
+
+def add_request_arguments(parser: argparse.ArgumentParser) -> None:
+    """What is asked for: a flavor and hints."""
+    add_flavor_arguments(parser)
     parser.add_argument(
         "--hint", action="append", default=[], metavar="NAME=VALUE", help="scheduler hint; may be repeated"
     )
-    parser.add_argument("--extra-spec", action="append", default=[], metavar="NAME=VALUE", help="of the flavor")
     parser.add_argument("--force-host", help="this host, without asking the filters")
     parser.add_argument("--zone", help="availability zone")
     parser.add_argument("--server-group", metavar="GROUP", help="name or uuid of the server group it belongs to")
@@ -35,8 +54,8 @@ def add_request_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def request_body(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The JSON of the request that the options describe.
+def flavor_body(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The JSON of the flavor that the options describe.
 
     :raises InvalidInput: an option is not NAME=VALUE, or no resource is asked for.
     """
@@ -47,17 +66,22 @@ def request_body(arguments: argparse.Namespace) -> dict[str, Any]:
         resources[name] = int(value)
     if not resources:
         raise errors.InvalidInput("Say what is asked for, for example: --resource VCPU=1 --resource MEMORY_MB=512")
+    return {
+        "flavorid": arguments.flavor,
+        "resources": resources,
+        "extra_specs": dict(base.pairs(arguments.extra_spec, "--extra-spec")),
+    }
+
+
+def request_body(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The JSON of the request that the options describe.
+
+    :raises InvalidInput: an option is not NAME=VALUE, or no resource is asked for.
+    """
     hints: dict[str, list[str]] = {}
     for name, value in base.pairs(arguments.hint, "--hint"):
         hints.setdefault(name, []).append(value)
-    body: dict[str, Any] = {
-        "flavor": {
-            "flavorid": arguments.flavor,
-            "resources": resources,
-            "extra_specs": dict(base.pairs(arguments.extra_spec, "--extra-spec")),
-        },
-        "hints": hints,
-    }
+    body: dict[str, Any] = {"flavor": flavor_body(arguments), "hints": hints}
     if arguments.force_host:
         body["force_hosts"] = [arguments.force_host]
     properties = dict(base.pairs(arguments.image_property, "--image-property"))
@@ -76,13 +100,16 @@ class InstanceCreate(base.ApiShow):
         parser = super().get_parser(prog_name)
         parser.add_argument("--name", default="")
         parser.add_argument("--wait", action="store_true", help="until it is active or in error")
+        parser.add_argument("--count", type=int, default=1, help="so many alike, all or none; prints the first")
         add_request_arguments(parser)
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Create, perhaps wait, and print."""
         api = base.connection(parsed_args)
-        created = api.create_instance({"name": parsed_args.name, **request_body(parsed_args)})
+        body = {"name": parsed_args.name, **request_body(parsed_args)}
+        count = parsed_args.count
+        created = api.create_instances(body, count)[0] if count != 1 else api.create_instance(body)
         while parsed_args.wait and created["status"] == "building":
             time.sleep(0.2)
             created = api.instance(created["uuid"])
@@ -136,6 +163,96 @@ class InstanceDelete(base.ApiCommand):
             api.delete_instance(uuid, force=parsed_args.force)
 
 
+class _Action(base.ApiShow):
+    """Begin an operation on an instance, perhaps wait for its end, and print the instance."""
+
+    action = ""
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Which instance."""
+        parser = super().get_parser(prog_name)
+        parser.add_argument("instance", metavar="UUID")
+        parser.add_argument("--wait", action="store_true", help="until the operation has ended")
+        return parser
+
+    def body(self, parsed_args: argparse.Namespace) -> dict[str, Any]:
+        """What the action is to do."""
+        return {}
+
+    def take_action(self, parsed_args: argparse.Namespace) -> Any:
+        """Begin it."""
+        api = base.connection(parsed_args)
+        found = api.act_on_instance(parsed_args.instance, self.action, self.body(parsed_args))
+        while parsed_args.wait and found["pending"]:
+            time.sleep(0.2)
+            found = api.instance(parsed_args.instance)
+        return base.one(found)
+
+
+class _Move(_Action):
+    """One for which a scheduler looks for a place."""
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Where to."""
+        parser = super().get_parser(prog_name)
+        parser.add_argument("--to-host", metavar="HOST", help="this host; the filters are asked all the same")
+        return parser
+
+    def body(self, parsed_args: argparse.Namespace) -> dict[str, Any]:
+        """Where to."""
+        return {"host": parsed_args.to_host} if parsed_args.to_host else {}
+
+
+class InstanceRebuild(_Action):
+    """Make an instance anew in its place, of another image."""
+
+    action = "rebuild"
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Of what."""
+        parser = super().get_parser(prog_name)
+        parser.add_argument("--image", required=True, metavar="ID")
+        return parser
+
+    def body(self, parsed_args: argparse.Namespace) -> dict[str, Any]:
+        """Of what."""
+        return {"image": {"id": parsed_args.image}}
+
+
+class InstanceShelve(_Action):
+    """Take an instance off its host and give its room back."""
+
+    action = "shelve_offload"
+
+
+class InstanceUnshelve(_Move):
+    """Bring an instance back that was shelved."""
+
+    action = "unshelve"
+
+
+class InstanceMigrate(_Move):
+    """Move an instance to another node while it runs."""
+
+    action = "live_migrate"
+
+
+class InstanceResize(_Move):
+    """Give an instance another flavor, perhaps on another node."""
+
+    action = "resize"
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """To what."""
+        parser = super().get_parser(prog_name)
+        add_flavor_arguments(parser)
+        return parser
+
+    def body(self, parsed_args: argparse.Namespace) -> dict[str, Any]:
+        """To what, and where."""
+        return {"flavor": flavor_body(parsed_args), **super().body(parsed_args)}
+
+
 class HostList(base.ApiLister):
     """List hosts and nodes as a scheduler sees them."""
 
@@ -177,4 +294,49 @@ class Select(base.ApiShow):
             "dry_run": True,
             "explain": parsed_args.explain,
         }
-        return base.one(base.connection(parsed_args).select(body))
+        answer = base.connection(parsed_args).select(body)
+        return base.one(_readable(answer) if parsed_args.formatter == "table" else answer)
+
+
+class DecisionShow(base.ApiShow):
+    """Show why a request was decided so: by its id, or the instance's uuid."""
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Which."""
+        parser = super().get_parser(prog_name)
+        parser.add_argument("request", metavar="REQUEST_ID")
+        parser.add_argument("--node", help="also say what the filters say of this node now")
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> Any:
+        """Ask and print."""
+        answer = base.connection(parsed_args).decision(parsed_args.request, parsed_args.node)
+        return base.one(_readable(answer) if parsed_args.formatter == "table" else answer)
+
+
+def _readable(answer: dict[str, Any]) -> dict[str, Any]:
+    """An answer of a scheduler in lines for people."""
+    shown = dict(answer)
+    for name in ("selections", "best"):
+        if name in shown:
+            shown[name] = "\n".join(_place(each) for each in shown[name])
+    if "removed" in shown:
+        left = shown.get("considered", 0)
+        lines = []
+        for name, count in shown["removed"].items():
+            left -= count
+            lines.append(f"{name}: removed {count}, left {left}")
+        shown["removed"] = "\n".join(lines)
+    if "refused_nodes" in shown:
+        shown["refused_nodes"] = "\n".join(
+            f"{node}: {'; '.join(f'{name}: {why}' for name, why in reasons.items())}"
+            for node, reasons in shown["refused_nodes"].items()
+        )
+    if "reasons_now" in shown:
+        shown["reasons_now"] = "\n".join(f"{name}: {why}" for name, why in shown["reasons_now"].items())
+    return shown
+
+
+def _place(each: dict[str, Any]) -> str:
+    others = ", ".join(f"{other['host']}/{other['node']}" for other in each.get("alternates", ()))
+    return f"{each['host']}/{each['node']} (weight {each['weight']:g}" + (f"; next {others})" if others else ")")

@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can be done with an instance that exists: rebuild, resize, live_migrate, shelve_offload, unshelve.
+
+Each begins with one transaction that records the worker, the status while it is in progress and what is to come of it
+(``pending``); the agent of the host that has the work to do ends it with another. A move holds the room on its destination under
+a uuid of its own (``move_consumer``) until it ends: then the instance has that room and its old one is given back, in one
+transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from moorage import errors
+from moorage.allocation.interface import AllocationChange, AllocationLedger, AllocationStore, ClaimRequest, Expect
+from moorage.cleanup.workers import WorkerStore
+from moorage.control_plane.interface import Instance, InstanceStore, move_consumer
+from moorage.control_plane.placing import NodeNames
+from moorage.db import Database
+from moorage.rpc.server import rpc_method
+from moorage.scheduling.interface import ClaimResult, Flavor, InstanceRecord, RequestSpec, ServerGroup
+from moorage.scheduling.scheduler import Scheduler
+
+__all__ = ["OPERATIONS", "InPlace", "MoveClaimer", "MovesEndpoint", "Operation"]
+
+OPERATE = "operate_instance"
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One kind of operation.
+
+    :param status: of the instance while it is in progress.
+    :param begins: statuses in which it can begin.
+    :param moves: the instance is to be on a node that a scheduler chooses.
+    """
+
+    name: str
+    status: str
+    begins: tuple[str, ...]
+    moves: bool
+
+
+OPERATIONS: Mapping[str, Operation] = {
+    each.name: each
+    for each in (
+        Operation("rebuild", "rebuilding", ("active",), False),
+        Operation("shelve_offload", "shelving", ("active",), False),
+        Operation("resize", "resizing", ("active",), True),
+        Operation("live_migrate", "migrating", ("active",), True),
+        Operation("unshelve", "unshelving", ("shelved_offloaded",), True),
+    )
+}
+
+
+def _check(instance: Instance, operation: Operation) -> None:
+    if instance.status not in operation.begins:
+        raise errors.Conflict(
+            f"Instance {instance.uuid} is {instance.status}; {operation.name} needs one that is "
+            f"{' or '.join(operation.begins)}.",
+            instance=instance.uuid,
+            status=instance.status,
+        )
+
+
+def _begin(
+    transaction: Any,
+    stores: tuple[InstanceStore, WorkerStore],
+    instance: Instance,
+    operation: Operation,
+    host: str,
+    values: Mapping[str, Any],
+) -> None:
+    """The worker's row and the instance's, in one transaction."""
+    instances, workers = stores
+    token = workers.create(
+        transaction, instances.resource_type, instance.uuid, operation.name, operation.status, addressed_to=host
+    )
+    changes = {"status": operation.status, "fault": "", **values}
+    if not instances.change(
+        transaction, instance.uuid, token, changes, expected=operation.begins, fence=instance.fence
+    ):
+        raise errors.Conflict(f"Instance {instance.uuid} has just become something else; look again.")
+
+
+@dataclass(frozen=True, slots=True)
+class InPlace:
+    """Begins what happens where the instance is: rebuild and shelve_offload."""
+
+    database: Database
+    instances: InstanceStore
+    workers: WorkerStore
+    cast: Callable[[str, str, str], None]
+
+    def begin(self, uuid: str, name: str, pending: Mapping[str, Any]) -> None:
+        """Record it, then tell the agent.
+
+        :raises NotFound: there is no such instance.
+        :raises Conflict: its status does not allow it (InUse: an operation on it is in progress).
+        """
+        instance, operation = self.instances.get(uuid), OPERATIONS[name]
+        _check(instance, operation)
+        stores = (self.instances, self.workers)
+        values = {"pending": {"operation": name, **pending}}
+        self.database.run(lambda tx: _begin(tx, stores, instance, operation, instance.host, values))
+        self.cast(instance.host, OPERATE, uuid)
+
+
+@dataclass(frozen=True, slots=True)
+class MoveClaimer:
+    """A Claimer (see :mod:`moorage.scheduling.interface`) that claims the destination of one instance's move."""
+
+    store: AllocationStore
+    instances: InstanceStore
+    workers: WorkerStore
+    node_names: NodeNames
+    instance: Instance
+    operation: Operation
+
+    def claim(self, spec: RequestSpec, node_uuid: str, host: str, request_id: str) -> ClaimResult:
+        """Take the room and record what is to be done there, in one transaction."""
+        to = {"host": host, "node": self.node_names.node_name(node_uuid), "node_uuid": node_uuid}
+        pending = {
+            "operation": self.operation.name,
+            "request_id": request_id,
+            "flavorid": spec.flavor.flavorid,
+            "resources": dict(spec.flavor.resources),
+            "extra_specs": dict(spec.flavor.extra_specs),
+            **to,
+        }
+        stores = (self.instances, self.workers)
+        # What is on no host is on its destination from now on; what moves is where it was until it has moved.
+        values = {"pending": pending, **(to if not self.instance.host else {})}
+
+        def record(transaction: Any) -> None:
+            _begin(transaction, stores, self.instance, self.operation, host, values)
+
+        uuid, held = spec.instance_uuid, {node_uuid: spec.flavor.resources}
+        if not self.instance.host:
+            request = ClaimRequest(uuid, held, request_id, project=spec.project_id, user=spec.user_id)
+            self.store.claim(request, record)
+        else:
+            change = AllocationChange(
+                move_consumer(uuid), held, Expect.NOTHING, spec.project_id, spec.user_id, consumer_type="MIGRATION"
+            )
+            _ledger(self.store).replace([change], record)
+        return ClaimResult(node_uuid)
+
+    def release(self, instance_uuid: str) -> None:
+        """Nothing is held that was not recorded."""
+
+
+def _ledger(store: AllocationStore) -> AllocationLedger:
+    if not isinstance(store, AllocationLedger):
+        raise errors.ConfigError("The allocation store cannot move claims, so instances cannot be moved; use sql.")
+    return store
+
+
+class MovesEndpoint:
+    """Served by schedulers beside the family's own: chooses where instances that exist go next."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        claimer: Callable[[Instance, Operation], MoveClaimer],
+        instances: InstanceStore,
+        cast: Callable[[str, str, str], None],
+    ) -> None:
+        self._scheduler = scheduler
+        self._claimer = claimer
+        self._instances = instances
+        self._cast = cast
+
+    @rpc_method
+    def move_instance(
+        self, instance_uuid: str, operation: str, wanted: Mapping[str, Any], request_id: str
+    ) -> dict[str, Any]:
+        """Begin a resize, a live migration or an unshelving; repeating it with the same request_id changes nothing.
+
+        :param wanted: ``flavor`` (resize), ``host`` and ``node`` where it shall go.
+        :raises NoValidHost: says why.
+        :raises Conflict: its status does not allow it.
+        """
+        instance, kind = self._instances.get(instance_uuid), OPERATIONS[operation]
+        if instance.pending.get("request_id") != request_id:
+            _check(instance, kind)
+            spec = _spec(instance, kind, wanted)
+            held = InstanceRecord(
+                move_consumer(instance.uuid), "", "", spec.flavor.flavorid, spec.flavor.resources, spec.project_id
+            )
+            chosen = self._scheduler.place(
+                spec, request_id, claimer=self._claimer(instance, kind), held=held if instance.host else None
+            )
+            self._cast(chosen.record.host, OPERATE, instance.uuid)
+            return {"uuid": instance.uuid, "host": chosen.record.host, "node": chosen.record.node}
+        return {"uuid": instance.uuid, "host": instance.pending["host"], "node": instance.pending["node"]}
+
+
+def _spec(instance: Instance, operation: Operation, wanted: Mapping[str, Any]) -> RequestSpec:
+    """The request of which an instance came, for the place where it goes next."""
+    request = instance.request
+    flavor = wanted.get("flavor") or {
+        "flavorid": instance.flavorid,
+        "resources": instance.resources,
+        "extra_specs": request.get("extra_specs") or {},
+    }
+    group = request.get("server_group")
+    return RequestSpec(
+        instance_uuid=instance.uuid,
+        flavor=Flavor(flavor["flavorid"], dict(flavor["resources"]), dict(flavor.get("extra_specs") or {})),
+        project_id=instance.project_id,
+        user_id=instance.user_id,
+        hints=request.get("hints") or {},
+        image=request.get("image") or {},
+        availability_zone=request.get("availability_zone"),
+        server_group=None
+        if group is None
+        else ServerGroup(group["name"], group["policy"], group.get("max_server_per_host", 1)),
+        requested_host=wanted.get("host"),
+        requested_node=wanted.get("node"),
+        ignore_nodes=(instance.node_uuid,) if operation.name == "live_migrate" else (),
+    )

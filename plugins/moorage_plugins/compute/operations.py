@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each operation does on the hypervisor, and what the store, the claims and the schedulers are told afterwards.
+
+An operation that fails leaves the instance as it was, with the fault's text; but a build that fails leaves an instance in error
+that occupies nothing, and one that cannot be brought back stays shelved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from moorage import errors
+from moorage.cleanup.interface import Lease
+from moorage.control_plane.interface import Instance, move_consumer
+from moorage_plugins.compute.driver import DriverError, SimulatedDriver
+
+__all__ = ["MOVES", "OPERATIONS", "Done", "Held"]
+
+#: What the destination does, while the instance is somewhere else.
+MOVES = frozenset({"resize", "live_migrate"})
+_NOWHERE = {"host": "", "node": "", "node_uuid": ""}
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """An operation whose effect on the hypervisor is there: what shall be written and told now.
+
+    :param changes: fields of the instance; None: its row shall go (or is gone).
+    :param releases: consumers whose claims go.
+    :param holds: what the instance holds from now on in place of what it held, provider -> class -> units; None: the same.
+    :param tell: method of the reporter, by which schedulers are told; empty: they are not.
+    :param left: the host that has to remove what is still there.
+    """
+
+    held: Lease
+    instance: Instance | None
+    changes: Mapping[str, Any] | None
+    releases: tuple[str, ...] = ()
+    holds: Mapping[str, Mapping[str, int]] | None = None
+    tell: str = ""
+    left: str = ""
+    #: Something of this try is on the hypervisor, which must go when it turns out to have been taken over.
+    made: bool = field(default=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """An operation that this agent holds, on an instance that exists."""
+
+    lease: Lease
+    instance: Instance
+    driver: SimulatedDriver
+
+    @property
+    def extra_specs(self) -> Mapping[str, str]:
+        """Of the flavor that the instance shall have."""
+        found: Mapping[str, str] = self.instance.pending.get("extra_specs") or self.instance.request.get(
+            "extra_specs", {}
+        )
+        return found
+
+    def done(self, changes: Mapping[str, Any], **more: Any) -> Done:
+        """It has succeeded."""
+        return Done(self.lease, self.instance, {"fault": "", "pending": {}, **changes}, **more)
+
+    def failed(self, error: DriverError, changes: Mapping[str, Any], **more: Any) -> Done:
+        """It has not."""
+        return Done(self.lease, self.instance, {"fault": str(error), "pending": {}, **changes}, **more)
+
+    def make(self) -> None:
+        """Have it run here, as this try's."""
+        self.driver.build(self.instance.uuid, self.lease.token, self.extra_specs, self.lease.operation)
+
+
+def _build(held: Held) -> Done:
+    try:
+        held.make()
+    except DriverError as error:
+        return held.failed(error, {"status": "error"}, releases=(held.instance.uuid,), tell="deleted", made=True)
+    return held.done({"status": "active"}, tell="created", made=True)
+
+
+def _delete(held: Held) -> Done:
+    uuid = held.instance.uuid
+    try:
+        held.driver.destroy(uuid)
+    except DriverError as error:
+        raise errors.Unavailable(f"Instance {uuid} cannot be destroyed: {error}") from error
+    return Done(held.lease, held.instance, None, (uuid, move_consumer(uuid)), tell="deleted")
+
+
+def _rebuild(held: Held) -> Done:
+    try:
+        held.make()
+    except DriverError as error:
+        return held.failed(error, {"status": "active"}, tell="rebuilt")
+    request = {**held.instance.request, "image": held.instance.pending.get("image") or {}}
+    return held.done({"status": "active", "request": request}, tell="rebuilt", made=True)
+
+
+def _shelve_offload(held: Held) -> Done:
+    uuid = held.instance.uuid
+    try:
+        held.driver.check(held.lease.operation, held.extra_specs)
+        held.driver.destroy(uuid)
+    except DriverError as error:
+        return held.failed(error, {"status": "active"})
+    return held.done({"status": "shelved_offloaded", **_NOWHERE}, releases=(uuid,), tell="shelved_offloaded")
+
+
+def _unshelve(held: Held) -> Done:
+    try:
+        held.make()
+    except DriverError as error:
+        shelved = {"status": "shelved_offloaded", **_NOWHERE}
+        return held.failed(error, shelved, releases=(held.instance.uuid,), tell="deleted", made=True)
+    return held.done({"status": "active"}, tell="unshelved", made=True)
+
+
+def _move(held: Held) -> Done:
+    """Resize and live migration, by the agent of the destination."""
+    instance, pending = held.instance, held.instance.pending
+    try:
+        held.make()
+    except DriverError as error:
+        return held.failed(error, {"status": "active"}, releases=(move_consumer(instance.uuid),), left=instance.host)
+    to = {name: pending[name] for name in ("host", "node", "node_uuid", "flavorid", "resources")}
+    request = {**instance.request, "extra_specs": pending.get("extra_specs") or {}}
+    return held.done(
+        {"status": "active", **to, "request": request},
+        releases=(move_consumer(instance.uuid),),
+        holds={pending["node_uuid"]: pending["resources"]},
+        tell="resized" if held.lease.operation == "resize" else "live_migrated",
+        left=instance.host if instance.host != pending["host"] else "",
+        made=True,
+    )
+
+
+OPERATIONS: Mapping[str, Callable[[Held], Done]] = {
+    "build": _build,
+    "delete": _delete,
+    "rebuild": _rebuild,
+    "shelve_offload": _shelve_offload,
+    "unshelve": _unshelve,
+    "resize": _move,
+    "live_migrate": _move,
+}

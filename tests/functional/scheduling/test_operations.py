@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Operations on instances, from the request through scheduler, claims, agents and hypervisors back to every scheduler."""
+
+from __future__ import annotations
+
+import unittest
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from moorage import errors
+from moorage.control_plane import roles
+from moorage.control_plane.interface import Instance, move_consumer
+from moorage.control_plane.operations import InPlace
+from moorage.control_plane.placing import cast_to_agent
+from tests import servers
+from tests.functional.scheduling.plane import SOON, Plane
+from tests.servers import wait_until
+
+
+class _KeyOperationTests(unittest.TestCase):
+    url = ""
+
+    def setUp(self) -> None:
+        self.plane = Plane(self, url=self.url)
+        self.plane.up(("h1", "h2"), schedulers=2)
+        workers = roles.open_workers(self.plane.client, self.plane.conf)
+        self.in_place = InPlace(
+            self.plane.database, self.plane.instances, workers, cast_to_agent(self.plane.client.sender)
+        )
+
+    def made(self, vcpus: int = 2, **extra_specs: str) -> str:
+        request = self.plane.request(vcpus)
+        request["flavor"]["extra_specs"] = extra_specs
+        args = {"request": request, "request_id": request["uuid"]}
+        uuid: str = self.plane.ask("create_instance", args)["uuid"]
+        self.plane.wait_status(uuid, "active")
+        return uuid
+
+    def move(self, uuid: str, operation: str, request_id: str = "r", **wanted: Any) -> Mapping[str, Any]:
+        args = {"instance_uuid": uuid, "operation": operation, "wanted": wanted, "request_id": request_id}
+        found: Mapping[str, Any] = self.plane.ask("move_instance", args)
+        return found
+
+    def instance(self, uuid: str) -> Instance:
+        return self.plane.instances.get(uuid)
+
+    def running(self) -> dict[str, set[str]]:
+        """Host -> what its hypervisor runs."""
+        found = {}
+        for host in ("h1", "h2"):
+            folder = Path(self.plane.folder, "hypervisors", host)
+            found[host] = {each.name for each in folder.iterdir()} if folder.exists() else set()
+        return found
+
+    def assert_whole(self) -> None:
+        """Rows, claims, hypervisors and the views of all schedulers agree, and nothing is in progress."""
+        plane = self.plane
+        rows = {each.uuid: each for each in plane.instances.list()}
+        placed = {uuid: each for uuid, each in rows.items() if each.status not in ("error", "shelved_offloaded")}
+        held: dict[str, dict[str, int]] = {}
+        for item in plane.store.allocations():
+            self.assertEqual(placed[item.consumer].node_uuid, item.provider)
+            held.setdefault(item.consumer, {})[item.resource_class] = item.used
+        self.assertEqual(held, {uuid: dict(each.resources) for uuid, each in placed.items()})
+        wait_until(
+            lambda: self.running() == {h: {u for u, r in placed.items() if r.host == h} for h in ("h1", "h2")},
+            "hypervisors run what the rows say",
+            SOON,
+        )
+        plane.wait_agreement()
+        workers = roles.open_workers(plane.client, plane.conf)
+        self.assertEqual([workers.get("instance", uuid) for uuid in rows], [None] * len(rows))
+
+    def test_a_resize_moves_room_and_instance_and_shows_everywhere(self) -> None:
+        uuid, other = self.made(2), self.made(2)
+        before = self.instance(uuid)
+        flavor = {"flavorid": "big", "resources": {"VCPU": 12, "MEMORY_MB": 64}, "extra_specs": {}}
+        self.move(uuid, "resize", flavor=flavor)
+        self.plane.wait_status(uuid, "active")
+        after = self.instance(uuid)
+        self.assertEqual((after.flavorid, after.resources["VCPU"], after.pending), ("big", 12, {}))
+        self.assertGreater(after.fence, before.fence)
+        self.assert_whole()
+        self.assertEqual(self.plane.view("scheduler-2")[uuid].flavorid, "big")
+        self.assertIn(other, self.plane.view())
+
+    def test_a_live_migration_leaves_nothing_on_its_source(self) -> None:
+        uuid = self.made()
+        source = self.instance(uuid).host
+        answer = self.move(uuid, "live_migrate")
+        self.assertNotEqual(answer["host"], source)
+        wait_until(lambda: self.instance(uuid).host != source, "it has moved", SOON)
+        self.assert_whole()
+
+    def test_shelving_gives_the_room_back_and_unshelving_takes_some_again(self) -> None:
+        uuid = self.made(16)
+        self.in_place.begin(uuid, "shelve_offload", {})
+        self.plane.wait_status(uuid, "shelved_offloaded")
+        self.assertEqual(self.instance(uuid).host, "")
+        self.assert_whole()
+        self.assertEqual(self.plane.view(), {})
+        fillers = [self.made(16), self.made(16)]
+        with self.assertRaises(errors.NoValidHost):
+            self.move(uuid, "unshelve", "r1")
+        self.plane.deleter().delete(fillers[0])
+        self.plane.wait_status(fillers[0], "gone")
+        self.plane.wait_agreement()
+        self.move(uuid, "unshelve", "r2")
+        self.plane.wait_status(uuid, "active")
+        self.assert_whole()
+
+    def test_a_deletion_by_force_during_a_move_leaves_nothing(self) -> None:
+        uuid = self.made(2, **{"sim:live_migrate_delay_ms": "600"})
+        self.move(uuid, "live_migrate")
+        wait_until(lambda: self.plane.status(uuid) == "migrating", "it moves", SOON)
+        self.plane.deleter().delete(uuid, force=True)
+        self.plane.wait_status(uuid, "gone")
+        self.assertEqual(list(self.plane.store.allocations()), [])
+        wait_until(lambda: self.running() == {"h1": set(), "h2": set()}, "nothing runs", SOON)
+        self.plane.wait_agreement()
+
+
+class OperationTests(_KeyOperationTests):
+    """On SQLite, and in more ways."""
+
+    def test_a_resize_in_its_place(self) -> None:
+        self.plane.registry.set(self.service("h2"), disabled=True)
+        for name in ("scheduler-1", "scheduler-2"):
+            self.plane.roles[name]._scheduler.refresh()
+        uuid = self.made(2)
+        self.assertEqual(self.instance(uuid).host, "h1")
+        self.move(uuid, "resize", flavor={"flavorid": "f4", "resources": {"VCPU": 4, "MEMORY_MB": 64}})
+        wait_until(lambda: self.instance(uuid).flavorid == "f4", "it is resized", SOON)
+        self.assertEqual(self.instance(uuid).host, "h1")
+        self.assert_whole()
+
+    def service(self, host: str) -> str:
+        return next(each.uuid for each in self.plane.registry.list(binary="agent") if each.host == host)
+
+    def test_a_request_that_is_repeated_begins_nothing_twice(self) -> None:
+        uuid = self.made(2, **{"sim:live_migrate_delay_ms": "300"})
+        first = self.move(uuid, "live_migrate", "again")
+        self.assertEqual(self.move(uuid, "live_migrate", "again"), first)
+        with self.assertRaises(errors.Conflict):
+            self.move(uuid, "live_migrate", "another")
+        wait_until(lambda: self.instance(uuid).host == first["host"], "it has moved", SOON)
+        self.assert_whole()
+
+    def test_a_move_that_fails_leaves_everything_where_it_was(self) -> None:
+        uuid = self.made(2, **{"sim:live_migrate_fail": "no route"})
+        before = self.instance(uuid)
+        self.move(uuid, "live_migrate")
+        wait_until(lambda: self.instance(uuid).fault == "no route", "it has failed", SOON)
+        after = self.instance(uuid)
+        self.assertEqual((after.status, after.host, after.node_uuid), ("active", before.host, before.node_uuid))
+        self.assert_whole()
+        self.assertIsNone(self.plane.store.consumer(move_consumer(uuid)))  # type: ignore[attr-defined]
+
+    def test_what_is_shelved_can_be_deleted(self) -> None:
+        uuid = self.made()
+        self.in_place.begin(uuid, "shelve_offload", {})
+        self.plane.wait_status(uuid, "shelved_offloaded")
+        self.plane.deleter().delete(uuid)
+        self.assertEqual(self.plane.status(uuid), "gone")
+        self.assert_whole()
+
+    def test_an_unshelving_that_fails_stays_shelved(self) -> None:
+        uuid = self.made(2, **{"sim:unshelve_fail": "no image"})
+        self.in_place.begin(uuid, "shelve_offload", {})
+        self.plane.wait_status(uuid, "shelved_offloaded")
+        self.move(uuid, "unshelve")
+        wait_until(lambda: self.instance(uuid).fault == "no image", "it has failed", SOON)
+        self.assertEqual((self.instance(uuid).status, self.instance(uuid).host), ("shelved_offloaded", ""))
+        self.assert_whole()
+
+    def test_a_rebuild_stays_in_its_place_with_another_image(self) -> None:
+        uuid = self.made()
+        before = self.instance(uuid)
+        self.in_place.begin(uuid, "rebuild", {"image": {"id": "new"}})
+        wait_until(lambda: self.instance(uuid).request.get("image") == {"id": "new"}, "it is rebuilt", SOON)
+        after = self.instance(uuid)
+        self.assertEqual((after.status, after.node_uuid), ("active", before.node_uuid))
+        self.assert_whole()
+
+    def test_a_rebuild_that_fails_says_so(self) -> None:
+        uuid = self.made(2, **{"sim:rebuild_fail": "bad image"})
+        self.in_place.begin(uuid, "rebuild", {"image": {"id": "new"}})
+        wait_until(lambda: self.instance(uuid).fault == "bad image", "it has failed", SOON)
+        self.assertNotIn("image", self.instance(uuid).request)
+
+    def test_what_cannot_begin_is_said_in_plain_words(self) -> None:
+        uuid = self.made()
+        for begin in (lambda: self.move(uuid, "unshelve"), lambda: self.in_place.begin("none", "rebuild", {})):
+            with self.assertRaises((errors.Conflict, errors.NotFound)):
+                begin()
+        with self.assertRaisesRegex(errors.Conflict, "is active; unshelve needs one that is shelved_offloaded"):
+            self.move(uuid, "unshelve")
+        with self.assertRaisesRegex(errors.InvalidInput, "no host nowhere"):
+            self.move(uuid, "live_migrate", host="nowhere")
+        self.assert_whole()
+
+
+class PostgresqlOperationTests(_KeyOperationTests):
+    @classmethod
+    def setUpClass(cls) -> None:
+        cls.url = servers.fresh_database(servers.shared("postgresql"))
+
+
+class MariadbOperationTests(_KeyOperationTests):
+    @classmethod
+    def setUpClass(cls) -> None:
+        cls.url = servers.fresh_database(servers.shared("mariadb"))
+
+
+def load_tests(loader: unittest.TestLoader, tests: unittest.TestSuite, pattern: str | None) -> unittest.TestSuite:
+    """The key tests run on each database, not by themselves."""
+    suite = unittest.TestSuite()
+    for case in (OperationTests, PostgresqlOperationTests, MariadbOperationTests):
+        suite.addTests(loader.loadTestsFromTestCase(case))
+    return suite

@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can be asked of a scheduler, and what it says."""
+
+from __future__ import annotations
+
+import threading
+import unittest
+import uuid as uuid_module
+from typing import Any
+
+from moorage import errors
+from moorage.api.role import Schedulers
+from moorage.control_plane import roles
+from tests.functional.scheduling.plane import SOON, Plane
+from tests.servers import wait_until
+
+
+class RequestTests(unittest.TestCase):
+    def setUp(self) -> None:
+        self.plane = Plane(
+            self,
+            scheduling__enabled_filters=[
+                "compute", "capacity", "same_host", "different_host", "server_group_anti_affinity",
+                "server_group_affinity",
+            ],
+        ).up(("h1", "h2", "h3"), schedulers=2)  # fmt: skip
+
+    def many(self, count: int, vcpus: int = 1, **more: Any) -> list[str]:
+        request = self.plane.request(vcpus, **more)
+        uuids = [str(uuid_module.uuid4()) for _ in range(count)]
+        made: list[str] = self.plane.ask(
+            "create_instances", {"request": request, "uuids": uuids, "request_id": uuids[0]}
+        )
+        return made
+
+    def hosts(self, uuids: list[str]) -> list[str]:
+        return sorted(self.plane.instances.get(uuid).host for uuid in uuids)
+
+    def select(self, count: int = 1, vcpus: int = 1, **more: Any) -> Any:
+        request = self.plane.request(vcpus, **more)
+        return self.plane.ask("select", {"request": request, "count": count, "explain": True})
+
+    # -- hosts and nodes ------------------------------------------------------------------------------------------
+
+    def test_forced_requested_and_ignored_hosts(self) -> None:
+        self.assertEqual(self.plane.create(force_hosts=["H2"])["host"], "h2")
+        self.assertEqual(self.plane.create(requested_host="h3")["host"], "h3")
+        self.assertEqual(self.plane.create(requested_node="h1-node-0")["host"], "h1")
+        self.assertEqual(self.plane.create(ignore_hosts=["h1", "H2"])["host"], "h3")
+        self.assertEqual(self.plane.create(force_nodes=["h2-node-0"])["host"], "h2")
+
+    def test_a_forced_host_is_not_asked_of_the_filters_unless_that_is_wanted(self) -> None:
+        there = self.plane.create(force_hosts=["h1"])["uuid"]
+        self.plane.wait_agreement()
+        apart = {"different_host": [there]}
+        self.assertEqual(self.plane.create(force_hosts=["h1"], hints=apart)["host"], "h1")
+        with self.assertRaises(errors.NoValidHost):
+            self.plane.create(requested_host="h1", hints=apart)
+        with self.assertRaises(errors.NoValidHost):
+            hints = {"different_host": [there], "_nova_check_type": ["rebuild"]}
+            self.plane.create(force_hosts=["h1"], hints=hints)
+        # The store still has the last word.
+        with self.assertRaises(errors.NoValidHost):
+            self.plane.create(17, force_hosts=["h1"])
+
+    def test_what_does_not_exist_is_named(self) -> None:
+        wrongs: tuple[tuple[str, Any], ...] = (
+            ("force_hosts", ["nowhere"]),
+            ("requested_host", "nowhere"),
+            ("force_nodes", ["nowhere"]),
+            ("requested_node", "nowhere"),
+        )
+        for name, wrong in wrongs:
+            with self.subTest(name), self.assertRaisesRegex(errors.InvalidInput, "no (host|node) nowhere"):
+                self.plane.create(1, scheduler=None, **{name: wrong})
+        self.assertEqual(list(self.plane.store.allocations()), [])
+
+    def test_the_next_best_are_told(self) -> None:
+        found = self.plane.create()
+        self.assertEqual(len(found["alternates"]), 2)
+        self.assertNotIn(found["host"], [each["host"] for each in found["alternates"]])
+
+    # -- several alike --------------------------------------------------------------------------------------------
+
+    def test_several_apart(self) -> None:
+        group = {"name": "g", "policy": "anti-affinity"}
+        made = self.many(3, server_group=group)
+        self.assertEqual(self.hosts(made), ["h1", "h2", "h3"])
+        with self.assertRaises(errors.NoValidHost) as caught:
+            self.plane.create(server_group=group)
+        self.assertIn("server_group_anti_affinity", caught.exception.details["reasons"])
+        # Of another project, or name, it is another group.
+        self.plane.create(server_group={**group, "name": "other"})
+
+    def test_several_together(self) -> None:
+        made = self.many(3, server_group={"name": "g", "policy": "affinity"})
+        self.assertEqual(len(set(self.hosts(made))), 1)
+        for uuid in made:
+            self.plane.wait_status(uuid, "active")
+        self.plane.wait_agreement()
+        later = self.plane.create(server_group={"name": "g", "policy": "affinity"})
+        self.assertEqual([later["host"]], list(set(self.hosts(made))))
+
+    def test_all_or_none(self) -> None:
+        with self.assertRaises(errors.NoValidHost):
+            self.many(4, server_group={"name": "g", "policy": "anti-affinity"})
+        self.assertEqual(list(self.plane.store.allocations()), [])
+        self.assertEqual(self.plane.instances.list(), [])
+        self.plane.wait_agreement()
+        self.assertEqual(len(self.many(3, server_group={"name": "g", "policy": "anti-affinity"})), 3)
+
+    def test_several_fill_the_fleet_to_the_last_place(self) -> None:
+        made = self.many(12, 4)
+        self.assertEqual(self.hosts(made), ["h1"] * 4 + ["h2"] * 4 + ["h3"] * 4)
+        with self.assertRaises(errors.NoValidHost):
+            self.plane.create(1)
+
+    # -- explaining -----------------------------------------------------------------------------------------------
+
+    def test_a_dry_run_of_several_claims_nothing_and_says_where_each_would_go(self) -> None:
+        found = self.select(4, server_group={"name": "g", "policy": "anti-affinity"})
+        self.assertEqual((found["asked"], found["found"]), (4, 3))
+        self.assertEqual(sorted(each["host"] for each in found["selections"]), ["h1", "h2", "h3"])
+        self.assertEqual(found["removed"]["server_group_anti_affinity"], 3)
+        self.assertEqual(list(self.plane.store.allocations()), [])
+        self.assertEqual(self.plane.view(), {})
+
+    def test_an_explanation_says_for_each_node_why(self) -> None:
+        there = self.plane.create(requested_host="h1")["uuid"]
+        self.plane.wait_agreement()
+        found = self.select(vcpus=17, hints={"different_host": [there]})
+        self.assertEqual(set(found["refused_nodes"]), {"h1-node-0", "h2-node-0", "h3-node-0"})
+        self.assertEqual(set(found["refused_nodes"]["h1-node-0"]), {"capacity", "different_host"})
+        self.assertIn("VCPU", found["refused_nodes"]["h2-node-0"]["capacity"])
+
+    def test_a_decision_is_found_afterwards_by_whichever_scheduler_made_it(self) -> None:
+        ask = Schedulers(self.plane.client.sender, self.plane.clock, 2, SOON)
+        for scheduler in ("scheduler-1", "scheduler-2"):
+            made = self.plane.create(scheduler=scheduler)
+            decision = ask.find("decision", {"request_id": made["uuid"]})
+            self.assertEqual((decision["outcome"], decision["host"]), ("placed", made["host"]))
+            self.assertEqual(decision["considered"], 3)
+            self.assertEqual(decision["best"][0]["host"], made["host"])
+            args = {"request_id": made["uuid"], "node": "h1-node-0"}
+            self.assertEqual(ask.find("decision", args)["reasons_now"], {})
+        with self.assertRaises(errors.NotFound):
+            ask.find("decision", {"request_id": "never asked"})
+
+    def test_a_refusal_is_found_after_the_scheduler_has_gone(self) -> None:
+        request = self.plane.request(99)
+        with self.assertRaises(errors.NoValidHost) as caught:
+            self.plane.ask(
+                "create_instance", {"request": request, "request_id": request["uuid"]}, scheduler="scheduler-1"
+            )
+        self.assertIn("VCPU", caught.exception.message)
+        self.assertEqual(caught.exception.details["reasons"], {"capacity": 3})
+        refused = self.plane.roles["scheduler-1"]._scheduler._refused
+        wait_until(lambda: refused.find(request["uuid"]) is not None, "it is written", SOON)
+        self.plane.stop("scheduler-1")
+        found = self.plane.ask("decision", {"request_id": request["uuid"]})
+        self.assertEqual(found["removed"]["capacity"], 3)
+        self.assertIn("refused: no node has enough VCPU free", found["outcome"])
+
+
+class ManySchedulersTests(unittest.TestCase):
+    def test_two_schedulers_at_once_fill_the_fleet_exactly_although_one_is_ended_and_replaced(self) -> None:
+        plane = Plane(self, scheduling__host_subset_size=2).up(("h1", "h2", "h3"), schedulers=2)
+        outcomes: list[str] = []
+        lock = threading.Lock()
+
+        def work() -> None:
+            for _ in range(8):
+                request = plane.request(2)
+                for _ in range(10):
+                    try:
+                        plane.ask("create_instance", {"request": request, "request_id": request["uuid"]})
+                        outcome = "placed"
+                        break
+                    except errors.NoValidHost:
+                        outcome = "refused"
+                        break
+                    except errors.Unavailable:
+                        outcome = "lost"
+                with lock:
+                    outcomes.append(outcome)
+
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for each in threads:
+            each.start()
+        wait_until(lambda: len(outcomes) >= 4, "some are placed", SOON)
+        plane.stop("scheduler-1")
+        plane.start(roles.SchedulerRole(), "scheduler-3")
+        for each in threads:
+            each.join()
+        # 3 nodes of 16, each instance 2: 24 fit.
+        self.assertEqual(sorted(set(outcomes)), ["placed", "refused"])
+        self.assertEqual(outcomes.count("placed"), 24)
+        used = [item.used for item in plane.store.allocations() if item.resource_class == "VCPU"]
+        self.assertEqual((len(used), sum(used)), (24, 48))
+        for uuid in plane.records():
+            plane.wait_status(uuid, "active")
+        plane.wait_agreement()

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A plugin that hangs: the request answers, the process is told to end, and who did it too often is not run any more."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import threading
+import unittest
+from dataclasses import dataclass
+
+from typing_extensions import override
+
+from moorage import errors
+from moorage.clock import SystemClock
+from moorage.scheduling.guard import Guard
+from tests.servers import wait_until
+
+
+@dataclass(frozen=True)
+class Plugin:
+    name: str
+    group: str = "moorage.filters"
+    distribution: str = "somebody"
+    advisory: bool = False
+
+
+class Incidents:
+    def __init__(self) -> None:
+        self.recorded: list[str] = []
+
+    def record(self, plugin: str) -> None:
+        self.recorded.append(plugin)
+
+    def count(self, plugin: str, window: float) -> int:
+        return self.recorded.count(plugin)
+
+
+class SteppedClock(SystemClock):
+    """Time passes when the test says so."""
+
+    now = 0.0
+
+    @override
+    def monotonic(self) -> float:
+        return self.now
+
+
+class GuardTests(unittest.TestCase):
+    def setUp(self) -> None:
+        self.incidents = Incidents()
+        self.fatal: list[str] = []
+        self.release = threading.Event()
+        self.addCleanup(self.release.set)
+
+    def make(self, deadline: float = 0.1, clock: SystemClock | None = None) -> Guard:
+        made = Guard(
+            clock or SystemClock(), self.incidents, self.fatal.append, deadline=deadline, threshold=2, window=300,
+            skip_advisory=True,
+        )  # fmt: skip
+        self.addCleanup(made.close)
+        return made
+
+    def hang(self, guard: Guard) -> None:
+        with guard.slot() as slot:
+            slot.begin(Plugin("sleepy"))
+            self.release.wait(60)
+
+    def test_a_hang_is_answered_told_and_ends_the_process(self) -> None:
+        guard = self.make()
+        stacks = io.StringIO()
+        with contextlib.redirect_stderr(stacks), self.assertRaises(errors.PluginTimeout) as caught:
+            guard.request(lambda: self.hang(guard))
+        self.assertIn("'sleepy'", caught.exception.message)
+        self.assertIn("started anew", caught.exception.message)
+        self.assertEqual(self.incidents.recorded, ["sleepy"])
+        wait_until(lambda: len(self.fatal) == 1, "the process is told to end", 60)
+        self.assertIn("sleepy", self.fatal[0])
+
+    def test_a_request_may_take_long_when_no_single_plugin_does(self) -> None:
+        clock = SteppedClock()
+        guard = self.make(0.05, clock)
+
+        def work() -> str:
+            with guard.slot() as slot:
+                for number in range(8):
+                    slot.begin(Plugin(f"quick-{number}"))
+                    self.release.wait(0.02)
+                    clock.now += 0.04
+            return "done"
+
+        self.assertEqual(guard.request(work), "done")
+        self.assertEqual((self.incidents.recorded, self.fatal), ([], []))
+
+    def test_who_hung_too_often_is_not_run_any_more(self) -> None:
+        plugins = (Plugin("good"), Plugin("sleepy"))
+        self.incidents.recorded = ["sleepy"]
+        self.make().check_breakers(plugins)
+        self.incidents.recorded = ["sleepy", "sleepy"]
+        with self.assertRaisesRegex(errors.PluginTimeout, "'sleepy'.*hung 2 times.*Take it out"):
+            self.make().check_breakers(plugins)
+
+    def test_what_a_request_raises_comes_out(self) -> None:
+        def work() -> None:
+            raise errors.NoValidHost("there is none")
+
+        with self.assertRaises(errors.NoValidHost):
+            self.make().request(work)
+
+    def test_a_run_inside_of_a_run_gives_the_place_back(self) -> None:
+        guard = self.make()
+        with guard.slot() as outer:
+            outer.begin(Plugin("outer"))
+            with guard.slot() as inner:
+                inner.begin(Plugin("inner"))
+            self.assertEqual([slot.plugin for slot in guard._running.values()], [Plugin("outer")])
+        self.assertEqual(guard._running, {})

@@ -16,6 +16,7 @@ import sqlalchemy as sa
 
 from moorage import errors
 from moorage.control_plane.interface import Instance, InstanceStore, Reassignable
+from moorage.control_plane.operations import OPERATIONS
 from moorage.db import Database
 from moorage.fleet.interface import Node
 from moorage.fleet.nodes import NodeStore
@@ -26,7 +27,7 @@ __all__ = ["Preview", "Reassignment", "Report"]
 
 _PAGE = 1000
 _AGENT = "agent"
-_BUSY = frozenset({"building", "deleting"})
+_BUSY = frozenset({"building", "deleting", *(each.status for each in OPERATIONS.values())})
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,7 @@ _REASSIGN = (
     .where(
         _OF_UUID,
         instances.c.host == sa.bindparam("from_host"),
-        instances.c.status.not_in(("building", "deleting")),
+        instances.c.status.in_(sorted(_SETTLED)),
     )
     .values(host=sa.bindparam("to_host"), updated_at=now())
 )

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The part of the sql store that finds candidates: anchors page by page in SQL, then the rules on what was read.
 
-One statement finds the roots that may anchor a candidate, by what every candidate needs; that they do decides
-:mod:`moorage_plugins.stores.candidates`. Pages begin small and grow, so that who wants ten of ten thousand pays for about ten.
+One statement looks at some roots, in the order of their creation, and says of each whether it may anchor a candidate, by what
+every candidate needs; that it does decides :mod:`moorage_plugins.stores.candidates`. Pages begin small and grow, so that who wants
+ten of ten thousand pays for about ten. The roots of a page are fixed first, in a subquery with a limit: databases take the many
+conditions for so rare that they would rather join the whole fleet for every page.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ __all__ = ["SqlCandidates"]
 
 _SMALLEST_PAGE, _LARGEST_PAGE = 16, 512
 
-_ROOT = resource_providers.alias("root")
+_ANY_ROOT = resource_providers.alias("any_root")
 _MEMBER = resource_providers.alias("member")
 _OF_TREES = (
     sa.select(*statements.provider_columns)
@@ -60,6 +62,39 @@ _SHARING_ROOTS = (
 _ROOT_OF = sa.select(resource_providers.c.root_uuid).where(resource_providers.c.uuid == sa.bindparam("of_uuid"))
 
 
+class _Anchors:
+    """A page of roots, each with whether it fulfils the conditions.
+
+    :param roots: what a root must be to be looked at at all, over ``_ANY_ROOT``.
+    """
+
+    def __init__(self, roots: Sequence[sa.ColumnElement[bool]]) -> None:
+        self._root = (
+            sa.select(_ANY_ROOT.c.id, _ANY_ROOT.c.uuid)
+            .where(_ANY_ROOT.c.parent_uuid.is_(None), _ANY_ROOT.c.id > sa.bindparam("of_after"), *roots)
+            .order_by(_ANY_ROOT.c.id)
+            .limit(sa.bindparam("of_size", type_=sa.Integer))
+            .subquery("root")
+        )
+        self.conditions: list[sa.ColumnElement[bool]] = []
+
+    @property
+    def page(self) -> sa.Select[Any]:
+        """The statement; parameters ``of_after`` (an id) and ``of_size``."""
+        root = self._root
+        fits = sa.and_(sa.true(), *self.conditions).label("fits")
+        return sa.select(root.c.id, root.c.uuid, fits).order_by(root.c.id)
+
+    def in_tree(self, condition: sa.ColumnElement[bool]) -> sa.ColumnElement[bool]:
+        """A provider of the root's tree fulfils it."""
+        return sa.exists().where(_MEMBER.c.root_uuid == self._root.c.uuid, condition).correlate(self._root)
+
+    def shared_with(self, givers: Iterable[Place]) -> sa.ColumnElement[bool]:
+        """A provider of the root's tree is in an aggregate of one of them."""
+        aggregates = frozenset().union(*(each.aggregates for each in givers))
+        return self.in_tree(sql_filters.has_aggregate(aggregates, _MEMBER)) if aggregates else sa.false()
+
+
 class SqlCandidates(SqlPart, CandidateSource):
     """Candidates; about six statements a page of anchors."""
 
@@ -72,11 +107,11 @@ class SqlCandidates(SqlPart, CandidateSource):
         named = (each for group in query.groups for each in (group.forbidden, *group.required))
         check_traits(tx, query.root_required.union(query.root_forbidden, *named))
         sharing = self._places(tx, tx.execute(_SHARING_ROOTS).scalars().all())
-        conditions = self._anchor_conditions(tx, query, numbers, sharing)
+        page = self._anchors(tx, query, numbers, sharing)
         found: list[Candidate] = []
         summaries: dict[str, ProviderSummary] = {}
         seen: Seen = set()
-        for anchors in self._anchor_pages(tx, conditions, query.limit):
+        for anchors in self._anchor_pages(tx, page, query.limit):
             known = {each.uuid for each in sharing}
             fleet = Fleet([*sharing, *(each for each in self._places(tx, anchors) if each.uuid not in known)])
             left = None if query.limit is None else query.limit - len(found)
@@ -87,42 +122,42 @@ class SqlCandidates(SqlPart, CandidateSource):
                 break
         return CandidateSet(tuple(found), summaries)
 
-    def _anchor_pages(
-        self, tx: sa.Connection, conditions: Sequence[sa.ColumnElement[bool]], limit: int | None
-    ) -> Iterator[list[str]]:
+    def _anchor_pages(self, tx: sa.Connection, anchors: _Anchors, limit: int | None) -> Iterator[list[str]]:
         """Uuids of roots that may anchor a candidate, in the order of their creation."""
         size = _LARGEST_PAGE if limit is None else min(max(limit, _SMALLEST_PAGE), _LARGEST_PAGE)
         after = 0
-        query = sa.select(_ROOT.c.id, _ROOT.c.uuid).where(_ROOT.c.parent_uuid.is_(None), *conditions)
-        query = query.order_by(_ROOT.c.id)
         while True:
-            rows = tx.execute(query.where(_ROOT.c.id > after).limit(size)).all()
-            if rows:
-                yield [row.uuid for row in rows]
+            rows = tx.execute(anchors.page, {"of_after": after, "of_size": size}).all()
+            found = [row.uuid for row in rows if row.fits]
+            if found:
+                yield found
             if len(rows) < size:
                 return
             after, size = rows[-1].id, min(2 * size, _LARGEST_PAGE)
 
-    def _anchor_conditions(
+    def _anchors(
         self, tx: sa.Connection, query: CandidateQuery, numbers: Mapping[str, int], sharing: Sequence[Place]
-    ) -> list[sa.ColumnElement[bool]]:
+    ) -> _Anchors:
         """What every anchor fulfils; who is shared with may fulfil more of it through others."""
-        found = [sql_filters.has_trait((name,), _ROOT) for name in sorted(query.root_required)]
+        roots = [sql_filters.has_trait((name,), _ANY_ROOT) for name in sorted(query.root_required)]
         if query.root_forbidden:
-            found.append(~sql_filters.has_trait(query.root_forbidden, _ROOT))
-        shared_with = _shared_with(each for each in sharing if SHARING in each.traits)
+            roots.append(~sql_filters.has_trait(query.root_forbidden, _ANY_ROOT))
         for group in query.groups:
-            found += self._anchor_group_conditions(group, numbers, sharing, shared_with)
             if not group.suffix:
                 if group.not_member_of:
-                    found.append(~sql_filters.has_aggregate(group.not_member_of, _ROOT))
+                    roots.append(~sql_filters.has_aggregate(group.not_member_of, _ANY_ROOT))
                 if group.in_tree is not None:
                     root = tx.execute(_ROOT_OF, {"of_uuid": group.in_tree}).scalar_one_or_none()
-                    found.append(sa.false() if root is None else _ROOT.c.uuid == root)
-        return found
+                    roots.append(sa.false() if root is None else _ANY_ROOT.c.uuid == root)
+        page = _Anchors(roots)
+        shared_with = page.shared_with(each for each in sharing if SHARING in each.traits)
+        for group in query.groups:
+            page.conditions += self._anchor_group_conditions(page, group, numbers, sharing, shared_with)
+        return page
 
     def _anchor_group_conditions(
         self,
+        page: _Anchors,
         group: RequestGroup,
         numbers: Mapping[str, int],
         sharing: Sequence[Place],
@@ -133,11 +168,11 @@ class SqlCandidates(SqlPart, CandidateSource):
                 each for each in sharing if SHARING in each.traits and each.has_room(name, amount, self._step_rule)
             ]
             fits = sql_filters.fits(numbers[name], amount, self._step_rule, _MEMBER)
-            yield sa.or_(_in_tree(fits), _shared_with(givers))
+            yield sa.or_(page.in_tree(fits), page.shared_with(givers))
         for traits in group.required:
-            yield sa.or_(_in_tree(sql_filters.has_trait(traits, _MEMBER)), shared_with)
+            yield sa.or_(page.in_tree(sql_filters.has_trait(traits, _MEMBER)), shared_with)
         for aggregates in group.member_of:
-            yield sa.or_(_in_tree(sql_filters.has_aggregate(aggregates, _MEMBER)), shared_with)
+            yield sa.or_(page.in_tree(sql_filters.has_aggregate(aggregates, _MEMBER)), shared_with)
 
     def _places(self, tx: sa.Connection, roots: Sequence[str]) -> list[Place]:
         """All providers of the trees."""
@@ -155,20 +190,6 @@ class SqlCandidates(SqlPart, CandidateSource):
             summary = ProviderSummary(shown(row, items), used, tuple(traits.get(row.id, ())))
             found.append(Place(summary, frozenset(aggregates.get(row.id, ()))))
         return found
-
-
-def _in_tree(condition: sa.ColumnElement[bool]) -> sa.ColumnElement[bool]:
-    """A provider of the root's tree fulfils it."""
-    return sa.exists().where(_MEMBER.c.root_uuid == _ROOT.c.uuid, condition)
-
-
-def _shared_with(givers: Iterable[Place]) -> sa.ColumnElement[bool]:
-    """A provider of the root's tree is in an aggregate of one of them."""
-    aggregates = frozenset().union(*(each.aggregates for each in givers))
-    if not aggregates:
-        return sa.false()
-    members = sa.select(_MEMBER.c.root_uuid).where(sql_filters.has_aggregate(aggregates, _MEMBER))
-    return _ROOT.c.uuid.in_(members)
 
 
 def _grouped(rows: Iterable[Any]) -> dict[int, list[str]]:

@@ -1,13 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checking a store: do its counters count what is held, and is anywhere more held than there is."""
+"""Checking a store: do its counters count what is held, is anywhere more held than there is, and by somebody who is gone."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from moorage import errors
-from moorage.allocation.interface import AllocationStore, Auditable, Drift, ProviderUsage
+from moorage.allocation.interface import (
+    AllocationChange,
+    AllocationLedger,
+    AllocationStore,
+    Auditable,
+    Consumer,
+    Drift,
+    GenerationConflict,
+    OrphanDetector,
+    ProviderUsage,
+)
 
 __all__ = ["AuditReport", "Overuse", "audit"]
 
@@ -26,23 +36,37 @@ class Overuse:
 
 @dataclass(frozen=True, slots=True)
 class AuditReport:
-    """What an audit found. ``repaired``: the providers whose counters were set to the sums of their allocations."""
+    """What an audit found.
+
+    :param repaired: the providers whose counters were set to the sums of their allocations.
+    :param orphans: consumers behind which there is nothing, by the detectors that were asked.
+    :param released: the uuids of those that were released.
+    """
 
     providers: int
     drift: tuple[Drift, ...]
     overuse: tuple[Overuse, ...]
     repaired: tuple[str, ...] = ()
+    orphans: tuple[Consumer, ...] = ()
+    released: tuple[str, ...] = ()
 
     @property
     def clean(self) -> bool:
         """Whether nothing was found."""
-        return not self.drift and not self.overuse
+        return not self.drift and not self.overuse and not self.orphans
 
 
-def audit(store: AllocationStore, *, repair: bool = False) -> AuditReport:
+def audit(
+    store: AllocationStore,
+    *,
+    repair: bool = False,
+    detectors: Sequence[OrphanDetector] = (),
+    release_orphans: bool = False,
+) -> AuditReport:
     """Compare the counters with the stored allocations, and use with capacity; with ``repair`` set wrong counters right.
 
-    Overuse is reported as it stands after the repair and never repaired: what is held is held. Reads everything once.
+    Overuse is reported as it stands after the repair and never repaired: what is held is held. Orphans are looked for where there
+    are detectors, and released only when that is asked for by itself. Reads everything once.
 
     :raises InvalidInput: the store keeps no counters of its own (it is not :class:`Auditable`).
     """
@@ -50,6 +74,7 @@ def audit(store: AllocationStore, *, repair: bool = False) -> AuditReport:
         raise errors.InvalidInput(
             f"The allocation store {type(store).__name__} cannot be audited; it offers no comparison of its counters."
         )
+    orphans, released = _orphans(store, detectors, release=release_orphans) if detectors else ((), ())
     drift = tuple(store.drift())
     repaired: list[str] = []
     if repair:
@@ -64,7 +89,45 @@ def audit(store: AllocationStore, *, repair: bool = False) -> AuditReport:
             for item in usage.provider.inventories
             if usage.used[item.resource_class] > item.capacity
         ]
-    return AuditReport(providers, drift, tuple(overuse), tuple(repaired))
+    return AuditReport(providers, drift, tuple(overuse), tuple(repaired), orphans, released)
+
+
+def _orphans(
+    store: AllocationStore, detectors: Sequence[OrphanDetector], *, release: bool
+) -> tuple[tuple[Consumer, ...], tuple[str, ...]]:
+    if not isinstance(store, AllocationLedger):
+        raise errors.InvalidInput(
+            f"The allocation store {type(store).__name__} cannot list consumers, so orphans cannot be looked for."
+        )
+    found: list[Consumer] = []
+    released: list[str] = []
+    after = ""
+    while page := store.consumers(after=after, limit=_PAGE):
+        after = page[-1].uuid
+        gone: set[str] = set()
+        for detector in detectors:
+            asked = [each.uuid for each in page if each.consumer_type in detector.consumer_types]
+            gone |= detector.missing(asked) if asked else frozenset()
+        for each in page:
+            if each.uuid in gone and _still(store, each):
+                found.append(each)
+                if release and _release(store, each):
+                    released.append(each.uuid)
+    return tuple(found), tuple(released)
+
+
+def _still(store: AllocationLedger, consumer: Consumer) -> bool:
+    """It holds what it held before the detectors looked: so its release did not just come between."""
+    held = store.consumer(consumer.uuid)
+    return held is not None and held.consumer.generation == consumer.generation
+
+
+def _release(store: AllocationLedger, consumer: Consumer) -> bool:
+    try:
+        store.replace([AllocationChange(consumer.uuid, {}, expected=consumer.generation)])
+    except GenerationConflict:
+        return False
+    return True
 
 
 def _usages(store: AllocationStore) -> Iterator[ProviderUsage]:

@@ -26,6 +26,19 @@ OPTS: Sequence[cfg.Opt] = (
         ],
         help="How step_size limits the amount of a claim. All processes must agree. Needs a restart.",
     ),
+    cfg.FloatOpt(
+        "reap_interval",
+        default=10.0,
+        min=0.1,
+        help="Seconds between looks for claims whose lifetime is over, by every engine. Needs a restart.",
+    ),
+    cfg.ListOpt(
+        "orphan_detectors",
+        default=[],
+        help="The plugins (entry-point group moorage.orphan_detectors) that the audit asks for consumers behind which there is "
+        "nothing. Enable one only where it knows everything that claims for its types of consumers: instance knows what was "
+        "placed here, not what another service claimed through the API. Needs a restart.",
+    ),
 )
 
 

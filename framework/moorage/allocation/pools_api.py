@@ -8,7 +8,7 @@ from typing import Any
 
 from moorage.allocation.api import INVENTORY_FIELDS, show_inventories
 from moorage.allocation.audit import AuditReport, audit
-from moorage.allocation.interface import AllocationStore, InventoryItem
+from moorage.allocation.interface import AllocationStore, InventoryItem, OrphanDetector
 from moorage.allocation.pools import Pool, PoolKeeper
 from moorage.routes import ApiRequest, ApiResponse, PolicyRule, Route
 
@@ -90,14 +90,27 @@ _REPORT = {
                 "properties": {**_WHERE, "used": {"type": "integer"}, "capacity": {"type": "number"}},
             },
         },
+        "orphans": {
+            "type": "array",
+            "description": "Consumers behind which there is nothing, by the detectors that are enabled.",
+            "items": {
+                "type": "object",
+                "properties": {
+                    "consumer": {"type": "string"},
+                    "consumer_type": {"type": "string"},
+                    "project_id": {"type": "string"},
+                    "released": {"type": "boolean"},
+                },
+            },
+        },
         "repaired": {"type": "array", "items": {"type": "string"}, "description": "Providers whose counters were set."},
     },
-    "required": ["clean", "providers", "drift", "overuse", "repaired"],
+    "required": ["clean", "providers", "drift", "overuse", "orphans", "repaired"],
 }
 
 
-def routes(store: AllocationStore) -> Sequence[Route]:
-    """The routes over a store; pools are refused where it cannot have them."""
+def routes(store: AllocationStore, detectors: Sequence[OrphanDetector] = ()) -> Sequence[Route]:
+    """The routes over a store; pools are refused where it cannot have them. ``detectors``: whom the audit asks for orphans."""
 
     def list_pools(request: ApiRequest) -> ApiResponse:
         return ApiResponse(200, {"pools": [_shown(each) for each in PoolKeeper(store).list()]})
@@ -112,7 +125,9 @@ def routes(store: AllocationStore) -> Sequence[Route]:
         return ApiResponse(204)
 
     def audit_store(request: ApiRequest) -> ApiResponse:
-        return ApiResponse(200, _report(audit(store, repair=bool(request.body.get("repair", False)))))
+        repair, release = (bool(request.body.get(name, False)) for name in ("repair", "release_orphans"))
+        found = audit(store, repair=repair, detectors=detectors, release_orphans=release)
+        return ApiResponse(200, _report(found))
 
     get, change, check = (rule.name for rule in POLICIES)
     tags, paths = ("allocation",), {"uuid": _UUID}
@@ -141,7 +156,7 @@ def routes(store: AllocationStore) -> Sequence[Route]:
             {200: _REPORT},
             body={
                 "type": "object",
-                "properties": {"repair": {"type": "boolean", "default": False}},
+                "properties": dict.fromkeys(("repair", "release_orphans"), {"type": "boolean", "default": False}),
                 "additionalProperties": False,
             },
             tags=tags,
@@ -181,6 +196,15 @@ def _report(found: AuditReport) -> dict[str, Any]:
                 "capacity": each.capacity,
             }
             for each in found.overuse
+        ],
+        "orphans": [
+            {
+                "consumer": each.uuid,
+                "consumer_type": each.consumer_type,
+                "project_id": each.project,
+                "released": each.uuid in found.released,
+            }
+            for each in found.orphans
         ],
         "repaired": list(found.repaired),
     }

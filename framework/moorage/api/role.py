@@ -35,7 +35,14 @@ from moorage.control_plane.operations import InPlace
 from moorage.control_plane.periodic import EngineNames
 from moorage.control_plane.placing import Deleter, cast_to_agent
 from moorage.control_plane.process import Platform
-from moorage.control_plane.roles import Periodic, open_instances, open_store, open_workers, tell_schedulers
+from moorage.control_plane.roles import (
+    Periodic,
+    open_detectors,
+    open_instances,
+    open_store,
+    open_workers,
+    tell_schedulers,
+)
 from moorage.control_plane.sharding import open_plans, shards_for_new
 from moorage.coordination import api as coordination_api
 from moorage.coordination.ledger import SqlLedger
@@ -183,7 +190,7 @@ class ApiRole:
                 changed,
             ),
             *allocation_api.routes(store),
-            *pools_api.routes(store),
+            *pools_api.routes(store, open_detectors(platform, conf)),
             *scheduling_api.routes(schedulers, groups.resolved),
             *cleanup_api.routes(
                 WorkerViews(platform.database, open_workers(platform, conf)),

@@ -197,9 +197,10 @@ class Client:
         """Providers with inventories and use."""
         return self.pages("/usages", "usages", query)
 
-    def audit_allocations(self, *, repair: bool = False) -> dict[str, Any]:
+    def audit_allocations(self, *, repair: bool = False, release_orphans: bool = False) -> dict[str, Any]:
         """Compare the store's counters with its allocations; with ``repair``, set wrong ones right."""
-        return dict(self.request("POST", "/allocations/audit", body={"repair": repair}))
+        body = {"repair": repair, "release_orphans": release_orphans}
+        return dict(self.request("POST", "/allocations/audit", body=body))
 
     def pools(self) -> list[dict[str, Any]]:
         """Pools with what is used of them."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from moorage.allocation.interface import STORES
+from moorage.allocation.interface import DETECTORS, STORES
 from moorage.cleanup.interface import CLEANUP_HANDLERS
 from moorage.control_plane.interface import AGENT_SERVICES, API_EXTENSIONS, INSTANCE_STORES
 from moorage.coordination.interface import BACKENDS, PERIODIC_TASKS
@@ -21,6 +21,7 @@ EXTENSION_POINTS: Sequence[ExtensionPoint[Any]] = (
     FILTERS,
     WEIGHERS,
     STORES,
+    DETECTORS,
     STRATEGIES,
     INSTANCE_STORES,
     AGENT_SERVICES,

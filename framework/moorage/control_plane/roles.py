@@ -6,14 +6,14 @@ from __future__ import annotations
 import gc
 import random
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from oslo_config import cfg
 from oslo_log import log as logging
 
 from moorage import errors
-from moorage.allocation.interface import STORES, AllocationStore
+from moorage.allocation.interface import DETECTORS, STORES, AllocationLedger, AllocationStore, OrphanDetector
 from moorage.cleanup.workers import WorkerStore
 from moorage.clock import Clock
 from moorage.control_plane.cleaning import AgentCleaning, SupervisorEndpoint
@@ -46,7 +46,17 @@ from moorage.scheduling.scheduler import Policy, Scheduler, Selection
 from moorage.scheduling.tracking import InstanceTracker, record_to_json
 from moorage.services.heartbeat import LivenessObserver
 
-__all__ = ["Agent", "Engine", "Periodic", "SchedulerRole", "load_store", "open_instances", "open_store", "open_workers"]
+__all__ = [
+    "Agent",
+    "Engine",
+    "Periodic",
+    "SchedulerRole",
+    "load_store",
+    "open_detectors",
+    "open_instances",
+    "open_store",
+    "open_workers",
+]
 
 LOG = logging.getLogger(__name__)
 ENGINES = "engine"
@@ -60,6 +70,15 @@ _HEALING = 0.5
 def open_store(platform: Platform, conf: cfg.ConfigOpts) -> AllocationStore:
     """The allocation store that the configuration names."""
     return load_store(conf, platform.database, platform.clock)
+
+
+def open_detectors(platform: Platform, conf: cfg.ConfigOpts) -> Sequence[OrphanDetector]:
+    """The detectors of orphans that the configuration names."""
+    found: list[OrphanDetector] = []
+    for each in DETECTORS.load_all(conf.allocation.orphan_detectors):
+        plugin: Any = each.plugin
+        found.append(plugin(conf=conf, database=platform.database, clock=platform.clock))
+    return found
 
 
 def load_store(conf: cfg.ConfigOpts, database: Database, clock: Clock) -> AllocationStore:
@@ -382,6 +401,15 @@ class Engine:
         self._work.start()
         self._subscription = platform.transport.serve(ENGINES, platform.name, Dispatcher(endpoints_of(_Ping())))
 
+        store = open_store(platform, conf)
+
+        def reap() -> None:
+            # Several engines may do it at once: each claim is released by one of them.
+            while isinstance(store, AllocationLedger) and (expired := store.expire()):
+                LOG.info("%d claims expired, the first is that of %s.", len(expired), expired[0])
+
+        self._reaper = Periodic(platform, "reaping of claims that expired", reap, conf.allocation.reap_interval)
+
     def reload(self, conf: cfg.ConfigOpts) -> None:
         """Nothing of an engine changes without a restart; the configuration is checked all the same."""
         check_periodic(conf)
@@ -390,6 +418,7 @@ class Engine:
         """End."""
         self._subscription.stop(drain_seconds)
         self._work.stop(drain_seconds)
+        self._reaper.stop()
 
 
 class _Ping:

@@ -399,6 +399,17 @@ class LedgerTests(StoreKit):
         with self.assertRaises(errors.NotFound):
             self.ledger.provider_holding(new_uuid())
 
+    def test_pages_of_consumers_show_each_once_in_order(self) -> None:
+        one, consumers = self.ensured(VCPU=100), sorted(new_uuid() for _ in range(7))
+        for each in consumers:
+            self.change(each, {one: {"VCPU": 1}}, project="p", consumer_type="T")
+        found: list[str] = []
+        while page := self.ledger.consumers(after=found[-1] if found else "", limit=3):
+            self.assertLessEqual(len(page), 3)
+            self.assertEqual({("p", "T", 1)}, {(each.project, each.consumer_type, each.generation) for each in page})
+            found += [each.uuid for each in page]
+        self.assertEqual(consumers, found)
+
     def test_usages_of_a_project_are_summed_by_type(self) -> None:
         one = self.ensured(VCPU=100, DISK_GB=100)
         for project, user, kind, amount in (

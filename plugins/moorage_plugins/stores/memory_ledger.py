@@ -255,6 +255,12 @@ class MemoryLedger(MemoryPart, AllocationLedger):
         return Consumer(uuid, row.generation, row.project, row.user, row.consumer_type, row.updated_at, row.expires_at)
 
     @override
+    def consumers(self, *, after: str = "", limit: int = 1000) -> list[Consumer]:
+        with self._lock:
+            found = sorted(uuid for uuid in self._consumers if uuid > after)[:limit]
+            return [self._consumer(uuid, self._consumers[uuid]) for uuid in found]
+
+    @override
     def provider_holding(self, uuid: str) -> ProviderHolding:
         with self._lock:
             row = self._get(uuid)

@@ -439,6 +439,14 @@ class SqlLedger(SqlPart, AllocationLedger):
         )
 
     @override
+    def consumers(self, *, after: str = "", limit: int = 1000) -> list[Consumer]:
+        with self._database.read() as tx:
+            return [
+                _consumer(row)
+                for row in tx.execute(statements.CONSUMER_PAGE, {"after": after, "of_limit": limit}).all()
+            ]
+
+    @override
     def provider_holding(self, uuid: str) -> ProviderHolding:
         with self._database.read() as tx:
             row = self._provider_row(tx, uuid)

@@ -30,6 +30,7 @@ __all__ = [
     "ADD_LEASED_CONSUMER",
     "CONSUMER",
     "CONSUMERS",
+    "CONSUMER_PAGE",
     "COUNT_HELD",
     "DRIFT",
     "DROP_ALLOCATIONS",
@@ -91,6 +92,12 @@ consumer_columns = (
     consumers.c.expires_at,
 )
 CONSUMER = sa.select(*consumer_columns).where(consumers.c.uuid == _OF_CONSUMER)
+CONSUMER_PAGE = (
+    sa.select(*consumer_columns)
+    .where(consumers.c.uuid > sa.bindparam("after", type_=sa.String))
+    .order_by(consumers.c.uuid)
+    .limit(sa.bindparam("of_limit", type_=sa.Integer))
+)
 CONSUMERS = sa.select(*consumer_columns).where(consumers.c.uuid.in_(sa.bindparam("consumers", expanding=True)))
 ADD_ALLOCATIONS = sa.insert(allocations)
 DROP_ALLOCATIONS_OF = sa.delete(allocations).where(

@@ -48,7 +48,7 @@ def _persistently(store: AllocationStore, request: ClaimRequest) -> None:
         try:
             store.claim(request)
             return
-        except errors.StoreUnavailable:
+        except (errors.StoreUnavailable, errors.StoreBusy):
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.02)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import multiprocessing
 import os
 import signal
@@ -15,11 +16,11 @@ from typing import TYPE_CHECKING
 from moorage.allocation.interface import InventoryItem, ResourceProvider
 from moorage.db import Database
 from moorage.testing.allocation import all_allocations, inconsistencies, provider
-from tests import servers
+from tests import SOAK, servers
 from tests.conformance.allocation.stores import create_tables, sql_store, sqlite_url
 from tests.functional.allocation import claimer
 
-PROCESSES = 8
+PROCESSES = 32 if SOAK else 8
 #: Processes are forked from one that has imported everything once.
 PROCESS = multiprocessing.get_context("forkserver")
 PROCESS.set_forkserver_preload([claimer.__name__])
@@ -92,9 +93,10 @@ class Race:
         self.store.ensure_providers(given)
         self.providers = [each.uuid for each in given]
 
-    def start(self, names: Sequence[str], *, go: bool = True) -> list[Claimer]:
-        """Processes that claim, all from the same moment."""
-        claimers = [Claimer(self.test, self.url, name, self.providers) for name in names]
+    def start(self, names: Sequence[str], *, go: bool = True, urls: Sequence[str] = ()) -> list[Claimer]:
+        """Processes that claim, all from the same moment; ``urls``: where, one after the other."""
+        where = itertools.cycle(urls or [self.url])
+        claimers = [Claimer(self.test, next(where), name, self.providers) for name in names]
         for each in claimers:
             each.ready()
         for each in claimers if go else ():
@@ -124,12 +126,12 @@ else:
 class Races(_Base):
     """Mixed in; ``url()`` gives an empty database."""
 
-    capacity = 240
+    capacity = 960 if SOAK else 240
 
     def url(self) -> str:
         raise NotImplementedError
 
-    def test_eight_processes_fill_providers_exactly(self) -> None:
+    def test_many_processes_fill_providers_exactly(self) -> None:
         race = Race(self, self.url(), self.capacity)
         claimers = race.start([f"p{number}" for number in range(PROCESSES)])
         for each in claimers:

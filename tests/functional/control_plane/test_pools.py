@@ -11,8 +11,11 @@ import sys
 from typing import Any
 
 from moorage import errors
+from moorage.allocation.interface import ClaimRequest
+from moorage.db import Database
 from moorage.testing.allocation import new_uuid
 from tests import servers
+from tests.conformance.allocation.stores import sql_store
 from tests.functional.control_plane.test_slice import SliceCase, flavor
 
 
@@ -69,6 +72,22 @@ class PoolTests(SliceCase):
         self.assertEqual([], self.cli("allocation", "list", "--provider", made["uuid"]))
         self.api.delete_pool(made["uuid"])
         self.assertEqual([], self.cli("pool", "list"))
+
+    extra = "[allocation]\norphan_detectors = instance\nreap_interval = 0.5\n"
+
+    def test_claims_that_expired_are_reaped_and_orphans_are_found(self) -> None:
+        (uuid,) = [node["uuid"] for node in self.api.nodes() if node["name"] == "node-6"]
+        database = Database(f"sqlite:///{self.plane.state / 'moorage.sqlite'}")
+        self.addCleanup(database.close)
+        store, leased, orphan = sql_store(database), new_uuid(), new_uuid()
+        store.claim(ClaimRequest(leased, {uuid: {"VCPU": 1}}, lifetime=1.0))
+        store.claim(ClaimRequest(orphan, {uuid: {"VCPU": 1}}))
+        servers.wait_until(lambda: store.consumer(leased) is None, "an engine reaps it", 60)
+        (found,) = self.cli("allocation", "audit", "--repair")
+        self.assertEqual(("orphan", orphan, False), (found["finding"], found["consumer"], found["repaired"]))
+        (found,) = self.cli("allocation", "audit", "--release-orphans")
+        self.assertEqual((orphan, True), (found["consumer"], found["repaired"]))
+        self.assertIsNone(store.consumer(orphan))
 
     def test_drift_is_reported_and_repaired(self) -> None:
         (uuid,) = [node["uuid"] for node in self.api.nodes() if node["name"] == "node-7"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import unittest
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -13,7 +13,15 @@ from sqlalchemy import event
 
 from moorage import errors
 from moorage.allocation.audit import audit
-from moorage.allocation.interface import STORES, ClaimRequest, Drift, InventoryItem, ResourceProvider
+from moorage.allocation.interface import (
+    STORES,
+    AllocationStore,
+    ClaimRequest,
+    Drift,
+    InventoryItem,
+    OrphanDetector,
+    ResourceProvider,
+)
 from moorage.db import Database, Duplicate
 from moorage.testing.allocation import all_allocations, held, new_uuid, provider
 from moorage_plugins.stores import tables
@@ -34,6 +42,23 @@ def statements(work: Callable[[], Any]) -> list[str]:
     finally:
         event.remove(sa.Engine, "before_cursor_execute", note)
     return seen
+
+
+class _Detector(OrphanDetector):
+    """Knows who is alive, and does something while it looks."""
+
+    api_version = (1, 0)
+    consumer_types = frozenset({"INSTANCE"})
+
+    def __init__(self, alive: set[str], meanwhile: Callable[[], None]) -> None:
+        self._alive = alive
+        self._meanwhile = meanwhile
+        self.asked: set[str] = set()
+
+    def missing(self, consumers: Sequence[str]) -> set[str]:
+        self.asked |= set(consumers)
+        self._meanwhile()
+        return set(consumers) - self._alive
 
 
 class SqlStoreTests(SqlCase, unittest.TestCase):
@@ -165,6 +190,30 @@ class SqlStoreTests(SqlCase, unittest.TestCase):
         ))  # fmt: skip
         self.assertEqual((), report.repaired)
         self.assertTrue(self.store.release(consumer))
+
+    def test_audit_finds_orphans_and_releases_them_only_when_asked(self) -> None:
+        given = provider(VCPU=10)
+        for store in (self.store, memory_store()):
+            store.ensure_providers([given])
+            alive, gone, foreign = (new_uuid() for _ in range(3))
+            for consumer, kind in ((alive, "INSTANCE"), (gone, "INSTANCE"), (foreign, "MIGRATION")):
+                store.claim(ClaimRequest(consumer, {given.uuid: {"VCPU": 1}}, consumer_type=kind))
+            late = new_uuid()
+            store.claim(ClaimRequest(late, {given.uuid: {"VCPU": 1}}))
+
+            def release_meanwhile(store: AllocationStore = store, late: str = late) -> None:
+                store.release(late)
+
+            detector = _Detector({alive}, release_meanwhile)
+            report = audit(store, repair=True, detectors=[detector])
+            self.assertEqual(
+                ([gone], (), False), ([each.uuid for each in report.orphans], report.released, report.clean)
+            )
+            self.assertEqual({gone, alive, late}, set(detector.asked))
+            self.assertEqual({(given.uuid, "VCPU"): 3}, held(store))
+            self.assertEqual((gone,), audit(store, detectors=[detector], release_orphans=True).released)
+            self.assertEqual({(given.uuid, "VCPU"): 2}, held(store))
+            self.assertTrue(audit(store, detectors=[detector]).clean)
 
     def test_entry_points_load(self) -> None:
         for name in ("sql", "memory"):

@@ -45,6 +45,7 @@ from moorage.allocation.interface.claims import (
     ProviderUsage,
     ResourceProvider,
 )
+from moorage.allocation.interface.detectors import OrphanDetector
 from moorage.allocation.interface.ledger import (
     AllocationChange,
     AllocationLedger,
@@ -60,6 +61,7 @@ from moorage.extensions import ExtensionPoint
 
 __all__ = [
     "API_VERSION",
+    "DETECTORS",
     "KEEP",
     "SHARES",
     "STORES",
@@ -87,6 +89,7 @@ __all__ = [
     "InventoryItem",
     "Keep",
     "NameCatalogue",
+    "OrphanDetector",
     "PoolSource",
     "ProviderCatalogue",
     "ProviderFilter",
@@ -107,6 +110,10 @@ class FullStore(
     """A store with every power."""
 
 
+#: Chosen by ``[allocation] orphan_detectors``.
+DETECTORS: ExtensionPoint[OrphanDetector] = ExtensionPoint(
+    "moorage.orphan_detectors", OrphanDetector, API_VERSION, "[allocation] orphan_detectors"
+)
 #: Chosen by ``[allocation] store``.
 STORES: ExtensionPoint[AllocationStore] = ExtensionPoint(
     "moorage.allocation_stores", AllocationStore, API_VERSION, "[allocation] store"

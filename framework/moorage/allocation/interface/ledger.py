@@ -120,6 +120,10 @@ class AllocationLedger(abc.ABC):
         """What a consumer holds; None: it holds nothing, so it does not exist."""
 
     @abc.abstractmethod
+    def consumers(self, *, after: str = "", limit: int = 1000) -> list[Consumer]:
+        """Consumers, ordered by uuid, a page of ``limit`` after the given one."""
+
+    @abc.abstractmethod
     def provider_holding(self, uuid: str) -> ProviderHolding:
         """Who holds what of a provider.
 

@@ -39,20 +39,28 @@ class AllocationAudit(base.ApiLister):
         parser.add_argument(
             "--repair", action="store_true", help="set wrong counters to the sums of the stored allocations"
         )
+        parser.add_argument(
+            "--release-orphans",
+            action="store_true",
+            help="release what is held by consumers that the enabled detectors know to be gone",
+        )
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Ask and print; what is still wrong is said on stderr too."""
-        report = base.connection(parsed_args).audit_allocations(repair=parsed_args.repair)
+        report = base.connection(parsed_args).audit_allocations(
+            repair=parsed_args.repair, release_orphans=parsed_args.release_orphans
+        )
         repaired = set(report["repaired"])
         rows = [
             each
             | {"finding": "drift", "capacity": None, "used": each["counted"], "repaired": each["provider"] in repaired}
             for each in report["drift"]
         ] + [each | {"finding": "overuse", "held": None, "repaired": False} for each in report["overuse"]]
+        rows += [each | {"finding": "orphan", "repaired": each["released"]} for each in report["orphans"]]
         left = sum(not each["repaired"] for each in rows)
         self.app.stderr.write(f"{report['providers']} providers, {len(rows)} findings, {left} of them not repaired.\n")
-        columns = ("finding", "provider", "resource_class", "used", "held", "capacity", "repaired")
+        columns = ("finding", "provider", "consumer", "resource_class", "used", "held", "capacity", "repaired")
         return base.table(columns, rows)
 
 

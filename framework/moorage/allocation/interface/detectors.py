@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who knows whether there is anything behind a consumer: plugins of the group ``moorage.orphan_detectors``."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Sequence, Set
+from typing import ClassVar
+
+__all__ = ["OrphanDetector"]
+
+
+class OrphanDetector(abc.ABC):
+    """Tells orphans: consumers that hold something though what they stand for is gone.
+
+    Built by the loader as ``plugin(conf=..., database=..., clock=...)``. Enable one only where everything that claims for its
+    types of consumers is known to it: what another service claimed through the API would be taken for an orphan.
+    """
+
+    api_version: ClassVar[tuple[int, int]]
+    #: The types of consumers that it knows; it is asked about no others.
+    consumer_types: ClassVar[frozenset[str]]
+
+    @abc.abstractmethod
+    def missing(self, consumers: Sequence[str]) -> Set[str]:
+        """Those of the given uuids, at most a thousand, behind which there is nothing, by what is stored now."""

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Claims on a Galera cluster with several writers; conflicts come as late as at the commit there."""
+
+from __future__ import annotations
+
+import os
+import unittest
+
+import sqlalchemy as sa
+
+from moorage.db import Database
+from moorage.testing.allocation import all_allocations
+from tests import SOAK, servers
+from tests.conformance.allocation.stores import sql_store
+from tests.functional.allocation.test_processes import Race
+from tests.servers import galera
+
+
+class GaleraTests(unittest.TestCase):
+    def setUp(self) -> None:
+        if not SOAK:
+            self.skipTest("a cluster takes minutes; make soak runs it")
+        reason = galera.missing()
+        if reason and os.environ.get("MOORAGE_REQUIRE_SERVERS", "") not in {"", "0"}:
+            self.fail(reason)
+        if reason:
+            self.skipTest(reason)
+
+    def test_a2_writers_on_three_nodes_fill_providers_exactly(self) -> None:
+        with galera.cluster(3) as nodes:
+            first = sa.make_url(servers.fresh_database(nodes[0]))
+            urls = [first.set(port=node.port).render_as_string(hide_password=False) for node in nodes]
+            race = Race(self, urls[0], 300)
+            for url in urls:
+                servers.wait_until(lambda url=url: self.sees(url, 2), "the node has the providers", 60)  # type: ignore[misc]
+            claimers = race.start([f"p{number}" for number in range(6)], urls=urls)
+            for each in claimers:
+                each.join()
+                self.assertEqual(("full", ""), each.last)
+            race.check(claimers, unknown=0)
+            for url in urls:
+                servers.wait_until(lambda url=url: self.held(url) == 600, "the node has all of it", 60)  # type: ignore[misc]
+            race.database.close()
+
+    def sees(self, url: str, providers: int) -> bool:
+        database = Database(url)
+        try:
+            return len(sql_store(database).usages()) == providers
+        finally:
+            database.close()
+
+    def held(self, url: str) -> int:
+        database = Database(url)
+        try:
+            store = sql_store(database)
+            self.assertEqual([], store.drift())
+            return sum(item.used for item in all_allocations(store))
+        finally:
+            database.close()

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A Galera cluster of MariaDB on this machine, every node a writer; for the long tests."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+
+import pymysql
+from typing_extensions import override
+
+from tests import servers
+from tests.servers.base import HOST, free_port, newest
+from tests.servers.kinds import Mariadb
+
+__all__ = ["GaleraNode", "cluster", "missing"]
+
+
+class GaleraNode(Mariadb):
+    """One node. ``members``: where the nodes that are there already listen to each other; none: it begins the cluster."""
+
+    NAME = "galera"
+
+    def __init__(self, members: Sequence[int], password: str | None = None) -> None:
+        super().__init__(durable=True)
+        self._members = members
+        self.password = password or self.password
+        #: Where other nodes find it.
+        self.group_port = free_port()
+        self._transfer_port, self._state_port = free_port(), free_port()
+
+    @classmethod
+    @override
+    def programs(cls) -> Mapping[str, str | None]:
+        return {
+            **Mariadb.programs(),
+            "galera": newest("/usr/lib/galera/libgalera_smm.so"),
+            "wsrep_sst_rsync": newest("/usr/bin/wsrep_sst_rsync"),
+            "rsync": newest("/usr/bin/rsync"),
+        }
+
+    @override
+    def commands(self) -> Sequence[Sequence[str]]:
+        (plain,) = super().commands()
+        others = ",".join(f"{HOST}:{port}" for port in self._members)
+        provider = (
+            f"base_host={HOST};base_port={self.group_port};gmcast.listen_addr=tcp://{HOST}:{self.group_port};"
+            f"ist.recv_addr={HOST}:{self._transfer_port}"
+        )
+        return [
+            [
+                *plain,
+                *(
+                    "--binlog-format=ROW",
+                    "--innodb-autoinc-lock-mode=2",
+                    "--wsrep-on=ON",
+                    "--default-storage-engine=InnoDB",
+                ),
+                *(f"--wsrep-provider={self.programs()['galera']}", f"--wsrep-provider-options={provider}"),
+                *("--wsrep-cluster-name=moorage", f"--wsrep-cluster-address=gcomm://{others}"),
+                *(f"--wsrep-node-address={HOST}:{self.group_port}", "--wsrep-sst-method=rsync"),
+                f"--wsrep-sst-receive-address={HOST}:{self._state_port}",
+                *([] if self._members else ["--wsrep-new-cluster"]),
+            ]
+        ]
+
+    @override
+    def answers(self) -> bool:
+        connection = pymysql.connect(
+            host=HOST, port=self.port, user="moorage", password=self.password, connect_timeout=5
+        )
+        with connection, connection.cursor() as cursor:
+            cursor.execute("SHOW STATUS LIKE 'wsrep_ready'")
+            row = cursor.fetchone()
+            return row is not None and row[1] == "ON"
+
+
+def missing() -> str:
+    """Why no cluster can be started here, or an empty string."""
+    absent = [program for program, path in GaleraNode.programs().items() if path is None]
+    return f"galera needs {', '.join(absent)}" if absent else ""
+
+
+@contextlib.contextmanager
+def cluster(size: int) -> Iterator[list[GaleraNode]]:
+    """Nodes that have found each other; ended with the block."""
+    with contextlib.ExitStack() as stack:
+        nodes: list[GaleraNode] = []
+        for _ in range(size):
+            node = GaleraNode([each.group_port for each in nodes], nodes[0].password if nodes else None)
+            nodes.append(stack.enter_context(node))
+        servers.wait_until(lambda: all(_size(each) == size for each in nodes), f"{size} nodes in the cluster", 120)
+        yield nodes
+
+
+def _size(node: GaleraNode) -> int:
+    connection = pymysql.connect(host=HOST, port=node.port, user="moorage", password=node.password, connect_timeout=5)
+    with connection, connection.cursor() as cursor:
+        cursor.execute("SHOW STATUS LIKE 'wsrep_cluster_size'")
+        row = cursor.fetchone()
+        return int(row[1]) if row else 0

@@ -6,7 +6,7 @@ from __future__ import annotations
 import gc
 import random
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from oslo_config import cfg
@@ -72,7 +72,7 @@ def open_store(platform: Platform, conf: cfg.ConfigOpts) -> AllocationStore:
     return load_store(conf, platform.database, platform.clock)
 
 
-def open_detectors(platform: Platform, conf: cfg.ConfigOpts) -> Sequence[OrphanDetector]:
+def open_detectors(platform: Platform, conf: cfg.ConfigOpts) -> list[OrphanDetector]:
     """The detectors of orphans that the configuration names."""
     found: list[OrphanDetector] = []
     for each in DETECTORS.load_all(conf.allocation.orphan_detectors):

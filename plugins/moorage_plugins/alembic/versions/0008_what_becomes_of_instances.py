@@ -6,8 +6,8 @@ from alembic import op
 
 from moorage.db.schema import JsonText
 
-revision = "0007"
-down_revision = "0006"
+revision = "0008"
+down_revision = "0007"
 branch_labels = None
 depends_on = None
 

@@ -10,6 +10,8 @@ import subprocess
 import sys
 from typing import Any
 
+import sqlalchemy as sa
+
 from moorage import errors
 from moorage.allocation.interface import ClaimRequest
 from moorage.db import Database
@@ -77,7 +79,8 @@ class PoolTests(SliceCase):
 
     def test_claims_that_expired_are_reaped_and_orphans_are_found(self) -> None:
         (uuid,) = [node["uuid"] for node in self.api.nodes() if node["name"] == "node-6"]
-        database = Database(f"sqlite:///{self.plane.state / 'moorage.sqlite'}")
+        path = str(self.plane.state / "moorage.sqlite")
+        database = Database(sa.URL.create("sqlite", database=path).render_as_string())
         self.addCleanup(database.close)
         store, leased, orphan = sql_store(database), new_uuid(), new_uuid()
         store.claim(ClaimRequest(leased, {uuid: {"VCPU": 1}}, lifetime=1.0))

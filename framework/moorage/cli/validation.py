@@ -17,11 +17,15 @@ from moorage.api import auth
 from moorage.api.mounts import places
 from moorage.api.policies import POLICIES
 from moorage.api.policy import Policy
+from moorage.cleanup.interface import CLEANUP_HANDLERS
 from moorage.control_plane.interface import AGENT_SERVICES, API_EXTENSIONS, INSTANCE_STORES
+from moorage.coordination import loading as coordination_loading
+from moorage.coordination.interface import BACKENDS, PERIODIC_TASKS
 from moorage.db import engines
 from moorage.rpc import loading as rpc_loading
 from moorage.rpc.interface import CROSS_PROCESS
 from moorage.scheduling import pipeline
+from moorage.sharding.interface import STRATEGIES
 
 __all__ = ["CHECKS", "check", "problems"]
 
@@ -36,6 +40,13 @@ def _api(conf: Any) -> None:
     Policy((*POLICIES, *(rule for each in extensions for rule in each.plugin.policies)), given)
 
 
+def _coordination(conf: Any) -> None:
+    section = conf.coordination
+    if section.periodic_coordination_backend:
+        name, _ = coordination_loading.chosen(section.periodic_coordination_backend, section.backend_url)
+        BACKENDS.load(name)
+
+
 #: (what is looked at, a function that raises MoorageError where it cannot be used). Nothing is connected or written.
 CHECKS: Sequence[tuple[str, Callable[[Any], object]]] = (
     ("filters and weighers", pipeline.load),
@@ -44,6 +55,10 @@ CHECKS: Sequence[tuple[str, Callable[[Any], object]]] = (
     ("agent", lambda conf: AGENT_SERVICES.load_all(conf.agent.services)),
     ("messages", lambda conf: rpc_loading.check_transport(conf.rpc.transport_url, frozenset({CROSS_PROCESS}))),
     ("database", lambda conf: engines.parse(conf.database.connection)),
+    ("cleanup", lambda conf: CLEANUP_HANDLERS.load_all(conf.cleanup.enabled_handlers)),
+    ("shards", lambda conf: STRATEGIES.load(conf.sharding.strategy)),
+    ("periodic tasks", lambda conf: PERIODIC_TASKS.load_all(conf.periodic.enabled_tasks)),
+    ("coordination", _coordination),
     ("API", _api),
 )
 

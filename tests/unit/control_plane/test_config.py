@@ -57,6 +57,14 @@ class ReloadTests(ConfigCase):
         )
         self.assertEqual([], config.need_restart(new, new))
 
+    def test_what_an_options_help_says_of_a_reload_is_what_a_reload_does(self) -> None:
+        for group, options in config.option_sets():
+            for option in options:
+                if option.mutable:
+                    self.assertNotIn("restart", (option.help or "").lower(), (group, option.name))
+                else:
+                    self.assertNotIn("reload takes", (option.help or "").lower(), (group, option.name))
+
 
 class UnknownTests(ConfigCase):
     def test_a_misspelt_name_is_told_with_the_one_that_was_meant(self) -> None:
@@ -83,11 +91,16 @@ class ValidationTests(ConfigCase):
     def test_everything_that_is_wrong_is_told_at_once(self) -> None:
         conf = self.load(
             "[scheduling]\nenabled_filters = nosuch\n[allocation]\nstore = absent\n[rpc]\ntransport_url = pigeon://\n"
-            "[database]\nconnection = bogus://\n[agent]\nservices = missing\n"
+            "[database]\nconnection = bogus://\n[agent]\nservices = missing\n[sharding]\nstrategy = unknown\n"
+            "[cleanup]\nenabled_handlers = nobody\n[periodic]\nenabled_tasks = never\n"
+            "[coordination]\nperiodic_coordination_backend = nowhere\n"
             "[api]\nauth_strategy = noauth\nbind = 0.0.0.0:1\n"
         )
         found = validation.problems(conf)
-        for part in ("'nosuch'", "'absent'", "'pigeon'", "bogus", "'missing'", "noauth"):
+        for part in (
+            *("'nosuch'", "'absent'", "'pigeon'", "bogus", "'missing'", "noauth"),
+            *("'unknown'", "'nobody'", "'never'", "'nowhere'"),
+        ):
             self.assertEqual(1, sum(part in text for text in found), (part, found))
         with self.assertRaises(errors.ConfigError) as raised:
             validation.check(conf)

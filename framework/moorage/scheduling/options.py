@@ -42,14 +42,16 @@ OPTS: Sequence[cfg.Opt] = (
     ),
     cfg.BoolOpt(
         "shuffle_best_same_weighed_hosts",
+        mutable=True,
         default=False,
-        help="Nodes that are equally good are tried in random order. A reload takes it over.",
+        help="Nodes that are equally good are tried in random order.",
     ),
     cfg.IntOpt(
         "alternates",
+        mutable=True,
         default=2,
         min=0,
-        help="How many of the next best nodes are told with each answer. A reload takes it over.",
+        help="How many of the next best nodes are told with each answer.",
     ),
     cfg.IntOpt(
         "max_attempts",

@@ -321,7 +321,7 @@ def _alone(group: RequestGroup, chosen: Sequence[_Known]) -> bool:
 def _spread(group: RequestGroup, chosen: Sequence[_Known], root: _Known, tree: Sequence[_Known]) -> bool:
     for each in chosen:
         own = all(wanted & each.aggregates for wanted in group.member_of)
-        by_root = all(wanted & root.aggregates for wanted in group.member_of)
+        by_root = each in tree and all(wanted & root.aggregates for wanted in group.member_of)
         if not (own or by_root) or group.not_member_of & (each.aggregates | root.aggregates):
             return False
     return group.in_tree is None or all(each in tree for each in chosen)

@@ -169,8 +169,8 @@ def _spread(group: RequestGroup, fleet: Fleet, root: Place, offered: Sequence[Pl
         each
         for each in offered
         if not (group.forbidden & each.traits or group.not_member_of & each.aggregates)
-        # The aggregates of the anchor count for all that is taken for it, of its tree and of who shares with it.
-        and (whole_tree or each.within(group.member_of))
+        # The aggregates of a root count for its tree, though not for who shares with it (Placement: bug 1792503).
+        and (each.within(group.member_of) or (whole_tree and each.root == root.uuid))
         and (group.in_tree is None or each.root == root.uuid)
     ]
     choices = []

@@ -111,7 +111,7 @@ def _creating(instances: InstanceStore, creator: Creator, resolve: Resolver) -> 
         body = dict(request.body)
         if "count" in body:
             body.setdefault("uuid", str(uuid.uuid4()))
-            return create_many(body, body.pop("count"), request)
+            return create_many(body, int(body.pop("count")), request)
         # A client that repeats a request gives the same uuid again: that, and not the message's id, names the claim.
         if "uuid" not in body:
             body["uuid"] = str(uuid.uuid4())

@@ -61,7 +61,7 @@ def routes(schedulers: SchedulerClient, resolve: Resolver) -> Sequence[Route]:
         body = {key: value for key, value in request.body.items() if key not in ("count", "dry_run", "explain")}
         args = {
             "request": resolve(body, request.context),
-            "count": request.body.get("count", 1),
+            "count": int(request.body.get("count", 1)),
             "explain": request.body.get("explain", False),
         }
         return ApiResponse(200, schedulers.ask("select", args))

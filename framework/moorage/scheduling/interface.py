@@ -364,7 +364,8 @@ class HostFilter(abc.ABC):
     """
 
     api_version: ClassVar[tuple[int, int]]
-    #: Nova's names: asked again when an instance is rebuilt in its place; asked only for the first of several alike.
+    #: Nova's names: asked again when an instance is rebuilt in its place; answers the same for each of several alike, so that
+    #: whoever keeps the nodes that passed for the first need not ask again. (Our scheduler ranks the whole fleet anew, and asks.)
     RUN_ON_REBUILD: ClassVar[bool] = False
     run_filter_once_per_request: ClassVar[bool] = False
     #: Its answer for a node depends on which other nodes it is shown: it is asked exactly in its configured place.

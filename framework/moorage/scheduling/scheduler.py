@@ -82,7 +82,6 @@ class _Work:
     decision: Decision
     claimer: Claimer
     held: InstanceRecord | None
-    first: bool = True
 
 
 class Reserver(Protocol):
@@ -239,18 +238,17 @@ class Scheduler:
         request_id: str,
         claimer: Claimer | None = None,
         held: InstanceRecord | None = None,
-        first: bool = True,
     ) -> _Work:
         decision = Decision(request_id, spec)
         self._decisions.add(decision)
-        return _Work(policy, spec, decision, claimer or self._claimer, held, first)
+        return _Work(policy, spec, decision, claimer or self._claimer, held)
 
     def _place_many(self, policy: Policy, spec: RequestSpec, uuids: Sequence[str], request_id: str) -> list[Selection]:
         done: list[Selection] = []
         try:
             for number, uuid in enumerate(uuids):
                 one = self._with_members(replace(spec, instance_uuid=uuid), uuids[:number])
-                work = self._work(policy, one, request_id, first=number == 0)
+                work = self._work(policy, one, request_id)
                 done.append(self._place(work))
         except errors.MoorageError:
             for selection in done:
@@ -337,7 +335,6 @@ class Scheduler:
             self._asked_for(fleet, spec, refused),
             self._with_members(spec, ()),
             most=None if policy.shuffle_best else max(policy.max_attempts, policy.host_subset_size),
-            first=work.first,
             filtered=not forced,
         )
 
@@ -439,7 +436,7 @@ class Scheduler:
         ranking: Ranking | None = None
         for number in range(count):
             one = self._with_members(spec, [f"dry-run-{other}" for other in range(number)])
-            work = _Work(policy, one, Decision("", one), self._claimer, None, number == 0)
+            work = _Work(policy, one, Decision("", one), self._claimer, None)
             ranking = self._run(work, fleet)
             if not len(ranking.rows):
                 break

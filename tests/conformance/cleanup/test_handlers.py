@@ -141,7 +141,12 @@ class BackupHandlerTests(_BlockStorageCase, unittest.TestCase):
 class InstanceHandlerTests(CleanupHandlerTests, unittest.TestCase):
     resource_type = "instance"
     handler_class: type[CleanupHandler] = InstanceHandler
-    expected: ClassVar = {"building": "error", "deleting": None}
+    expected: ClassVar = {
+        "building": "error",
+        "deleting": None,
+        "unshelving": "shelved_offloaded",
+        **dict.fromkeys(("rebuilding", "resizing", "shelving", "migrating"), "active"),
+    }
 
     def setUp(self) -> None:
         folder = tempfile.TemporaryDirectory()
@@ -158,11 +163,17 @@ class InstanceHandlerTests(CleanupHandlerTests, unittest.TestCase):
 
     def interrupted(self, status: str, identity: ServiceIdentity) -> str:
         uuid = self.fleet.place()
-        if status == "deleting":
+        if status != "building":
             held = self.fleet.workers.take("instance", uuid, self.service("done"))
             assert held is not None
             held.finish_with(lambda tx: self.fleet.instances.set_status(tx, uuid, "active", held.token))
+        if status == "deleting":
             self.fleet.deleter.delete(uuid)
+        elif status != "building":
+            host = self.fleet.instances.get(uuid).host
+            with self.database.write() as tx:
+                token = self.fleet.workers.create(tx, "instance", uuid, status, status, addressed_to=host)
+                assert self.fleet.instances.set_status(tx, uuid, status, token)
         assert self.fleet.workers.take("instance", uuid, identity) is not None
         return uuid
 
@@ -171,4 +182,5 @@ class InstanceHandlerTests(CleanupHandlerTests, unittest.TestCase):
             return tx.execute(sa.select(instances.c.status).where(instances.c.uuid == uuid)).scalar()
 
     def assert_tidy(self, uuid: str) -> None:
-        assert not list(self.fleet.store.allocations(consumers=[uuid])), "the claim was given back"
+        held = bool(self.fleet.store.allocations(consumers=[uuid]))
+        assert held == (self.status(uuid) == "active"), "a claim is held by what is there, and by nothing else"

@@ -306,7 +306,9 @@ class ServerCases(TransactionCases):
             thread.start()
         for thread in threads:
             thread.join()
-        self.assertEqual(([], 2, 2, 3), (failures, self.value(1), self.value(2), len(tries)))
+        self.assertEqual(([], 2, 2), (failures, self.value(1), self.value(2)))
+        # One had to lose; that it loses once only, nobody promises: it may meet the other again, which still has to commit.
+        self.assertGreaterEqual(len(tries), 3)
 
     def test_waiting_for_a_lock_is_bounded(self) -> None:
         hasty = self.another(lock_timeout=1)

@@ -7,14 +7,15 @@ end. Leases are renewed while handlers work; a lease that is lost stops nothing 
 
 from __future__ import annotations
 
+import functools
 import random as random_module
 import threading
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
-import sqlalchemy as sa
 from oslo_log import log as logging
 
 from moorage import errors
@@ -151,9 +152,8 @@ class Cleaner:
         self._keep(claimed.leases.values())
         try:
             ready, done = self._sort_out(handler, claimed)
-            if isinstance(handler, SetCleanupHandler) and ready and self._settle(handler, ready, claimed):
-                done["done"] += len(ready)
-                return done
+            if isinstance(handler, SetCleanupHandler):
+                ready = self._settle(handler, ready, claimed, done)
             outcomes = pool.map(lambda held: self._one(handler, held, claimed.resources[held.resource_id]), ready)
             done.update(outcomes)
             return done
@@ -163,6 +163,7 @@ class Cleaner:
     def _sort_out(self, handler: CleanupHandler, claimed: Claimed) -> tuple[list[CleanLease], Counter[str]]:
         """Those to be cleaned; the others are ended, or (when no cleaner survives them) put aside."""
         ready: list[CleanLease] = []
+        stale: dict[str, list[CleanLease]] = {}
         done: Counter[str] = Counter()
         for uuid, held in claimed.leases.items():
             resource = claimed.resources.get(uuid)
@@ -171,27 +172,45 @@ class Cleaner:
                 reason = f"its cleaners died, or lost it, {held.attempts - 1 - _FIRST_TRY} times"
                 done[self._put_back(held, reason)] += 1
             elif status != held.status or status not in handler.cleanable:
-                done[self._drop(held, stale_reason(status, held.status))] += 1
+                stale.setdefault(stale_reason(status, held.status), []).append(held)
             else:
                 ready.append(held)
+        for reason, some in stale.items():
+            done.update(self._drop(some, reason))
         return ready, done
 
-    def _settle(self, handler: SetCleanupHandler, ready: Sequence[CleanLease], claimed: Claimed) -> bool:
-        """All in one transaction; False when they must be done one by one."""
-        leases = {held.resource_id: held for held in ready}
+    def _settle(
+        self, handler: SetCleanupHandler, ready: list[CleanLease], claimed: Claimed, done: Counter[str]
+    ) -> list[CleanLease]:
+        """All in one transaction, without those that were lost meanwhile; what is left must be done one by one."""
+        while ready:
+            leases = {held.resource_id: held for held in ready}
+            resources = {uuid: claimed.resources[uuid] for uuid in leases}
+            try:
+                self._orphans.database.run(functools.partial(self._settle_in, handler, leases, resources))
+            except errors.Unavailable:
+                raise
+            except Exception as error:  # noqa: BLE001  (whatever it is, each row is now tried for itself)
+                lost = self._orphans.lost_of(ready) if isinstance(error, errors.Fenced) else ()
+                if not lost:
+                    LOG.info("%d rows are cleaned one by one: %s", len(ready), refused(error))
+                    return ready
+                done.update(self._lost(held, refused(error)) for held in lost)
+                ready = [leases[uuid] for uuid in leases.keys() - {held.resource_id for held in lost}]
+                continue
+            done["done"] += len(ready)
+            try:
+                handler.settled(leases, resources)
+            except Exception:
+                LOG.exception("What lies outside of the store of %d rows was not removed.", len(ready))
+            break
+        return []
 
-        def work(tx: sa.Connection) -> None:
-            self._orphans.end_many(tx, ready, "done")
-            handler.settle(tx, leases, claimed.resources)
-
-        try:
-            self._orphans.database.run(work)
-        except errors.Unavailable:
-            raise
-        except Exception as error:  # noqa: BLE001  (whatever it is, each row is now tried for itself)
-            LOG.info("%d rows are cleaned one by one: %s", len(ready), refused(error))
-            return False
-        return True
+    def _settle_in(
+        self, handler: SetCleanupHandler, leases: Mapping[str, CleanLease], resources: Mapping[str, Any], tx: Any
+    ) -> None:
+        self._orphans.end_many(tx, list(leases.values()), "done")
+        handler.settle(tx, leases, resources)
 
     def _one(self, handler: CleanupHandler, held: CleanLease, resource: object) -> str:
         """Clean one; the name of what became of it. Raises nothing."""
@@ -211,7 +230,7 @@ class Cleaner:
         if outcome.result is Cleaned.RETRY:
             return self._put_back(held, outcome.reason or "the handler gave no reason")
         if outcome.result is Cleaned.STALE:
-            return self._drop(held, outcome.reason or "the handler found nothing to do")
+            return self._drop([held], outcome.reason or "the handler found nothing to do")[0]
         if outcome.result is Cleaned.CONTINUES:
             return "continues"
         row = self._orphans.workers.get(held.resource_type, held.resource_id)
@@ -219,14 +238,17 @@ class Cleaner:
             return self._put_back(held, "its handler said that it was done and did not finish the lease")
         return "done"
 
-    def _drop(self, held: CleanLease, reason: str) -> str:
+    def _drop(self, some: Sequence[CleanLease], reason: str) -> Sequence[str]:
+        """End rows that need nothing; what became of each."""
         try:
-            self._orphans.database.run(lambda tx: self._orphans.end_many(tx, [held], "stale", reason))
+            self._orphans.database.run(lambda tx: self._orphans.end_many(tx, some, "stale", reason))
         except errors.Fenced as error:
-            return self._lost(held, error.message)
+            if len(some) == 1:
+                return [self._lost(some[0], error.message)]
+            return [outcome for held in some for outcome in self._drop([held], reason)]
         except errors.Unavailable as error:
-            return self._unknown(held, error)
-        return "stale"
+            return [self._unknown(held, error) for held in some]
+        return ["stale"] * len(some)
 
     def _put_back(self, held: CleanLease, reason: str, *, at_once: bool = False) -> str:
         policy = self.policy
@@ -251,7 +273,7 @@ class Cleaner:
     def _lost(self, held: CleanLease, reason: str) -> str:
         LOG.warning("%s", reason)
         try:
-            self._orphans.lost(held, reason)
+            self._orphans.tell_lost(held, reason)
         except errors.Unavailable as error:
             return self._unknown(held, error)
         return "fenced"

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import abc
 import enum
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, TypeVar
@@ -36,6 +36,7 @@ __all__ = [
     "SetCleanupHandler",
     "Worker",
     "Workers",
+    "alike",
     "retry",
 ]
 
@@ -171,7 +172,7 @@ class Workers(abc.ABC):
         identity: Any,
         adopt: Callable[[Any, Mapping[str, Lease]], None] | None = None,
     ) -> Mapping[str, Lease]:
-        """Become the owner of several in one transaction of three statements; what cannot be taken is absent.
+        """Become the owner of several in one transaction of two or three statements; what cannot be taken is absent.
 
         :param identity: the :class:`moorage.services.interface.ServiceIdentity` that takes them.
         :param adopt: writes the tokens into the resources, in the same transaction. Needed where the work writes its resource
@@ -361,8 +362,19 @@ class CleanupHandler(abc.ABC):
         """
 
 
+def alike(leases: Iterable[Lease]) -> Mapping[tuple[str, int], Sequence[str]]:
+    """Ids, in order, by (status, token): those that one statement can write with one fence.
+
+    Tokens are counted for each resource, so that those of many that had as many owners are the same.
+    """
+    found: dict[tuple[str, int], list[str]] = {}
+    for held in sorted(leases, key=lambda each: each.resource_id):
+        found.setdefault((held.status, held.token), []).append(held.resource_id)
+    return found
+
+
 class SetCleanupHandler(CleanupHandler):
-    """One whose work is in the store alone, and is done for a whole set in one transaction."""
+    """One whose last write is done for a whole set in one transaction, and what lies outside of the store after it."""
 
     @abc.abstractmethod
     def settle(self, transaction: Any, leases: Mapping[str, Lease], resources: Mapping[str, Any]) -> None:
@@ -371,9 +383,17 @@ class SetCleanupHandler(CleanupHandler):
         It may run several times: a lost race, or one lease of the set that was lost, undoes the whole transaction.
         """
 
+    def settled(self, leases: Mapping[str, Lease], resources: Mapping[str, Any]) -> None:
+        """After that was committed: remove what lies outside of the store. Nothing by itself.
+
+        It may never run, when the cleaner dies in that moment: what it would have done must be found otherwise too.
+        """
+
     def cleanup(self, lease: Lease, resource: Any) -> Outcome:
         """One alone, when the set could not be done."""
-        lease.finish_with(lambda tx: self.settle(tx, {lease.resource_id: lease}, {lease.resource_id: resource}))
+        leases, resources = {lease.resource_id: lease}, {lease.resource_id: resource}
+        lease.finish_with(lambda tx: self.settle(tx, leases, resources))
+        self.settled(leases, resources)
         return DONE
 
 

@@ -15,19 +15,10 @@ import sqlalchemy as sa
 from typing_extensions import override
 
 from moorage import errors, lease
-from moorage.cleanup.interface import CleanupHandler, Lease, Phase
+from moorage.cleanup.interface import CleanupHandler, Phase
 from moorage.cleanup.tables import cleanup_history, fences, workers
-from moorage.cleanup.workers import (
-    LEASE,
-    OF_MANY,
-    RAISE_MANY,
-    TAKEN,
-    TRANSFER,
-    WorkerLease,
-    WorkerStore,
-    fenced,
-)
-from moorage.db import MICROSECONDS, Database, now, read_now
+from moorage.cleanup.workers import OF_MANY, TRANSFER, Transfer, WorkerLease, WorkerStore, fenced, same_token
+from moorage.db import MICROSECONDS, Database, now
 from moorage.services.interface import ServiceIdentity
 
 __all__ = ["LAST", "Claimed", "CleanLease", "OrphanStore", "Target", "Unclaimed"]
@@ -72,11 +63,10 @@ def _find(condition: sa.ColumnElement[bool]) -> sa.Select[Any]:
     return query.order_by(workers.c.resource_id).limit(_PAGE)
 
 
-def _take(condition: sa.ColumnElement[bool]) -> sa.Update:
+def _take(condition: sa.ColumnElement[bool]) -> Transfer:
     transfer = lease.TAKE_OVER.update(workers, OF_MANY, {**TRANSFER, "dead": _DEAD, "dead_epoch": _DEAD_EPOCH})
-    return transfer.where(condition).values(
-        attempts=workers.c.attempts + 1, phase=Phase.CLEANING.value, updated_at=now()
-    )
+    taken = {"attempts": workers.c.attempts + 1, "phase": Phase.CLEANING.value, "updated_at": now()}
+    return Transfer(transfer.where(condition).values(taken))
 
 
 def _types(condition: sa.ColumnElement[bool]) -> sa.Select[Any]:
@@ -97,27 +87,18 @@ _LOCK = (
     .order_by(fences.c.resource_id)
     .with_for_update(skip_locked=True)
 )
-_WORKED = sa.select(workers.c.resource_id, workers.c.worker, workers.c.worker_epoch).where(OF_MANY)
-_OF_LEASES = sa.and_(
-    # The ids alone once more: not every database looks pairs up in the index.
-    OF_MANY,
-    sa.tuple_(workers.c.resource_id, workers.c.token).in_(sa.bindparam("of_leases", expanding=True)),
-)
-#: ``lease.FINISH`` for a set: the token of each is compared.
-_END_MANY = sa.delete(workers).where(_OF_LEASES)
-_OF_ONE = sa.and_(_OF_TYPE, workers.c.resource_id == sa.bindparam("of_resource"))
-_PUT_BACK = lease.GIVE_BACK.update(workers, _OF_ONE, {"token": _TOKEN}).values(
+_END = lease.FINISH.delete(workers, OF_MANY, {"token": _TOKEN})
+_PUT_BACK = lease.GIVE_BACK.update(workers, OF_MANY, {"token": _TOKEN}).values(
     phase=sa.bindparam("to_phase"),
     last_error=sa.bindparam("to_error"),
     next_try_at=now() + sa.bindparam("delay", type_=sa.BigInteger),
     updated_at=now(),
 )
-_RECORD = sa.insert(cleanup_history)
 _OF_ROW = (
     "resource_type", "resource_id", "operation", "status", "worker", "worker_epoch", "token", "attempts",
 )  # fmt: skip
-#: The history of a set, from the rows that are about to go.
-_RECORD_MANY = sa.insert(cleanup_history).from_select(
+#: The history of a set, from its rows as they are.
+_RECORD = sa.insert(cleanup_history).from_select(
     ["at", "outcome", "reason", "cleaner", "cleaner_epoch", "seconds", *_OF_ROW],
     sa.select(
         now(),
@@ -127,7 +108,7 @@ _RECORD_MANY = sa.insert(cleanup_history).from_select(
         workers.c.epoch,
         sa.cast(sa.bindparam("seconds", type_=sa.Double), sa.Double),
         *(workers.c[name] for name in _OF_ROW),
-    ).where(_OF_LEASES),
+    ).where(OF_MANY, workers.c.token == _TOKEN),
 )
 
 
@@ -171,26 +152,18 @@ class CleanLease(WorkerLease):
 
     __slots__ = ("_orphans", "began", "worker", "worker_epoch")
 
-    def __init__(
-        self,
-        orphans: OrphanStore,
-        resource_type: str,
-        row: Any,
-        worker: str | None,
-        worker_epoch: int,
-    ) -> None:
+    def __init__(self, orphans: OrphanStore, resource_type: str, row: Any) -> None:
         super().__init__(
             orphans.workers, resource_type, row.resource_id, row.operation, row.status, row.token, row.attempts
         )
         self._orphans = orphans
-        self.worker = worker
-        self.worker_epoch = worker_epoch
+        self.worker: str | None = row.worker
+        self.worker_epoch: int = row.worker_epoch
         self.began = orphans.clock.monotonic()
 
     @override
     def end(self, transaction: Any) -> None:
-        super().end(transaction)
-        self._orphans.record(transaction, [self], "done")
+        self._orphans.end_many(transaction, [self], "done")
 
     @override
     def finish_with(self, work: Any) -> Any:
@@ -236,7 +209,6 @@ class OrphanStore:
         self.workers = workers_store
         self.clock = clock
         self._identity = identity
-        self._lease_micros = int(workers_store.lease_seconds * MICROSECONDS)
 
     def types(self, wanted: Target | Unclaimed) -> frozenset[str]:
         """The types of resources of which there is something to take now; one read."""
@@ -284,33 +256,20 @@ class OrphanStore:
         tx: sa.Connection,
         resource_type: str,
         handler: CleanupHandler,
-        take: sa.Update,
+        take: Transfer,
         key: Mapping[str, Any],
         last: str,
     ) -> Claimed:
-        mine = {"to_owner": self._identity.uuid, "to_epoch": self._identity.epoch}
-        of_many = {"of_type": resource_type, "of_resources": key["of_resources"]}
-        tx.execute(RAISE_MANY, of_many)
-        if not tx.execute(take, {**key, **mine, LEASE.key: self._lease_micros}).rowcount:
+        taken = self.workers.transfer(tx, take, key, self._identity)
+        if not taken:
             return Claimed(last=last)
-        taken = list(tx.execute(TAKEN, {**of_many, **mine}))
-        ids = [row.resource_id for row in taken]
-        worked = {row[0]: row for row in tx.execute(_WORKED, {**of_many, "of_resources": ids})}
-        leases = {
-            row.resource_id: CleanLease(
-                self, resource_type, row, worked[row.resource_id].worker, worked[row.resource_id].worker_epoch
-            )
-            for row in taken
+        leases = {row.resource_id: CleanLease(self, resource_type, row) for row in taken}
+        resources = handler.read(tx, list(leases))
+        found = {
+            uuid: held for uuid, held in leases.items() if uuid in resources and resources[uuid].status == held.status
         }
-        resources = handler.read(tx, ids)
-        handler.adopt(
-            tx,
-            {
-                uuid: held
-                for uuid, held in leases.items()
-                if uuid in resources and resources[uuid].status == held.status
-            },
-        )
+        if found:
+            handler.adopt(tx, found)
         return Claimed(leases, resources, last)
 
     def end_many(self, tx: sa.Connection, leases: Sequence[CleanLease], outcome: str, reason: str = "") -> None:
@@ -318,53 +277,50 @@ class OrphanStore:
 
         :raises Fenced: at least one was lost; the whole transaction must be rolled back.
         """
-        if not leases:
-            return
-        key = {
-            "of_type": leases[0].resource_type, "of_leases": [(held.resource_id, held.token) for held in leases],
-            "of_resources": [held.resource_id for held in leases],
-        }  # fmt: skip
-        seconds = self.clock.monotonic() - min(held.began for held in leases)
-        tx.execute(_RECORD_MANY, {**key, "outcome": outcome, "reason": reason[:1000], "seconds": seconds})
-        if tx.execute(_END_MANY, key).rowcount != len(leases):
-            raise fenced(leases[0])
+        for key, some in same_token(leases):
+            self._record(tx, key, some, outcome, reason)
+            if tx.execute(_END, key).rowcount != len(some):
+                raise fenced((self.workers.lost_of(tx, some) or some)[0])
+
+    def lost_of(self, leases: Sequence[CleanLease]) -> list[CleanLease]:
+        """Those that are no longer this cleaner's; one read for each token."""
+        with self.database.read() as tx:
+            return self.workers.lost_of(tx, leases)
 
     def put_back(self, held: CleanLease, reason: str, *, delay: float, quarantine: bool) -> bool:
         """Let it go uncleaned: to be tried again after ``delay`` seconds, or never by itself; False when it was lost already."""
         phase = Phase.QUARANTINED if quarantine else Phase.RETRYING
-        values = {
-            "of_type": held.resource_type, "of_resource": held.resource_id, "to_token": held.token,
-            "to_phase": phase.value, "to_error": reason[:1000], "delay": int(delay * MICROSECONDS),
-        }  # fmt: skip
+        key = {"of_type": held.resource_type, "of_resources": [held.resource_id], "to_token": held.token}
+        values = {**key, "to_phase": phase.value, "to_error": reason[:1000], "delay": int(delay * MICROSECONDS)}
 
-        def work(tx: sa.Connection) -> bool:
+        def work(tx: sa.Connection) -> None:
+            # Of the row as it is, before it is let go.
+            self._record(tx, key, [held], "quarantined" if quarantine else "retry", reason)
             if tx.execute(_PUT_BACK, values).rowcount != 1:
-                return False
-            self.record(tx, [held], "quarantined" if quarantine else "retry", reason)
-            return True
+                raise fenced(held)
 
-        return self.database.run(work)
+        try:
+            self.database.run(work)
+        except errors.Fenced:
+            return False
+        return True
 
-    def lost(self, held: CleanLease, reason: str) -> None:
+    def tell_lost(self, held: CleanLease, reason: str) -> None:
         """Tell in the history that somebody else took it over meanwhile."""
-        self.database.run(lambda tx: self.record(tx, [held], "fenced", reason))
+        seconds = self.clock.monotonic() - held.began
+        line = {
+            "at": now(), "resource_type": held.resource_type, "resource_id": held.resource_id, "operation": held.operation,
+            "status": held.status, "outcome": "fenced", "reason": reason[:1000], "worker": held.worker,
+            "worker_epoch": held.worker_epoch, "cleaner": self._identity.uuid, "cleaner_epoch": self._identity.epoch,
+            "token": held.token, "attempts": held.attempts, "seconds": seconds,
+        }  # fmt: skip
+        self.database.run(lambda tx: tx.execute(sa.insert(cleanup_history).values(line)))
 
-    def record(self, tx: sa.Connection, leases: Sequence[Lease], outcome: str, reason: str = "") -> None:
-        """A line of history for each."""
-        ended, moment = self.clock.monotonic(), read_now(tx)
-        tx.execute(
-            _RECORD,
-            [
-                {
-                    "at": moment, "resource_type": held.resource_type, "resource_id": held.resource_id, "operation": held.operation,
-                    "status": held.status, "outcome": outcome, "reason": reason[:1000],
-                    "worker": getattr(held, "worker", None), "worker_epoch": getattr(held, "worker_epoch", 0),
-                    "cleaner": self._identity.uuid, "cleaner_epoch": self._identity.epoch, "token": held.token,
-                    "attempts": held.attempts, "seconds": ended - getattr(held, "began", ended),
-                }
-                for held in leases
-            ],
-        )  # fmt: skip
+    def _record(
+        self, tx: sa.Connection, key: Mapping[str, Any], leases: Sequence[CleanLease], outcome: str, reason: str
+    ) -> None:
+        seconds = self.clock.monotonic() - min(held.began for held in leases)
+        tx.execute(_RECORD, {**key, "outcome": outcome, "reason": reason[:1000], "seconds": seconds})
 
 
 def _of_target(wanted: Target) -> dict[str, Any]:

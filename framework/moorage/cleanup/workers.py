@@ -12,7 +12,7 @@ the worker row stays so until it commits.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
@@ -30,19 +30,19 @@ from moorage.services.interface import ServiceIdentity
 
 __all__ = [
     "COLUMNS",
-    "LEASE",
     "OF_MANY",
-    "RAISE_MANY",
-    "TAKEN",
     "TRANSFER",
+    "Transfer",
     "WorkerLease",
     "WorkerStore",
     "fenced",
+    "same_token",
     "worker_of",
 ]
 
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
+LeaseT = TypeVar("LeaseT", bound=Lease)
 
 _OF_ONE = sa.and_(
     workers.c.resource_type == sa.bindparam("of_type"), workers.c.resource_id == sa.bindparam("of_resource")
@@ -55,21 +55,18 @@ _SAME_RESOURCE = sa.and_(
     fences.c.resource_type == workers.c.resource_type, fences.c.resource_id == workers.c.resource_id
 )
 _TOKEN = sa.bindparam("to_token", type_=sa.BigInteger)
-LEASE = sa.bindparam("lease_micros", type_=sa.BigInteger)
+_LEASE = sa.bindparam("lease_micros", type_=sa.BigInteger)
 _OWNER = sa.bindparam("to_owner", type_=sa.String)
 _EPOCH = sa.bindparam("to_epoch", type_=sa.BigInteger)
 
 #: The token of a transfer, in the transaction that has raised the fence.
 _RAISED = sa.select(fences.c.token).where(_SAME_RESOURCE).correlate(workers).scalar_subquery()
-TRANSFER = {"token": _RAISED, "owner": _OWNER, "epoch": _EPOCH, "lease": LEASE, "now": now()}
+TRANSFER = {"token": _RAISED, "owner": _OWNER, "epoch": _EPOCH, "lease": _LEASE, "now": now()}
 _WORKS = {
     "attempts": workers.c.attempts + 1, "phase": Phase.WORKING.value, "worker": _OWNER, "worker_epoch": _EPOCH,
     "updated_at": now(),
 }  # fmt: skip
 _NOT_IN_QUARANTINE = workers.c.phase != Phase.QUARANTINED.value
-_TAKE = lease.TAKE.update(workers, OF_MANY, TRANSFER).where(_NOT_IN_QUARANTINE).values(_WORKS)
-#: A row that a cleaner has given back is a cleaner's.
-_START = lease.START.update(workers, OF_MANY, TRANSFER).where(workers.c.phase == Phase.WAITING.value).values(_WORKS)
 _FORCE = lease.FORCE.update(workers, _OF_ONE, {"token": _TOKEN}).values(
     operation=sa.bindparam("to_operation"),
     status=sa.bindparam("to_status"),
@@ -83,18 +80,19 @@ _FORCE = lease.FORCE.update(workers, _OF_ONE, {"token": _TOKEN}).values(
     created_at=now(),
     updated_at=now(),
 )
-_RENEW = lease.RENEW.update(workers, _OF_ONE, {"token": _TOKEN, "lease": LEASE, "now": now()})
+_RENEW = lease.RENEW.update(workers, OF_MANY, {"token": _TOKEN, "lease": _LEASE, "now": now()})
+_HELD = sa.select(workers.c.resource_id).where(OF_MANY, workers.c.token == _TOKEN)
 _GIVE_BACK = lease.GIVE_BACK.update(workers, _OF_ONE, {"token": _TOKEN}).values(
     phase=Phase.WAITING.value, last_error=sa.bindparam("to_error"), updated_at=now()
 )
-_ADVANCE = lease.RENEW.update(workers, _OF_ONE, {"token": _TOKEN, "lease": LEASE, "now": now()}).values(
+_ADVANCE = lease.RENEW.update(workers, _OF_ONE, {"token": _TOKEN, "lease": _LEASE, "now": now()}).values(
     status=sa.bindparam("to_status")
 )
 #: By a person's word: whatever is in progress ends.
 _REMOVE = sa.delete(workers).where(_OF_ONE)
 _FINISH = lease.FINISH.delete(workers, _OF_ONE, {"token": _TOKEN})
 
-RAISE_MANY = (
+_RAISE_MANY = (
     sa.update(fences)
     .where(
         fences.c.resource_type == sa.bindparam("of_type"),
@@ -127,14 +125,16 @@ COLUMNS = (
     workers.c.updated_at,
 )  # fmt: skip
 _GET = sa.select(*COLUMNS).where(_OF_ONE)
+_TAKEN_COLUMNS = (
+    workers.c.resource_id, workers.c.operation, workers.c.status, workers.c.token, workers.c.attempts, workers.c.worker,
+    workers.c.worker_epoch,
+)  # fmt: skip
 #: What this transaction has taken: the fence was raised in it, so no row that was taken earlier has the same token.
-TAKEN = (
-    sa.select(
-        workers.c.resource_id, workers.c.operation, workers.c.status, workers.c.token, workers.c.attempts
-    )
+_TAKEN = (
+    sa.select(*_TAKEN_COLUMNS)
     .join(fences, sa.and_(_SAME_RESOURCE, fences.c.token == workers.c.token))
     .where(OF_MANY, workers.c.owner == _OWNER, workers.c.epoch == _EPOCH)
-)  # fmt: skip
+)
 _PENDING = (
     sa.select(*COLUMNS)
     .where(
@@ -158,6 +158,21 @@ _WAITING = (
     )
     .order_by(workers.c.resource_id)
     .limit(sa.bindparam("page", type_=sa.Integer))
+)
+
+
+class Transfer:
+    """A statement that takes rows of a set, in both forms: not every database tells which rows it has changed."""
+
+    def __init__(self, statement: sa.Update) -> None:
+        self.plain = statement
+        self.returning = statement.returning(*_TAKEN_COLUMNS)
+
+
+_TAKE = Transfer(lease.TAKE.update(workers, OF_MANY, TRANSFER).where(_NOT_IN_QUARANTINE).values(_WORKS))
+#: A row that a cleaner has given back is a cleaner's.
+_START = Transfer(
+    lease.START.update(workers, OF_MANY, TRANSFER).where(workers.c.phase == Phase.WAITING.value).values(_WORKS)
 )
 
 
@@ -254,31 +269,50 @@ class WorkerStore(Workers):
         resource_type: str,
         resource_ids: Sequence[str],
         identity: ServiceIdentity,
-        statement: sa.Update = _TAKE,
+        statement: Transfer = _TAKE,
     ) -> dict[str, WorkerLease]:
-        key = {"of_type": resource_type, "of_resources": resource_ids}
-        mine = {"to_owner": identity.uuid, "to_epoch": identity.epoch}
-        tx.execute(RAISE_MANY, key)
-        if not tx.execute(statement, {**key, **mine, "lease_micros": self._lease_micros}).rowcount:
-            return {}
+        taken = self.transfer(tx, statement, {"of_type": resource_type, "of_resources": resource_ids}, identity)
         return {
             row.resource_id: WorkerLease(
                 self, resource_type, row.resource_id, row.operation, row.status, row.token, row.attempts
             )
-            for row in tx.execute(TAKEN, {**key, **mine})
+            for row in taken
         }
+
+    def transfer(
+        self, tx: sa.Connection, statement: Transfer, key: Mapping[str, Any], identity: ServiceIdentity
+    ) -> Sequence[Any]:
+        """Raise the fences of a set, and then take its rows; those that were taken, as they are now.
+
+        :param key: ``of_type``, ``of_resources`` (in order, so that two who take do not wait for each other), and what else the
+            statement's conditions ask for.
+        """
+        of_many = {"of_type": key["of_type"], "of_resources": key["of_resources"]}
+        mine = {"to_owner": identity.uuid, "to_epoch": identity.epoch}
+        tx.execute(_RAISE_MANY, of_many)
+        values = {**key, **mine, "lease_micros": self._lease_micros}
+        if self._database.dialect != "mysql":
+            return tx.execute(statement.returning, values).all()
+        return tx.execute(_TAKEN, {**of_many, **mine}).all() if tx.execute(statement.plain, values).rowcount else ()
 
     @override
     def renew_many(self, leases: Sequence[Lease]) -> list[Lease]:
         def work(tx: sa.Connection) -> list[Lease]:
-            lost = []
-            # In one order, so that two who renew do not wait for each other.
-            for each in sorted(leases, key=lambda held: held.resource_id):
-                if tx.execute(_RENEW, {**_key(each), "lease_micros": self._lease_micros}).rowcount != 1:
-                    lost.append(each)
+            lost: list[Lease] = []
+            for key, some in same_token(leases):
+                if tx.execute(_RENEW, {**key, "lease_micros": self._lease_micros}).rowcount != len(some):
+                    lost += self.lost_of(tx, some)
             return lost
 
         return self._database.run(work) if leases else []
+
+    def lost_of(self, tx: sa.Connection, leases: Sequence[LeaseT]) -> list[LeaseT]:
+        """Those whose row carries another token by now, or has ended."""
+        lost: list[LeaseT] = []
+        for key, some in same_token(leases):
+            kept = set(tx.execute(_HELD, key).scalars())
+            lost += [each for each in some if each.resource_id not in kept]
+        return lost
 
     @override
     def pending(
@@ -342,7 +376,7 @@ class WorkerStore(Workers):
 
     def advance(self, tx: sa.Connection, held: Lease, status: str) -> None:
         """See :meth:`Lease.advance`."""
-        values = {**_key(held), LEASE.key: self._lease_micros, "to_status": status}
+        values = {**_key(held), "lease_micros": self._lease_micros, "to_status": status}
         if tx.execute(_ADVANCE, values).rowcount != 1:
             raise fenced(held)
         held.status = status
@@ -436,6 +470,18 @@ class WorkerLease(Lease):
 def worker_of(row: Any) -> Worker:
     """A row of :data:`COLUMNS` as plain data."""
     return Worker(*row)
+
+
+def same_token(leases: Iterable[LeaseT]) -> Iterator[tuple[dict[str, Any], Sequence[LeaseT]]]:
+    """Sets that one statement of :mod:`moorage.lease` serves: of one type, with one token; in one order for all.
+
+    Gives the parameters of :data:`OF_MANY` and the token, and the leases.
+    """
+    found: dict[tuple[str, int], list[LeaseT]] = {}
+    for held in sorted(leases, key=lambda each: (each.resource_type, each.resource_id)):
+        found.setdefault((held.resource_type, held.token), []).append(held)
+    for (kind, token), some in found.items():
+        yield {"of_type": kind, "of_resources": [each.resource_id for each in some], "to_token": token}, some
 
 
 def _key(held: Lease) -> dict[str, object]:

@@ -220,8 +220,8 @@ class CleanupHandlerTests:
         claimed = store.claim(self.resource_type, handler, target, after="", last="\U0010ffff", limit=10)
         if not after:
             return
-        # The last statement of the last transaction.
-        store.record = _die  # type: ignore[method-assign,assignment]
+        # The last transaction.
+        store.end_many = _die  # type: ignore[method-assign,assignment]
         for uuid, held in claimed.leases.items():
             try:
                 handler.cleanup(held, claimed.resources[uuid])

@@ -210,7 +210,7 @@ class BlockStorageAgent(AgentService):
 
     def _give_up(self, tx: sa.Connection, job: Job, fault: str) -> None:
         for kind, held in job.leases.items():
-            outcomes.give_up(tx, kind, job.rows[kind], held.status, held.token, fault)
+            outcomes.give_up(tx, kind, [job.rows[kind]], held.status, held.token, fault)
 
     def _finish(self, job: Job, write: Write, succeeded: bool) -> None:
         """One transaction; waits for a store that is away, until the agent stops."""

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from oslo_log import log as logging
 from typing_extensions import override
 
-from moorage.cleanup.interface import DONE, CleanupHandler, CleanupTools, Lease, Outcome
+from moorage.cleanup.interface import CleanupTools, Lease, SetCleanupHandler, alike
 from moorage_plugins.block_storage import outcomes
 from moorage_plugins.block_storage.backend import DirectoryBackend
 from moorage_plugins.block_storage.configuration import open_backend
@@ -25,7 +25,7 @@ LOG = logging.getLogger(__name__)
 _FAULT = "The service that did it died."
 
 
-class _Handler(CleanupHandler):
+class _Handler(SetCleanupHandler):
     kind: ClassVar[str]
 
     def __init__(self, tools: CleanupTools) -> None:
@@ -38,19 +38,22 @@ class _Handler(CleanupHandler):
 
     @override
     def adopt(self, transaction: Any, leases: Mapping[str, Lease]) -> None:
-        for uuid in sorted(leases):
-            outcomes.ROWS[self.kind].write(transaction, uuid, leases[uuid].token)
+        for (_, token), uuids in alike(leases.values()).items():
+            outcomes.ROWS[self.kind].write_many(transaction, uuids, token)
 
     @override
-    def cleanup(self, lease: Lease, resource: Any) -> Outcome:
-        lease.finish_with(
-            lambda tx: outcomes.give_up(tx, self.kind, resource, lease.status, lease.token, _fault(lease.status))
-        )
-        try:
-            outcomes.sweep(self._backend, self.kind, resource, lease.status, lease.token)
-        except OSError as error:
-            LOG.warning("What is left of %s %s is collected later: %s", self.kind, lease.resource_id, error)
-        return DONE
+    def settle(self, transaction: Any, leases: Mapping[str, Lease], resources: Mapping[str, Any]) -> None:
+        for (status, token), uuids in alike(leases.values()).items():
+            rows = [resources[uuid] for uuid in uuids]
+            outcomes.give_up(transaction, self.kind, rows, status, token, _fault(status))
+
+    @override
+    def settled(self, leases: Mapping[str, Lease], resources: Mapping[str, Any]) -> None:
+        for uuid, lease in leases.items():
+            try:
+                outcomes.sweep(self._backend, self.kind, resources[uuid], lease.status, lease.token)
+            except OSError as error:
+                LOG.warning("What is left of %s %s is collected later: %s", self.kind, uuid, error)
 
 
 class VolumeHandler(_Handler):

@@ -76,7 +76,7 @@ def run(job: Job) -> Write:
     :raises MoorageError, OSError: it failed; what it left lies under its token.
     """
     if job.held.operation == "delete":
-        return lambda tx: outcomes.remove(tx, job.kind, job.row, job.held.token)
+        return lambda tx: outcomes.remove(tx, job.kind, [job.row], job.held.token)
     return _OPERATIONS[job.kind, job.held.operation](job)
 
 

@@ -20,7 +20,8 @@ backup      deleting           deleted
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -54,37 +55,41 @@ def at_rest(volume: Any) -> str:
     return "in-use" if volume.attached_to else "available"
 
 
-def give_up(tx: sa.Connection, kind: str, row: Any, status: str, token: int, fault: str) -> None:
-    """Write what the resource becomes, with the fence; the worker row ends in the same transaction.
+#: :func:`at_rest` in SQL.
+_AT_REST = sa.case((volumes.c.attached_to != "", "in-use"), else_="available")
 
-    :param row: the resource as it was read; ``status`` the one in which the operation was interrupted.
-    :raises Fenced: a later operation wrote it.
+
+def give_up(tx: sa.Connection, kind: str, rows: Sequence[Any], status: str, token: int, fault: str) -> None:
+    """Write what resources become, with the fence; their worker rows end in the same transaction.
+
+    :param rows: resources as they were read, with one ``token`` and one ``status``, in which the operation was interrupted.
+    :raises Fenced: a later operation wrote one of them.
     """
     if status == DELETING:
-        remove(tx, kind, row, token)
+        remove(tx, kind, rows, token)
         return
+    uuids = sorted(row.uuid for row in rows)
     changes: dict[str, Any] = {"fault": fault[:1000], "upload_to": ""} if kind == VOLUME else {"fault": fault[:1000]}
     if kind == BACKUP:
         changes["restore_to"] = ""
     if kind == VOLUME and status == "uploading":
-        becomes = at_rest(row)
-        ROWS[IMAGE].change(tx, row.upload_to, images.c.status == "saving", status="killed", fault=fault[:1000])
-    elif kind == VOLUME and status == "backing-up":
-        becomes = at_rest(row)
-    else:
-        becomes = _FIXED[kind, status]
-    ROWS[kind].must_write(tx, row.uuid, token, status=becomes, **changes)
+        uploads = sorted(row.upload_to for row in rows)
+        ROWS[IMAGE].change_many(tx, uploads, images.c.status == "saving", status="killed", fault=fault[:1000])
+    becomes = _FIXED.get((kind, status), _AT_REST)
+    ROWS[kind].must_write_many(tx, uuids, token, status=becomes, **changes)
 
 
-def remove(tx: sa.Connection, kind: str, row: Any, token: int) -> None:
-    """Delete the row, and what refers to it; its files are removed afterwards, since nobody can find them any more.
+def remove(tx: sa.Connection, kind: str, rows: Sequence[Any], token: int) -> None:
+    """Delete rows, and what refers to them; their files are removed afterwards, since nobody can find them any more.
 
-    :raises Fenced: a later operation wrote it.
+    :raises Fenced: a later operation wrote one of them.
     """
-    ROWS[kind].remove(tx, row.uuid, token)
-    if kind == SNAPSHOT:
-        fewer = volumes.c.snapshots - 1
-        ROWS[VOLUME].change(tx, row.volume_uuid, volumes.c.snapshots > 0, snapshots=fewer)
+    ROWS[kind].remove_many(tx, sorted(row.uuid for row in rows), token)
+    if kind != SNAPSHOT:
+        return
+    for volume, count in sorted(Counter(row.volume_uuid for row in rows).items()):
+        fewer = sa.case((volumes.c.snapshots > count, volumes.c.snapshots - count), else_=0)
+        ROWS[VOLUME].change(tx, volume, snapshots=fewer)
 
 
 def sweep(backend: DirectoryBackend, kind: str, row: Any, status: str, token: int) -> None:

@@ -27,7 +27,6 @@ class Rows:
         self.table = TABLES[kind]
         of_uuid = self.table.c.uuid == sa.bindparam("of_uuid")
         self._write = lease.WRITE.update(self.table, of_uuid, _FENCE)
-        self._remove = lease.REMOVE.delete(self.table, of_uuid, _FENCE)
 
     def insert(self, tx: sa.Connection, uuid: str, status: str, token: int, **values: Any) -> None:
         """A new row; AlreadyExists (of the database) when the uuid is taken."""
@@ -69,6 +68,19 @@ class Rows:
             statement = statement.where(self.table.c.status.in_(expected))
         return tx.execute(statement, {"of_uuid": uuid, "token": token}).rowcount == 1
 
+    def write_many(self, tx: sa.Connection, uuids: Sequence[str], token: int, **values: Any) -> int:
+        """Write all of those with one fence, which several may share; how many were written."""
+        statement = lease.WRITE.update(self.table, self.table.c.uuid.in_(uuids), {"token": token})
+        return tx.execute(statement.values(updated_at=now(), **values)).rowcount
+
+    def must_write_many(self, tx: sa.Connection, uuids: Sequence[str], token: int, **values: Any) -> None:
+        """:meth:`write_many`.
+
+        :raises Fenced: not all of them were written.
+        """
+        if self.write_many(tx, uuids, token, **values) != len(uuids):
+            raise self._overtaken(" or ".join(uuids))
+
     def must_write(self, tx: sa.Connection, uuid: str, token: int, **values: Any) -> None:
         """:meth:`write`.
 
@@ -77,18 +89,23 @@ class Rows:
         if not self.write(tx, uuid, token, **values):
             raise self._overtaken(uuid)
 
-    def remove(self, tx: sa.Connection, uuid: str, token: int) -> None:
-        """Delete the row with the fence.
+    def remove_many(self, tx: sa.Connection, uuids: Sequence[str], token: int) -> None:
+        """Delete rows with one fence, which several may share.
 
-        :raises Fenced: it was not deleted: a later operation wrote it, or it is gone.
+        :raises Fenced: one was not deleted: a later operation wrote it, or it is gone.
         """
-        if tx.execute(self._remove, {"of_uuid": uuid, "token": token}).rowcount != 1:
-            raise self._overtaken(uuid)
+        statement = lease.REMOVE.delete(self.table, self.table.c.uuid.in_(uuids), {"token": token})
+        if tx.execute(statement).rowcount != len(uuids):
+            raise self._overtaken(" or ".join(uuids))
 
     def change(self, tx: sa.Connection, uuid: str, *conditions: Any, **values: Any) -> bool:
         """An immediate change that no operation stands behind: only where the conditions hold; False when they did not."""
-        statement = sa.update(self.table).where(self.table.c.uuid == uuid, *conditions)
-        return tx.execute(statement.values(updated_at=now(), **values)).rowcount == 1
+        return self.change_many(tx, [uuid], *conditions, **values) == 1
+
+    def change_many(self, tx: sa.Connection, uuids: Sequence[str], *conditions: Any, **values: Any) -> int:
+        """The same for several; how many were changed."""
+        statement = sa.update(self.table).where(self.table.c.uuid.in_(uuids), *conditions)
+        return tx.execute(statement.values(updated_at=now(), **values)).rowcount
 
     def _overtaken(self, uuid: str) -> errors.Fenced:
         return errors.Fenced(f"The {self.kind} {uuid} was written by a later operation, or removed.")

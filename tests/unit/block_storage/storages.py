@@ -51,12 +51,20 @@ class Storage:
     """One backend with its database.
 
     :param delay: seconds that a chunk takes.
+    :param database: options of the :class:`Database`.
     """
 
     def __init__(
-        self, url: str, folder: str, *, delay: float = 0.0, lease_seconds: float = 60.0, chunk: int = 10_000
+        self,
+        url: str,
+        folder: str,
+        *,
+        delay: float = 0.0,
+        lease_seconds: float = 60.0,
+        chunk: int = 10_000,
+        **database: int,
     ) -> None:
-        self.database = Database(url)
+        self.database = Database(url, **database)  # type: ignore[arg-type]
         self.folder = Path(folder)
         self.conf = cfg.ConfigOpts()
         for module in (control_plane_options, cleanup_options, options):

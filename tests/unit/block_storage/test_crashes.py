@@ -4,13 +4,10 @@
 from __future__ import annotations
 
 import tempfile
-import unittest
 
-import tests
 from tests.unit.block_storage import crash_tests
 
 
-@unittest.skipUnless(tests.SOAK, "minutes each: make soak")
 class SqliteCrashTests(crash_tests.CrashTests):
     def setUp(self) -> None:
         folder = tempfile.TemporaryDirectory()
@@ -19,7 +16,6 @@ class SqliteCrashTests(crash_tests.CrashTests):
         super().setUp()
 
 
-@unittest.skipUnless(tests.SOAK, "minutes each: make soak")
 class SqlitePauseTests(crash_tests.PauseTests):
     def setUp(self) -> None:
         folder = tempfile.TemporaryDirectory()

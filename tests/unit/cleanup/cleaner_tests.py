@@ -96,7 +96,10 @@ class ThingSetHandler(SetCleanupHandler, ThingHandler):
     """The same in sets."""
 
     api_version: ClassVar[tuple[int, int]] = (1, 0)
-    settled = 0
+
+    def __init__(self, tools: Any) -> None:
+        super().__init__(tools)
+        self.tidied: list[str] = []
 
     @override
     def adopt(self, transaction: sa.Connection, leases: Mapping[str, Lease]) -> None:
@@ -114,8 +117,12 @@ class ThingSetHandler(SetCleanupHandler, ThingHandler):
         for uuid, held in leases.items():
             if isinstance(self.answers.get(uuid), Exception):
                 raise self.answers[uuid]
-            assert write(transaction, uuid, "error", held.token)
-        self.settled += len(leases)
+            self._write(transaction, held)
+
+    @override
+    def settled(self, leases: Mapping[str, Lease], resources: Mapping[str, Any]) -> None:
+        assert leases.keys() == resources.keys()
+        self.tidied += sorted(leases)
 
 
 class CleanerCase(worker_tests.WorkerCase):
@@ -395,6 +402,57 @@ class CleanerTests(CleanerCase):
                 tx.execute(sa.delete(things))
             for uuid in uuids:
                 self.orphan(uuid)
+
+    def test_of_a_set_those_are_finished_together_that_were_not_lost(self) -> None:
+        for uuid in ("a", "b", "c", "d"):
+            self.orphan(uuid)
+        cleaner, handler = self.cleaner(handler=ThingSetHandler)
+        assert isinstance(handler, ThingSetHandler)
+        claim = cleaner._orphans.claim
+
+        def late(*given: Any, **more: Any) -> Any:
+            claimed = claim(*given, **more)
+            if claimed.leases:
+                self.create("b", "delete", "deleting", force=True)
+            return claimed
+
+        cleaner._orphans.claim = late  # type: ignore[method-assign]
+        with self.assertLogs("moorage.cleanup.cleaner", "WARNING"):
+            self.assertEqual(cleaner.clean(AFTER_DEAD), {"done": 3, "fenced": 1})
+        self.assertEqual((handler.calls, handler.tidied), ([], ["a", "c", "d"]), "none was done alone")
+        self.assertEqual(self.outcomes(), {"done": 3, "fenced": 1})
+        self.assertEqual((self.rows()["b"].operation, self.thing("b").status), ("delete", "deleting"))
+
+    def test_a_set_whose_resource_a_later_operation_has_written_ends_one_by_one(self) -> None:
+        for uuid in ("a", "b"):
+            self.orphan(uuid)
+        cleaner, handler = self.cleaner(handler=ThingSetHandler)
+        with self.database.write() as tx:
+            tx.execute(sa.update(things).where(things.c.id == "b").values(fence=100))
+        with self.assertLogs("moorage.cleanup.cleaner", "WARNING"):
+            self.assertEqual(cleaner.clean(AFTER_DEAD), {"done": 1, "fenced": 1})
+        self.assertEqual((self.thing("a").status, self.thing("b").status), ("error", "building"))
+        self.assertEqual([uuid for uuid, _ in handler.calls], ["a", "b"])
+
+    def test_what_fails_outside_of_the_store_undoes_nothing(self) -> None:
+        self.orphan()
+        cleaner, handler = self.cleaner(handler=ThingSetHandler)
+        handler.settled = lambda *_: 1 / 0  # type: ignore[attr-defined]
+        with self.assertLogs("moorage.cleanup.cleaner", "ERROR"):
+            self.assertEqual(cleaner.clean(AFTER_DEAD), {"done": 1})
+        self.assertEqual(self.rows(), {})
+
+    def test_rows_with_different_tokens_are_one_set(self) -> None:
+        for number, uuid in enumerate(("a", "b", "c")):
+            self.orphan(uuid)
+            for _ in range(number):
+                with self.database.write() as tx:
+                    tx.execute(sa.update(workers).where(workers.c.resource_id == uuid).values(expires_at=1))
+                self.taken(uuid, DEAD)
+        cleaner, handler = self.cleaner(handler=ThingSetHandler)
+        self.assertEqual(cleaner.clean(AFTER_DEAD), {"done": 3})
+        self.assertEqual(handler.calls, [])
+        self.assertEqual(sorted(row.token for row in self.history()), [3, 4, 5])
 
     def test_a_hundred_cost_as_many_statements_as_one(self) -> None:
         counts = []

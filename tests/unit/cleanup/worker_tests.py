@@ -293,7 +293,8 @@ class WorkerTests(WorkerCase):
         sa.event.listen(sa.Engine, "before_cursor_execute", count)
         self.addCleanup(sa.event.remove, sa.Engine, "before_cursor_execute", count)
         self.assertEqual(len(self.store.take_many(TYPE, uuids, identity())), 100)
-        self.assertEqual(len([each for each in statements if each.startswith(("UPDATE", "SELECT"))]), 3)
+        wanted = 3 if self.database.dialect == "mysql" else 2
+        self.assertEqual(len([each for each in statements if each.startswith(("UPDATE", "SELECT"))]), wanted)
 
     def test_pending_are_those_of_the_host_that_may_be_taken(self) -> None:
         for uuid in ("free", "live", "mine-before", "expired"):

@@ -43,7 +43,7 @@ _FIRST_TRY = 1
 class Policy:
     """What a reload may change; see the options of ``[cleanup]``."""
 
-    batch: int = 200
+    batch: int = 500
     max_attempts: int = 5
     backoff: float = 2.0
     backoff_longest: float = 300.0

@@ -37,7 +37,7 @@ OPTS: Sequence[cfg.Opt] = (
         default={},
         help="How many of a type one cleaner cleans at the same time, as type:number pairs, instead of what its handler says.",
     ),
-    cfg.IntOpt("batch", mutable=True, default=200, min=1, help="Rows that are taken in one transaction at most."),
+    cfg.IntOpt("batch", mutable=True, default=500, min=1, help="Rows that are taken in one transaction at most."),
     cfg.FloatOpt(
         "interval",
         default=5.0,

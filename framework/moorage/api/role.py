@@ -52,6 +52,7 @@ from moorage.fleet import facts_api
 from moorage.fleet.aggregates import AggregateStore
 from moorage.fleet.nodes import NodeStore
 from moorage.fleet.properties import merge_properties
+from moorage.observers.interface import ShardReassigned
 from moorage.routes import Route
 from moorage.rpc.client import Sender
 from moorage.scheduling import api as scheduling_api
@@ -199,7 +200,12 @@ class ApiRole:
             ),
             *control_plane_api.routes(instances, schedulers, deleter, in_place, groups.resolved),
             *groups_api.routes(groups),
-            *sharding_api.routes(platform.database, nodes, plans),
+            *sharding_api.routes(
+                platform.database,
+                nodes,
+                plans,
+                lambda plan, moved, conflicts: platform.tell(ShardReassigned(plan, moved, conflicts)),
+            ),
             *coordination_api.routes(
                 SqlLedger(platform.database),
                 TaskStore(platform.database),

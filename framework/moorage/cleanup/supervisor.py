@@ -77,6 +77,8 @@ class Supervisor:
     :param tell: has one service look for requests: ``tell(host, request uuid)``; may be lost.
     :param announce: tells the other schedulers of a request: ``announce(service uuid, epoch)``; may be lost.
     :param checks: ``[cleanup] auto_cleanup_checks``, read anew each time; so is ``automatic``.
+    :param requested: called after a request was made, or opened again.
+    :param changed: called by :meth:`sample` with a service and whether it is up, when that is another than the time before.
     """
 
     def __init__(
@@ -90,6 +92,8 @@ class Supervisor:
         announce: Callable[[str, int], None],
         checks: Callable[[], int],
         automatic: Callable[[], bool],
+        requested: Callable[[Service, CleanupRequest], None] = lambda service, request: None,
+        changed: Callable[[Service, bool], None] = lambda service, up: None,
     ) -> None:
         self._registry = registry
         self._observer = observer
@@ -99,7 +103,10 @@ class Supervisor:
         self._announce = announce
         self._checks = checks
         self._automatic = automatic
+        self._requested = requested
+        self._changed = changed
         self._lock = threading.Lock()
+        self._was_up: dict[str, bool] = {}
         self._samples: dict[str, _Sample] = {}
 
     # -- on request -----------------------------------------------------------------------------------------------
@@ -153,6 +160,11 @@ class Supervisor:
                 self._count(row, up[row.uuid])
             for gone in self._samples.keys() - {row.uuid for row in rows}:
                 del self._samples[gone]
+            # Of a service that is seen for the first time nothing has changed.
+            changed = [row for row in rows if self._was_up.get(row.uuid, up[row.uuid]) != up[row.uuid]]
+            self._was_up = {row.uuid: up[row.uuid] for row in rows}
+        for row in changed:
+            self._changed(row, up[row.uuid])
         if self._automatic():
             try:
                 self.automatic("automatic")
@@ -252,6 +264,7 @@ class Supervisor:
                 continue
             answer.cleaning.append(_shown(row, up))
             answer.requests.append(_request(request))
+            self._requested(row, request)
             self._tell(able[0].host, request.uuid)
             self._announce(row.uuid, request.epoch)
         found: dict[str, Any] = asdict(answer)

@@ -22,6 +22,7 @@ from moorage.control_plane.interface import AGENT_SERVICES, API_EXTENSIONS, INST
 from moorage.coordination import loading as coordination_loading
 from moorage.coordination.interface import BACKENDS, PERIODIC_TASKS
 from moorage.db import engines
+from moorage.observers.interface import OBSERVERS
 from moorage.rpc import loading as rpc_loading
 from moorage.rpc.interface import CROSS_PROCESS
 from moorage.scheduling import pipeline
@@ -59,6 +60,7 @@ CHECKS: Sequence[tuple[str, Callable[[Any], object]]] = (
     ("shards", lambda conf: STRATEGIES.load(conf.sharding.strategy)),
     ("periodic tasks", lambda conf: PERIODIC_TASKS.load_all(conf.periodic.enabled_tasks)),
     ("coordination", _coordination),
+    ("observers", lambda conf: OBSERVERS.load_all(conf.observers.enabled)),
     ("API", _api),
 )
 

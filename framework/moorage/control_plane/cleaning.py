@@ -19,8 +19,10 @@ from moorage.cleanup.requests import RequestStore
 from moorage.cleanup.supervisor import Filters, Supervisor
 from moorage.cleanup.views import WorkerViews
 from moorage.cleanup.workers import WorkerStore
+from moorage.control_plane.observing import of_service, tell_of_request
 from moorage.control_plane.placing import AGENT_TOPIC
 from moorage.control_plane.process import Platform
+from moorage.observers.interface import CleanupFinished
 from moorage.rpc.server import rpc_method
 from moorage.scheduling.reporter import TOPIC as SCHEDULERS
 from moorage.services.heartbeat import LivenessObserver
@@ -40,6 +42,7 @@ class AgentCleaning:
     def __init__(self, platform: Platform, conf: cfg.ConfigOpts, tools: CleanupTools, workers: WorkerStore) -> None:
         self._identity = platform.identity
         self._clock = platform.clock
+        self._tell = platform.tell
         self._interval = float(conf.cleanup.interval)
         loaded = CLEANUP_HANDLERS.load_all(conf.cleanup.enabled_handlers)
         self._orphans = OrphanStore(platform.database, workers, platform.identity, platform.clock)
@@ -104,6 +107,7 @@ class AgentCleaning:
             self._clean(request.target, own=request.service == me.uuid)
             if self._requests.close_if_done(request):
                 LOG.info("The cleanup request %s is done.", request.uuid)
+                self._tell(CleanupFinished(request.uuid, request.service, request.epoch))
 
     def _clean(self, wanted: Target | Unclaimed, *, own: bool = False) -> None:
         types = self._orphans.types(wanted)
@@ -127,6 +131,8 @@ class SupervisorEndpoint:
             WorkerViews(platform.database, workers),
             tell=self._tell,
             announce=self._announce,
+            requested=lambda service, request: tell_of_request(platform.tell, service, request),
+            changed=lambda service, up: platform.tell(of_service(service, up)),
             checks=lambda: int(self._section.auto_cleanup_checks),
             automatic=lambda: bool(self._section.auto_cleanup_enabled),
         )

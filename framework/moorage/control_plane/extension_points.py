@@ -11,6 +11,7 @@ from moorage.cleanup.interface import CLEANUP_HANDLERS
 from moorage.control_plane.interface import AGENT_SERVICES, API_EXTENSIONS, INSTANCE_STORES
 from moorage.coordination.interface import BACKENDS, PERIODIC_TASKS
 from moorage.extensions import ExtensionPoint, Finding
+from moorage.observers.interface import OBSERVERS
 from moorage.rpc.interface import TRANSPORTS
 from moorage.scheduling.interface import FILTERS, WEIGHERS
 from moorage.sharding.interface import STRATEGIES
@@ -30,6 +31,7 @@ EXTENSION_POINTS: Sequence[ExtensionPoint[Any]] = (
     TRANSPORTS,
     BACKENDS,
     PERIODIC_TASKS,
+    OBSERVERS,
 )
 
 

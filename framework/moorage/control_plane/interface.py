@@ -19,6 +19,7 @@ from moorage.cleanup.interface import Workers
 from moorage.context import RequestContext
 from moorage.extensions import ExtensionPoint
 from moorage.fleet.interface import FleetWriter, Node
+from moorage.observers.interface import Event
 from moorage.routes import PolicyRule
 from moorage.scheduling.interface import InstanceSource
 from moorage.services.interface import Service
@@ -223,6 +224,7 @@ class AgentTools:
     :param reporter: :class:`moorage.scheduling.reporter.Reporter`, tells every scheduler what changed.
     :param store: the allocation store; where it is an ``AllocationLedger`` too, instances can be moved and resized.
     :param cast: tells another host's agent something of an instance: ``cast(host, method, uuid)``.
+    :param tell: tells the observers of an event that has happened; never waits, never raises.
     """
 
     conf: Any
@@ -236,6 +238,7 @@ class AgentTools:
     nodes: Callable[[], Iterable[Node]] = tuple
     store: Any = None
     cast: Callable[[str, str, str], None] = lambda host, method, uuid: None
+    tell: Callable[[Event], None] = lambda event: None
 
 
 class PolicyCheck(Protocol):

@@ -20,7 +20,7 @@ from moorage.control_plane.interface import Instance, InstanceStore, move_consum
 from moorage.control_plane.placing import NodeNames
 from moorage.db import Database
 from moorage.rpc.server import rpc_method
-from moorage.scheduling.interface import ClaimResult, Flavor, InstanceRecord, RequestSpec, ServerGroup
+from moorage.scheduling.interface import Claimer, ClaimResult, Flavor, InstanceRecord, RequestSpec, ServerGroup
 from moorage.scheduling.scheduler import Scheduler
 
 __all__ = ["OPERATIONS", "InPlace", "MoveClaimer", "MovesEndpoint", "Operation"]
@@ -164,7 +164,7 @@ class MovesEndpoint:
     def __init__(
         self,
         scheduler: Scheduler,
-        claimer: Callable[[Instance, Operation], MoveClaimer],
+        claimer: Callable[[Instance, Operation], Claimer],
         instances: InstanceStore,
         cast: Callable[[str, str, str], None],
     ) -> None:

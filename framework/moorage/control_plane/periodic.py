@@ -28,6 +28,7 @@ from moorage.coordination.membership import MemberId, Membership, Timing
 from moorage.coordination.runner import Runner, Settings, TaskRunner
 from moorage.coordination.sweep import Everything, RingShare, Share
 from moorage.coordination.task_store import TaskStore
+from moorage.observers.interface import RingChanged
 from moorage.services.heartbeat import LivenessObserver
 from moorage.services.registry import ServiceRegistry
 
@@ -202,9 +203,15 @@ class PeriodicWork:
         )
         keeper = Keeper(membership, SqlLedger(platform.database), section.group, platform.clock, settings)
 
+        known = 0
+
         def share() -> Share | None:
+            nonlocal known
             keeper.refresh()
             snapshot = keeper.current()
+            if snapshot is not None and snapshot.token != known:
+                known, me = snapshot.token, snapshot.me.decode("ascii")
+                platform.tell(RingChanged(snapshot.group, snapshot.token, me, len(snapshot.members)))
             return None if snapshot is None else RingShare(keeper, snapshot)
 
         member = f"{platform.identity.uuid}/{number}"

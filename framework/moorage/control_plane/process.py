@@ -21,8 +21,11 @@ from oslo_log import log as logging
 from moorage import errors
 from moorage.clock import Clock, SystemClock
 from moorage.control_plane import systemd
+from moorage.control_plane.observing import close_unused, open_observers, settings_of, source_of
 from moorage.control_plane.supervisor import EXIT_CONFIG, EXIT_FATAL
 from moorage.db import Database, migrations
+from moorage.observers.hub import Hub
+from moorage.observers.interface import Event, ServiceFenced, ServiceUp
 from moorage.rpc import client as rpc_client
 from moorage.rpc import interface as rpc_interface
 from moorage.rpc import loading as rpc_loading
@@ -57,6 +60,8 @@ class Platform:
     fatal: Callable[[str], None]
     #: Until when, on the monotonic scale, nobody can have taken this service for dead.
     certain_until: Callable[[], float] = lambda: float("-inf")
+    #: Tells the observers of an event that has happened; never waits, never raises.
+    tell: Callable[[Event], None] = lambda event: None
 
 
 class Role(Protocol):
@@ -119,6 +124,7 @@ class _Process:
         self._parent = int(os.environ.get("MOORAGE_PARENT", "0"))
         self._drain = 30.0
         self._heartbeat: Heartbeat | None = None
+        self._hub: Hub | None = None
 
     def run(self, conf: cfg.ConfigOpts) -> int:
         """Start, serve until something ends it, and end in good order."""
@@ -156,6 +162,10 @@ class _Process:
         self._registry = ServiceRegistry(self._database, self._clock)
         cluster = (conf.agent.cluster or None) if self._role.binary == "agent" else None
         self._identity = self._registry.enlist(self._role.binary, self._name, cluster=cluster, rpc_version=RPC_VERSION)
+        me = self._identity
+        hub = Hub(source_of(me), self._clock)
+        hub.use(open_observers(conf, self._clock, source_of(me)), settings_of(conf))
+        self._hub = hub
         sender = rpc_client.Sender(
             self._transport, self._identity.uuid, self._identity.epoch, timeout=conf.rpc.call_timeout
         )
@@ -169,6 +179,7 @@ class _Process:
             sender,
             self._give_up,
             self._certain_until,
+            hub.tell,
         )
         heartbeat = Heartbeat(
             self._registry,
@@ -183,6 +194,7 @@ class _Process:
         self._heartbeat = heartbeat
         self._role.start(platform, conf)
         LOG.info("%s %s is ready (service %s, epoch %d).", self._role.binary, self._name, *_identity(self._identity))
+        hub.tell(ServiceUp(me.uuid, me.binary, me.host, me.epoch))
         _tell_parent("ready")
         systemd.notify("READY=1")
 
@@ -212,6 +224,8 @@ class _Process:
         if self._heartbeat is not None:
             self._heartbeat.stop()
         self._retire()
+        if self._hub is not None:
+            self._hub.close(_GRACE)
         self._transport.close()
         self._database.close()
         LOG.info("%s %s has ended.", self._role.binary, self._name)
@@ -232,6 +246,7 @@ class _Process:
         def say() -> None:
             LOG.critical("%s %s stops at once: %s", self._role.binary, self._name, reason)
             _flush()
+            self._tell_the_end(reason)
 
         # In a thread of its own: a log that cannot be written must not hold up the end.
         last_words = threading.Thread(target=say, name="last-words", daemon=True)
@@ -239,10 +254,26 @@ class _Process:
         last_words.join(_GRACE)
         os._exit(EXIT_FATAL)
 
+    def _tell_the_end(self, reason: str) -> None:
+        """Observers get what is left of the time for last words."""
+        if self._hub is not None:
+            me = self._identity
+            self._hub.tell(ServiceFenced(me.uuid, me.binary, me.host, me.epoch, reason))
+            self._hub.close(_GRACE / 2)
+
+    def _reload_with(self, conf: cfg.ConfigOpts) -> None:
+        observers = open_observers(conf, self._clock, source_of(self._identity))
+        try:
+            self._role.reload(conf)
+        except BaseException:
+            close_unused(observers)
+            raise
+        if self._hub is not None:
+            self._hub.use(observers, settings_of(conf))
+
     def _take_configuration(self) -> None:
         try:
-            conf = self._load()
-            self._role.reload(conf)
+            self._reload_with(self._load())
         except errors.MoorageError as error:
             LOG.error("The new configuration is not taken, the old one stays: %s", error.message)
         except Exception:

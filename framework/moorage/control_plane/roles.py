@@ -19,6 +19,7 @@ from moorage.clock import Clock
 from moorage.control_plane.cleaning import AgentCleaning, SupervisorEndpoint
 from moorage.control_plane.enrolment import StoreFleet
 from moorage.control_plane.interface import AGENT_SERVICES, INSTANCE_STORES, AgentService, AgentTools, InstanceStore
+from moorage.control_plane.observing import ObservedClaimer, of_decision
 from moorage.control_plane.operations import MoveClaimer, MovesEndpoint
 from moorage.control_plane.periodic import PeriodicWork
 from moorage.control_plane.periodic import check as check_periodic
@@ -192,7 +193,7 @@ class SchedulerRole:
         self._scheduler = Scheduler(
             view,
             source,
-            claimer,
+            ObservedClaimer(claimer, platform.tell),
             lambda: self._policy,
             platform.clock,
             random.Random(),  # noqa: S311  (spreads equal choices, no secret)
@@ -200,6 +201,7 @@ class SchedulerRole:
             reserver=tracker if section.track_instance_changes else None,
             refused=refused,
             freshen=silent.freshen if section.track_instance_changes else None,
+            decided=lambda decision: platform.tell(of_decision(decision)),
         )
 
         def placed(selection: Selection) -> None:
@@ -210,7 +212,10 @@ class SchedulerRole:
         endpoint = SchedulerEndpoint(self._scheduler, tracker, placed, enabled=section.track_instance_changes)
         workers = open_workers(platform, conf)
         moves = MovesEndpoint(
-            self._scheduler, lambda of, how: MoveClaimer(store, instances, workers, source, of, how), instances, cast
+            self._scheduler,
+            lambda of, how: ObservedClaimer(MoveClaimer(store, instances, workers, source, of, how), platform.tell),
+            instances,
+            cast,
         )
         self._cleanup = SupervisorEndpoint(platform, conf, open_workers(platform, conf), observer)
         # Messages are applied while instances are being loaded; the loader does not overwrite them.
@@ -328,6 +333,7 @@ class Agent:
             nodes=nodes_of_agent(NodeStore(platform.database), platform.name, conf.sharding.my_shard),
             store=store,
             cast=cast_to_agent(platform.sender),
+            tell=platform.tell,
         )
         self._cleaning = AgentCleaning(platform, conf, tools, open_workers(platform, conf))
         self._services: list[AgentService] = [

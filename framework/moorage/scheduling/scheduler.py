@@ -126,6 +126,7 @@ class Scheduler:
     :param reserver: puts what is being claimed into the view; by default it is held there.
     :param freshen: called with the hosts before each ranking: reads the instances of those that do not tell of theirs.
     :param refused: where refusals are kept beyond this process's memory.
+    :param decided: called after each decision of :meth:`place` and :meth:`place_many`, good or bad; a repeated one is none.
     """
 
     def __init__(
@@ -141,6 +142,7 @@ class Scheduler:
         reserver: Reserver | None = None,
         freshen: Callable[[Mapping[str, object]], object] | None = None,
         refused: Refused | None = None,
+        decided: Callable[[Decision], object] = lambda decision: None,
     ) -> None:
         self.view = view
         self._source = source
@@ -151,6 +153,7 @@ class Scheduler:
         self._reserver = reserver or _Held(view)
         self._freshen = freshen
         self._refused = refused
+        self._decided = decided
         self._refreshing = threading.Lock()
         self._refreshed_at = -1e9
         self._decisions = Decisions(decisions)
@@ -314,6 +317,8 @@ class Scheduler:
             self.view.hold(replace(work.held, host=node.host, node=node.name))
         decision = work.decision
         decision.outcome, decision.host, decision.node = "placed", node.host, node.name
+        if not result.repeated:
+            self._decided(decision)
         attempts = len(decision.refusals) + 1
         return Selection(_record(work, node), result.node_uuid, result.repeated, attempts, alternates)
 
@@ -422,6 +427,7 @@ class Scheduler:
         decision.outcome = f"refused: {summary}"
         if self._refused is not None:
             self._refused.record(decision)
+        self._decided(decision)
         return errors.NoValidHost(
             f"No node of {ranking.considered} can take the instance: {summary}.",
             reasons=reasons,

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -13,7 +13,7 @@ from moorage.fleet.interface import ShardMove, check_shard
 from moorage.fleet.nodes import NodeStore
 from moorage.routes import ApiRequest, ApiResponse, PolicyRule, Route
 from moorage.sharding.checks import problems
-from moorage.sharding.plans import LOCKS, PlanRequest, Plans
+from moorage.sharding.plans import LOCKS, PlanRequest, Plans, Progress
 
 __all__ = ["POLICIES", "routes"]
 
@@ -82,10 +82,13 @@ _ANY = {"type": "object"}
 
 
 class _Handlers:
-    def __init__(self, database: Database, nodes: NodeStore, plans: Plans) -> None:
+    def __init__(
+        self, database: Database, nodes: NodeStore, plans: Plans, reassigned: Callable[[str, int, int], None]
+    ) -> None:
         self._database = database
         self._nodes = nodes
         self._plans = plans
+        self._reassigned = reassigned
 
     def shards(self, request: ApiRequest) -> ApiResponse:
         """``GET /shards``."""
@@ -107,6 +110,7 @@ class _Handlers:
             return [_conflict(move, holders.get(move.node)) for move in lost]
 
         conflicts = self._database.run(work)
+        self._reassigned("", len(moves) - len(conflicts), len(conflicts))
         return ApiResponse(200, {"moved": len(moves) - len(conflicts), "conflicts": conflicts})
 
     def make(self, request: ApiRequest) -> ApiResponse:
@@ -133,20 +137,34 @@ class _Handlers:
 
     def apply(self, request: ApiRequest) -> ApiResponse:
         """``POST /shards/plans/{plan}/apply``."""
-        return ApiResponse(200, asdict(self._plans.apply(request.path["plan"], request.query.get("limit", 1000))))
+        return self._carried_out(request, self._plans.apply)
 
     def rollback(self, request: ApiRequest) -> ApiResponse:
         """``POST /shards/plans/{plan}/rollback``."""
-        return ApiResponse(200, asdict(self._plans.rollback(request.path["plan"], request.query.get("limit", 1000))))
+        return self._carried_out(request, self._plans.rollback)
+
+    def _carried_out(self, request: ApiRequest, how: Callable[[str, int], Progress]) -> ApiResponse:
+        progress = how(request.path["plan"], request.query.get("limit", 1000))
+        self._reassigned(request.path["plan"], progress.done, progress.conflicts)
+        return ApiResponse(200, asdict(progress))
 
     def verify(self, request: ApiRequest) -> ApiResponse:
         """``GET /shards/plans/{plan}/verify``."""
         return ApiResponse(200, dict(self._plans.verify(request.path["plan"])))
 
 
-def routes(database: Database, nodes: NodeStore, plans: Plans) -> Sequence[Route]:
-    """The routes, over the nodes and their plans."""
-    serve = _Handlers(database, nodes, plans)
+def routes(
+    database: Database,
+    nodes: NodeStore,
+    plans: Plans,
+    reassigned: Callable[[str, int, int], None] = lambda plan, moved, conflicts: None,
+) -> Sequence[Route]:
+    """The routes, over the nodes and their plans.
+
+    :param reassigned: called after the shards of nodes were changed: ``reassigned(plan, moved, conflicts)``, an empty plan for
+        nodes that were named one by one.
+    """
+    serve = _Handlers(database, nodes, plans, reassigned)
     tags = ("shards",)
     get, plan, update = (rule.name for rule in POLICIES)
     one = "/shards/plans/{plan}"

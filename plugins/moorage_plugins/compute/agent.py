@@ -28,7 +28,7 @@ from moorage.cleanup.interface import Lease
 from moorage.control_plane.interface import AgentService, AgentTools, Instance, move_consumer
 from moorage.rpc.server import rpc_method
 from moorage_plugins.compute.driver import DriverError, SimulatedDriver
-from moorage_plugins.compute.operations import MOVES, OPERATIONS, Done, Held
+from moorage_plugins.compute.operations import MOVES, OPERATIONS, Done, Held, event_of
 
 __all__ = ["ComputeAgent"]
 
@@ -302,7 +302,9 @@ class ComputeAgent(AgentService):
     def _finish_batch(self, batch: Sequence[Done]) -> None:
         if batch:
             try:
-                self._report(self._commit(batch))
+                written = self._commit(batch)
+                self._observe(written)
+                self._report(written)
             except Exception as error:
                 LOG.exception("Finished operations could not be written.")
                 for each in batch:
@@ -401,6 +403,12 @@ class ComputeAgent(AgentService):
             written = instances.change(tx, held.resource_id, held.token, done.changes)
         if not written:
             raise errors.Fenced(f"Instance {held.resource_id} was written by a later operation, or removed.")
+
+    def _observe(self, written: Sequence[Done]) -> None:
+        for each in written:
+            event = event_of(each, self._tools.identity.host)
+            if event is not None:
+                self._tools.tell(event)
 
     def _report(self, written: Sequence[Done]) -> None:
         """After the commit: tell every scheduler, and the host that an instance has left."""

@@ -14,9 +14,10 @@ from typing import Any
 from moorage import errors
 from moorage.cleanup.interface import Lease
 from moorage.control_plane.interface import Instance, move_consumer
+from moorage.observers.interface import Event, InstanceCreated, InstanceDeleted, InstanceFailed, InstanceMoved
 from moorage_plugins.compute.driver import DriverError, SimulatedDriver
 
-__all__ = ["MOVES", "OPERATIONS", "Done", "Held"]
+__all__ = ["MOVES", "OPERATIONS", "Done", "Held", "event_of"]
 
 #: What the destination does, while the instance is somewhere else.
 MOVES = frozenset({"resize", "live_migrate"})
@@ -147,3 +148,19 @@ OPERATIONS: Mapping[str, Callable[[Held], Done]] = {
     "resize": _move,
     "live_migrate": _move,
 }
+
+
+def event_of(done: Done, host: str) -> Event | None:
+    """What observers are told of an operation that was written; None: nothing that they would want to know."""
+    uuid, instance, changes = done.held.resource_id, done.instance, done.changes
+    if instance is None or changes is None:
+        return InstanceDeleted(uuid, host)
+    if changes["fault"]:
+        return InstanceFailed(uuid, host, done.held.operation, changes["fault"])
+    if done.tell in ("created", "unshelved"):
+        return InstanceCreated(uuid, instance.project_id, instance.flavorid, host, instance.node)
+    if done.tell == "shelved_offloaded":
+        return InstanceDeleted(uuid, host)
+    if done.held.operation in MOVES:
+        return InstanceMoved(uuid, instance.host, host, changes["node"], changes["flavorid"])
+    return None

@@ -28,6 +28,8 @@ class SupervisorCase(CleanerCase):
         self.registry = ServiceRegistry(self.database, self.clock)
         self.told: list[tuple[str, str]] = []
         self.announced: list[tuple[str, int]] = []
+        self.requested: list[tuple[str, int, str]] = []
+        self.changed: list[tuple[str, bool]] = []
         self.automatic_enabled = False
         self.requests = RequestStore(self.database, self.registry)
         self.views = WorkerViews(self.database, self.store)
@@ -48,6 +50,8 @@ class SupervisorCase(CleanerCase):
             announce=lambda service, epoch: self.announced.append((service, epoch)),
             checks=lambda: 3,
             automatic=lambda: self.automatic_enabled,
+            requested=lambda service, request: self.requested.append((service.host, request.epoch, request.kind)),
+            changed=lambda service, up: self.changed.append((service.host, up)),
         )
 
     def die(self, *names: str, watching: tuple[Supervisor, ...] = ()) -> None:
@@ -89,6 +93,19 @@ class SupervisorTests(SupervisorCase):
         self.assertEqual(self.told, [("b", request["uuid"])])
         self.assertEqual(self.announced, [(self.who["a"].uuid, 2)])
         self.assertFalse(self.registry.beat(self.who["a"]), "it must stop when it comes back")
+
+    def test_who_looks_on_is_told_of_requests_and_of_services_that_fall_silent_or_come_back(self) -> None:
+        self.assertEqual([], self.changed, "of one that is seen for the first time nothing has changed")
+        self.left_by("a")
+        self.die("a", "alone")
+        self.supervisor.sample()
+        self.assertEqual([("a", False), ("alone", False)], sorted(self.changed))
+        self.supervisor.sample()
+        self.ask()
+        self.assertEqual([("a", 2, "manual")], self.requested)
+        self.registry.enlist("agent", "alone", rpc_version="1.0")
+        self.supervisor.sample()
+        self.assertEqual([("alone", True)], self.changed[2:])
 
     def test_only_a_write_makes_it_dead(self) -> None:
         self.left_by("a")

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Observers in the roles: loaded and told. What happens in the families becomes events here, so that none of them knows of any."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from oslo_log import log as logging
+
+from moorage import errors
+from moorage.cleanup.requests import LEFTOVERS, CleanupRequest
+from moorage.clock import Clock
+from moorage.extensions import Loaded
+from moorage.observers.hub import Settings
+from moorage.observers.interface import (
+    OBSERVERS,
+    ClaimRefused,
+    ClaimWon,
+    CleanupRequested,
+    Event,
+    Observer,
+    ObserverTools,
+    RequestDecided,
+    RequestRefused,
+    ServiceDown,
+    ServiceFenced,
+    ServiceUp,
+    Source,
+)
+from moorage.scheduling.decisions import Decision
+from moorage.scheduling.interface import Claimer, ClaimResult, RequestSpec
+from moorage.services.interface import Service, ServiceIdentity
+
+__all__ = [
+    "ObservedClaimer",
+    "Tell",
+    "of_decision",
+    "of_service",
+    "open_observers",
+    "settings_of",
+    "source_of",
+    "tell_of_request",
+]
+
+LOG = logging.getLogger(__name__)
+#: Tells every observer; never waits, never raises.
+Tell = Callable[[Event], None]
+
+
+def source_of(identity: ServiceIdentity) -> Source:
+    """Who tells."""
+    return Source(identity.uuid, identity.binary, identity.host, identity.epoch)
+
+
+def settings_of(conf: Any) -> Settings:
+    """How much observers may cost."""
+    section = conf.observers
+    return Settings(int(section.queue), int(section.max_errors), float(section.deadline))
+
+
+def open_observers(conf: Any, clock: Clock, source: Source) -> list[tuple[Loaded[Observer], Observer]]:
+    """The observers that the configuration names, in that order.
+
+    :raises PluginLoadError: one of them cannot be used; those that were built are closed.
+    :raises ConfigError: its options cannot.
+    """
+    tools = ObserverTools(conf, clock, source)
+    built: list[tuple[Loaded[Observer], Observer]] = []
+    try:
+        for loaded in OBSERVERS.load_all(conf.observers.enabled):
+            built.append((loaded, loaded.build(tools)))
+    except errors.MoorageError:
+        close_unused(built)
+        raise
+    return built
+
+
+def close_unused(built: list[tuple[Loaded[Observer], Observer]]) -> None:
+    """Observers that will not be used after all."""
+    for loaded, observer in built:
+        try:
+            observer.close()
+        except Exception:
+            LOG.exception("The observer '%s' of %s could not be closed.", loaded.name, loaded.distribution)
+
+
+def of_decision(decision: Decision) -> Event:
+    """What a scheduler has decided."""
+    spec = decision.spec
+    if decision.node:
+        return RequestDecided(
+            decision.request_id, spec.instance_uuid, spec.project_id, decision.host, decision.node,
+            len(decision.refusals) + 1, decision.considered, decision.passed,
+        )  # fmt: skip
+    reasons = {name: count for name, count in decision.removed.items() if count}
+    summary = decision.outcome.removeprefix("refused: ")
+    return RequestRefused(
+        decision.request_id, spec.instance_uuid, spec.project_id, summary, decision.considered, reasons
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedClaimer:
+    """A Claimer whose claims are told of."""
+
+    claimer: Claimer
+    tell: Tell
+
+    def claim(self, spec: RequestSpec, node_uuid: str, host: str, request_id: str) -> ClaimResult:
+        """As the claimer does it."""
+        try:
+            result = self.claimer.claim(spec, node_uuid, host, request_id)
+        except (errors.CapacityExceeded, errors.ConstraintViolated) as error:
+            self.tell(ClaimRefused(request_id, spec.instance_uuid, node_uuid, error.code))
+            raise
+        if not result.repeated:
+            self.tell(ClaimWon(request_id, spec.instance_uuid, result.node_uuid, dict(spec.flavor.resources)))
+        return result
+
+    def release(self, instance_uuid: str) -> None:
+        """As the claimer does it."""
+        self.claimer.release(instance_uuid)
+
+
+def of_service(service: Service, up: bool) -> Event:
+    """A service has come to life, or has fallen silent, in a scheduler's eyes."""
+    if up:
+        return ServiceUp(service.uuid, service.binary, service.host, service.epoch)
+    reason = "stopped" if service.stopped else "silent"
+    return ServiceDown(service.uuid, service.binary, service.host, service.epoch, reason)
+
+
+def tell_of_request(tell: Tell, service: Service, request: CleanupRequest) -> None:
+    """A service shall be cleaned after; it was declared dead for that, unless it has come back by itself."""
+    if request.kind != LEFTOVERS:
+        reason = f"declared dead for the cleanup request {request.uuid}"
+        tell(ServiceFenced(service.uuid, service.binary, service.host, request.epoch - 1, reason))
+    tell(CleanupRequested(request.uuid, request.service, request.epoch, request.kind, request.requested_by))

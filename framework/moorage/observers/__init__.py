@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Observers: plugins that are told what the control plane does."""

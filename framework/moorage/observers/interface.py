@@ -1,0 +1,313 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an observer implements, and the events that it is told.
+
+An observer is told of events after they have happened, and can change nothing. It is told in a thread of its own: whatever it does,
+raise, hang or be slow, nobody waits for it. What comes faster than it takes it is dropped, and counted.
+
+Events are told at most once, by the process in which they happen, and those of different processes in no order. They are no
+journal: a process that is killed takes with it what it has not told yet. Some are seen by several processes and told by each of
+them (that a service is down). An instance's whole truth is in the store.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from moorage.extensions import ExtensionPoint
+
+__all__ = [
+    "API_VERSION",
+    "EVENTS",
+    "OBSERVERS",
+    "ClaimRefused",
+    "ClaimWon",
+    "CleanupFinished",
+    "CleanupRequested",
+    "Event",
+    "InstanceCreated",
+    "InstanceDeleted",
+    "InstanceFailed",
+    "InstanceMoved",
+    "Notice",
+    "Observer",
+    "ObserverTools",
+    "RequestDecided",
+    "RequestRefused",
+    "RingChanged",
+    "ServiceDown",
+    "ServiceFenced",
+    "ServiceUp",
+    "ShardReassigned",
+    "Source",
+]
+
+API_VERSION = (1, 0)
+
+
+class Event:
+    """Something that has happened. Fields are text, numbers, and mappings of text to numbers."""
+
+    __slots__ = ()
+    #: Its name, which stays the same from release to release; a release may add events, and fields at the end.
+    kind: ClassVar[str]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestDecided(Event):
+    """A scheduler has chosen a node for an instance and claimed it.
+
+    :param attempts: how many claims were tried, the one that held included.
+    :param considered: nodes that were looked at; ``passed`` those that no filter removed.
+    """
+
+    kind = "request.decided"
+    request_id: str
+    instance: str
+    project: str
+    host: str
+    node: str
+    attempts: int
+    considered: int
+    passed: int
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRefused(Event):
+    """A scheduler has found no node for an instance.
+
+    :param summary: why, for a person. :param reasons: filter -> nodes that it removed.
+    """
+
+    kind = "request.refused"
+    request_id: str
+    instance: str
+    project: str
+    summary: str
+    considered: int
+    reasons: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimWon(Event):
+    """Resources of a provider (a node's uuid) are an instance's now."""
+
+    kind = "claim.won"
+    request_id: str
+    instance: str
+    provider: str
+    resources: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimRefused(Event):
+    """The store refused a claim: somebody was faster, or it can never be there. ``reason`` is the error's code."""
+
+    kind = "claim.refused"
+    request_id: str
+    instance: str
+    provider: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceCreated(Event):
+    """An agent has built an instance, or brought back one that was shelved."""
+
+    kind = "instance.created"
+    instance: str
+    project: str
+    flavor: str
+    host: str
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceDeleted(Event):
+    """An agent has deleted an instance, or shelved it: it occupies the host no more."""
+
+    kind = "instance.deleted"
+    instance: str
+    host: str
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceMoved(Event):
+    """An instance is on another node, or has another size; ``source`` is the host that it was on."""
+
+    kind = "instance.moved"
+    instance: str
+    source: str
+    host: str
+    node: str
+    flavor: str
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceFailed(Event):
+    """An agent could not do an operation; ``fault`` says why."""
+
+    kind = "instance.failed"
+    instance: str
+    host: str
+    operation: str
+    fault: str
+
+
+@dataclass(frozen=True, slots=True)
+class CleanupRequested(Event):
+    """What a service left shall be cleaned. ``cause``: manual, automatic, or leftovers (of a service that has come back)."""
+
+    kind = "cleanup.requested"
+    request: str
+    service: str
+    epoch: int
+    cause: str
+    requested_by: str
+
+
+@dataclass(frozen=True, slots=True)
+class CleanupFinished(Event):
+    """Nothing of what the request asks for is left, but what is in quarantine."""
+
+    kind = "cleanup.finished"
+    request: str
+    service: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceUp(Event):
+    """A service is ready; told by itself. Schedulers tell it of one that was silent and beats again."""
+
+    kind = "service.up"
+    service: str
+    binary: str
+    host: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceDown(Event):
+    """A service beats no more; told by every scheduler that sees it. ``reason``: stopped (in good order), or silent."""
+
+    kind = "service.down"
+    service: str
+    binary: str
+    host: str
+    epoch: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceFenced(Event):
+    """An epoch of a service is over before its end: told by who declared it dead, and by itself when it finds out."""
+
+    kind = "service.fenced"
+    service: str
+    binary: str
+    host: str
+    epoch: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RingChanged(Event):
+    """An engine works under another ring. ``member`` is its own id, ``members`` how many there are."""
+
+    kind = "ring.changed"
+    group: str
+    token: int
+    member: str
+    members: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShardReassigned(Event):
+    """Nodes have another shard. ``plan`` is empty where they were named one by one; ``conflicts`` stayed where they were."""
+
+    kind = "shard.reassigned"
+    plan: str
+    moved: int
+    conflicts: int
+
+
+#: All there are, by kind.
+EVENTS: Mapping[str, type[Event]] = {
+    each.kind: each
+    for each in (
+        RequestDecided, RequestRefused, ClaimWon, ClaimRefused, InstanceCreated, InstanceDeleted, InstanceMoved, InstanceFailed,
+        CleanupRequested, CleanupFinished, ServiceUp, ServiceDown, ServiceFenced, RingChanged, ShardReassigned,
+    )
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The process that tells: its service, and the epoch of it."""
+
+    service: str
+    binary: str
+    host: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """An event as an observer is told it.
+
+    :param sequence: rises within a source; a number that is missing was dropped, or is an event that the observer does not want.
+    :param at: seconds since the Unix epoch by this machine's clock; for people to read, and orders nothing.
+    :param dropped: how many notices this observer has lost so far in this process.
+    """
+
+    event: Event
+    source: Source
+    sequence: int
+    at: float
+    dropped: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ObserverTools:
+    """What an observer is given.
+
+    :param conf: the configuration (an oslo.config ``ConfigOpts``).
+    :param clock: :class:`moorage.clock.Clock`.
+    """
+
+    conf: Any
+    clock: Any
+    source: Source
+
+
+class Observer(abc.ABC):
+    """Is told what happens. Built as ``plugin(tools)`` in every role's process, anew with each reload; used by one thread.
+
+    What it raises is told in the log, and ends nothing; after ``[observers] max_errors`` in a row, or when one call takes longer
+    than ``[observers] deadline`` seconds, it is told nothing more, which the log says with its name.
+    """
+
+    api_version: ClassVar[tuple[int, int]]
+    #: The kinds of events that it wants; None: all.
+    kinds: ClassVar[frozenset[str] | None] = None
+
+    def __init__(self, tools: ObserverTools) -> None:
+        """Keep the tools. Raises ConfigError for options that cannot be used; must not block."""
+        self.tools = tools
+
+    @abc.abstractmethod
+    def observe(self, notice: Notice) -> None:
+        """Something has happened. It may block for a while: ``[observers] queue`` notices wait meanwhile."""
+
+    def flush(self) -> None:  # noqa: B027  (most have nothing to write later)
+        """Nothing waits, for now: the moment to write what was collected. Nothing by itself."""
+
+    def close(self) -> None:  # noqa: B027  (most have nothing to close)
+        """The last call: the process ends, or a reload has made another one. Nothing by itself."""
+
+
+#: Chosen by ``[observers] enabled``.
+OBSERVERS: ExtensionPoint[Observer] = ExtensionPoint("moorage.observers", Observer, API_VERSION, "[observers] enabled")

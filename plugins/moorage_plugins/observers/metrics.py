@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Events as numbers, for Prometheus."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import ClassVar
+
+import prometheus_client
+from typing_extensions import override
+
+from moorage import errors
+from moorage.observers.interface import ClaimRefused, Notice, Observer, ObserverTools, RequestDecided
+
+__all__ = ["MetricsObserver"]
+
+_ATTEMPTS = (1, 2, 3, 5, 10)
+
+
+class MetricsObserver(Observer):
+    """Counts events in a file for each process, which node_exporter's textfile collector (and anybody else) can read.
+
+    ``moorage_events_total`` by kind, ``moorage_claims_refused_total`` by reason, ``moorage_request_attempts`` (claims that a
+    decision took), ``moorage_events_dropped``. The file is replaced as a whole,
+    after half a second of quiet and every ``interval`` seconds.
+    """
+
+    api_version: ClassVar[tuple[int, int]] = (1, 0)
+
+    def __init__(self, tools: ObserverTools) -> None:
+        super().__init__(tools)
+        section = tools.conf.observer_metrics
+        folder = Path(section.folder or Path(tools.conf.control_plane.state_dir) / "metrics")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise errors.ConfigError(
+                f"[observer_metrics] folder = {folder} cannot be made: {error.strerror}."
+            ) from error
+        source = tools.source
+        self._path = folder / f"{_plain(source.binary)}-{_plain(source.host)}.prom"
+        self._interval = float(section.interval)
+        self._written = float("-inf")
+        self._registry = prometheus_client.CollectorRegistry()
+        labels = {"binary": source.binary, "host": source.host}
+        self._events = self._counter("moorage_events", "Events", "kind")
+        self._refused = self._counter("moorage_claims_refused", "Claims that the store refused", "reason")
+        self._attempts = prometheus_client.Histogram(
+            "moorage_request_attempts", "Claims that were tried for a decision", tuple(labels),
+            buckets=_ATTEMPTS, registry=self._registry,
+        ).labels(**labels)  # fmt: skip
+        self._dropped = prometheus_client.Gauge(
+            "moorage_events_dropped",
+            "Events that were not counted: they came too fast",
+            tuple(labels),
+            registry=self._registry,
+        ).labels(**labels)
+        self._labels = labels
+
+    @override
+    def observe(self, notice: Notice) -> None:
+        event = notice.event
+        self._events.labels(**self._labels, kind=event.kind).inc()
+        self._dropped.set(notice.dropped)
+        if isinstance(event, ClaimRefused):
+            self._refused.labels(**self._labels, reason=event.reason).inc()
+        elif isinstance(event, RequestDecided):
+            self._attempts.observe(event.attempts)
+        if self.tools.clock.monotonic() - self._written >= self._interval:
+            self.flush()
+
+    @override
+    def flush(self) -> None:
+        prometheus_client.write_to_textfile(str(self._path), self._registry)
+        self._written = self.tools.clock.monotonic()
+
+    @override
+    def close(self) -> None:
+        self.flush()
+
+    def _counter(self, name: str, text: str, label: str) -> prometheus_client.Counter:
+        return prometheus_client.Counter(name, text, ("binary", "host", label), registry=self._registry)
+
+
+def _plain(text: str) -> str:
+    """As part of a file's name."""
+    return re.sub(r"[^A-Za-z0-9._-]", "_", text)

@@ -247,8 +247,7 @@ class SchedulerRole:
 
     def reload(self, conf: cfg.ConfigOpts) -> None:
         """New filters, weighers and limits, all or (by an error) none; a request keeps what it began with."""
-        old, self._policy = self._policy, self._make_policy(conf)
-        del old
+        self._policy = self._make_policy(conf)
         self._cleanup.reload(conf)
 
     def stop(self, drain_seconds: float) -> None:

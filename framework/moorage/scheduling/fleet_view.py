@@ -11,319 +11,33 @@ two readings in a row agree on it, because a reading is always a little older th
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from moorage.scheduling.digest import instance_digest
-from moorage.scheduling.host_names import NovaNames
-from moorage.scheduling.instance_index import InstanceIndex, Overlay, Places
-from moorage.scheduling.interface import Aggregate, Column, HostFilter, InstanceRecord, NodeState, RequestSpec, Rows
+from moorage.scheduling.instance_index import InstanceIndex
+from moorage.scheduling.interface import InstanceRecord, NodeState, Rows
+from moorage.scheduling.snapshot import COUNTED_FLAVORS, Counts, Floats, Snapshot, plus
 
-__all__ = ["FleetView", "Snapshot", "SnapshotHost"]
+__all__ = ["FleetView"]
 
 #: Changes that are noted at most before they are added to the columns.
 _NOTED = 65_536
 #: Kinds of instances (flavor, resources, busy) that are remembered at most between two snapshots.
 _KINDS = 4096
-#: Flavors whose instances are counted by row all the time; those of others are counted when somebody asks.
-_COUNTED_FLAVORS = 256
-#: How many columns that follow from requests are kept.
-_DERIVED = 1024
-Floats = npt.NDArray[np.float64]
-Counts = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Snapshot:
-    """The fleet at one moment; see :class:`moorage.scheduling.interface.Fleet`."""
+class _Host:
+    """The nodes of one agent, and the digest of its instances as long as they do not change."""
 
-    nodes: Sequence[NodeState]
-    capacities: Mapping[str, Floats]
-    used: Mapping[str, Floats]
-    foreign: Mapping[str, Floats]
-    available: npt.NDArray[np.bool_]
-    num_instances: Counts
-    num_io_ops: Counts
-    flavors: dict[str, Counts]
-    row_of_node: Mapping[str, int]
-    rows_of_host: Mapping[str, Rows]
-    places: Places
-    derived: dict[Hashable, Any]
-    #: What is free, computed at the first use.
-    frees: dict[str, Floats] = field(default_factory=dict)
+    __slots__ = ("digest", "rows")
 
-    @property
-    def size(self) -> int:
-        """How many rows there are."""
-        return len(self.nodes)
-
-    def capacity(self, resource_class: str) -> Floats:
-        """Capacity of a class by row."""
-        found = self.capacities.get(resource_class)
-        return np.zeros(self.size) if found is None else found
-
-    def free(self, resource_class: str) -> Floats:
-        """Free amount of a class by row."""
-        free = self.frees.get(resource_class)
-        if free is None:
-            capacity = self.capacities.get(resource_class)
-            if capacity is None:
-                return np.zeros(self.size)
-            free = capacity - self.used[resource_class] - self.foreign[resource_class]
-            self.frees[resource_class] = free
-        return free
-
-    def flavor_counts(self, flavorid: str) -> Counts:
-        """Instances of a flavor by row."""
-        found = self.flavors.get(flavorid)
-        if found is None:
-            found = np.zeros(self.size, dtype=np.int64)
-            if len(self.flavors) >= _COUNTED_FLAVORS:
-                for row in range(self.size):
-                    here = self.places.on_row(row)
-                    found[row] = sum(each.flavorid == flavorid for each in here.values())
-                self.flavors[flavorid] = found
-        return found
-
-    def rows_of_instances(self, uuids: Iterable[str]) -> Rows:
-        """Rows of the known ones of these instances."""
-        return np.array(sorted(set(self.places.locate(uuids).values())), dtype=np.intp)
-
-    def locate(self, uuids: Iterable[str]) -> dict[str, int]:
-        """Instance -> row, for the known ones."""
-        return self.places.locate(uuids)
-
-    def instances_on(self, row: int) -> Mapping[str, InstanceRecord]:
-        """The instances of a row by uuid."""
-        return self.places.on_row(row)
-
-    def with_placed(self, record: InstanceRecord, row: int) -> Snapshot:
-        """The same fleet with one instance more; for trying out."""
-        used = dict(self.used)
-        for name, amount in record.resources.items():
-            if name in used:
-                used[name] = _plus(used[name], row, amount)
-        flavors = dict(self.flavors)
-        flavors[record.flavorid] = _plus(self.flavor_counts(record.flavorid), row, 1)
-        places = self.places if isinstance(self.places, Overlay) else Overlay(self.places, {}, {})
-        return replace(
-            self,
-            used=used,
-            num_instances=_plus(self.num_instances, row, 1),
-            num_io_ops=_plus(self.num_io_ops, row, 1) if record.busy else self.num_io_ops,
-            flavors=flavors,
-            places=places.with_one(record, row),
-            frees={},
-        )
-
-    def rows_of_hosts(self, hosts: Iterable[str]) -> Rows:
-        """Rows of the known ones of these agents."""
-        found = [self.rows_of_host[host] for host in set(hosts) if host in self.rows_of_host]
-        return np.sort(np.concatenate(found)) if found else np.array([], dtype=np.intp)
-
-    def rows_of_folded_hosts(self, hosts: Iterable[str]) -> Rows:
-        """As :meth:`rows_of_hosts`, without regard to case."""
-        names = self.derived.get("folded")
-        if names is None:
-            names = {}
-            for host, rows in self.rows_of_host.items():
-                names.setdefault(host.casefold(), []).append(rows)
-            self._keep("folded", names)
-        found = [rows for host in {host.casefold() for host in hosts} for rows in names.get(host, ())]
-        return np.sort(np.concatenate(found)) if found else np.array([], dtype=np.intp)
-
-    def rows_of_nodes(self, uuids: Iterable[str]) -> Rows:
-        """Rows of the known ones of these nodes."""
-        return np.array(
-            sorted({row for uuid in uuids if (row := self.row_of_node.get(uuid)) is not None}), dtype=np.intp
-        )
-
-    def resolved(self, spec: RequestSpec) -> RequestSpec:
-        """The request with the nodes of its server group's members filled in."""
-        group = spec.server_group
-        if group is None:
-            return spec
-        nodes = tuple(self.nodes[row].uuid for row in self.rows_of_instances(group.members))
-        return replace(spec, server_group=replace(group, nodes=nodes))
-
-    def property_column(self, name: str) -> Column:
-        """A property of the nodes."""
-        values = (node.properties.get(name) for node in self.nodes)
-        return self._column(("property", name), ((json.dumps(value, sort_keys=True), value) for value in values))
-
-    def property_numbers(self, name: str) -> Floats:
-        """A property as a number."""
-        found = self.derived.get(("numbers", name))
-        if found is None:
-            found = np.array([_number(node.properties.get(name)) for node in self.nodes], dtype=np.float64)
-            self._keep(("numbers", name), found)
-        numbers: Floats = found
-        return numbers
-
-    def aggregate_column(self, key: str) -> Column:
-        """What the aggregates of the nodes say under a key."""
-        values = (frozenset(each.metadata[key] for each in n.aggregates if key in each.metadata) for n in self.nodes)
-        return self._column(("aggregate", key), ((value, value) for value in values))
-
-    @property
-    def aggregates(self) -> Column:
-        """The aggregates of the nodes."""
-        return self._column(
-            ("aggregates",), ((tuple(each.name for each in node.aggregates), node.aggregates) for node in self.nodes)
-        )
-
-    def key_column(self, plugin: HostFilter) -> Column | None:
-        """The rows by the filter's ``host_key``: a value is the first row with that key. None when it gives no keys."""
-        name = ("key", plugin)
-        if name not in self.derived:
-            keys = [plugin.host_key(self.host_state(row)) for row in range(min(self.size, 1))]
-            if not keys or keys[0] is NotImplemented:
-                self._keep(name, None)
-            else:
-                self._column(name, ((plugin.host_key(self.host_state(row)), row) for row in range(self.size)))
-        found: Column | None = self.derived.get(name)
-        return found
-
-    @property
-    def all_rows(self) -> Rows:
-        """Every row."""
-        found = self.derived.get("all_rows")
-        if found is None:
-            found = np.arange(self.size, dtype=np.intp)
-            found.flags.writeable = False
-            self._keep("all_rows", found)
-        rows: Rows = found
-        return rows
-
-    @property
-    def can_host(self) -> npt.NDArray[np.bool_]:
-        """Rows on which instances may land at all."""
-        found = self.derived.get("can_host")
-        if found is None:
-            found = np.array([node.can_host for node in self.nodes], dtype=np.bool_)
-            self._keep("can_host", found)
-        column: npt.NDArray[np.bool_] = found
-        return column
-
-    def _column(self, name: Hashable, pairs: Iterable[tuple[Hashable, Any]]) -> Column:
-        found = self.derived.get(name)
-        if found is None:
-            codes = np.empty(self.size, dtype=np.intp)
-            values: list[Any] = []
-            code_of: dict[Hashable, int] = {}
-            for row, (key, value) in enumerate(pairs):
-                code = code_of.setdefault(key, len(values))
-                if code == len(values):
-                    values.append(value)
-                codes[row] = code
-            found = Column(codes, tuple(values))
-            self._keep(name, found)
-        column: Column = found
-        return column
-
-    def _keep(self, name: Hashable, value: Any) -> None:
-        if len(self.derived) >= _DERIVED:
-            self.derived.clear()
-        self.derived[name] = value
-
-    def host_state(self, row: int) -> SnapshotHost:
-        """One row by itself."""
-        return SnapshotHost(self, row)
-
-
-class SnapshotHost(NovaNames):
-    """One row of a snapshot with Nova's names."""
-
-    __slots__ = ("_fleet", "_row")
-
-    def __init__(self, fleet: Snapshot, row: int) -> None:
-        self._fleet = fleet
-        self._row = row
-
-    @property
-    def host(self) -> str:
-        """The agent's name."""
-        return self._fleet.nodes[self._row].host
-
-    @property
-    def nodename(self) -> str:
-        """The node's name."""
-        return self._fleet.nodes[self._row].name
-
-    @property
-    def uuid(self) -> str:
-        """The node's uuid."""
-        return self._fleet.nodes[self._row].uuid
-
-    @property
-    def instances(self) -> Mapping[str, InstanceRecord]:
-        """Instances on the node by uuid."""
-        return MappingProxyType(self._fleet.places.on_row(self._row))
-
-    @property
-    def num_instances(self) -> int:
-        """How many they are."""
-        return int(self._fleet.num_instances[self._row])
-
-    @property
-    def num_io_ops(self) -> int:
-        """How many of them are busy."""
-        return int(self._fleet.num_io_ops[self._row])
-
-    @property
-    def capacity(self) -> Mapping[str, float]:
-        """Resource class -> capacity."""
-        return {name: float(column[self._row]) for name, column in self._fleet.capacities.items() if column[self._row]}
-
-    @property
-    def free(self) -> Mapping[str, float]:
-        """Resource class -> what is free."""
-        return {name: float(self._fleet.free(name)[self._row]) for name in self.capacity}
-
-    @property
-    def service_up(self) -> bool:
-        """The agent's heartbeat is seen."""
-        return self._fleet.nodes[self._row].up
-
-    @property
-    def service_enabled(self) -> bool:
-        """The agent is not disabled."""
-        return self._fleet.nodes[self._row].enabled
-
-    @property
-    def can_host(self) -> bool:
-        """Instances may land there at all."""
-        return self._fleet.nodes[self._row].can_host
-
-    @property
-    def properties(self) -> Mapping[str, Any]:
-        """The node's properties."""
-        return self._fleet.nodes[self._row].properties
-
-    @property
-    def aggregates(self) -> Sequence[Aggregate]:
-        """The aggregates that the node is in."""
-        return self._fleet.nodes[self._row].aggregates
-
-
-def _plus(column: Any, row: int, amount: float) -> Any:
-    changed = column.copy()
-    changed[row] += amount
-    return changed
-
-
-def _number(value: Any) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        return float("nan")
+    def __init__(self) -> None:
+        self.rows: dict[str, int] = {}
+        self.digest: tuple[int, str] | None = None
 
 
 class FleetView:
@@ -389,15 +103,14 @@ class FleetView:
         self._io_ops = np.zeros(size, dtype=np.int64)
         self._flavors: dict[str, Counts] = {}
         self._row_of_node = {node.uuid: row for row, node in enumerate(nodes)}
-        self._row_of_name: dict[str, dict[str, int]] = {}
+        self._hosts: dict[str, _Host] = {}
         for node in nodes:
-            self._row_of_name.setdefault(node.host, {})[node.name] = self._row_of_node[node.uuid]
+            self._host(node.host).rows[node.name] = self._row_of_node[node.uuid]
         self._rows_of_host = {
-            host: np.array(sorted(rows.values()), dtype=np.intp) for host, rows in self._row_of_name.items()
+            host: np.array(sorted(each.rows.values()), dtype=np.intp) for host, each in self._hosts.items()
         }
         self._index = InstanceIndex(size)
         self._homeless, self._groups = {}, {}
-        self._digests: dict[str, tuple[int, str]] = {}
         self._forget_kinds()
 
     def _read_columns(self) -> None:
@@ -470,18 +183,19 @@ class FleetView:
                 self._hold(record, -1)
 
     def _hold(self, record: InstanceRecord, sign: int) -> None:
-        row = self._row_of_name.get(record.host, {}).get(record.node)
+        host = self._hosts.get(record.host)
+        row = None if host is None else host.rows.get(record.node)
         if row is None:
             return
         self._snapshot = None
         for name, amount in record.resources.items():
             if name in self._used:
-                self._used[name] = _plus(self._used[name], row, sign * amount)
+                self._used[name] = plus(self._used[name], row, sign * amount)
 
     def of_host(self, host: str) -> dict[str, InstanceRecord]:
         """The known instances of a host by uuid."""
         with self._lock:
-            rows = self._row_of_name.get(host, {}).values()
+            rows = self._host(host).rows.values()
             if len(rows) == 1 and not self._homeless:
                 return self._index.on_row(*rows).copy()
             found = {uuid: record for row in rows for uuid, record in self._index.on_row(row).items()}
@@ -491,12 +205,12 @@ class FleetView:
     def digest(self, host: str) -> tuple[int, str]:
         """How many instances of a host are known, and their digest; computed once after each change."""
         with self._lock:
-            found = self._digests.get(host)
-            if found is None:
+            of_host = self._host(host)
+            if of_host.digest is None:
                 known = self.of_host(host)
                 digest = instance_digest((each.uuid, each.flavorid) for each in known.values())
-                found = self._digests[host] = (len(known), digest)
-            return found
+                of_host.digest = (len(known), digest)
+            return of_host.digest
 
     def get(self, uuid: str) -> InstanceRecord | None:
         """One instance, where known."""
@@ -511,26 +225,30 @@ class FleetView:
     def __len__(self) -> int:
         return len(self._index) + len(self._homeless)
 
+    def _host(self, name: str) -> _Host:
+        found = self._hosts.get(name)
+        if found is None:
+            found = self._hosts[name] = _Host()
+        return found
+
     def _add(self, record: InstanceRecord) -> None:
-        uuid = record.uuid
-        index = self._index
-        names = self._row_of_name.get(record.host)
-        row = None if names is None else names.get(record.node)
-        if row is None and names is not None and not record.node and len(names) == 1:
+        host = self._hosts.get(record.host)
+        if host is None:
+            host = self._host(record.host)
+        row = host.rows.get(record.node)
+        if row is None and not record.node and len(host.rows) == 1:
             # The seed's messages do not name the node; a host mostly has one.
-            (row,) = names.values()
-        before = index.row_of(uuid)
-        if before is None and row is not None and not self._homeless and not record.server_group:
+            (row,) = host.rows.values()
+        if row is not None and not self._homeless and not record.server_group and self._index.add(record, row):
             # What happens all the time.
-            self._digests.pop(record.host, None)
-            index.put(record, row)
+            host.digest = None
             self._note(row, record, 1)
             return
-        self._change(record, before, row)
+        self._change(record, self._index.row_of(record.uuid), row)
 
     def _change(self, record: InstanceRecord, before: int | None, row: int | None) -> None:
         uuid, index = record.uuid, self._index
-        self._digests.pop(record.host, None)
+        self._host(record.host).digest = None
         if before is not None and before == row:
             known = index.on_row(row)[uuid]
             index.put(record, row)
@@ -557,10 +275,10 @@ class FleetView:
         if found is None:
             homeless = self._homeless.pop(uuid, None)
             if homeless is not None:
-                self._digests.pop(homeless.host, None)
+                self._host(homeless.host).digest = None
             return homeless is not None
         row, record = found
-        self._digests.pop(record.host, None)
+        self._host(record.host).digest = None
         self._note(row, record, -1)
         if record.server_group:
             self._group(record, None)
@@ -587,10 +305,10 @@ class FleetView:
             if len(self._examples) >= _KINDS:
                 self._fold()
                 self._forget_kinds()
-            # The record keeps its resources alive, so that their id stays theirs.
             kind = len(self._examples)
             self._examples.append(record)
-            self._kinds[id(record.resources)] = (record.flavorid, record.busy, kind)
+            # The resources are kept alive, so that their id stays theirs.
+            self._kinds[id(record.resources)] = (record.flavorid, record.busy, kind, record.resources)
         self._noted_rows.append(row)
         self._noted_kinds.append(kind if sign > 0 else ~kind)
         if len(self._noted_rows) >= _NOTED:
@@ -599,7 +317,7 @@ class FleetView:
                 self._snapshot = None
 
     def _forget_kinds(self) -> None:
-        self._kinds: dict[int, tuple[str, bool, int]] = {}
+        self._kinds: dict[int, tuple[str, bool, int, Mapping[str, int]]] = {}
         self._examples: list[InstanceRecord] = []
         self._noted_rows: list[int] = []
         self._noted_kinds: list[int] = []
@@ -635,7 +353,7 @@ class FleetView:
         for flavorid, of_flavor in numbers.items():
             column = self._flavors.get(flavorid)
             if column is None:
-                if len(self._flavors) >= _COUNTED_FLAVORS:
+                if len(self._flavors) >= COUNTED_FLAVORS:
                     continue
                 column = np.zeros(len(self._nodes), dtype=np.int64)
             mine = which == of_flavor[0] if len(of_flavor) == 1 else np.isin(which, of_flavor)

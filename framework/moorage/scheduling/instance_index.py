@@ -189,6 +189,21 @@ class InstanceIndex:
         self._rows[uuid] = row
         here[uuid] = record
 
+    def add(self, record: InstanceRecord, row: int) -> bool:
+        """As :meth:`put`, for one that is not known; False (and nothing is done) for a known one."""
+        uuid, rows = record.uuid, self._rows
+        if self._undo is not None:
+            if uuid in rows:
+                return False
+            self.put(record, row)
+            return True
+        count = len(rows)
+        rows.setdefault(uuid, row)
+        if len(rows) == count:
+            return False
+        self._here[row][uuid] = record
+        return True
+
     def pop(self, uuid: str) -> tuple[int, InstanceRecord] | None:
         """It is nowhere; where it was."""
         row = self._rows.get(uuid)

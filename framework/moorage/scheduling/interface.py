@@ -38,8 +38,10 @@ __all__ = [
     "Flavor",
     "InstanceRecord",
     "InstanceSource",
+    "Mask",
     "RequestSpec",
     "ServerGroup",
+    "Where",
     "declared_fields",
 ]
 
@@ -48,6 +50,10 @@ API_VERSION = (1, 0)
 
 #: Numbers of rows of a fleet, ascending.
 Rows = npt.NDArray[np.intp]
+#: Rows of a fleet, or ``slice(None)`` for all of them: a column indexed by that is the column itself, not a copy.
+Where = Rows | slice
+#: Yes or no for each of some rows.
+Mask = npt.NDArray[np.bool_]
 
 
 class Skip(enum.Enum):
@@ -358,7 +364,7 @@ class HostFilter(abc.ABC):
     """Decides on which nodes an instance may go. Built once as ``plugin(conf=...)``, used by several threads at once.
 
     It is given an immutable snapshot and nothing else; it must not block, keep state between requests or change anything. It is
-    called for every request, so it should look at sets: ``prepare`` and ``filter_rows`` where it can. A filter that raises
+    called for every request, so it should look at sets: ``prepare``, ``mask_rows`` or ``filter_rows``. A filter that raises
     refuses the request, with an error that names it; one that runs longer than ``[scheduling] plugin_deadline`` costs the
     process its life.
     """
@@ -391,9 +397,22 @@ class HostFilter(abc.ABC):
         """Called once for each request: SKIP (nothing to say), the only rows that can pass, or None (ask further)."""
         return None
 
-    def filter_rows(self, fleet: Fleet, rows: Rows, spec: RequestSpec) -> Rows | None:
-        """Those of the rows that pass, in their order; None when there is only ``host_passes``."""
+    def mask_rows(self, fleet: Fleet, where: Where, spec: RequestSpec) -> Mask | None:
+        """Which of the rows pass, yes or no for each; None when there is no such form.
+
+        The form for filters that compare columns, and the fastest one: ``fleet.free("VCPU")[where] >= 2``. While nearly all nodes
+        are left it is asked for all of them (``slice(None)``), which copies nothing. The answer may be a column of the fleet
+        itself: nobody writes to it.
+        """
         return None
+
+    def filter_rows(self, fleet: Fleet, rows: Rows, spec: RequestSpec) -> Rows | None:
+        """Those of the rows that pass, in their order; None when there is only ``host_passes``.
+
+        It follows from ``mask_rows`` where there is one.
+        """
+        mask = self.mask_rows(fleet, rows, spec)
+        return None if mask is None else rows[mask]
 
     def host_key(self, host_state: HostState) -> Hashable:
         """A key such that nodes with the same one always get the same answer; NotImplemented when there is none.

@@ -17,23 +17,29 @@ import numpy.typing as npt
 
 from moorage import errors
 from moorage.extensions import Loaded
-from moorage.scheduling.fleet_view import Snapshot
 from moorage.scheduling.guard import Guard, Slot
 from moorage.scheduling.interface import (
     SKIP,
     HostFilter,
     HostWeigher,
+    Mask,
     RequestSpec,
     Rows,
     Skip,
+    Where,
 )
 from moorage.scheduling.nova.loading import load_filters, load_weighers
+from moorage.scheduling.snapshot import Snapshot
 
 __all__ = ["Pipeline", "Ranking", "load", "of"]
 
 T = TypeVar("T")
 #: Rows of which the best is looked at, to find a bound for the best of all.
 _BLOCK = 64
+_EVERYWHERE = slice(None)
+_BULK = {"mask_rows", "filter_rows"}
+#: While more than one of so many nodes is left, they are kept as a yes or no for each, which costs less than a list of them.
+_WIDE = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +51,16 @@ class _Filter:
     plugin: HostFilter
     #: Which of the optional hooks it has.
     prepares: bool = field(init=False)
+    masks: bool = field(init=False)
     bulk: bool = field(init=False)
 
     def __post_init__(self) -> None:
         kind = type(self.plugin)
         object.__setattr__(self, "prepares", kind.prepare is not HostFilter.prepare)
-        object.__setattr__(self, "bulk", kind.filter_rows is not HostFilter.filter_rows)
+        # Who derives from a plugin and says ``filter_rows`` anew means that one.
+        last = next(vars(each).keys() & _BULK for each in kind.__mro__ if vars(each).keys() & _BULK)
+        object.__setattr__(self, "masks", "mask_rows" in last and kind.mask_rows is not HostFilter.mask_rows)
+        object.__setattr__(self, "bulk", not self.masks and kind.filter_rows is not HostFilter.filter_rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,20 +91,58 @@ class Ranking:
 
 @dataclass(slots=True)
 class _Run:
-    """One request on its way through the filters."""
+    """One request on its way through the filters.
+
+    :param rows: what is left of the fleet; None while much of it is: then it is ``mask``, or (None too) all of it.
+    :param count: how many are left.
+    """
 
     guard: Guard
     slot: Slot
     fleet: Snapshot
     spec: RequestSpec
-    rows: Rows
+    rows: Rows | None
+    count: int
+    mask: Mask | None = None
     removed: dict[str, int] = field(default_factory=dict)
     skipped: list[str] = field(default_factory=list)
 
+    def left(self) -> Rows:
+        """The rows that are left."""
+        if self.rows is None:
+            if self.mask is None:
+                return self.fleet.all_rows
+            self.rows = np.flatnonzero(self.mask)
+        return self.rows
+
     def keep(self, name: str, left: Rows) -> None:
         """The filter leaves these."""
-        self.removed[name] = self.removed.get(name, 0) + len(self.rows) - len(left)
+        self._count(name, len(left))
         self.rows = left
+
+    def keep_where(self, name: str, passed: Mask) -> None:
+        """The filter says yes or no of each that was shown: of the rows, or of the whole fleet while much of it is left."""
+        if self.rows is not None:
+            self.keep(name, self.rows[passed])
+            return
+        self.mask = passed if self.mask is None else self.mask & passed
+        self._count(name, int(np.count_nonzero(self.mask)))
+        if self.count * _WIDE < len(self.mask):
+            self.left()
+
+    def keep_common(self, name: str, allowed: Rows) -> None:
+        """The filter leaves none but these."""
+        if self.rows is None and len(allowed) * _WIDE < self.fleet.size:
+            allowed = allowed if len(allowed) < 2 else np.unique(allowed)
+            self.keep(name, allowed if self.mask is None else allowed[self.mask[allowed]])
+            return
+        passed = np.zeros(self.fleet.size, dtype=np.bool_)
+        passed[allowed] = True
+        self.keep_where(name, passed if self.rows is None else passed[self.rows])
+
+    def _count(self, name: str, left: int) -> None:
+        self.removed[name] = self.removed.get(name, 0) + self.count - left
+        self.count = left
 
     def ask(self, each: _Filter, question: Callable[[HostFilter], T]) -> T | Skip:
         """Ask a filter; SKIP when it raised and the request goes on without it.
@@ -121,7 +169,6 @@ class Pipeline:
         self._weighers = tuple(weighers)
         self._all: tuple[_Filter | _Weigher, ...] = (*self._filters, *self._weighers)
         self._rebuilding = tuple(each for each in filters if each.plugin.RUN_ON_REBUILD)
-        self._repeated = tuple(each for each in filters if not each.plugin.run_filter_once_per_request)
 
     @property
     def filter_names(self) -> tuple[str, ...]:
@@ -136,13 +183,11 @@ class Pipeline:
         spec: RequestSpec,
         *,
         most: int | None = None,
-        first: bool = True,
         filtered: bool = True,
     ) -> Ranking:
         """Filter and rank the given rows of the fleet.
 
         :param most: how many of the best are wanted; all when None.
-        :param first: it is the first of several alike, for which also those are asked that are asked once per request.
         :param filtered: whether to ask the filters at all; nodes that may not host anything fall all the same.
         :raises InvalidInput: a plugin cannot make sense of the request.
         :raises PluginFailed: a plugin raised or answered nonsense; the request must be refused.
@@ -151,14 +196,15 @@ class Pipeline:
         guard.check_breakers(self._all)
         spec = fleet.resolved(spec)
         with guard.slot() as slot:
-            run = _Run(guard, slot, fleet, spec, rows)
+            run = _Run(guard, slot, fleet, spec, None if len(rows) == fleet.size else rows, len(rows))
             if filtered:
-                self._filter(run, self._asked(spec, first))
+                self._filter(run, self._asked(spec))
             else:
                 run.keep("can_host", rows[fleet.can_host[rows]])
-            weights = self._weigh(run)
+            left = run.left()
+            weights = self._weigh(run, left)
         best = _best(weights, most)
-        return Ranking(run.rows[best], weights[best], len(rows), len(weights), run.removed, tuple(run.skipped))
+        return Ranking(left[best], weights[best], len(rows), len(weights), run.removed, tuple(run.skipped))
 
     def explain(self, guard: Guard, fleet: Snapshot, row: int, spec: RequestSpec) -> dict[str, str]:
         """Why a node does not pass: filter -> reason, for every filter that refuses it."""
@@ -166,8 +212,8 @@ class Pipeline:
         host = fleet.host_state(row)
         reasons = {}
         with guard.slot() as slot:
-            run = _Run(guard, slot, fleet, spec, np.array([row], dtype=np.intp))
-            for each in self._asked(spec, True):
+            run = _Run(guard, slot, fleet, spec, np.array([row], dtype=np.intp), 1)
+            for each in self._asked(spec):
 
                 def why(plugin: HostFilter) -> str:
                     if plugin.prepare(spec, fleet) is SKIP or plugin.host_passes(host, spec):
@@ -179,10 +225,8 @@ class Pipeline:
                     reasons[each.name] = reason
         return reasons
 
-    def _asked(self, spec: RequestSpec, first: bool) -> Sequence[_Filter]:
-        if spec.rebuild:
-            return self._rebuilding
-        return self._filters if first else self._repeated
+    def _asked(self, spec: RequestSpec) -> Sequence[_Filter]:
+        return self._rebuilding if spec.rebuild else self._filters
 
     def _filter(self, run: _Run, filters: Sequence[_Filter]) -> None:
         """All filters; one that needs its configured place divides the others into those before and those after it."""
@@ -198,27 +242,33 @@ class Pipeline:
 
     def _in_any_order(self, run: _Run, filters: Sequence[_Filter]) -> None:
         """Sets first, the smallest before all; then those that answer for sets, once for each key, and for each node."""
-        asked = self._prepare(run, filters)
-        plain = []
-        for each in asked:
-            if not len(run.rows):
-                return
-            passed = None
-            if each.bulk:
-                passed = run.ask(each, lambda plugin: _passed(plugin, run.fleet, run.rows, run.spec))
-            if passed is None:
-                plain.append(each)
-            elif passed is not SKIP:
-                run.keep(each.name, passed)
+        plain = [each for each in self._prepare(run, filters) if not self._by_sets(run, each)]
         if len(plain) > 1:
             # Those that are asked once for each key come first.
             plain.sort(key=lambda each: run.ask(each, run.fleet.key_column) is None)
         for each in plain:
-            if not len(run.rows):
+            if not run.count:
                 return
-            passed = run.ask(each, lambda plugin: _one_by_one(plugin, run.fleet, run.rows, run.spec))
+            passed = run.ask(each, lambda plugin: _one_by_one(plugin, run.fleet, run.left(), run.spec))
             if passed is not SKIP:
                 run.keep(each.name, passed)
+
+    def _by_sets(self, run: _Run, each: _Filter) -> bool:
+        """Have a filter answer for all rows that are left; False when it answers for one at a time."""
+        if not run.count:
+            return True
+        if each.masks:
+            where = _EVERYWHERE if run.rows is None else run.rows
+            mask = run.ask(each, lambda plugin: _mask(plugin, run.fleet, where, run.spec))
+            if isinstance(mask, np.ndarray):
+                run.keep_where(each.name, mask)
+            return mask is not None
+        if each.bulk:
+            passed = run.ask(each, lambda plugin: _passed(plugin, run.fleet, run.left(), run.spec))
+            if isinstance(passed, np.ndarray):
+                run.keep(each.name, passed)
+            return passed is not None
+        return False
 
     def _prepare(self, run: _Run, filters: Sequence[_Filter]) -> list[_Filter]:
         """Ask all for the sets that they know before anything else; those that must be asked further."""
@@ -237,25 +287,24 @@ class Pipeline:
         if len(sets) > 1:
             sets.sort(key=lambda entry: entry[0])
         for _, name, allowed in sets:
-            run.keep(name, _common(run.rows, allowed, run.fleet.size))
+            run.keep_common(name, allowed)
         return asked
 
-    def _weigh(self, run: _Run) -> npt.NDArray[np.float64]:
-        fleet, rows = run.fleet, run.rows
-        total = np.zeros(len(rows))
+    def _weigh(self, run: _Run, rows: Rows) -> npt.NDArray[np.float64]:
+        total = None
         if len(rows) > 1:
             for each in self._weighers:
                 run.slot.begin(each)
                 try:
-                    weights = _weights(each.plugin, fleet, rows, run.spec)
+                    weights = _weights(each.plugin, run.fleet, rows, run.spec)
                 except errors.InvalidInput:
                     raise
                 except Exception as error:  # noqa: BLE001  (whatever a plugin may raise)
                     run.guard.failed(each, error)
                     continue
                 if weights is not None:
-                    total += weights
-        return total
+                    total = weights if total is None else np.add(total, weights, out=total)
+        return np.zeros(len(rows)) if total is None else total
 
 
 def _prepared(plugin: HostFilter, spec: RequestSpec, fleet: Snapshot) -> Skip | Rows | None:
@@ -266,6 +315,17 @@ def _prepared(plugin: HostFilter, spec: RequestSpec, fleet: Snapshot) -> Skip | 
 def _passed(plugin: HostFilter, fleet: Snapshot, rows: Rows, spec: RequestSpec) -> Rows | None:
     passed = plugin.filter_rows(fleet, rows, spec)
     return passed if passed is None else _checked(passed, fleet.size)
+
+
+def _mask(plugin: HostFilter, fleet: Snapshot, where: Where, spec: RequestSpec) -> Mask | None:
+    mask = plugin.mask_rows(fleet, where, spec)
+    if mask is None:
+        return None
+    mask = np.asarray(mask)
+    wanted = fleet.size if isinstance(where, slice) else len(where)
+    if mask.dtype != np.bool_ or mask.shape != (wanted,):
+        raise TypeError("mask_rows must answer one yes or no for each row")
+    return mask
 
 
 def _one_by_one(plugin: HostFilter, fleet: Snapshot, rows: Rows, spec: RequestSpec) -> Rows:
@@ -279,7 +339,7 @@ def _one_by_one(plugin: HostFilter, fleet: Snapshot, rows: Rows, spec: RequestSp
 
 
 def _weights(plugin: HostWeigher, fleet: Snapshot, rows: Rows, spec: RequestSpec) -> npt.NDArray[np.float64] | None:
-    """What a weigher adds; None when it counts nothing."""
+    """What a weigher adds, an array of its own; None when it counts nothing or says the same of all."""
     multipliers = plugin.row_multipliers(fleet, rows)
     if multipliers is None:
         multiplier: Any = plugin.multiplier
@@ -292,20 +352,10 @@ def _weights(plugin: HostWeigher, fleet: Snapshot, rows: Rows, spec: RequestSpec
     raw = np.asarray(plugin.weigh_rows(fleet, rows, spec), dtype=np.float64)
     if raw.shape != rows.shape:
         raise ValueError("weigh_rows must answer one finite number for each row")
-    weights: npt.NDArray[np.float64] = multiplier * _normalised(raw, plugin.minval, plugin.maxval)
+    weights = _normalised(raw, plugin.minval, plugin.maxval)
+    if weights is not None and (multipliers is not None or multiplier != 1.0):
+        weights *= multiplier
     return weights
-
-
-def _common(rows: Rows, allowed: Rows, size: int) -> Rows:
-    """Those of the rows that are allowed too, in their order."""
-    if len(rows) == size and len(allowed) < 64:
-        # All rows there are; a few are picked faster than compared.
-        found = allowed if len(allowed) < 2 else np.unique(allowed)
-        return found.astype(np.intp, copy=False)
-    mask = np.zeros(size, dtype=np.bool_)
-    mask[allowed] = True
-    left: Rows = rows[mask[rows]]
-    return left
 
 
 def _best(weights: npt.NDArray[np.float64], most: int | None) -> Rows:
@@ -315,8 +365,9 @@ def _best(weights: npt.NDArray[np.float64], most: int | None) -> Rows:
         return np.arange(count, dtype=np.intp)
     if most is None or most * _BLOCK >= count:
         return np.argsort(-weights, kind="stable")[:most]
-    # The best of each block: as many of them as are wanted are at least as good as the worst of these.
-    blocks = weights[: count - count % _BLOCK].reshape(-1, _BLOCK).max(axis=1)
+    # The best of each block (rows that lie equally far from each other): as many of them as are wanted are at least as good as
+    # the worst of these.
+    blocks = weights[: count - count % _BLOCK].reshape(_BLOCK, -1).max(axis=0)
     bound = np.partition(blocks, -most)[-most]
     better = np.flatnonzero(weights > bound)
     better = better[np.argsort(-weights[better], kind="stable")]
@@ -337,8 +388,10 @@ def _checked(rows: Any, size: int) -> Rows:
     return found
 
 
-def _normalised(raw: npt.NDArray[np.float64], minval: float | None, maxval: float | None) -> npt.NDArray[np.float64]:
-    """Nova's rule: stretch to 0..1 between the bounds, given or found; all equal is 0.
+def _normalised(
+    raw: npt.NDArray[np.float64], minval: float | None, maxval: float | None
+) -> npt.NDArray[np.float64] | None:
+    """Nova's rule: stretch to 0..1 between the bounds, given or found; None when all are equal, which counts 0.
 
     :raises ValueError: a weight is no finite number.
     """
@@ -348,10 +401,14 @@ def _normalised(raw: npt.NDArray[np.float64], minval: float | None, maxval: floa
     low = lowest if minval is None else minval
     high = highest if maxval is None else maxval
     if high <= low:
-        return np.zeros(len(raw))
+        return None
     if lowest < low or highest > high:
         raw = np.clip(raw, low, high)
-    stretched: npt.NDArray[np.float64] = (raw - low) / (high - low)
+    if not low:
+        stretched: npt.NDArray[np.float64] = raw / high
+        return stretched
+    stretched = raw - low
+    stretched /= high - low
     return stretched
 
 

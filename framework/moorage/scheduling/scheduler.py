@@ -15,7 +15,7 @@ from oslo_log import log as logging
 from moorage import errors
 from moorage.clock import Clock
 from moorage.scheduling.decisions import Decision, Decisions
-from moorage.scheduling.fleet_view import FleetView, Snapshot
+from moorage.scheduling.fleet_view import FleetView
 from moorage.scheduling.guard import Guard
 from moorage.scheduling.interface import (
     Claimer,
@@ -27,6 +27,7 @@ from moorage.scheduling.interface import (
     Rows,
 )
 from moorage.scheduling.pipeline import Pipeline, Ranking
+from moorage.scheduling.snapshot import Snapshot
 
 __all__ = ["Policy", "Scheduler", "Selection", "hosts_json"]
 

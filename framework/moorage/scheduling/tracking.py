@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Instances in the view: loaded once, kept by messages that may be lost, doubled, late or out of order.
 
-Each instance remembers the last (service, epoch, sequence) that spoke of it; what is older is dropped, also after a deletion. A
-message without an origin (the seed's bare form) is applied in the order in which it arrives.
+Messages have numbers (service, epoch, sequence). One that is newer than all others of its service is applied. A late one is applied
+to instances of which nothing newer was said: the last word on each is remembered for a while, also when it was that it is gone.
+A message without an origin (the seed's bare form) is applied in the order in which it arrives.
 
 What is read from the store has no such number. While it is being read, messages note which instances they speak of, and the
 reading leaves those alone. A full list of a host may have been made before a claim that this process knows of; so a claim stays
@@ -14,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from oslo_log import log as logging
@@ -28,8 +29,8 @@ from moorage.scheduling.interface import InstanceRecord, InstanceSource
 __all__ = ["InstanceTracker", "record_from_json", "record_to_json"]
 
 LOG = logging.getLogger(__name__)
-#: How many deleted instances are remembered at least, against messages that come after the deletion.
-_TOMBSTONES = 20_000
+#: Of how many instances the last word is remembered at least, against messages that come late.
+_REMEMBERED = 20_000
 _PAGE = 5_000
 #: Seconds for which a claim stays although a list of its host lacks it.
 _GRACE = 5.0
@@ -58,16 +59,16 @@ class InstanceTracker:
         self._clock: Clock = clock or SystemClock()
         self._lock = threading.Lock()
         self._services: dict[str, _Service] = {}
-        #: Instance -> number of the last message that spoke of it.
-        self._last: dict[str, int] = {}
-        #: Deleted instances -> numbers of the messages that said so; two generations, so that the older one can be forgotten.
-        self._gone: dict[str, int | tuple[int, ...]] = {}
-        self._gone_before: dict[str, int | tuple[int, ...]] = {}
+        #: Instance -> number of the last message that spoke of it; two generations, so that the older one can be forgotten.
+        self._said: dict[str, int] = {}
+        self._said_before: dict[str, int] = {}
+        #: Claims of which no agent has spoken yet, and when they were heard of.
         self._claimed: dict[str, float] = {}
         self._readings: list[set[str]] = []
         self._spoke: set[str] = set()
         self._stale: dict[str, float] = {}
         self._missed: dict[str, float] = {}
+        self._late = False
 
     # -- what is known of hosts -----------------------------------------------------------------------------------
 
@@ -122,8 +123,14 @@ class InstanceTracker:
             for record in records:
                 of_host.setdefault(record.host, []).append(_own(record))
             with self._lock:
+                spared = frozenset(touched)
                 for host, found in of_host.items():
-                    self._replace(host, found, 0, touched)
+                    given = {record.uuid for record in found}
+                    for uuid in self._view.of_host(host).keys() - given - spared:
+                        if not self._just_claimed(uuid):
+                            self._drop(uuid)
+                            self._remember(uuid, 0)
+                    self._settle([record for record in found if record.uuid not in spared])
                     self._stale.pop(host, None)
 
     @contextlib.contextmanager
@@ -144,21 +151,22 @@ class InstanceTracker:
     ) -> None:
         """Instances are on the host; with ``replace`` these and no others."""
         with self._lock:
-            number = self._number(host, origin)
+            number = self._heard(host, origin)
             if number < 0:
                 return
             if replace:
-                self._replace(host, records, number, ())
+                self._replace(host, records, number)
                 self._stale.pop(host, None)
                 self._missed.pop(host, None)
             else:
-                for record in records:
-                    self._put(record, number)
+                if self._late:
+                    records = [record for record in records if not self._outdated(record.uuid, number)]
+                self._put(records, number)
 
     def claimed(self, record: InstanceRecord) -> None:
         """A scheduler claimed a node for it. Anything an agent said of it counts more, also that it is gone."""
         with self._lock:
-            if self._known_gone(record.uuid) is None and self._view.get(record.uuid) is None:
+            if self._last_word(record.uuid) is None and self._view.get(record.uuid) is None:
                 self._claim(record)
 
     def reserve(self, record: InstanceRecord) -> None:
@@ -172,30 +180,31 @@ class InstanceTracker:
             known = self._view.get(record.uuid)
             if known is None or (known.host, known.node) != (record.host, record.node):
                 return
-            if self._claimed.pop(record.uuid, None) is not None and record.uuid not in self._last:
+            if self._claimed.pop(record.uuid, None) is not None:
                 self._touch(record.uuid)
                 self._view.drop(record.uuid)
 
     def delete(self, host: str, uuids: str | Sequence[str], origin: Origin | None) -> None:
         """Instances are not on the host any more; one that another host told of since stays there."""
         with self._lock:
-            number = self._number(host, origin)
+            number = self._heard(host, origin)
             if number < 0:
                 return
             for uuid in (uuids,) if isinstance(uuids, str) else uuids:
-                if number and self._older(uuid, number):
+                if self._late and self._outdated(uuid, number):
                     continue
                 present = self._view.get(uuid)
                 if present is None or present.host == host:
-                    self._drop(uuid, number)
-                else:
-                    self._bury(uuid, number)
+                    self._drop(uuid)
+                    self._remember(uuid, number)
+                elif not self._outdated(uuid, number):
+                    # What the host said of it before must not bring it back here.
+                    self._remember(uuid, number)
 
     def sync(self, host: str, uuids: Sequence[str], digest: str | None, origin: Origin | None) -> bool:
         """Compare with what the host has; a difference is noted, see :meth:`stale`. True when they agree."""
         with self._lock:
-            number = self._number(host, origin)
-            if origin is not None and (number < 0 or origin.sequence < self._services[origin.service].highest):
+            if self._heard(host, origin) < 0 or self._late:
                 # The host has said something newer already.
                 return True
             if digest is not None:
@@ -222,8 +231,12 @@ class InstanceTracker:
         self._claimed[record.uuid] = now
         self._view.put(_own(record))
 
-    def _number(self, host: str, origin: Origin | None) -> int:
-        """The host has spoken; the number of its message, 0 for a bare one, -1 for one of an earlier incarnation."""
+    def _heard(self, host: str, origin: Origin | None) -> int:
+        """The host has spoken; the number of its message, 0 for a bare one, -1 for one of an earlier incarnation.
+
+        ``_late`` says then whether the service has said something newer before.
+        """
+        self._late = False
         if origin is None:
             self._spoke.add(host)
             return 0
@@ -233,77 +246,67 @@ class InstanceTracker:
         if service.host != host:
             service.host = sys.intern(host)
             self._spoke.add(service.host)
+        sequence = origin.sequence
         if origin.epoch != service.epoch:
             if origin.epoch < service.epoch:
                 return -1
             # The first message that is ever seen of a service says nothing about earlier ones; each epoch begins with 1.
-            service.highest = 0 if service.epoch >= 0 else origin.sequence - 1
+            service.highest = 0 if service.epoch >= 0 else sequence - 1
             service.epoch = origin.epoch
             service.base = service.number | origin.epoch << _EPOCH_SHIFT
-        ahead = origin.sequence - service.highest
+        ahead = sequence - service.highest
         if ahead > 0:
-            service.highest = origin.sequence
+            service.highest = sequence
             if ahead > 1:
                 self._missed.setdefault(host, self._clock.monotonic())
-        return service.base | origin.sequence
-
-    def _known_gone(self, uuid: str) -> tuple[int, ...] | None:
-        found = self._gone.get(uuid)
-        if found is None:
-            found = self._gone_before.get(uuid)
-        return (found,) if isinstance(found, int) else found
-
-    def _older(self, uuid: str, number: int) -> bool:
-        """Something newer was said of the instance by the same service, or the very same message was applied."""
-        last = self._last.get(uuid)
-        if last is not None and last >= number and last >> _SERVICE_SHIFT == number >> _SERVICE_SHIFT:
-            return bool(number)
-        if uuid in self._gone or uuid in self._gone_before:
-            return any(
-                said >= number and said >> _SERVICE_SHIFT == number >> _SERVICE_SHIFT and number
-                for said in self._known_gone(uuid) or ()
-            )
-        return False
-
-    def _put(self, record: InstanceRecord, number: int) -> None:
-        uuid = record.uuid
-        if number:
-            last = self._last.get(uuid)
-            if (last is not None or uuid in self._gone or uuid in self._gone_before) and self._older(uuid, number):
-                return
-            self._last[uuid] = number
-        if self._readings:
-            self._touch(uuid)
-        self._view.put(record)
-
-    def _drop(self, uuid: str, number: int) -> None:
-        if self._readings:
-            self._touch(uuid)
-        self._view.drop(uuid)
-        if self._claimed:
-            self._claimed.pop(uuid, None)
-        self._bury(uuid, number, self._last.pop(uuid, 0))
-
-    def _bury(self, uuid: str, number: int, last: int = 0) -> None:
-        """Remember that a message said that it is gone; and the last one of another service, which may come twice."""
-        known = self._known_gone(uuid)
-        if known is None and last >> _SERVICE_SHIFT in (0, number >> _SERVICE_SHIFT):
-            self._gone[uuid] = number
         else:
-            said = {each >> _SERVICE_SHIFT: each for each in (*(known or ()), last, number) if each}
-            self._gone[uuid] = tuple(said.values())
-        if len(self._gone) >= _TOMBSTONES:
-            self._gone_before, self._gone = self._gone, {}
+            self._late = True
+        return service.base | sequence
 
-    def _replace(self, host: str, records: Sequence[InstanceRecord], number: int, spare: Collection[str]) -> None:
-        """These and no others are on the host; ``spare``: instances that messages spoke of since the list was begun."""
+    def _last_word(self, uuid: str) -> int | None:
+        found = self._said.get(uuid)
+        return self._said_before.get(uuid) if found is None else found
+
+    def _outdated(self, uuid: str, number: int) -> bool:
+        """A late message says nothing of an instance on which it, a newer one of its service, or another service was heard."""
+        last = self._last_word(uuid)
+        return last is not None and (last >= number or last >> _SERVICE_SHIFT != number >> _SERVICE_SHIFT)
+
+    def _remember(self, uuid: str, number: int) -> None:
+        self._said[uuid] = number
+        if len(self._said) >= _REMEMBERED:
+            self._said_before, self._said = self._said, {}
+
+    def _put(self, records: Sequence[InstanceRecord], number: int) -> None:
+        """A message says that they are where they say."""
+        for record in records:
+            self._said[record.uuid] = number
+        if len(self._said) >= _REMEMBERED:
+            self._said_before, self._said = self._said, {}
+        self._settle(records)
+
+    def _settle(self, records: Sequence[InstanceRecord]) -> None:
+        """They are where they say, and no mere claims any more."""
+        if self._readings or self._claimed:
+            for record in records:
+                self._touch(record.uuid)
+                self._claimed.pop(record.uuid, None)
+        self._view.put_many(records)
+
+    def _drop(self, uuid: str) -> None:
+        if self._readings:
+            self._touch(uuid)
+        self._claimed.pop(uuid, None)
+        self._view.drop(uuid)
+
+    def _replace(self, host: str, records: Sequence[InstanceRecord], number: int) -> None:
+        """A message says that these and no others are on the host."""
         given = {record.uuid for record in records}
         for uuid in self._view.of_host(host).keys() - given:
-            if uuid not in spare and not self._older(uuid, number) and not self._just_claimed(uuid):
-                self._drop(uuid, number)
-        for record in records:
-            if record.uuid not in spare:
-                self._put(record, number)
+            if not (self._late and self._outdated(uuid, number)) and not self._just_claimed(uuid):
+                self._drop(uuid)
+                self._remember(uuid, number)
+        self._put([each for each in records if not (self._late and self._outdated(each.uuid, number))], number)
 
     def _just_claimed(self, uuid: str) -> bool:
         at = self._claimed.get(uuid)
@@ -315,19 +318,19 @@ class InstanceTracker:
 
 
 def _own(record: InstanceRecord) -> InstanceRecord:
-    """The record with texts and mappings that are shared with others of its kind."""
-    intern = sys.intern
-    return InstanceRecord(
-        record.uuid,
-        intern(record.host),
-        intern(record.node),
-        intern(record.flavorid),
-        _shared(record.flavorid, record.resources),
-        intern(record.project_id),
-        record.fields or _NONE,
-        record.busy,
-        record.server_group,
-    )
+    """The record with texts and mappings that are shared with others of its kind.
+
+    They are put in the place of equal ones, in the record itself: nobody can tell, and a new record takes four times as long.
+    """
+    put, intern = object.__setattr__, sys.intern
+    put(record, "host", intern(record.host))
+    put(record, "node", intern(record.node))
+    put(record, "flavorid", intern(record.flavorid))
+    put(record, "project_id", intern(record.project_id))
+    put(record, "resources", _shared(record.flavorid, record.resources))
+    if not record.fields:
+        put(record, "fields", _NONE)
+    return record
 
 
 _NONE: Mapping[str, Any] = {}

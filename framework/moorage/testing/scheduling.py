@@ -2,10 +2,10 @@
 # ruff: noqa: D102  (a test's name says what it pins)
 """The conformance kits of filters and weighers.
 
-A filter may answer in several forms: for one node (``host_passes``), for a set (``filter_rows``), once for each key (``host_key``),
-or before all others (``prepare``). Whatever form the scheduler picks, the answer must be the same. Mix the kit into a
-``unittest.TestCase`` and say how the filter is made; say in ``expected`` in plain words what it is for, so that the answers are
-compared with its meaning and not only with each other::
+A filter may answer in several forms: for one node (``host_passes``), for a set (``mask_rows``, ``filter_rows``), once for each
+key (``host_key``), or before all others (``prepare``). Whatever form the scheduler picks, the answer must be the same. Mix the
+kit into a ``unittest.TestCase`` and say how the filter is made; say in ``expected`` in plain words what it is for, so that the
+answers are compared with its meaning and not only with each other::
 
     class QuietFilterTests(HostFilterTests, unittest.TestCase):
         def make_filter(self):
@@ -30,7 +30,7 @@ import numpy as np
 from moorage import errors
 from moorage.clock import SystemClock
 from moorage.scheduling import pipeline
-from moorage.scheduling.fleet_view import FleetView, Snapshot
+from moorage.scheduling.fleet_view import FleetView
 from moorage.scheduling.guard import Guard
 from moorage.scheduling.interface import (
     SKIP,
@@ -40,6 +40,7 @@ from moorage.scheduling.interface import (
     RequestSpec,
     Rows,
 )
+from moorage.scheduling.snapshot import Snapshot
 from moorage.testing import fleets
 
 __all__ = ["HostFilterTests", "HostWeigherTests"]
@@ -156,6 +157,17 @@ class HostFilterTests(_FleetCases):
                     continue
                 self.assertEqual([int(row) for row in rows if row in set(passing)], [int(row) for row in found], spec)
                 self.assertTrue((rows == before).all(), "filter_rows changed the rows that it was given")
+
+    def test_a_yes_or_no_for_each_is_that_of_each_node(self) -> None:
+        plugin = self.make_filter()
+        for number, (fleet, spec, _, passing) in enumerate(self.asked(plugin)):
+            wanted = np.isin(np.arange(fleet.size), passing)
+            some = self.some(np.arange(fleet.size, dtype=np.intp), number)
+            for where in (slice(None), some):
+                mask = plugin.mask_rows(fleet, where, spec)
+                if mask is not None:
+                    self.assertEqual(np.bool_, mask.dtype)
+                    self.assertEqual(wanted[where].tolist(), mask.tolist(), spec)
 
     def test_nodes_with_the_same_key_get_the_same_answer(self) -> None:
         plugin = self.make_filter()

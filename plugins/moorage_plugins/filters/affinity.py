@@ -12,7 +12,7 @@ from typing import ClassVar
 import numpy as np
 from typing_extensions import override
 
-from moorage.scheduling.interface import SKIP, Fleet, HostFilter, HostState, RequestSpec, Rows, Skip
+from moorage.scheduling.interface import SKIP, Fleet, HostFilter, HostState, Mask, RequestSpec, Rows, Skip, Where
 
 __all__ = ["DifferentHostFilter", "SameHostFilter"]
 
@@ -36,9 +36,11 @@ class SameHostFilter(HostFilter):
         return fleet.rows_of_instances(wanted) if wanted else SKIP
 
     @override
-    def filter_rows(self, fleet: Fleet, rows: Rows, spec: RequestSpec) -> Rows:
+    def mask_rows(self, fleet: Fleet, where: Where, spec: RequestSpec) -> Mask:
         wanted = spec.hints.get("same_host")
-        return rows[np.isin(rows, fleet.rows_of_instances(wanted))] if wanted else rows
+        together = np.full(fleet.size, not wanted, dtype=np.bool_)
+        together[fleet.rows_of_instances(wanted or ())] = True
+        return together[where]
 
     @override
     def explain(self, host_state: HostState, spec: RequestSpec) -> str:
@@ -61,9 +63,10 @@ class DifferentHostFilter(HostFilter):
         return None if spec.hints.get("different_host") else SKIP
 
     @override
-    def filter_rows(self, fleet: Fleet, rows: Rows, spec: RequestSpec) -> Rows:
-        apart = fleet.rows_of_instances(spec.hints.get("different_host") or ())
-        return rows[~np.isin(rows, apart)] if len(apart) else rows
+    def mask_rows(self, fleet: Fleet, where: Where, spec: RequestSpec) -> Mask:
+        apart = np.ones(fleet.size, dtype=np.bool_)
+        apart[fleet.rows_of_instances(spec.hints.get("different_host") or ())] = False
+        return apart[where]
 
     @override
     def explain(self, host_state: HostState, spec: RequestSpec) -> str:

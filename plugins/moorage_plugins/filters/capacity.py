@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 from typing_extensions import override
 
-from moorage.scheduling.interface import Fleet, HostFilter, HostState, RequestSpec, Rows
+from moorage.scheduling.interface import Fleet, HostFilter, HostState, Mask, RequestSpec, Where
 
 __all__ = ["CapacityFilter"]
 
@@ -24,11 +24,12 @@ class CapacityFilter(HostFilter):
         return all(free.get(name, 0) >= amount for name, amount in spec_obj.flavor.resources.items())
 
     @override
-    def filter_rows(self, fleet: Fleet, rows: Rows, spec: RequestSpec) -> Rows:
-        enough = np.ones(len(rows), dtype=np.bool_)
+    def mask_rows(self, fleet: Fleet, where: Where, spec: RequestSpec) -> Mask:
+        enough: Mask | None = None
         for name, amount in spec.flavor.resources.items():
-            enough &= fleet.free(name)[rows] >= amount
-        return rows[enough]
+            here = fleet.free(name)[where] >= amount
+            enough = here if enough is None else np.logical_and(enough, here, out=enough)
+        return np.ones(fleet.size, dtype=np.bool_)[where] if enough is None else enough
 
     @override
     def explain(self, host_state: HostState, spec: RequestSpec) -> str:

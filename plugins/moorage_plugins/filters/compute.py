@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from moorage.scheduling.interface import Fleet, HostFilter, HostState, RequestSpec, Rows
+from moorage.scheduling.interface import Fleet, HostFilter, HostState, Mask, RequestSpec, Where
 
 __all__ = ["ComputeFilter"]
 
@@ -23,8 +23,8 @@ class ComputeFilter(HostFilter):
         return host_state.service_up and host_state.service_enabled and host_state.can_host
 
     @override
-    def filter_rows(self, fleet: Fleet, rows: Rows, spec: RequestSpec) -> Rows:
-        return rows[fleet.available[rows]]
+    def mask_rows(self, fleet: Fleet, where: Where, spec: RequestSpec) -> Mask:
+        return fleet.available[where]
 
     @override
     def explain(self, host_state: HostState, spec: RequestSpec) -> str:

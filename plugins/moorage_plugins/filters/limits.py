@@ -12,7 +12,7 @@ import numpy.typing as npt
 from oslo_log import log as logging
 from typing_extensions import override
 
-from moorage.scheduling.interface import Fleet, HostFilter, HostState, RequestSpec, Rows
+from moorage.scheduling.interface import Fleet, HostFilter, HostState, Mask, RequestSpec, Where
 
 __all__ = ["AggregateIoOpsFilter", "AggregateNumInstancesFilter", "IoOpsFilter", "NumInstancesFilter"]
 
@@ -41,14 +41,14 @@ class _LimitFilter(HostFilter):
         return self._count(host_state) < self._limit_of(host_state)
 
     @override
-    def filter_rows(self, fleet: Fleet, rows: Rows, spec: RequestSpec) -> Rows:
+    def mask_rows(self, fleet: Fleet, where: Where, spec: RequestSpec) -> Mask:
         general = self._general()
         if not self.aggregate_key:
-            below: Rows = rows[self._counts(fleet)[rows] < general]
+            below: Mask = self._counts(fleet)[where] < general
             return below
         column = fleet.aggregate_column(self.aggregate_key)
         limits = np.array([limit(self.aggregate_key, texts, general) for texts in column.values], dtype=np.float64)
-        passing: Rows = rows[self._counts(fleet)[rows] < limits[column.codes[rows]]]
+        passing: Mask = self._counts(fleet)[where] < limits[column.codes[where]]
         return passing
 
     @override

@@ -8,7 +8,18 @@ from typing import ClassVar
 import numpy as np
 from typing_extensions import override
 
-from moorage.scheduling.interface import SKIP, Fleet, HostFilter, HostState, RequestSpec, Rows, ServerGroup, Skip
+from moorage.scheduling.interface import (
+    SKIP,
+    Fleet,
+    HostFilter,
+    HostState,
+    Mask,
+    RequestSpec,
+    Rows,
+    ServerGroup,
+    Skip,
+    Where,
+)
 
 __all__ = ["ServerGroupAffinityFilter", "ServerGroupAntiAffinityFilter"]
 
@@ -36,11 +47,12 @@ class ServerGroupAffinityFilter(HostFilter):
         return SKIP if group is None or not group.nodes else fleet.rows_of_nodes(group.nodes)
 
     @override
-    def filter_rows(self, fleet: Fleet, rows: Rows, spec: RequestSpec) -> Rows:
+    def mask_rows(self, fleet: Fleet, where: Where, spec: RequestSpec) -> Mask:
         group = group_of(spec, "affinity")
-        if group is None or not group.nodes:
-            return rows
-        return rows[np.isin(rows, fleet.rows_of_nodes(group.nodes))]
+        nodes = () if group is None else group.nodes
+        together = np.full(fleet.size, not nodes, dtype=np.bool_)
+        together[fleet.rows_of_nodes(nodes)] = True
+        return together[where]
 
     @override
     def explain(self, host_state: HostState, spec: RequestSpec) -> str:
@@ -72,16 +84,16 @@ class ServerGroupAntiAffinityFilter(HostFilter):
         return SKIP if group is None or not group.members else None
 
     @override
-    def filter_rows(self, fleet: Fleet, rows: Rows, spec: RequestSpec) -> Rows:
+    def mask_rows(self, fleet: Fleet, where: Where, spec: RequestSpec) -> Mask:
+        apart = np.ones(fleet.size, dtype=np.bool_)
         group = group_of(spec, "anti-affinity")
         if group is None:
-            return rows
+            return apart[where]
         placed = fleet.locate(set(group.members))
         there, count = np.unique(np.array(list(placed.values()), dtype=np.intp), return_counts=True)
-        full = there[count >= group.max_server_per_host]
-        own = fleet.locate([spec.instance_uuid]).get(spec.instance_uuid)
-        passing: Rows = rows[~np.isin(rows, full) | (rows == (-1 if own is None else own))]
-        return passing
+        apart[there[count >= group.max_server_per_host]] = False
+        apart[fleet.rows_of_instances([spec.instance_uuid])] = True
+        return apart[where]
 
     @override
     def explain(self, host_state: HostState, spec: RequestSpec) -> str:

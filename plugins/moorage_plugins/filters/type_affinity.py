@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from moorage.scheduling.interface import Fleet, HostFilter, HostState, RequestSpec, Rows
+from moorage.scheduling.interface import Fleet, HostFilter, HostState, Mask, RequestSpec, Where
 
 __all__ = ["TypeAffinityFilter"]
 
@@ -23,8 +23,8 @@ class TypeAffinityFilter(HostFilter):
         return all(each.flavorid == spec_obj.flavor.flavorid for each in host_state.instances.values())
 
     @override
-    def filter_rows(self, fleet: Fleet, rows: Rows, spec: RequestSpec) -> Rows:
-        passing: Rows = rows[fleet.num_instances[rows] == fleet.flavor_counts(spec.flavor.flavorid)[rows]]
+    def mask_rows(self, fleet: Fleet, where: Where, spec: RequestSpec) -> Mask:
+        passing: Mask = fleet.num_instances[where] == fleet.flavor_counts(spec.flavor.flavorid)[where]
         return passing
 
     @override

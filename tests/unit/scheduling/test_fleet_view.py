@@ -12,9 +12,10 @@ from unittest import mock
 
 import numpy as np
 
-from moorage.scheduling import fleet_view, instance_index
-from moorage.scheduling.fleet_view import FleetView, Snapshot
+from moorage.scheduling import fleet_view, instance_index, snapshot
+from moorage.scheduling.fleet_view import FleetView
 from moorage.scheduling.interface import InstanceRecord, NodeState
+from moorage.scheduling.snapshot import Snapshot
 from tests import cases, seeded
 
 SIZES = {"small": {"VCPU": 1, "MEMORY_MB": 512}, "large": {"VCPU": 4}, "gpu": {"PGPU": 1}}
@@ -113,7 +114,8 @@ class ModelTests(unittest.TestCase):
         with (
             mock.patch.object(fleet_view, "_NOTED", 5),
             mock.patch.object(fleet_view, "_KINDS", 2),
-            mock.patch.object(fleet_view, "_COUNTED_FLAVORS", 1),
+            mock.patch.object(fleet_view, "COUNTED_FLAVORS", 1),
+            mock.patch.object(snapshot, "COUNTED_FLAVORS", 1),
             mock.patch.object(instance_index, "_MOST", 4),
         ):
             for _ in range(cases(15)):

@@ -13,6 +13,8 @@ TESTS ?=
 SAMPLES ?= etc/moorage
 
 unexport PYTHON PYTHONHOME PYTHONPATH
+# The tests start hundreds of processes; without compiled files each would compile every module anew.
+unexport PYTHONDONTWRITEBYTECODE
 # Without its own repository (an unpacked archive, a folder inside another project) pbr cannot know the version,
 # and would take the tag of a repository above this folder.
 ifeq ($(wildcard .git PKG-INFO),)

@@ -7,10 +7,44 @@ import logging
 import sys
 from collections.abc import Sequence
 from importlib import metadata
+from typing import Any
 
 from cliff import app, commandmanager
 
+from moorage import errors
+from moorage.extensions import ExtensionPoint
+
 __all__ = ["MoorageApp", "main"]
+
+_COMMANDS: ExtensionPoint[Any] = ExtensionPoint("moorage.cli", None, (1, 0))
+
+
+class _Installed:
+    """A command that is known by name; it is imported when it is asked for."""
+
+    def __init__(self, name: str, value: str) -> None:
+        self.name = name
+        self.value = value
+
+    def load(self) -> Any:
+        """The class.
+
+        :raises PluginLoadError: it is broken, or two distributions bring it.
+        """
+        return _COMMANDS.load(self.name).plugin
+
+
+class _Commands(commandmanager.CommandManager):
+    """cliff's manager imports every installed command before it runs one; ours imports the one that is run.
+
+    That is a second of processor time for each call, and a broken command of a stray package is nobody's matter until
+    it is asked for.
+    """
+
+    def load_commands(self, namespace: str) -> None:
+        self.group_list.append(namespace)
+        for name, owners in _COMMANDS.installed().items():
+            self.commands[name.replace("_", " ")] = _Installed(name, owners[0].value)  # type: ignore[assignment]
 
 
 class MoorageApp(app.App):
@@ -20,7 +54,7 @@ class MoorageApp(app.App):
         super().__init__(
             description="Moorage: the control plane of a fleet",
             version=metadata.version("moorage"),
-            command_manager=commandmanager.CommandManager("moorage.cli"),
+            command_manager=_Commands(_COMMANDS.group),
             deferred_help=True,
         )
 
@@ -35,6 +69,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the ``moorage`` script."""
     try:
         return int(MoorageApp().run(list(sys.argv[1:] if argv is None else argv)))
+    except errors.PluginLoadError as error:
+        sys.stderr.write(f"{error.message}\n")
+        return 1
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:

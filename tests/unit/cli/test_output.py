@@ -3,8 +3,12 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
+import tempfile
+import textwrap
 import unittest
 from pathlib import Path
 
@@ -23,6 +27,63 @@ class NoiseTests(unittest.TestCase):
         )
         self.assertEqual((0, ""), (done.returncode, done.stderr))
         self.assertIn('"moorage.transports","oslo","ready"', done.stdout)
+
+
+class CommandTests(unittest.TestCase):
+    """Commands of other distributions, found in a folder as pip would leave it."""
+
+    #: Runs the command, and tells in its last line which modules that took.
+    PROGRAM = textwrap.dedent("""
+        import sys
+        from moorage.cli import main
+        try:
+            status = main.main()
+        except SystemExit as end:
+            status = end.code or 0
+        print(*sys.modules, file=sys.stderr)
+        sys.exit(status)
+    """)
+
+    def setUp(self) -> None:
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.site = Path(folder.name)
+        for distribution in ("one", "other"):
+            info = self.site / f"{distribution}-1.0.dist-info"
+            info.mkdir()
+            (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.0\n")
+            (info / "entry_points.txt").write_text(f"[moorage.cli]\nsail = sailing_{distribution}:Sail\n")
+            (self.site / f"sailing_{distribution}.py").write_text("raise RuntimeError('the mast is broken')\n")
+
+    def run_command(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-c", self.PROGRAM, *words],
+            capture_output=True,
+            text=True,
+            timeout=300,
+            env={**os.environ, "PYTHONPATH": str(self.site)},
+        )
+
+    def test_a_command_imports_itself_alone(self) -> None:
+        done = self.run_command("node", "list", "--help")
+        self.assertEqual(0, done.returncode, done.stderr[-1000:])
+        imported = set(done.stderr.splitlines()[-1].split())
+        self.assertIn("moorage.cli.commands.node", imported)
+        self.assertEqual(set(), imported & {"sqlalchemy", "moorage.cli.commands.aggregate", "sailing_one"})
+
+    def test_a_command_that_two_distributions_bring_is_refused_by_name(self) -> None:
+        done = self.run_command("sail")
+        self.assertEqual(1, done.returncode)
+        self.assertRegex(done.stderr, "(?s)one 1.0.*other 1.0")
+        self.assertNotIn("Traceback", done.stderr)
+
+    def test_a_command_that_cannot_be_imported_names_its_distribution(self) -> None:
+        shutil.rmtree(self.site / "other-1.0.dist-info")
+        done = self.run_command("sail")
+        self.assertEqual(1, done.returncode)
+        self.assertIn("the mast is broken", done.stderr)
+        self.assertIn("one 1.0", done.stderr)
+        self.assertNotIn("Traceback", done.stderr)
 
 
 class BindTests(unittest.TestCase):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small TCP proxy that loses replies: what the kernel of the test machine cannot do for one connection."""
+"""Small TCP proxies that lose replies, or cut a network: what the kernel of the test machine cannot do for one connection."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-__all__ = ["Proxy"]
+__all__ = ["Proxy", "Valve"]
 
 
 class Proxy:
@@ -101,6 +101,80 @@ class Proxy:
                             self.lost += 1
                         return
                     key.data.sendall(piece)
+
+
+class Valve:
+    """A network between clients and a server that can be cut, in one direction or in both.
+
+    Nothing is refused and nothing is lost: what was under way arrives when the network is whole again, as with TCP, which sends
+    it until then. Neither side learns anything of the cut but by waiting.
+    """
+
+    def __init__(self, host: str, port: int) -> None:
+        self._target = (host, port)
+        #: Set while that direction is open.
+        self._requests, self._replies = threading.Event(), threading.Event()
+        self._closed = False
+        self._lock = threading.Lock()
+        self._open: set[socket.socket] = set()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._listener.getsockname()[1])
+        self.heal()
+        self._acceptor = threading.Thread(target=self._accept, daemon=True)
+        self._acceptor.start()
+
+    def cut(self, *, requests: bool = True, replies: bool = True) -> None:
+        """From now on nothing goes through, of what clients send (``requests``) and of what the server sends (``replies``)."""
+        for wanted, gate in ((requests, self._requests), (replies, self._replies)):
+            if wanted:
+                gate.clear()
+
+    def heal(self) -> None:
+        """Let everything through, first of all what waited."""
+        self._requests.set()
+        self._replies.set()
+
+    def close(self) -> None:
+        """End all connections and listen no more."""
+        with self._lock:
+            self._closed = True
+            left = [self._listener, *self._open]
+        for each in left:
+            _cut(each)
+            each.close()
+        self.heal()
+        self._acceptor.join(30)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+                server = socket.create_connection(self._target, timeout=30)
+            except OSError:
+                if self._closed:
+                    return
+                client.close()
+                continue
+            server.settimeout(None)
+            with self._lock:
+                if self._closed:
+                    client.close()
+                    server.close()
+                    return
+                self._open |= {client, server}
+            for source, target, gate in ((client, server, self._requests), (server, client, self._replies)):
+                threading.Thread(target=self._pump, args=(source, target, gate), daemon=True).start()
+
+    @staticmethod
+    def _pump(source: socket.socket, target: socket.socket, gate: threading.Event) -> None:
+        with contextlib.suppress(OSError):
+            while piece := source.recv(65536):
+                gate.wait()
+                target.sendall(piece)
+        # The end of a connection is a message too.
+        gate.wait()
+        _cut(source)
+        _cut(target)
 
 
 def _cut(connection: socket.socket) -> None:

@@ -34,6 +34,7 @@ __all__ = [
     "TaskLease",
     "TaskTools",
     "View",
+    "stays_of",
 ]
 
 API_VERSION = (1, 0)
@@ -42,6 +43,17 @@ T = TypeVar("T")
 #: What every member id of ours begins with. Ids without it are not members: on ZooKeeper the election of a leader leaves a
 #: child of that name in the group for ever, and others may use the same server.
 MEMBER_PREFIX = b"moorage."
+#: Of a member id of our own, after the prefix.
+_PARTS = 5
+
+
+def stays_of(member_id: bytes) -> bytes:
+    """What the ids of all stays of one member begin with, and nobody else's.
+
+    Ids of Moorage's own are ``moorage.service.epoch.worker.stay.weight``; any other one is the member's only stay.
+    """
+    parts = member_id.removeprefix(MEMBER_PREFIX).split(b".")
+    return member_id if len(parts) != _PARTS else MEMBER_PREFIX + b".".join(parts[:-2]) + b"."
 
 
 class NotMember(errors.Fenced):
@@ -147,7 +159,8 @@ class CoordinationBackend(abc.ABC):
     def join(self, group: str, member_id: bytes) -> float:
         """Enter the group, which is created when it is not there; what ``renew`` returns.
 
-        :param member_id: begins with :data:`MEMBER_PREFIX`, ASCII without ``/``; nobody ever used it before.
+        :param member_id: begins with :data:`MEMBER_PREFIX`, ASCII without ``/``; nobody ever used it before. An earlier stay of
+            the same member (see :func:`stays_of`) may not have been left: it must not outlast a session.
         """
 
     @abc.abstractmethod

@@ -23,6 +23,7 @@ from moorage.coordination.interface import (
     NotMember,
     ServiceLives,
     View,
+    stays_of,
 )
 from moorage.db import Database, now
 from moorage_plugins.coordination.tables import members
@@ -65,7 +66,15 @@ class DatabaseBackend(CoordinationBackend):
             "group_name": group, "member": member_id.decode("ascii"), "service": self._services.uuid,
             "epoch": self._services.epoch, "joined_at": now(),
         }  # fmt: skip
-        self._guarded(lambda: self._database.run(lambda tx: tx.execute(sa.insert(members).values(row))))
+        # An earlier stay that could not be left, since the database was away, would live as long as this service does.
+        stays = members.c.member.startswith(stays_of(member_id).decode("ascii"), autoescape=True)
+        earlier = sa.delete(members).where(members.c.group_name == group, stays)
+
+        def enter(tx: sa.Connection) -> None:
+            tx.execute(earlier)
+            tx.execute(sa.insert(members).values(row))
+
+        self._guarded(lambda: self._database.run(enter))
         self._group, self._member = group, member_id
         return self._services.certain_until()
 

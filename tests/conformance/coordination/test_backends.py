@@ -7,25 +7,23 @@ import shutil
 import socket
 import tempfile
 import threading
-import time
 import unittest
 import uuid
 
 from typing_extensions import override
 
 from moorage.clock import SystemClock
-from moorage.coordination.interface import BackendTools, CoordinationBackend
+from moorage.coordination.interface import BackendTools, CoordinationBackend, NotMember
 from moorage.coordination.loading import client_factory
+from moorage.coordination.membership import MemberId
 from moorage.db import Database
-from moorage.services.heartbeat import LivenessObserver
-from moorage.services.interface import ServiceIdentity
-from moorage.services.registry import ServiceRegistry
 from moorage.services.tables import services
 from moorage.testing.coordination import CoordinationBackendTests
 from moorage_plugins.coordination.database import DatabaseBackend
 from moorage_plugins.coordination.tables import members
 from moorage_plugins.coordination.zookeeper import ZooKeeperBackend
 from tests import servers
+from tests.functional.coordination.nodes import Lives
 from tests.functional.db.databases import sqlite_url
 
 
@@ -91,36 +89,6 @@ class MemoryTests(UrlTests, unittest.TestCase):
         cls.url = f"memory://{uuid.uuid4()}"
 
 
-class Lives:
-    """A service that beats when its member renews, so that each member of the kit is a service of its own."""
-
-    def __init__(self, registry: ServiceRegistry, identity: ServiceIdentity, down_time: float) -> None:
-        self._registry = registry
-        self.identity = identity
-        self._down_time = down_time
-        self._observer = LivenessObserver(SystemClock(), down_time)
-        self._good_from = time.monotonic()
-
-    @property
-    def uuid(self) -> str:
-        return self.identity.uuid
-
-    @property
-    def epoch(self) -> int:
-        return self.identity.epoch
-
-    def certain_until(self) -> float:
-        began = time.monotonic()
-        if self._registry.beat(self.identity):
-            self._good_from = began
-        return self._good_from + 0.9 * self._down_time
-
-    def living(self) -> frozenset[tuple[str, int]]:
-        rows = self._registry.list()
-        up = self._observer.observe(rows)
-        return frozenset((row.uuid, row.epoch) for row in rows if up[row.uuid])
-
-
 class DatabaseTests(CoordinationBackendTests, unittest.TestCase):
     server: str | None = None
     database: Database
@@ -137,9 +105,10 @@ class DatabaseTests(CoordinationBackendTests, unittest.TestCase):
 
     @override
     def make_client(self, session_timeout: float) -> CoordinationBackend:
+        return self.client_of(Lives.of(self.database, session_timeout), session_timeout)
+
+    def client_of(self, lives: Lives, session_timeout: float) -> CoordinationBackend:
         clock = SystemClock()
-        registry = ServiceRegistry(self.database, clock)
-        lives = Lives(registry, registry.enlist("engine", uuid.uuid4().hex, rpc_version="1.0"), session_timeout)
         tools = BackendTools(
             conf=None,
             url="",
@@ -151,6 +120,19 @@ class DatabaseTests(CoordinationBackendTests, unittest.TestCase):
             services=lives,
         )
         return DatabaseBackend(tools)
+
+    def test_a_stay_that_could_not_be_left_ends_with_the_next_one_and_other_members_of_the_service_stay(self) -> None:
+        """Its service lives on, so nothing else would ever end it, and nobody would do its share."""
+        lives, group = Lives.of(self.database, 60.0), uuid.uuid4().hex
+        lost, again, neighbour = (self.client_of(lives, 60.0) for _ in range(3))
+        ids = [bytes(MemberId(lives.uuid, lives.epoch, worker, stay)) for worker, stay in ((1, 1), (1, 2), (11, 1))]
+        for client, member_id in zip((lost, again, neighbour), ids, strict=True):
+            client.start()
+            client.join(group, member_id)
+            client.renew()
+        self.assertEqual(neighbour.members().members, frozenset(ids[1:]))
+        with self.assertRaises(NotMember):
+            lost.renew()
 
 
 class PostgresqlTests(DatabaseTests):

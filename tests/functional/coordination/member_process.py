@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 import unittest
 
 from moorage.db import Database
@@ -26,6 +27,7 @@ def main() -> None:
             "owned": node.owned(),
             "member": member.decode() if member else None,
             "state": node.membership.state.value,
+            "time": time.time(),
         }
         sys.stdout.write(json.dumps(told) + "\n")
         sys.stdout.flush()

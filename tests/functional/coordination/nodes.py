@@ -8,8 +8,10 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import unittest
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +21,15 @@ from moorage.coordination.ledger import SqlLedger
 from moorage.coordination.loading import client_factory
 from moorage.coordination.membership import MemberId, Membership, Timing
 from moorage.db import Database
+from moorage.services.heartbeat import LivenessObserver
+from moorage.services.interface import ServiceIdentity
+from moorage.services.registry import ServiceRegistry
+from moorage.services.tables import services
 from moorage.testing.coordination import SOON
+from moorage_plugins.coordination.tables import members
+from tests.unit.coordination import store_tests
 
-__all__ = ["GROUP", "KEYS", "SESSION", "MemberProcess", "Node"]
+__all__ = ["GROUP", "KEYS", "SESSION", "Lives", "MemberProcess", "Node", "create_tables"]
 
 ROOT = Path(__file__).resolve().parents[3]
 GROUP = "faults"
@@ -30,15 +38,69 @@ SESSION = 4.0
 KEYS = [f"object-{number}" for number in range(100)]
 
 
-class Node:
-    """A member with its ring, running in threads, as an engine has it."""
+def create_tables(database: Database) -> None:
+    """Rings, and what the backend 'database' needs."""
+    store_tests.create_tables(database)
+    with database.write() as tx:
+        services.metadata.create_all(tx, tables=[services])
+        members.metadata.create_all(tx, tables=[members])
 
-    def __init__(self, test: unittest.TestCase, url: str, database: Database, name: str = "") -> None:
+
+class Lives:
+    """A service that beats when its member renews, so that each member of a test is a service of its own."""
+
+    def __init__(self, registry: ServiceRegistry, identity: ServiceIdentity, down_time: float) -> None:
+        self._registry = registry
+        self.identity = identity
+        self._down_time = down_time
+        self._observer = LivenessObserver(SystemClock(), down_time)
+        self._good_from = time.monotonic()
+
+    @classmethod
+    def of(cls, database: Database, down_time: float) -> Lives:
+        """A new service in that database."""
+        registry = ServiceRegistry(database, SystemClock())
+        return cls(registry, registry.enlist("engine", uuid.uuid4().hex, rpc_version="1.0"), down_time)
+
+    @property
+    def uuid(self) -> str:
+        return self.identity.uuid
+
+    @property
+    def epoch(self) -> int:
+        return self.identity.epoch
+
+    def certain_until(self) -> float:
+        began = time.monotonic()
+        if self._registry.beat(self.identity):
+            self._good_from = began
+        return self._good_from + 0.9 * self._down_time
+
+    def living(self) -> frozenset[tuple[str, int]]:
+        rows = self._registry.list()
+        up = self._observer.observe(rows)
+        return frozenset((row.uuid, row.epoch) for row in rows if up[row.uuid])
+
+
+class Node:
+    """A member with its ring, running in threads, as an engine has it.
+
+    :param url: of the backend's server; ``database``: the members are in the database too.
+    """
+
+    def __init__(
+        self, test: unittest.TestCase, url: str, database: Database, name: str = "", *, drain: bool = False
+    ) -> None:
         clock = SystemClock()
-        factory = client_factory(url, clock=clock, session_timeout=SESSION, call_timeout=1.5, connect_timeout=5)
+        lives = Lives.of(database, SESSION) if url == "database" else None
+        factory = client_factory(
+            url, clock=clock, session_timeout=SESSION, call_timeout=1.5, connect_timeout=5, database=database,
+            services=lives,
+        )  # fmt: skip
         timing = Timing(interval=SESSION / 8, margin=0.5, reset_after=SESSION)
-        self.membership = Membership(factory, GROUP, MemberId(name or uuid.uuid4().hex, 1), clock, timing)
-        settings = RingSettings(settle=0.3, poll_interval=0.2)
+        member = MemberId(lives.uuid, lives.epoch) if lives else MemberId(name or uuid.uuid4().hex, 1)
+        self.membership = Membership(factory, GROUP, member, clock, timing)
+        settings = RingSettings(settle=0.3, poll_interval=0.2, drain=drain)
         self.keeper = Keeper(self.membership, SqlLedger(database), GROUP, clock, settings)
         test.addCleanup(self.stop)
         self.membership.begin()
@@ -55,13 +117,22 @@ class Node:
 
 
 class MemberProcess:
-    """A member in a process of its own; :meth:`owned` is what it said last."""
+    """A member in a process of its own, which answers when it is asked.
 
-    def __init__(self, test: unittest.TestCase, url: str, database_url: str) -> None:
+    :param variables: more of its environment.
+    """
+
+    def __init__(
+        self, test: unittest.TestCase, url: str, database_url: str, variables: Mapping[str, str] | None = None
+    ) -> None:
         self.popen = subprocess.Popen(
             [sys.executable, "-W", "ignore", "-m", "tests.functional.coordination.member_process", url, database_url],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT, env={**os.environ, "PYTHONUNBUFFERED": "1"},
-        )  # fmt: skip
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONUNBUFFERED": "1", **(variables or {})},
+        )
         test.addCleanup(self.end)
 
     def ask(self) -> dict[str, Any]:

@@ -140,6 +140,12 @@ class StartTests(unittest.TestCase):
             with self.subTest(backend=backend):
                 self.assertIn(reason, self.refused(backend))
 
+    def test_a_database_that_is_down_keeps_the_engine_from_starting(self) -> None:
+        url = f"postgresql://nobody:secret@127.0.0.1:{servers.free_port()}/moorage"
+        said = self.refused("database", "--set", f"database.connection={url}")
+        self.assertIn("connection refused", said.lower())
+        self.assertNotIn("secret", said)
+
     def test_an_unreachable_backend_keeps_it_from_starting_unless_it_may_wait(self) -> None:
         url = f"zookeeper://127.0.0.1:{servers.free_port()}"
         said = self.refused(url, "--set", "coordination.connect_timeout=2")

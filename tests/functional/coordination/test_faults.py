@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The faults, on ZooKeeper in every run; on etcd, Redis and an ensemble of ZooKeepers in ``make soak``."""
+"""The faults on each backend: on ZooKeeper in every run, the others in ``make soak``."""
 
 from __future__ import annotations
 
+import tempfile
 import unittest
 from collections.abc import Sequence
 
+import sqlalchemy as sa
 from typing_extensions import override
 
 import tests
+from moorage.services.tables import services
 from moorage.testing.coordination import wait_for
+from moorage_plugins.coordination.tables import members
 from tests import servers
 from tests.functional.coordination import fault_tests
 from tests.functional.coordination.nodes import Node
@@ -33,13 +37,68 @@ class RedisFaultTests(fault_tests.FaultTests):
 
 
 @_SOAK
-class ZookeeperMilderFaultTests(fault_tests.MilderFaultTests):
-    kind = "zookeeper"
+class MemcachedFaultTests(fault_tests.FaultTests):
+    """It forgets everything whenever it is restarted."""
+
+    kind = "memcached"
 
 
 @_SOAK
-class EtcdMilderFaultTests(fault_tests.MilderFaultTests):
-    kind = "etcd"
+class FileFaultTests(fault_tests.MemberTests):
+    """There is no server that could fail. A member's file is old while it sleeps, and new with its next heartbeat."""
+
+    silent_return = True
+
+    @override
+    def start_server(self) -> None:
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self._url = f"file://{folder.name}"
+
+    @property
+    @override
+    def url(self) -> str:
+        return self._url
+
+
+class SqliteFaultTests(fault_tests.MemberTests):
+    """Members in the database, which is a file."""
+
+    @override
+    def start_server(self) -> None:
+        """There is none."""
+
+    @property
+    @override
+    def url(self) -> str:
+        return "database"
+
+
+@_SOAK
+class DatabaseFaultTests(fault_tests.PauseTests, fault_tests.RestartTests, fault_tests.MemberTests):
+    """Members, services and the ring's row in one PostgreSQL."""
+
+    kind = "postgresql"
+
+    @override
+    def make_database(self) -> str:
+        self.database_url = servers.fresh_database(self.server)
+        return self.database_url
+
+    @property
+    @override
+    def url(self) -> str:
+        return "database"
+
+    def test_services_that_were_lost_stop_for_good_and_new_ones_take_over(self) -> None:
+        """A database that lost its rows: who was in it is nobody any more, and its process ends (see the heartbeat's tests)."""
+        nodes = self.nodes(2)
+        with self.database.write() as tx:
+            tx.execute(sa.delete(members))
+            tx.execute(sa.delete(services))
+        fresh = [Node(self, self.url, self.database) for _ in range(2)]
+        self.wait_shared(fresh)
+        self.assertEqual([node.owned() for node in nodes], [[], []])
 
 
 class EnsembleMember(Zookeeper):

@@ -18,7 +18,7 @@ from moorage.allocation import api as allocation_api
 from moorage.allocation import pools_api
 from moorage.api import auth
 from moorage.api.application import PREFIX, Application
-from moorage.api.collectors import CleanupCollector
+from moorage.api.collectors import CleanupCollector, PeriodicCollector
 from moorage.api.mounts import Dispatcher, Health, Metrics, at_its_path, places
 from moorage.api.policies import POLICIES
 from moorage.api.policy import Policy
@@ -139,6 +139,13 @@ class ApiRole:
         self._metrics = Metrics()
         self._metrics.registry.register(CleanupCollector(platform.database))
         self._routes = self._all_routes(conf)
+        self._metrics.registry.register(
+            PeriodicCollector(
+                platform.database,
+                EngineNames(platform.registry, self._observer),
+                lambda: living(platform.registry, self._observer),
+            )
+        )
         self._dispatcher = Dispatcher(self._mounts(conf))
         self._server = Server(
             conf.api.bind,

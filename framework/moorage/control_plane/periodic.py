@@ -11,6 +11,7 @@ from oslo_log import log as logging
 from typing_extensions import override
 
 from moorage import context, errors
+from moorage.cleanup.workers import WorkerStore
 from moorage.control_plane.process import Platform
 from moorage.coordination import options
 from moorage.coordination.claims import Claim, ClaimStore, SqlClaims
@@ -133,8 +134,11 @@ class PeriodicWork:
     def stop(self, drain_seconds: float) -> None:
         """End what is being handled, then leave, so that nobody takes over what is still in hand."""
         runners = [worker.runner for worker in self._workers] + ([self._alone] if self._alone else [])
+        deadline = self._platform.clock.monotonic() + drain_seconds
         for runner in runners:
-            runner.stop(drain_seconds)
+            runner.end()
+        for runner in runners:
+            runner.stop(max(0.0, deadline - self._platform.clock.monotonic()))
         for worker in self._workers:
             worker.keeper.stop()
             worker.membership.stop()
@@ -149,6 +153,7 @@ class PeriodicWork:
             sender=self._platform.sender,
             context=context.internal("engine"),
             services=self._platform,
+            workers=WorkerStore(self._platform.database, lease_seconds=self._conf.cleanup.lease_seconds),
         )
         loaded = PERIODIC_TASKS.load_all(self._conf.periodic.enabled_tasks)
         return {each.name: each.plugin(tools) for each in loaded}

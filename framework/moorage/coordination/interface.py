@@ -240,6 +240,7 @@ class TaskTools:
     :param sender: :class:`moorage.rpc.client.Sender`.
     :param context: who the work is done for, for messages and logs.
     :param services: things of the control plane that the core's own tasks need, by name; plugins must not count on them.
+    :param workers: :class:`moorage.cleanup.interface.Workers`, where a task records an operation that it wants done.
     """
 
     conf: Any
@@ -248,6 +249,7 @@ class TaskTools:
     sender: Any
     context: RequestContext
     services: Any = None
+    workers: Any = None
 
 
 class PeriodicTask(abc.ABC):
@@ -268,6 +270,8 @@ class PeriodicTask(abc.ABC):
     concurrency: int = 1
     #: Whether the objects' handlings are spread over the whole time between two ticks, by their positions on the ring.
     spread: bool = False
+    #: The hash function of the positions that :meth:`objects_in` knows. It is not asked while the ring has another one.
+    positions: str = "md5"
 
     def __init__(self, tools: TaskTools) -> None:
         """Keep the tools; must not block. May raise ConfigError."""
@@ -280,7 +284,7 @@ class PeriodicTask(abc.ABC):
     def objects_in(self, ranges: Sequence[tuple[int, int]]) -> Sequence[str] | None:
         """The ids of those whose stored position lies in one of the half-open ranges; None when positions are not stored.
 
-        See :func:`moorage.ring.position_of` for what to store, with the ring's hash function, and
+        See :func:`moorage.ring.position_of` for what to store, of the hash function that :attr:`positions` says, and
         :func:`moorage.db.ranges.within` for the condition. Some more may be returned, so that the query may round.
         """
         return None

@@ -5,16 +5,15 @@ Overlaps of two owners, and what bounds them (one handling of the slowest object
 
 * a member that pauses or loses the backend checks its lease before every object, and stops before others may begin: at most *o*;
 * a change of the ring among live members: at most *P* and *o* with ``immediate`` (five *P* when the store answers one of us and
-  not the other), nothing with ``drain``;
+  not the other), nothing with ``drain``, which waits for handlings of the old ring, each for its task's ``timeout`` at most;
 * whatever happens, one claim for each task, object and tick, and no write of an owner that was overtaken.
 """
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from oslo_log import log as logging
@@ -26,7 +25,7 @@ from moorage.coordination.ledger import Ledger, RingRow
 from moorage.coordination.membership import MemberId, Membership
 from moorage.ring import Ring
 
-__all__ = ["Keeper", "RingSettings", "RingSnapshot", "ring_of"]
+__all__ = ["Keeper", "RingSettings", "RingSnapshot", "Working", "ring_of"]
 
 LOG = logging.getLogger(__name__)
 
@@ -101,6 +100,33 @@ class RingSnapshot:
         return after - before, before - after
 
 
+class Working:
+    """Around the handling of one object; gives whether it may begin.
+
+    A handling that nobody waits for any more is released before it ends: from then on its lease is over, and a ring that waits for
+    it need wait no longer.
+    """
+
+    def __init__(self, allowed: bool, end: Callable[[], None]) -> None:
+        self._allowed = allowed
+        self._end = end
+        self._lock = threading.Lock()
+        self._counted = allowed
+
+    def __enter__(self) -> bool:
+        return self._allowed
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def release(self) -> None:
+        """It counts no more; twice is as good as once."""
+        with self._lock:
+            counted, self._counted = self._counted, False
+        if counted:
+            self._end()
+
+
 class Keeper:
     """Looks who is there, proposes rings, adopts what the ledger says. :meth:`step` does it all; a thread calls it."""
 
@@ -139,19 +165,21 @@ class Keeper:
         fresh = self._clock.monotonic() - self._read_at < self._settings.stale_after
         return self._active is snapshot and fresh and self._membership.holds(snapshot.me)
 
-    @contextlib.contextmanager
-    def working(self, snapshot: RingSnapshot) -> Iterator[bool]:
+    def working(self, snapshot: RingSnapshot) -> Working:
         """Says that an object is being handled under this ring; gives False when it may not be."""
+        token = snapshot.token
+
+        def end() -> None:
+            with self._lock:
+                self._working[token] -= 1
+                if not self._working[token]:
+                    del self._working[token]
+
         with self._lock:
             allowed = self.is_current(snapshot)
             if allowed:
-                self._working[snapshot.token] += 1
-        try:
-            yield allowed
-        finally:
-            if allowed:
-                with self._lock:
-                    self._working[snapshot.token] -= 1
+                self._working[token] += 1
+        return Working(allowed, end)
 
     def refresh(self) -> None:
         """Look now, unless that was done within the last ``poll_interval``.

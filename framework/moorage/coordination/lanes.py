@@ -56,8 +56,11 @@ class Lanes(Generic[T]):
         #: Threads that were given up and have not ended.
         self._hanging = 0
 
-    def run(self, items: Iterable[T]) -> None:
-        """Do them all; returns when each has ended or was given up. With too many threads that hang nothing more is begun."""
+    def run(self, items: Iterable[T]) -> int:
+        """Do them all; returns when each has ended or was given up.
+
+        With too many threads that hang nothing more is begun: how many were left undone.
+        """
         most = _HANGING + self._width
         with self._changed:
             self._items.extend(items)
@@ -66,10 +69,18 @@ class Lanes(Generic[T]):
                     self._begin()
                 if not self._lanes:
                     # All threads hang. What is left waits for another time.
+                    left = len(self._items)
                     self._items.clear()
-                    return
+                    return left
                 self._changed.wait(self._until_overdue())
                 self._give_up_overdue()
+        return 0
+
+    @property
+    def stuck(self) -> bool:
+        """Whether as many threads hang as may."""
+        with self._changed:
+            return self._hanging >= _HANGING + self._width
 
     def _begin(self) -> None:
         lane: _Lane[T] = _Lane()

@@ -15,7 +15,7 @@ from typing import Any
 import sqlalchemy as sa
 from typing_extensions import override
 
-from moorage.coordination.tables import adoptions, rings
+from moorage.coordination.tables import adoptions, claims, rings
 from moorage.db import Database, Duplicate, now
 
 __all__ = ["Adoption", "Ledger", "RingRow", "SqlLedger"]
@@ -52,7 +52,8 @@ class Ledger(abc.ABC):
     def propose(self, group: str, seen: RingRow | None, proposed: RingRow) -> bool:
         """Write the row where its token is still that of ``seen`` (None: where there is no row); False when it is not.
 
-        The token becomes that of ``seen`` plus one (1 for the first), whatever ``proposed`` says.
+        The token becomes larger than any that a group has, whatever ``proposed`` says; that of a first row larger than any that
+        work was done under: a group that was renamed, or lost its row, goes on where the one before it was.
         """
 
     @abc.abstractmethod
@@ -76,7 +77,7 @@ _MOVE = (
     sa.update(rings)
     .where(rings.c.group_name == sa.bindparam("of_group"), rings.c.token == sa.bindparam("seen"))
     .values(
-        token=rings.c.token + 1,
+        token=sa.bindparam("to_token", type_=sa.BigInteger),
         members=sa.bindparam("to_members", type_=rings.c.members.type),
         replicas=sa.bindparam("to_replicas"),
         hash_function=sa.bindparam("to_hash"),
@@ -123,11 +124,16 @@ class SqlLedger(Ledger):
         members = [member.decode() for member in sorted(proposed.members)]
         if seen is None:
             values = {
-                "group_name": group, "token": 1, "members": members, "replicas": proposed.replicas,
+                "group_name": group, "members": members, "replicas": proposed.replicas,
                 "hash_function": proposed.hash_function, "changed_at": now(),
             }  # fmt: skip
+
+            def first(tx: sa.Connection) -> None:
+                token = 1 + max(_newest(tx, rings.c.token), _newest(tx, claims.c.token))
+                tx.execute(sa.insert(rings).values(token=token, **values))
+
             try:
-                self._database.run(lambda tx: tx.execute(sa.insert(rings).values(values)))
+                self._database.run(first)
             except Duplicate:
                 return False
             return True
@@ -135,7 +141,12 @@ class SqlLedger(Ledger):
             "of_group": group, "seen": seen.token, "to_members": members, "to_replicas": proposed.replicas,
             "to_hash": proposed.hash_function,
         }  # fmt: skip
-        return self._database.run(lambda tx: tx.execute(_MOVE, parameters).rowcount == 1)
+
+        def move(tx: sa.Connection) -> bool:
+            token = 1 + max(seen.token, _newest(tx, rings.c.token))
+            return tx.execute(_MOVE, {**parameters, "to_token": token}).rowcount == 1
+
+        return self._database.run(move)
 
     @override
     def adopt(self, group: str, member: bytes, token: int) -> None:
@@ -160,6 +171,10 @@ class SqlLedger(Ledger):
         names = [member.decode() for member in members]
         statement = sa.delete(adoptions).where(adoptions.c.group_name == group, adoptions.c.member.in_(names))
         self._database.run(lambda tx: tx.execute(statement), idempotent=True)
+
+
+def _newest(tx: sa.Connection, column: Any) -> int:
+    return int(tx.execute(sa.select(sa.func.coalesce(sa.func.max(column), 0))).scalar_one())
 
 
 def _row(row: Any) -> RingRow:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from oslo_log import log as logging
 
@@ -71,7 +71,18 @@ class MemberId:
             numbers = int(epoch), int(worker), int(stay), int(weight) / 1000
         except ValueError as error:
             raise errors.InvalidInput(f"{member!r} is no member id of Moorage.", path="member") from error
+        if not numbers[-1] > 0:
+            raise errors.InvalidInput(f"{member!r} has no weight.", path="member")
         return cls(service.decode("ascii", "replace"), *numbers)
+
+    @classmethod
+    def known(cls, member: bytes) -> bool:
+        """Whether it is an id of this form."""
+        try:
+            cls.parse(member)
+        except errors.InvalidInput:
+            return False
+        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +118,7 @@ class Membership:
         self._certain_until = float("-inf")
         self._answered_at = clock.monotonic()
         self._stays = 0
+        self._strange: set[bytes] = set()
         self._failures = 0
         self._next_join = float("-inf")
         self._wake = threading.Event()
@@ -142,7 +154,14 @@ class Membership:
         client = self._client
         if client is None or self.member_id is None:
             raise errors.Unavailable(f"This member is not in the group {self._group}: {self.problem or 'it starts'}")
-        return client.members()
+        found = client.members()
+        strange = {member for member in found.members if not MemberId.known(member)}
+        for member in strange - self._strange:
+            LOG.warning(
+                "%r in the group %s is no member that this release knows; it gets no work.", member, self._group
+            )
+        self._strange = strange
+        return replace(found, members=found.members - strange) if strange else found
 
     # -- life -----------------------------------------------------------------------------------------------------
 

@@ -103,7 +103,10 @@ class TaskRunner:
         self._backoff = Backoff(settings.error_backoff)
         self._last_slot: int | None = None
         self._last_token: int | None = None
+        #: The request that was heeded, and the ring that it was heeded under.
         self._heeded = 0
+        self._heeded_token: int | None = None
+        self._stopping = threading.Event()
         self._lanes: Lanes[tuple[Sweep, Claimed]] = Lanes(
             f"task-{name}",
             clock,
@@ -120,12 +123,8 @@ class TaskRunner:
         Says the same again until :meth:`swept` was called for it.
         """
         settings = self._settings
-        if control is not None and control.requested_at > self._heeded:
-            if moment - control.requested_at < max(_REQUEST_LASTS, 2 * self._spacing):
-                return Ticks(
-                    moment, self._spacing, settings.spread, settings.hash_function, requested=control.requested_at
-                )
-            self._heeded = control.requested_at
+        if control is not None and self._asked(moment, control):
+            return Ticks(moment, self._spacing, settings.spread, settings.hash_function, requested=control.requested_at)
         if control is not None and control.paused:
             return None
         if self._slot(moment) == self._last_slot and not self._ring_changed():
@@ -134,9 +133,11 @@ class TaskRunner:
 
     def swept(self, ticks: Ticks, sweep: Sweep) -> None:
         """Remember that it was done. What the ring cut short is done again at once, under the new one."""
+        if sweep.stale:
+            return
         if ticks.requested:
-            self._heeded = ticks.requested
-        elif not sweep.stale:
+            self._heeded, self._heeded_token = ticks.requested, sweep.share.token
+        else:
             self._last_slot = self._slot(ticks.moment)
             self._last_token = sweep.share.token
 
@@ -157,11 +158,21 @@ class TaskRunner:
             timeout=settings.timeout,
             batch=settings.batch,
             only=only,
+            stopping=self._stopping.is_set,
         )
         sweep.begin()
         try:
             for claim, object_ids in sweep.batches():
-                self._lanes.run((sweep, each) for each in sweep.claim(claim, object_ids))
+                # What is claimed now, and cannot begin, would wait for the next tick without a word.
+                left = (
+                    0
+                    if self._lanes.stuck
+                    else self._lanes.run((sweep, each) for each in sweep.claim(claim, object_ids))
+                )
+                if left or self._lanes.stuck:
+                    LOG.error("All threads of task %s hang in handlings; it handles nothing until one ends.", self.name)
+                    sweep.abandon("all threads hang in handlings", left)
+                    break
                 if sweep.stale:
                     break
         except errors.MoorageError as error:
@@ -178,20 +189,33 @@ class TaskRunner:
             "The handling of %s by task %s has not ended within %g seconds; it is left alone, and cannot write any more.",
             claimed.object_id, self.name, self._settings.timeout,
         )  # fmt: skip
-        sweep.failed(claimed.object_id, f"not within {self._settings.timeout:g} seconds")
+        sweep.give_up(claimed, f"not within {self._settings.timeout:g} seconds")
+
+    def _asked(self, moment: int, control: Control) -> bool:
+        """Whether an operator's request is open: not swept for yet, or not under the ring that is now."""
+        if not control.requested_at or moment - control.requested_at >= max(_REQUEST_LASTS, 2 * self._spacing):
+            return False
+        if control.requested_at != self._heeded:
+            return control.requested_at > self._heeded
+        return self._moved(self._heeded_token)
+
+    def end(self) -> None:
+        """Begin no handling any more; a sweep that runs is cut short."""
+        self._stopping.set()
 
     def _slot(self, moment: int) -> int:
         return (moment - self._jitter) // (self._spacing // (_PARTS if self._settings.spread else 1) or 1)
 
     def _ring_changed(self) -> bool:
         """What came to this member with a new ring may not have been handled at this tick: look at once."""
-        if self._last_token is None:
-            return True
+        return self._last_token is None or self._moved(self._last_token)
+
+    def _moved(self, token: int | None) -> bool:
         try:
             share = self._share()
         except errors.Unavailable:
             return False
-        return share is not None and share.token != self._last_token
+        return share is not None and share.token != token
 
     def _prune(self, moment: int) -> None:
         if self._clock.monotonic() - self._pruned_at < _PRUNE_EVERY:
@@ -224,15 +248,22 @@ class Runner:
         self._delay = chance.uniform(0, initial_delay)
         self._stop = threading.Event()
         self._busy: dict[str, threading.Thread] = {}
+        self._latest = 0
         self._thread = threading.Thread(target=self._run, name="periodic", daemon=True)
 
     def start(self) -> None:
         """Begin to look."""
         self._thread.start()
 
-    def stop(self, seconds: float = 30.0) -> None:
-        """Begin nothing more, and wait for sweeps to end; those that do not lose their share with the membership."""
+    def end(self) -> None:
+        """Begin nothing more, in sweeps that run either; waits for nothing."""
         self._stop.set()
+        for task in self._tasks:
+            task.end()
+
+    def stop(self, seconds: float = 30.0) -> None:
+        """Begin nothing more, and wait for handlings to end; those that do not lose their share with the membership."""
+        self.end()
         deadline = self._clock.monotonic() + seconds
         for thread in (self._thread, *self._busy.values()):
             if thread.is_alive():
@@ -252,12 +283,22 @@ class Runner:
                 return
 
     def _look(self, moment: int, controls: Mapping[str, Control]) -> None:
+        if moment < self._latest - MICROSECONDS:
+            LOG.warning(
+                "The database's clock stepped back by %.0f seconds: what was handled at a later tick waits until then.",
+                (self._latest - moment) / MICROSECONDS,
+            )
+        self._latest = moment
         for task in self._tasks:
             running = self._busy.get(task.name)
             if running is not None and running.is_alive():
                 continue
             control = controls.get(task.name)
-            ticks = task.due(moment, control)
+            try:
+                ticks = task.due(moment, control)
+            except errors.MoorageError as error:
+                LOG.warning("Whether %s is due is not known: %s", task.name, error.message)
+                continue
             if ticks is None:
                 continue
             only = control.requested_object if control is not None and ticks.requested else ""

@@ -20,7 +20,7 @@ from moorage import errors
 from moorage.clock import Clock
 from moorage.coordination.claims import Claim, ClaimStore
 from moorage.coordination.interface import PeriodicTask, TaskLease
-from moorage.coordination.keeper import Keeper, RingSnapshot
+from moorage.coordination.keeper import Keeper, RingSnapshot, Working
 from moorage.coordination.task_store import Run
 from moorage.ring import POSITION_COUNT, position_of
 
@@ -49,7 +49,7 @@ class Share(Protocol):
     def holds(self) -> bool:
         """Whether it may go on; costs nothing."""
 
-    def working(self) -> contextlib.AbstractContextManager[bool]:
+    def working(self) -> Working:
         """Around each handling; gives False when it may not begin."""
 
 
@@ -63,15 +63,19 @@ class RingShare:
         self.member = snapshot.me.decode()
 
     def select(self, task: PeriodicTask) -> Sequence[str]:
-        """See :class:`Share`. What was fetched by ranges is compared exactly all the same."""
-        found = task.objects_in(self._snapshot.ranges())
+        """See :class:`Share`. What was fetched by ranges is compared exactly all the same.
+
+        Positions of another hash function than the ring's say nothing of it: then everything is listed.
+        """
+        known = task.positions == self._snapshot.ring.hash_function
+        found = task.objects_in(self._snapshot.ranges()) if known else None
         return self._snapshot.subset(list(task.list_objects() if found is None else found))
 
     def holds(self) -> bool:
         """See :class:`Share`."""
         return self._keeper.is_current(self._snapshot)
 
-    def working(self) -> contextlib.AbstractContextManager[bool]:
+    def working(self) -> Working:
         """See :class:`Share`."""
         return self._keeper.working(self._snapshot)
 
@@ -91,9 +95,9 @@ class Everything:
         """See :class:`Share`."""
         return True
 
-    def working(self) -> contextlib.AbstractContextManager[bool]:
+    def working(self) -> Working:
         """See :class:`Share`."""
-        return contextlib.nullcontext(True)
+        return Working(True, lambda: None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,31 +133,23 @@ class Backoff:
     def __init__(self, first: float) -> None:
         self._first = first
         self._lock = threading.Lock()
-        #: Failures in a row, and ticks that the object is still left out of.
+        #: Failures in a row, and the last tick that the object is left out of.
         self._failed: dict[str, tuple[int, int]] = {}
 
-    def due(self, object_ids: Sequence[str]) -> list[str]:
-        """Those that are not left out of this tick; what is not among the objects is forgotten."""
+    def due(self, object_ids: Sequence[str], ticks: Ticks) -> list[str]:
+        """Those that are not left out of their tick; what is not among the objects is forgotten."""
         with self._lock:
             if not self._failed:
                 return list(object_ids)
-            kept: dict[str, tuple[int, int]] = {}
-            found = []
-            for each in object_ids:
-                count, left = self._failed.get(each, (0, 0))
-                if left == 0:
-                    found.append(each)
-                if count:
-                    kept[each] = count, max(0, left - 1)
-            self._failed = kept
-            return found
+            self._failed = {each: self._failed[each] for each in object_ids if each in self._failed}
+            return [each for each in object_ids if each not in self._failed or ticks.of(each) > self._failed[each][1]]
 
-    def failed(self, object_id: str) -> None:
+    def failed(self, object_id: str, ticks: Ticks) -> None:
         """Its handling raised."""
         with self._lock:
             count, _ = self._failed.get(object_id, (0, 0))
             pause = min(_LONGEST_BACKOFF, round(self._first * 2 ** min(count, 10)))
-            self._failed[object_id] = count + 1, pause
+            self._failed[object_id] = count + 1, ticks.of(object_id) + pause * ticks.spacing
 
     def handled(self, object_id: str) -> None:
         """Its handling ended well."""
@@ -172,7 +168,7 @@ class Claimed:
 class ClaimLease(TaskLease):
     """The lease that a handler gets."""
 
-    __slots__ = ("_claim", "_claims", "_clock", "_deadline", "_share")
+    __slots__ = ("_claim", "_claims", "_clock", "_deadline", "_share", "over")
 
     def __init__(
         self, claims: ClaimStore, claim: Claim, object_id: str, share: Share, clock: Clock, timeout: float
@@ -183,6 +179,11 @@ class ClaimLease(TaskLease):
         self._share = share
         self._clock = clock
         self._deadline = clock.monotonic() + timeout
+        self.over = False
+
+    def end(self) -> None:
+        """Nobody waits for it any more: nothing is written from here on."""
+        self.over = True
 
     @override
     def check(self) -> None:
@@ -190,7 +191,7 @@ class ClaimLease(TaskLease):
             raise errors.Fenced(
                 f"{self.object_id} of {self.task}: this member's share under token {self.token} is over; nothing was written."
             )
-        if self._clock.monotonic() >= self._deadline:
+        if self.over or self._clock.monotonic() >= self._deadline:
             raise errors.Fenced(f"{self.object_id} of {self.task}: the handling took too long; nothing was written.")
 
     @override
@@ -220,6 +221,7 @@ class Sweep:
 
     :param name: of the task. :param timeout: seconds that one handling may take.
     :param only: the one object that was asked for; empty: all.
+    :param stopping: whether nothing more is to be begun.
     """
 
     def __init__(
@@ -235,8 +237,11 @@ class Sweep:
         timeout: float,
         batch: int = 500,
         only: str = "",
+        stopping: Callable[[], bool] = lambda: False,
     ) -> None:
         self._name = name
+        self._stopping = stopping
+        self._running: dict[str, tuple[Working, ClaimLease]] = {}
         self._task = task
         self.share = share
         self._claims = claims
@@ -250,7 +255,7 @@ class Sweep:
         self._began = clock.monotonic()
         self._lock = threading.Lock()
         self._objects: list[str] = []
-        self._counts = {"handled": 0, "acted": 0, "failed": 0, "fenced": 0}
+        self._counts = {"handled": 0, "acted": 0, "failed": 0, "fenced": 0, "lost": 0, "skipped": 0}
         self._owned = 0
         self._ended = "complete"
         self._problem = ""
@@ -272,7 +277,8 @@ class Sweep:
         if self._only:
             self._objects = [each for each in mine if each == self._only]
         else:
-            self._objects = self._backoff.due(mine)
+            self._objects = self._backoff.due(mine, self._ticks)
+            self._counts["skipped"] = len(mine) - len(self._objects)
 
     def batches(self) -> Iterator[tuple[Claim, Sequence[str]]]:
         """What is to be claimed: objects of one tick, not too many at once."""
@@ -289,18 +295,23 @@ class Sweep:
 
         :raises StoreUnavailable: as the store.
         """
-        if not self.share.holds():
+        if self._stopping() or not self.share.holds():
             self._cut_short()
             return []
-        return [Claimed(claim, each) for each in self._claims.claim(claim, object_ids)]
+        found = [Claimed(claim, each) for each in self._claims.claim(claim, object_ids)]
+        self._count("lost", len(object_ids) - len(found))
+        return found
 
     def handle(self, claimed: Claimed) -> None:
         """Handle one object; whatever the handler raises ends here."""
-        with self.share.working() as allowed:
-            if not allowed:
+        working = self.share.working()
+        with working as allowed:
+            if self._stopping() or not allowed:
                 self._cut_short()
                 return
             lease = ClaimLease(self._claims, claimed.claim, claimed.object_id, self.share, self._clock, self._timeout)
+            with self._lock:
+                self._running[claimed.object_id] = working, lease
             try:
                 acted = self._task.handle(claimed.object_id, lease)
             except errors.Fenced as error:
@@ -310,14 +321,34 @@ class Sweep:
                 LOG.exception("%s of %s could not be handled.", claimed.object_id, self._name)
                 self.failed(claimed.object_id, f"{type(error).__name__}: {error}")
             else:
-                self._backoff.handled(claimed.object_id)
-                self._count("handled")
-                if acted:
-                    self._count("acted")
+                # Of one that was given up meanwhile it was told already that it failed.
+                if not lease.over:
+                    self._backoff.handled(claimed.object_id)
+                    self._count("handled")
+                    self._count("acted", bool(acted))
+            finally:
+                with self._lock:
+                    self._running.pop(claimed.object_id, None)
+
+    def give_up(self, claimed: Claimed, problem: str) -> None:
+        """Wait no longer for a handling: its lease is over, and the next ring need not wait for it either."""
+        with self._lock:
+            running = self._running.get(claimed.object_id)
+        self.failed(claimed.object_id, problem)
+        if running is not None:
+            working, lease = running
+            lease.end()
+            working.release()
+
+    def abandon(self, problem: str, left: int) -> None:
+        """Begin nothing more, for a reason that people should know; so many that were claimed were not begun."""
+        self._count("failed", left)
+        with self._lock:
+            self._ended, self._problem = "failed", problem
 
     def failed(self, object_id: str, problem: str) -> None:
         """Count a failure, and put the object off."""
-        self._backoff.failed(object_id)
+        self._backoff.failed(object_id, self._ticks)
         with self._lock:
             self._problem = self._problem or f"{object_id}: {problem}"
         self._count("failed")
@@ -348,6 +379,6 @@ class Sweep:
         with self._lock:
             self._ended = "stale"
 
-    def _count(self, what: str) -> None:
+    def _count(self, what: str, number: int = 1) -> None:
         with self._lock:
-            self._counts[what] += 1
+            self._counts[what] += number

@@ -7,7 +7,7 @@ import sqlalchemy as sa
 
 from moorage.db.schema import BigId, JsonText, Micros, core_metadata, exact
 
-__all__ = ["adoptions", "claims", "rings", "runs", "tasks"]
+__all__ = ["adoptions", "claims", "rings", "runs", "tasks", "totals"]
 
 #: Of each group the ring that everybody adopts; written by :mod:`moorage.coordination.ledger` alone, as ``adoptions``.
 rings = sa.Table(
@@ -71,7 +71,23 @@ runs = sa.Table(
     sa.Column("acted", sa.Integer, nullable=False),
     sa.Column("failed", sa.Integer, nullable=False),
     sa.Column("fenced", sa.Integer, nullable=False),
+    sa.Column("lost", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("skipped", sa.Integer, nullable=False, server_default="0"),
     sa.Column("ended", exact(20), nullable=False),
     sa.Column("problem", sa.String(255), nullable=False),
     sa.Index("ix_periodic_runs_task_id", "task", "id"),
+)
+
+#: What all sweeps of a task did since there is this table: they go on when sweeps are forgotten.
+totals = sa.Table(
+    "periodic_totals",
+    core_metadata,
+    sa.Column("task", exact(80), primary_key=True),
+    *(
+        sa.Column(name, sa.BigInteger, nullable=False)
+        for name in (
+            *("complete", "stale", "broken", "milliseconds"),
+            *("handled", "acted", "failed", "fenced", "lost", "skipped"),
+        )
+    ),
 )

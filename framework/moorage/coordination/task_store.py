@@ -9,10 +9,13 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from moorage.coordination.tables import runs, tasks
+from moorage.coordination.tables import runs, tasks, totals
 from moorage.db import Database, Duplicate, now, read_now
 
-__all__ = ["Control", "Run", "TaskStore"]
+__all__ = ["COUNTS", "Control", "Run", "TaskStore"]
+
+#: What is counted of objects.
+COUNTS = ("handled", "acted", "failed", "fenced", "lost", "skipped")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,7 @@ class Run:
 
     :param ended: ``complete``, ``stale`` (the ring changed or the membership ended), ``failed`` (the objects could not be listed).
     :param owned: objects that were the member's. :param fenced: handlings whose writes were refused.
+    :param lost: objects whose tick somebody had claimed already. :param skipped: those put off after failures.
     """
 
     task: str
@@ -51,12 +55,15 @@ class Run:
     fenced: int = 0
     ended: str = "complete"
     problem: str = ""
+    lost: int = 0
+    skipped: int = 0
 
 
 _CONTROL = (tasks.c.name, tasks.c.paused, tasks.c.reason, tasks.c.requested_at, tasks.c.requested_object)
 _RUN = (
     runs.c.task, runs.c.member, runs.c.tick, runs.c.token, runs.c.started_at, runs.c.milliseconds, runs.c.owned,
-    runs.c.handled, runs.c.acted, runs.c.failed, runs.c.fenced, runs.c.ended, runs.c.problem,
+    runs.c.handled, runs.c.acted, runs.c.failed, runs.c.fenced, runs.c.ended, runs.c.problem, runs.c.lost,
+    runs.c.skipped,
 )  # fmt: skip
 
 
@@ -100,7 +107,7 @@ class TaskStore:
             return self._database.run(work)
 
     def record(self, run: Run) -> None:
-        """Remember a sweep, and forget the oldest beyond ``history``."""
+        """Remember a sweep, add it to the totals, and forget the oldest beyond ``history``."""
         row = {column.name: getattr(run, column.name) for column in _RUN}
         row["problem"] = run.problem[:255]
         oldest = (
@@ -111,13 +118,32 @@ class TaskStore:
             .limit(1)
         )
 
+        ended = {"complete": "complete", "stale": "stale"}.get(run.ended, "broken")
+        added = {ended: 1, "milliseconds": run.milliseconds, **{name: getattr(run, name) for name in COUNTS}}
+        add = sa.update(totals).where(totals.c.task == run.task)
+        add = add.values({name: totals.c[name] + value for name, value in added.items()})
+        first = {**dict.fromkeys(totals.c.keys(), 0), **added, "task": run.task}
+
         def work(tx: sa.Connection) -> None:
+            if not tx.execute(add).rowcount:
+                tx.execute(sa.insert(totals).values(first))
             tx.execute(sa.insert(runs).values(row))
             last = tx.execute(oldest).scalar()
             if last is not None:
                 tx.execute(sa.delete(runs).where(runs.c.task == run.task, runs.c.id <= last))
 
-        self._database.run(work)
+        try:
+            self._database.run(work)
+        except Duplicate:
+            # Another member's sweep was the first one.
+            self._database.run(work)
+
+    def totals(self) -> Sequence[Mapping[str, Any]]:
+        """The totals, by task, as columns of the table ``periodic_totals``, with ``tick``: the last that was swept; one query."""
+        last = sa.select(runs.c.task, sa.func.max(runs.c.tick).label("tick")).group_by(runs.c.task).subquery()
+        query = sa.select(totals, last.c.tick).join(last, last.c.task == totals.c.task, isouter=True)
+        with self._database.read() as tx:
+            return [dict(row) for row in tx.execute(query.order_by(totals.c.task)).mappings()]
 
     def runs(self, task: str | None = None, *, limit: int = 100) -> Sequence[Run]:
         """The last sweeps, newest first."""

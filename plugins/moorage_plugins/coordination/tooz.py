@@ -47,6 +47,8 @@ _CAUTIONS: Mapping[str, Sequence[str]] = {
     ),
     "redis": ("a redis that restarts without its data forgets its members; they join again",),
 }
+#: What only the configuration may say.
+_TIMEOUTS = frozenset({"timeout", "membership_timeout"})
 #: Drivers that have locks and no groups.
 _LOCKS_ONLY = frozenset({"mysql", "postgresql", "ipc", "kubernetes"})
 
@@ -158,17 +160,21 @@ class ToozBackend(CoordinationBackend):
         }
         bounded = self._bounded = Bounded(f"tooz-{self._scheme}")
         url = self.tools.url
+        made: list[Any] = []
 
         def start() -> Any:
             client = coordination.get_coordinator(url, member_id, **given)
+            made.append(client)
             self.connected(client)
             client.start()
             return client
 
         try:
             self._client = self._translated(functools.partial(bounded.call, start, self.tools.connect_timeout))
-        except errors.Unavailable:
-            self._disconnect()
+        except errors.MoorageError:
+            # A client whose start was given up may connect later, and would keep that connection for ever.
+            self._bounded = None
+            bounded.end(lambda: [each.stop() for each in made])
             raise
 
     def _disconnect(self) -> None:
@@ -235,4 +241,9 @@ def _checked(url: str) -> str:
         raise errors.ConfigError(f"No driver of tooz is known for {scheme}://; use one of: {known}")
     if not rest.strip("/"):
         raise errors.ConfigError(f"The URL {url} of the coordination backend names no server.")
+    for name in _TIMEOUTS & parse_qs(urlsplit(url).query).keys():
+        raise errors.ConfigError(
+            f"The URL of the coordination backend sets {name}, which members would not know of: they would work on after the "
+            "server has dropped them. Set [coordination] session_timeout and call_timeout instead."
+        )
     return scheme

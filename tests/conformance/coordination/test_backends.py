@@ -12,6 +12,7 @@ import uuid
 
 from typing_extensions import override
 
+from moorage import errors
 from moorage.clock import SystemClock
 from moorage.coordination.interface import BackendTools, CoordinationBackend, NotMember
 from moorage.coordination.loading import client_factory
@@ -71,6 +72,13 @@ class MemcachedTests(UrlTests, unittest.TestCase):
     server = "memcached"
     # It counts whole seconds, may be one early, and joining takes long when many do.
     session_timeout = 4.0
+
+
+class UrlOptionTests(unittest.TestCase):
+    def test_a_url_that_shortens_sessions_behind_the_members_back_is_refused(self) -> None:
+        for url in ("redis://127.0.0.1:1?membership_timeout=2", "zookeeper://127.0.0.1:1?timeout=2"):
+            with self.assertRaisesRegex(errors.ConfigError, r"\[coordination\] session_timeout"):
+                client_factory(url, clock=SystemClock())
 
 
 class FileTests(UrlTests, unittest.TestCase):

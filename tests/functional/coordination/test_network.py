@@ -21,8 +21,11 @@ from kazoo.protocol.serialization import Connect, Create
 from kazoo.security import OPEN_ACL_UNSAFE
 
 import tests
+from moorage import errors
+from moorage.clock import SystemClock
 from moorage.coordination.keeper import ring_of
 from moorage.coordination.ledger import SqlLedger
+from moorage.coordination.loading import client_factory
 from moorage.coordination.membership import MemberId
 from moorage.testing.coordination import SOON, wait_for
 from tests import servers
@@ -111,6 +114,28 @@ class PartitionTests(fault_tests.FaultCase):
     def test_a_member_that_is_heard_and_does_not_hear_stops_and_others_take_over(self) -> None:
         """The server believes that it lives, since it hears it: until the client is replaced, nobody has its objects."""
         self.check_cut(requests=False, replies=True)
+
+
+class LateConnectionTests(fault_tests.FaultCase):
+    kind = "zookeeper"
+
+    def test_a_client_that_was_given_up_leaves_no_connection_behind_when_the_server_wakes(self) -> None:
+        client = client_factory(self.url, clock=SystemClock(), connect_timeout=0.5)(lambda: None)
+        self.server.pause()
+        with self.assertRaises(errors.Unavailable):
+            client.start()
+        client.close()
+        self.server.resume()
+        threads = [each for each in threading.enumerate() if each.name == "tooz-zookeeper"]
+        wait_for(lambda: not any(each.is_alive() for each in threads), "the client to end")
+        # The one that asks is a connection too.
+        wait_for(lambda: self._connections() == 1, "its connection to end")
+
+    def _connections(self) -> int:
+        with socket.create_connection((servers.HOST, self.server.port), timeout=SOON) as wire:
+            wire.sendall(b"cons")
+            said = b"".join(iter(lambda: wire.recv(65536), b""))
+        return said.count(b"/127.0.0.1:")
 
 
 @_SOAK

@@ -16,7 +16,7 @@ from moorage.coordination.ledger import RingRow, SqlLedger
 from moorage.coordination.task_store import Run, TaskStore
 from moorage.db import Database, now, read_now
 
-TABLES = (tables.rings, tables.adoptions, tables.claims, tables.tasks, tables.runs)
+TABLES = (tables.rings, tables.adoptions, tables.claims, tables.tasks, tables.runs, tables.totals)
 _sweeps = itertools.count()
 
 
@@ -154,6 +154,35 @@ class StoreTests(unittest.TestCase):
         self.assertEqual((found["a"].reason, found["a"].requested_object), ("maintenance", "one-object"))
         self.assertLessEqual(abs(moment - found["a"].requested_at), 60_000_000)
         self.assertFalse(self.tasks.resume("a").paused)
+
+    def test_a_group_that_was_renamed_or_lost_its_row_goes_on_where_the_tokens_were(self) -> None:
+        """Or nothing that was worked on before would ever be claimed again."""
+        self.assertEqual(self.claims.claim(a_claim(token=7), ["x"]), ["x"])
+        self.assertTrue(self.ledger.propose("new", None, self.row(b"a")))
+        first, _ = self.ledger.read("new")
+        assert first is not None
+        self.assertGreater(first.token, 7)
+        self.assertEqual(self.claims.claim(a_claim(tick=2, token=first.token), ["x"]), ["x"])
+        # Two groups at a time, while engines are restarted one by one: whoever moves last is the newest.
+        self.assertTrue(self.ledger.propose("old", None, self.row(b"b")))
+        self.assertTrue(self.ledger.propose("new", first, self.row(b"a", b"c")))
+        (_, one, _), (_, other, _) = self.ledger.groups()
+        self.assertGreater(one.token, other.token)
+
+    def test_totals_go_on_when_sweeps_are_forgotten(self) -> None:
+        moment = 10
+        for number in range(8):
+            ended = ("complete", "stale", "failed", "complete")[number % 4]
+            self.tasks.record(
+                Run("a", "m", number, 1, moment, 5, owned=9, handled=3, failed=1, ended=ended, lost=2, skipped=4)
+            )
+        (found,) = self.tasks.totals()
+        self.assertEqual(len(self.tasks.runs("a")), 5)
+        self.assertEqual(
+            {name: found[name] for name in ("complete", "stale", "broken", "handled", "failed", "lost", "skipped")},
+            {"complete": 4, "stale": 2, "broken": 2, "handled": 24, "failed": 8, "lost": 16, "skipped": 32},
+        )
+        self.assertEqual((found["milliseconds"], found["tick"]), (40, 7))
 
     def test_the_history_is_bounded_for_each_task(self) -> None:
         with self.database.read() as tx:

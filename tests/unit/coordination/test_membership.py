@@ -51,6 +51,17 @@ class MembershipTests(unittest.TestCase):
         self.member.beat()
         self.assertEqual(self.membership.certain_until, until)
 
+    def test_ids_that_this_release_does_not_know_are_nobody(self) -> None:
+        """Another release's, or somebody else's on the same server: a ring with them could not be built by anybody."""
+        for strange in (b"moorage.v2:other", b"moorage.a.1.0.1.0", b"moorage.a.1.0.1.-5", b"moorage.a.b.c.d.e"):
+            self.world.server.put(GROUP, strange, 1e9)
+        self.assertEqual(self.membership.view().members, {self.first})
+        self.member.look()
+        self.member.look()
+        current = self.member.keeper.current()
+        assert current is not None
+        self.assertEqual(current.members, (self.first,))
+
     def test_a_session_that_ended_is_followed_by_a_stay_under_another_id(self) -> None:
         self.world.server.remove(GROUP, self.first or b"")
         self.member.beat()

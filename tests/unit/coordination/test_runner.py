@@ -17,11 +17,13 @@ from moorage import errors
 from moorage.clock import SystemClock
 from moorage.coordination.claims import SqlClaims
 from moorage.coordination.interface import PeriodicTask, TaskLease, TaskTools
+from moorage.coordination.keeper import RingSnapshot, Working
 from moorage.coordination.lanes import Lanes
 from moorage.coordination.runner import Runner, Settings, TaskRunner
-from moorage.coordination.sweep import Backoff, Everything, Share, Ticks
+from moorage.coordination.sweep import Backoff, Everything, RingShare, Share, Ticks
 from moorage.coordination.task_store import Run, TaskStore
 from moorage.db import Database
+from moorage.ring import Ring, position_of
 from moorage.testing.coordination import wait_for
 from tests.unit.coordination.store_tests import create_tables
 
@@ -207,6 +209,90 @@ class TaskRunnerTests(RunnerCase):
         moment, controls = self.store.look()
         self.assertIsNone(task.due(moment, controls["t"]))
 
+    def test_a_request_that_the_ring_cut_short_stays_open_and_what_moved_is_swept_by_its_new_owner(self) -> None:
+        def handler(object_id: str, lease: TaskLease) -> object:
+            self.done.append(object_id)
+            if object_id == "a":
+                assert isinstance(self.share, SwitchedShare)
+                self.share.held = False
+            return True
+
+        task, other = self.task(handler, batch=1), self.task()
+        self.store.pause("t", "")
+        self.store.request("t")
+        self.assertEqual(self.sweep(other, only="none of these").handled, 0)
+        self.share = SwitchedShare()
+        self.assertEqual(self.sweep(task).ended, "stale")
+        self.assertEqual(self.done, ["a"])
+        # It has heeded the request under the ring before, when this was not its own.
+        newer = SwitchedShare()
+        newer.token = 2
+        self.share = newer
+        self.assertEqual(self.sweep(other).handled, 2)
+        self.assertEqual(self.sweep(task).handled, 0)
+        moment, controls = self.store.look()
+        self.assertIsNone(task.due(moment, controls["t"]))
+        self.assertIsNone(other.due(moment, controls["t"]))
+
+    def test_a_handling_that_is_given_up_counts_as_ended_and_writes_nothing(self) -> None:
+        """A ring that drains would wait for it, for ever, and all engines with it."""
+        go_on, ended = threading.Event(), threading.Event()
+        self.addCleanup(go_on.set)
+        refused: list[str] = []
+
+        def handler(object_id: str, lease: TaskLease) -> object:
+            go_on.wait(60)
+            try:
+                lease.check()
+            except errors.Fenced:
+                refused.append(object_id)
+            ended.set()
+            return True
+
+        share = SwitchedShare()
+        released: list[bool] = []
+        share.working = lambda: Working(True, lambda: released.append(ended.is_set()))  # type: ignore[method-assign]
+        self.share = share
+        run = self.sweep(self.task(handler, objects="a", timeout=0.1))
+        self.assertEqual((run.failed, run.problem), (1, "a: not within 0.1 seconds"))
+        self.assertEqual(released, [False])
+        go_on.set()
+        wait_for(lambda: refused, "the handler to go on")
+        self.assertEqual((refused, released), (["a"], [False]))
+
+    def test_when_all_threads_hang_the_sweep_says_so_and_nothing_is_claimed_for_nothing(self) -> None:
+        go_on = threading.Event()
+        self.addCleanup(go_on.set)
+        task = self.task(lambda object_id, lease: go_on.wait(60), objects=[f"o{n}" for n in range(40)], timeout=0.02)
+        run = self.sweep(task)
+        self.assertEqual((run.failed, run.ended, run.problem[:11]), (40, "failed", "all threads"))
+        self.store.request("t")
+        self.assertEqual((self.sweep(task).ended, self.sweep(self.task()).handled), ("failed", 3))
+
+    def test_a_sweep_is_cut_short_when_its_engine_stops(self) -> None:
+        def handler(object_id: str, lease: TaskLease) -> object:
+            self.done.append(object_id)
+            task.end()
+            return True
+
+        task = self.task(handler, objects=[f"o{n}" for n in range(40)])
+        self.assertEqual((self.sweep(task).ended, len(self.done)), ("stale", 1))
+
+    def test_positions_of_another_hash_function_than_the_rings_are_not_asked_for(self) -> None:
+        class Positioned(Recorder):
+            @override
+            def objects_in(self, ranges: Sequence[tuple[int, int]]) -> Sequence[str]:
+                return [each for each in self.objects if any(a <= position_of(each) < b for a, b in ranges)]
+
+        names = [f"object-{number}" for number in range(300)]
+        for function in ("md5", "xxh3"):
+            ring = Ring([b"moorage.a.1.0.1.1000", b"moorage.b.1.0.1.1000"], 40, function)
+            found: list[str] = []
+            for me in ring.members:
+                snapshot = RingSnapshot("g", 1, me, ring, 0.0)
+                found += RingShare(None, snapshot).select(Positioned(names, lambda *_: None))  # type: ignore[arg-type]
+            self.assertEqual(sorted(found), sorted(names), function)
+
     def test_a_request_of_long_ago_is_not_heeded(self) -> None:
         task = self.task(spacing=1.0)
         self.store.pause("t", "")
@@ -279,18 +365,23 @@ class TickTests(unittest.TestCase):
         phases = {Ticks(10**9, 10**6, True).of(f"object-{number}") % 10**6 for number in range(50)}
         self.assertEqual(len(phases), 50)
 
-    def test_backoff_doubles_and_is_forgotten_after_a_success(self) -> None:
-        backoff = Backoff(1.0)
-        left_out = []
-        for _ in range(3):
-            backoff.failed("x")
-            count = 0
-            while "x" not in backoff.due(["x"]):
-                count += 1
-            left_out.append(count)
-        self.assertEqual(left_out, [1, 2, 4])
-        backoff.handled("x")
-        self.assertEqual(backoff.due(["x"]), ["x"])
+    def test_backoff_doubles_in_ticks_however_often_they_are_swept_and_is_forgotten_after_a_success(self) -> None:
+        for spread in (False, True):
+            backoff = Backoff(1.0)
+            left_out = []
+            moment = 10**9
+            for _ in range(3):
+                backoff.failed("x", Ticks(moment, 100, spread))
+                count = 0
+                while "x" not in backoff.due(["x"], Ticks(moment, 100, spread)):
+                    moment += 5
+                    count += 1
+                left_out.append(round(count * 5 / 100))
+            # The rest of its own tick, and that many more.
+            for found, expected in zip(left_out, (2, 3, 5), strict=True):
+                self.assertIn(found, (expected - 1, expected))
+            backoff.handled("x")
+            self.assertEqual(backoff.due(["x"], Ticks(moment, 100, spread)), ["x"])
 
 
 class LanesTests(unittest.TestCase):
@@ -321,7 +412,12 @@ class LanesTests(unittest.TestCase):
             go_on.wait(60)
 
         lanes: Lanes[int] = Lanes("t", SystemClock(), width=8, timeout=0.05, work=hang, overdue=late.append)
-        lanes.run(range(100))
+        self.assertFalse(lanes.stuck)
+        self.assertEqual(lanes.run(range(100)), 76)
         self.assertEqual(len(late), 24)
-        lanes.run(range(5))
+        self.assertTrue(lanes.stuck)
+        self.assertEqual(lanes.run(range(5)), 5)
         self.assertEqual(len(late), 24)
+        go_on.set()
+        wait_for(lambda: not lanes.stuck, "the threads to end")
+        self.assertEqual(lanes.run([]), 0)

@@ -13,7 +13,20 @@ __all__ = ["PeriodicList", "PeriodicPause", "PeriodicResume", "PeriodicRun", "Pe
 RING_COLUMNS = ("group", "ring", "host", "worker", "share", "token", "silent_for_s", "member")
 TASK_COLUMNS = ("name", "enabled", "paused", "reason", "tick", "ended", "owned", "handled", "failed", "milliseconds")
 RUN_COLUMNS = (
-    *("started_at", "member", "tick", "token", "ended", "owned", "handled", "acted", "failed", "fenced"),
+    *(
+        "started_at",
+        "member",
+        "tick",
+        "token",
+        "ended",
+        "owned",
+        "handled",
+        "acted",
+        "failed",
+        "fenced",
+        "lost",
+        "skipped",
+    ),
     *("milliseconds", "problem"),
 )
 

@@ -21,7 +21,7 @@ OPTS: Sequence[cfg.Opt] = (
     ),
     cfg.ListOpt(
         "enabled_handlers",
-        default=["volume", "snapshot", "backup", "instance"],
+        default=["volume", "snapshot", "backup", "instance", "cluster"],
         help="The plugins (entry-point group moorage.cleanup_handlers) that clean, one for each type of resource, in the order "
         "in which types are cleaned. Needs a restart.",
     ),

@@ -1,29 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rows of data processing. Every change of a state is one statement with its condition and its fence."""
+"""The rows of data processing. Every change of a state is one statement with its condition and its fence.
+
+Two things are ordered. What periodic tasks write, or have written, carries the ring's token, in ``fence`` of the row. What agents
+and cleaners do to a cluster is an operation with a worker row: it ends in the transaction of the last write, and is its fence.
+"""
 
 from __future__ import annotations
 
 import uuid as uuid_module
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import sqlalchemy as sa
 
 from moorage import errors, lease
+from moorage.cleanup.interface import Workers
 from moorage.db import MICROSECONDS, Database, now
 from moorage.db.ranges import within
 from moorage.ring import position_of
 from moorage_plugins.data_processing.tables import clusters, jobs, proxy_users
 
-__all__ = ["ENDED", "Cluster", "DataStore", "Job"]
+__all__ = ["CLUSTER", "ENDED", "OPEN", "Cluster", "DataStore", "Job", "ProxyUser"]
 
-#: Statuses of jobs that change no more.
+#: The type of the worker rows of clusters.
+CLUSTER = "cluster"
+#: Statuses of jobs that change no more, and those before.
 ENDED = ("Succeeded", "Failed", "Killed")
+OPEN = ("Pending", "Running", "ToBeKilled")
 _FENCE = {"token": sa.bindparam("token", type_=sa.BigInteger)}
 _SET_CLUSTER = lease.WRITE.update(clusters, clusters.c.uuid == sa.bindparam("of_uuid"), _FENCE).values(changed_at=now())
 _SET_JOB = lease.WRITE.update(jobs, jobs.c.uuid == sa.bindparam("of_uuid"), _FENCE).values(changed_at=now())
-_REMOVE_CLUSTER = lease.REMOVE.delete(clusters, clusters.c.uuid == sa.bindparam("of_uuid"), _FENCE)
 _REMOVE_USER = lease.REMOVE.delete(proxy_users, proxy_users.c.name == sa.bindparam("of_name"), _FENCE)
 
 Ranges = Sequence[tuple[int, int]] | None
@@ -56,6 +63,14 @@ class Job:
     fence: int
 
 
+@dataclass(frozen=True, slots=True)
+class ProxyUser:
+    """A row of ``dp_proxy_users``: what a job may act as while it runs."""
+
+    name: str
+    job: str
+
+
 _CLUSTER = (
     clusters.c.uuid, clusters.c.name, clusters.c.host, clusters.c.status, clusters.c.transient, clusters.c.health,
     clusters.c.changed_at, clusters.c.used_at, clusters.c.fence,
@@ -64,27 +79,60 @@ _JOB = (jobs.c.uuid, jobs.c.cluster, jobs.c.command, jobs.c.status, jobs.c.exit_
 
 
 class DataStore:
-    """Clusters, jobs and proxy users. Safe for use by several threads."""
+    """Clusters, jobs and proxy users. Safe for use by several threads.
 
-    def __init__(self, database: Database) -> None:
+    :param workers: where operations on clusters are recorded.
+    """
+
+    def __init__(self, database: Database, workers: Workers) -> None:
         self._database = database
+        self._workers = workers
 
     # -- making ---------------------------------------------------------------------------------------------------
 
     def create_cluster(self, name: str, host: str, *, transient: bool = False, status: str = "Starting") -> str:
-        """A cluster that the agent of the host is to make; its uuid."""
+        """A cluster that the agent of the host is to make; its uuid. With another status it is a row alone."""
         uuid = str(uuid_module.uuid4())
         row = {
             "uuid": uuid, "name": name, "host": host, "status": status, "transient": transient, "health": "unknown",
             "changed_at": now(), "used_at": now(), "fence": 0, "position": position_of(uuid),
         }  # fmt: skip
-        self._database.run(lambda tx: tx.execute(sa.insert(clusters).values(row)))
+
+        def work(tx: sa.Connection) -> None:
+            if status == "Starting":
+                self._workers.create(tx, CLUSTER, uuid, "create", status, addressed_to=host)
+            tx.execute(sa.insert(clusters).values(row))
+
+        self._database.run(work)
         return uuid
+
+    def delete_cluster(self, uuid: str) -> Cluster:
+        """Have its agent terminate it, whatever is being done to it; it is returned as it is now.
+
+        :raises NotFound: there is none. :raises Conflict: it has changed in this moment.
+        """
+
+        def work(tx: sa.Connection) -> Cluster:
+            found = self._cluster(tx, uuid)
+            if found is None:
+                raise errors.NotFound(f"There is no cluster {uuid}.")
+            if found.status != "Deleting":
+                self._terminate(tx, found)
+                change = sa.update(clusters).where(clusters.c.uuid == uuid, clusters.c.status == found.status)
+                if tx.execute(change.values(status="Deleting", changed_at=now())).rowcount != 1:
+                    raise errors.Conflict(f"Cluster {uuid} has just changed; try again.")
+            return replace(found, status="Deleting")
+
+        return self._database.run(work)
+
+    def _terminate(self, tx: Any, cluster: Cluster) -> None:
+        """Record the termination. An operation that is in progress is overtaken: it cannot write any more."""
+        self._workers.create(tx, CLUSTER, cluster.uuid, "terminate", "Deleting", addressed_to=cluster.host, force=True)
 
     def create_job(self, cluster: str, command: Sequence[str]) -> str:
         """A job that is to run in an active cluster, with its proxy user; its uuid.
 
-        :raises Conflict: the cluster is not active.
+        :raises Conflict: the cluster is not active. :raises NotFound: there is none.
         """
         uuid = str(uuid_module.uuid4())
         job = {
@@ -96,26 +144,115 @@ class DataStore:
 
         def work(tx: sa.Connection) -> None:
             if tx.execute(use).rowcount != 1:
-                raise errors.Conflict(f"Cluster {cluster} is not active, so nothing can run in it.")
+                found = self._cluster(tx, cluster)
+                if found is None:
+                    raise errors.NotFound(f"There is no cluster {cluster}.")
+                raise errors.Conflict(f"Cluster {cluster} is {found.status}; a job can be run in one that is Active.")
             tx.execute(sa.insert(jobs).values(job))
             tx.execute(sa.insert(proxy_users).values(name=f"job-{uuid}", job=uuid, fence=0))
 
         self._database.run(work)
         return uuid
 
+    def cancel_job(self, uuid: str) -> Job:
+        """Have its agent kill it; as it is now.
+
+        :raises NotFound: there is none. :raises Conflict: it has ended.
+        """
+        change = sa.update(jobs).where(jobs.c.uuid == uuid, jobs.c.status.in_(("Pending", "Running")))
+
+        def work(tx: sa.Connection) -> Job:
+            tx.execute(change.values(status="ToBeKilled", changed_at=now()))
+            return self._must_job(tx, uuid)
+
+        found = self._database.run(work)
+        if found.status in ENDED:
+            raise errors.Conflict(f"Job {uuid} has ended already: {found.status}.")
+        return found
+
+    def delete_job(self, uuid: str) -> None:
+        """Forget a job that has ended.
+
+        :raises NotFound: there is none. :raises Conflict: it has not ended.
+        """
+        gone = sa.delete(jobs).where(jobs.c.uuid == uuid, jobs.c.status.in_(ENDED))
+
+        def work(tx: sa.Connection) -> None:
+            if tx.execute(gone).rowcount != 1:
+                found = self._must_job(tx, uuid)
+                raise errors.Conflict(f"Job {uuid} is {found.status}; cancel it first.")
+
+        self._database.run(work)
+
     # -- reading --------------------------------------------------------------------------------------------------
 
     def cluster(self, uuid: str) -> Cluster | None:
         """One cluster, or None."""
         with self._database.read() as tx:
-            row = tx.execute(sa.select(*_CLUSTER).where(clusters.c.uuid == uuid)).first()
-        return None if row is None else Cluster(*row)
+            return self._cluster(tx, uuid)
 
     def job(self, uuid: str) -> Job | None:
         """One job, or None."""
         with self._database.read() as tx:
-            row = tx.execute(sa.select(*_JOB).where(jobs.c.uuid == uuid)).first()
+            return self._job(tx, uuid)
+
+    def clusters(self, *, after: str = "", limit: int = 1000, status: str | None = None) -> Sequence[Cluster]:
+        """Clusters by uuid, a page of ``limit`` after the given one."""
+        query = sa.select(*_CLUSTER).where(clusters.c.uuid > after).order_by(clusters.c.uuid).limit(limit)
+        if status is not None:
+            query = query.where(clusters.c.status == status)
+        with self._database.read() as tx:
+            return [Cluster(*row) for row in tx.execute(query)]
+
+    def job_page(
+        self, *, after: str = "", limit: int = 1000, status: str | None = None, cluster: str | None = None
+    ) -> Sequence[Job]:
+        """Jobs likewise."""
+        query = sa.select(*_JOB).where(jobs.c.uuid > after).order_by(jobs.c.uuid).limit(limit)
+        if status is not None:
+            query = query.where(jobs.c.status == status)
+        if cluster is not None:
+            query = query.where(jobs.c.cluster == cluster)
+        with self._database.read() as tx:
+            return [Job(*row) for row in tx.execute(query)]
+
+    def proxy_users(self, *, after: str = "", limit: int = 1000) -> Sequence[ProxyUser]:
+        """Proxy users by name, likewise."""
+        columns = (proxy_users.c.name, proxy_users.c.job)
+        query = sa.select(*columns).where(proxy_users.c.name > after).order_by(proxy_users.c.name).limit(limit)
+        with self._database.read() as tx:
+            return [ProxyUser(*row) for row in tx.execute(query)]
+
+    def jobs_to_do(self, host: str) -> Sequence[Job]:
+        """Those that the agent of a host is to start, or to kill."""
+        query = (
+            sa.select(*_JOB)
+            .join(clusters, clusters.c.uuid == jobs.c.cluster)
+            .where(clusters.c.host == host, clusters.c.status == "Active", jobs.c.status.in_(("Pending", "ToBeKilled")))
+        )
+        with self._database.read() as tx:
+            return [Job(*row) for row in tx.execute(query)]
+
+    def known(self, uuids: Sequence[str]) -> frozenset[str]:
+        """Those of the clusters that there are."""
+        with self._database.read() as tx:
+            return frozenset(tx.execute(sa.select(clusters.c.uuid).where(clusters.c.uuid.in_(uuids))).scalars())
+
+    @staticmethod
+    def _cluster(tx: Any, uuid: str) -> Cluster | None:
+        row = tx.execute(sa.select(*_CLUSTER).where(clusters.c.uuid == uuid)).first()
+        return None if row is None else Cluster(*row)
+
+    @staticmethod
+    def _job(tx: Any, uuid: str) -> Job | None:
+        row = tx.execute(sa.select(*_JOB).where(jobs.c.uuid == uuid)).first()
         return None if row is None else Job(*row)
+
+    def _must_job(self, tx: Any, uuid: str) -> Job:
+        found = self._job(tx, uuid)
+        if found is None:
+            raise errors.NotFound(f"There is no job {uuid}.")
+        return found
 
     def jobs(self, cluster: str) -> Sequence[Job]:
         """The jobs of a cluster."""
@@ -128,7 +265,6 @@ class DataStore:
         statuses: Sequence[str] = (),
         without: Sequence[str] = (),
         transient: bool | None = None,
-        host: str | None = None,
         ranges: Ranges = None,
     ) -> Sequence[str]:
         """Ids of clusters, of some statuses, at some positions."""
@@ -139,8 +275,6 @@ class DataStore:
             query = query.where(clusters.c.status.not_in(without))
         if transient is not None:
             query = query.where(clusters.c.transient == sa.literal(transient))
-        if host is not None:
-            query = query.where(clusters.c.host == host)
         return self._ids(query, clusters.c.position, ranges)
 
     def open_job_ids(self, ranges: Ranges = None) -> Sequence[str]:
@@ -159,27 +293,36 @@ class DataStore:
 
     # -- changing, in the caller's transaction ----------------------------------------------------------------------
 
-    def set_cluster(self, tx: Any, uuid: str, status: str, token: int, *, expected: Sequence[str]) -> bool:
-        """Flip the status where it is one of ``expected`` and no later owner has written; False when it was not."""
-        statement = _SET_CLUSTER.where(clusters.c.status.in_(expected)).values(status=status)
-        return bool(tx.execute(statement, {"of_uuid": uuid, "token": token}).rowcount == 1)
+    def settle(self, tx: Any, uuid: str, status: str) -> bool:
+        """A cluster that was being made has this status now; False when it was not. The end of its operation is the fence."""
+        change = sa.update(clusters).where(clusters.c.uuid == uuid, clusters.c.status == "Starting")
+        return bool(tx.execute(change.values(status=status, changed_at=now())).rowcount == 1)
 
     def idle(self, tx: Any, uuid: str, token: int, *, seconds: float) -> bool:
         """Flip an active cluster to ``Deleting`` where nothing runs in it and nothing has for so long."""
         busy = sa.exists().where(jobs.c.cluster == uuid, jobs.c.status.not_in(ENDED))
         oldest = now() - int(seconds * MICROSECONDS)
-        statement = _SET_CLUSTER.where(clusters.c.status == "Active", ~busy, clusters.c.used_at <= oldest).values(
-            status="Deleting"
-        )
-        return bool(tx.execute(statement, {"of_uuid": uuid, "token": token}).rowcount == 1)
+        return self._doom(tx, uuid, token, clusters.c.status == "Active", ~busy, clusters.c.used_at <= oldest)
 
     def overdue(self, tx: Any, uuid: str, token: int, *, seconds: float, without: Sequence[str]) -> bool:
         """Flip a cluster to ``Deleting`` that has been in any other status for so long."""
         oldest = now() - int(seconds * MICROSECONDS)
-        statement = _SET_CLUSTER.where(clusters.c.status.not_in(without), clusters.c.changed_at <= oldest).values(
-            status="Deleting"
-        )
-        return bool(tx.execute(statement, {"of_uuid": uuid, "token": token}).rowcount == 1)
+        return self._doom(tx, uuid, token, clusters.c.status.not_in(without), clusters.c.changed_at <= oldest)
+
+    def _doom(self, tx: Any, uuid: str, token: int, *conditions: Any) -> bool:
+        """Flip a cluster to ``Deleting`` under those conditions and the fence, and record its termination.
+
+        :raises Conflict: it changed between two statements; the transaction must be rolled back.
+        """
+        row = tx.execute(sa.select(*_CLUSTER).where(clusters.c.uuid == uuid, *conditions)).first()
+        if row is None or Cluster(*row).fence > token:
+            return False
+        # The worker row first, as everybody does who writes both.
+        self._terminate(tx, Cluster(*row))
+        flip = _SET_CLUSTER.where(*conditions).values(status="Deleting")
+        if tx.execute(flip, {"of_uuid": uuid, "token": token}).rowcount != 1:
+            raise errors.Conflict(f"Cluster {uuid} has just changed.")
+        return True
 
     def set_health(self, tx: Any, uuid: str, health: str, token: int) -> bool:
         """Write the health, which is no change of the cluster."""
@@ -203,11 +346,11 @@ class DataStore:
         needed = sa.exists().where(jobs.c.uuid == proxy_users.c.job, jobs.c.status.not_in(ENDED))
         return bool(tx.execute(_REMOVE_USER.where(~needed), {"of_name": name, "token": token}).rowcount == 1)
 
-    def remove_cluster(self, tx: Any, uuid: str, token: int) -> bool:
-        """Remove the row of a cluster that is being deleted; its jobs were killed."""
+    def remove_cluster(self, tx: Any, uuid: str) -> bool:
+        """Remove the row of a cluster that is being deleted; its jobs were killed. The end of its operation is the fence."""
         killed = sa.update(jobs).where(jobs.c.cluster == uuid, jobs.c.status.not_in(ENDED))
-        statement = _REMOVE_CLUSTER.where(clusters.c.status == "Deleting")
-        if tx.execute(statement, {"of_uuid": uuid, "token": token}).rowcount != 1:
+        gone = sa.delete(clusters).where(clusters.c.uuid == uuid, clusters.c.status == "Deleting")
+        if tx.execute(gone).rowcount != 1:
             return False
         tx.execute(killed.values(status="Killed", changed_at=now()))
         return True

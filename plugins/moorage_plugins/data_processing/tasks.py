@@ -2,7 +2,8 @@
 """The periodic tasks of the seed, and the health check. They look, flip a state under the fence, and send a message.
 
 What a message asks for is done by the operations of the agent (:mod:`.operations`), so that a termination that hangs never stops
-a sweep. A message that is lost is no loss: the agent looks for clusters to delete by itself.
+a sweep, and since only the machine that a job runs on can say what has become of it. A message that is lost is no loss: agents
+look for clusters to terminate by themselves, and the next tick asks again for the rest.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from typing_extensions import override
 
 from moorage import errors
 from moorage.coordination.interface import PeriodicTask, TaskLease, TaskTools
-from moorage_plugins.data_processing.engine import LocalEngine
 from moorage_plugins.data_processing.store import ENDED, DataStore
 
 __all__ = [
@@ -50,12 +50,23 @@ class _Task(PeriodicTask):
         super().__init__(tools)
         self.section = tools.conf.data_processing
         self.spacing = float(getattr(self.section, self.interval_option))
-        self.store = DataStore(tools.database)
-        self.engine = LocalEngine(folder_of(tools.conf))
+        self.store = DataStore(tools.database, tools.workers)
+
+    def ask(self, cluster: str, method: str, args: dict[str, object]) -> bool:
+        """Send the agent of a cluster a message; False when there is nobody, or it was lost: the next tick asks again."""
+        found = self.store.cluster(cluster)
+        if found is None:
+            return False
+        try:
+            self.tools.sender.cast(AGENTS, method, args, server=found.host)
+        except errors.TransportError as error:
+            LOG.info("The agent of cluster %s was not asked: %s", cluster, error.message)
+            return False
+        return True
 
 
 class UpdateJobStatuses(_Task):
-    """Write down what has become of jobs."""
+    """Have agents write down what has become of jobs, under the fence of this tick."""
 
     api_version: ClassVar[tuple[int, int]] = (1, 0)
     interval_option = "update_job_statuses_interval"
@@ -73,32 +84,24 @@ class UpdateJobStatuses(_Task):
         job = self.store.job(object_id)
         if job is None or job.status in ENDED:
             return False
-        status, code = self.engine.status(job.cluster, job.uuid)
-        if status == job.status:
-            return False
-        return lease.finish_with(
-            lambda tx: self.store.set_job(
-                tx, job.uuid, status, lease.token, exit_code=code, expected=("Pending", "Running")
-            )
-        )
+        return self.ask(job.cluster, "report_job", {"job": object_id, "token": lease.token})
 
 
 class _Terminating(_Task):
     @abc.abstractmethod
     def doom(self, tx: object, object_id: str, token: int) -> bool:
-        """Flip the cluster to ``Deleting`` if it is its time; one statement."""
+        """Flip the cluster to ``Deleting`` if it is its time, and record the termination."""
 
     @override
     def handle(self, object_id: str, lease: TaskLease) -> object:
-        cluster = self.store.cluster(object_id)
-        if cluster is None or not lease.finish_with(lambda tx: self.doom(tx, object_id, lease.token)):
-            return False
         try:
-            self.tools.sender.cast(
-                AGENTS, "terminate_cluster", {"cluster": object_id, "token": lease.token}, server=cluster.host
-            )
-        except errors.TransportError as error:
-            LOG.info("The agent of cluster %s will find out by itself: %s", object_id, error.message)
+            if not lease.finish_with(lambda tx: self.doom(tx, object_id, lease.token)):
+                return False
+        except errors.Conflict as error:
+            LOG.info("%s It is looked at again at the next tick.", error.message)
+            return False
+        # A message that is lost is no loss: the agent finds the worker row by itself.
+        self.ask(object_id, "terminate_cluster", {"cluster": object_id, "token": lease.token})
         return True
 
 
@@ -163,7 +166,7 @@ class ZombieProxyUsers(_Task):
 
 
 class ClusterHealth(_Task):
-    """Look whether active clusters can work."""
+    """Have agents write down whether active clusters can work."""
 
     api_version: ClassVar[tuple[int, int]] = (1, 0)
     interval_option = "cluster_health_interval"
@@ -178,8 +181,4 @@ class ClusterHealth(_Task):
 
     @override
     def handle(self, object_id: str, lease: TaskLease) -> object:
-        cluster = self.store.cluster(object_id)
-        health = "green" if self.engine.healthy(object_id) else "red"
-        if cluster is None or cluster.health == health:
-            return False
-        return lease.finish_with(lambda tx: self.store.set_health(tx, object_id, health, lease.token))
+        return self.ask(object_id, "report_health", {"cluster": object_id, "token": lease.token})

@@ -9,12 +9,18 @@ from typing import Any, ClassVar
 
 import sqlalchemy as sa
 
+from moorage.cleanup import tables as cleanup_tables
 from moorage.cleanup.interface import CleanupHandler
+from moorage.cleanup.workers import WorkerStore
+from moorage.db import Database
 from moorage.services.interface import ServiceIdentity
 from moorage.testing.cleanup import CleanupHandlerTests
 from moorage_plugins.block_storage.cleanup import BackupHandler, SnapshotHandler, VolumeHandler
 from moorage_plugins.compute.cleanup import InstanceHandler
 from moorage_plugins.compute.tables import instances
+from moorage_plugins.data_processing import tables as data_tables
+from moorage_plugins.data_processing.cleanup import ClusterHandler
+from moorage_plugins.data_processing.store import DataStore
 from tests.unit.block_storage.storages import SIZE, Storage
 from tests.unit.compute.agent_tests import Fleet
 
@@ -184,3 +190,40 @@ class InstanceHandlerTests(CleanupHandlerTests, unittest.TestCase):
     def assert_tidy(self, uuid: str) -> None:
         held = bool(self.fleet.store.allocations(consumers=[uuid]))
         assert held == (self.status(uuid) == "active"), "a claim is held by what is there, and by nothing else"
+
+
+class ClusterHandlerTests(CleanupHandlerTests, unittest.TestCase):
+    resource_type = "cluster"
+    handler_class: type[CleanupHandler] = ClusterHandler
+    expected: ClassVar = {"Starting": "Error", "Deleting": None}
+
+    def setUp(self) -> None:
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.database = Database(f"sqlite:///{folder.name}/test.sqlite", lock_timeout=30)
+        self.addCleanup(self.database.close)
+        with self.database.write() as tx:
+            cleanup_tables.workers.metadata.create_all(tx)
+            data_tables.clusters.metadata.create_all(tx)
+        self.workers = WorkerStore(self.database, lease_seconds=60)
+        self.store = DataStore(self.database, self.workers)
+
+    def interrupted(self, status: str, identity: ServiceIdentity) -> str:
+        uuid = self.store.create_cluster("c", identity.host)
+        if status == "Deleting":
+            self.store.delete_cluster(uuid)
+        assert self.workers.take("cluster", uuid, identity) is not None
+        return uuid
+
+    def status(self, uuid: str) -> str | None:
+        found = self.store.cluster(uuid)
+        return None if found is None else found.status
+
+    def test_jobs_of_a_cluster_that_goes_count_as_killed(self) -> None:
+        uuid = self.store.create_cluster("c", "dead", status="Active")
+        job = self.store.create_job(uuid, ["sleep", "600"])
+        self.store.delete_cluster(uuid)
+        assert self.workers.take("cluster", uuid, self.dead) is not None
+        self.clean()
+        found = self.store.job(job)
+        self.assertEqual((self.status(uuid), found and found.status), (None, "Killed"))

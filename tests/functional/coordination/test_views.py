@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import urllib.request
 from contextlib import redirect_stdout
 from typing import Any
 
@@ -30,11 +31,24 @@ settle = 0.3
 poll = 0.3
 spacing = reconcile:3600
 workers = 2
+enabled_tasks = reconcile, update_job_statuses, terminate_unneeded_transient_clusters, check_for_zombie_proxy_users, cluster_health
+[agent]
+services = compute, data_processing
+sweep_interval = 0.5
+[api]
+enabled_apis = data_processing
+[data_processing]
+min_transient_cluster_active_time = 1
+update_job_statuses_interval = 0.5
+transient_clusters_interval = 0.5
+zombie_proxy_users_interval = 0.5
+cluster_health_interval = 0.5
 """
 
 
 class ViewTests(unittest.TestCase):
     api: client.Client
+    url: str
     state: pathlib.Path
 
     @classmethod
@@ -63,7 +77,8 @@ class ViewTests(unittest.TestCase):
         assert process.stdout is not None
         ready = process.stdout.readline()
         assert ready.startswith("moorage is ready"), (ready, process.communicate(timeout=SOON))
-        cls.api = client.connect(**json.loads((cls.state / "client.json").read_text()))
+        known = json.loads((cls.state / "client.json").read_text())
+        cls.api, cls.url = client.connect(**known), known["url"]
         wait_for(lambda: len(cls.members()) == 4, "four members")
 
     @classmethod
@@ -73,7 +88,10 @@ class ViewTests(unittest.TestCase):
     def command(self, *words: str) -> Any:
         said = io.StringIO()
         with redirect_stdout(said):
-            status = main([*words, "--state-dir", str(self.state), "-f", "json"])
+            given = ["--state-dir", str(self.state), "-f", "json"]
+            # What follows on -- is somebody else's command.
+            place = words.index("--") if "--" in words else len(words)
+            status = main([*words[:place], *given, *words[place:]])
         self.assertEqual(status, 0, said.getvalue())
         return json.loads(said.getvalue())
 
@@ -106,9 +124,56 @@ class ViewTests(unittest.TestCase):
         # Four members swept for it, and one of them had the object.
         self.assertEqual(sum(run["handled"] for run in runs() if run["tick"] == asked["tick"]), 1)
         self.command("periodic", "resume", "reconcile")
-        (task,) = self.command("periodic", "list")
-        self.assertEqual((task["name"], task["enabled"], task["paused"]), ("reconcile", True, False))
+        (task,) = [each for each in self.command("periodic", "list") if each["name"] == "reconcile"]
+        self.assertEqual((task["enabled"], task["paused"]), (True, False))
         self.assertTrue(self.command("periodic", "show", "reconcile"))
+
+    def test_a_cluster_is_made_used_and_terminated_by_the_commands_and_the_tasks(self) -> None:
+        made = self.command("cluster", "create", "one", "--host", "agent-1", "--wait")
+        uuid = made["uuid"]
+        self.assertEqual((made["status"], made["host"], made["transient"]), ("Active", "agent-1", False))
+        ended = self.command("job", "create", uuid, "--wait", "--", "sh", "-c", "exit 3")
+        self.assertEqual((ended["status"], ended["exit_code"]), ("Failed", 3))
+        job = self.command("job", "create", uuid, "sleep", "600")["uuid"]
+        users = {user["job"] for user in self.command("proxy", "user", "list")}
+        self.assertIn(job, users)
+        wait_for(lambda: self.command("job", "show", job)["status"] == "Running", "it to run")
+        self.assertEqual(self.command("job", "cancel", job)["status"], "ToBeKilled")
+        wait_for(lambda: self.command("job", "show", job)["status"] == "Killed", "it to be killed")
+        wait_for(lambda: not self.command("proxy", "user", "list"), "the proxy users to go")
+        wait_for(lambda: self.command("cluster", "show", uuid)["health"] == "green", "its health to be known")
+        listed = self.command("job", "list", "--cluster", uuid, "--status", "Killed")
+        self.assertEqual([each["uuid"] for each in listed], [job])
+        self.assertEqual(self.command("cluster", "delete", uuid)["status"], "Deleting")
+        wait_for(lambda: not self.command("cluster", "list"), "it to go")
+
+    def test_a_transient_cluster_goes_by_itself_when_nothing_runs_in_it(self) -> None:
+        uuid = self.command("cluster", "create", "two", "--transient", "--wait")["uuid"]
+        self.command("job", "create", uuid, "true", "--wait")
+
+        def gone() -> bool:
+            return uuid not in {each["uuid"] for each in self.command("cluster", "list")}
+
+        wait_for(gone, "the task and the agent")
+        self.assertFalse((self.state / "data_processing" / uuid).exists())
+
+    def test_metrics_of_engines_are_where_those_of_the_api_are(self) -> None:
+        def metrics() -> dict[str, float]:
+            with urllib.request.urlopen(f"{self.url}/metrics", timeout=SOON) as answer:
+                lines = answer.read().decode().splitlines()
+            return {
+                name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[:1] != "#")
+            }
+
+        sweeps = 'moorage_periodic_sweeps_total{ended="complete",task="cluster_health"}'
+        wait_for(lambda: metrics().get(sweeps, 0) > 2, "three sweeps")
+        found = metrics()
+        self.assertEqual(found['moorage_ring_members{group="moorage-periodic-tasks"}'], 4)
+        self.assertGreaterEqual(found['moorage_ring_generation{group="moorage-periodic-tasks"}'], 1)
+        self.assertEqual(found['moorage_engines{state="working"}'], 2)
+        self.assertLess(found['moorage_periodic_since_tick_seconds{task="cluster_health"}'], SOON)
+        self.assertEqual(len([each for each in found if each.startswith("moorage_ring_member_behind{")]), 4)
+        self.assertGreater(metrics()[sweeps], 2)
 
     def test_what_there_is_not_is_not_found(self) -> None:
         for ask in (

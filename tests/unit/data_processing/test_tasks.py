@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 import tempfile
 import unittest
 from collections.abc import Callable, Mapping
@@ -13,14 +16,17 @@ from typing import Any
 from oslo_config import cfg
 
 from moorage import errors
+from moorage.cleanup import tables as cleanup_tables
+from moorage.cleanup.workers import WorkerStore
 from moorage.clock import SystemClock
 from moorage.coordination.claims import Claim, SqlClaims
 from moorage.coordination.interface import PeriodicTask, TaskTools
 from moorage.coordination.sweep import ClaimLease, Everything
 from moorage.db import Database
 from moorage.ring import POSITION_COUNT
+from moorage.services.interface import ServiceIdentity
 from moorage.testing.coordination import wait_for
-from moorage_plugins.data_processing import operations, options, tables, tasks
+from moorage_plugins.data_processing import engine, operations, options, tables, tasks
 from moorage_plugins.data_processing.store import DataStore
 from tests.unit.coordination.store_tests import create_tables
 
@@ -44,12 +50,14 @@ class DataProcessingCase(unittest.TestCase):
         create_tables(self.database)
         with self.database.write() as tx:
             tables.clusters.metadata.create_all(tx, tables=TABLES)
+            cleanup_tables.workers.metadata.create_all(tx, tables=[cleanup_tables.workers, cleanup_tables.fences])
         self.conf = cfg.ConfigOpts()
         options.register_opts(self.conf)
         self.conf([])
         self.conf.set_override("folder", f"{folder.name}/clusters", group="data_processing")
         self.conf.set_override("min_transient_cluster_active_time", 0.0, group="data_processing")
-        self.store = DataStore(self.database)
+        self.workers = WorkerStore(self.database, lease_seconds=60)
+        self.store = DataStore(self.database, self.workers)
         self.claims = SqlClaims(self.database)
         self.casts: list[Cast] = []
         self.agent = self.make_agent()
@@ -60,8 +68,9 @@ class DataProcessingCase(unittest.TestCase):
         for uuid in self.store.cluster_ids():
             self.agent._engine.remove(uuid)
 
-    def make_agent(self) -> operations.DataProcessingAgent:
-        tools = SimpleNamespace(conf=self.conf, database=self.database, identity=SimpleNamespace(host="agent-1"))
+    def make_agent(self, epoch: int = 1) -> operations.DataProcessingAgent:
+        identity = ServiceIdentity("11111111-1111-4111-8111-111111111111", "agent-1", "agent", None, epoch)
+        tools = SimpleNamespace(conf=self.conf, database=self.database, identity=identity, workers=self.workers)
         return operations.DataProcessingAgent(tools)  # type: ignore[arg-type]
 
     def cast(self, topic: str, method: str, args: Any = None, *, server: str | None = None) -> None:
@@ -69,7 +78,7 @@ class DataProcessingCase(unittest.TestCase):
 
     def task(self, kind: Callable[[TaskTools], PeriodicTask]) -> PeriodicTask:
         sender = SimpleNamespace(cast=self.cast)
-        return kind(TaskTools(self.conf, SystemClock(), self.database, sender, None))  # type: ignore[arg-type]
+        return kind(TaskTools(self.conf, SystemClock(), self.database, sender, None, workers=self.workers))  # type: ignore[arg-type]
 
     def sweep(self, kind: Callable[[TaskTools], PeriodicTask], token: int = 1) -> dict[str, object]:
         """What the runner does: claim and handle each object."""
@@ -83,6 +92,16 @@ class DataProcessingCase(unittest.TestCase):
             lease = ClaimLease(self.claims, claim, object_id, Everything("me", token), SystemClock(), 60)
             found[object_id] = task.handle(object_id, lease)
         return found
+
+    def deliver(self) -> list[bool]:
+        """Let the messages arrive; what the agent made of each."""
+        casts, self.casts = self.casts, []
+        return [getattr(self.agent, each.method)(**each.args) for each in casts]
+
+    def look(self, kind: Callable[[TaskTools], PeriodicTask], token: int = 1) -> list[bool]:
+        """A sweep, and what the agent did about it."""
+        self.sweep(kind, token)
+        return self.deliver()
 
     def cluster(self, **settings: Any) -> str:
         uuid = self.store.create_cluster("c", "agent-1", **settings)
@@ -112,13 +131,12 @@ class JobTests(DataProcessingCase):
         )
 
         def done() -> bool:
-            self.sweep(tasks.UpdateJobStatuses)
+            self.look(tasks.UpdateJobStatuses)
             return {self.job_status(each) for each in (good, bad)} == {"Succeeded", "Failed"}
 
         wait_for(done, "both to end")
-        wait_for(
-            lambda: self.sweep(tasks.UpdateJobStatuses) is not None and self.job_status(long) == "Running", "it runs"
-        )
+        self.look(tasks.UpdateJobStatuses)
+        self.assertEqual(self.job_status(long), "Running")
         failed = self.store.job(bad)
         assert failed is not None
         self.assertEqual((failed.status, failed.exit_code), ("Failed", 3))
@@ -126,12 +144,72 @@ class JobTests(DataProcessingCase):
     def test_a_job_that_was_killed_is_called_so(self) -> None:
         cluster = self.cluster()
         job = self.run_job(cluster, "sleep", "600")
-        wait_for(lambda: self.agent._engine.status(cluster, job) == ("Running", None), "it runs")
-        self.agent._engine.remove(cluster)
-        (self.agent._engine._folder / cluster / job).mkdir(parents=True)
-        (self.agent._engine._folder / cluster / job / "pid").write_text("999999999")
-        self.sweep(tasks.UpdateJobStatuses)
+        self.assertEqual(self.agent._engine.status(cluster, job), ("Running", None))
+        group = engine._group(self.agent._engine._path(cluster) / job)
+        assert group is not None
+        os.killpg(group, signal.SIGKILL)
+        wait_for(lambda: self.agent._engine.status(cluster, job)[0] != "Running", "it to die")
+        self.assertEqual(self.look(tasks.UpdateJobStatuses), [True])
         self.assertEqual(self.job_status(job), "Killed")
+
+    def test_a_process_that_has_the_number_of_a_job_by_now_is_neither_the_job_nor_killed(self) -> None:
+        cluster = self.cluster()
+        other = subprocess.Popen(["sleep", "600"], start_new_session=True)
+        self.addCleanup(other.wait)
+        self.addCleanup(other.kill)
+        job = self.store.create_job(cluster, ["true"])
+        folder = self.agent._engine._path(cluster) / job
+        folder.mkdir()
+        (folder / "process").write_text(f"{other.pid} 1 another-boot\n")
+        self.assertEqual(self.agent._engine.status(cluster, job), ("Killed", None))
+        self.agent._engine.remove(cluster)
+        self.assertIsNone(other.poll())
+
+    def test_a_start_of_which_nobody_wrote_down_who_it_was_runs_nothing_and_is_made_good(self) -> None:
+        """The agent is killed in between: the wrapper hears nothing more, and ends."""
+        cluster = self.cluster()
+        job = self.store.create_job(cluster, ["touch", "../ran"])
+        folder = self.agent._engine._path(cluster) / job
+        folder.mkdir()
+        lost = subprocess.Popen(
+            ["/bin/sh", "-c", engine._WRAPPER, "job", str(folder / "exit"), "touch", "../ran"],
+            stdin=subprocess.PIPE,
+            cwd=folder,
+        )
+        lost.communicate(b"")
+        self.assertFalse((folder.parent / "ran").exists())
+        self.agent.sweep()
+        wait_for((folder.parent / "ran").exists, "the agent's own start")
+
+    def test_a_start_whose_message_was_lost_is_made_good_by_the_agents_sweep(self) -> None:
+        cluster = self.cluster()
+        job = self.store.create_job(cluster, ["true"])
+        self.agent.sweep()
+        wait_for(lambda: self.agent._engine.status(cluster, job)[0] == "Succeeded", "it ends")
+
+    def test_a_job_is_killed_on_request_and_one_that_never_ran_never_will(self) -> None:
+        cluster = self.cluster()
+        running, waiting = self.run_job(cluster, "sleep", "600"), self.store.create_job(cluster, ["sleep", "600"])
+        for job in (running, waiting):
+            self.assertEqual(self.store.cancel_job(job).status, "ToBeKilled")
+            self.assertEqual(self.store.cancel_job(job).status, "ToBeKilled")
+        # The message was lost: the agent finds out by itself.
+        wait_for(lambda: self.agent.sweep() or {self.job_status(running), self.job_status(waiting)} == {"Killed"}, "it")
+        self.agent.start_job(waiting)
+        self.assertEqual(self.agent._engine.status(cluster, waiting), ("Killed", None))
+        with self.assertRaisesRegex(errors.Conflict, "has ended already"):
+            self.store.cancel_job(running)
+        self.store.delete_job(running)
+        with self.assertRaises(errors.NotFound):
+            self.store.delete_job(running)
+
+    def test_a_job_that_ended_before_it_could_be_killed_is_called_what_it_is(self) -> None:
+        cluster = self.cluster()
+        job = self.run_job(cluster, "sh", "-c", "exit 3")
+        wait_for(lambda: self.agent._engine.status(cluster, job)[0] == "Failed", "it ends")
+        self.store.cancel_job(job)
+        self.agent.cancel_job(job)
+        self.assertEqual(self.job_status(job), "Failed")
 
     def test_a_job_is_started_once(self) -> None:
         cluster = self.cluster()
@@ -145,9 +223,9 @@ class JobTests(DataProcessingCase):
         job = self.run_job(cluster, "true")
         wait_for(lambda: self.agent._engine.status(cluster, job)[0] == "Succeeded", "it ends")
         self.database.run(lambda tx: self.store.set_job(tx, job, "Running", 9, exit_code=None, expected=("Pending",)))
-        self.assertEqual(self.sweep(tasks.UpdateJobStatuses, token=8), {job: False})
+        self.assertEqual(self.look(tasks.UpdateJobStatuses, token=8), [False])
         self.assertEqual(self.job_status(job), "Running")
-        self.sweep(tasks.UpdateJobStatuses, token=9)
+        self.assertEqual(self.look(tasks.UpdateJobStatuses, token=9), [True])
         self.assertEqual(self.job_status(job), "Succeeded")
 
     def test_nothing_runs_in_a_cluster_that_is_not_active(self) -> None:
@@ -162,6 +240,7 @@ class TerminationTests(DataProcessingCase):
         self.assertEqual(self.sweep(tasks.TerminateUnneededTransientClusters), {cluster: True})
         self.assertEqual((self.status(cluster), self.status(lasting)), ("Deleting", "Active"))
         (cast,) = self.casts
+        self.assertEqual(self.workers.get("cluster", cluster).operation, "terminate")  # type: ignore[union-attr]
         self.assertEqual((cast.topic, cast.method, cast.server), ("agent", "terminate_cluster", "agent-1"))
         self.assertTrue(self.agent.terminate_cluster(**cast.args))
         self.assertEqual(self.status(cluster), "gone")
@@ -197,20 +276,55 @@ class TerminationTests(DataProcessingCase):
     def test_a_lost_message_is_made_good_by_the_agents_sweep(self) -> None:
         cluster = self.cluster(transient=True)
         self.sweep(tasks.TerminateUnneededTransientClusters, token=5)
-        self.make_agent().start()
+        self.make_agent(epoch=2).start()
         self.assertEqual(self.status(cluster), "gone")
+
+    def test_a_termination_overtakes_a_creation_that_is_in_progress(self) -> None:
+        uuid = self.store.create_cluster("c", "agent-1")
+        held = self.workers.take("cluster", uuid, self.make_agent()._tools.identity)
+        assert held is not None
+        self.store.delete_cluster(uuid)
+        self.assertEqual(self.store.delete_cluster(uuid).status, "Deleting")
+        with self.assertRaises(errors.Fenced):
+            held.finish_with(lambda tx: self.store.settle(tx, uuid, "Active"))
+        self.agent.sweep()
+        self.assertEqual(self.status(uuid), "gone")
+        with self.assertRaises(errors.NotFound):
+            self.store.delete_cluster(uuid)
+
+    def test_a_cluster_that_cannot_be_made_is_called_so_after_some_tries(self) -> None:
+        self.agent._engine._folder.parent.mkdir(exist_ok=True)
+        self.agent._engine._folder.write_text("a file in the way")
+        uuid = self.store.create_cluster("c", "agent-1")
+        for expected in ("Starting", "Starting", "Error"):
+            self.agent.sweep()
+            self.assertEqual(self.status(uuid), expected)
+        self.assertIsNone(self.workers.get("cluster", uuid))
+        self.agent._engine._folder.unlink()
+
+    def test_folders_of_clusters_that_are_gone_are_removed_with_what_runs_in_them(self) -> None:
+        cluster, other = self.cluster(), self.cluster()
+        job = self.run_job(cluster, "sleep", "600")
+        group = engine._group(self.agent._engine._path(cluster) / job)
+        self.store.delete_cluster(cluster)
+        self.database.run(lambda tx: self.store.remove_cluster(tx, cluster))
+        self.make_agent(epoch=2).start()
+        self.assertEqual(self.agent._engine.clusters(), [other])
+        assert group is not None
+        with self.assertRaises((OSError, ValueError)):
+            engine._began(group)
 
     def test_a_termination_kills_what_runs(self) -> None:
         cluster = self.cluster()
         job = self.run_job(cluster, "sleep", "600")
         wait_for(lambda: self.agent._engine.status(cluster, job) == ("Running", None), "it runs")
-        group = int((self.agent._engine._folder / cluster / job / "pid").read_text())
-        self.database.run(lambda tx: self.store.set_cluster(tx, cluster, "Deleting", 1, expected=("Active",)))
+        group = engine._group(self.agent._engine._path(cluster) / job)
+        assert group is not None
+        self.store.delete_cluster(cluster)
         self.assertTrue(self.agent.terminate_cluster(cluster, 1))
         self.assertEqual(self.job_status(job), "Killed")
-        from moorage_plugins.data_processing import engine
-
-        wait_for(lambda: not engine._lives(group), "the process to die")
+        with self.assertRaises((OSError, ValueError)):
+            engine._began(group)
 
     def test_an_incomplete_cluster_is_terminated_when_its_time_is_over_and_others_are_not(self) -> None:
         stuck = self.store.create_cluster("stuck", "elsewhere", status="Configuring")
@@ -232,10 +346,10 @@ class OtherTaskTests(DataProcessingCase):
 
     def test_health_says_whether_a_cluster_can_work(self) -> None:
         cluster = self.cluster()
-        self.sweep(tasks.ClusterHealth)
+        self.look(tasks.ClusterHealth)
         healthy = self.store.cluster(cluster)
         self.agent._engine.remove(cluster)
-        self.sweep(tasks.ClusterHealth)
+        self.look(tasks.ClusterHealth)
         broken = self.store.cluster(cluster)
         assert healthy is not None and broken is not None
         self.assertEqual((healthy.health, broken.health), ("green", "red"))

@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Clusters, jobs and proxy users over HTTP: the plugin ``data_processing`` of the group moorage.api."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, ClassVar
+
+from oslo_log import log as logging
+from typing_extensions import override
+
+from moorage import errors
+from moorage.api.dialect import Dialect
+from moorage.api.dialect_application import Answer, Call, DialectApplication, Operation
+from moorage.control_plane.interface import ApiExtension, ApiTools, Wsgi
+from moorage.routes import PolicyRule
+from moorage_plugins.data_processing.store import Cluster, DataStore, Job
+from moorage_plugins.data_processing.tasks import AGENTS
+
+__all__ = ["POLICIES", "DataProcessingApi"]
+
+LOG = logging.getLogger(__name__)
+_DIALECT = Dialect("data-processing", (1, 0), (1, 0))
+POLICIES = (
+    PolicyRule("data_processing:get", "rule:system_reader", "See clusters, jobs and proxy users.", ("system",)),
+    PolicyRule(
+        "data_processing:change",
+        "rule:system_admin",
+        "Create and delete clusters, and run commands in them, which are processes of the agents' user.",
+        ("system",),
+    ),
+)
+_SEE, _CHANGE = (rule.name for rule in POLICIES)
+_LIMIT = 1000
+_NAME = {"type": "string", "minLength": 1, "maxLength": 255}
+_CREATE_CLUSTER = {
+    "type": "object",
+    "properties": {"name": _NAME, "host": _NAME, "transient": {"type": "boolean"}},
+    "required": ["name"],
+    "additionalProperties": False,
+}
+_CREATE_JOB = {
+    "type": "object",
+    "properties": {
+        "cluster": {"type": "string", "minLength": 1, "maxLength": 36},
+        "command": {
+            "type": "array",
+            "minItems": 1,
+            "maxItems": 1000,
+            "items": {"type": "string", "maxLength": 10000},
+        },
+    },
+    "required": ["cluster", "command"],
+    "additionalProperties": False,
+}
+
+
+def _query(*names: str) -> dict[str, Any]:
+    one = {"type": "array", "maxItems": 1, "items": {"type": "string", "maxLength": 255}}
+    number = {"type": "array", "maxItems": 1, "items": {"type": "string", "pattern": "^[0-9]{1,4}$"}}
+    properties = {"limit": number, "marker": one, **dict.fromkeys(names, one)}
+    return {"type": "object", "properties": properties, "additionalProperties": False}
+
+
+_CLUSTERS, _JOBS, _USERS = _query("status"), _query("status", "cluster"), _query()
+
+
+class DataProcessingApi(ApiExtension):
+    """Everything that is asked for is recorded in one transaction, then the agent is told; a lost message delays it only."""
+
+    api_version: ClassVar[tuple[int, int]] = (1, 0)
+    mount = "/data-processing"
+    policies = POLICIES
+
+    @override
+    def application(self) -> Wsgi:
+        routes = _Routes(self.tools)
+        rows: Sequence[tuple[str, str, Callable[[Call], Answer], str, Any, Any]] = (
+            ("POST", "/v1/clusters", routes.create_cluster, _CHANGE, _CREATE_CLUSTER, None),
+            ("GET", "/v1/clusters", routes.clusters, _SEE, None, _CLUSTERS),
+            ("GET", "/v1/clusters/{uuid}", routes.cluster, _SEE, None, None),
+            ("DELETE", "/v1/clusters/{uuid}", routes.delete_cluster, _CHANGE, None, None),
+            ("POST", "/v1/jobs", routes.create_job, _CHANGE, _CREATE_JOB, None),
+            ("GET", "/v1/jobs", routes.jobs, _SEE, None, _JOBS),
+            ("GET", "/v1/jobs/{uuid}", routes.job, _SEE, None, None),
+            ("POST", "/v1/jobs/{uuid}/cancel", routes.cancel_job, _CHANGE, None, None),
+            ("DELETE", "/v1/jobs/{uuid}", routes.delete_job, _CHANGE, None, None),
+            ("GET", "/v1/proxy-users", routes.proxy_users, _SEE, None, _USERS),
+        )
+        operations = [
+            Operation(method, path, handler, policy, body=body, query=query)
+            for method, path, handler, policy, body, query in rows
+        ]
+        return DialectApplication(_DIALECT, operations, self.tools)
+
+
+class _Routes:
+    def __init__(self, tools: ApiTools) -> None:
+        self._tools = tools
+        self._store = DataStore(tools.database, tools.workers())
+
+    # -- clusters -------------------------------------------------------------------------------------------------
+
+    def create_cluster(self, call: Call) -> Answer:
+        body = call.body
+        host = self._place(body.get("host"))
+        uuid = self._store.create_cluster(body["name"], host, transient=body.get("transient", False))
+        found = self._must_cluster(uuid)
+        self._tell(host, "create_cluster", {"cluster": uuid})
+        return Answer(202, _cluster(found))
+
+    def clusters(self, call: Call) -> Answer:
+        found = self._store.clusters(**_page(call), **_filters(call, "status"))
+        return Answer(200, {"clusters": [_cluster(each) for each in found]})
+
+    def cluster(self, call: Call) -> Answer:
+        return Answer(200, _cluster(self._must_cluster(call.parts["uuid"])))
+
+    def delete_cluster(self, call: Call) -> Answer:
+        found = self._store.delete_cluster(call.parts["uuid"])
+        self._tell(found.host, "terminate_cluster", {"cluster": found.uuid, "token": found.fence})
+        return Answer(202, _cluster(found))
+
+    def _must_cluster(self, uuid: str) -> Cluster:
+        found = self._store.cluster(uuid)
+        if found is None:
+            raise errors.NotFound(f"There is no cluster {uuid}.")
+        return found
+
+    def _place(self, host: str | None) -> str:
+        living = sorted(
+            service.host
+            for service, up in self._tools.services()
+            if up and service.binary == AGENTS and not service.disabled
+        )
+        if host is None:
+            if not living:
+                raise errors.Unavailable("No agent lives that could make it; moorage service list shows all.")
+            return random.choice(living)  # noqa: S311  (spreads, no secret)
+        if host not in living:
+            raise errors.InvalidInput(f"No agent of host {host} lives and is enabled.", path="host")
+        return host
+
+    # -- jobs -----------------------------------------------------------------------------------------------------
+
+    def create_job(self, call: Call) -> Answer:
+        cluster = self._must_cluster(call.body["cluster"])
+        uuid = self._store.create_job(cluster.uuid, call.body["command"])
+        found = self._must_job(uuid)
+        self._tell(cluster.host, "start_job", {"job": uuid})
+        return Answer(202, _job(found))
+
+    def jobs(self, call: Call) -> Answer:
+        found = self._store.job_page(**_page(call), **_filters(call, "status", "cluster"))
+        return Answer(200, {"jobs": [_job(each) for each in found]})
+
+    def job(self, call: Call) -> Answer:
+        return Answer(200, _job(self._must_job(call.parts["uuid"])))
+
+    def cancel_job(self, call: Call) -> Answer:
+        found = self._store.cancel_job(call.parts["uuid"])
+        cluster = self._store.cluster(found.cluster)
+        if cluster is not None:
+            self._tell(cluster.host, "cancel_job", {"job": found.uuid})
+        return Answer(202, _job(found))
+
+    def delete_job(self, call: Call) -> Answer:
+        self._store.delete_job(call.parts["uuid"])
+        return Answer(204)
+
+    def proxy_users(self, call: Call) -> Answer:
+        found = self._store.proxy_users(**_page(call))
+        return Answer(200, {"proxy_users": [asdict(each) for each in found]})
+
+    def _must_job(self, uuid: str) -> Job:
+        found = self._store.job(uuid)
+        if found is None:
+            raise errors.NotFound(f"There is no job {uuid}.")
+        return found
+
+    def _tell(self, host: str, method: str, args: Mapping[str, Any]) -> None:
+        try:
+            self._tools.sender().cast(AGENTS, method, dict(args), server=host)
+        except errors.TransportError as error:
+            LOG.info("The agent of %s was not told (%s); it will find out by itself.", host, error.message)
+
+
+def _page(call: Call) -> dict[str, Any]:
+    limit = int(call.query.get("limit", [str(_LIMIT)])[0])
+    if not 1 <= limit <= _LIMIT:
+        raise errors.InvalidInput(f"limit is {limit}, and must be a number from 1 to {_LIMIT}.", path="limit")
+    return {"limit": limit, "after": call.query.get("marker", [""])[0]}
+
+
+def _filters(call: Call, *names: str) -> dict[str, Any]:
+    return {name: call.query[name][0] for name in names if name in call.query}
+
+
+def _cluster(found: Cluster) -> dict[str, Any]:
+    names = ("uuid", "name", "host", "status", "transient", "health", "changed_at", "used_at")
+    return {**{name: getattr(found, name) for name in names}, "transient": bool(found.transient)}
+
+
+def _job(found: Job) -> dict[str, Any]:
+    names = ("uuid", "cluster", "command", "status", "exit_code")
+    return {name: getattr(found, name) for name in names}

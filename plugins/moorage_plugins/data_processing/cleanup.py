@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Clusters whose agent is dead and does not come back.
+
+An agent that starts again goes on with its operations by itself. Who cleans after one that does not may not reach its machine: a
+cluster that was being made is called ``Error``, one that was being terminated goes, and its jobs count as killed. What is left
+on the machine is removed by an agent there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import sqlalchemy as sa
+from typing_extensions import override
+
+from moorage import errors
+from moorage.cleanup.interface import CleanupTools, Lease, SetCleanupHandler
+from moorage_plugins.data_processing.store import DataStore
+from moorage_plugins.data_processing.tables import clusters
+
+__all__ = ["ClusterHandler"]
+
+
+class ClusterHandler(SetCleanupHandler):
+    """Starting -> Error, Deleting -> deleted."""
+
+    api_version: ClassVar[tuple[int, int]] = (1, 0)
+    cleanable = frozenset({"Starting", "Deleting"})
+    cleans_own = False
+
+    def __init__(self, tools: CleanupTools) -> None:
+        super().__init__(tools)
+        self._store = DataStore(tools.database, tools.workers)
+
+    @override
+    def read(self, transaction: Any, resource_ids: Sequence[str]) -> Mapping[str, Any]:
+        query = sa.select(clusters.c.uuid, clusters.c.status).where(clusters.c.uuid.in_(resource_ids))
+        return {row.uuid: row for row in transaction.execute(query)}
+
+    @override
+    def settle(self, transaction: Any, leases: Mapping[str, Lease], resources: Mapping[str, Any]) -> None:
+        for uuid in sorted(leases):
+            if leases[uuid].status == "Deleting":
+                written = self._store.remove_cluster(transaction, uuid)
+            else:
+                written = self._store.settle(transaction, uuid, "Error")
+            if not written:
+                raise errors.Fenced(f"Cluster {uuid} was written by a later operation, or removed.")

@@ -30,7 +30,7 @@ OPTS: Sequence[cfg.Opt] = (
         "reap_interval",
         default=10.0,
         min=0.1,
-        help="Seconds between looks for claims whose lifetime is over, by every engine. Needs a restart.",
+        help="Seconds between looks for claims whose lifetime is over, by the periodic task expire_claims. Needs a restart.",
     ),
     cfg.ListOpt(
         "orphan_detectors",

@@ -32,7 +32,7 @@ from moorage.control_plane import groups_api
 from moorage.control_plane.enrolment import Enrolment
 from moorage.control_plane.interface import API_EXTENSIONS, ApiTools, Wsgi
 from moorage.control_plane.operations import InPlace
-from moorage.control_plane.periodic import EngineNames
+from moorage.control_plane.periodic import EngineNames, enabled_tasks
 from moorage.control_plane.placing import Deleter, cast_to_agent
 from moorage.control_plane.process import Platform
 from moorage.control_plane.roles import (
@@ -216,7 +216,7 @@ class ApiRole:
             *coordination_api.routes(
                 SqlLedger(platform.database),
                 TaskStore(platform.database),
-                conf.periodic.enabled_tasks,
+                enabled_tasks(conf),
                 EngineNames(platform.registry, self._observer),
             ),
         )

@@ -6,15 +6,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
+from oslo_log import log as logging
 from typing_extensions import override
 
+from moorage.allocation.interface import AllocationLedger
 from moorage.control_plane.enrolment import Enrolment
 from moorage.control_plane.process import Platform
 from moorage.control_plane.roles import load_store, tell_schedulers
 from moorage.coordination.interface import PeriodicTask, TaskLease, TaskTools
 from moorage.fleet.nodes import NodeStore
 
-__all__ = ["Reconcile"]
+__all__ = ["ExpireClaims", "Reconcile"]
+
+LOG = logging.getLogger(__name__)
 
 
 class Reconcile(PeriodicTask):
@@ -46,3 +50,30 @@ class Reconcile(PeriodicTask):
         if changes:
             self._changed()
         return changes
+
+
+class ExpireClaims(PeriodicTask):
+    """Give back claims that were made for a time which is over."""
+
+    api_version: ClassVar[tuple[int, int]] = (1, 0)
+    timeout = 3600.0
+    WHOLE: ClassVar[str] = "claims"
+
+    def __init__(self, tools: TaskTools) -> None:
+        super().__init__(tools)
+        self.spacing = float(tools.conf.allocation.reap_interval)
+        self._store = load_store(tools.conf, tools.database, tools.clock)
+
+    @override
+    def list_objects(self) -> Sequence[str]:
+        return [self.WHOLE] if isinstance(self._store, AllocationLedger) else []
+
+    @override
+    def handle(self, object_id: str, lease: TaskLease) -> object:
+        """Each claim is released by one statement on the condition that it has expired, so it needs no fence."""
+        found = 0
+        while isinstance(self._store, AllocationLedger) and (expired := self._store.expire()):
+            LOG.info("%d claims expired, the first is that of %s.", len(expired), expired[0])
+            found += len(expired)
+            lease.check()
+        return found

@@ -33,9 +33,19 @@ from moorage.observers.interface import RingChanged
 from moorage.services.heartbeat import LivenessObserver
 from moorage.services.registry import ServiceRegistry
 
-__all__ = ["EngineNames", "PeriodicWork", "check"]
+__all__ = ["ALWAYS", "EngineNames", "PeriodicWork", "check", "enabled_tasks"]
 
 LOG = logging.getLogger(__name__)
+
+
+#: Tasks that every engine has, enabled or not: without them something is never given back. They can be paused.
+ALWAYS = ("expire_claims",)
+
+
+def enabled_tasks(conf: cfg.ConfigOpts) -> list[str]:
+    """The tasks that engines of this configuration run."""
+    enabled = list(conf.periodic.enabled_tasks)
+    return enabled + [name for name in ALWAYS if name not in enabled]
 
 
 def check(conf: cfg.ConfigOpts) -> None:
@@ -44,7 +54,7 @@ def check(conf: cfg.ConfigOpts) -> None:
     :raises ConfigError: options contradict each other, or a plugin cannot be used.
     """
     options.check(conf)
-    PERIODIC_TASKS.load_all(conf.periodic.enabled_tasks)
+    PERIODIC_TASKS.load_all(enabled_tasks(conf))
     if conf.coordination.periodic_coordination_backend:
         BACKENDS.load(chosen(conf.coordination.periodic_coordination_backend)[0])
 
@@ -155,7 +165,7 @@ class PeriodicWork:
             services=self._platform,
             workers=WorkerStore(self._platform.database, lease_seconds=self._conf.cleanup.lease_seconds),
         )
-        loaded = PERIODIC_TASKS.load_all(self._conf.periodic.enabled_tasks)
+        loaded = PERIODIC_TASKS.load_all(enabled_tasks(self._conf))
         return {each.name: each.plugin(tools) for each in loaded}
 
     def _join(self, tasks: dict[str, PeriodicTask]) -> None:

@@ -13,7 +13,7 @@ from oslo_config import cfg
 from oslo_log import log as logging
 
 from moorage import errors
-from moorage.allocation.interface import DETECTORS, STORES, AllocationLedger, AllocationStore, OrphanDetector
+from moorage.allocation.interface import DETECTORS, STORES, AllocationStore, OrphanDetector
 from moorage.cleanup.workers import WorkerStore
 from moorage.clock import Clock
 from moorage.control_plane.cleaning import AgentCleaning, SupervisorEndpoint
@@ -406,15 +406,6 @@ class Engine:
         self._work.start()
         self._subscription = platform.transport.serve(ENGINES, platform.name, Dispatcher(endpoints_of(_Ping())))
 
-        store = open_store(platform, conf)
-
-        def reap() -> None:
-            # Several engines may do it at once: each claim is released by one of them.
-            while isinstance(store, AllocationLedger) and (expired := store.expire()):
-                LOG.info("%d claims expired, the first is that of %s.", len(expired), expired[0])
-
-        self._reaper = Periodic(platform, "reaping of claims that expired", reap, conf.allocation.reap_interval)
-
     def reload(self, conf: cfg.ConfigOpts) -> None:
         """Nothing of an engine changes without a restart; the configuration is checked all the same."""
         check_periodic(conf)
@@ -423,7 +414,6 @@ class Engine:
         """End."""
         self._subscription.stop(drain_seconds)
         self._work.stop(drain_seconds)
-        self._reaper.stop()
 
 
 class _Ping:

@@ -150,6 +150,7 @@ class Keeper:
         self._looked_at = float("-inf")
         #: When the ring's row was last read, from before the question.
         self._read_at = float("-inf")
+        self._read_token: int | None = None
         #: How often the ring changed under this member's eyes.
         self.changes = 0
 
@@ -163,7 +164,8 @@ class Keeper:
     def is_current(self, snapshot: RingSnapshot) -> bool:
         """Whether work under this ring may go on; to be asked before every object, costs nothing."""
         fresh = self._clock.monotonic() - self._read_at < self._settings.stale_after
-        return self._active is snapshot and fresh and self._membership.holds(snapshot.me)
+        current = self._active is snapshot and self._read_token == snapshot.token
+        return current and fresh and self._membership.holds(snapshot.me)
 
     def working(self, snapshot: RingSnapshot) -> Working:
         """Says that an object is being handled under this ring; gives False when it may not be."""
@@ -238,6 +240,8 @@ class Keeper:
     def _read(self) -> tuple[RingRow | None, Mapping[bytes, int]]:
         began = self._clock.monotonic()
         found = self._ledger.read(self._group)
+        # From here on nothing begins under an older ring, whatever becomes of the newer one.
+        self._read_token = None if found[0] is None else found[0].token
         self._read_at = began
         return found
 

@@ -154,7 +154,12 @@ class Membership:
         client = self._client
         if client is None or self.member_id is None:
             raise errors.Unavailable(f"This member is not in the group {self._group}: {self.problem or 'it starts'}")
-        found = client.members()
+        try:
+            found = client.members()
+        except NotMember as error:
+            # The heartbeat finds out in its own way, and joins again; it need not wait for its time.
+            self._wake.set()
+            raise errors.Unavailable(f"This member is in the group {self._group} no more: {error.message}") from error
         strange = {member for member in found.members if not MemberId.known(member)}
         for member in strange - self._strange:
             LOG.warning(

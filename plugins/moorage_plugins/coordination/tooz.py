@@ -241,6 +241,12 @@ def _checked(url: str) -> str:
         raise errors.ConfigError(f"No driver of tooz is known for {scheme}://; use one of: {known}")
     if not rest.strip("/"):
         raise errors.ConfigError(f"The URL {url} of the coordination backend names no server.")
+    try:
+        hosts = urlsplit(url).netloc.rpartition("@")[2].split(",") if scheme != "file" else []
+        for each in hosts:
+            urlsplit(f"//{each}").port  # noqa: B018  (raises what is wrong with it)
+    except ValueError as error:
+        raise errors.ConfigError(f"The URL of the coordination backend is none: {error}. Correct it.") from error
     for name in _TIMEOUTS & parse_qs(urlsplit(url).query).keys():
         raise errors.ConfigError(
             f"The URL of the coordination backend sets {name}, which members would not know of: they would work on after the "

@@ -6,6 +6,7 @@ from __future__ import annotations
 import unittest
 
 from moorage import errors
+from moorage.coordination.interface import NotMember, View
 from moorage.coordination.keeper import RingSettings
 from moorage.coordination.membership import DRIFT, MemberId, State
 from tests.unit.coordination.worlds import GROUP, Member, World
@@ -50,6 +51,19 @@ class MembershipTests(unittest.TestCase):
         self.member.cut = {"renewed"}
         self.member.beat()
         self.assertEqual(self.membership.certain_until, until)
+
+    def test_a_server_that_knows_nothing_of_it_any_more_is_away_for_the_ring_until_the_heartbeat_has_joined_again(
+        self,
+    ) -> None:
+        def lost() -> View:
+            raise NotMember("the group is gone")
+
+        client = self.membership._client
+        assert client is not None
+        client.members = lost  # type: ignore[method-assign]
+        with self.assertRaisesRegex(errors.Unavailable, "the group is gone"):
+            self.membership.view()
+        self.assertTrue(self.membership._wake.is_set())
 
     def test_ids_that_this_release_does_not_know_are_nobody(self) -> None:
         """Another release's, or somebody else's on the same server: a ring with them could not be built by anybody."""

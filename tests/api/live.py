@@ -17,6 +17,7 @@ from moorage.api.mounts import Dispatcher
 from moorage.api.policies import POLICIES
 from moorage.api.policy import Policy
 from moorage.api.server import Server
+from moorage.cleanup.workers import WorkerStore
 from moorage.clock import SystemClock
 from moorage.context import RequestContext
 from moorage.control_plane import config
@@ -101,7 +102,10 @@ class LiveDialect:
             store=lambda: self.store,
             fleet=lambda: enrolment,
             sender=_nobody,
+            workers=lambda: WorkerStore(self.database, lease_seconds=60),
+            services=lambda: [(row, row.beat > 0) for row in registry.list()],
         )
+        self.registry = registry
         mounts: Mapping[str, Wsgi] = role.dialects(self.tools, {})
         self._server = Server("127.0.0.1:0", Dispatcher(mounts), threads=8, drain_seconds=1)
         self._server.start()

@@ -103,6 +103,7 @@ class TaskRunner:
         self._backoff = Backoff(settings.error_backoff)
         self._last_slot: int | None = None
         self._last_token: int | None = None
+        self._last_moment = 0
         #: The request that was heeded, and the ring that it was heeded under.
         self._heeded = 0
         self._heeded_token: int | None = None
@@ -140,6 +141,7 @@ class TaskRunner:
         else:
             self._last_slot = self._slot(ticks.moment)
             self._last_token = sweep.share.token
+            self._last_moment = ticks.moment if sweep.complete else 0
 
     def sweep(self, ticks: Ticks, only: str = "") -> bool:
         """Sweep now; False when the member has no share at present."""
@@ -159,6 +161,7 @@ class TaskRunner:
             batch=settings.batch,
             only=only,
             stopping=self._stopping.is_set,
+            since=self._since(ticks, share),
         )
         sweep.begin()
         try:
@@ -202,6 +205,11 @@ class TaskRunner:
     def end(self) -> None:
         """Begin no handling any more; a sweep that runs is cut short."""
         self._stopping.set()
+
+    def _since(self, ticks: Ticks, share: Share) -> int:
+        """Of a spread task each part of a tick has its own objects: the others would be claimed in vain, one by one."""
+        same = self._settings.spread and not ticks.requested and share.token == self._last_token
+        return self._last_moment if same else 0
 
     def _slot(self, moment: int) -> int:
         return (moment - self._jitter) // (self._spacing // (_PARTS if self._settings.spread else 1) or 1)

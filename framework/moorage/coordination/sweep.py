@@ -137,11 +137,10 @@ class Backoff:
         self._failed: dict[str, tuple[int, int]] = {}
 
     def due(self, object_ids: Sequence[str], ticks: Ticks) -> list[str]:
-        """Those that are not left out of their tick; what is not among the objects is forgotten."""
+        """Those that are not left out of their tick."""
         with self._lock:
             if not self._failed:
                 return list(object_ids)
-            self._failed = {each: self._failed[each] for each in object_ids if each in self._failed}
             return [each for each in object_ids if each not in self._failed or ticks.of(each) > self._failed[each][1]]
 
     def failed(self, object_id: str, ticks: Ticks) -> None:
@@ -150,6 +149,12 @@ class Backoff:
             count, _ = self._failed.get(object_id, (0, 0))
             pause = min(_LONGEST_BACKOFF, round(self._first * 2 ** min(count, 10)))
             self._failed[object_id] = count + 1, ticks.of(object_id) + pause * ticks.spacing
+
+    def keep(self, object_ids: Sequence[str]) -> None:
+        """Forget what is not among the objects."""
+        with self._lock:
+            if self._failed:
+                self._failed = {each: self._failed[each] for each in object_ids if each in self._failed}
 
     def handled(self, object_id: str) -> None:
         """Its handling ended well."""
@@ -222,6 +227,7 @@ class Sweep:
     :param name: of the task. :param timeout: seconds that one handling may take.
     :param only: the one object that was asked for; empty: all.
     :param stopping: whether nothing more is to be begun.
+    :param since: ticks up to this one were swept by the same member under the same ring.
     """
 
     def __init__(
@@ -238,8 +244,10 @@ class Sweep:
         batch: int = 500,
         only: str = "",
         stopping: Callable[[], bool] = lambda: False,
+        since: int = 0,
     ) -> None:
         self._name = name
+        self._since = since
         self._stopping = stopping
         self._running: dict[str, tuple[Working, ClaimLease]] = {}
         self._task = task
@@ -261,6 +269,11 @@ class Sweep:
         self._problem = ""
 
     @property
+    def complete(self) -> bool:
+        """Whether everything of it was begun."""
+        return self._ended == "complete"
+
+    @property
     def stale(self) -> bool:
         """Whether it was cut short, because the ring changed or the membership is not certain any more."""
         return self._ended == "stale"
@@ -277,8 +290,10 @@ class Sweep:
         if self._only:
             self._objects = [each for each in mine if each == self._only]
         else:
-            self._objects = self._backoff.due(mine, self._ticks)
-            self._counts["skipped"] = len(mine) - len(self._objects)
+            self._backoff.keep(mine)
+            at_tick = [each for each in mine if self._ticks.of(each) > self._since] if self._since else list(mine)
+            self._objects = self._backoff.due(at_tick, self._ticks)
+            self._counts["skipped"] = len(at_tick) - len(self._objects)
 
     def batches(self) -> Iterator[tuple[Claim, Sequence[str]]]:
         """What is to be claimed: objects of one tick, not too many at once."""

@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from moorage import errors
 from moorage.clock import SystemClock
-from moorage.coordination.claims import SqlClaims
+from moorage.coordination.claims import Claim, SqlClaims
 from moorage.coordination.interface import PeriodicTask, TaskLease, TaskTools
 from moorage.coordination.keeper import RingSnapshot, Working
 from moorage.coordination.lanes import Lanes
@@ -295,6 +295,25 @@ class TaskRunnerTests(RunnerCase):
                 snapshot = RingSnapshot("g", 1, me, ring, 0.0)
                 found += RingShare(None, snapshot).select(Positioned(names, lambda *_: None))  # type: ignore[arg-type]
             self.assertEqual(sorted(found), sorted(names), function)
+
+    def test_a_spread_task_claims_each_object_once_a_tick_though_it_is_swept_in_parts(self) -> None:
+        names = [f"object-{number}" for number in range(40)]
+        task = self.task(objects=names, spread=True)
+        claimed: list[str] = []
+        claim = self.claims.claim
+
+        def count(wanted: Claim, object_ids: Sequence[str]) -> list[str]:
+            claimed.extend(object_ids)
+            return claim(wanted, object_ids)
+
+        self.claims.claim = count  # type: ignore[method-assign]
+        moment, _ = self.store.look()
+        for part in range(41):
+            ticks = task.due(moment + part * 180 * SECOND, None)
+            assert ticks is not None
+            task.sweep(ticks)
+        # The tick that each was at in the beginning, and the two that began since.
+        self.assertEqual((sorted(claimed), sorted(self.done)), (sorted(names * 3), sorted(names * 3)))
 
     def test_a_request_of_long_ago_is_not_heeded(self) -> None:
         task = self.task(spacing=1.0)

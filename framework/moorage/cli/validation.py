@@ -19,8 +19,9 @@ from moorage.api.policies import POLICIES
 from moorage.api.policy import Policy
 from moorage.cleanup.interface import CLEANUP_HANDLERS
 from moorage.control_plane.interface import AGENT_SERVICES, API_EXTENSIONS, INSTANCE_STORES
+from moorage.control_plane.periodic import check_tasks
 from moorage.coordination import loading as coordination_loading
-from moorage.coordination.interface import BACKENDS, PERIODIC_TASKS
+from moorage.coordination.interface import BACKENDS
 from moorage.db import engines
 from moorage.observers.interface import OBSERVERS
 from moorage.rpc import loading as rpc_loading
@@ -58,7 +59,7 @@ CHECKS: Sequence[tuple[str, Callable[[Any], object]]] = (
     ("database", lambda conf: engines.parse(conf.database.connection)),
     ("cleanup", lambda conf: CLEANUP_HANDLERS.load_all(conf.cleanup.enabled_handlers)),
     ("shards", lambda conf: STRATEGIES.load(conf.sharding.strategy)),
-    ("periodic tasks", lambda conf: PERIODIC_TASKS.load_all(conf.periodic.enabled_tasks)),
+    ("periodic tasks", check_tasks),
     ("coordination", _coordination),
     ("observers", lambda conf: OBSERVERS.load_all(conf.observers.enabled)),
     ("API", _api),

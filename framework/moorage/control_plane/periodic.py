@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
@@ -33,7 +34,7 @@ from moorage.observers.interface import RingChanged
 from moorage.services.heartbeat import LivenessObserver
 from moorage.services.registry import ServiceRegistry
 
-__all__ = ["ALWAYS", "EngineNames", "PeriodicWork", "check", "enabled_tasks"]
+__all__ = ["ALWAYS", "EngineNames", "PeriodicWork", "check", "check_tasks", "enabled_tasks"]
 
 LOG = logging.getLogger(__name__)
 
@@ -54,9 +55,26 @@ def check(conf: cfg.ConfigOpts) -> None:
     :raises ConfigError: options contradict each other, or a plugin cannot be used.
     """
     options.check(conf)
-    PERIODIC_TASKS.load_all(enabled_tasks(conf))
+    check_tasks(conf)
     if conf.coordination.periodic_coordination_backend:
         BACKENDS.load(chosen(conf.coordination.periodic_coordination_backend)[0])
+
+
+def check_tasks(conf: cfg.ConfigOpts) -> None:
+    """Refuse tasks that cannot be used, and options for tasks that there are not.
+
+    :raises ConfigError: says which, and what may have been meant.
+    """
+    PERIODIC_TASKS.load_all(enabled_tasks(conf))
+    known = PERIODIC_TASKS.installed()
+    for option in ("spacing", "timeout", "concurrency"):
+        for name in getattr(conf.periodic, option):
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=1)
+                meant = f" {near[0]} was meant?" if near else ""
+                raise errors.ConfigError(
+                    f"[periodic] {option} names {name}, which is no installed periodic task.{meant}"
+                )
 
 
 class _Lives:

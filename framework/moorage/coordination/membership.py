@@ -224,10 +224,11 @@ class Membership:
             self._lose(f"{error.message}")
             self._end_client(leave=False)
             self._try_join()
-        except errors.MoorageError as error:
-            self._doubt(error.message)
+        except Exception as error:  # noqa: BLE001  (a mistake of a backend is no more than an answer that did not come)
+            said = _said(error)
+            self._doubt(said)
             if self._clock.monotonic() - self._answered_at >= self._timing.reset_after:
-                self._lose(f"no answer for {self._timing.reset_after:g} seconds: {error.message}")
+                self._lose(f"no answer for {self._timing.reset_after:g} seconds: {said}")
                 self._end_client(leave=True)
         else:
             self._renewed(began, deadline)
@@ -260,13 +261,14 @@ class Membership:
             return
         try:
             self._join()
-        except errors.MoorageError as error:
+        except Exception as error:  # noqa: BLE001  (as above)
+            said = _said(error)
             self._failures += 1
             pause = min(_PAUSE_LONGEST, self._timing.interval * 2 ** min(self._failures, 10))
             self._next_join = self._clock.monotonic() + pause
-            if self.problem != error.message:
-                LOG.warning("Cannot join %s: %s", self._group, error.message)
-            self.problem = error.message
+            if self.problem != said:
+                LOG.warning("Cannot join %s: %s", self._group, said)
+            self.problem = said
 
     def _join(self) -> None:
         """Enter the group under an id that was never used."""
@@ -295,6 +297,10 @@ class Membership:
         try:
             if leave:
                 client.leave()
-        except errors.MoorageError as error:
-            LOG.info("%s was not left in good order (%s); the session ends by itself.", self._group, error.message)
+        except Exception as error:  # noqa: BLE001  (as above)
+            LOG.info("%s was not left in good order (%s); the session ends by itself.", self._group, _said(error))
         client.close()
+
+
+def _said(error: Exception) -> str:
+    return error.message if isinstance(error, errors.MoorageError) else f"{type(error).__name__}: {error}"

@@ -80,6 +80,14 @@ class UrlOptionTests(unittest.TestCase):
             with self.assertRaisesRegex(errors.ConfigError, r"\[coordination\] session_timeout"):
                 client_factory(url, clock=SystemClock())
 
+    def test_a_server_without_groups_and_a_url_without_a_server_are_refused(self) -> None:
+        for url, reason in (
+            ("mysql://root@127.0.0.1/x", "has locks but no groups"),
+            ("zookeeper://", "names no server"),
+        ):
+            with self.assertRaisesRegex(errors.ConfigError, reason):
+                client_factory(url, clock=SystemClock())
+
     def test_a_url_that_can_never_work_is_told_of_at_once(self) -> None:
         for url in ("redis://127.0.0.1:99999", "zookeeper://127.0.0.1:abc", "zookeeper://[::1", "zookeeper://a:1,b:x"):
             with self.assertRaisesRegex(errors.ConfigError, "URL"):

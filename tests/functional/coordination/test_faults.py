@@ -23,7 +23,18 @@ _SOAK = unittest.skipUnless(tests.SOAK, "make soak")
 
 
 class ZookeeperFaultTests(fault_tests.FaultTests):
+    """The hard ones in every run; what is milder than those in ``make soak``."""
+
     kind = "zookeeper"
+    test_a_server_that_pauses_shorter_than_the_session_costs_nobody_the_membership = _SOAK(
+        fault_tests.PauseTests.test_a_server_that_pauses_shorter_than_the_session_costs_nobody_the_membership
+    )
+    test_a_server_that_is_restarted_at_once_is_worked_with_again = _SOAK(
+        fault_tests.RestartTests.test_a_server_that_is_restarted_at_once_is_worked_with_again
+    )
+    test_a_server_that_is_killed_and_restarted_gets_everybody_back = _SOAK(
+        fault_tests.RestartTests.test_a_server_that_is_killed_and_restarted_gets_everybody_back
+    )
 
 
 @_SOAK
@@ -61,6 +72,7 @@ class FileFaultTests(fault_tests.MemberTests):
         return self._url
 
 
+@_SOAK
 class SqliteFaultTests(fault_tests.MemberTests):
     """Members in the database, which is a file."""
 

@@ -106,6 +106,11 @@ class ValidationTests(ConfigCase):
             validation.check(conf)
         self.assertEqual(" ".join(found), raised.exception.message)
 
+    def test_an_option_for_a_periodic_task_that_there_is_not_is_told_with_what_may_be_meant(self) -> None:
+        (found,) = validation.problems(self.load("[periodic]\nspacing = reconcile:60,update_job_status:45\n"))
+        self.assertIn("[periodic] spacing names update_job_status", found)
+        self.assertIn("update_job_statuses was meant?", found)
+
     def test_messages_that_do_not_leave_a_process_are_refused(self) -> None:
         (found,) = validation.problems(self.load("[rpc]\ntransport_url = memory://\n"))
         self.assertIn("'memory', which is not cross-process", found)

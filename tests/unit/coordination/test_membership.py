@@ -65,6 +65,19 @@ class MembershipTests(unittest.TestCase):
             self.membership.view()
         self.assertTrue(self.membership._wake.is_set())
 
+    def test_a_backend_that_raises_what_it_may_not_is_replaced_like_one_that_does_not_answer(self) -> None:
+        client = self.membership._client
+        assert client is not None
+
+        def broken() -> float:
+            raise LookupError("a mistake of its author")
+
+        client.renew = broken  # type: ignore[method-assign]
+        self.world.pass_time(SESSION + 3, [self.member])
+        self.assertGreater(self.member.clients, 1)
+        self.assertIs(self.membership.state, State.CONNECTED)
+        self.assertNotEqual(self.membership.member_id, self.first)
+
     def test_ids_that_this_release_does_not_know_are_nobody(self) -> None:
         """Another release's, or somebody else's on the same server: a ring with them could not be built by anybody."""
         for strange in (b"moorage.v2:other", b"moorage.a.1.0.1.0", b"moorage.a.1.0.1.-5", b"moorage.a.b.c.d.e"):

@@ -306,7 +306,7 @@ class TaskRunnerTests(RunnerCase):
             claimed.extend(object_ids)
             return claim(wanted, object_ids)
 
-        self.claims.claim = count  # type: ignore[method-assign]
+        self.claims.claim = count  # type: ignore[method-assign,assignment]
         moment, _ = self.store.look()
         for part in range(41):
             ticks = task.due(moment + part * 180 * SECOND, None)

@@ -258,6 +258,9 @@ class Bench:
             def claim(self, spec: RequestSpec, node_uuid: str, host: str, request_id: str) -> ClaimResult:
                 return ClaimResult(node_uuid)
 
+            def earlier(self, spec: RequestSpec, request_id: str) -> ClaimResult | None:
+                return None
+
             def release(self, instance_uuid: str) -> None: ...
 
         scheduler = Scheduler(self.view, Nodes(), Claims(), lambda: policy, SystemClock(), random.Random(1))

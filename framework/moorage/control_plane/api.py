@@ -101,7 +101,7 @@ class Creator(Protocol):
         """Have a scheduler place several alike, all or none; likewise."""
 
     def move(self, uuid: str, operation: str, wanted: Mapping[str, Any], request_id: str) -> None:
-        """Have a scheduler find the place where an instance goes next; likewise."""
+        """Have a scheduler find the place where an instance goes next, or say whether it may stay (rebuild); likewise."""
 
 
 def _creating(instances: InstanceStore, creator: Creator, resolve: Resolver) -> Callable[[ApiRequest], ApiResponse]:
@@ -170,7 +170,7 @@ def routes(
         found = request.path["uuid"]
         _visible(instances.get(found), request)
         ((name, wanted),) = request.body.items()
-        if OPERATIONS[name].moves:
+        if OPERATIONS[name].asks:
             creator.move(found, name, wanted or {}, str(uuid.uuid4()))
         else:
             in_place.begin(found, name, wanted or {})

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -62,18 +63,28 @@ class Groups:
 
     def shown(self, group: StoredGroup) -> dict[str, Any]:
         """A group as the API shows it."""
-        return {**asdict(group), "members": [uuid for uuid, _ in self.instances.group_members(group.uuid)]}
+        return {**asdict(group), "members": self._members(group)}
+
+    def _members(self, group: StoredGroup) -> list[str]:
+        return list(dict.fromkeys(member for member, _ in self.instances.group_members(group.uuid)))
 
     def resolved(self, body: Mapping[str, Any], context: RequestContext) -> dict[str, Any]:
         """A request in which a server group's name or uuid (also Nova's hint ``group``) is replaced by what the store has of it.
 
-        :raises InvalidInput: the project has no such group.
+        :raises InvalidInput: the project has no such group, or the request brings one along under a name that looks like a uuid:
+            what is stored is known by its uuid, and is joined by that alone.
         """
         asked = body.get("server_group")
         hint = (body.get("hints") or {}).get("group")
         if asked is None and hint:
             asked = hint if isinstance(hint, str) else hint[0]
         if not isinstance(asked, str):
+            if asked is not None and _is_uuid(asked["name"]):
+                raise errors.InvalidInput(
+                    f"A server group that a request brings along cannot be called by a uuid ({asked['name']}); to join a stored "
+                    "one, write its uuid or name alone.",
+                    path="body/server_group/name",
+                )
             return dict(body)
         try:
             group = self.store.get(asked, _project(context))
@@ -85,9 +96,17 @@ class Groups:
                 "name": group.uuid,
                 "policy": group.policy,
                 "max_server_per_host": group.max_server_per_host,
-                "members": [uuid for uuid, _ in self.instances.group_members(group.uuid)],
+                "members": self._members(group),
             },
         }
+
+
+def _is_uuid(name: str) -> bool:
+    try:
+        uuid.UUID(name)
+    except ValueError:
+        return False
+    return True
 
 
 def _project(context: RequestContext) -> str | None:

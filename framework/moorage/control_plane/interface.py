@@ -112,12 +112,23 @@ class InstanceStore(InstanceSource):
     ) -> Sequence[Instance]:
         """Instances ordered by uuid, a page of ``limit`` after the given uuid."""
 
-    def group_members(self, group: str, transaction: Any = None) -> Sequence[tuple[str, str]]:
-        """(uuid, uuid of the node) of the instances that are in a server group and occupy a node.
+    def group_members(
+        self, group: str, transaction: Any = None, *, project_id: str | None = None
+    ) -> Sequence[tuple[str, str]]:
+        """(uuid, uuid of the node) of the instances that are in a server group and occupy a node; one that moves is on both.
 
         A store that does not keep server groups knows of none, and policies of groups are then not checked with the claim.
 
         :param transaction: an open one of this store to read in; None: one of its own.
+        :param project_id: those of a project only; groups that requests bring along may have one name in several.
+        """
+        return ()
+
+    def on_node(self, node_uuid: str, transaction: Any) -> Sequence[tuple[str, bool]]:
+        """(uuid, busy) of the instances that occupy a node or are moving to it, read in an open transaction.
+
+        A store that does not answer this has limits on instances of a node (``num_instances``, ``num_io_ops``) looked at by filters
+        only, and not with the claim.
         """
         return ()
 

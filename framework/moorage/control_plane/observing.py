@@ -119,6 +119,10 @@ class ObservedClaimer:
             self.tell(ClaimWon(request_id, spec.instance_uuid, result.node_uuid, dict(spec.flavor.resources)))
         return result
 
+    def earlier(self, spec: RequestSpec, request_id: str) -> ClaimResult | None:
+        """As the claimer knows it; it was told of when it was won."""
+        return self.claimer.earlier(spec, request_id)
+
     def release(self, instance_uuid: str) -> None:
         """As the claimer does it."""
         self.claimer.release(instance_uuid)

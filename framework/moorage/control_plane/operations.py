@@ -4,7 +4,10 @@
 Each begins with one transaction that records the worker, the status while it is in progress and what is to come of it
 (``pending``); the agent of the host that has the work to do ends it with another. A move holds the room on its destination under
 a uuid of its own (``move_consumer``) until it ends: then the instance has that room and its old one is given back, in one
-transaction.
+transaction. Of a pool that both nodes share it holds both meanwhile, too.
+
+The id of the last request is kept with the instance when its operation has ended (``request["last_request_id"]``), so that a
+repetition after a lost reply is known for one however late it comes.
 """
 
 from __future__ import annotations
@@ -14,12 +17,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from moorage import errors
-from moorage.allocation.interface import AllocationChange, AllocationLedger, AllocationStore, ClaimRequest, Expect
+from moorage.allocation.interface import (
+    AllocationChange,
+    AllocationLedger,
+    AllocationStore,
+    ClaimOutcome,
+    ClaimRequest,
+    Expect,
+)
 from moorage.cleanup.workers import WorkerStore
 from moorage.control_plane.interface import Instance, InstanceStore, move_consumer
-from moorage.control_plane.placing import NodeNames
+from moorage.control_plane.placing import NodeNames, check_neighbours
+from moorage.control_plane.pooling import claim_somewhere
 from moorage.db import Database
 from moorage.rpc.server import rpc_method
+from moorage.scheduling.groups import GroupStore
 from moorage.scheduling.interface import Claimer, ClaimResult, Flavor, InstanceRecord, RequestSpec, ServerGroup
 from moorage.scheduling.scheduler import Scheduler
 
@@ -34,19 +46,19 @@ class Operation:
 
     :param status: of the instance while it is in progress.
     :param begins: statuses in which it can begin.
-    :param moves: the instance is to be on a node that a scheduler chooses.
+    :param asks: a scheduler is asked: where the instance shall go, or whether it may stay where it is.
     """
 
     name: str
     status: str
     begins: tuple[str, ...]
-    moves: bool
+    asks: bool
 
 
 OPERATIONS: Mapping[str, Operation] = {
     each.name: each
     for each in (
-        Operation("rebuild", "rebuilding", ("active",), False),
+        Operation("rebuild", "rebuilding", ("active",), True),
         Operation("shelve_offload", "shelving", ("active",), False),
         Operation("resize", "resizing", ("active",), True),
         Operation("live_migrate", "migrating", ("active",), True),
@@ -94,13 +106,15 @@ class InPlace:
     workers: WorkerStore
     cast: Callable[[str, str, str], None]
 
-    def begin(self, uuid: str, name: str, pending: Mapping[str, Any]) -> None:
+    def begin(self, uuid: str, name: str, pending: Mapping[str, Any], *, known: Instance | None = None) -> None:
         """Record it, then tell the agent.
+
+        :param known: the instance as it was when the operation was decided on; it must not have changed since.
 
         :raises NotFound: there is no such instance.
         :raises Conflict: its status does not allow it (InUse: an operation on it is in progress).
         """
-        instance, operation = self.instances.get(uuid), OPERATIONS[name]
+        instance, operation = known or self.instances.get(uuid), OPERATIONS[name]
         _check(instance, operation)
         stores = (self.instances, self.workers)
         values = {"pending": {"operation": name, **pending}}
@@ -116,6 +130,7 @@ class MoveClaimer:
     instances: InstanceStore
     workers: WorkerStore
     node_names: NodeNames
+    groups: GroupStore
     instance: Instance
     operation: Operation
 
@@ -128,25 +143,42 @@ class MoveClaimer:
             "flavorid": spec.flavor.flavorid,
             "resources": dict(spec.flavor.resources),
             "extra_specs": dict(spec.flavor.extra_specs),
+            **({"limits": dict(spec.limits)} if spec.limits else {}),
             **to,
         }
         stores = (self.instances, self.workers)
-        # What is on no host is on its destination from now on; what moves is where it was until it has moved.
-        values = {"pending": pending, **(to if not self.instance.host else {})}
+        uuid = spec.instance_uuid
 
-        def record(transaction: Any) -> None:
-            _begin(transaction, stores, self.instance, self.operation, host, values)
+        def take(held: Mapping[str, Mapping[str, int]]) -> ClaimOutcome:
+            values: dict[str, Any] = {"pending": {**pending, "holds": {each: dict(held[each]) for each in held}}}
+            if not self.instance.host:
+                # What is on no host is on its destination from now on; what moves is where it was until it has moved.
+                values |= to
 
-        uuid, held = spec.instance_uuid, {node_uuid: spec.flavor.resources}
-        if not self.instance.host:
-            request = ClaimRequest(uuid, held, request_id, project=spec.project_id, user=spec.user_id)
-            self.store.claim(request, record)
-        else:
+            def record(transaction: Any) -> None:
+                check_neighbours(transaction, self.groups, self.instances, spec, node_uuid)
+                _begin(transaction, stores, self.instance, self.operation, host, values)
+
+            if not self.instance.host:
+                request = ClaimRequest(uuid, held, request_id, project=spec.project_id, user=spec.user_id)
+                return self.store.claim(request, record)
             change = AllocationChange(
                 move_consumer(uuid), held, Expect.NOTHING, spec.project_id, spec.user_id, consumer_type="MIGRATION"
             )
-            _ledger(self.store).replace([change], record)
+            return _ledger(self.store).replace([change], record)[0]
+
+        outcome = claim_somewhere(node_uuid, spec.flavor.resources, self.node_names.pools_of(node_uuid), take)
+        if outcome.repeated:
+            # Where it went then; its row says so.
+            return self.earlier(spec, request_id) or ClaimResult(node_uuid, repeated=True)
         return ClaimResult(node_uuid)
+
+    def earlier(self, spec: RequestSpec, request_id: str) -> ClaimResult | None:
+        """Where an earlier try of the same request has sent it."""
+        found = self.instances.get(spec.instance_uuid)
+        if found.pending.get("request_id") == request_id:
+            return ClaimResult(found.pending["node_uuid"], repeated=True)
+        return ClaimResult(found.node_uuid, repeated=True) if _done(found, request_id) else None
 
     def release(self, instance_uuid: str) -> None:
         """Nothing is held that was not recorded."""
@@ -166,36 +198,64 @@ class MovesEndpoint:
         scheduler: Scheduler,
         claimer: Callable[[Instance, Operation], Claimer],
         instances: InstanceStore,
-        cast: Callable[[str, str, str], None],
+        in_place: InPlace,
     ) -> None:
         self._scheduler = scheduler
         self._claimer = claimer
         self._instances = instances
-        self._cast = cast
+        self._in_place = in_place
 
     @rpc_method
     def move_instance(
         self, instance_uuid: str, operation: str, wanted: Mapping[str, Any], request_id: str
     ) -> dict[str, Any]:
-        """Begin a resize, a live migration or an unshelving; repeating it with the same request_id changes nothing.
+        """Begin a resize, a live migration, an unshelving or a rebuild; repeating it with the same request_id changes nothing.
 
-        :param wanted: ``flavor`` (resize), ``host`` and ``node`` where it shall go.
+        :param wanted: ``flavor`` (resize), ``image`` (rebuild), ``host`` and ``node`` where it shall go.
         :raises NoValidHost: says why.
         :raises Conflict: its status does not allow it.
         """
-        instance, kind = self._instances.get(instance_uuid), OPERATIONS[operation]
-        if instance.pending.get("request_id") != request_id:
-            _check(instance, kind)
-            spec = _spec(instance, kind, wanted)
-            held = InstanceRecord(
-                move_consumer(instance.uuid), "", "", spec.flavor.flavorid, spec.flavor.resources, spec.project_id
-            )
-            chosen = self._scheduler.place(
-                spec, request_id, claimer=self._claimer(instance, kind), held=held if instance.host else None
-            )
-            self._cast(chosen.record.host, OPERATE, instance.uuid)
-            return {"uuid": instance.uuid, "host": chosen.record.host, "node": chosen.record.node}
-        return {"uuid": instance.uuid, "host": instance.pending["host"], "node": instance.pending["node"]}
+        instance = self._instances.get(instance_uuid)
+        if not _known(instance, request_id):
+            try:
+                self._begin(instance, OPERATIONS[operation], wanted, request_id)
+            except errors.Conflict:
+                instance = self._instances.get(instance_uuid)
+                if not _known(instance, request_id):
+                    raise
+                # The first try was still at it, elsewhere.
+            instance = self._instances.get(instance_uuid)
+        pending = instance.pending if instance.pending.get("request_id") == request_id else {}
+        return {
+            "uuid": instance.uuid,
+            "host": pending.get("host", instance.host),
+            "node": pending.get("node", instance.node),
+        }
+
+    def _begin(self, instance: Instance, kind: Operation, wanted: Mapping[str, Any], request_id: str) -> None:
+        _check(instance, kind)
+        spec = _spec(instance, kind, wanted)
+        if spec.rebuild:
+            self._scheduler.confirm(spec, request_id)
+            pending = {"image": dict(spec.image), "request_id": request_id}
+            self._in_place.begin(instance.uuid, kind.name, pending, known=instance)
+            return
+        held = InstanceRecord(
+            move_consumer(instance.uuid), "", "", spec.flavor.flavorid, spec.flavor.resources, spec.project_id
+        )
+        chosen = self._scheduler.place(
+            spec, request_id, claimer=self._claimer(instance, kind), held=held if instance.host else None
+        )
+        self._in_place.cast(chosen.record.host, OPERATE, instance.uuid)
+
+
+def _done(instance: Instance, request_id: str) -> bool:
+    """Whether the operation that the request asked for has ended, as the last one."""
+    return bool(instance.request.get("last_request_id") == request_id)
+
+
+def _known(instance: Instance, request_id: str) -> bool:
+    return instance.pending.get("request_id") == request_id or _done(instance, request_id)
 
 
 def _spec(instance: Instance, operation: Operation, wanted: Mapping[str, Any]) -> RequestSpec:
@@ -207,18 +267,20 @@ def _spec(instance: Instance, operation: Operation, wanted: Mapping[str, Any]) -
         "extra_specs": request.get("extra_specs") or {},
     }
     group = request.get("server_group")
+    rebuild = operation.name == "rebuild"
     return RequestSpec(
         instance_uuid=instance.uuid,
         flavor=Flavor(flavor["flavorid"], dict(flavor["resources"]), dict(flavor.get("extra_specs") or {})),
         project_id=instance.project_id,
         user_id=instance.user_id,
         hints=request.get("hints") or {},
-        image=request.get("image") or {},
+        image=(wanted if rebuild else request).get("image") or {},
         availability_zone=request.get("availability_zone"),
         server_group=None
         if group is None
         else ServerGroup(group["name"], group["policy"], group.get("max_server_per_host", 1)),
-        requested_host=wanted.get("host"),
-        requested_node=wanted.get("node"),
+        requested_host=instance.host if rebuild else wanted.get("host"),
+        requested_node=instance.node_uuid if rebuild else wanted.get("node"),
+        rebuild=rebuild,
         ignore_nodes=(instance.node_uuid,) if operation.name == "live_migrate" else (),
     )

@@ -23,7 +23,7 @@ from moorage.rpc.client import Sender
 from moorage.scheduling.groups import GroupStore, check_policy
 from moorage.scheduling.interface import ClaimResult, RequestSpec
 
-__all__ = ["AGENT_TOPIC", "Deleter", "StoreClaimer", "check_store"]
+__all__ = ["AGENT_TOPIC", "Deleter", "StoreClaimer", "check_neighbours", "check_store"]
 
 LOG = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ class StoreClaimer:
         instance = self._instance(spec, node_uuid, host)
 
         def record(transaction: Any) -> None:
-            self._join(transaction, spec, node_uuid)
+            check_neighbours(transaction, self.groups, self.instances, spec, node_uuid)
             self.instances.insert(transaction, instance)
             self.workers.create(
                 transaction, self.instances.resource_type, instance.uuid, BUILD, instance.status, addressed_to=host
@@ -97,13 +97,13 @@ class StoreClaimer:
         outcome = claim_somewhere(node_uuid, spec.flavor.resources, pools, take)
         return ClaimResult(self._node(outcome, node_uuid), outcome.repeated)
 
-    def _join(self, transaction: Any, spec: RequestSpec, node_uuid: str) -> None:
-        """Check a stored group's policy where nobody else can join meanwhile; the view may not know of the others yet."""
-        group = spec.server_group
-        if group is None or not self.groups.hold(transaction, group.name):
-            return
-        members = self.instances.group_members(group.name, transaction)
-        check_policy(group, node_uuid, [node for uuid, node in members if uuid != spec.instance_uuid])
+    def earlier(self, spec: RequestSpec, request_id: str) -> ClaimResult | None:
+        """Where the instance is: its row was written with its claim. That it is another request's the API has looked at before."""
+        try:
+            found = self.instances.get(spec.instance_uuid)
+        except errors.NotFound:
+            return None
+        return ClaimResult(found.node_uuid, repeated=True) if found.node_uuid and found.status != "error" else None
 
     def _node(self, outcome: ClaimOutcome, node_uuid: str) -> str:
         """Which of the providers of a claim is the node."""
@@ -152,7 +152,40 @@ class StoreClaimer:
             user_id=spec.user_id,
             request=request_of(spec),
             server_group=spec.server_group.name if spec.server_group is not None else "",
+            pending={"operation": BUILD, "limits": dict(spec.limits)} if spec.limits else {},
         )
+
+
+def check_neighbours(
+    transaction: Any, groups: GroupStore, instances: InstanceStore, spec: RequestSpec, node_uuid: str
+) -> None:
+    """Check what depends on the other instances where nobody else can come meanwhile; the view may not know of them yet.
+
+    That is the policy of a server group, and limits that filters promised. All who claim room of a node take turns there, and this
+    runs after the room was taken; that also two who go to different nodes see each other is the row of a stored group. (So the
+    first two members of a group with the policy affinity that requests bring along may miss each other.)
+
+    :raises ConstraintViolated: it may not be there; another node may do.
+    """
+    group = spec.server_group
+    if group is not None:
+        stored = groups.hold(transaction, group.name)
+        members = instances.group_members(group.name, transaction, project_id=None if stored else spec.project_id)
+        check_policy(group, node_uuid, [node for uuid, node in members if uuid != spec.instance_uuid])
+    counted = {"num_instances": False, "num_io_ops": True}
+    if spec.limits.keys().isdisjoint(counted):
+        return
+    there = [busy for uuid, busy in instances.on_node(node_uuid, transaction) if uuid != spec.instance_uuid]
+    for name, only_busy in counted.items():
+        number = sum(busy or not only_busy for busy in there)
+        limit = spec.limits.get(name)
+        if limit is not None and number >= limit:
+            raise errors.ConstraintViolated(
+                f"Node {node_uuid} has {number} {'busy ' if only_busy else ''}instances by now, and filters take {limit} for "
+                f"too many.",
+                provider=node_uuid,
+                limit=name,
+            )
 
 
 def request_of(spec: RequestSpec) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from moorage.control_plane.cleaning import AgentCleaning, SupervisorEndpoint
 from moorage.control_plane.enrolment import StoreFleet
 from moorage.control_plane.interface import AGENT_SERVICES, INSTANCE_STORES, AgentService, AgentTools, InstanceStore
 from moorage.control_plane.observing import ObservedClaimer, of_decision
-from moorage.control_plane.operations import MoveClaimer, MovesEndpoint
+from moorage.control_plane.operations import InPlace, MoveClaimer, MovesEndpoint
 from moorage.control_plane.periodic import PeriodicWork
 from moorage.control_plane.periodic import check as check_periodic
 from moorage.control_plane.placing import StoreClaimer, cast_to_agent, check_store
@@ -180,15 +180,8 @@ class SchedulerRole:
         tracker = InstanceTracker(view, platform.clock)
         silent = SilentHosts(tracker, instances, platform.clock, max_age=section.silent_hosts_age)
         cast = cast_to_agent(platform.sender)
-        claimer = StoreClaimer(
-            store,
-            instances,
-            open_workers(platform, conf),
-            source,
-            GroupStore(platform.database),
-            platform.database,
-            cast,
-        )
+        groups = GroupStore(platform.database)
+        claimer = StoreClaimer(store, instances, open_workers(platform, conf), source, groups, platform.database, cast)
         refused = StoredRefusals(platform.database)
         self._scheduler = Scheduler(
             view,
@@ -213,9 +206,11 @@ class SchedulerRole:
         workers = open_workers(platform, conf)
         moves = MovesEndpoint(
             self._scheduler,
-            lambda of, how: ObservedClaimer(MoveClaimer(store, instances, workers, source, of, how), platform.tell),
+            lambda of, how: ObservedClaimer(
+                MoveClaimer(store, instances, workers, source, groups, of, how), platform.tell
+            ),
             instances,
-            cast,
+            InPlace(platform.database, instances, workers, cast),
         )
         self._cleanup = SupervisorEndpoint(platform, conf, open_workers(platform, conf), observer)
         # Messages are applied while instances are being loaded; the loader does not overwrite them.

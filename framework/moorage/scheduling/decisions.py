@@ -75,6 +75,7 @@ class Decisions:
         key = f"{decision.request_id}/{decision.spec.instance_uuid}"
         with self._lock:
             self._kept[key] = decision
+            self._kept.move_to_end(key)
             self._instances[decision.request_id] = self._instances[decision.spec.instance_uuid] = key
             while len(self._kept) > self._most:
                 _, old = self._kept.popitem(last=False)

@@ -328,7 +328,6 @@ class FleetView:
             return
         rows = np.array(self._noted_rows, dtype=np.intp)
         noted = np.array(self._noted_kinds, dtype=np.int64)
-        self._noted_rows, self._noted_kinds = [], []
         signs = np.where(noted < 0, -1, 1)
         kinds = np.where(noted < 0, ~noted, noted)
         present = np.unique(kinds)
@@ -336,15 +335,19 @@ class FleetView:
         where = np.zeros(int(present[-1]) + 1, dtype=np.intp)
         where[present] = np.arange(len(present))
         which = where[kinds]
-        self._counts = _added(self._counts, rows, signs)
         busy = np.array([each.busy for each in examples], dtype=np.bool_)[which]
-        if busy.any():
-            self._io_ops = _added(self._io_ops, rows[busy], signs[busy])
-        for name in self._used:
+        used = {}
+        for name, column in self._used.items():
             amounts = np.array([each.resources.get(name, 0) for each in examples], dtype=np.float64)
             if amounts.any():
-                self._used[name] = _added(self._used[name], rows, amounts[which] * signs)
+                used[name] = _added(column, rows, amounts[which] * signs)
+        # Nothing fails from here on: what was noted is added once.
+        self._used.update(used)
+        self._counts = _added(self._counts, rows, signs)
+        if busy.any():
+            self._io_ops = _added(self._io_ops, rows[busy], signs[busy])
         self._fold_flavors(examples, which, rows, signs)
+        self._noted_rows, self._noted_kinds = [], []
 
     def _fold_flavors(self, examples: Sequence[InstanceRecord], which: Rows, rows: Rows, signs: Counts) -> None:
         numbers: dict[str, list[int]] = {}

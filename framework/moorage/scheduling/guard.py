@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What happens at run time when a plugin raises or hangs.
 
-A plugin that raises refuses the request, by an error that names it. One that overruns its deadline is taken for hung: the stacks
-are dumped into the log, the request answers 503, and the process is told to end, because its thread cannot be stopped. How often
-that happened is kept where the next process finds it; a plugin that did it too often is not run at all.
+A plugin that raises refuses the request, by an error that names it. One that overruns its deadline is taken for hung: it must have
+been seen in the same call by several looks, spread over the deadline, so that a process that was itself stopped for a while blames
+nobody. The stacks are dumped into the log, the request answers 503, and the process is told to end, because its thread cannot be
+stopped. How often that happened is kept where the next process finds it; a plugin that did it too often is not run at all.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ T = TypeVar("T")
 
 #: Seconds between the answer 503 and the end of the process, so that the answer gets out.
 _LAST_WORDS = 0.5
+#: Looks at a plugin within its deadline.
+_LOOKS = 10
 
 
 class NamedPlugin(Protocol):
@@ -63,13 +66,14 @@ class IncidentLog(Protocol):
 class Slot:
     """What one thread is running, for who watches it; ``plugin`` is None while no plugin runs."""
 
-    __slots__ = ("_before", "_ident", "_monotonic", "_running", "plugin", "since")
+    __slots__ = ("_before", "_ident", "_monotonic", "_running", "calls", "plugin", "since")
 
     def __init__(self, clock: Clock, running: dict[int, Slot]) -> None:
         self._monotonic = clock.monotonic
         self._running = running
         self.plugin: NamedPlugin | None = None
         self.since = 0.0
+        self.calls = 0
 
     def __enter__(self) -> Self:
         self._ident = threading.get_ident()
@@ -86,6 +90,7 @@ class Slot:
     def begin(self, plugin: NamedPlugin) -> None:
         """The plugin is being called from now on."""
         self.since = self._monotonic()
+        self.calls += 1
         self.plugin = plugin
 
 
@@ -117,6 +122,8 @@ class Guard:
         self._pool = futures.ThreadPoolExecutor(threads, thread_name_prefix="select")
         self._running: dict[int, Slot] = {}
         self._unbroken: dict[int, float] = {}
+        self._blaming = threading.Lock()
+        self._blamed: set[NamedPlugin] = set()
 
     def request(self, work: Callable[[], T]) -> T:
         """Do a whole request; it may take any time, as long as no single plugin overruns its deadline.
@@ -130,18 +137,24 @@ class Guard:
             return work()
 
         future = self._pool.submit(run)
+        seen: tuple[Slot, int] | None = None
+        looks = 0
         while True:
             try:
-                return future.result(timeout=self._deadline / 2)
+                return future.result(timeout=self._deadline / _LOOKS)
             except futures.TimeoutError:
                 if future.done():
-                    raise
-                running = self._running.get(thread_id[0]) if thread_id else None
-                plugin = running.plugin if running is not None else None
-                if running is None or plugin is None:
-                    continue
-                if self._clock.monotonic() - running.since > self._deadline:
-                    raise self._hung(plugin) from None
+                    # What the work itself raised, or it has ended in this moment.
+                    return future.result()
+            running = self._running.get(thread_id[0]) if thread_id else None
+            plugin = running.plugin if running is not None else None
+            if running is None or plugin is None:
+                continue
+            if seen != (running, running.calls):
+                seen, looks = (running, running.calls), 0
+            looks += 1
+            if looks >= _LOOKS and self._clock.monotonic() - running.since > self._deadline:
+                raise self._hung(plugin)
 
     def slot(self) -> Slot:
         """Where this thread says which plugin it is calling; a context for one run of a pipeline."""
@@ -200,6 +213,20 @@ class Guard:
             f"The plugin '{plugin.name}' ({plugin.group}, of {plugin.distribution}) ran longer than "
             f"{self._deadline:g} seconds and is taken for hung"
         )
+        with self._blaming:
+            first = plugin not in self._blamed
+            self._blamed.add(plugin)
+        if first:
+            self._tell(plugin, reason)
+        return errors.PluginTimeout(
+            reason + ". This scheduler is started anew; try again.",
+            group=plugin.group,
+            plugin=plugin.name,
+            seconds=self._deadline,
+        )
+
+    def _tell(self, plugin: NamedPlugin, reason: str) -> None:
+        """Once for each plugin, however many requests wait for it: the process ends anyway."""
         LOG.critical("%s. Stacks of all threads follow.", reason)
         with contextlib.suppress(OSError, ValueError):
             faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
@@ -211,9 +238,3 @@ class Guard:
         timer = threading.Timer(_LAST_WORDS, self._fatal, [reason])
         timer.daemon = True
         timer.start()
-        return errors.PluginTimeout(
-            reason + ". This scheduler is started anew; try again.",
-            group=plugin.group,
-            plugin=plugin.name,
-            seconds=self._deadline,
-        )

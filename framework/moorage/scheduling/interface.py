@@ -104,6 +104,8 @@ class RequestSpec:
     :param rebuild: the instance stays where it is (that node is the only candidate) and gets another image: only filters with
         ``RUN_ON_REBUILD`` are asked.
     :param ignore_nodes: uuids or names of nodes where it shall not go.
+    :param limits: what the filters promised of the node that is being claimed (:meth:`HostFilter.limits`); filled in by the
+        scheduler.
     :param properties: further fields of the request that only some filters read.
     """
 
@@ -123,6 +125,7 @@ class RequestSpec:
     image: Mapping[str, Any] = field(default_factory=dict)
     server_group: ServerGroup | None = None
     rebuild: bool = False
+    limits: Mapping[str, Any] = field(default_factory=dict)
 
     def get_scheduler_hint(self, name: str, default: Any = None) -> Any:
         """A hint in Nova's way: the text itself when it is the only one, the list otherwise, the default when absent."""
@@ -178,8 +181,12 @@ class Claimer(Protocol):
         """Take the room on that node.
 
         :raises CapacityExceeded: somebody was faster; the next candidate may do.
-        :raises ConstraintViolated: this node never takes such a size.
+        :raises ConstraintViolated: this node never takes such a size, or a limit of ``spec.limits`` is reached by now.
+        :raises NotFound: the node is gone (details: ``provider``); the next candidate may do.
         """
+
+    def earlier(self, spec: RequestSpec, request_id: str) -> ClaimResult | None:
+        """The claim that an earlier try of the same request holds; asked before a request is refused."""
 
     def release(self, instance_uuid: str) -> None:
         """Give the room back, and take back what was recorded with the claim; harmless when there is none."""
@@ -413,6 +420,15 @@ class HostFilter(abc.ABC):
         """
         mask = self.mask_rows(fleet, rows, spec)
         return None if mask is None else rows[mask]
+
+    def limits(self, host_state: HostState, spec: RequestSpec) -> Mapping[str, Any]:
+        """What this filter promises of a node that it let pass, JSON data by name; asked of the node that is being claimed.
+
+        ``num_instances`` and ``num_io_ops`` (so many are too many) are checked by the claim, in its transaction: schedulers that
+        decide at the same moment do not break them. Others are kept with the instance for its agent, which finds them in
+        ``instance.pending["limits"]`` while it builds or moves it. Of several filters' numbers of one name the least counts.
+        """
+        return {}
 
     def host_key(self, host_state: HostState) -> Hashable:
         """A key such that nodes with the same one always get the same answer; NotImplemented when there is none.

@@ -7,8 +7,9 @@ left, in the configured order. The answer is that of the naive loop over all nod
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -21,6 +22,7 @@ from moorage.scheduling.guard import Guard, Slot
 from moorage.scheduling.interface import (
     SKIP,
     HostFilter,
+    HostState,
     HostWeigher,
     Mask,
     RequestSpec,
@@ -51,12 +53,14 @@ class _Filter:
     plugin: HostFilter
     #: Which of the optional hooks it has.
     prepares: bool = field(init=False)
+    limits: bool = field(init=False)
     masks: bool = field(init=False)
     bulk: bool = field(init=False)
 
     def __post_init__(self) -> None:
         kind = type(self.plugin)
         object.__setattr__(self, "prepares", kind.prepare is not HostFilter.prepare)
+        object.__setattr__(self, "limits", kind.limits is not HostFilter.limits)
         # Who derives from a plugin and says ``filter_rows`` anew means that one.
         last = next(vars(each).keys() & _BULK for each in kind.__mro__ if vars(each).keys() & _BULK)
         object.__setattr__(self, "masks", "mask_rows" in last and kind.mask_rows is not HostFilter.mask_rows)
@@ -197,14 +201,37 @@ class Pipeline:
         spec = fleet.resolved(spec)
         with guard.slot() as slot:
             run = _Run(guard, slot, fleet, spec, None if len(rows) == fleet.size else rows, len(rows))
+            if not spec.rebuild and not fleet.all_can_host:
+                where = _EVERYWHERE if run.rows is None else run.rows
+                run.keep_where("can_host", fleet.can_host[where])
             if filtered:
                 self._filter(run, self._asked(spec))
-            else:
-                run.keep("can_host", rows[fleet.can_host[rows]])
             left = run.left()
             weights = self._weigh(run, left)
         best = _best(weights, most)
         return Ranking(left[best], weights[best], len(rows), len(weights), run.removed, tuple(run.skipped))
+
+    def limits(self, guard: Guard, fleet: Snapshot, row: int, spec: RequestSpec) -> Mapping[str, Any]:
+        """What the filters promise of a node that passed them.
+
+        :raises PluginFailed: a plugin raised, or what it promises is no JSON data.
+        """
+        asked = [each for each in self._asked(spec) if each.limits]
+        found: dict[str, Any] = {}
+        if not asked:
+            return found
+        spec = fleet.resolved(spec)
+        host = fleet.host_state(row)
+        with guard.slot() as slot:
+            run = _Run(guard, slot, fleet, spec, np.array([row], dtype=np.intp), 1)
+            for each in asked:
+                promised = run.ask(each, lambda plugin: _promised(plugin, host, spec))
+                if promised is SKIP:
+                    continue
+                for name, limit in promised.items():
+                    both = (limit, found.get(name, limit))
+                    found[name] = min(both) if all(isinstance(one, int | float) for one in both) else limit
+        return found
 
     def explain(self, guard: Guard, fleet: Snapshot, row: int, spec: RequestSpec) -> dict[str, str]:
         """Why a node does not pass: filter -> reason, for every filter that refuses it."""
@@ -307,14 +334,30 @@ class Pipeline:
         return np.zeros(len(rows)) if total is None else total
 
 
+def _promised(plugin: HostFilter, host: HostState, spec: RequestSpec) -> Mapping[str, Any]:
+    promised: Mapping[str, Any] = json.loads(json.dumps(dict(plugin.limits(host, spec)), allow_nan=False))
+    return promised
+
+
 def _prepared(plugin: HostFilter, spec: RequestSpec, fleet: Snapshot) -> Skip | Rows | None:
     answer = plugin.prepare(spec, fleet)
     return answer if answer is None or answer is SKIP else _checked(answer, fleet.size)
 
 
 def _passed(plugin: HostFilter, fleet: Snapshot, rows: Rows, spec: RequestSpec) -> Rows | None:
-    passed = plugin.filter_rows(fleet, rows, spec)
-    return passed if passed is None else _checked(passed, fleet.size)
+    answer = plugin.filter_rows(fleet, rows, spec)
+    if answer is None:
+        return None
+    passed = _checked(answer, fleet.size)
+    # What other filters have removed must not come back, and nothing may stand there twice.
+    there = np.zeros(fleet.size, dtype=np.bool_)
+    there[rows] = True
+    if not there[passed].all():
+        raise ValueError("filter_rows answered rows that it was not given")
+    there[passed] = False
+    if np.count_nonzero(there) + len(passed) != len(rows):
+        raise ValueError("filter_rows answered a row more than once")
+    return passed
 
 
 def _mask(plugin: HostFilter, fleet: Snapshot, where: Where, spec: RequestSpec) -> Mask | None:

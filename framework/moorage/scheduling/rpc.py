@@ -103,8 +103,8 @@ class SchedulerEndpoint:
 
     @rpc_method
     def fleet_changed(self) -> None:
-        """Nodes or services were changed: read them anew."""
-        self._scheduler.refresh()
+        """Nodes or services were changed: read them anew, soon."""
+        self._scheduler.changed()
 
     # -- the seed's three -----------------------------------------------------------------------------------------
 

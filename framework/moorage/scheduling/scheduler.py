@@ -6,7 +6,7 @@ from __future__ import annotations
 import random as random_module
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -33,8 +33,9 @@ __all__ = ["Policy", "Scheduler", "Selection", "hosts_json"]
 
 LOG = logging.getLogger(__name__)
 
-#: A refusal is not believed when the view is older than this many seconds: it is read anew first.
-_REFUSAL_AGE = 1.0
+#: A refusal is not believed when the view is older than this many seconds: it is read anew first. But no more than one part in so
+#: many of the time is spent on such readings, however many requests are refused.
+_REFUSAL_AGE, _REFUSAL_PART = 1.0, 10
 #: How often ``max_attempts`` nodes are tried for one request, with the fleet ranked anew in between.
 _ROUNDS = 4
 
@@ -50,6 +51,7 @@ class Selection:
     """A node that was claimed for an instance. ``repeated``: an earlier try of the same request had done it.
 
     :param alternates: (host, node) of the next best, where it could go when its build fails.
+    :param limits: what the filters promised of the node; the claim has checked those that it knows.
     """
 
     record: InstanceRecord
@@ -57,6 +59,7 @@ class Selection:
     repeated: bool
     attempts: int
     alternates: tuple[tuple[str, str], ...] = ()
+    limits: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +160,12 @@ class Scheduler:
         self._decided = decided
         self._refreshing = threading.Lock()
         self._refreshed_at = -1e9
+        self._reading_took = 0.0
+        #: A node was found to be gone.
+        self._outdated = False
+        self._changed_at = -1e9
+        self._catching_up = False
+        self._changing = threading.Lock()
         self._decisions = Decisions(decisions)
 
     def refresh(self, *, older_than: float = 0.0) -> bool:
@@ -166,10 +175,40 @@ class Scheduler:
             if self._refreshed_at > asked_at - older_than or self._refreshed_at > asked_at:
                 return False
             began = self._clock.monotonic()
+            self._outdated = False
             held = self.view.held()
             self.view.set_nodes(sorted(self._source.nodes(), key=lambda node: node.uuid), held=held)
             self._refreshed_at = began
+            self._reading_took = self._clock.monotonic() - began
             return True
+
+    def changed(self) -> None:
+        """Somebody has changed nodes or services: refusals wait for a reading that begins from now on. Returns at once.
+
+        However many changes there are, one reading follows on the other, and the last one begins after the last change.
+        """
+        with self._changing:
+            self._changed_at = self._clock.monotonic()
+            if self._catching_up:
+                return
+            self._catching_up = True
+        threading.Thread(target=self._catch_up, name="reading of the fleet", daemon=True).start()
+
+    def _catch_up(self) -> None:
+        while True:
+            try:
+                self.refresh()
+            except errors.Unavailable as error:
+                LOG.warning("The fleet has changed and cannot be read now; the next reading has it: %s", error.message)
+            except Exception:
+                LOG.exception("The fleet has changed and could not be read.")
+            else:
+                with self._changing:
+                    if self._refreshed_at < self._changed_at:
+                        continue
+            with self._changing:
+                self._catching_up = False
+                return
 
     def place(
         self,
@@ -198,6 +237,15 @@ class Scheduler:
         """
         policy = self._policy()
         return policy.guard.request(lambda: self._place_many(policy, spec, uuids, request_id))
+
+    def confirm(self, spec: RequestSpec, request_id: str) -> None:
+        """Ask the filters whether an instance may stay where it is (``spec.rebuild``); claims nothing.
+
+        :raises NoValidHost: it may not; says why.
+        """
+        policy = self._policy()
+        work = self._work(policy, spec, request_id)
+        policy.guard.request(lambda: self._confirm(work))
 
     def select(self, spec: RequestSpec, count: int, *, explain: bool = False) -> dict[str, Any]:
         """Where ``count`` instances alike would go, without claiming anything; with reasons on demand.
@@ -254,13 +302,37 @@ class Scheduler:
                 one = self._with_members(replace(spec, instance_uuid=uuid), uuids[:number])
                 work = self._work(policy, one, request_id)
                 done.append(self._place(work))
-        except errors.MoorageError:
-            for selection in done:
-                if not selection.repeated:
-                    self._claimer.release(selection.record.uuid)
-                    self._reserver.unreserve(selection.record)
+        except BaseException as error:
+            left = [each.record.uuid for each in done if not each.repeated and not self._gave_back(each)]
+            if left and isinstance(error, errors.MoorageError):
+                error.details["left_behind"] = left
+                error.message += f" Of the instances alike, {', '.join(left)} could not be given back; delete them."
             raise
         return done
+
+    def _gave_back(self, selection: Selection) -> bool:
+        """Undo a placement; False (and a line in the log) when that fails."""
+        uuid = selection.record.uuid
+        for last in (False, True):
+            try:
+                self._claimer.release(uuid)
+            except Exception as error:
+                if last:
+                    LOG.exception("Instance %s was placed for nothing and could not be given back; delete it.", uuid)
+                    return False
+                LOG.warning("Instance %s could not be given back (%s); once more.", uuid, error)
+        self._reserver.unreserve(selection.record)
+        return True
+
+    def _confirm(self, work: _Work) -> None:
+        fleet, ranking = self._rank(work, ())
+        decision = work.decision
+        decision.considered, decision.passed = ranking.considered, ranking.passed
+        decision.removed, decision.skipped = ranking.removed, ranking.skipped
+        if not len(ranking.rows):
+            raise self._refusal(fleet, ranking, work)
+        node = fleet.nodes[int(ranking.rows[0])]
+        decision.outcome, decision.host, decision.node = "stays", node.host, node.name
 
     def _place(self, work: _Work) -> Selection:
         policy, decision = work.policy, work.decision
@@ -277,36 +349,59 @@ class Scheduler:
             candidates = self._candidates(policy, ranking)
             for place, row in enumerate(candidates):
                 node = fleet.nodes[row]
-                result = self._claim(work, node)
+                limits = self._limits(work, fleet, row)
+                result = self._claim(work, node, limits)
                 if result is None:
                     refused.add(node.uuid)
                     continue
                 others = [fleet.nodes[other] for other in candidates[place + 1 :]][: policy.alternates]
-                return self._placed(work, node, result, tuple((other.host, other.name) for other in others))
+                alternates = tuple((other.host, other.name) for other in others)
+                return replace(self._placed(work, node, result), alternates=alternates, limits=limits)
             if not candidates or len(refused) >= policy.max_attempts * _ROUNDS:
-                raise self._refusal(fleet, ranking, work)
+                return self._earlier(fleet, ranking, work)
 
-    def _claim(self, work: _Work, node: NodeState) -> ClaimResult | None:
+    def _limits(self, work: _Work, fleet: Snapshot, row: int) -> Mapping[str, Any]:
+        """What the filters promise of a node; nothing where they were not asked."""
+        if _unfiltered(work.spec):
+            return {}
+        return work.policy.pipeline.limits(work.policy.guard, fleet, row, self._with_members(work.spec, ()))
+
+    def _earlier(self, fleet: Snapshot, ranking: Ranking, work: _Work) -> Selection:
+        """What an earlier try of the same request has claimed: its answer was lost, and it may be what fills the fleet now.
+
+        :raises NoValidHost: there is none.
+        """
+        result = work.claimer.earlier(work.spec, work.decision.request_id)
+        if result is not None:
+            for _ in range(2):
+                now = self.view.snapshot()
+                row = now.row_of_node.get(result.node_uuid)
+                if row is not None:
+                    return self._placed(work, now.nodes[row], result)
+                self.refresh(older_than=_REFUSAL_AGE)
+        raise self._refusal(fleet, ranking, work)
+
+    def _claim(self, work: _Work, node: NodeState, limits: Mapping[str, Any]) -> ClaimResult | None:
         """Claim it there; None when that is refused. Others who are deciding see it as taken meanwhile."""
         record = _record(work, node)
+        spec = replace(work.spec, limits=limits) if limits else work.spec
         reserved = work.held is None
         if reserved:
             self._reserver.reserve(record)
         try:
-            return work.claimer.claim(work.spec, node.uuid, node.host, work.decision.request_id)
-        except (errors.CapacityExceeded, errors.ConstraintViolated) as error:
+            return work.claimer.claim(spec, node.uuid, node.host, work.decision.request_id)
+        except BaseException as error:
+            if reserved:
+                self._reserver.unreserve(record)
+            gone = isinstance(error, errors.NotFound) and error.details.get("provider") == node.uuid
+            if not gone and not isinstance(error, errors.CapacityExceeded | errors.ConstraintViolated):
+                raise
+            # What was removed is known to be gone before the others are ranked again.
+            self._outdated = self._outdated or gone
             work.decision.refusals.append({"node": node.name, **error.details})
-            if reserved:
-                self._reserver.unreserve(record)
             return None
-        except BaseException:
-            if reserved:
-                self._reserver.unreserve(record)
-            raise
 
-    def _placed(
-        self, work: _Work, node: NodeState, result: ClaimResult, alternates: tuple[tuple[str, str], ...]
-    ) -> Selection:
+    def _placed(self, work: _Work, node: NodeState, result: ClaimResult) -> Selection:
         if result.node_uuid != node.uuid:
             # An earlier try of the same request had claimed another node.
             fleet = self.view.snapshot()
@@ -321,27 +416,45 @@ class Scheduler:
         if not result.repeated:
             self._decided(decision)
         attempts = len(decision.refusals) + 1
-        return Selection(_record(work, node), result.node_uuid, result.repeated, attempts, alternates)
+        return Selection(_record(work, node), result.node_uuid, result.repeated, attempts)
 
     def _rank(self, work: _Work, refused: Collection[str]) -> tuple[Snapshot, Ranking]:
         """Rank without the nodes that refused this request; a fleet without any candidate is read anew first."""
+        if self._outdated:
+            self.refresh(older_than=_REFUSAL_AGE)
         fleet = self._fleet()
         ranking = self._run(work, fleet, refused)
-        if not len(ranking.rows) and self.refresh(older_than=_REFUSAL_AGE):
-            fleet = self.view.snapshot()
-            ranking = self._run(work, fleet, refused)
+        if not len(ranking.rows):
+            self._read_again(fleet, work.spec)
+            # Also when somebody else has just read it.
+            newer = self.view.snapshot()
+            if newer is not fleet:
+                fleet, ranking = newer, self._run(work, newer, refused)
         return fleet, ranking
+
+    def _read_again(self, fleet: Snapshot, spec: RequestSpec) -> None:
+        """Read the fleet anew before a request is refused, unless that cannot help or was done lately.
+
+        A fleet that refuses is full, so many requests come here: they must not keep a scheduler reading all the time.
+        """
+        age = max(_REFUSAL_AGE, _REFUSAL_PART * self._reading_took)
+        if self._changed_at > self._refreshed_at:
+            age = self._clock.monotonic() - self._changed_at
+        elif not fleet.size:
+            age = 0.0
+        elif not spec.rebuild and not _ever_fits(fleet, spec):
+            return
+        self.refresh(older_than=age)
 
     def _run(self, work: _Work, fleet: Snapshot, refused: Collection[str] = ()) -> Ranking:
         policy, spec = work.policy, work.spec
-        forced = bool(spec.force_hosts or spec.force_nodes) and spec.hints.get(_CHECK_FORCED) is None
         return policy.pipeline.run(
             policy.guard,
             fleet,
             self._asked_for(fleet, spec, refused),
             self._with_members(spec, ()),
             most=None if policy.shuffle_best else max(policy.max_attempts, policy.host_subset_size),
-            filtered=not forced,
+            filtered=not _unfiltered(spec),
         )
 
     def _with_members(self, spec: RequestSpec, more: Sequence[str]) -> RequestSpec:
@@ -395,9 +508,10 @@ class Scheduler:
         nodes = {*spec.force_nodes, *([spec.requested_node] if spec.requested_node else [])}
         if nodes:
             named = [row for row in rows if fleet.nodes[row].name in nodes or fleet.nodes[row].uuid in nodes]
-            if not named:
+            known = {name for row in named for name in (fleet.nodes[row].name, fleet.nodes[row].uuid)}
+            if nodes - known:
                 raise errors.InvalidInput(
-                    f"There is no node {', '.join(sorted(nodes))} on the hosts that were asked for."
+                    f"There is no node {', '.join(sorted(nodes - known))} on the hosts that were asked for."
                 )
             rows = np.array(named, dtype=np.intp)
         if refused:
@@ -413,7 +527,7 @@ class Scheduler:
         spec, decision = work.spec, work.decision
         reasons = {name: count for name, count in ranking.removed.items() if count}
         refused = [refusal["provider"] for refusal in decision.refusals if "provider" in refusal]
-        short = _shortest(fleet, spec, refused)
+        short = "" if spec.rebuild else _shortest(fleet, spec, refused)
         if not fleet.size:
             summary = "the fleet has no nodes"
         elif len(ranking.rows):
@@ -487,6 +601,17 @@ def _record(work: _Work, node: NodeState) -> InstanceRecord:
         busy=True,
         server_group=spec.server_group.name if spec.server_group is not None else "",
     )
+
+
+def _unfiltered(spec: RequestSpec) -> bool:
+    """Whether the filters are not asked: a host is forced, as in Nova."""
+    return bool(spec.force_hosts or spec.force_nodes) and spec.hints.get(_CHECK_FORCED) is None
+
+
+def _ever_fits(fleet: Snapshot, spec: RequestSpec) -> bool:
+    """Whether any node would have enough if it were empty."""
+    enough = [fleet.capacity(name) >= amount for name, amount in spec.flavor.resources.items()]
+    return not enough or bool(np.logical_and.reduce(enough).any())
 
 
 def _shortest(fleet: Snapshot, spec: RequestSpec, refused: Collection[str]) -> str:

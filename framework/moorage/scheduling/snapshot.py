@@ -141,8 +141,20 @@ class Snapshot:
 
     def property_column(self, name: str) -> Column:
         """A property of the nodes."""
+        if name not in self._property_names:
+            # Whoever asks for names that no node has must not make the scheduler look at each node for each of them.
+            return self._column(("no property",), ((None, None) for _ in self.nodes))
         values = (node.properties.get(name) for node in self.nodes)
         return self._column(("property", name), ((json.dumps(value, sort_keys=True), value) for value in values))
+
+    @property
+    def _property_names(self) -> frozenset[str]:
+        found = self.derived.get("property_names")
+        if found is None:
+            found = frozenset().union(*(node.properties for node in self.nodes))
+            self._keep("property_names", found)
+        names: frozenset[str] = found
+        return names
 
     def property_numbers(self, name: str) -> Floats:
         """A property as a number."""
@@ -197,6 +209,15 @@ class Snapshot:
             self._keep("can_host", found)
         column: npt.NDArray[np.bool_] = found
         return column
+
+    @property
+    def all_can_host(self) -> bool:
+        """Instances may land on every row."""
+        found = self.derived.get("all_can_host")
+        if found is None:
+            found = bool(self.can_host.all())
+            self._keep("all_can_host", found)
+        return bool(found)
 
     def _column(self, name: Hashable, pairs: Iterable[tuple[Hashable, Any]]) -> Column:
         found = self.derived.get(name)

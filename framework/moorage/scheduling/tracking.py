@@ -170,9 +170,13 @@ class InstanceTracker:
                 self._claim(record)
 
     def reserve(self, record: InstanceRecord) -> None:
-        """A node is being claimed for it here: the newest word, whatever was said of it before."""
+        """A node is being claimed for it here.
+
+        What is known to be somewhere stays there: the claim is a repetition, or is refused.
+        """
         with self._lock:
-            self._claim(record)
+            if record.uuid in self._claimed or self._view.get(record.uuid) is None:
+                self._claim(record)
 
     def unreserve(self, record: InstanceRecord) -> None:
         """Nothing came of it; what anybody said of it since counts more."""
@@ -334,6 +338,8 @@ def _own(record: InstanceRecord) -> InstanceRecord:
 
 
 _NONE: Mapping[str, Any] = {}
+#: What a column holds exactly.
+_LARGEST = 2**53
 #: Flavor -> its resources, as most instances of it have them.
 _resources: dict[str, Mapping[str, int]] = {}
 
@@ -343,8 +349,8 @@ def _shared(flavorid: str, resources: Mapping[str, int]) -> Mapping[str, int]:
     if known == resources and known is not None:
         return known
     for name, amount in resources.items():
-        if not isinstance(name, str) or not isinstance(amount, int | float):
-            raise TypeError(f"resources has {amount!r} units of {name!r}")
+        if not isinstance(name, str) or type(amount) is not int or not 0 <= amount <= _LARGEST:
+            raise TypeError(f"resources has {str(amount)[:40]} units of {name!r}")
     if len(_resources) >= 10_000:
         _resources.clear()
     _resources[flavorid] = resources
@@ -362,6 +368,9 @@ def record_from_json(data: Any, host: str) -> InstanceRecord:
         if not isinstance(uuid, str) or not uuid:
             raise TypeError(f"its uuid is {uuid!r}")
         flavorid = sys.intern(get("flavorid") or "")
+        fields, group = get("fields") or _NONE, get("server_group") or ""
+        if not isinstance(fields, dict) or not isinstance(group, str):
+            raise TypeError(f"its fields are {str(fields)[:40]}, its server_group is {str(group)[:40]}")
         return InstanceRecord(
             uuid,
             sys.intern(get("host") or host),
@@ -369,11 +378,11 @@ def record_from_json(data: Any, host: str) -> InstanceRecord:
             flavorid,
             _shared(flavorid, get("resources") or _NONE),
             sys.intern(get("project_id") or ""),
-            get("fields") or _NONE,
+            fields,
             bool(get("busy")),
-            get("server_group") or "",
+            group,
         )
-    except (AttributeError, KeyError, TypeError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise errors.InvalidInput(
             f"Host {host} told of an instance in a way that cannot be read ({type(error).__name__}: {error}); an instance is an "
             "object with uuid, host, node, flavorid, resources and project_id."

@@ -32,6 +32,8 @@ _RECORD = (
 _MORE = (instances.c.name, instances.c.user_id, instances.c.created_at, instances.c.request)
 #: No operation is in progress.
 _SETTLED = frozenset({"active", "error", "shelved_offloaded"})
+#: What is on one node and goes to another.
+_MOVING = ("resizing", "migrating")
 #: An instance in error holds no room any more: its claim is given back when the build fails. One that is shelved has none.
 _OCCUPIES = instances.c.status.not_in(("error", "shelved_offloaded"))
 _OF_UUID = instances.c.uuid == sa.bindparam("of_uuid")
@@ -125,13 +127,24 @@ class ComputeInstances(InstanceStore, Reassignable):
             return [_instance(row) for row in tx.execute(query)]
 
     @override
-    def group_members(self, group: str, transaction: Any = None) -> Sequence[tuple[str, str]]:
-        query = sa.select(instances.c.uuid, instances.c.node_uuid).where(instances.c.server_group == group, _OCCUPIES)
-        query = query.order_by(instances.c.uuid)
+    def group_members(
+        self, group: str, transaction: Any = None, *, project_id: str | None = None
+    ) -> Sequence[tuple[str, str]]:
+        query = sa.select(instances.c.uuid, instances.c.node_uuid, instances.c.pending)
+        query = query.where(instances.c.server_group == group, _OCCUPIES).order_by(instances.c.uuid)
+        if project_id is not None:
+            query = query.where(instances.c.project_id == project_id)
         if transaction is not None:
-            return [(row.uuid, row.node_uuid) for row in transaction.execute(query)]
+            return [(row.uuid, node) for row in transaction.execute(query) for node in _nodes(row)]
         with self._database.read() as tx:
-            return [(row.uuid, row.node_uuid) for row in tx.execute(query)]
+            return [(row.uuid, node) for row in tx.execute(query) for node in _nodes(row)]
+
+    @override
+    def on_node(self, node_uuid: str, transaction: Any) -> Sequence[tuple[str, bool]]:
+        query = sa.select(instances.c.uuid, instances.c.node_uuid, instances.c.status, instances.c.pending)
+        query = query.where(_OCCUPIES, sa.or_(instances.c.node_uuid == node_uuid, instances.c.status.in_(_MOVING)))
+        rows = transaction.execute(query).all()
+        return [(row.uuid, row.status not in _SETTLED) for row in rows if node_uuid in _nodes(row)]
 
     @override
     def set_status(
@@ -179,6 +192,11 @@ class ComputeInstances(InstanceStore, Reassignable):
     def reassign(self, transaction: Any, hosts: Mapping[str, str], host: str) -> int:
         rows = [{"of_uuid": uuid, "from_host": source, "to_host": host} for uuid, source in sorted(hosts.items())]
         return int(transaction.execute(_REASSIGN, rows).rowcount) if rows else 0
+
+
+def _nodes(row: Any) -> set[str]:
+    """The node on which an instance is, and the one to which it moves."""
+    return {row.node_uuid, (row.pending or {}).get("node_uuid") or row.node_uuid}
 
 
 def _instance(row: Any) -> Instance:

@@ -62,13 +62,25 @@ class Held:
         )
         return found
 
-    def done(self, changes: Mapping[str, Any], **more: Any) -> Done:
-        """It has succeeded."""
-        return Done(self.lease, self.instance, {"fault": "", "pending": {}, **changes}, **more)
+    def done(self, changes: Mapping[str, Any], *, request: Mapping[str, Any] | None = None, **more: Any) -> Done:
+        """It has succeeded.
+
+        :param request: what of the instance's request is another from now on.
+        """
+        return self._ended({"fault": "", **changes}, request or {}, more)
 
     def failed(self, error: DriverError, changes: Mapping[str, Any], **more: Any) -> Done:
         """It has not."""
-        return Done(self.lease, self.instance, {"fault": str(error), "pending": {}, **changes}, **more)
+        return self._ended({"fault": str(error), **changes}, {}, more)
+
+    def _ended(self, changes: Mapping[str, Any], request: Mapping[str, Any], more: Mapping[str, Any]) -> Done:
+        asked = self.instance.pending.get("request_id")
+        if asked is not None:
+            # So that a repetition of the request is known for one although nothing is pending any more.
+            request = {**request, "last_request_id": asked}
+        if request:
+            changes = {**changes, "request": {**self.instance.request, **request}}
+        return Done(self.lease, self.instance, {"pending": {}, **changes}, **more)
 
     def make(self) -> None:
         """Have it run here, as this try's."""
@@ -97,8 +109,8 @@ def _rebuild(held: Held) -> Done:
         held.make()
     except DriverError as error:
         return held.failed(error, {"status": "active"}, tell="rebuilt")
-    request = {**held.instance.request, "image": held.instance.pending.get("image") or {}}
-    return held.done({"status": "active", "request": request}, tell="rebuilt", made=True)
+    image = held.instance.pending.get("image") or {}
+    return held.done({"status": "active"}, request={"image": image}, tell="rebuilt", made=True)
 
 
 def _shelve_offload(held: Held) -> Done:
@@ -128,11 +140,12 @@ def _move(held: Held) -> Done:
     except DriverError as error:
         return held.failed(error, {"status": "active"}, releases=(move_consumer(instance.uuid),), left=instance.host)
     to = {name: pending[name] for name in ("host", "node", "node_uuid", "flavorid", "resources")}
-    request = {**instance.request, "extra_specs": pending.get("extra_specs") or {}}
     return held.done(
-        {"status": "active", **to, "request": request},
+        {"status": "active", **to},
+        request={"extra_specs": pending.get("extra_specs") or {}},
         releases=(move_consumer(instance.uuid),),
-        holds={pending["node_uuid"]: pending["resources"]},
+        # Begun by a release that did not say so: all of it is the node's.
+        holds=pending.get("holds") or {pending["node_uuid"]: pending["resources"]},
         tell="resized" if held.lease.operation == "resize" else "live_migrated",
         left=instance.host if instance.host != pending["host"] else "",
         made=True,

@@ -18,6 +18,8 @@ __all__ = ["JsonFilter"]
 
 #: How deep a query may be nested.
 _DEPTH = 50
+#: Commands of a query: each may be carried out for every node of a large fleet.
+_MOST = 64
 Lookup = Callable[[str], Any]
 
 
@@ -115,7 +117,13 @@ def _query(spec: RequestSpec) -> list[Any] | None:
     if not query:
         return None
     _check(query, 0)
+    if _commands(query) > _MOST:
+        raise _wrong(f"it has more than {_MOST} commands")
     return list(query)
+
+
+def _commands(query: Sequence[Any]) -> int:
+    return 1 + sum(_commands(argument) for argument in query[1:] if isinstance(argument, list))
 
 
 def _check(query: Any, depth: int) -> None:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import ClassVar
 
 import numpy as np
@@ -29,6 +29,8 @@ class _LimitFilter(HostFilter):
     option: ClassVar[str]
     aggregate_key: ClassVar[str] = ""
     counted: ClassVar[str]
+    #: What is promised of a node that passes.
+    promised: ClassVar[str]
 
     def _count(self, host_state: HostState) -> int:
         raise NotImplementedError
@@ -50,6 +52,10 @@ class _LimitFilter(HostFilter):
         limits = np.array([limit(self.aggregate_key, texts, general) for texts in column.values], dtype=np.float64)
         passing: Mask = self._counts(fleet)[where] < limits[column.codes[where]]
         return passing
+
+    @override
+    def limits(self, host_state: HostState, spec: RequestSpec) -> Mapping[str, int]:
+        return {self.promised: self._limit_of(host_state)}
 
     @override
     def explain(self, host_state: HostState, spec: RequestSpec) -> str:
@@ -90,6 +96,7 @@ class NumInstancesFilter(_LimitFilter):
     group = "filter_num_instances"
     option = "max_instances_per_host"
     counted = "instances"
+    promised = "num_instances"
 
     @override
     def _count(self, host_state: HostState) -> int:
@@ -117,6 +124,7 @@ class IoOpsFilter(_LimitFilter):
     group = "filter_io_ops"
     option = "max_io_ops_per_host"
     counted = "busy instances"
+    promised = "num_io_ops"
 
     @override
     def _count(self, host_state: HostState) -> int:

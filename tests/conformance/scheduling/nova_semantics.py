@@ -408,6 +408,8 @@ weighs("metrics", None, measured)
 
 
 def survivors(hosts: Sequence[Host], spec: RequestSpec, filters: Sequence[str], conf: Any) -> list[Host]:
+    # What Nova's Placement would not have answered.
+    hosts = [host for host in hosts if host.can_host or spec.rebuild]
     for name in filters:
         hosts = [host for host in hosts if FILTERS[name](host, spec, conf)]
     return list(hosts)

@@ -3,16 +3,22 @@
 
 from __future__ import annotations
 
+import threading
 import unittest
+import uuid as uuid_module
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from moorage import errors
+from moorage.allocation.interface import InventoryItem
+from moorage.allocation.pools import PoolKeeper
 from moorage.control_plane import roles
 from moorage.control_plane.interface import Instance, move_consumer
 from moorage.control_plane.operations import InPlace
 from moorage.control_plane.placing import cast_to_agent
+from moorage.fleet.interface import uuid_of_name
+from moorage.scheduling.groups import GroupStore
 from tests import servers
 from tests.functional.scheduling.plane import SOON, Plane
 from tests.servers import wait_until
@@ -110,6 +116,80 @@ class _KeyOperationTests(unittest.TestCase):
         self.plane.wait_status(uuid, "active")
         self.assert_whole()
 
+    def test_what_has_disk_of_a_pool_can_be_moved_resized_and_shelved(self) -> None:
+        pool = str(uuid_module.uuid4())
+        members = {uuid_of_name(f"{host}-node-0") for host in ("h1", "h2")}
+        PoolKeeper(self.plane.store).set(pool, f"pool-{pool}", [InventoryItem("DISK_GB", 100)], members)
+        for name in ("scheduler-1", "scheduler-2"):
+            self.plane.roles[name]._scheduler.refresh()
+        request = self.plane.request(2)
+        request["flavor"]["resources"]["DISK_GB"] = 10
+        uuid = self.plane.ask("create_instance", {"request": request, "request_id": request["uuid"]})["uuid"]
+        self.plane.wait_status(uuid, "active")
+
+        def held() -> dict[str, dict[str, int]]:
+            found: dict[str, dict[str, int]] = {}
+            for item in self.plane.store.allocations():
+                self.assertEqual(item.consumer, uuid)
+                found.setdefault(item.provider, {})[item.resource_class] = item.used
+            return found
+
+        source = self.instance(uuid).host
+        self.move(uuid, "live_migrate", "r1")
+        wait_until(lambda: self.instance(uuid).host != source and not self.instance(uuid).pending, "it moved", SOON)
+        self.assertEqual(held(), {self.instance(uuid).node_uuid: {"VCPU": 2, "MEMORY_MB": 128}, pool: {"DISK_GB": 10}})
+        flavor = {"flavorid": "big", "resources": {"VCPU": 3, "DISK_GB": 30}, "extra_specs": {}}
+        self.move(uuid, "resize", "r2", flavor=flavor)
+        wait_until(lambda: self.instance(uuid).flavorid == "big" and not self.instance(uuid).pending, "resized", SOON)
+        self.assertEqual(held(), {self.instance(uuid).node_uuid: {"VCPU": 3}, pool: {"DISK_GB": 30}})
+        self.in_place.begin(uuid, "shelve_offload", {})
+        self.plane.wait_status(uuid, "shelved_offloaded")
+        self.assertEqual(held(), {})
+        self.move(uuid, "unshelve", "r3")
+        self.plane.wait_status(uuid, "active")
+        self.assertEqual(held(), {self.instance(uuid).node_uuid: {"VCPU": 3}, pool: {"DISK_GB": 30}})
+
+    def test_members_of_a_stored_group_that_move_at_the_same_moment_keep_its_policy(self) -> None:
+        # The filters are not asked here: the store alone must hold it.
+        group = GroupStore(self.plane.database).create("apart", "", "anti-affinity")
+        made = []
+        for host in ("h1", "h2"):
+            request = self.plane.request(1, server_group={"name": group.uuid, "policy": "anti-affinity"})
+            request |= {"requested_host": host}
+            request["flavor"]["extra_specs"] = {"sim:live_migrate_delay_ms": "500"}
+            args = {"request": request, "request_id": request["uuid"]}
+            made.append(self.plane.ask("create_instance", args)["uuid"])
+        for uuid in made:
+            self.plane.wait_status(uuid, "active")
+        with self.assertRaisesRegex(errors.NoValidHost, "others claimed every node|No node of"):
+            self.move(made[0], "live_migrate", "r1")
+        self.plane.enrol({"h3": 1})
+        self.plane.start(roles.Agent(), "h3")
+        for name in ("scheduler-1", "scheduler-2"):
+            wait_until(lambda name=name: self.plane.roles[name]._scheduler.refresh() and self.up(name), "h3", SOON)  # type: ignore[misc]
+        outcomes: list[str] = []
+
+        def go(uuid: str) -> None:
+            try:
+                outcomes.append(self.move(uuid, "live_migrate", f"r-{uuid}")["host"])
+            except errors.NoValidHost:
+                outcomes.append("refused")
+
+        threads = [threading.Thread(target=go, args=(uuid,)) for uuid in made]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+        # Whoever was first has the third node; the other one may follow to where it was only when it has left.
+        self.assertIn("h3", outcomes)
+        for uuid in made:
+            wait_until(lambda uuid=uuid: not self.instance(uuid).pending, "it has ended", SOON)  # type: ignore[misc]
+        self.assertEqual(len({self.instance(uuid).node_uuid for uuid in made}), 2)
+
+    def up(self, scheduler: str) -> bool:
+        fleet = self.plane.roles[scheduler]._scheduler.view.snapshot()
+        return bool(fleet.available.all() and fleet.size == 3)
+
     def test_a_deletion_by_force_during_a_move_leaves_nothing(self) -> None:
         uuid = self.made(2, **{"sim:live_migrate_delay_ms": "600"})
         self.move(uuid, "live_migrate")
@@ -147,6 +227,18 @@ class OperationTests(_KeyOperationTests):
         wait_until(lambda: self.instance(uuid).host == first["host"], "it has moved", SOON)
         self.assert_whole()
 
+    def test_a_move_that_is_asked_for_again_after_its_end_moves_nothing_again(self) -> None:
+        for fault in ({}, {"sim:live_migrate_fail": "no route"}):
+            uuid = self.made(2, **fault)
+            first = self.move(uuid, "live_migrate", "once")
+            wait_until(lambda uuid=uuid: not self.instance(uuid).pending, "it has ended", SOON)  # type: ignore[misc]
+            after = self.instance(uuid)
+            answer = self.move(uuid, "live_migrate", "once")
+            self.assertEqual((answer["host"], self.instance(uuid)), (after.host, after))
+            if not fault:
+                self.assertEqual(first, answer)
+        self.assert_whole()
+
     def test_a_move_that_fails_leaves_everything_where_it_was(self) -> None:
         uuid = self.made(2, **{"sim:live_migrate_fail": "no route"})
         before = self.instance(uuid)
@@ -177,7 +269,7 @@ class OperationTests(_KeyOperationTests):
     def test_a_rebuild_stays_in_its_place_with_another_image(self) -> None:
         uuid = self.made()
         before = self.instance(uuid)
-        self.in_place.begin(uuid, "rebuild", {"image": {"id": "new"}})
+        self.move(uuid, "rebuild", image={"id": "new"})
         wait_until(lambda: self.instance(uuid).request.get("image") == {"id": "new"}, "it is rebuilt", SOON)
         after = self.instance(uuid)
         self.assertEqual((after.status, after.node_uuid), ("active", before.node_uuid))
@@ -185,7 +277,7 @@ class OperationTests(_KeyOperationTests):
 
     def test_a_rebuild_that_fails_says_so(self) -> None:
         uuid = self.made(2, **{"sim:rebuild_fail": "bad image"})
-        self.in_place.begin(uuid, "rebuild", {"image": {"id": "new"}})
+        self.move(uuid, "rebuild", image={"id": "new"})
         wait_until(lambda: self.instance(uuid).fault == "bad image", "it has failed", SOON)
         self.assertNotIn("image", self.instance(uuid).request)
 
@@ -199,6 +291,34 @@ class OperationTests(_KeyOperationTests):
         with self.assertRaisesRegex(errors.InvalidInput, "no host nowhere"):
             self.move(uuid, "live_migrate", host="nowhere")
         self.assert_whole()
+
+
+class RebuildTests(unittest.TestCase):
+    def test_only_filters_that_are_meant_for_it_are_asked_and_of_the_new_image(self) -> None:
+        plane = Plane(
+            self,
+            scheduling__enabled_filters=["compute", "capacity", "num_instances", "isolated_hosts"],
+            filter_num_instances__max_instances_per_host=1,
+            filter_isolated_hosts__isolated_images=["secret"],
+            filter_isolated_hosts__isolated_hosts=["h2"],
+        ).up(("h1",))
+        uuid = plane.create(16)["uuid"]
+        plane.wait_status(uuid, "active")
+        plane.wait_agreement()
+
+        def rebuild(image: str) -> None:
+            args = {"instance_uuid": uuid, "operation": "rebuild", "wanted": {"image": {"id": image}}}
+            plane.ask("move_instance", {**args, "request_id": f"to-{image}"})
+
+        # The node is full of the instance itself, and has as many as num_instances allows: neither is asked.
+        rebuild("plain")
+        wait_until(lambda: plane.instances.get(uuid).request.get("image") == {"id": "plain"}, "it is rebuilt", SOON)
+        with self.assertRaises(errors.NoValidHost) as caught:
+            rebuild("secret")
+        self.assertEqual(caught.exception.details["reasons"], {"isolated_hosts": 1})
+        self.assertIn("filter isolated_hosts removed", caught.exception.message)
+        self.assertEqual(plane.instances.get(uuid).request["image"], {"id": "plain"})
+        self.assertEqual(plane.ask("decision", {"request_id": "to-secret"})["outcome"][:8], "refused:")
 
 
 class PostgresqlOperationTests(_KeyOperationTests):
@@ -216,6 +336,6 @@ class MariadbOperationTests(_KeyOperationTests):
 def load_tests(loader: unittest.TestLoader, tests: unittest.TestSuite, pattern: str | None) -> unittest.TestSuite:
     """The key tests run on each database, not by themselves."""
     suite = unittest.TestSuite()
-    for case in (OperationTests, PostgresqlOperationTests, MariadbOperationTests):
+    for case in (OperationTests, RebuildTests, PostgresqlOperationTests, MariadbOperationTests):
         suite.addTests(loader.loadTestsFromTestCase(case))
     return suite

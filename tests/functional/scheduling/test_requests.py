@@ -7,10 +7,14 @@ import threading
 import unittest
 import uuid as uuid_module
 from typing import Any
+from unittest import mock
 
 from moorage import errors
 from moorage.api.role import Schedulers
 from moorage.control_plane import roles
+from moorage.control_plane.enrolment import Enrolment
+from moorage.fleet.interface import uuid_of_name
+from moorage.fleet.nodes import NodeStore
 from tests.functional.scheduling.plane import SOON, Plane
 from tests.servers import wait_until
 
@@ -80,6 +84,80 @@ class RequestTests(unittest.TestCase):
         self.assertEqual(len(found["alternates"]), 2)
         self.assertNotIn(found["host"], [each["host"] for each in found["alternates"]])
 
+    def test_nothing_lands_where_nothing_may_whichever_filters_there_are(self) -> None:
+        plane = Plane(self, scheduling__enabled_filters=["capacity"]).up(("h1",))
+        plane.store.update_provider(uuid_of_name("h1-node-0"), can_host=False)  # type: ignore[attr-defined]
+        plane.roles["scheduler-1"]._scheduler.refresh()
+        with self.assertRaises(errors.NoValidHost) as caught:
+            plane.create()
+        self.assertEqual(caught.exception.details["reasons"], {"can_host": 1})
+
+    def test_a_node_that_was_removed_is_passed_over_although_nobody_has_told_of_it(self) -> None:
+        plane = Plane(self, scheduling__refresh_interval=600.0).up(("h1", "h2"))
+        plane.create(4, requested_host="h2")
+        nodes = NodeStore(plane.database)
+        Enrolment(plane.database, nodes, plane.store, plane.registry, lambda: None).remove(uuid_of_name("h1-node-0"))
+        self.assertEqual([plane.create()["host"] for _ in range(3)], ["h2"] * 3)
+
+    def test_what_was_placed_is_answered_again_although_the_fleet_is_full_of_it(self) -> None:
+        plane = Plane(self)
+        plane.enrol({"h1": 1}, vcpus=3)
+        plane.start(roles.Agent(), "h1")
+        for name in ("scheduler-1", "scheduler-2"):
+            plane.start(roles.SchedulerRole(), name)
+        one, several = plane.request(1), plane.request(1)
+        uuids = [str(uuid_module.uuid4()) for _ in range(2)]
+        single = {"request": one, "request_id": one["uuid"]}
+        many = {"request": several, "uuids": uuids, "request_id": uuids[0]}
+        first = plane.ask("create_instance", single, scheduler="scheduler-1")
+        plane.ask("create_instances", many, scheduler="scheduler-1")
+        for uuid in (one["uuid"], *uuids):
+            plane.wait_status(uuid, "active")
+        plane.wait_agreement()
+        for name in ("scheduler-1", "scheduler-2"):
+            self.assertEqual(plane.ask("create_instance", single, scheduler=name)["node"], first["node"])
+            self.assertEqual(plane.ask("create_instances", many, scheduler=name), uuids)
+        with self.assertRaises(errors.NoValidHost):
+            plane.create()
+        self.assertEqual(len(plane.instances.list()), 3)
+
+    def test_a_refusal_waits_for_nodes_that_were_enrolled_before_it_was_asked_for(self) -> None:
+        plane = Plane(self, scheduling__refresh_interval=600.0)
+        plane.start(roles.Agent(), "h1")
+        plane.start(roles.SchedulerRole(), "scheduler-1")
+        # Nobody has told of them, and the last reading is young.
+        plane.enrol({"h1": 1})
+        plane.create()
+        plane.enrol({"h1": 2})
+        plane.client.sender.fanout("scheduler", "fleet_changed")
+        scheduler = plane.roles["scheduler-1"]._scheduler
+        wait_until(lambda: scheduler.view.snapshot().size == 2, "the reading that was asked for", SOON)
+        read = mock.Mock(side_effect=scheduler._source.nodes)
+        with mock.patch.object(scheduler._source, "nodes", read):
+            for _ in range(50):
+                plane.client.sender.call("scheduler", "fleet_changed")
+            changed = scheduler._changed_at
+            wait_until(lambda: scheduler._refreshed_at >= changed, "the last change is read", SOON)
+
+    def test_what_can_never_fit_does_not_have_the_fleet_read_again(self) -> None:
+        scheduler = self.plane.roles["scheduler-1"]._scheduler
+        read = mock.Mock(side_effect=scheduler._source.nodes)
+        with mock.patch.object(scheduler._source, "nodes", read):
+            scheduler._refreshed_at = -1e9
+            for _ in range(3):
+                with self.assertRaises(errors.NoValidHost):
+                    self.plane.create(1000, scheduler="scheduler-1")
+            self.assertEqual(read.call_count, 0)
+            # What would fit into an empty node is looked for anew, and not for each of many refusals.
+            scheduler._reading_took = 100.0
+            with self.assertRaises(errors.NoValidHost):
+                for _ in range(20):
+                    self.plane.create(16, scheduler="scheduler-1")
+            with self.assertRaises(errors.NoValidHost):
+                self.plane.create(16, scheduler="scheduler-1")
+            self.assertLessEqual(read.call_count, 3)
+            self.assertGreater(read.call_count, 0)
+
     # -- several alike --------------------------------------------------------------------------------------------
 
     def test_several_apart(self) -> None:
@@ -108,6 +186,35 @@ class RequestTests(unittest.TestCase):
         self.assertEqual(self.plane.instances.list(), [])
         self.plane.wait_agreement()
         self.assertEqual(len(self.many(3, server_group={"name": "g", "policy": "anti-affinity"})), 3)
+
+    def test_all_or_none_also_when_something_nobody_foresaw_goes_wrong(self) -> None:
+        scheduler = self.plane.roles["scheduler-1"]._scheduler
+        real = scheduler._claimer
+
+        class Wrong:
+            claims = releases = 0
+
+            def claim(self, *arguments: Any) -> Any:
+                self.claims += 1
+                if self.claims == 4:
+                    raise KeyError("anybody's mistake")
+                return real.claim(*arguments)
+
+            def earlier(self, *arguments: Any) -> Any:
+                return real.earlier(*arguments)
+
+            def release(self, uuid: str) -> None:
+                self.releases += 1
+                if self.releases == 1:
+                    raise errors.StoreUnavailable("away, for a moment")
+                real.release(uuid)
+
+        uuids = [str(uuid_module.uuid4()) for _ in range(5)]
+        args = {"request": self.plane.request(1), "uuids": uuids, "request_id": uuids[0]}
+        with mock.patch.object(scheduler, "_claimer", Wrong()), self.assertRaises(errors.MoorageError):
+            self.plane.client.sender.call("scheduler", "create_instances", args, server="scheduler-1")
+        self.assertEqual((list(self.plane.store.allocations()), self.plane.instances.list()), ([], []))
+        self.plane.wait_agreement()
 
     def test_several_fill_the_fleet_to_the_last_place(self) -> None:
         made = self.many(12, 4)

@@ -40,6 +40,9 @@ class Answers:
             raise self.answer
         return self.answer
 
+    def earlier(self, spec: RequestSpec, request_id: str) -> ClaimResult | None:
+        return None
+
     def release(self, instance_uuid: str) -> None:
         self.released.append(instance_uuid)
 

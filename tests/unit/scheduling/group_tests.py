@@ -115,12 +115,47 @@ class GroupTests(_Base):
         self.assertEqual(2, len(self.members(group)))
         self.assertIsInstance(self.claim(group, NODES[1]), str)
 
+    def test_anti_affinity_holds_also_for_a_group_that_requests_bring_along(self) -> None:
+        def claim(project: str) -> str:
+            group = ServerGroup("brought-along", "anti-affinity")
+            spec = RequestSpec(str(uuid.uuid4()), Flavor("small", {"VCPU": 1}), project, server_group=group)
+            self.claimer.claim(spec, NODES[0], "host", spec.instance_uuid)
+            return spec.instance_uuid
+
+        answers = together(*[functools.partial(claim, self.project)] * 4)
+        self.assertEqual(3, sum(isinstance(each, errors.ConstraintViolated) for each in answers), answers)
+        self.assertIsInstance(claim(f"{self.project}-other"), str)
+
     def test_affinity_holds_however_many_claim_at_the_same_moment(self) -> None:
         group = self.groups.create("together", self.project, "affinity")
         answers = together(*(functools.partial(self.claim, group, NODES[number % 2]) for number in range(6)))
         refused = [each for each in answers if isinstance(each, errors.ConstraintViolated)]
         self.assertEqual(3, len(refused), answers)
         self.assertEqual(1, len({node for _, node in self.instances.group_members(group.uuid)}))
+
+    def test_what_filters_promised_holds_however_many_claim_at_the_same_moment(self) -> None:
+        node = str(uuid.uuid4())
+        self.store.ensure_providers([ResourceProvider(node, node, inventories=(InventoryItem("VCPU", 1000),))])
+
+        def claim(**limits: int) -> str:
+            spec = RequestSpec(str(uuid.uuid4()), Flavor("small", {"VCPU": 1}), self.project, limits=limits)
+            self.claimer.claim(spec, node, "host", spec.instance_uuid)
+            return spec.instance_uuid
+
+        answers = together(*[functools.partial(claim, num_instances=3, num_io_ops=50)] * 6)
+        refused = [each for each in answers if isinstance(each, errors.ConstraintViolated)]
+        self.assertEqual(3, len(refused), answers)
+        self.assertIn("has 3 instances by now, and filters take 3 for too many", str(refused[0]))
+        self.assertEqual({"VCPU": 3}, self.store.usages(providers=[node])[0].used)
+        made = next(each for each in answers if isinstance(each, str))
+        self.assertEqual(50, self.instances.get(made).pending["limits"]["num_io_ops"])
+        # Those that are being built are busy; whoever has no limit is not held up.
+        with self.assertRaisesRegex(errors.ConstraintViolated, "has 3 busy instances"):
+            claim(num_io_ops=3)
+        with self.database.write() as tx:
+            self.instances.set_status(tx, made, "active", 10)
+        claim(num_io_ops=3)
+        claim(something_else=0)
 
     def test_a_refused_member_leaves_nothing(self) -> None:
         group = self.groups.create("apart", self.project, "anti-affinity")

@@ -92,6 +92,47 @@ class GuardTests(unittest.TestCase):
         self.assertEqual(guard.request(work), "done")
         self.assertEqual((self.incidents.recorded, self.fatal), ([], []))
 
+    def test_a_process_that_was_stopped_for_a_while_blames_nobody(self) -> None:
+        clock = SteppedClock()
+        guard = self.make(0.5, clock)
+
+        def work() -> str:
+            with guard.slot() as slot:
+                slot.begin(Plugin("quick"))
+                # All at once it is an hour later; the plugin needs a little more of the time that really passes.
+                clock.now += 3600
+                self.release.wait(0.12)
+            return "done"
+
+        self.assertEqual(guard.request(work), "done")
+        self.assertEqual((self.incidents.recorded, self.fatal), ([], []))
+
+    def test_a_hang_counts_once_however_many_requests_wait_for_it(self) -> None:
+        guard = self.make()
+        answers: list[str] = []
+
+        def ask() -> None:
+            with contextlib.redirect_stderr(io.StringIO()):
+                try:
+                    guard.request(lambda: self.hang(guard))
+                except errors.PluginTimeout as error:
+                    answers.append(error.message)
+
+        threads = [threading.Thread(target=ask) for _ in range(4)]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+        self.assertEqual((len(answers), self.incidents.recorded), (4, ["sleepy"]))
+        wait_until(lambda: len(self.fatal) == 1, "the process is told to end", 60)
+
+    def test_a_timeout_of_the_work_itself_comes_out_and_so_does_an_answer_of_the_last_moment(self) -> None:
+        def late() -> None:
+            raise TimeoutError("the store's own")
+
+        with self.assertRaisesRegex(TimeoutError, "the store's own"):
+            self.make().request(late)
+
     def test_who_hung_too_often_is_not_run_any_more(self) -> None:
         plugins = (Plugin("good"), Plugin("sleepy"))
         self.incidents.recorded = ["sleepy"]

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import dataclasses
-import random
 import sys
 import threading
 import unittest
@@ -219,6 +218,24 @@ class NovaFaultTests(unittest.TestCase):
         self.assertEqual(scheduler.used(), simulation.used())
 
 
+class ReservedTests(unittest.TestCase):
+    def test_an_instance_that_runs_stays_where_it_is_although_its_uuid_is_asked_for_again(self) -> None:
+        simulation = Simulation(["h1", "h2"])
+        (first, _), (scheduler,) = simulation.agents, simulation.schedulers
+        first.create("i")
+        simulation.network.deliver_all()
+        again = InstanceRecord("i", "h2", "h2-node", "small", SIZES["small"], "p")
+        scheduler.tracker.reserve(again)
+        scheduler.tracker.unreserve(again)
+        self.assertEqual(scheduler.known(), {"i": ("h1", "h1-node", "small")})
+        other = InstanceRecord("j", "h2", "h2-node", "small", SIZES["small"], "p")
+        scheduler.tracker.reserve(dataclasses.replace(other, host="h1", node="h1-node"))
+        scheduler.tracker.reserve(other)
+        self.assertEqual(scheduler.known()["j"], ("h2", "h2-node", "small"))
+        scheduler.tracker.unreserve(other)
+        self.assertNotIn("j", scheduler.known())
+
+
 class BareMessageTests(unittest.TestCase):
     """The seed's messages, as an agent without numbers, digests and replace flags sends them."""
 
@@ -253,7 +270,11 @@ class BareMessageTests(unittest.TestCase):
         self.assertEqual(set(self.scheduler.tracker.stale()), {"h1"})
 
     def test_what_cannot_be_read_is_said_in_plain_words(self) -> None:
-        for wrong in ("text", {"flavorid": "small"}, [3], {"uuid": 7}, {"uuid": "a", "resources": ["VCPU"]}):
+        uuid: dict[str, object] = {"uuid": "a"}
+        wrongs: list[object] = ["text", {"flavorid": "small"}, [3], {"uuid": 7}]
+        wrongs += [{**uuid, "resources": each} for each in (["VCPU"], {"VCPU": 10**400}, {"VCPU": -1}, {"VCPU": True})]
+        wrongs += [{**uuid, "server_group": ["x"]}, {**uuid, "fields": "x"}, {**uuid, "resources": {"VCPU": 1.5}}]
+        for wrong in wrongs:
             with self.subTest(wrong=wrong), self.assertRaisesRegex(Exception, "h1 told of an instance"):
                 self.endpoint.update_instance_info("h1", wrong)
         self.assertEqual(self.scheduler.known(), {})
@@ -318,6 +339,3 @@ class NewFieldTests(unittest.TestCase):
         simulation.network.deliver_all()
         self.assertEqual(scheduler.view.snapshot().host_state(0).num_io_ops, 0)
         self.assertEqual(scheduler.view.group_members("p", "g"), frozenset())
-
-
-del random

@@ -176,7 +176,7 @@ def pipeline(
 
 def naive(fleet: Snapshot, filters: Sequence[HostFilter], weighers: Sequence[Free], spec: RequestSpec) -> list[int]:
     """What it all means."""
-    rows = list(range(fleet.size))
+    rows = [row for row in range(fleet.size) if fleet.can_host[row]]
     for each in filters:
         first = isinstance(each, FirstTwo)
         rows = [row for row in rows if first or each.host_passes(fleet.host_state(row), spec)][: 2 if first else None]
@@ -270,6 +270,13 @@ class FailureTests(unittest.TestCase):
             for answer in (np.array([-1]), np.array([99]), np.array([[1]]), np.array([0.5]), "rows", [None]):
                 with self.subTest(hook=hook, answer=answer), self.assertRaises(errors.PluginFailed):
                     self.run_with(self.wrong(hook, answer))
+        for answer in (np.arange(29)[::-1], np.array([0, 0])):
+            with (
+                self.subTest("more than it was given, or twice", answer=answer),
+                self.assertRaises(errors.PluginFailed),
+            ):
+                made = pipeline([Divides(2), self.wrong("filter_rows", answer)])
+                made.run(guard(), self.fleet, np.array([0, 1]), self.spec)
         masks: tuple[Any, ...] = (np.ones(29, np.bool_), np.ones(30), [True], np.True_, "rows")
         for mask in masks:
             with self.subTest(hook="mask_rows", answer=mask), self.assertRaises(errors.PluginFailed):

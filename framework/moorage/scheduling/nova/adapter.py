@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -110,6 +110,17 @@ class NovaFilter(HostFilter):
         if not self.needs_order:
             return None
         return _rows_of(self.plugin.filter_all(_hosts(fleet, rows), self._requests.get(spec)))
+
+    @override
+    def limits(self, host_state: HostState, spec: RequestSpec) -> Mapping[str, Any]:
+        # A class of Nova writes them on the host while it decides.
+        host = NovaHostState(host_state)
+        request = self._requests.get(spec)
+        if self._one is None or self.needs_order:
+            list(self.plugin.filter_all([host], request) or ())
+        else:
+            self._one(host, request)
+        return dict(host.limits)
 
     @override
     def explain(self, host_state: HostState, spec: RequestSpec) -> str:

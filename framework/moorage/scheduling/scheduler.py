@@ -394,7 +394,8 @@ class Scheduler:
             if reserved:
                 self._reserver.unreserve(record)
             gone = isinstance(error, errors.NotFound) and error.details.get("provider") == node.uuid
-            if not gone and not isinstance(error, errors.CapacityExceeded | errors.ConstraintViolated):
+            full = isinstance(error, errors.CapacityExceeded | errors.ConstraintViolated)
+            if not isinstance(error, errors.MoorageError) or not (gone or full):
                 raise
             # What was removed is known to be gone before the others are ranked again.
             self._outdated = self._outdated or gone

@@ -1,18 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Schedulers and agents of a whole control plane in one process: the real roles, on a real database, over transport memory."""
+"""Schedulers and agents of a whole control plane in one process: the real roles, on a real database, over any transport."""
 
 from __future__ import annotations
 
+import random as random_module
 import tempfile
+import threading
 import unittest
 import uuid as uuid_module
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from typing_extensions import override
 
 from moorage import errors
-from moorage.clock import SystemClock
+from moorage.clock import Clock, SystemClock
 from moorage.control_plane import config, roles
 from moorage.control_plane.enrolment import Enrolment
 from moorage.control_plane.placing import Deleter, cast_to_agent
@@ -22,7 +25,7 @@ from moorage.db.schema import core_metadata
 from moorage.fleet.interface import Inventory, NodeSpec, uuid_of_name
 from moorage.fleet.nodes import NodeStore
 from moorage.rpc.client import Sender
-from moorage.rpc.interface import Message
+from moorage.rpc.interface import API_VERSION, Handler, Message, Subscription, Transport
 from moorage.scheduling.interface import InstanceRecord
 from moorage.services.heartbeat import Heartbeat
 from moorage.services.registry import ServiceRegistry
@@ -36,29 +39,98 @@ assert TABLES  # imported, so that the metadata has them
 SOON = 60.0
 
 
-class CountingTransport(MemoryTransport):
-    """Remembers what was sent; a test may lose some of it."""
+class Weather:
+    """What becomes of fanouts on their way: of ten two are lost, one comes twice and two come late, after others."""
 
-    def __init__(self, plane: Plane, **arguments: Any) -> None:
-        super().__init__(**arguments)
+    def __init__(self, random: random_module.Random) -> None:
+        self._random = random
+        self._lock = threading.Lock()
+        self._late: list[Callable[[], None]] = []
+        self._bad = True
+        self.counts: Counter[str] = Counter()
+
+    def carry(self, send: Callable[[], None]) -> None:
+        """Send it as often as it is meant to arrive, now or later."""
+        with self._lock:
+            fate = self._random.random() if self._bad else 1.0
+            what = "lost" if fate < 0.2 else "double" if fate < 0.3 else "late" if fate < 0.5 else "good"
+            self.counts[what] += 1
+            due = [send] * {"double": 2, "good": 1}.get(what, 0)
+            if what == "late":
+                self._late.append(send)
+            while len(self._late) > 4:
+                due.append(self._late.pop(self._random.randrange(len(self._late))))
+        for each in due:
+            each()
+
+    def end(self) -> None:
+        """What is late arrives now; from here on everything does as it should."""
+        with self._lock:
+            self._bad = False
+            late, self._late = self._late, []
+        for each in late:
+            each()
+
+
+class CountingTransport(Transport):
+    """Remembers what was sent through another one; a test may lose some of it."""
+
+    api_version = API_VERSION
+
+    def __init__(self, plane: Plane, real: Transport) -> None:
         self.plane = plane
+        self.real = real
+
+    @override
+    def serve(self, topic: str, server: str, handler: Handler, *, threads: int = 8) -> Subscription:
+        return self.real.serve(topic, server, handler, threads=threads)
+
+    @override
+    def call(self, topic: str, message: Message, *, server: str | None = None, timeout: float) -> Any:
+        return self.real.call(topic, message, server=server, timeout=timeout)
 
     @override
     def fanout(self, topic: str, message: Message) -> None:
         self.plane.fanouts.append((topic, message.method))
         if not self.plane.lose(message.method):
-            super().fanout(topic, message)
+            self.plane.carry(lambda: self.real.fanout(topic, message))
 
     @override
     def cast(self, topic: str, message: Message, *, server: str | None = None) -> None:
         self.plane.casts.append((topic, message.method, server))
-        super().cast(topic, message, server=server)
+        self.real.cast(topic, message, server=server)
+
+    @override
+    def listeners(self, topic: str) -> Sequence[str] | None:
+        return self.real.listeners(topic)
+
+    @override
+    def close(self) -> None:
+        self.real.close()
+
+
+def carry_at_once(send: Callable[[], None]) -> None:
+    send()
 
 
 class Plane:
-    """Starts roles on one database. Ended by the test's cleanup."""
+    """Starts roles on one database. Ended by the test's cleanup.
 
-    def __init__(self, test: unittest.TestCase, *, url: str = "", **overrides: Any) -> None:
+    :param url: of the database; empty: an SQLite file.
+    :param transport: opens a real transport (of a configuration, a clock and a folder); None: transport memory.
+    """
+
+    #: Lets fanouts arrive; replaced by tests.
+    carry: Callable[[Callable[[], None]], None] = staticmethod(carry_at_once)
+
+    def __init__(
+        self,
+        test: unittest.TestCase,
+        *,
+        url: str = "",
+        transport: Callable[[Any, Clock, str], Transport] | None = None,
+        **overrides: Any,
+    ) -> None:
         self.test = test
         folder = tempfile.TemporaryDirectory()
         test.addCleanup(folder.cleanup)
@@ -82,6 +154,9 @@ class Plane:
                 metadata.drop_all(tx)
                 metadata.create_all(tx)
         self.hub = Hub()
+        self._open = transport or (
+            lambda conf, clock, _: MemoryTransport(conf=conf, url="memory://", clock=clock, hub=self.hub)
+        )
         self.heartbeats: dict[str, Heartbeat] = {}
         self.lost: list[str] = []
         self.fanouts: list[tuple[str, str]] = []
@@ -101,7 +176,7 @@ class Plane:
         return config.load(files=["/dev/null"], state_dir=self.folder, overrides={**self.settings, **changed})  # type: ignore[dict-item]
 
     def platform(self, binary: str, name: str) -> Platform:
-        transport = CountingTransport(self, conf=self.conf, url="memory://", clock=self.clock, hub=self.hub)
+        transport = CountingTransport(self, self._open(self.conf, self.clock, self.folder))
         self.test.addCleanup(transport.close)
         identity = self.registry.enlist(binary, name, rpc_version="1.0")
         heartbeat = Heartbeat(

@@ -12,7 +12,6 @@ from unittest import mock
 from moorage import errors
 from moorage.control_plane import roles
 from moorage_plugins.compute.instances import ComputeInstances
-from tests import seeded
 from tests.functional.scheduling.plane import SOON, Plane
 from tests.servers import wait_until
 
@@ -27,19 +26,6 @@ class TrackingTests(unittest.TestCase):
         plane.wait_status(made[0], "gone")
         plane.wait_agreement()
         self.assertEqual(set(plane.view("scheduler-2")), set(made[1:]))
-
-    def test_a_fifth_of_all_fanouts_lost(self) -> None:
-        plane = Plane(self, scheduling__scheduler_instance_sync_interval=1, scheduling__heal_timeout=1.0)
-        random = seeded()
-        plane.lose = lambda method: random.random() < 0.2  # type: ignore[method-assign]
-        plane.up(("h1", "h2", "h3"), schedulers=2)
-        made = [plane.create()["uuid"] for _ in range(12)]
-        for uuid in made:
-            plane.wait_status(uuid, "active")
-        for uuid in made[::3]:
-            plane.deleter().delete(uuid)
-            plane.wait_status(uuid, "gone")
-        plane.wait_agreement()
 
     def test_a_scheduler_that_starts_hears_of_all_hosts_soon(self) -> None:
         plane = Plane(self).up(("h1", "h2"))

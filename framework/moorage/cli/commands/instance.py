@@ -48,10 +48,23 @@ def add_request_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--force-host", help="this host, without asking the filters")
     parser.add_argument("--zone", help="availability zone")
     parser.add_argument("--server-group", metavar="GROUP", help="name or uuid of the server group it belongs to")
-    parser.add_argument("--image", metavar="ID", help="id of the image")
+    add_image_arguments(parser, required=False)
+
+
+def add_image_arguments(parser: argparse.ArgumentParser, *, required: bool) -> None:
+    """An image."""
+    parser.add_argument("--image", required=required, metavar="ID", help="id of the image")
     parser.add_argument(
         "--image-property", action="append", default=[], metavar="NAME=VALUE", help="of the image; may be repeated"
     )
+
+
+def image_body(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The JSON of the image that the options describe; empty when they describe none."""
+    properties = dict(base.pairs(arguments.image_property, "--image-property"))
+    if not arguments.image and not properties:
+        return {}
+    return {**({"id": arguments.image} if arguments.image else {}), "properties": properties}
 
 
 def flavor_body(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -84,10 +97,11 @@ def request_body(arguments: argparse.Namespace) -> dict[str, Any]:
     body: dict[str, Any] = {"flavor": flavor_body(arguments), "hints": hints}
     if arguments.force_host:
         body["force_hosts"] = [arguments.force_host]
-    properties = dict(base.pairs(arguments.image_property, "--image-property"))
-    if arguments.image or properties:
-        body["image"] = {**({"id": arguments.image} if arguments.image else {}), "properties": properties}
-    named = {"availability_zone": arguments.zone, "server_group": arguments.server_group}
+    named = {
+        "availability_zone": arguments.zone,
+        "server_group": arguments.server_group,
+        "image": image_body(arguments),
+    }
     body.update({name: value for name, value in named.items() if value})
     return body
 
@@ -211,12 +225,12 @@ class InstanceRebuild(_Action):
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Of what."""
         parser = super().get_parser(prog_name)
-        parser.add_argument("--image", required=True, metavar="ID")
+        add_image_arguments(parser, required=True)
         return parser
 
     def body(self, parsed_args: argparse.Namespace) -> dict[str, Any]:
         """Of what."""
-        return {"image": {"id": parsed_args.image}}
+        return {"image": image_body(parsed_args)}
 
 
 class InstanceShelve(_Action):

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Operations on instances as users ask for them: over HTTP, and by the commands."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import pathlib
+import unittest
+from typing import Any
+
+import yaml
+from gabbi import handlers, suitemaker
+
+from moorage.api.role import ApiRole
+from moorage.cli import main
+from tests.functional.scheduling.plane import SOON, Plane
+from tests.servers import wait_until
+
+FOLDER = pathlib.Path(__file__).parent / "gabbits"
+
+
+class _LivePlane(unittest.TestCase):
+    def setUp(self) -> None:
+        self.plane = Plane(self, api__bind="127.0.0.1:0", api__auth_strategy="noauth").up(("h1", "h2"), schedulers=2)
+        self.url: str = self.plane.start(ApiRole(), "api-live").url
+
+
+class HttpTests(_LivePlane):
+    def test_every_file_holds(self) -> None:
+        files = sorted(FOLDER.glob("*.yaml"))
+        self.assertTrue(files)
+        for file in files:
+            with self.subTest(file.name):
+                self.run_file(file)
+
+    def run_file(self, file: pathlib.Path) -> None:
+        given = yaml.safe_load(file.read_text())
+        host, _, port = self.url.removeprefix("http://").partition(":")
+        suite = suitemaker.test_suite_from_dict(
+            unittest.TestLoader(), file.stem, given, str(FOLDER), host, int(port), None, None,
+            handlers=[handler() for handler in handlers.RESPONSE_HANDLERS],
+        )  # fmt: skip
+        found = unittest.TestResult()
+        suite.run(found)
+        self.assertEqual([], [f"{test}: {text}" for test, text in (*found.failures, *found.errors)])
+        self.assertEqual(len(given["tests"]), found.testsRun)
+        self.assertEqual([], found.skipped)
+
+
+class CommandTests(_LivePlane):
+    def moorage(self, *words: str, status: int = 0) -> str:
+        """What a command wrote: on its output when it succeeded, on stderr otherwise."""
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            found = main.main([*words, "--url", self.url, "--auth-type", "none"])
+        self.assertEqual(status, found, out.getvalue() + err.getvalue())
+        self.assertNotIn("Traceback", err.getvalue())
+        return err.getvalue() if status else out.getvalue()
+
+    def shown(self, *words: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.moorage(*words, "-f", "json"))
+        return found
+
+    def test_every_operation_to_its_end(self) -> None:
+        made = self.shown("instance", "create", "--name", "one", "--resource", "VCPU=2", "--wait")
+        self.assertEqual("active", made["status"])
+        uuid = made["uuid"]
+
+        def act(command: str, *words: str) -> dict[str, Any]:
+            return self.shown("instance", command, uuid, "--wait", *words)
+
+        rebuilt = act("rebuild", "--image", "new", "--image-property", "os_distro=debian")
+        self.assertEqual(
+            ("active", {"id": "new", "properties": {"os_distro": "debian"}}),
+            (rebuilt["status"], json.loads(rebuilt["request"])["image"]),
+        )
+        resized = act("resize", "--flavor", "large", "--resource", "VCPU=4")
+        resized["resources"] = json.loads(resized["resources"])
+        self.assertEqual(
+            ("active", "large", {"VCPU": 4}), tuple(resized[n] for n in ("status", "flavorid", "resources"))
+        )
+        moved = act("migrate")
+        self.assertEqual({"h1", "h2"}, {resized["host"], moved["host"]})
+        back = act("migrate", "--to-host", resized["host"])
+        self.assertEqual(resized["host"], back["host"])
+        shelved = act("shelve")
+        self.assertEqual(("shelved_offloaded", ""), (shelved["status"], shelved["host"]))
+        self.assertIn("needs one that is active", self.moorage("instance", "shelve", uuid, status=1))
+        unshelved = act("unshelve", "--to-host", "h1")
+        self.assertEqual(("active", "h1"), (unshelved["status"], unshelved["host"]))
+        refused = self.moorage("instance", "resize", uuid, "--resource", "VCPU=99", status=1)
+        self.assertIn("no node has enough VCPU free", refused)
+        self.assertIn(
+            "must be a positive whole number",
+            self.moorage("instance", "resize", uuid, "--resource", "VCPU=-1", status=1),
+        )
+        self.assertIn(
+            "There is no host nowhere", self.moorage("instance", "migrate", uuid, "--to-host", "nowhere", status=1)
+        )
+        self.moorage("instance", "delete", uuid)
+        wait_until(lambda: self.plane.status(uuid) == "gone", "it is gone", SOON)
+        self.assertIn(
+            f"There is no instance {uuid}", self.moorage("instance", "rebuild", uuid, "--image", "x", status=1)
+        )
+
+    def test_an_explanation_as_a_table_and_a_decision_afterwards(self) -> None:
+        made = self.shown("instance", "create", "--resource", "VCPU=2", "--wait")
+        self.plane.wait_agreement()
+        hint = f"different_host={made['uuid']}"
+        text = self.moorage(
+            "select", "--resource", "VCPU=15", "--hint", hint, "--explain", "--count", "2", "-f", "table"
+        )
+        for part in ("weight", "capacity: removed", "left", "too little VCPU", made["uuid"]):
+            self.assertIn(part, text)
+        shown = self.moorage("decision", "show", made["uuid"], "--node", made["node"], "-f", "table")
+        self.assertIn("placed", shown)
+        self.assertIn(made["host"], shown)
+        self.assertIn("knows of no decision", self.moorage("decision", "show", "never-asked", status=1))
+
+
+def load_tests(loader: unittest.TestLoader, tests: unittest.TestSuite, pattern: str | None) -> unittest.TestSuite:
+    """Not the one that they share."""
+    return unittest.TestSuite(loader.loadTestsFromTestCase(each) for each in (HttpTests, CommandTests))

@@ -67,7 +67,12 @@ class IndexView:
 
     def locate(self, uuids: Iterable[str]) -> dict[str, int]:
         """Instance -> row, for the known ones."""
-        return {uuid: row for uuid in uuids if (row := self.row_of(uuid)) is not None}
+        rows = self._rows
+        found = {uuid: rows.get(uuid) for uuid in uuids}
+        # Only after the head was looked into.
+        for undo in self._newest_first():
+            found.update({uuid: undo.places[uuid] for uuid in found if uuid in undo.places})
+        return {uuid: row for uuid, row in found.items() if row is not None}
 
     def on_row(self, row: int) -> Mapping[str, InstanceRecord]:
         """The instances of a row by uuid."""

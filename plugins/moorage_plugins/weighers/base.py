@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -31,18 +31,22 @@ class AggregateWeigher(HostWeigher):
     #: -1.0 for weighers whose multiplier says how much their subject is avoided.
     sign: ClassVar[float] = 1.0
 
+    def __init__(self, *, conf: Any) -> None:
+        super().__init__(conf=conf)
+        # A reload builds new ones; to ask the configuration takes longer than to weigh.
+        self._general = float(conf[self.group].multiplier)
+
     @property
     @override
     def multiplier(self) -> float:
-        return self.sign * float(self.conf[self.group].multiplier)
+        return self.sign * self._general
 
     @override
     def row_multipliers(self, fleet: Fleet, rows: Rows) -> Floats | None:
         column = fleet.aggregate_column(self.aggregate_key)
         if not any(column.values):
             return None
-        general = float(self.conf[self.group].multiplier)
-        each = [self.sign * least(self.aggregate_key, texts, general) for texts in column.values]
+        each = [self.sign * least(self.aggregate_key, texts, self._general) for texts in column.values]
         multipliers: Floats = np.array(each, dtype=np.float64)[column.codes[rows]]
         return multipliers
 

@@ -22,7 +22,7 @@ class _FreeWeigher(AggregateWeigher):
 
     @override
     def weigh_rows(self, fleet: Fleet, rows: Rows, spec: RequestSpec) -> Floats:
-        return fleet.free(self.resource_class)[rows]
+        return fleet.free(self.resource_class).take(rows)
 
 
 class CpuWeigher(_FreeWeigher):

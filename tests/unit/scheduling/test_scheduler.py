@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which of the ranked nodes is taken: the best one, one of the best, and in which order others are told."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import unittest
+import uuid
+from collections import Counter
+from typing import Any
+
+import numpy.typing as npt
+from typing_extensions import override
+
+from moorage import errors
+from moorage.clock import SystemClock
+from moorage.scheduling import pipeline
+from moorage.scheduling.fleet_view import FleetView
+from moorage.scheduling.guard import Guard
+from moorage.scheduling.interface import (
+    ClaimResult,
+    Flavor,
+    Fleet,
+    HostFilter,
+    HostState,
+    HostWeigher,
+    NodeState,
+    RequestSpec,
+    Rows,
+)
+from moorage.scheduling.scheduler import Policy, Scheduler, Selection
+
+FLAVOR = Flavor("f", {"VCPU": 1})
+
+
+class NoIncidents:
+    def record(self, plugin: str) -> None: ...
+
+    def count(self, plugin: str, window: float) -> int:
+        return 0
+
+
+class Nodes:
+    def nodes(self) -> list[NodeState]:
+        return []
+
+
+class Claims:
+    """Holds, but on nodes that are full in truth."""
+
+    def __init__(self, full: tuple[str, ...] = ()) -> None:
+        self.full = full
+        self.limits: list[Any] = []
+
+    def claim(self, spec: RequestSpec, node_uuid: str, host: str, request_id: str) -> ClaimResult:
+        self.limits.append(dict(spec.limits))
+        if node_uuid in self.full:
+            raise errors.CapacityExceeded("full", provider=node_uuid)
+        return ClaimResult(node_uuid)
+
+    def earlier(self, spec: RequestSpec, request_id: str) -> ClaimResult | None:
+        return None
+
+    def release(self, instance_uuid: str) -> None: ...
+
+
+class MostCapacity(HostWeigher):
+    api_version = (1, 0)
+
+    @override
+    def weigh_rows(self, fleet: Fleet, rows: Rows, spec: RequestSpec) -> npt.NDArray[Any]:
+        return fleet.capacity("VCPU")[rows]
+
+
+class Promises(HostFilter):
+    api_version = (1, 0)
+
+    def __init__(self, promised: dict[str, Any]) -> None:
+        super().__init__(conf=None)
+        self.promised = promised
+
+    @override
+    def host_passes(self, host_state: HostState, spec_obj: RequestSpec) -> bool:
+        return True
+
+    @override
+    def limits(self, host_state: HostState, spec: RequestSpec) -> dict[str, Any]:
+        return {**self.promised, "of": host_state.nodename}
+
+
+class CandidateTests(unittest.TestCase):
+    def setUp(self) -> None:
+        self.guard = Guard(
+            SystemClock(), NoIncidents(), self.fail, deadline=60, threshold=3, window=300, skip_advisory=True
+        )
+        self.addCleanup(self.guard.close)
+
+    def scheduler(
+        self, vcpus: list[float], claims: Claims | None = None, filters: tuple[HostFilter, ...] = (), **policy: Any
+    ) -> Scheduler:
+        view = FleetView()
+        view.set_nodes(
+            [NodeState(f"u{row}", f"n{row}", f"h{row}", {"VCPU": amount}, {}) for row, amount in enumerate(vcpus)]
+        )
+        base = Policy(pipeline.of(filters, [MostCapacity(conf=None)]), self.guard, host_subset_size=1, max_attempts=16)
+        made = dataclasses.replace(base, **policy)
+        return Scheduler(view, Nodes(), claims or Claims(), lambda: made, SystemClock(), random.Random(3))
+
+    def place(self, scheduler: Scheduler, **more: Any) -> Selection:
+        spec = RequestSpec(str(uuid.uuid4()), FLAVOR, **more)
+        found = scheduler.place(spec, spec.instance_uuid)
+        scheduler.view.let_go(spec.instance_uuid)
+        return found
+
+    def taken(self, scheduler: Scheduler, times: int = 60) -> Counter[str]:
+        return Counter(self.place(scheduler).record.node for _ in range(times))
+
+    def test_the_first_of_the_best_is_taken(self) -> None:
+        self.assertEqual(self.taken(self.scheduler([4, 8, 8, 2])), {"n1": 60})
+
+    def test_equally_good_ones_are_taken_in_random_order_where_that_is_wanted(self) -> None:
+        found = self.taken(self.scheduler([4, 8, 8, 2, 8], shuffle_best=True))
+        self.assertEqual(set(found), {"n1", "n2", "n4"})
+
+    def test_one_of_the_best_few_is_taken_at_random(self) -> None:
+        found = self.taken(self.scheduler([4, 8, 7, 2, 6, 5], host_subset_size=3))
+        self.assertEqual(set(found), {"n1", "n2", "n4"})
+        self.assertEqual(set(self.taken(self.scheduler([4, 8], host_subset_size=10))), {"n0", "n1"})
+
+    def test_the_next_best_are_told_in_their_order(self) -> None:
+        found = self.place(self.scheduler([4, 8, 7, 2, 6], alternates=3))
+        self.assertEqual(found.alternates, (("h2", "n2"), ("h4", "n4"), ("h0", "n0")))
+        self.assertEqual(self.place(self.scheduler([4, 8], alternates=0)).alternates, ())
+
+    def test_the_next_best_is_tried_when_a_claim_is_refused_and_not_told_as_one(self) -> None:
+        found = self.place(self.scheduler([4, 8, 7, 2, 6], Claims(("u1", "u2"))))
+        self.assertEqual((found.record.node, found.attempts), ("n4", 3))
+        self.assertEqual(found.alternates, (("h0", "n0"), ("h3", "n3")))
+
+    def test_tries_are_bounded(self) -> None:
+        claims = Claims(tuple(f"u{row}" for row in range(100)))
+        with self.assertRaisesRegex(errors.NoValidHost, "others claimed every node that was tried first"):
+            self.place(self.scheduler([8.0] * 100, claims, max_attempts=2))
+        self.assertEqual(len(claims.limits), 8)
+
+    def test_the_claim_gets_what_filters_promised_of_that_node_and_the_least_of_several_counts(self) -> None:
+        claims = Claims(("u1",))
+        filters = (Promises({"num_instances": 7, "a": 1}), Promises({"num_instances": 5, "b": [2]}))
+        found = self.place(self.scheduler([4, 8, 7], claims, filters))
+        self.assertEqual(claims.limits, [{"num_instances": 5, "a": 1, "b": [2], "of": f"n{row}"} for row in (1, 2)])
+        self.assertEqual(found.limits, claims.limits[-1])
+        # Whoever forces a host asks no filter, so nobody promises anything.
+        self.assertEqual(self.place(self.scheduler([4, 8], None, filters), force_hosts=("h0",)).limits, {})
+
+    def test_a_promise_that_cannot_be_kept_with_the_instance_refuses_the_request(self) -> None:
+        for promised in ({"x": object()}, {"x": float("nan")}):
+            with self.assertRaisesRegex(errors.PluginFailed, "Promises"):
+                self.place(self.scheduler([4], None, (Promises(promised),)))
+
+    def test_every_forced_node_that_does_not_exist_is_named(self) -> None:
+        with self.assertRaisesRegex(errors.InvalidInput, "There is no node nowhere on"):
+            self.place(self.scheduler([4]), force_nodes=("n0", "nowhere"))

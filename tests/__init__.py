@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tests, and the two sizes they run in: quick (``make test``) and soak (``make soak``).
 
-``MOORAGE_SOAK=1`` multiplies the number of random cases; ``MOORAGE_SEED`` repeats what a run with that seed did.
+Temporary files are kept in memory where there is room for them: SQLite waits for the disk at every commit. ``TMPDIR`` says
+otherwise. ``MOORAGE_SOAK=1`` multiplies the number of random cases; ``MOORAGE_SEED`` repeats what a run with that seed did.
 
 What the code under test logs is thrown away, since faults are what most tests are about and their warnings would bury a
 failing test's report; ``MOORAGE_TEST_LOG=1`` prints it.
@@ -12,6 +13,8 @@ from __future__ import annotations
 import logging
 import os
 import random
+import shutil
+import tempfile
 
 import hypothesis
 
@@ -22,6 +25,14 @@ QUICK_EXAMPLES = 50
 hypothesis.settings.register_profile("quick", deadline=None, max_examples=QUICK_EXAMPLES, print_blob=True)
 hypothesis.settings.register_profile("soak", deadline=None, max_examples=QUICK_EXAMPLES * SOAK_FACTOR, print_blob=True)
 hypothesis.settings.load_profile("soak" if SOAK else "quick")
+
+#: A folder in memory, and how much must be free there.
+MEMORY = "/dev/shm"
+MEMORY_ROOM = 4 << 30
+
+if "TMPDIR" not in os.environ and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free >= MEMORY_ROOM:
+    # In the environment too: what tests start does the same.
+    os.environ["TMPDIR"] = tempfile.tempdir = MEMORY
 
 if os.environ.get("MOORAGE_TEST_LOG", "") not in {"", "0"}:
     logging.basicConfig(level=logging.INFO)

@@ -3,8 +3,8 @@
 
 An :class:`ExtensionPoint` is one entry-point group with the interface its plugins implement. ``survey`` looks at everything that
 is installed and never raises; ``load`` takes one plugin by name and refuses, with a remedy, whatever cannot be used.
-Entry points are listed afresh from :mod:`importlib.metadata` each time: stevedore's cache can hide a plugin that was installed
-seconds ago, and forgets which distribution a plugin came from.
+Entry points are listed afresh from :mod:`importlib.metadata` whenever anything was installed: stevedore's cache can hide a plugin
+that was installed seconds ago, and forgets which distribution a plugin came from.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from __future__ import annotations
 import contextlib
 import enum
 import importlib.metadata
+import os
+import sys
 import threading
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,13 +25,60 @@ from stevedore import named
 
 from moorage import errors
 
-__all__ = ["ExtensionPoint", "Finding", "Loaded", "State"]
+__all__ = ["ExtensionPoint", "Finding", "Loaded", "State", "entry_points", "groups"]
 
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 
 #: Seconds after which a plugin whose import has not returned counts as hanging.
 IMPORT_DEADLINE = 30.0
+#: What was installed when entry points were last read; all of them; those that were asked for, by group.
+_last: tuple[object, Any, dict[str, Sequence[importlib.metadata.EntryPoint]]] = (None, None, {})
+
+
+def entry_points(group: str) -> Sequence[importlib.metadata.EntryPoint]:
+    """The entry points of a group of all installed distributions.
+
+    They are read again when a file that holds some is another one, or changed. Reading takes about 0.1 ms for each distribution
+    that is installed, and a service asks some thirty times while it starts; looking takes a tenth of that.
+    """
+    _, every, known = _read()
+    if group not in known:
+        known[group] = tuple(every.select(group=group))
+    return known[group]
+
+
+def groups() -> frozenset[str]:
+    """The groups that there are entry points in."""
+    return frozenset(_read()[1].groups)
+
+
+def _read() -> tuple[object, Any, dict[str, Sequence[importlib.metadata.EntryPoint]]]:
+    global _last
+    installed = [(path, _files_of(path)) for path in sys.path]
+    found = _last
+    if found[0] != installed:
+        _last = found = (installed, importlib.metadata.entry_points(), {})
+    return found
+
+
+def _files_of(path: str) -> object:
+    """What is different when a distribution in a folder of sys.path is another one."""
+    try:
+        with os.scandir(path or ".") as entries:
+            folders = [each.path for each in entries if each.name.endswith((".dist-info", ".egg-info"))]
+    except OSError:
+        # Not there, or an archive.
+        return _stamp(path)
+    return sorted((folder, _stamp(os.path.join(folder, "entry_points.txt"))) for folder in folders)
+
+
+def _stamp(path: str) -> tuple[int, int, int]:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return 0, 0, 0
+    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 class State(enum.Enum):
@@ -141,7 +190,7 @@ class ExtensionPoint(Generic[T]):
     def installed(self) -> dict[str, list[importlib.metadata.EntryPoint]]:
         """Entry points of the group by name, more than one where several distributions claim a name."""
         found: dict[str, list[importlib.metadata.EntryPoint]] = {}
-        for point in importlib.metadata.entry_points(group=self.group):
+        for point in entry_points(self.group):
             owners = found.setdefault(point.name, [])
             if all((other.value, _owner(other)) != (point.value, _owner(point)) for other in owners):
                 owners.append(point)
@@ -188,7 +237,6 @@ class ExtensionPoint(Generic[T]):
             refused.append(
                 errors.PluginLoadError(f"{where} names {', '.join(twice)} more than once; name each plugin once.")
             )
-        # Listed once for all: that reads the metadata of every installed distribution.
         installed = self.installed()
         for name in names:
             try:

@@ -25,9 +25,6 @@ HOST = "127.0.0.1"
 READY_SECONDS = 180.0
 STOP_SECONDS = 60.0
 ATTEMPTS = 3
-#: Where servers that need not be durable keep their files, if there is enough room: it never waits for a disk.
-MEMORY = Path("/dev/shm")
-MEMORY_ROOM = 4 << 30
 #: Ends the process groups $2... with signal $1 once standard input closes, and removes the folder $0.
 GUARD = (
     'read _; s=$1; shift; for g; do kill -s "$s" -- "-$g"; done; sleep 1; for g; do kill -9 -- "-$g"; done; rm -rf "$0"'
@@ -53,13 +50,6 @@ def free_port() -> int:
         probe.bind((HOST, 0))
         port: int = probe.getsockname()[1]
         return port
-
-
-def _place(durable: bool) -> Path | None:
-    """The folder for the folders of servers; None is the usual one for temporary files."""
-    if durable or not os.access(MEMORY, os.W_OK) or shutil.disk_usage(MEMORY).free < MEMORY_ROOM:
-        return None
-    return MEMORY
 
 
 def newest(pattern: str) -> str | None:
@@ -142,7 +132,7 @@ class Server(abc.ABC):
     def start(self) -> Self:
         """Start it in a new folder on a free port and wait until it answers. :raises StartError: it did not."""
         # Unix sockets lie in it, and their paths must stay short; other users must be able to pass through.
-        self.folder = Path(tempfile.mkdtemp(prefix="moorage-", dir=_place(self.durable)))
+        self.folder = Path(tempfile.mkdtemp(prefix="moorage-"))
         self._give(self.folder)
         try:
             for attempt in range(ATTEMPTS):

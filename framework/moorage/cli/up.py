@@ -58,6 +58,10 @@ class Plan:
             found["api", "mounts"] = ",".join(f"{name}:{path}" for name, path in self.mounts.items())
         return found
 
+    def load(self) -> cfg.ConfigOpts:
+        """The configuration of the plan, not checked."""
+        return config.load(files=self.config_files, state_dir=str(self.state_dir), overrides=self.overrides)
+
     def arguments(self) -> list[str]:
         """The same for the children."""
         given = [item for file in self.config_files for item in ("--config-file", os.path.abspath(file))]
@@ -89,8 +93,7 @@ class ControlPlane:
 
     def load(self) -> Any:
         """The configuration of this plan, with everything checked that a start would refuse."""
-        plan = self.plan
-        conf = config.load(files=plan.config_files, state_dir=str(plan.state_dir), overrides=plan.overrides)
+        conf = self.plan.load()
         validation.check(conf)
         return conf
 
@@ -103,11 +106,10 @@ class ControlPlane:
             self._lock = _only_one(plan.state_dir)
         except OSError as error:
             raise errors.ConfigError(f"The state folder {plan.state_dir} cannot be used: {error.strerror}.") from error
-        conf = self._running = self.load()
-        if conf.get_location("periodic_coordination_backend", "coordination").location is cfg.Locations.opt_default:
+        if _chooses_no_coordination(plan):
             # One machine has all that this backend needs; without one, every engine would do all of the work.
             self.plan = plan = replace(plan, coordination="database")
-            conf = self._running = self.load()
+        conf = self._running = self.load()
         client: dict[str, Any] = {"url": self.url, "auth_type": "none"}
         if plan.auth_strategy == "http_basic" and not conf.api.http_basic_auth_user_file:
             user, password = auth.ensure_users(auth.users_file(conf), plan.state_dir / "credentials")
@@ -199,6 +201,11 @@ def _with_port(bind: str) -> str:
     with socket.socket(family) as probe:
         probe.bind((host.strip("[]"), 0))
         return f"{host}:{probe.getsockname()[1]}"
+
+
+def _chooses_no_coordination(plan: Plan) -> bool:
+    found = plan.load().get_location("periodic_coordination_backend", "coordination")
+    return found is not None and bool(found.location is cfg.Locations.opt_default)
 
 
 def _only_one(folder: Path) -> IO[str]:

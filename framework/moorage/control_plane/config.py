@@ -8,7 +8,6 @@ options of a plugin that was installed today need no change here.
 from __future__ import annotations
 
 import difflib
-import importlib.metadata
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from oslo_config import cfg
 from oslo_log import log as logging
 
 from moorage import errors
+from moorage.extensions import entry_points, groups
 
 __all__ = ["load", "need_restart", "option_sets", "unknown"]
 
@@ -34,18 +34,17 @@ _LOG_LEVELS = (
 
 def option_sets() -> Iterator[tuple[str | None, Sequence[cfg.Opt]]]:
     """(group, options) of the core and of all plugin distributions; a broken one is told in the log and left out."""
-    # Asked for once: it reads the metadata of every distribution that is installed.
-    installed = importlib.metadata.entry_points()
+    # Compared as objects: a distribution's name costs reading all of its metadata.
     owners = {
-        point.dist.name
-        for group in installed.groups
+        id(point.dist)
+        for group in groups()
         if group.startswith("moorage.")
-        for point in installed.select(group=group)
+        for point in entry_points(group)
         if point.dist is not None
     }
     seen: set[str] = set()
-    for point in installed.select(group=_GROUP):
-        if point.dist is None or point.dist.name not in owners or point.value in seen:
+    for point in entry_points(_GROUP):
+        if point.dist is None or id(point.dist) not in owners or point.value in seen:
             continue
         seen.add(point.value)
         try:
@@ -70,7 +69,8 @@ def load(
     conf = cfg.ConfigOpts()
     logging.register_options(conf)
     logging.set_defaults(default_log_levels=list(_LOG_LEVELS))
-    for group, options in option_sets():
+    sets = list(option_sets())
+    for group, options in sets:
         conf.register_opts(options, group=group)
     try:
         conf([], project="moorage", default_config_files=list(files) if files else None, validate_default_values=True)
@@ -79,7 +79,7 @@ def load(
         if state_dir is not None:
             conf.set_override("state_dir", _literal(os.path.abspath(state_dir)), group="control_plane")
         _follow_state_dir(conf)
-        _check_values(conf)
+        _check_values(conf, sets)
     except cfg.ConfigFilesNotFoundError as error:
         raise errors.ConfigError(f"The configuration file {', '.join(error.config_files)} cannot be read.") from error
     except (cfg.Error, ValueError) as error:
@@ -134,7 +134,7 @@ def _meant(name: str, known: Iterable[str]) -> str:
 
 def _options_of_libraries() -> Iterator[tuple[Any, Sequence[cfg.Opt]]]:
     """(group, options) of the libraries that read our files too."""
-    for point in importlib.metadata.entry_points(group=_GROUP):
+    for point in entry_points(_GROUP):
         if point.dist is None or point.dist.name.replace("_", ".").lower() not in _LIBRARIES:
             continue
         try:
@@ -162,8 +162,8 @@ def _literal(text: str) -> str:
     return text.replace("$", "$$")
 
 
-def _check_values(conf: cfg.ConfigOpts) -> None:
+def _check_values(conf: cfg.ConfigOpts, sets: Iterable[tuple[str | None, Sequence[cfg.Opt]]]) -> None:
     """Read every option once: oslo.config finds a wrong value only when it is asked for."""
-    for group, options in option_sets():
+    for group, options in sets:
         for option in options:
             _value(conf, group, option)

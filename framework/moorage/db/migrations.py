@@ -23,6 +23,7 @@ from oslo_log import log as logging
 from moorage import errors
 from moorage.db import schema
 from moorage.db.database import Database
+from moorage.extensions import entry_points
 
 __all__ = ["GROUP", "Migrations", "discover", "upgrade_all"]
 
@@ -216,7 +217,7 @@ def discover() -> Sequence[Migrations]:
     :raises PluginLoadError: the core's cannot be imported, or two distributions would share a version table.
     """
     found: dict[str, Migrations] = {}
-    for point in importlib.metadata.entry_points(group=GROUP):
+    for point in entry_points(GROUP):
         owner = point.dist.name if point.dist else "an unknown distribution"
         loaded = _load(point, owner)
         if loaded is None:

@@ -4,13 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Set
-from importlib import metadata
 
 from oslo_config import cfg
 
 from moorage import errors
 from moorage.clock import Clock
-from moorage.extensions import Loaded
+from moorage.extensions import Loaded, entry_points
 from moorage.rpc import options
 from moorage.rpc.interface import TRANSPORTS, Transport
 
@@ -30,7 +29,7 @@ def plugin_name(url: str) -> str:
     installed = TRANSPORTS.installed()
     if colon and scheme in installed:
         return scheme
-    drivers = {point.name for point in metadata.entry_points(group="oslo.messaging.drivers")}
+    drivers = {point.name for point in entry_points("oslo.messaging.drivers")}
     if colon and scheme in drivers | _OSLO_SCHEMES:
         return "oslo"
     known = sorted((set(installed) - {"oslo"}) | drivers | _OSLO_SCHEMES)

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import abc
 import importlib
+import importlib.metadata
 import pathlib
+import shutil
 import sys
 import tempfile
 import textwrap
@@ -72,6 +74,22 @@ class TestLoading(PluginCase):
         self.assertEqual(("acme", "1.0", "acted"), (loaded.distribution, loaded.version, loaded.plugin().act()))
         (finding,) = self.point.survey()
         self.assertEqual((extensions.State.READY, "Does its thing."), (finding.state, finding.summary))
+
+    def test_what_is_installed_is_read_once_until_something_is_installed_changed_or_removed(self) -> None:
+        def names() -> set[str]:
+            with mock.patch.object(importlib.metadata, "entry_points", wraps=importlib.metadata.entry_points) as read:
+                found = {point.name for point in extensions.entry_points(GROUP)}
+                self.assertEqual(found, {point.name for point in extensions.entry_points(GROUP)})
+            self.reads = read.call_count
+            return found
+
+        self.install("acme", "it = acme_read:It", self.GOOD)
+        self.assertEqual(({"it"}, 1), (names(), self.reads))
+        self.assertEqual(({"it"}, 0), (names(), self.reads))
+        self.install("acme", "more = acme_read:It", self.GOOD)
+        self.assertEqual(({"it", "more"}, 1), (names(), self.reads))
+        shutil.rmtree(self.site / "acme-1.0.dist-info")
+        self.assertEqual((set(), 1), (names(), self.reads))
 
     def test_a_missing_plugin_is_refused_with_what_is_offered_and_who_chose_it(self) -> None:
         self.install("acme", "it = acme_two:It", self.GOOD)

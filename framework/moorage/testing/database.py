@@ -8,10 +8,12 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import sqlalchemy as sa
+
 from moorage.clock import Clock
 from moorage.db import Database, migrations
 
-__all__ = ["create_all", "temporary"]
+__all__ = ["create_all", "empty_tables", "temporary"]
 
 
 def create_all(database: Database) -> None:
@@ -21,6 +23,18 @@ def create_all(database: Database) -> None:
         for each in found:
             each.import_tables()
             each.metadata.create_all(transaction)
+
+
+def empty_tables(transaction: sa.Connection, *metadata: sa.MetaData) -> None:
+    """All tables, without a row: made where they are missing, emptied where they are there.
+
+    On a server that takes a small part of the time that dropping and making them takes.
+    """
+    for each in metadata:
+        each.create_all(transaction)
+    for each in reversed(metadata):
+        for table in reversed(each.sorted_tables):
+            transaction.execute(sa.delete(table))
 
 
 @contextlib.contextmanager

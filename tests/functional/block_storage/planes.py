@@ -3,25 +3,21 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
-import os
 import pathlib
 import signal
 import subprocess
 import sys
 import tempfile
 import unittest
-from collections.abc import Callable
 from typing import IO, Any
-from unittest import mock
 
 from moorage import client
 from moorage.cli import main
+from tests.commands import in_process
 from tests.servers import wait_until
 
-__all__ = ["GIGABYTE", "SOON", "Plane", "in_process"]
+__all__ = ["GIGABYTE", "SOON", "Plane"]
 
 SOON = 90.0
 GIGABYTE = 50_000
@@ -40,18 +36,6 @@ gigabyte_bytes = {GIGABYTE}
 chunk_bytes = 5000
 collect_interval = 0.5
 """
-
-
-def in_process(program: Callable[[list[str]], Any], words: list[str]) -> tuple[int, str]:
-    """Run a command line here, much quicker than in a process of its own; status and what it printed."""
-    printed = io.StringIO()
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("OS_", "MOORAGE_"))}
-    with mock.patch.dict(os.environ, environment, clear=True), contextlib.redirect_stdout(printed):
-        try:
-            status = program(words) or 0
-        except SystemExit as error:
-            status = error.code
-    return int(status or 0), printed.getvalue()
 
 
 class Plane:

@@ -19,7 +19,8 @@ import requests
 from cinderclient import shell as cinder_shell
 from openstack import connection
 
-from tests.functional.block_storage.planes import SOON, Plane, in_process
+from tests.commands import in_process
+from tests.functional.block_storage.planes import SOON, Plane
 from tests.servers import wait_until
 
 

@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from typing import Any
 
 from moorage import errors
+from moorage.cli import main
 from tests import servers
+from tests.commands import in_process
 from tests.functional.control_plane.test_slice import SliceCase, flavor
 
 
@@ -26,10 +26,9 @@ required = false
 """
 
     def moorage(self, *words: str) -> Any:
-        command = [sys.executable, "-m", "moorage.cli.main", *words, "--state-dir", str(self.plane.state)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-        self.assertEqual(0, done.returncode, done.stderr)
-        return json.loads(done.stdout) if "json" in words else None
+        status, said = in_process(main.main, [*words, "--state-dir", str(self.plane.state)])
+        self.assertEqual(0, status, said)
+        return json.loads(said) if "json" in words else None
 
     def candidates(self, **request: Any) -> set[str]:
         """The nodes that take one instance each."""

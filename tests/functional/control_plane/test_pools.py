@@ -6,17 +6,17 @@ from __future__ import annotations
 import contextlib
 import json
 import sqlite3
-import subprocess
-import sys
 from typing import Any
 
 import sqlalchemy as sa
 
 from moorage import errors
 from moorage.allocation.interface import ClaimRequest
+from moorage.cli import main
 from moorage.db import Database
 from moorage.testing.allocation import new_uuid
 from tests import servers
+from tests.commands import in_process
 from tests.conformance.allocation.stores import sql_store
 from tests.functional.control_plane.test_slice import SliceCase, flavor
 
@@ -25,15 +25,9 @@ class PoolTests(SliceCase):
     """The methods of one class run by name, each on what it makes itself."""
 
     def cli(self, *words: str) -> Any:
-        answer = subprocess.run(
-            [sys.executable, "-m", "moorage.cli.main", *words, "--state-dir", str(self.plane.state), "-f", "json"],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        self.assertEqual(0, answer.returncode, answer.stderr)
-        return json.loads(answer.stdout)
+        status, said = in_process(main.main, [*words, "--state-dir", str(self.plane.state), "-f", "json"])
+        self.assertEqual(0, status, said)
+        return json.loads(said)
 
     def test_two_hosts_share_a_pool_and_it_is_counted_once(self) -> None:
         nodes = {node["name"]: node["uuid"] for node in self.api.nodes()}

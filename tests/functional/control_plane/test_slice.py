@@ -55,7 +55,15 @@ class Old(Good):
 class Plane:
     """``moorage up`` as a process, over a fleet of eight nodes."""
 
-    def __init__(self, folder: pathlib.Path, extra: str = "", path: pathlib.Path | None = None) -> None:
+    def __init__(
+        self,
+        folder: pathlib.Path,
+        extra: str = "",
+        path: pathlib.Path | None = None,
+        *,
+        schedulers: int = 1,
+        agents: int = 1,
+    ) -> None:
         # Nothing may mind what a folder is called.
         self.state = folder / "state: $x, 100%41?"
         self.conf = folder / "moorage.conf"
@@ -67,6 +75,7 @@ class Plane:
                 [
                     *(sys.executable, "-m", "moorage.cli.main", "up", "--state-dir", self.state),
                     *("--bind", "127.0.0.1:0", "--config-file", self.conf),
+                    *("--schedulers", str(schedulers), "--agents", str(agents)),
                 ],
                 stdout=subprocess.PIPE,
                 stderr=stderr,
@@ -105,6 +114,9 @@ class SliceCase(unittest.TestCase):
     api: client.Client
     path: pathlib.Path | None = None
     extra = ""
+    #: Two where a test kills or compares them; each is a process to start.
+    schedulers = 1
+    agents = 2
 
     @classmethod
     def setUpClass(cls) -> None:
@@ -112,7 +124,7 @@ class SliceCase(unittest.TestCase):
         cls.addClassCleanup(folder.cleanup)
         cls.folder = pathlib.Path(folder.name)
         cls.prepare()
-        cls.plane = Plane(cls.folder, cls.extra, cls.path)
+        cls.plane = Plane(cls.folder, cls.extra, cls.path, schedulers=cls.schedulers, agents=cls.agents)
         cls.addClassCleanup(cls.plane.end)
         ready = cls.plane.wait_ready()
         assert ready.startswith("moorage is ready at http://127.0.0.1:"), (ready, cls.plane.end())
@@ -142,6 +154,8 @@ class SliceCase(unittest.TestCase):
 
 
 class TestSlice(SliceCase):
+    schedulers = 2
+
     def test_an_instance_is_claimed_built_deleted_and_its_claim_given_back(self) -> None:
         made = self.create(flavor(VCPU=3))
         self.assertEqual("active", made["status"])
@@ -211,6 +225,8 @@ class TestSlice(SliceCase):
 
 
 class TestBadInput(SliceCase):
+    agents = 1
+
     def send(self, method: str, path: str, **arguments: Any) -> requests.Response:
         arguments.setdefault("auth", (self.plane.data["username"], self.plane.data["password"]))
         return requests.request(method, f"{self.plane.data['url']}{path}", timeout=60, **arguments)
@@ -291,6 +307,7 @@ def install(folder: pathlib.Path, distribution: str, points: dict[str, str]) -> 
 
 
 class TestThirdPartyFilter(SliceCase):
+    schedulers = 2
     # What does not hang has that long for eight nodes, on a loaded machine too.
     extra = "[scheduling]\nenabled_filters = compute,capacity,even\nplugin_deadline = 5\n"
 
@@ -370,7 +387,7 @@ class TestRefusedStart(unittest.TestCase):
 class TestSignals(unittest.TestCase):
     def test_sighup_takes_a_good_configuration_and_refuses_a_bad_one_and_sigterm_ends_with_zero(self) -> None:
         with tempfile.TemporaryDirectory() as name:
-            plane = Plane(pathlib.Path(name))
+            plane = Plane(pathlib.Path(name), schedulers=2)
             self.addCleanup(plane.end)
             self.assertIn("ready", plane.wait_ready())
             api = plane.connect()
@@ -434,7 +451,7 @@ class TestReplay(unittest.TestCase):
             done = subprocess.run(
                 [
                     *(sys.executable, "-m", "moorage.cli.main", "replay", "--nodes", nodes, "--requests", wanted),
-                    *("--kill", "--json", *extra),
+                    *("--agents", "1", "--kill", "--json", *extra),
                 ],
                 capture_output=True,
                 text=True,
@@ -464,6 +481,8 @@ class TestReplay(unittest.TestCase):
 
 
 class TestSchema(SliceCase):
+    agents = 1
+
     def test_nothing_that_the_document_allows_or_forbids_makes_a_server_error(self) -> None:
         token = base64.b64encode(f"{self.plane.data['username']}:{self.plane.data['password']}".encode()).decode()
         done = subprocess.run(

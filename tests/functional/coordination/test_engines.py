@@ -20,7 +20,7 @@ _SOAK = unittest.skipUnless(tests.SOAK, "make soak")
 class EngineFaultTests(unittest.TestCase):
     """On ZooKeeper with PostgreSQL: who is stopped in the middle of a write would hold all of SQLite until it goes on."""
 
-    objects, spacing = 300, 4.0
+    objects, spacing = 300, 2.0
     #: The service outlives the pause, so that the process goes on where it was.
     session, down = 4.0, 600.0
     handover = "immediate"

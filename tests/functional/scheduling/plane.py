@@ -29,6 +29,7 @@ from moorage.rpc.interface import API_VERSION, Handler, Message, Subscription, T
 from moorage.scheduling.interface import InstanceRecord
 from moorage.services.heartbeat import Heartbeat
 from moorage.services.registry import ServiceRegistry
+from moorage.testing.database import empty_tables
 from moorage_plugins.compute.instances import ComputeInstances
 from moorage_plugins.migrations import TABLES
 from moorage_plugins.schema import plugins_metadata
@@ -150,9 +151,7 @@ class Plane:
         self.database = Database.from_config(self.conf, clock=self.clock)
         test.addCleanup(self.database.close)
         with self.database.write() as tx:
-            for metadata in (core_metadata, plugins_metadata):
-                metadata.drop_all(tx)
-                metadata.create_all(tx)
+            empty_tables(tx, core_metadata, plugins_metadata)
         self.hub = Hub()
         self._open = transport or (
             lambda conf, clock, _: MemoryTransport(conf=conf, url="memory://", clock=clock, hub=self.hub)

@@ -22,6 +22,7 @@ from moorage.db import Database
 from moorage.db.schema import core_metadata
 from moorage.services.interface import ServiceIdentity
 from moorage.testing.cleanup import Tools
+from moorage.testing.database import empty_tables
 from moorage_plugins.block_storage import options
 from moorage_plugins.block_storage.agent import BlockStorageAgent
 from moorage_plugins.block_storage.configuration import open_backend
@@ -88,9 +89,7 @@ class Storage:
 
     def create_tables(self) -> None:
         with self.database.write() as tx:
-            for metadata in (core_metadata, plugins_metadata):
-                metadata.drop_all(tx)
-                metadata.create_all(tx)
+            empty_tables(tx, core_metadata, plugins_metadata)
 
     def tools(self, identity: ServiceIdentity) -> AgentTools:
         return AgentTools(

@@ -17,6 +17,7 @@ from moorage.cleanup.workers import WorkerLease, WorkerStore
 from moorage.db import Database
 from moorage.db.schema import core_metadata
 from moorage.services.interface import ServiceIdentity
+from moorage.testing.database import empty_tables
 from tests.servers import wait_until
 
 metadata = sa.MetaData()
@@ -68,9 +69,7 @@ class WorkerCase(unittest.TestCase):
     def setUp(self) -> None:
         self.database = self.open_database()
         with self.database.write() as tx:
-            for tables in (core_metadata, metadata):
-                tables.drop_all(tx)
-                tables.create_all(tx)
+            empty_tables(tx, core_metadata, metadata)
         self.store = WorkerStore(self.database, lease_seconds=MINUTE)
 
     def open_database(self) -> Database:

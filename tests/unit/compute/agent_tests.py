@@ -36,6 +36,7 @@ from moorage.scheduling.groups import GroupStore
 from moorage.scheduling.interface import Flavor, RequestSpec
 from moorage.scheduling.reporter import Reporter
 from moorage.services.interface import ServiceIdentity
+from moorage.testing.database import empty_tables
 from moorage_plugins.compute import options as compute_options
 from moorage_plugins.compute.agent import ComputeAgent
 from moorage_plugins.compute.instances import ComputeInstances
@@ -141,9 +142,7 @@ class Fleet:
 
     def create_tables(self) -> None:
         with self.database.write() as tx:
-            for metadata in (core_metadata, plugins_metadata):
-                metadata.drop_all(tx)
-                metadata.create_all(tx)
+            empty_tables(tx, core_metadata, plugins_metadata)
         inventory = InventoryItem("VCPU", 1000)
         self.store.ensure_providers([ResourceProvider(NODE, "node-1", inventories=(inventory,))])
 
@@ -571,8 +570,7 @@ class InstanceStoreTests(unittest.TestCase):
         self.database = Database(self.url)
         self.addCleanup(self.database.close)
         with self.database.write() as tx:
-            plugins_metadata.drop_all(tx)
-            plugins_metadata.create_all(tx)
+            empty_tables(tx, plugins_metadata)
         self.store = ComputeInstances(conf=None, database=self.database, clock=SystemClock())
 
     def insert(self, uuid: str, **fields: Any) -> Instance:

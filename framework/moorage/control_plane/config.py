@@ -20,7 +20,7 @@ from oslo_log import log as logging
 from moorage import errors
 from moorage.extensions import entry_points, groups
 
-__all__ = ["load", "need_restart", "option_sets", "unknown"]
+__all__ = ["deprecated", "load", "need_restart", "option_sets", "unknown"]
 
 LOG = logging.getLogger(__name__)
 _GROUP = "oslo.config.opts"
@@ -109,6 +109,41 @@ def unknown(files: Sequence[str]) -> list[str]:
         for option in options:
             names |= {option.name, option.dest, *(each.name for each in option.deprecated_opts if each.name)}
     found = []
+    for file, section, names in _written(files):
+        if section not in known:
+            found.append(f"{file}: nothing reads the section [{section}]{_meant(section, known)}.")
+            continue
+        found += [
+            f"{file}: nothing reads [{section}] {name}{_meant(name, known[section])}."
+            for name in names
+            if name not in known[section] and name.replace("-", "_") not in known[section]
+        ]
+    return found
+
+
+def deprecated(files: Sequence[str]) -> list[str]:
+    """Options of the files that have another name by now, or that are going to be removed, with what to write instead.
+
+    :raises ConfigError: a file cannot be read.
+    """
+    old: dict[tuple[str, str], str] = {}
+    for group, options in option_sets():
+        home = getattr(group, "name", group) or "DEFAULT"
+        for option in options:
+            for each in option.deprecated_opts:
+                old[each.group or home, (each.name or option.dest).replace("-", "_")] = f"write [{home}] {option.dest}"
+            if option.deprecated_for_removal:
+                old[home, option.dest] = option.deprecated_reason or "it is going to be removed"
+    return [
+        f"{file}: [{section}] {name} is deprecated; {old[section, name.replace('-', '_')]}."
+        for file, section, names in _written(files)
+        for name in names
+        if (section, name.replace("-", "_")) in old
+    ]
+
+
+def _written(files: Sequence[str]) -> Iterator[tuple[str, str, list[str]]]:
+    """(file, section, names) of what the files say."""
     for file in files:
         sections: dict[str, dict[str, Any]] = {}
         try:
@@ -116,15 +151,7 @@ def unknown(files: Sequence[str]) -> list[str]:
         except (OSError, cfg.ParseError) as error:
             raise errors.ConfigError(f"The configuration file {file} cannot be read: {error}") from error
         for section, values in sections.items():
-            if section not in known:
-                found.append(f"{file}: nothing reads the section [{section}]{_meant(section, known)}.")
-                continue
-            found += [
-                f"{file}: nothing reads [{section}] {name}{_meant(name, known[section])}."
-                for name in values
-                if name not in known[section] and name.replace("-", "_") not in known[section]
-            ]
-    return found
+            yield file, section, list(values)
 
 
 def _meant(name: str, known: Iterable[str]) -> str:

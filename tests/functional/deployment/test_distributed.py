@@ -1,93 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The guide for several machines, carried out: its file, its units, its commands, on a real PostgreSQL and RabbitMQ."""
+"""The guide for several machines, carried out: its file, its units, its commands, on a real PostgreSQL, RabbitMQ and ZooKeeper."""
 
 from __future__ import annotations
 
-import configparser
 import os
 import re
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
-import sys
 import tempfile
 import unittest
 from pathlib import Path
 
 from tests import servers
+from tests.functional.deployment.guides import BIN, ROOT, UNITS, Unit, blocks, commands, exec_start, here
 
-ROOT = Path(__file__).parents[3]
 GUIDE = (ROOT / "doc/source/install/distributed.rst").read_text(encoding="utf-8")
-UNITS = ROOT / "etc/systemd"
-BIN = Path(sys.executable).parent
-
-
-def blocks(kind: str) -> list[str]:
-    """The code blocks of the guide, without their indentation."""
-    found = re.findall(rf"\.\. code-block:: {kind}\n\n((?: {{3}}.*\n|\n)+)", GUIDE)
-    return [re.sub(r"(?m)^ {3}", "", block).strip() for block in found]
-
-
-def commands() -> list[str]:
-    """What the guide has a person type, in order."""
-    return [line.removeprefix("$ ") for block in blocks("console") for line in block.splitlines()]
-
-
-def exec_start(unit: str) -> list[str]:
-    """The command line of a unit."""
-    parsed = configparser.ConfigParser(strict=False, interpolation=None)
-    parsed.optionxform = str  # type: ignore[assignment, method-assign]
-    parsed.read(UNITS / f"{unit}.service")
-    return shlex.split(parsed["Service"]["ExecStart"])
-
-
-class Unit:
-    """A service as systemd starts it: with a socket that it tells its state."""
-
-    def __init__(self, name: str, command: list[str], folder: Path) -> None:
-        self.name = name
-        self.told = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        path = folder / f"{name}.notify"
-        self.told.bind(str(path))
-        self.told.settimeout(120)
-        self.log = folder / f"{name}.log"
-        with self.log.open("w") as log:
-            self.process = subprocess.Popen(
-                command, env={**os.environ, "NOTIFY_SOCKET": str(path)}, stdout=log, stderr=log, cwd=folder
-            )
-
-    def wait_for(self, state: str) -> None:
-        try:
-            said = self.told.recv(1024).decode()
-        except TimeoutError:
-            raise AssertionError(f"{self.name} told nothing: {self.log.read_text()[-3000:]}") from None
-        if said != state:
-            raise AssertionError(f"{self.name} told {said}, not {state}")
-
-    def kill(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait()
-        self.told.close()
 
 
 class DistributedTests(unittest.TestCase):
     """One machine plays all of them."""
 
     def setUp(self) -> None:
-        servers.require("postgresql")
-        servers.require("rabbitmq")
+        for name in ("postgresql", "rabbitmq", "zookeeper"):
+            servers.require(name)
         self.folder = Path(tempfile.mkdtemp(prefix="moorage-distributed-"))
         self.addCleanup(shutil.rmtree, self.folder)
         self.conf = self.folder / "moorage.conf"
         self.port = servers.free_port()
         self.units: list[Unit] = []
-        (file,) = blocks("ini")
+        file, galera = blocks(GUIDE, "ini")
+        self.assertTrue(galera.startswith("[database]\nconnection = mysql+pymysql://"))
         for line, value in (
             ("connection", servers.fresh_database(servers.shared("postgresql"))),
             ("transport_url", servers.shared("rabbitmq").url),
+            ("periodic_coordination_backend", servers.shared("zookeeper").url),
             ("bind", f"127.0.0.1:{self.port}"),
             ("http_basic_auth_user_file", str(self.folder / "users")),
         ):
@@ -95,15 +43,9 @@ class DistributedTests(unittest.TestCase):
             self.assertEqual(1, count, line)
         self.conf.write_text(file + "\n")
 
-    def here(self, command: str) -> list[str]:
-        """A command of the guide on this machine."""
-        words = shlex.split(command.replace("/etc/moorage/moorage.conf", str(self.conf)))
-        words[0] = str(BIN / Path(words[0]).name)
-        return words
-
     def run_command(self, command: str, stdin: str = "", **environment: str) -> str:
         done = subprocess.run(
-            self.here(command), input=stdin, env={**os.environ, **environment}, cwd=self.folder,
+            here(command, self.conf), input=stdin, env={**os.environ, **environment}, cwd=self.folder,
             capture_output=True, text=True, timeout=180, check=False,
         )  # fmt: skip
         self.assertEqual(0, done.returncode, f"{command}: {done.stdout}{done.stderr}")
@@ -113,7 +55,7 @@ class DistributedTests(unittest.TestCase):
         names = [word for word in command.split() if word.startswith("moorage-")]
         self.assertEqual(4, len(names))
         for name in names:
-            words = self.here(shlex.join(exec_start(name)))
+            words = here(shlex.join(exec_start(name)), self.conf)
             unit = Unit(name, [*words, "--name", f"{name}-here"], self.folder)
             self.addCleanup(unit.kill)
             self.units.append(unit)
@@ -121,7 +63,7 @@ class DistributedTests(unittest.TestCase):
             unit.wait_for("READY=1")
 
     def test_the_guide_brings_up_a_control_plane_that_takes_a_request_and_ends_in_good_order(self) -> None:
-        typed = commands()
+        typed = commands(GUIDE)
         upgrade, user, start = (
             next(each for each in typed if part in each) for part in ("db upgrade", "user set", "systemctl")
         )
@@ -139,10 +81,17 @@ class DistributedTests(unittest.TestCase):
         (self.folder / "nodes.csv").write_text("name,vcpus\nrack1-a,16\nrack1-b,16\n")
         said = {}
         for command in typed[typed.index(exported) + 1 :]:
+            if command == "moorage ring show":
+                # An engine takes its place a moment after it has started.
+                servers.wait_until(
+                    lambda: "moorage-engine-here" in self.run_command("moorage ring show", **environment), "the engine"
+                )
             said[command] = self.run_command(command, **environment)
         listed = next(text for command, text in said.items() if command.startswith("moorage service list"))
         for unit in self.units:
             self.assertIn(f"{unit.name}-here", listed)
+        ring = next(text for command, text in said.items() if command.startswith("moorage ring show"))
+        self.assertIn("moorage-engine-here", ring)
         created = next(text for command, text in said.items() if command.startswith("moorage instance create"))
         self.assertIn("active", created)
 

@@ -52,6 +52,7 @@ class Unit:
         self.name = name
         self.told = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         path = folder / f"{name}.notify"
+        path.unlink(missing_ok=True)
         self.told.bind(str(path))
         self.told.settimeout(120)
         self.log = folder / f"{name}.log"

@@ -85,7 +85,7 @@ class AllChecksTests(CheckCase):
         self.configure(f"[database]\nconnection = {url}\n")
         for name in ("database schema", "tables", "services", "operations", "shards"):
             with self.subTest(check=name):
-                self.assert_says(Code.FAILURE, "cannot be reached", name)
+                self.assert_says(Code.FAILURE, "Connection refused", name)
         self.assert_well("options", "files", "plugins", "messages")
 
     def test_a_configuration_that_cannot_be_read_is_told_without_a_traceback(self) -> None:

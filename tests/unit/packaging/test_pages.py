@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pages of the documentation that list what the code has: they say the same."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+import sys
+import unittest
+from collections.abc import Iterator
+from pathlib import Path
+
+import prometheus_client
+
+from moorage.api.collectors import CleanupCollector
+from moorage.api.mounts import Metrics
+from moorage.testing.database import temporary
+
+ROOT = Path(__file__).parents[3]
+METRICS = (ROOT / "doc/source/reference/metrics.rst").read_text(encoding="utf-8")
+LOGS = (ROOT / "doc/source/reference/logs.rst").read_text(encoding="utf-8")
+
+
+def _metric_names() -> Iterator[str]:
+    """Every name of a metric in a module that has to do with Prometheus."""
+    for package in ("framework/moorage", "plugins/moorage_plugins"):
+        for path in (ROOT / package).rglob("*.py"):
+            text = path.read_text(encoding="utf-8")
+            if "prometheus_client" in text:
+                for node in ast.walk(ast.parse(text)):
+                    if isinstance(node, ast.Constant) and re.fullmatch("moorage_[a-z_]+", str(node.value)):
+                        yield str(node.value)
+
+
+class MetricsPageTests(unittest.TestCase):
+    rows = re.findall(r"(?m)^``(moorage_[a-z_]+)`` +(\w+) +", METRICS)
+
+    def test_the_page_lists_every_metric_of_the_code_and_no_other(self) -> None:
+        names = [name for name, _ in self.rows]
+        self.assertEqual(len(names), len(set(names)))
+        self.assertEqual(set(_metric_names()), set(names))
+
+    def test_what_is_served_is_of_the_kind_that_the_page_says(self) -> None:
+        metrics = Metrics()
+        metrics.count("GET", "/", 200, 0.1)
+        with temporary(tables=True) as database:
+            metrics.registry.register(CleanupCollector(database))
+            found = {family.name: family.type for family in metrics.registry.collect()}
+        self.assertLessEqual(found.items(), dict(self.rows).items())
+        self.assertGreaterEqual(len(found), 6)
+        self.assertTrue(prometheus_client.generate_latest(metrics.registry))
+
+
+PROGRAM = """
+import sys
+from oslo_log import log
+from moorage.context import RequestContext
+from moorage.control_plane import config
+log.setup(config.load(files=[sys.argv[1]], state_dir=sys.argv[2]), "moorage-test")
+LOG = log.getLogger("moorage.somewhere")
+LOG.info("nobody asked")
+RequestContext(user_id="u1", project_id="p1", request_id="req-1")
+LOG.warning("somebody asked")
+try:
+    raise ValueError("a mistake")
+except ValueError:
+    LOG.exception("with a stack")
+"""
+
+
+class LogsPageTests(unittest.TestCase):
+    def lines(self, conf: str) -> list[str]:
+        with temporary() as database:
+            folder = Path(str(database.url_safe).removeprefix("sqlite:///")).parent
+            file = folder / "moorage.conf"
+            file.write_text(conf)
+            done = subprocess.run(
+                [sys.executable, "-W", "ignore", "-c", PROGRAM, str(file), str(folder)],
+                capture_output=True, text=True, timeout=120, check=False,
+            )  # fmt: skip
+        self.assertEqual(0, done.returncode, done.stderr)
+        return done.stdout.splitlines()
+
+    def test_the_expression_of_the_page_takes_every_line_apart_but_stacks(self) -> None:
+        example, expression = (
+            block.strip() for block in re.findall(r"\.\. code-block:: text\n\n((?: {3}.*\n)+)", LOGS)
+        )
+        self.assertRegex(example, expression)
+        found = [match.groupdict() for line in self.lines("") if (match := re.match(expression, line))]
+        said = [each for each in found if each["logger"] == "moorage.somewhere"]
+        self.assertEqual(
+            [("INFO", "nobody asked"), ("WARNING", "somebody asked"), ("ERROR", "with a stack: ValueError: a mistake")],
+            [(each["level"], each["message"]) for each in said][:3],
+        )
+        self.assertEqual("-", said[0]["who"])
+        self.assertRegex(said[1]["who"], r"req-1 .*u1.*p1")
+
+    def test_as_json_a_line_is_an_object_with_the_fields_of_the_page(self) -> None:
+        found = [json.loads(line) for line in self.lines("[DEFAULT]\nuse_json = true\n")]
+        told = re.search(r"\(((?:``\w+``,\s+)+)\.\.\.\)", LOGS)
+        assert told is not None
+        for each in found:
+            self.assertLessEqual(set(re.findall(r"``(\w+)``", told.group(1))), set(each))
+        self.assertIn("somebody asked", [each["message"] for each in found])

@@ -105,9 +105,9 @@ def unknown(files: Sequence[str]) -> list[str]:
     """
     known: dict[str, set[str]] = {}
     for group, options in (*option_sets(), *_options_of_libraries()):
-        names = known.setdefault(getattr(group, "name", group) or "DEFAULT", set())
+        readable = known.setdefault(getattr(group, "name", group) or "DEFAULT", set())
         for option in options:
-            names |= {option.name, option.dest, *(each.name for each in option.deprecated_opts if each.name)}
+            readable |= {option.name, option.dest, *(each.name for each in option.deprecated_opts if each.name)}
     found = []
     for file, section, names in _written(files):
         if section not in known:

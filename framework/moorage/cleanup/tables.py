@@ -33,7 +33,7 @@ workers = sa.Table(
     sa.Column("last_error", sa.String(1000), nullable=False, default=""),
     sa.Column("updated_at", Micros, nullable=False),
     sa.UniqueConstraint("resource_type", "resource_id", name="uq_workers_resource"),
-    sa.Index("ix_workers_addressed_to", "addressed_to", "resource_type", "owner"),
+    sa.Index("ix_workers_addressed_to", "addressed_to", "resource_type", "resource_id"),
     sa.Index("ix_workers_worker", "worker", "resource_type", "resource_id"),
 )
 

@@ -26,12 +26,13 @@ POLICIES = (
 )
 
 _TEXT = {"type": "string", "minLength": 1, "maxLength": 255}
+_TYPE, _ID = ({"type": "string", "minLength": 1, "maxLength": length} for length in (40, 36))
+_RESOURCE = {"resource_type": _TYPE, "resource_id": _ID}
 _LIMIT = {"type": "integer", "minimum": 1, "maximum": 1000}
 _WORKERS_QUERY = {
     "type": "object",
     "properties": {
-        "resource_type": _TEXT,
-        "resource_id": _TEXT,
+        **_RESOURCE,
         "host": _TEXT,
         "status": _TEXT,
         "worker": _TEXT,
@@ -44,7 +45,8 @@ _WORKERS_QUERY = {
 _REQUEST = {
     "type": "object",
     "properties": {
-        **dict.fromkeys(("service", "cluster", "host", "binary", "resource_type", "resource_id"), _TEXT),
+        **dict.fromkeys(("service", "cluster", "host", "binary"), _TEXT),
+        **_RESOURCE,
         **{name: {"type": "boolean"} for name in ("is_up", "disabled", "dry_run")},
     },
     "additionalProperties": False,
@@ -58,7 +60,8 @@ _REQUESTS_QUERY = {
 _HISTORY_QUERY = {
     "type": "object",
     "properties": {
-        **dict.fromkeys(("resource_type", "resource_id", "outcome"), _TEXT),
+        **_RESOURCE,
+        "outcome": _TEXT,
         "limit": _LIMIT,
         "after": {"type": "integer", "minimum": 0, "maximum": 2**62},
     },

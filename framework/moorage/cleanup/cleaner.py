@@ -12,13 +12,13 @@ import random as random_module
 import threading
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 from oslo_log import log as logging
 
 from moorage import errors
+from moorage.cleanup.crew import NOT_BEGUN, OVERDUE, Crew
 from moorage.cleanup.interface import Cleaned, CleanupHandler, Outcome, SetCleanupHandler
 from moorage.cleanup.orphans import (
     LAST,
@@ -95,18 +95,22 @@ class Cleaner:
         self._lock = threading.Lock()
         self._held: dict[tuple[str, str], CleanLease] = {}
         self._renewer: threading.Thread | None = None
+        self._crews = {kind: Crew(f"clean-{kind}", clock) for kind in handlers}
 
     @property
     def handlers(self) -> Mapping[str, CleanupHandler]:
         """Resource type -> handler."""
         return self._handlers
 
-    def stop(self) -> None:
-        """Take nothing more; passes end after the row they are at."""
+    def stop(self, patience: float | None = None) -> None:
+        """Take nothing more; passes end after the rows that they are at.
+
+        :param patience: seconds to wait for those; what takes longer is left to its leases.
+        """
         self._stopping.set()
         renewer = self._renewer
         if renewer is not None:
-            renewer.join()
+            renewer.join(patience)
 
     def clean(
         self, wanted: Target | Unclaimed, *, own: bool = False, types: Collection[str] | None = None
@@ -123,7 +127,12 @@ class Cleaner:
                 continue
             if isinstance(wanted, Target) and wanted.resource_type not in ("", kind):
                 continue
-            done += self._clean_type(kind, handler, wanted)
+            try:
+                done += self._clean_type(kind, handler, wanted)
+            except errors.Unavailable:
+                raise
+            except Exception:
+                LOG.exception("Orphans of the type %s cannot be cleaned.", kind)
         if done:
             LOG.info("Cleaned after %s: %s.", _named(wanted), ", ".join(f"{n} {what}" for what, n in done.items()))
         return done
@@ -135,30 +144,82 @@ class Cleaner:
         policy = self.policy
         concurrency = (policy.limits or {}).get(kind, handler.concurrency)
         limit = policy.batch if isinstance(handler, SetCleanupHandler) else min(policy.batch, concurrency * 4)
-        with ThreadPoolExecutor(concurrency, f"clean-{kind}") as pool:
-            for after, last in ((begin, LAST), ("", begin)):
-                at: str | None = after
-                while at is not None and not self._stopping.is_set():
-                    claimed = self._orphans.claim(kind, handler, wanted, after=at, last=last, limit=limit)
-                    done += self._process(kind, handler, claimed, pool)
-                    at = claimed.last
+        #: Rows that are still to be claimed one by one, because their batch could not be read.
+        alone = 0
+        for after, last in ((begin, LAST), ("", begin)):
+            at: str | None = after
+            while at is not None and not self._stopping.is_set():
+                if self._crews[kind].behind >= concurrency:
+                    LOG.warning("All %d threads that clean %s hang; nothing more is taken.", concurrency, kind)
+                    return done
+                claim = functools.partial(self._orphans.claim, kind, wanted=wanted, after=at, last=last)
+                try:
+                    claimed = claim(handler=handler, limit=1 if alone else limit)
+                except errors.Unavailable:
+                    raise
+                except Exception as error:
+                    if not alone:
+                        LOG.exception("%d orphans of %s could not be taken together; one by one now.", limit, kind)
+                        alone = limit
+                        continue
+                    # This is the one. It is tried again later, and put into quarantine in the end.
+                    claimed = claim(handler=None, limit=1)
+                    done.update(self._put_back(held, refused(error)) for held in claimed.leases.values())
+                else:
+                    done += self._process(kind, handler, claimed, concurrency)
+                alone = max(0, alone - 1)
+                at = claimed.last
         return done
 
     # -- what was taken -------------------------------------------------------------------------------------------
 
-    def _process(self, kind: str, handler: CleanupHandler, claimed: Claimed, pool: ThreadPoolExecutor) -> Counter[str]:
+    def _process(self, kind: str, handler: CleanupHandler, claimed: Claimed, concurrency: int) -> Counter[str]:
         if not claimed.leases:
             return Counter()
         self._keep(claimed.leases.values())
         try:
             ready, done = self._sort_out(handler, claimed)
-            if isinstance(handler, SetCleanupHandler):
-                ready = self._settle(handler, ready, claimed, done)
-            outcomes = pool.map(lambda held: self._one(handler, held, claimed.resources[held.resource_id]), ready)
-            done.update(outcomes)
+            if isinstance(handler, SetCleanupHandler) and ready:
+                ready = self._settle_in_time(kind, handler, ready, claimed, done)
+            works = [functools.partial(self._one, handler, held, claimed.resources[held.resource_id]) for held in ready]
+            for number, outcome in self._crews[kind].run(works, concurrency, handler.deadline):
+                held = ready[number]
+                self._forget([held])
+                if outcome is OVERDUE:
+                    outcome = self._put_back(held, f"its handler has not ended after {handler.deadline:g} seconds")
+                elif outcome is NOT_BEGUN:
+                    outcome = self._put_back(held, "all threads of its type hang", at_once=True)
+                done[outcome or "retry"] += 1
             return done
         finally:
             self._forget(claimed.leases.values())
+
+    def _settle_in_time(
+        self,
+        kind: str,
+        handler: SetCleanupHandler,
+        ready: list[CleanLease],
+        claimed: Claimed,
+        done: Counter[str],
+    ) -> list[CleanLease]:
+        """What is left to be done one by one. A set that hangs is nobody's any more once its leases end."""
+        counted: Counter[str] = Counter()
+
+        def work() -> list[CleanLease] | errors.Unavailable:
+            try:
+                return self._settle(handler, ready, claimed, counted)
+            except errors.Unavailable as error:
+                return error
+
+        ((_, left),) = self._crews[kind].run([work], 10**6, handler.deadline)
+        if left is OVERDUE:
+            LOG.error("A set of %d %s has not ended after %s seconds.", len(ready), kind, handler.deadline)
+            done["overdue"] += len(ready)
+            return []
+        done += counted
+        if isinstance(left, errors.Unavailable):
+            raise left
+        return ready if left is None else list(left)
 
     def _sort_out(self, handler: CleanupHandler, claimed: Claimed) -> tuple[list[CleanLease], Counter[str]]:
         """Those to be cleaned; the others are ended, or (when no cleaner survives them) put aside."""
@@ -233,7 +294,10 @@ class Cleaner:
             return self._drop([held], outcome.reason or "the handler found nothing to do")[0]
         if outcome.result is Cleaned.CONTINUES:
             return "continues"
-        row = self._orphans.workers.get(held.resource_type, held.resource_id)
+        try:
+            row = self._orphans.workers.get(held.resource_type, held.resource_id)
+        except errors.Unavailable as error:
+            return self._unknown(held, error)
         if row is not None and row.token == held.token:
             return self._put_back(held, "its handler said that it was done and did not finish the lease")
         return "done"
@@ -256,7 +320,9 @@ class Cleaner:
         quarantine = not at_once and tries >= policy.max_attempts
         delay = min(policy.backoff_longest, policy.backoff * 2 ** max(0, tries - 1)) * self._random.uniform(0.5, 1.0)
         try:
-            kept = self._orphans.put_back(held, reason, delay=0 if at_once else delay, quarantine=quarantine)
+            kept = self._orphans.put_back(
+                held, reason, delay=0 if at_once else delay, quarantine=quarantine, untried=at_once
+            )
         except errors.Unavailable as error:
             return self._unknown(held, error)
         if not kept:

@@ -66,7 +66,7 @@ class Worker:
     :param addressed_to: the host whose service shall do the operation.
     :param owner: uuid of the service that does it, None while nobody does; ``epoch`` is that of the owner.
     :param token: the fence that the row carries now.
-    :param attempts: how often it was taken.
+    :param attempts: how often it was taken; from the first cleaner on, one more than cleaners have tried.
     :param worker: uuid of the service that began the work last, with ``worker_epoch``; a cleaner does not count.
     :param expires_at: when the owner's lease ends, ``next_try_at`` when a failed cleanup is tried again; ``created_at`` and
         ``updated_at`` say when it was requested and last changed hands. Microseconds since the Unix epoch, of the database's clock.
@@ -95,10 +95,11 @@ class Lease(abc.ABC):
     """What an owner holds.
 
     ``token`` goes into every write of the work, and into the names of what lies outside of the store. ``attempts`` counts the
-    owners that the operation has had, this one included.
+    owners that the operation has had, this one included. ``ended``: its owner has ended it, in a transaction that may have been
+    rolled back.
     """
 
-    __slots__ = ("attempts", "operation", "resource_id", "resource_type", "status", "token")
+    __slots__ = ("attempts", "ended", "operation", "resource_id", "resource_type", "status", "token")
 
     def __init__(
         self, resource_type: str, resource_id: str, operation: str, status: str, token: int, attempts: int
@@ -109,6 +110,7 @@ class Lease(abc.ABC):
         self.status = status
         self.token = token
         self.attempts = attempts
+        self.ended = False
 
     @abc.abstractmethod
     def renew(self) -> None:
@@ -338,6 +340,9 @@ class CleanupHandler(abc.ABC):
     cleans_own: ClassVar[bool] = True
     #: How many are cleaned at the same time by one cleaner, unless ``[cleanup] limits`` says otherwise.
     concurrency: ClassVar[int] = 4
+    #: Seconds after which a call that has not ended is left to itself: its lease is let go and the row is tried again; from then
+    #: on whatever the first one writes is refused. It goes on counting as one of ``concurrency`` until it ends. None: for ever.
+    deadline: ClassVar[float | None] = 600.0
 
     def __init__(self, tools: CleanupTools) -> None:
         self.tools = tools

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from typing_extensions import override
@@ -58,15 +58,29 @@ _UNCLAIMED = sa.and_(
 )
 
 
-def _find(condition: sa.ColumnElement[bool]) -> sa.Select[Any]:
-    query = sa.select(workers.c.resource_id).where(_OF_TYPE, _BETWEEN, condition)
-    return query.order_by(workers.c.resource_id).limit(_PAGE)
+class _Search(NamedTuple):
+    """How orphans of one kind are found and taken.
+
+    :param find_and_lock: finds them and locks their fences in one statement: on PostgreSQL, which can be told the table.
+    """
+
+    find: sa.Select[Any]
+    find_and_lock: sa.Select[Any]
+    take: Transfer
 
 
-def _take(condition: sa.ColumnElement[bool]) -> Transfer:
+def _search(condition: sa.ColumnElement[bool], *narrow: sa.ColumnElement[bool]) -> _Search:
+    find = sa.select(workers.c.resource_id).where(_OF_TYPE, _BETWEEN, condition, *narrow)
+    find = find.order_by(workers.c.resource_id).limit(_PAGE)
+    same = fences.c.resource_type == workers.c.resource_type, fences.c.resource_id == workers.c.resource_id
+    locking = find.join(fences, sa.and_(*same)).with_for_update(of=fences, skip_locked=True)
     transfer = lease.TAKE_OVER.update(workers, OF_MANY, {**TRANSFER, "dead": _DEAD, "dead_epoch": _DEAD_EPOCH})
-    taken = {"attempts": workers.c.attempts + 1, "phase": Phase.CLEANING.value, "updated_at": now()}
-    return Transfer(transfer.where(condition).values(taken))
+    by_cleaners = workers.c.phase.in_([Phase.CLEANING.value, Phase.RETRYING.value])
+    # Owners before the first cleaner count as one: operations may be given back, and taken again, any number of times. (MariaDB
+    # sets columns one after the other: attempts stands before phase in the table, so this sees the phase as it was.)
+    attempts = sa.case((by_cleaners, workers.c.attempts + 1), else_=2)
+    taken = {"attempts": attempts, "phase": Phase.CLEANING.value, "updated_at": now()}
+    return _Search(find, locking, Transfer(transfer.where(condition).values(taken)))
 
 
 def _types(condition: sa.ColumnElement[bool]) -> sa.Select[Any]:
@@ -74,8 +88,7 @@ def _types(condition: sa.ColumnElement[bool]) -> sa.Select[Any]:
 
 
 _TYPES_LEFT, _TYPES_UNCLAIMED = _types(_LEFT), _types(_UNCLAIMED)
-_FIND_LEFT, _TAKE_LEFT = _find(sa.and_(_LEFT, _OF_RESOURCE)), _take(_LEFT)
-_FIND_UNCLAIMED, _TAKE_UNCLAIMED = _find(_UNCLAIMED), _take(_UNCLAIMED)
+_SEARCH_LEFT, _SEARCH_UNCLAIMED = _search(_LEFT, _OF_RESOURCE), _search(_UNCLAIMED)
 #: Whoever takes one of these now has the fence locked: leave it to them. (Node-local on Galera; there the cleaners' different
 #: starting points keep them apart, and the commit decides.)
 _LOCK = (
@@ -92,6 +105,7 @@ _PUT_BACK = lease.GIVE_BACK.update(workers, OF_MANY, {"token": _TOKEN}).values(
     phase=sa.bindparam("to_phase"),
     last_error=sa.bindparam("to_error"),
     next_try_at=now() + sa.bindparam("delay", type_=sa.BigInteger),
+    attempts=workers.c.attempts - sa.bindparam("untried", type_=sa.Integer),
     updated_at=now(),
 )
 _OF_ROW = (
@@ -222,32 +236,37 @@ class OrphanStore:
     def claim(
         self,
         resource_type: str,
-        handler: CleanupHandler,
+        handler: CleanupHandler | None,
         wanted: Target | Unclaimed,
         *,
         after: str,
         last: str,
         limit: int,
     ) -> Claimed:
-        """Take up to ``limit`` of those between two ids; one transaction of a few statements, however many there are."""
+        """Take up to ``limit`` of those between two ids; one transaction of a few statements, however many there are.
+
+        :param handler: reads the resources; None: they are not read.
+        """
         key: dict[str, Any] = {"of_type": resource_type, "dead": "", "dead_epoch": 0}
         if isinstance(wanted, Target):
             key |= _of_target(wanted)
-            find, take, narrow = _FIND_LEFT, _TAKE_LEFT, {"only": wanted.resource_id}
+            search, narrow = _SEARCH_LEFT, {"only": wanted.resource_id}
         else:
             key |= _of_unclaimed(wanted)
-            find, take, narrow = _FIND_UNCLAIMED, _TAKE_UNCLAIMED, {}
+            search, narrow = _SEARCH_UNCLAIMED, {}
+        query = search.find_and_lock if self.database.dialect == "postgresql" else search.find
+        page = {**key, **narrow, "after": after, "last": last, "page": limit}
 
         def work(tx: sa.Connection) -> Claimed:
-            found = list(tx.execute(find, {**key, **narrow, "after": after, "last": last, "page": limit}).scalars())
+            found = list(tx.execute(query, page).scalars())
             if not found:
                 return Claimed()
             ids = found
-            if self.database.dialect != "sqlite":
+            if self.database.dialect == "mysql":
                 ids = list(tx.execute(_LOCK, {"of_type": resource_type, "of_resources": found}).scalars())
             if not ids:
                 return Claimed(last=found[-1])
-            return self._take(tx, resource_type, handler, take, {**key, "of_resources": ids}, found[-1])
+            return self._take(tx, resource_type, handler, search.take, {**key, "of_resources": ids}, found[-1])
 
         return self.database.run(work)
 
@@ -255,7 +274,7 @@ class OrphanStore:
         self,
         tx: sa.Connection,
         resource_type: str,
-        handler: CleanupHandler,
+        handler: CleanupHandler | None,
         take: Transfer,
         key: Mapping[str, Any],
         last: str,
@@ -264,6 +283,8 @@ class OrphanStore:
         if not taken:
             return Claimed(last=last)
         leases = {row.resource_id: CleanLease(self, resource_type, row) for row in taken}
+        if handler is None:
+            return Claimed(leases, {}, last)
         resources = handler.read(tx, list(leases))
         found = {
             uuid: held for uuid, held in leases.items() if uuid in resources and resources[uuid].status == held.status
@@ -287,11 +308,15 @@ class OrphanStore:
         with self.database.read() as tx:
             return self.workers.lost_of(tx, leases)
 
-    def put_back(self, held: CleanLease, reason: str, *, delay: float, quarantine: bool) -> bool:
-        """Let it go uncleaned: to be tried again after ``delay`` seconds, or never by itself; False when it was lost already."""
+    def put_back(self, held: CleanLease, reason: str, *, delay: float, quarantine: bool, untried: bool = False) -> bool:
+        """Let it go uncleaned: to be tried again after ``delay`` seconds, or never by itself; False when it was lost already.
+
+        :param untried: this was no try.
+        """
         phase = Phase.QUARANTINED if quarantine else Phase.RETRYING
         key = {"of_type": held.resource_type, "of_resources": [held.resource_id], "to_token": held.token}
-        values = {**key, "to_phase": phase.value, "to_error": reason[:1000], "delay": int(delay * MICROSECONDS)}
+        values = {**key, "to_phase": phase.value, "to_error": reason[:1000]}
+        values |= {"delay": int(delay * MICROSECONDS), "untried": int(untried)}
 
         def work(tx: sa.Connection) -> None:
             # Of the row as it is, before it is let go.

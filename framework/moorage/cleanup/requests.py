@@ -132,11 +132,12 @@ class RequestStore:
             tx.execute(_REOPEN, key)
         return _request(tx.execute(sa.select(*_COLUMNS).where(_SAME), key).one())
 
-    def known(self, service: str, epoch: int) -> bool:
-        """Whether the service was declared dead by a request, at just that epoch, and has not started since."""
-        query = sa.select(cleanup_requests.c.id).where(*_declared(service, epoch))
+    def declared(self) -> frozenset[tuple[str, int]]:
+        """(service, epoch) of those that were declared dead by a request, whether they have started since or not; one read."""
+        found = cleanup_requests.c
         with self._database.read() as tx:
-            return tx.execute(query.limit(1)).first() is not None
+            rows = tx.execute(sa.select(found.service, found.epoch).where(found.kind != LEFTOVERS).distinct())
+            return frozenset((row.service, row.epoch) for row in rows)
 
     def open_for(self, host: str, cluster: str | None) -> Sequence[CleanupRequest]:
         """Open requests that a service of that host and cluster may do."""
@@ -169,15 +170,14 @@ class RequestStore:
 
     # -- progress -------------------------------------------------------------------------------------------------
 
-    def left(self, service: str, epoch: int = 2**62) -> Mapping[str, int]:
-        """How many rows of the service's epochs before ``epoch`` there are, by phase."""
-        query = (
-            sa.select(workers.c.phase, sa.func.count())
-            .where(workers.c.worker == service, workers.c.worker_epoch < epoch)
-            .group_by(workers.c.phase)
-        )
+    def left(self) -> Mapping[str, frozenset[str]]:
+        """The phases of the rows that each service has begun, by its uuid; one read."""
+        found: dict[str, set[str]] = {}
+        query = sa.select(workers.c.worker, workers.c.phase).where(workers.c.worker.is_not(None)).distinct()
         with self._database.read() as tx:
-            return {str(phase): int(count) for phase, count in tx.execute(query)}
+            for service, phase in tx.execute(query):
+                found.setdefault(service, set()).add(phase)
+        return {service: frozenset(phases) for service, phases in found.items()}
 
     def progress(self, request: CleanupRequest) -> dict[str, Mapping[str, int]]:
         """Computed from the tables: ``left`` by phase, ``outcomes`` of the cleaners' tries so far."""

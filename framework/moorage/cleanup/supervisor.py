@@ -14,6 +14,7 @@ from typing import Any
 from oslo_log import log as logging
 
 from moorage import errors
+from moorage.cleanup.interface import Phase
 from moorage.cleanup.requests import CleanupRequest, RequestStore
 from moorage.cleanup.views import WorkerViews
 from moorage.services.heartbeat import LivenessObserver
@@ -122,7 +123,8 @@ class Supervisor:
         rows, up = self._look()
         self._refuse_upgrade(rows, up)
         filters = self._of_resource(filters)
-        chosen = [row for row in rows if self._relevant(row) and filters.match(row) and up[row.uuid] == filters.is_up]
+        left = self._requests.left()
+        chosen = [row for row in rows if _relevant(row, left) and filters.match(row) and up[row.uuid] == filters.is_up]
         return self._all(chosen, rows, up, filters, requested_by, kind="manual", dry_run=dry_run)
 
     def _of_resource(self, filters: Filters) -> Filters:
@@ -177,13 +179,14 @@ class Supervisor:
         self._refuse_upgrade(rows, up)
         with self._lock:
             counts = {uuid: sample.count for uuid, sample in self._samples.items()}
+        left, checks = self._requests.left(), self._checks()
+        # Of whom nothing is left but what is in quarantine, no request is made again and again.
         due = [
             row
             for row in rows
-            if self._relevant(row)
-            and not up[row.uuid]
-            and counts.get(row.uuid, 0) >= self._checks()
-            and not self._settled(row)
+            if not up[row.uuid]
+            and counts.get(row.uuid, 0) >= checks
+            and left.get(row.uuid, frozenset()) - {Phase.QUARANTINED.value}
         ]
         return self._all(due, rows, up, Filters(), requested_by, kind="automatic", dry_run=dry_run)
 
@@ -200,21 +203,13 @@ class Supervisor:
         if not is_up:
             sample.count += 1
 
-    def _settled(self, row: Service) -> bool:
-        """Nothing of it is left that a request could do: so none is made, again and again."""
-        left = self._requests.left(row.uuid)
-        return not any(count for phase, count in left.items() if phase != "quarantined")
-
     # -- both -----------------------------------------------------------------------------------------------------
 
     def _look(self) -> tuple[Sequence[Service], Mapping[str, bool]]:
         """All services, and which are up: not those that were declared dead and have not started since, whoever did it."""
         rows = self._registry.list()
-        up = self._observer.observe(rows)
-        return rows, {row.uuid: up[row.uuid] and not self._requests.known(row.uuid, row.epoch) for row in rows}
-
-    def _relevant(self, row: Service) -> bool:
-        return row.binary == BINARY or bool(self._requests.left(row.uuid))
+        up, declared = self._observer.observe(rows), self._requests.declared()
+        return rows, {row.uuid: up[row.uuid] and (row.uuid, row.epoch) not in declared for row in rows}
 
     def _refuse_upgrade(self, rows: Sequence[Service], up: Mapping[str, bool]) -> None:
         running: dict[str, list[str]] = {}
@@ -284,6 +279,10 @@ def _able(row: Service, rows: Sequence[Service], up: Mapping[str, bool]) -> list
         and row.cluster is not None
         and other.cluster == row.cluster
     ]
+
+
+def _relevant(row: Service, left: Mapping[str, object]) -> bool:
+    return row.binary == BINARY or row.uuid in left
 
 
 def _shown(row: Service, up: Mapping[str, bool]) -> dict[str, Any]:

@@ -77,6 +77,9 @@ def tracked(
         if not isinstance(error, errors.Fenced):
             lease.give_back(f"{type(error).__name__}: {error}")
         raise
-    # The body may have ended the row with its last write, which is the better way.
-    with contextlib.suppress(errors.Fenced):
+    try:
         database.run(lease.end)
+    except errors.Fenced:
+        # The body may have ended the row with its last write, which is the better way. Otherwise it was overtaken.
+        if not lease.ended:
+            raise

@@ -167,9 +167,13 @@ class WorkerViews:
         """
 
         def work(tx: sa.Connection) -> bool:
-            query = sa.select(*COLUMNS).where(*_of(resource_type, resource_id), _QUARANTINED)
+            of_row = *_of(resource_type, resource_id), _QUARANTINED
+            query = sa.select(*COLUMNS).where(*of_row)
             row = tx.execute(query).first()
             if row is None:
+                return False
+            # Somebody may have taken it out of quarantine in this moment.
+            if tx.execute(sa.delete(workers).where(*of_row, workers.c.token == row.token)).rowcount != 1:
                 return False
             self._store.reset(tx, resource_type, resource_id)
             tx.execute(

@@ -83,8 +83,9 @@ _FORCE = lease.FORCE.update(workers, _OF_ONE, {"token": _TOKEN}).values(
 _RENEW = lease.RENEW.update(workers, OF_MANY, {"token": _TOKEN, "lease": _LEASE, "now": now()})
 _HELD = sa.select(workers.c.resource_id).where(OF_MANY, workers.c.token == _TOKEN)
 _GIVE_BACK = lease.GIVE_BACK.update(workers, _OF_ONE, {"token": _TOKEN}).values(
-    phase=Phase.WAITING.value, last_error=sa.bindparam("to_error"), updated_at=now()
-)
+    # Nobody has begun it any more: it is done anew, or cleaned when nobody comes for it.
+    phase=Phase.WAITING.value, worker=None, worker_epoch=0, last_error=sa.bindparam("to_error"), updated_at=now(),
+)  # fmt: skip
 _ADVANCE = lease.RENEW.update(workers, _OF_ONE, {"token": _TOKEN, "lease": _LEASE, "now": now()}).values(
     status=sa.bindparam("to_status")
 )
@@ -373,6 +374,7 @@ class WorkerStore(Workers):
         """
         if tx.execute(_FINISH, _key(held)).rowcount != 1:
             raise fenced(held)
+        held.ended = True
 
     def advance(self, tx: sa.Connection, held: Lease, status: str) -> None:
         """See :meth:`Lease.advance`."""

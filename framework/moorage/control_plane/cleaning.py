@@ -30,6 +30,8 @@ from moorage.services.heartbeat import LivenessObserver
 __all__ = ["AgentCleaning", "SupervisorEndpoint"]
 
 LOG = logging.getLogger(__name__)
+#: Seconds for which the end of what is being cleaned is waited for when the agent stops.
+_PATIENCE = 10.0
 
 
 class AgentCleaning:
@@ -71,12 +73,12 @@ class AgentCleaning:
         self._cleaner.policy = Policy.from_config(conf.cleanup)
 
     def stop(self) -> None:
-        """End after the rows that are being cleaned."""
+        """End after the rows that are being cleaned, or when these take too long: then others clean them."""
         self._stop.set()
         self._wake.set()
+        self._cleaner.stop(_PATIENCE)
         if self._thread.ident is not None:
-            self._thread.join()
-        self._cleaner.stop()
+            self._thread.join(_PATIENCE)
 
     @rpc_method
     def clean_up(self, request: str) -> None:

@@ -8,9 +8,10 @@ sees what became of it.
 
 from __future__ import annotations
 
+import functools
 import queue
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import sqlalchemy as sa
@@ -62,6 +63,8 @@ class BlockStorageAgent(AgentService):
         self._asked: queue.SimpleQueue[tuple[str, str] | None] = queue.SimpleQueue()
         self._waiting: set[tuple[str, str]] = set()
         self._held: dict[tuple[str, str], Lease] = {}
+        #: Leases that were found lost when they were renewed: their operations end at the next chunk.
+        self._lost: set[Lease] = set()
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._ended = threading.Event()
@@ -153,10 +156,12 @@ class BlockStorageAgent(AgentService):
         wanted = {kind: uuid}
         if rows[kind] is None:
             raise NotFree
-        companion = {"creating": "volume_uuid", "restoring": "restore_to"}.get(rows[kind].status)
-        if kind == BACKUP and companion is not None:
+        companion = COMPANIONS.get((kind, rows[kind].status))
+        operations: dict[str, str | None] = {kind: companion.operation if companion else None}
+        if companion:
             # The volume first, as all do who take both.
-            wanted = {VOLUME: getattr(rows[kind], companion), **wanted}
+            wanted = {VOLUME: getattr(rows[kind], companion.column), **wanted}
+            operations[VOLUME] = companion.on_volume
         leases: dict[str, Lease] = {}
         for each, resource in wanted.items():
             found = self._tools.workers.start_many(tx, each, [resource], self._tools.identity)
@@ -165,9 +170,15 @@ class BlockStorageAgent(AgentService):
                 raise NotFree
             rows[each], leases[each] = row, found[resource]
             self._adopt(tx, each, row, found[resource])
-        assert set(leases) == set(wanted)  # noqa: S101  (all or none)
-        job = Job(kind, leases, rows, self._tools.conf, self._tools.database, self._backend, self._tick)
-        if ((kind, job.held.operation) in COMPANIONS) != (VOLUME in leases and kind != VOLUME):
+        job = Job(
+            kind, leases, rows, self._tools.conf, self._tools.database, self._backend,
+            functools.partial(self._tick, tuple(leases.values())),
+        )  # fmt: skip
+        if COMPANIONS.get((kind, job.row.status)) != companion:
+            # It became another operation since it was looked at.
+            raise NotFree
+        if any(wanted not in (None, leases[each].operation) for each, wanted in operations.items()):
+            # Something else was forced upon one of the two; what is left of this operation is cleaned.
             raise NotFree
         return job
 
@@ -177,7 +188,7 @@ class BlockStorageAgent(AgentService):
             changes = {"status": "downloading"}
             held.advance(tx, "downloading")
         ROWS[kind].must_write(tx, row.uuid, held.token, **changes)
-        if kind == VOLUME and row.upload_to:
+        if kind == VOLUME and row.status == "uploading":
             ROWS["image"].must_write(tx, row.upload_to, held.token)
 
     def _do(self, job: Job) -> None:
@@ -185,38 +196,62 @@ class BlockStorageAgent(AgentService):
         with self._lock:
             self._held.update({(kind, held.resource_id): held for kind, held in job.leases.items()})
         try:
-            self._finish(job, *self._files(job))
+            self._end(job)
         except _Stopping:
             for held in job.leases.values():
                 self._give_back(held)
-        except errors.Fenced as error:
-            LOG.warning("%s", error.message)
-        except Exception:
-            LOG.exception("The end of the %s of %s could not be written.", job.held.operation, job.held.resource_id)
         finally:
             with self._lock:
                 for key in keys:
                     self._held.pop(key, None)
+                self._lost.difference_update(job.leases.values())
             self._tidy(job)
 
-    def _files(self, job: Job) -> tuple[Write, bool]:
-        """The write that ends the operation, and whether it succeeded."""
+    def _end(self, job: Job) -> None:
+        """Do the files, and write what became of it: whatever happens, no row stays that a living service has and nobody ends."""
+        what = f"The {job.held.operation} of {job.kind} {job.held.resource_id}"
         try:
-            return run(job), True
+            self._finish(list(job.leases.values()), run(job))
+            return
+        except errors.Fenced as error:
+            fault = f"{what} was overtaken: {error.message}"
+            LOG.warning("%s", fault)
         except (errors.MoorageError, OSError) as error:
             fault = error.message if isinstance(error, errors.MoorageError) else f"The backend failed: {error}"
-            LOG.warning("The %s of %s %s failed: %s", job.held.operation, job.kind, job.held.resource_id, fault)
-            return lambda tx: self._give_up(tx, job, fault), False
+            LOG.warning("%s failed: %s", what, fault)
+        except _Stopping:
+            raise
+        except Exception as error:
+            fault = f"{type(error).__name__}: {error}"
+            LOG.exception("%s failed.", what)
+        self._give_up(job, list(job.leases), fault)
 
-    def _give_up(self, tx: sa.Connection, job: Job, fault: str) -> None:
-        for kind, held in job.leases.items():
-            outcomes.give_up(tx, kind, [job.rows[kind]], held.status, held.token, fault)
+    def _give_up(self, job: Job, kinds: Sequence[str], fault: str) -> None:
+        """Write what became of the resources; of two, one may have been taken away by force."""
 
-    def _finish(self, job: Job, write: Write, succeeded: bool) -> None:
+        def write(tx: sa.Connection) -> None:
+            for kind in kinds:
+                held = job.leases[kind]
+                outcomes.give_up(tx, kind, [job.rows[kind]], held.status, held.token, fault)
+
+        try:
+            self._finish([job.leases[kind] for kind in kinds], write)
+        except errors.Fenced:
+            if len(kinds) > 1:
+                for kind in kinds:
+                    self._give_up(job, [kind], fault)
+        except _Stopping:
+            raise
+        except Exception:
+            LOG.exception("What became of %s %s could not be written.", job.kind, job.held.resource_id)
+            for kind in kinds:
+                self._give_back(job.leases[kind])
+
+    def _finish(self, leases: Sequence[Lease], write: Write) -> None:
         """One transaction; waits for a store that is away, until the agent stops."""
 
         def whole(tx: sa.Connection) -> None:
-            for held in job.leases.values():
+            for held in leases:
                 held.end(tx)
             write(tx)
 
@@ -246,7 +281,9 @@ class BlockStorageAgent(AgentService):
         except errors.Unavailable as error:
             LOG.warning("The operation on %s stays until it is cleaned: %s", held.resource_id, error.message)
 
-    def _tick(self) -> None:
+    def _tick(self, leases: Sequence[Lease]) -> None:
+        if self._lost.intersection(leases):
+            raise errors.Fenced("somebody else has the lease, or the work is over.")
         if self._stopping.is_set() or (self._delay and self._tools.clock.wait(self._stopping, self._delay)):
             raise _Stopping
 
@@ -257,7 +294,10 @@ class BlockStorageAgent(AgentService):
             with self._lock:
                 held = list(self._held.values())
             try:
-                self._tools.workers.renew_many(held)
+                lost = self._tools.workers.renew_many(held)
+                with self._lock:
+                    # Those that have ended meanwhile were lost to nobody.
+                    self._lost.update(set(lost).intersection(self._held.values()))
             except errors.Unavailable as error:
                 LOG.warning("%d leases were not renewed: %s", len(held), error.message)
             except Exception:

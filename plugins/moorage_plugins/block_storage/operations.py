@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
@@ -25,8 +25,24 @@ __all__ = ["COMPANIONS", "Job", "Write", "run"]
 
 #: What is written in the transaction that ends the operation.
 Write = Callable[[sa.Connection], None]
-#: (type, operation) -> whether the volume is worked on too; it then has a worker row of its own.
-COMPANIONS: Mapping[tuple[str, str], str] = {(BACKUP, "create"): "volume_uuid", (BACKUP, "restore"): "restore_to"}
+
+
+class Companion(NamedTuple):
+    """An operation that works on a volume too, which then has a worker row of its own.
+
+    :param operation: of the row itself; ``on_volume`` of the volume's row; ``column`` names the volume.
+    """
+
+    operation: str
+    on_volume: str
+    column: str
+
+
+#: By (type, status).
+COMPANIONS: Mapping[tuple[str, str], Companion] = {
+    (BACKUP, "creating"): Companion("create", "backup", "volume_uuid"),
+    (BACKUP, "restoring"): Companion("restore", "restore", "restore_to"),
+}
 
 
 @dataclass(frozen=True, slots=True)

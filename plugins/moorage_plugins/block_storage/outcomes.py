@@ -30,7 +30,7 @@ from moorage_plugins.block_storage.backend import DirectoryBackend
 from moorage_plugins.block_storage.rows import BACKUP, IMAGE, SNAPSHOT, VOLUME, Rows
 from moorage_plugins.block_storage.tables import images, volumes
 
-__all__ = ["CLEANABLE", "DELETING", "ROWS", "at_rest", "give_up", "remove", "sweep"]
+__all__ = ["CLEANABLE", "DELETING", "ROWS", "at_rest", "give_up", "kill_uploads", "remove", "sweep"]
 
 ROWS: Mapping[str, Rows] = {kind: Rows(kind) for kind in (VOLUME, SNAPSHOT, BACKUP, IMAGE)}
 DELETING = "deleting"
@@ -73,10 +73,15 @@ def give_up(tx: sa.Connection, kind: str, rows: Sequence[Any], status: str, toke
     if kind == BACKUP:
         changes["restore_to"] = ""
     if kind == VOLUME and status == "uploading":
-        uploads = sorted(row.upload_to for row in rows)
-        ROWS[IMAGE].change_many(tx, uploads, images.c.status == "saving", status="killed", fault=fault[:1000])
+        kill_uploads(tx, rows, fault)
     becomes = _FIXED.get((kind, status), _AT_REST)
     ROWS[kind].must_write_many(tx, uuids, token, status=becomes, **changes)
+
+
+def kill_uploads(tx: sa.Connection, rows: Sequence[Any], fault: str) -> None:
+    """The images that were being made of volumes will never be whole; the same transaction empties ``upload_to``."""
+    uploads = sorted(row.upload_to for row in rows if row.upload_to)
+    ROWS[IMAGE].change_many(tx, uploads, images.c.status == "saving", status="killed", fault=fault[:1000])
 
 
 def remove(tx: sa.Connection, kind: str, rows: Sequence[Any], token: int) -> None:

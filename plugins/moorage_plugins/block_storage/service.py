@@ -15,6 +15,7 @@ from oslo_log import log as logging
 
 from moorage import errors
 from moorage.cleanup.interface import Workers
+from moorage_plugins.block_storage import outcomes
 from moorage_plugins.block_storage.configuration import image_file
 from moorage_plugins.block_storage.outcomes import CLEANABLE, ROWS
 from moorage_plugins.block_storage.rows import BACKUP, IMAGE, SNAPSHOT, VOLUME
@@ -125,7 +126,8 @@ class BlockStorage:
             free: list[Any] = [volumes.c.fence <= token, volumes.c.snapshots == 0]
             if not force:
                 free.append(volumes.c.status.in_(_AT_REST[VOLUME]))
-            if not ROWS[VOLUME].change(tx, uuid, *free, status="deleting", fence=token):
+            outcomes.kill_uploads(tx, [ROWS[VOLUME].get(tx, uuid)], "Its volume was deleted.")
+            if not ROWS[VOLUME].change(tx, uuid, *free, status="deleting", upload_to="", fence=token):
                 raise self._refused(tx, VOLUME, uuid, "deleted", _AT_REST[VOLUME])
 
         self._done(work, VOLUME, uuid, volume.location)
@@ -258,7 +260,11 @@ class BlockStorage:
             row = ROWS[kind].get(tx, uuid)
             if status in _IDLE and not row.path:
                 raise errors.Conflict(f"The {kind} {uuid} has no data, so it cannot be {status}.")
-            ROWS[kind].must_write(tx, uuid, token, status=status)
+            if kind == VOLUME:
+                outcomes.kill_uploads(tx, [row], "Its volume was reset.")
+                ROWS[kind].must_write(tx, uuid, token, status=status, upload_to="")
+            else:
+                ROWS[kind].must_write(tx, uuid, token, status=status)
 
         self._database.run(work)
 

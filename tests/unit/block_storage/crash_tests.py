@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
-import random
 import signal
 import tempfile
 import threading
@@ -25,17 +24,14 @@ from typing import Any
 import sqlalchemy as sa
 
 from moorage import errors
-from moorage.cleanup.cleaner import Cleaner, Policy
-from moorage.cleanup.orphans import OrphanStore, Target, Unclaimed
+from moorage.cleanup.orphans import Target, Unclaimed
 from moorage.cleanup.tables import workers
-from moorage.clock import SystemClock
 from moorage.db import Database
 from moorage.services.interface import ServiceIdentity
 from moorage_plugins.block_storage.agent import NotFree
-from moorage_plugins.block_storage.cleanup import BackupHandler, SnapshotHandler, VolumeHandler
 from tests import SOAK
 from tests.servers import wait_until
-from tests.unit.block_storage.storages import CLUSTER, SIZE, SOON, Storage, member
+from tests.unit.block_storage.storages import CLUSTER, HANDLERS, SIZE, SOON, Storage, member
 
 FORK = multiprocessing.get_context("fork")
 #: Operation -> resource type, what it becomes when it succeeds, and when it was interrupted.
@@ -53,7 +49,6 @@ OPERATIONS: Mapping[str, tuple[str, str | None, str | None]] = {
 #: Those that ``make test`` tries; ``make soak`` tries all.
 QUICK = ("download", "restore")
 _OWNED = workers.c.owner.is_not(None)
-HANDLERS = {"volume": VolumeHandler, "snapshot": SnapshotHandler, "backup": BackupHandler}
 
 
 class Points:
@@ -174,23 +169,16 @@ class CrashCase(unittest.TestCase):
             service.delete(kind, uuid)
         return kind, uuid
 
-    def cleaner(self, name: str, storage: Storage) -> Cleaner:
-        identity = member(name)
-        store = OrphanStore(storage.database, storage.workers, identity, SystemClock())
-        handlers = {kind: handler(storage.tools(identity)) for kind, handler in HANDLERS.items()}
-        policy = Policy(backoff=0.01, backoff_longest=0.01, max_attempts=10_000)
-        return Cleaner(store, handlers, SystemClock(), random.Random(1), policy)
-
     def clean(self, name: str) -> None:
         """A pass of a cleaner that dies, or pauses."""
-        cleaner, after = self.cleaner(name, self.storage), Target(self.dead.uuid, self.dead.epoch + 1)
+        cleaner, after = self.storage.cleaner(name), Target(self.dead.uuid, self.dead.epoch + 1)
         cleaner.clean(after, types=cleaner._orphans.types(after))
         cleaner.stop()
 
     def clean_once(self, name: str) -> bool:
         """From elsewhere: clean after the dead and do what nobody has begun, as far as others let; whether nothing is left."""
         storage = self.elsewhere
-        cleaner = self.cleaner(name, storage)
+        cleaner = storage.cleaner(name)
         try:
             # Time passes: every lease that is not renewed ends, and what is to be tried later is tried now.
             storage.database.run(

@@ -4,11 +4,16 @@
 from __future__ import annotations
 
 import os
+import struct
 import tempfile
 import unittest
+from unittest import mock
 
 from moorage import errors
 from moorage.cleanup.interface import Lease
+from moorage.cleanup.orphans import Unclaimed
+from moorage_plugins.block_storage import backup_format
+from moorage_plugins.block_storage.agent import NotFree
 from moorage_plugins.block_storage.outcomes import ROWS
 from tests.servers import wait_until
 from tests.unit.block_storage.storages import CLUSTER, SIZE, SOON, Storage, member
@@ -190,10 +195,86 @@ class StorageTests(StorageCase):
         self.service.reset("volume", uuid, "available")
         with self.assertLogs("moorage_plugins.block_storage.agent", "WARNING"):
             self.storage.agent("a")._do(zombie)
-        self.assertEqual((self.status("volume", uuid), self.status("backup", backup.uuid)), ("available", "creating"))
-        self.service.reset("backup", backup.uuid, "error")
+        self.assertEqual((self.status("volume", uuid), self.status("backup", backup.uuid)), ("available", "error"))
         self.storage.agent("a")._collector.collect()
         self.assertEqual((self.storage.rows(), self.storage.strays()), (0, []))
+
+    def test_of_two_that_are_worked_on_the_one_that_is_not_forced_away_ends_too(self) -> None:
+        for operation in ("backup", "restore"):
+            for forced in ("volume", "backup"):
+                with self.subTest(operation=operation, forced=forced):
+                    uuid = self.storage.volume()
+                    backup = self.service.create_backup(uuid).uuid
+                    if operation == "restore":
+                        self.storage.run_all()
+                        self.service.restore(backup)
+                    job = self.storage.start("backup", backup, member("a"))
+                    if forced == "volume":
+                        self.service.delete_volume(uuid, force=True)
+                    else:
+                        self.service.delete("backup", backup, force=True)
+                    with self.assertLogs("moorage_plugins.block_storage.agent", "WARNING"):
+                        self.storage.agent("a")._do(job)
+                    self.storage.run_all()
+                    found = self.status("volume", uuid), self.status("backup", backup)
+                    kept = {"backup": ("available", "error"), "restore": ("error_restoring", "available")}[operation]
+                    self.assertEqual(found, (None, kept[1]) if forced == "volume" else (kept[0], None))
+                    self.assertEqual(self.storage.strays(), [])
+
+    def test_a_deletion_that_is_forced_upon_the_volume_of_a_waiting_backup_is_done(self) -> None:
+        uuid = self.storage.volume()
+        backup = self.service.create_backup(uuid)
+        self.service.delete_volume(uuid, force=True)
+        with self.assertRaises(NotFree):
+            self.storage.start("backup", backup.uuid, member("a"))
+        self.storage.agent("a")._do(self.storage.start("volume", uuid, member("a")))
+        self.assertEqual((self.status("volume", uuid), self.status("backup", backup.uuid)), (None, "creating"))
+        cleaner = self.storage.cleaner("cleaner")
+        self.assertEqual(cleaner.clean(Unclaimed((CLUSTER,), 0.0)), {"done": 1})
+        self.assertEqual((self.status("backup", backup.uuid), self.storage.rows()), ("error", 0))
+
+    def test_what_was_not_foreseen_is_a_failure_of_the_operation(self) -> None:
+        uuid = self.storage.volume()
+        backup = self.service.create_backup(uuid)
+        with (
+            mock.patch.object(backup_format, "write_backup", side_effect=struct.error("for this test")),
+            self.assertLogs("moorage_plugins.block_storage.agent", "ERROR"),
+        ):
+            self.storage.run_all()
+        self.assertEqual((self.status("volume", uuid), self.status("backup", backup.uuid)), ("available", "error"))
+        self.assertIn("for this test", self.storage.get("backup", backup.uuid).fault)
+
+    def test_an_operation_whose_lease_is_lost_ends_at_the_next_chunk(self) -> None:
+        self.storage.conf.set_override("chunk_delay", 0.01, group="block_storage")
+        self.storage.workers.lease_seconds = 0.3
+        made = self.service.create_volume(10**12)
+        agent = self.storage.agent("a")
+        agent.start()
+        wait_until(lambda: self.storage.backend.uuids("volume"), "the first chunk is written", SOON)
+        self.service.delete_volume(made.uuid, force=True)
+        wait_until(lambda: not agent._held, "it has ended", SOON)
+        agent.sweep()
+        wait_until(lambda: self.storage.rows() == 0, "the deletion is done", SOON)
+        agent.stop()
+        agent._collector.collect()
+        self.assertEqual((self.status("volume", made.uuid), self.storage.strays(), agent._lost), (None, [], set()))
+
+    def test_an_upload_that_is_forced_away_kills_its_image(self) -> None:
+        for end in (
+            lambda uuid: self.service.delete_volume(uuid, force=True),
+            lambda uuid: self.service.reset("volume", uuid, "available"),
+        ):
+            uuid = self.storage.volume()
+            image = self.service.upload(uuid, "mine")
+            job = self.storage.start("volume", uuid, member("a"))
+            end(uuid)
+            with self.assertLogs("moorage_plugins.block_storage.agent", "WARNING"):
+                self.storage.agent("a")._do(job)
+            self.assertEqual(
+                (self.status("image", image.uuid), self.storage.get("volume", uuid).upload_to), ("killed", "")
+            )
+            self.storage.agent("a")._collector.collect()
+            self.assertEqual(self.storage.strays(), [])
 
     def test_only_some_statuses_can_be_set(self) -> None:
         uuid = self.storage.volume()
@@ -245,3 +326,13 @@ class StorageTests(StorageCase):
         row = self.storage.workers.get("volume", uuid)
         assert row is not None
         self.assertEqual((row.phase, row.owner, row.last_error), ("waiting", None, "ZeroDivisionError: "))
+        # Nobody looks for such rows, so that it is cleaned after a time.
+        cleaner = self.storage.cleaner("cleaner")
+        self.assertEqual(cleaner.clean(Unclaimed(("a",), 3600.0)), {})
+        self.assertEqual(cleaner.clean(Unclaimed(("a",), 0.0)), {"stale": 1})
+        self.assertEqual(self.storage.rows(), 0)
+
+    def test_a_tracked_operation_that_was_overtaken_does_not_end_as_if_it_had_succeeded(self) -> None:
+        uuid = self.storage.volume()
+        with self.assertRaises(errors.Fenced), self.storage.workers.tracked("volume", uuid, "extend", "x", member("a")):
+            self.service.reset("volume", uuid, "available")

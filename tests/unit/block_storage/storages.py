@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import random
 import uuid as uuid_module
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,8 @@ import sqlalchemy as sa
 from oslo_config import cfg
 
 from moorage.cleanup import options as cleanup_options
-from moorage.cleanup.cleaner import Cleaner
-from moorage.cleanup.orphans import Target
+from moorage.cleanup.cleaner import Cleaner, Policy
+from moorage.cleanup.orphans import OrphanStore
 from moorage.cleanup.tables import workers
 from moorage.cleanup.workers import WorkerStore
 from moorage.clock import SystemClock
@@ -25,6 +26,7 @@ from moorage.testing.cleanup import Tools
 from moorage.testing.database import empty_tables
 from moorage_plugins.block_storage import options
 from moorage_plugins.block_storage.agent import BlockStorageAgent
+from moorage_plugins.block_storage.cleanup import BackupHandler, SnapshotHandler, VolumeHandler
 from moorage_plugins.block_storage.configuration import open_backend
 from moorage_plugins.block_storage.outcomes import ROWS
 from moorage_plugins.block_storage.service import BlockStorage
@@ -37,6 +39,7 @@ assert TABLES  # imported, so that the metadata has them
 CLUSTER = "cluster"
 SOON = 60.0
 SIZE = 40_000
+HANDLERS = {"volume": VolumeHandler, "snapshot": SnapshotHandler, "backup": BackupHandler}
 
 
 class NoReporter:
@@ -149,8 +152,12 @@ class Storage:
         agent = BlockStorageAgent(self.tools(identity))
         return self.database.run(lambda tx: agent._start(tx, kind, uuid))
 
-    def clean(self, handlers: dict[str, Any], cleaner: Cleaner, dead: ServiceIdentity) -> Any:
-        return cleaner.clean(Target(dead.uuid, dead.epoch + 1))
+    def cleaner(self, name: str) -> Cleaner:
+        identity = member(name)
+        handlers = {kind: handler(self.tools(identity)) for kind, handler in HANDLERS.items()}
+        policy = Policy(backoff=0.01, backoff_longest=0.01, max_attempts=10_000)
+        store = OrphanStore(self.database, self.workers, identity, SystemClock())
+        return Cleaner(store, handlers, SystemClock(), random.Random(1), policy)
 
 
-__all__ = ["CLUSTER", "SIZE", "SOON", "Storage", "Tools", "member"]
+__all__ = ["CLUSTER", "HANDLERS", "SIZE", "SOON", "Storage", "Tools", "member"]

@@ -307,6 +307,100 @@ class CleanerTests(CleanerCase):
         with self.assertLogs("moorage.cleanup.cleaner", "WARNING"):
             self.assertEqual(cleaner.clean(AFTER_DEAD), {"retry": 1})
 
+    def test_a_handler_that_hangs_is_left_behind_and_stops_nothing(self) -> None:
+        for uuid in ("one", "three", "two"):
+            self.orphan(uuid)
+        cleaner, handler = self.cleaner(limits={TYPE: 2}, backoff=1000.0, backoff_longest=1000.0)
+        handler.deadline = 0.2  # type: ignore[misc]
+        go_on = threading.Event()
+        self.addCleanup(go_on.set)
+        handler.answers["one"] = lambda _: go_on.wait(60) and None
+        with self.assertLogs("moorage.cleanup.cleaner", "WARNING"):
+            self.assertEqual(cleaner.clean(AFTER_DEAD), {"retry": 1, "done": 2})
+        self.assertIn("has not ended after 0.2 seconds", self.rows()["one"].last_error)
+        cleaner.policy = Policy(limits={TYPE: 1})
+        self.orphan("four")
+        with self.assertLogs("moorage.cleanup.cleaner", "WARNING"):
+            self.assertEqual(cleaner.clean(AFTER_DEAD), {}, "no thread is left")
+        go_on.set()
+        wait_until(lambda: cleaner.clean(AFTER_DEAD), "the thread has ended", 20)
+        # Nobody had taken it since: so it was still the one to end it.
+        wait_until(lambda: not self.rows(), "it has ended, late", 20)
+        self.assertEqual((self.thing("one").status, self.thing("four").status), ("error", "error"))
+
+    def test_a_handler_that_comes_back_late_changes_nothing_that_another_has_cleaned(self) -> None:
+        self.orphan()
+        first, handler = self.cleaner(identity("first"))
+        handler.deadline = 0.1  # type: ignore[misc]
+        go_on, ended = threading.Event(), threading.Event()
+        self.addCleanup(go_on.set)
+
+        def late(held: Lease) -> object:
+            go_on.wait(60)
+            try:
+                held.check()
+            except errors.Fenced:
+                ended.set()
+                raise
+            return None
+
+        handler.answers["one"] = late
+        with self.assertLogs("moorage.cleanup.cleaner", "WARNING"):
+            self.assertEqual(first.clean(AFTER_DEAD), {"retry": 1})
+        second, _ = self.cleaner(identity("second"))
+        wait_until(lambda: second.clean(AFTER_DEAD), "its time has come", 20)
+        writes = self.thing().writes
+        go_on.set()
+        self.assertTrue(ended.wait(60))
+        self.assertEqual((self.thing().writes, self.outcomes()["done"]), (writes, 1))
+
+    def test_a_set_that_hangs_is_left_to_its_leases(self) -> None:
+        self.orphan()
+        cleaner, handler = self.cleaner(handler=ThingSetHandler, lease=MOMENT)
+        handler.deadline = 0.1  # type: ignore[misc]
+        go_on = threading.Event()
+        self.addCleanup(go_on.set)
+        handler.settled = lambda *_: go_on.wait(60)  # type: ignore[attr-defined]
+        with self.assertLogs("moorage.cleanup.cleaner", "ERROR"):
+            self.assertEqual(cleaner.clean(AFTER_DEAD), {"overdue": 1})
+        self.assertEqual(self.rows(), {}, "it had been committed")
+
+    def test_one_that_cannot_be_read_stops_no_other(self) -> None:
+        for uuid in ("one", "three", "two"):
+            self.orphan(uuid)
+        cleaner, handler = self.cleaner(max_attempts=1)
+        read = handler.read
+
+        def broken(tx: sa.Connection, uuids: Sequence[str]) -> Mapping[str, Any]:
+            if "three" in uuids:
+                raise ValueError("cannot be read")
+            return read(tx, uuids)
+
+        handler.read = broken  # type: ignore[method-assign,assignment]
+        with self.assertLogs("moorage.cleanup.cleaner", "ERROR"):
+            self.assertEqual(cleaner.clean(AFTER_DEAD), {"done": 2, "quarantined": 1})
+        self.assertEqual(self.rows()["three"].last_error, "ValueError: cannot be read")
+
+    def test_owners_that_gave_it_back_are_no_tries_to_clean_it(self) -> None:
+        self.create()
+        for number in range(8):
+            self.taken("one", identity("b", number)).give_back("stopping")
+        self.taken("one", DEAD)
+        cleaner, handler = self.cleaner(max_attempts=2)
+        handler.answers["one"] = retry("not now")
+        with self.assertLogs("moorage.cleanup.cleaner", "WARNING"):
+            self.assertEqual(cleaner.clean(AFTER_DEAD), {"retry": 1})
+        handler.answers.clear()
+        wait_until(lambda: cleaner.clean(AFTER_DEAD), "it is tried again", 20)
+        self.assertEqual(self.outcomes(), {"retry": 1, "done": 1})
+
+    def test_what_was_given_back_is_cleaned_when_nobody_comes_for_it(self) -> None:
+        self.create()
+        self.taken("one", DEAD).give_back("broken")
+        cleaner, _ = self.cleaner()
+        self.assertEqual(cleaner.clean(Unclaimed(("here",), 3600)), {})
+        self.assertEqual(cleaner.clean(Unclaimed(("here",), 0)), {"done": 1})
+
     # -- zombies --------------------------------------------------------------------------------------------------
 
     def test_the_owner_that_was_taken_for_dead_writes_nothing_any_more(self) -> None:

@@ -14,6 +14,7 @@ import time
 from typing import Any
 from unittest import mock
 
+import sqlalchemy as sa
 from oslo_config import cfg
 
 from moorage import errors
@@ -162,3 +163,47 @@ class FaultTests(SupervisorCase):
         handler.answers.clear()
         wait_until(lambda: cleaner.clean(target), "it is tried again", 20)
         self.assertEqual(self.rows(), {})
+
+    def test_an_agent_that_stops_does_not_clean_all_of_it_first(self) -> None:
+        for number in range(20):
+            self.left_by("a", f"{number:02x}")
+        self.die("a")
+        self.ask()
+        agent = self.cleaning(self.who["b"])
+        began, go_on = threading.Event(), threading.Event()
+
+        def slow(held: object) -> None:
+            began.set()
+            assert go_on.wait(60)
+
+        self.handler.answers.update({f"{number:02x}": slow for number in range(20)})
+        agent.start()
+        self.assertTrue(began.wait(60))
+        thread = threading.Thread(target=agent.stop)
+        thread.start()
+        wait_until(agent._cleaner._stopping.is_set, "it stops", 20)
+        go_on.set()
+        thread.join(60)
+        self.assertLess(len(self.handler.calls), 20)
+        self.assertEqual(len(self.rows()) + len(self.handler.calls), 20)
+        self.assertEqual(
+            {row.attempts for row in self.rows().values()} - {1}, set(), "what was not tried does not count"
+        )
+
+    def test_a_look_at_many_services_costs_as_many_reads_as_at_few(self) -> None:
+        counts = []
+        for _ in range(2):
+            statements: list[str] = []
+
+            def count(_connection: object, _cursor: object, statement: str, *_rest: object, into=statements) -> None:
+                into.append(statement)
+
+            sa.event.listen(sa.Engine, "before_cursor_execute", count)
+            self.supervisor.sample()
+            self.supervisor.automatic("me")
+            self.ask(dry_run=True)
+            sa.event.remove(sa.Engine, "before_cursor_execute", count)
+            counts.append(len(statements))
+            for number in range(20):
+                self.registry.enlist("agent", f"more-{number}", cluster="three", rpc_version="1.0")
+        self.assertEqual(counts[0], counts[1])

@@ -262,7 +262,8 @@ class Model:
                 yield self._rollback(state, number, process, "end")
         if self._locked(state, number, ROW):
             return
-        for statement, at in ((lease.RENEW, "work"), (lease.GIVE_BACK, "end")):
+        # Who has given it back may go on all the same: a handler that was given up, and comes back.
+        for statement, at in ((lease.RENEW, "work"), (lease.GIVE_BACK, "work")):
             if not self.rules.applies(statement, row, mine):
                 yield self._rollback(state, number, process, "end")
                 continue

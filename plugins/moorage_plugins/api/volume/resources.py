@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import datetime
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -25,6 +26,8 @@ POLICIES = (
 )
 _SEE, _CHANGE, _ADMIN = (rule.name for rule in POLICIES)
 _PLURAL = {VOLUME: "volumes", SNAPSHOT: "snapshots", BACKUP: "backups"}
+#: GB.
+_LARGEST = 2**31
 _NAME = {"type": ["string", "null"], "maxLength": 255}
 _UUID = {"type": "string", "minLength": 1, "maxLength": 36}
 
@@ -39,7 +42,7 @@ _CREATE = {
     VOLUME: _body(
         "volume",
         ("size",),
-        size={"type": ["integer", "string"], "minimum": 1, "maximum": 2**31, "pattern": "^[0-9]{1,10}$"},
+        size={"type": ["integer", "string"], "minimum": 1, "maximum": _LARGEST, "pattern": "^[0-9]{1,10}$"},
         name=_NAME,
         imageRef={"type": ["string", "null"], "maxLength": 255},
     ),
@@ -81,8 +84,8 @@ class _Resources:
         common = {"name": body.get("name") or "", "project_id": call.context.project_id or ""}
         if kind == VOLUME:
             size = int(body["size"])
-            if not size:
-                raise errors.InvalidInput("The size must be at least 1.", path="volume.size")
+            if not 1 <= size <= _LARGEST:
+                raise errors.InvalidInput(f"The size must be from 1 to {_LARGEST}.", path="volume.size")
             row = self._storage.create_volume(size * self._gigabyte, image=body.get("imageRef") or "", **common)
         else:
             self._storage.get(VOLUME, body["volume_id"], _project(call))
@@ -95,7 +98,7 @@ class _Resources:
         given = {name: values[-1] for name, values in call.query.items()}
         filters = {name: given[name] for name in ("name", "status") if name in given}
         limit = given.get("limit", "1000")
-        if not limit.isdigit() or not 1 <= int(limit) <= 1000:
+        if not re.fullmatch("[0-9]{1,4}", limit) or not 1 <= int(limit) <= 1000:
             raise errors.InvalidInput(f"limit is {limit!r}, and must be a number from 1 to 1000.", path="limit")
         rows = self._storage.page(kind, _project(call), after=given.get("marker", ""), limit=int(limit), **filters)
         return Answer(200, {_PLURAL[kind]: [self._shown(kind, row) for row in rows]})

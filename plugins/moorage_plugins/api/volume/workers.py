@@ -6,6 +6,7 @@ PUT is taken like POST, and null like nothing: so the SDK's way of asking works 
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -81,6 +82,9 @@ def _filters(body: Mapping[str, Any]) -> dict[str, Any]:
         found["service"] = str(found["service"])
     if "binary" in found:
         found["binary"] = _BINARIES.get(found["binary"], found["binary"])
+    if "resource_id" in found:
+        # As it is stored.
+        found["resource_id"] = str(uuid.UUID(found["resource_id"]))
     if "resource_type" in found:
         found["resource_type"] = found["resource_type"].lower()
     return found

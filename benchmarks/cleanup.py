@@ -26,8 +26,9 @@ import sqlalchemy as sa
 from typing_extensions import override
 
 from moorage.cleanup.cleaner import Cleaner, Policy
+from moorage.cleanup.conditions import Target
 from moorage.cleanup.interface import Lease, SetCleanupHandler
-from moorage.cleanup.orphans import OrphanStore, Target
+from moorage.cleanup.orphans import OrphanStore
 from moorage.cleanup.tables import cleanup_history, fences, workers
 from moorage.cleanup.workers import WorkerStore
 from moorage.clock import SystemClock

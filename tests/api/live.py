@@ -26,6 +26,7 @@ from moorage.control_plane.interface import API_EXTENSIONS, ApiTools, Wsgi
 from moorage.control_plane.roles import load_store
 from moorage.db import Database, migrations
 from moorage.fleet.nodes import NodeStore
+from moorage.services.heartbeat import LivenessObserver
 from moorage.services.registry import ServiceRegistry
 
 __all__ = ["LiveDialect", "token_is_role"]
@@ -58,7 +59,7 @@ class LiveDialect:
 
     :param url: of an empty database; None: a file of its own.
     :param options: the configuration's text.
-    :param wrap: puts something in front of the dialect.
+    :param sender: opens a way to agents and schedulers; None: there are none.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class LiveDialect:
         options: str = "",
         policies: str = "",
         authenticate: Authenticator = token_is_role,
+        sender: Callable[[], Any] | None = None,
     ) -> None:
         self._folder = tempfile.TemporaryDirectory()
         folder = pathlib.Path(self._folder.name)
@@ -91,6 +93,7 @@ class LiveDialect:
         self.store = load_store(self.conf, self.database, clock)
         policy = Policy((*POLICIES, *API_EXTENSIONS.load(name).plugin.policies), self.conf.api.policy_file)
         registry = ServiceRegistry(self.database, clock)
+        observer = LivenessObserver(clock, self.conf.services.service_down_time)
         enrolment = Enrolment(self.database, NodeStore(self.database), self.store, registry, lambda: None)
         self.tools = ApiTools(
             conf=self.conf,
@@ -101,11 +104,10 @@ class LiveDialect:
             count=lambda *_: None,
             store=lambda: self.store,
             fleet=lambda: enrolment,
-            sender=_nobody,
-            workers=lambda: WorkerStore(self.database, lease_seconds=60),
-            services=lambda: [(row, row.beat > 0) for row in registry.list()],
+            sender=sender or _nobody,
+            workers=lambda: WorkerStore(self.database, lease_seconds=self.conf.cleanup.lease_seconds),
+            services=lambda: role.living(registry, observer),
         )
-        self.registry = registry
         mounts: Mapping[str, Wsgi] = role.dialects(self.tools, {})
         self._server = Server("127.0.0.1:0", Dispatcher(mounts), threads=8, drain_seconds=1)
         self._server.start()

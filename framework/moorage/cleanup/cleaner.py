@@ -18,6 +18,7 @@ from typing import Any
 from oslo_log import log as logging
 
 from moorage import errors
+from moorage.cleanup.conditions import Wanted
 from moorage.cleanup.crew import NOT_BEGUN, OVERDUE, Crew
 from moorage.cleanup.interface import Cleaned, CleanupHandler, Outcome, SetCleanupHandler
 from moorage.cleanup.orphans import (
@@ -25,8 +26,6 @@ from moorage.cleanup.orphans import (
     Claimed,
     CleanLease,
     OrphanStore,
-    Target,
-    Unclaimed,
     refused,
     stale_reason,
 )
@@ -112,9 +111,7 @@ class Cleaner:
         if renewer is not None:
             renewer.join(patience)
 
-    def clean(
-        self, wanted: Target | Unclaimed, *, own: bool = False, types: Collection[str] | None = None
-    ) -> Counter[str]:
+    def clean(self, wanted: Wanted, *, own: bool = False, types: Collection[str] | None = None) -> Counter[str]:
         """One pass over all types, or some; how many rows had which outcome.
 
         :param own: the cleaner's own earlier incarnations: types whose service goes on by itself are left to it.
@@ -125,51 +122,64 @@ class Cleaner:
                 continue
             if self.policy.pauses(kind) or (own and not handler.cleans_own):
                 continue
-            if isinstance(wanted, Target) and wanted.resource_type not in ("", kind):
+            if wanted.resource_type not in ("", kind):
                 continue
             try:
-                done += self._clean_type(kind, handler, wanted)
+                self._clean_type(kind, handler, wanted, done)
             except errors.Unavailable:
                 raise
             except Exception:
                 LOG.exception("Orphans of the type %s cannot be cleaned.", kind)
         if done:
-            LOG.info("Cleaned after %s: %s.", _named(wanted), ", ".join(f"{n} {what}" for what, n in done.items()))
+            LOG.info("Cleaned after %s: %s.", wanted, ", ".join(f"{n} {what}" for what, n in done.items()))
         return done
 
-    def _clean_type(self, kind: str, handler: CleanupHandler, wanted: Target | Unclaimed) -> Counter[str]:
-        done: Counter[str] = Counter()
+    def _clean_type(self, kind: str, handler: CleanupHandler, wanted: Wanted, done: Counter[str]) -> None:
         # Cleaners begin at different places, so that several of them share the work and do not wait for each other.
         begin = f"{self._random.getrandbits(32):08x}"
         policy = self.policy
         concurrency = (policy.limits or {}).get(kind, handler.concurrency)
         limit = policy.batch if isinstance(handler, SetCleanupHandler) else min(policy.batch, concurrency * 4)
-        #: Rows that are still to be claimed one by one, because their batch could not be read.
-        alone = 0
         for after, last in ((begin, LAST), ("", begin)):
-            at: str | None = after
-            while at is not None and not self._stopping.is_set():
-                if self._crews[kind].behind >= concurrency:
-                    LOG.warning("All %d threads that clean %s hang; nothing more is taken.", concurrency, kind)
-                    return done
-                claim = functools.partial(self._orphans.claim, kind, wanted=wanted, after=at, last=last)
-                try:
-                    claimed = claim(handler=handler, limit=1 if alone else limit)
-                except errors.Unavailable:
-                    raise
-                except Exception as error:
-                    if not alone:
-                        LOG.exception("%d orphans of %s could not be taken together; one by one now.", limit, kind)
-                        alone = limit
-                        continue
-                    # This is the one. It is tried again later, and put into quarantine in the end.
-                    claimed = claim(handler=None, limit=1)
-                    done.update(self._put_back(held, refused(error)) for held in claimed.leases.values())
-                else:
-                    done += self._process(kind, handler, claimed, concurrency)
-                alone = max(0, alone - 1)
-                at = claimed.last
-        return done
+            self._clean_range(kind, handler, wanted, (after, last), 1, concurrency, done, alone=True)
+            self._clean_range(kind, handler, wanted, (after, last), limit, concurrency, done)
+
+    def _clean_range(
+        self,
+        kind: str,
+        handler: CleanupHandler,
+        wanted: Wanted,
+        ids: tuple[str, str],
+        limit: int,
+        concurrency: int,
+        done: Counter[str],
+        *,
+        alone: bool = False,
+    ) -> None:
+        #: How many are still to be claimed one by one, because together they could not be read.
+        single = 0
+        at: str | None = ids[0]
+        while at is not None and not self._stopping.is_set():
+            if self._crews[kind].behind >= concurrency:
+                LOG.warning("All %d threads that clean %s hang; nothing more is taken.", concurrency, kind)
+                break
+            claim = functools.partial(self._orphans.claim, kind, wanted=wanted, after=at, last=ids[1], alone=alone)
+            try:
+                claimed = claim(handler=handler, limit=1 if single else limit)
+            except errors.Unavailable:
+                raise
+            except Exception as error:
+                if not single:
+                    LOG.exception("%d orphans of %s could not be taken together; one by one now.", limit, kind)
+                    single = limit
+                    continue
+                # This is the one. It is tried again later, and put into quarantine in the end.
+                claimed = claim(handler=None, limit=1)
+                done.update(self._put_back(held, refused(error)) for held in claimed.leases.values())
+            else:
+                done.update(self._process(kind, handler, claimed, concurrency))
+            single = max(0, single - 1)
+            at = claimed.last
 
     # -- what was taken -------------------------------------------------------------------------------------------
 
@@ -380,9 +390,3 @@ class Cleaner:
                 LOG.warning("%d leases were not renewed: %s", len(held), error.message)
             except Exception:
                 LOG.exception("%d leases were not renewed.", len(held))
-
-
-def _named(wanted: Target | Unclaimed) -> str:
-    if isinstance(wanted, Target):
-        return f"service {wanted.service} before epoch {wanted.epoch}"
-    return "operations that nobody came for"

@@ -15,13 +15,14 @@ import sqlalchemy as sa
 from typing_extensions import override
 
 from moorage import errors, lease
+from moorage.cleanup.conditions import Lapsed, Queued, Target, Unclaimed, Wanted
 from moorage.cleanup.interface import CleanupHandler, Phase
 from moorage.cleanup.tables import cleanup_history, fences, workers
 from moorage.cleanup.workers import OF_MANY, TRANSFER, Transfer, WorkerLease, WorkerStore, fenced, same_token
 from moorage.db import MICROSECONDS, Database, now
 from moorage.services.interface import ServiceIdentity
 
-__all__ = ["LAST", "Claimed", "CleanLease", "OrphanStore", "Target", "Unclaimed"]
+__all__ = ["LAST", "Claimed", "CleanLease", "OrphanStore", "refused", "stale_reason"]
 
 _OF_TYPE = workers.c.resource_type == sa.bindparam("of_type")
 _BETWEEN = sa.and_(workers.c.resource_id > sa.bindparam("after"), workers.c.resource_id <= sa.bindparam("last"))
@@ -30,32 +31,11 @@ LAST = "\U0010ffff"
 _PAGE = sa.bindparam("page", type_=sa.Integer)
 _DEAD = sa.bindparam("dead", type_=sa.String)
 _DEAD_EPOCH = sa.bindparam("dead_epoch", type_=sa.BigInteger)
-_UNTIL = sa.bindparam("until", type_=sa.BigInteger)
-_TIMEOUT = sa.bindparam("timeout", type_=sa.BigInteger)
 _TOKEN = sa.bindparam("to_token", type_=sa.BigInteger)
 
-#: Left by the dead service: while it worked (and not touched since the request), by a cleaner whose lease has expired, or to be
-#: tried again now.
-_LEFT = sa.and_(
-    workers.c.worker == _DEAD,
-    workers.c.worker_epoch < _DEAD_EPOCH,
-    sa.or_(
-        sa.and_(workers.c.phase == Phase.WORKING.value, workers.c.updated_at <= _UNTIL),
-        sa.and_(workers.c.phase == Phase.CLEANING.value, workers.c.expires_at < now()),
-        sa.and_(workers.c.phase == Phase.RETRYING.value, workers.c.next_try_at <= now()),
-    ),
-)
 _OF_RESOURCE = sa.or_(sa.bindparam("only", type_=sa.String) == "", workers.c.resource_id == sa.bindparam("only"))
-#: Nobody came for it: the message was lost and no service looks for such rows, or a cleaner that took one up has failed.
-_UNCLAIMED = sa.and_(
-    workers.c.addressed_to.in_(sa.bindparam("names", expanding=True)),
-    workers.c.worker.is_(None),
-    sa.or_(
-        sa.and_(workers.c.phase == Phase.WAITING.value, workers.c.updated_at < now() - _TIMEOUT),
-        sa.and_(workers.c.phase == Phase.CLEANING.value, workers.c.expires_at < now()),
-        sa.and_(workers.c.phase == Phase.RETRYING.value, workers.c.next_try_at <= now()),
-    ),
-)
+#: Rows that a cleaner had when its lease ended are taken alone: one of them may be what killed it.
+_ALONE = sa.case((workers.c.phase == Phase.CLEANING.value, 1), else_=0) == sa.bindparam("alone", type_=sa.Integer)
 
 
 class _Search(NamedTuple):
@@ -64,13 +44,16 @@ class _Search(NamedTuple):
     :param find_and_lock: finds them and locks their fences in one statement: on PostgreSQL, which can be told the table.
     """
 
+    types: sa.Select[Any]
     find: sa.Select[Any]
     find_and_lock: sa.Select[Any]
     take: Transfer
 
 
-def _search(condition: sa.ColumnElement[bool], *narrow: sa.ColumnElement[bool]) -> _Search:
-    find = sa.select(workers.c.resource_id).where(_OF_TYPE, _BETWEEN, condition, *narrow)
+def _search(wanted: type[Wanted]) -> _Search:
+    condition = wanted.condition
+    types = sa.select(workers.c.resource_type).where(condition).distinct()
+    find = sa.select(workers.c.resource_id).where(_OF_TYPE, _BETWEEN, condition, _OF_RESOURCE, _ALONE)
     find = find.order_by(workers.c.resource_id).limit(_PAGE)
     same = fences.c.resource_type == workers.c.resource_type, fences.c.resource_id == workers.c.resource_id
     locking = find.join(fences, sa.and_(*same)).with_for_update(of=fences, skip_locked=True)
@@ -79,16 +62,11 @@ def _search(condition: sa.ColumnElement[bool], *narrow: sa.ColumnElement[bool]) 
     # Owners before the first cleaner count as one: operations may be given back, and taken again, any number of times. (MariaDB
     # sets columns one after the other: attempts stands before phase in the table, so this sees the phase as it was.)
     attempts = sa.case((by_cleaners, workers.c.attempts + 1), else_=2)
-    taken = {"attempts": attempts, "phase": Phase.CLEANING.value, "updated_at": now()}
-    return _Search(find, locking, Transfer(transfer.where(condition).values(taken)))
+    taken = {"attempts": attempts, "phase": Phase.CLEANING.value, "updated_at": now(), **wanted.attribution}
+    return _Search(types, find, locking, Transfer(transfer.where(condition).values(taken)))
 
 
-def _types(condition: sa.ColumnElement[bool]) -> sa.Select[Any]:
-    return sa.select(workers.c.resource_type).where(condition).distinct()
-
-
-_TYPES_LEFT, _TYPES_UNCLAIMED = _types(_LEFT), _types(_UNCLAIMED)
-_SEARCH_LEFT, _SEARCH_UNCLAIMED = _search(_LEFT, _OF_RESOURCE), _search(_UNCLAIMED)
+_SEARCHES: Mapping[type[Wanted], _Search] = {kind: _search(kind) for kind in (Target, Queued, Lapsed, Unclaimed)}
 #: Whoever takes one of these now has the fence locked: leave it to them. (Node-local on Galera; there the cleaners' different
 #: starting points keep them apart, and the commit decides.)
 _LOCK = (
@@ -124,29 +102,6 @@ _RECORD = sa.insert(cleanup_history).from_select(
         *(workers.c[name] for name in _OF_ROW),
     ).where(OF_MANY, workers.c.token == _TOKEN),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """What an incarnation left that ended: rows of the service's epochs before ``epoch``.
-
-    :param until: rows that the service touched after this moment (microseconds of the database's clock) are left alone.
-    :param resource_id: only this one, of ``resource_type``; empty: all.
-    """
-
-    service: str
-    epoch: int
-    until: int = 2**62
-    resource_type: str = ""
-    resource_id: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Unclaimed:
-    """Rows addressed to one of the names that nobody came for within the time (in seconds)."""
-
-    names: tuple[str, ...]
-    timeout: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,41 +179,34 @@ class OrphanStore:
         self.clock = clock
         self._identity = identity
 
-    def types(self, wanted: Target | Unclaimed) -> frozenset[str]:
+    def types(self, wanted: Wanted) -> frozenset[str]:
         """The types of resources of which there is something to take now; one read."""
-        if isinstance(wanted, Target):
-            query, values = _TYPES_LEFT, _of_target(wanted)
-        else:
-            query, values = _TYPES_UNCLAIMED, _of_unclaimed(wanted)
         with self.database.read() as tx:
-            return frozenset(tx.execute(query, values).scalars())
+            return frozenset(tx.execute(_SEARCHES[type(wanted)].types, wanted.parameters).scalars())
 
     def claim(
         self,
         resource_type: str,
         handler: CleanupHandler | None,
-        wanted: Target | Unclaimed,
+        wanted: Wanted,
         *,
         after: str,
         last: str,
         limit: int,
+        alone: bool = False,
     ) -> Claimed:
         """Take up to ``limit`` of those between two ids; one transaction of a few statements, however many there are.
 
         :param handler: reads the resources; None: they are not read.
+        :param alone: those that another cleaner had when its lease ended; else all others.
         """
-        key: dict[str, Any] = {"of_type": resource_type, "dead": "", "dead_epoch": 0}
-        if isinstance(wanted, Target):
-            key |= _of_target(wanted)
-            search, narrow = _SEARCH_LEFT, {"only": wanted.resource_id}
-        else:
-            key |= _of_unclaimed(wanted)
-            search, narrow = _SEARCH_UNCLAIMED, {}
+        key = {"of_type": resource_type, **wanted.parameters}
+        search = _SEARCHES[type(wanted)]
         query = search.find_and_lock if self.database.dialect == "postgresql" else search.find
-        page = {**key, **narrow, "after": after, "last": last, "page": limit}
+        page = {"only": wanted.resource_id, "after": after, "last": last, "page": limit, "alone": int(alone)}
 
         def work(tx: sa.Connection) -> Claimed:
-            found = list(tx.execute(query, page).scalars())
+            found = list(tx.execute(query, {**key, **page}).scalars())
             if not found:
                 return Claimed()
             ids = found
@@ -346,14 +294,6 @@ class OrphanStore:
     ) -> None:
         seconds = self.clock.monotonic() - min(held.began for held in leases)
         tx.execute(_RECORD, {**key, "outcome": outcome, "reason": reason[:1000], "seconds": seconds})
-
-
-def _of_target(wanted: Target) -> dict[str, Any]:
-    return {"dead": wanted.service, "dead_epoch": wanted.epoch, "until": wanted.until}
-
-
-def _of_unclaimed(wanted: Unclaimed) -> dict[str, Any]:
-    return {"names": list(wanted.names), "timeout": int(wanted.timeout * MICROSECONDS)}
 
 
 def stale_reason(status: str | None, expected: str) -> str:

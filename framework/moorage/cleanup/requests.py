@@ -16,8 +16,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from moorage import errors
+from moorage.cleanup.conditions import OF_QUEUE, OF_SERVICE, Queued, Target, Wanted
 from moorage.cleanup.interface import Phase
-from moorage.cleanup.orphans import Target
 from moorage.cleanup.tables import cleanup_history, cleanup_requests, workers
 from moorage.db import MICROSECONDS, Database, Duplicate, now
 from moorage.services.interface import Service
@@ -66,8 +66,16 @@ class CleanupRequest:
 
     @property
     def target(self) -> Target:
-        """What it asks for."""
+        """What the service has begun."""
         return Target(self.service, self.epoch, self.until, self.resource_type, self.resource_id)
+
+    @property
+    def wanted(self) -> Sequence[Wanted]:
+        """All that it asks for: of a dead service also what waits for it."""
+        if self.kind == LEFTOVERS:
+            return (self.target,)
+        of_resource = self.resource_type, self.resource_id
+        return self.target, Queued(self.host, self.service, self.epoch, self.until, *of_resource)
 
 
 class RequestStore:
@@ -170,20 +178,23 @@ class RequestStore:
 
     # -- progress -------------------------------------------------------------------------------------------------
 
-    def left(self) -> Mapping[str, frozenset[str]]:
-        """The phases of the rows that each service has begun, by its uuid; one read."""
+    def left(self) -> tuple[Mapping[str, frozenset[str]], frozenset[str]]:
+        """The phases of the rows that each service has begun, by its uuid, and the names that others wait for; two reads."""
         found: dict[str, set[str]] = {}
         query = sa.select(workers.c.worker, workers.c.phase).where(workers.c.worker.is_not(None)).distinct()
+        queued = sa.select(workers.c.addressed_to).where(workers.c.worker.is_(None)).distinct()
         with self._database.read() as tx:
             for service, phase in tx.execute(query):
                 found.setdefault(service, set()).add(phase)
-        return {service: frozenset(phases) for service, phases in found.items()}
+            names = frozenset(tx.execute(queued).scalars())
+        return {service: frozenset(phases) for service, phases in found.items()}, names
 
     def progress(self, request: CleanupRequest) -> dict[str, Mapping[str, int]]:
         """Computed from the tables: ``left`` by phase, ``outcomes`` of the cleaners' tries so far."""
         with self._database.read() as tx:
             left = tx.execute(
-                sa.select(workers.c.phase, sa.func.count()).where(*_rows_of(request)).group_by(workers.c.phase)
+                sa.select(workers.c.phase, sa.func.count()).where(_rows_of(request)).group_by(workers.c.phase),
+                _parameters(request),
             ).all()
             outcomes = tx.execute(
                 sa.select(cleanup_history.c.outcome, sa.func.count())
@@ -197,13 +208,13 @@ class RequestStore:
 
     def close_if_done(self, request: CleanupRequest) -> bool:
         """Mark it as done when nothing that it asks for is left but what is in quarantine."""
-        left = sa.exists().where(*_rows_of(request), workers.c.phase != Phase.QUARANTINED.value)
+        left = sa.exists().where(_rows_of(request), workers.c.phase != Phase.QUARANTINED.value)
         close = (
             sa.update(cleanup_requests)
             .where(cleanup_requests.c.uuid == request.uuid, cleanup_requests.c.done_at.is_(None), sa.not_(left))
             .values(done_at=now())
         )
-        return self._database.run(lambda tx: tx.execute(close).rowcount == 1)
+        return self._database.run(lambda tx: tx.execute(close, _parameters(request)).rowcount == 1)
 
     def purge(self, days: int) -> int:
         """Remove lines of the history, and requests, that ended more than so many days ago; how many."""
@@ -227,17 +238,18 @@ def _request(row: Any) -> CleanupRequest:
     return CleanupRequest(*row)
 
 
-def _rows_of(request: CleanupRequest) -> list[sa.ColumnElement[bool]]:
-    found = [
-        workers.c.worker == request.service,
-        workers.c.worker_epoch < request.epoch,
-        sa.or_(workers.c.phase != Phase.WORKING.value, workers.c.updated_at <= request.until),
-    ]
+def _rows_of(request: CleanupRequest) -> sa.ColumnElement[bool]:
+    asked = OF_SERVICE if request.kind == LEFTOVERS else sa.or_(OF_SERVICE, OF_QUEUE)
+    found = [asked]
     if request.resource_type:
         found.append(workers.c.resource_type == request.resource_type)
     if request.resource_id:
         found.append(workers.c.resource_id == request.resource_id)
-    return found
+    return sa.and_(*found)
+
+
+def _parameters(request: CleanupRequest) -> dict[str, Any]:
+    return dict(request.wanted[-1].parameters)
 
 
 def _history_of(request: CleanupRequest) -> list[Any]:

@@ -123,7 +123,7 @@ class Supervisor:
         rows, up = self._look()
         self._refuse_upgrade(rows, up)
         filters = self._of_resource(filters)
-        left = self._requests.left()
+        left, _ = self._requests.left()
         chosen = [row for row in rows if _relevant(row, left) and filters.match(row) and up[row.uuid] == filters.is_up]
         return self._all(chosen, rows, up, filters, requested_by, kind="manual", dry_run=dry_run)
 
@@ -179,14 +179,18 @@ class Supervisor:
         self._refuse_upgrade(rows, up)
         with self._lock:
             counts = {uuid: sample.count for uuid, sample in self._samples.items()}
-        left, checks = self._requests.left(), self._checks()
+        left, queues = self._requests.left()
+        checks = self._checks()
         # Of whom nothing is left but what is in quarantine, no request is made again and again.
         due = [
             row
             for row in rows
             if not up[row.uuid]
             and counts.get(row.uuid, 0) >= checks
-            and left.get(row.uuid, frozenset()) - {Phase.QUARANTINED.value}
+            and (
+                left.get(row.uuid, frozenset()) - {Phase.QUARANTINED.value}
+                or (row.binary == BINARY and row.host in queues)
+            )
         ]
         return self._all(due, rows, up, Filters(), requested_by, kind="automatic", dry_run=dry_run)
 
@@ -244,7 +248,7 @@ class Supervisor:
                 continue
             if dry_run:
                 answer.cleaning.append(_shown(row, up))
-                would += self._views.would_clean(row, filters.resource_type, filters.resource_id)
+                would += self._views.would_clean(row, not up[row.uuid], filters.resource_type, filters.resource_id)
                 continue
             request = self._requests.open(
                 row,

@@ -10,6 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from moorage import errors
+from moorage.cleanup.conditions import LEFT, OF_QUEUE, Queued
 from moorage.cleanup.interface import Phase, Worker
 from moorage.cleanup.tables import cleanup_history, cleanup_requests, workers
 from moorage.cleanup.workers import COLUMNS, WorkerStore, worker_of
@@ -85,19 +86,25 @@ class WorkerViews:
             return [worker_of(row) for row in tx.execute(query)]
 
     def would_clean(
-        self, service: Service, resource_type: str | None, resource_id: str | None, limit: int = 1000
+        self, service: Service, dead: bool, resource_type: str | None, resource_id: str | None, limit: int = 1000
     ) -> Sequence[dict[str, Any]]:
-        """Rows that the service has begun, each with ``would``: whether it would be cleaned, and why (not)."""
-        query = sa.select(*COLUMNS).where(workers.c.worker == service.uuid).limit(limit)
+        """Rows that the service has begun, or that wait for it, each with ``would``: whether it would be cleaned, and why (not).
+
+        :param dead: it would be declared dead.
+        """
+        asked, claimed = workers.c.worker == service.uuid, LEFT
+        if dead:
+            asked, claimed = sa.or_(asked, OF_QUEUE), sa.or_(LEFT, OF_QUEUE)
+        wanted = Queued(service.host, service.uuid, service.epoch + dead)
+        query = sa.select(sa.case((claimed, 1), else_=0), *COLUMNS).where(asked).limit(limit)
         if resource_type:
             query = query.where(workers.c.resource_type == resource_type)
         if resource_id:
             query = query.where(workers.c.resource_id == resource_id)
         with self._database.read() as tx:
             moment = read_now(tx)
-            rows = [
-                worker_of(row) for row in tx.execute(query.order_by(workers.c.resource_type, workers.c.resource_id))
-            ]
+            query = query.order_by(workers.c.resource_type, workers.c.resource_id)
+            rows = [(bool(row[0]), worker_of(row[1:])) for row in tx.execute(query, wanted.parameters)]
         return [
             {
                 "resource_type": row.resource_type,
@@ -105,9 +112,9 @@ class WorkerViews:
                 "status": row.status,
                 "phase": row.phase,
                 "host": service.host,
-                "would": _would(row, moment),
+                "would": "yes" if taken else _why_not(row, moment),
             }
-            for row in rows
+            for taken, row in rows
         ]
 
     def history(
@@ -238,14 +245,14 @@ def _why(row: Worker, known: Mapping[str, _Named], moment: int) -> str:
     return f"{named} works on it, {lease}"
 
 
-def _would(row: Worker, moment: int) -> str:
+def _why_not(row: Worker, moment: int) -> str:
     if row.phase == Phase.QUARANTINED:
         return f"no: in quarantine ({row.last_error})"
     if row.phase == Phase.CLEANING and row.expires_at >= moment:
         return "no: a cleaner is at it"
     if row.phase == Phase.RETRYING and row.next_try_at > moment:
         return f"later: {row.last_error}"
-    return "yes"
+    return "no: its service lives and works on it"
 
 
 def _ago(then: int, moment: int) -> str:

@@ -13,8 +13,9 @@ from oslo_log import log as logging
 
 from moorage import errors
 from moorage.cleanup.cleaner import Cleaner, Policy
+from moorage.cleanup.conditions import Lapsed, Target, Unclaimed, Wanted
 from moorage.cleanup.interface import CLEANUP_HANDLERS, CleanupTools
-from moorage.cleanup.orphans import OrphanStore, Target, Unclaimed
+from moorage.cleanup.orphans import OrphanStore
 from moorage.cleanup.requests import RequestStore
 from moorage.cleanup.supervisor import Filters, Supervisor
 from moorage.cleanup.views import WorkerViews
@@ -46,6 +47,8 @@ class AgentCleaning:
         self._clock = platform.clock
         self._tell = platform.tell
         self._interval = float(conf.cleanup.interval)
+        self._lease_seconds = workers.lease_seconds
+        self._reached_since = self._clock.monotonic()
         loaded = CLEANUP_HANDLERS.load_all(conf.cleanup.enabled_handlers)
         self._orphans = OrphanStore(platform.database, workers, platform.identity, platform.clock)
         self._cleaner = Cleaner(
@@ -93,6 +96,7 @@ class AgentCleaning:
                 self.look()
             except errors.Unavailable as error:
                 LOG.warning("Cleaning is put off: %s", error.message)
+                self._reached_since = self._clock.monotonic()
             except Exception:
                 LOG.exception("Cleaning failed.")
             self._clock.wait(self._wake, self._interval)
@@ -101,17 +105,21 @@ class AgentCleaning:
         """One look at all there may be to clean; what nobody left costs one read."""
         me = self._identity
         self._clean(Target(me.uuid, me.epoch), own=True)
+        if self._clock.monotonic() - self._reached_since > self._lease_seconds:
+            # Whoever works on one has had the time to renew since the store could be reached.
+            self._clean(Lapsed(me.uuid, me.epoch, self._lease_seconds), own=True)
         names = (me.host,) if me.cluster is None else (me.host, me.cluster)
         self._clean(Unclaimed(names, self._cleaner.policy.unclaimed_timeout), own=True)
         for request in self._requests.open_for(me.host, me.cluster):
             if self._stop.is_set():
                 return
-            self._clean(request.target, own=request.service == me.uuid)
+            for wanted in request.wanted:
+                self._clean(wanted, own=request.service == me.uuid)
             if self._requests.close_if_done(request):
                 LOG.info("The cleanup request %s is done.", request.uuid)
                 self._tell(CleanupFinished(request.uuid, request.service, request.epoch))
 
-    def _clean(self, wanted: Target | Unclaimed, *, own: bool = False) -> None:
+    def _clean(self, wanted: Wanted, *, own: bool = False) -> None:
         types = self._orphans.types(wanted)
         if types:
             self._cleaner.clean(wanted, own=own, types=types)

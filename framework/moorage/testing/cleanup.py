@@ -29,8 +29,9 @@ from typing import Any, ClassVar
 
 from moorage import errors
 from moorage.cleanup.cleaner import Cleaner, Policy
+from moorage.cleanup.conditions import Target
 from moorage.cleanup.interface import CleanupHandler, Lease, Outcome
-from moorage.cleanup.orphans import OrphanStore, Target
+from moorage.cleanup.orphans import OrphanStore
 from moorage.cleanup.workers import WorkerStore
 from moorage.clock import SystemClock
 from moorage.db import Database

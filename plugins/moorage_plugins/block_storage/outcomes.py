@@ -40,7 +40,11 @@ CLEANABLE: Mapping[str, frozenset[str]] = {
     SNAPSHOT: frozenset({"creating", DELETING}),
     BACKUP: frozenset({"creating", "restoring", DELETING}),
 }
-_FIXED = {
+#: :func:`at_rest` in SQL.
+_AT_REST = sa.case((volumes.c.attached_to != "", "in-use"), else_="available")
+_BECOMES: Mapping[tuple[str, str], Any] = {
+    (VOLUME, "uploading"): _AT_REST,
+    (VOLUME, "backing-up"): _AT_REST,
     (VOLUME, "creating"): "error",
     (VOLUME, "downloading"): "error",
     (VOLUME, "restoring-backup"): "error_restoring",
@@ -53,10 +57,6 @@ _FIXED = {
 def at_rest(volume: Any) -> str:
     """The status of a volume that nothing is done to."""
     return "in-use" if volume.attached_to else "available"
-
-
-#: :func:`at_rest` in SQL.
-_AT_REST = sa.case((volumes.c.attached_to != "", "in-use"), else_="available")
 
 
 def give_up(tx: sa.Connection, kind: str, rows: Sequence[Any], status: str, token: int, fault: str) -> None:
@@ -74,8 +74,7 @@ def give_up(tx: sa.Connection, kind: str, rows: Sequence[Any], status: str, toke
         changes["restore_to"] = ""
     if kind == VOLUME and status == "uploading":
         kill_uploads(tx, rows, fault)
-    becomes = _FIXED.get((kind, status), _AT_REST)
-    ROWS[kind].must_write_many(tx, uuids, token, status=becomes, **changes)
+    ROWS[kind].must_write_many(tx, uuids, token, status=_BECOMES[kind, status], **changes)
 
 
 def kill_uploads(tx: sa.Connection, rows: Sequence[Any], fault: str) -> None:

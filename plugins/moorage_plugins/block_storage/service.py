@@ -87,7 +87,7 @@ class BlockStorage:
         :raises InvalidInput: there is no such image.
         """
         if image:
-            self._check_image(image, size_bytes)
+            self._check_image(image, size_bytes, project_id)
         uuid, location = str(uuid_module.uuid4()), self._place()
         values = {"name": name, "project_id": project_id, "size_bytes": size_bytes, "image": image}
 
@@ -98,9 +98,11 @@ class BlockStorage:
 
         return self._done(work, VOLUME, uuid, location)
 
-    def _check_image(self, image: str, size_bytes: int) -> None:
+    def _check_image(self, image: str, size_bytes: int, project_id: str) -> None:
         with self._database.read() as tx:
             row = ROWS[IMAGE].find(tx, image)
+        if row is not None and project_id not in ("", row.project_id):
+            raise errors.InvalidInput(f"There is no image {image}.", path="image")
         if row is not None and row.status == "active":
             size = row.size_bytes
         else:

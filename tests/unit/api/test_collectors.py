@@ -8,7 +8,7 @@ import tempfile
 import prometheus_client
 
 from moorage.api.collectors import CleanupCollector
-from moorage.cleanup.orphans import Target
+from moorage.cleanup.conditions import Target
 from tests.unit.cleanup.cleaner_tests import AFTER_DEAD, CleanerCase
 
 

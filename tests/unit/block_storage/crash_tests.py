@@ -24,7 +24,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from moorage import errors
-from moorage.cleanup.orphans import Target, Unclaimed
+from moorage.cleanup.conditions import Target, Unclaimed
 from moorage.cleanup.tables import workers
 from moorage.db import Database
 from moorage.services.interface import ServiceIdentity

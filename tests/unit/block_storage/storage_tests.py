@@ -10,8 +10,8 @@ import unittest
 from unittest import mock
 
 from moorage import errors
+from moorage.cleanup.conditions import Unclaimed
 from moorage.cleanup.interface import Lease
-from moorage.cleanup.orphans import Unclaimed
 from moorage_plugins.block_storage import backup_format
 from moorage_plugins.block_storage.agent import NotFree
 from moorage_plugins.block_storage.outcomes import ROWS
@@ -275,6 +275,16 @@ class StorageTests(StorageCase):
             )
             self.storage.agent("a")._collector.collect()
             self.assertEqual(self.storage.strays(), [])
+
+    def test_the_image_of_another_project_is_none(self) -> None:
+        uuid = self.storage.volume(image=b"secret")
+        with self.storage.database.write() as tx:
+            ROWS["volume"].change(tx, uuid, project_id="one")
+        image = self.service.upload(uuid, "mine")
+        self.storage.run_all()
+        with self.assertRaisesRegex(errors.InvalidInput, "There is no image"):
+            self.service.create_volume(SIZE, image=image.uuid, project_id="two")
+        self.service.create_volume(SIZE, image=image.uuid, project_id="one")
 
     def test_only_some_statuses_can_be_set(self) -> None:
         uuid = self.storage.volume()

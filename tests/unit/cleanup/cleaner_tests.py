@@ -16,6 +16,7 @@ from typing_extensions import override
 
 from moorage import errors
 from moorage.cleanup.cleaner import Cleaner, Policy
+from moorage.cleanup.conditions import Lapsed, Queued, Target, Unclaimed
 from moorage.cleanup.interface import (
     CONTINUES,
     DONE,
@@ -27,7 +28,7 @@ from moorage.cleanup.interface import (
     SetCleanupHandler,
     retry,
 )
-from moorage.cleanup.orphans import OrphanStore, Target, Unclaimed
+from moorage.cleanup.orphans import OrphanStore
 from moorage.cleanup.tables import cleanup_history, workers
 from moorage.cleanup.workers import WorkerStore
 from moorage.clock import SystemClock
@@ -123,6 +124,10 @@ class ThingSetHandler(SetCleanupHandler, ThingHandler):
     def settled(self, leases: Mapping[str, Lease], resources: Mapping[str, Any]) -> None:
         assert leases.keys() == resources.keys()
         self.tidied += sorted(leases)
+
+
+class _Killed(Exception):
+    """What stands for the death of a cleaner."""
 
 
 class CleanerCase(worker_tests.WorkerCase):
@@ -400,6 +405,91 @@ class CleanerTests(CleanerCase):
         cleaner, _ = self.cleaner()
         self.assertEqual(cleaner.clean(Unclaimed(("here",), 3600)), {})
         self.assertEqual(cleaner.clean(Unclaimed(("here",), 0)), {"done": 1})
+
+    def test_one_that_kills_its_cleaners_takes_no_other_with_it(self) -> None:
+        for uuid in ("one", "three", "two"):
+            self.orphan(uuid)
+        done: Counter[str] = Counter()
+        for number in range(4):
+            killed, handler = self.cleaner(identity(f"killed-{number}"), lease=MOMENT, max_attempts=2)
+
+            def process(kind: str, handler: object, claimed: Any, concurrency: int, real: Any = killed._process) -> Any:
+                if "two" in claimed.leases:
+                    raise _Killed
+                return real(kind, handler, claimed, concurrency)
+
+            killed._process = process  # type: ignore[method-assign]
+            with self.assertLogs("moorage.cleanup.cleaner", "ERROR"):
+                wait_until(lambda killed=killed: self.dies(killed, done), "the lease of the last has ended", 20)  # type: ignore[misc]
+        last, handler = self.cleaner(max_attempts=2)
+        with self.assertLogs("moorage.cleanup.cleaner", "ERROR"):
+            wait_until(lambda: done.update(last.clean(AFTER_DEAD)) or not self.left(), "it is given up", 20)
+        self.assertEqual(done, {"done": 2, "quarantined": 1})
+        self.assertEqual(list(self.rows()), ["two"])
+
+    def dies(self, cleaner: Cleaner, done: Counter[str]) -> bool:
+        """Whether it took the row that kills it."""
+        before = self.rows()["two"].attempts
+        done.update(cleaner.clean(AFTER_DEAD))
+        return bool(self.rows()["two"].attempts > before)
+
+    def left(self) -> list[str]:
+        return [uuid for uuid, row in self.rows().items() if row.phase != Phase.QUARANTINED]
+
+    def test_what_waited_for_a_dead_service_is_cleaned_and_counted_as_its_own(self) -> None:
+        for uuid in ("one", "two"):
+            self.create(uuid, host="its-host")
+        self.create("elsewhere", host="other-host")
+        cleaner, handler = self.cleaner(backoff=0.01)
+        handler.answers["two"] = retry("not now")
+        queued = Queued("its-host", DEAD.uuid, 2)
+        with self.assertLogs("moorage.cleanup.cleaner", "WARNING"):
+            self.assertEqual(cleaner.clean(queued), {"done": 1, "retry": 1})
+        handler.answers.clear()
+        wait_until(lambda: cleaner.clean(AFTER_DEAD), "it is tried again, as what it had begun", 20)
+        self.assertEqual(list(self.rows()), ["elsewhere"])
+        self.assertEqual({(row.worker, row.worker_epoch) for row in self.history()}, {(DEAD.uuid, 1)})
+
+    def test_what_a_living_service_does_not_know_of_is_cleaned_by_itself(self) -> None:
+        self.orphan(who=identity("cleaner"))
+        cleaner, handler = self.cleaner()
+        self.assertEqual(cleaner.clean(Lapsed("service-cleaner", 1, 0.0)), {}, "its lease has not ended")
+        with self.database.write() as tx:
+            tx.execute(sa.update(workers).values(expires_at=1))
+        self.assertEqual(cleaner.clean(Lapsed("service-cleaner", 2, 0.0)), {}, "not of this incarnation")
+        handler.answers["one"] = retry("not now")
+        with self.assertLogs("moorage.cleanup.cleaner", "WARNING"):
+            self.assertEqual(cleaner.clean(Lapsed("service-cleaner", 1, 0.0)), {"retry": 1})
+        handler.answers.clear()
+        wait_until(lambda: cleaner.clean(Lapsed("service-cleaner", 1, 0.0)), "it is tried again", 20)
+        self.assertEqual((self.rows(), self.thing().status), ({}, "error"))
+
+    def test_every_row_is_a_living_owners_or_of_one_kind_after_some_time(self) -> None:
+        me, dead = identity("me"), DEAD
+        kinds = (
+            Target(dead.uuid, 2), Queued("dead-host", dead.uuid, 2), Lapsed(me.uuid, 1, 0.0), Unclaimed(("here", "cluster"), 0.0),
+        )  # fmt: skip
+        cleaner, _ = self.cleaner()
+        for phase in Phase:
+            for worker, epoch in ((None, 0), (dead.uuid, 1), (me.uuid, 1)):
+                for host in ("here", "cluster", "dead-host"):
+                    owned = phase in (Phase.WORKING, Phase.CLEANING)
+                    if (phase is Phase.WORKING and worker is None) or (phase is Phase.WAITING and worker is not None):
+                        continue  # no such row is ever written
+                    values = {
+                        "phase": phase.value, "worker": worker, "worker_epoch": epoch, "addressed_to": host,
+                        "owner": (worker or "x") if owned else None, "epoch": epoch, "expires_at": 1 if owned else 0,
+                        "next_try_at": 1, "updated_at": 1,
+                    }  # fmt: skip
+                    if host == "dead-host" and worker is None and phase is not Phase.WAITING:
+                        continue  # cleaners of what waits for a host note whose it was
+                    self.create()
+                    with self.database.write() as tx:
+                        tx.execute(sa.update(workers).values(values))
+                    found = [type(each).__name__ for each in kinds if cleaner._orphans.types(each)]
+                    wanted = 0 if phase is Phase.QUARANTINED else 1
+                    self.assertEqual(len(found), wanted, (values, found))
+                    self.database.run(lambda tx: self.store.reset(tx, TYPE, "one"))
 
     # -- zombies --------------------------------------------------------------------------------------------------
 

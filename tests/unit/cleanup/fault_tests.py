@@ -19,7 +19,7 @@ from oslo_config import cfg
 
 from moorage import errors
 from moorage.cleanup import options
-from moorage.cleanup.orphans import Target
+from moorage.cleanup.conditions import Target
 from moorage.cleanup.workers import WorkerStore
 from moorage.clock import SystemClock
 from moorage.control_plane.cleaning import AgentCleaning
@@ -207,3 +207,39 @@ class FaultTests(SupervisorCase):
             for number in range(20):
                 self.registry.enlist("agent", f"more-{number}", cluster="three", rpc_version="1.0")
         self.assertEqual(counts[0], counts[1])
+
+    def test_what_waited_for_the_dead_service_is_part_of_the_request(self) -> None:
+        self.left_by("a", "begun")
+        for number in range(3):
+            self.create(f"waits-{number}", host="a")
+        self.create("of-b", host="b")
+        self.die("a")
+        would = {row["resource_id"]: row["would"] for row in self.ask(dry_run=True)["would_clean"]}
+        self.assertEqual(would, dict.fromkeys(("begun", "waits-0", "waits-1", "waits-2"), "yes"))
+        request = self.requests.get(self.ask()["requests"][0]["uuid"])
+        self.assertEqual(self.requests.progress(request)["left"], {"working": 1, "waiting": 3})
+        self.assertFalse(self.requests.close_if_done(request))
+        self.cleaning(self.who["b"]).look()
+        self.assertEqual((list(self.rows()), self.requests.progress(request)["outcomes"]), (["of-b"], {"done": 4}))
+        self.assertIsNotNone(self.requests.get(request.uuid).done_at)
+
+    def test_who_left_nothing_but_a_queue_is_cleaned_after_automatically(self) -> None:
+        self.create("waits", host="a")
+        self.die("a")
+        for _ in range(3):
+            self.supervisor.sample()
+        (request,) = self.supervisor.automatic("me")["requests"]
+        self.cleaning(self.who["b"]).look()
+        self.assertEqual((self.rows(), self.requests.get(request["uuid"]).done_at is None), ({}, False))
+        self.assertEqual(self.supervisor.automatic("me")["requests"], [])
+
+    def test_a_dry_run_of_a_living_service_says_what_the_request_would_do(self) -> None:
+        self.left_by("a")
+        (row,) = self.ask(dry_run=True, is_up=True, host="a")["would_clean"]
+        self.assertEqual(row["would"], "no: its service lives and works on it")
+        self.assertEqual(
+            self.cleaner(self.who["b"])[0].clean(
+                self.requests.get(self.ask(is_up=True, host="a")["requests"][0]["uuid"]).target
+            ),
+            {},
+        )

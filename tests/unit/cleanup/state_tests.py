@@ -17,8 +17,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from moorage import errors
 from moorage.cleanup.cleaner import Cleaner, Policy
+from moorage.cleanup.conditions import Target
 from moorage.cleanup.interface import Lease
-from moorage.cleanup.orphans import LAST, OrphanStore, Target
+from moorage.cleanup.orphans import LAST, OrphanStore
 from moorage.cleanup.tables import cleanup_history, fences, workers
 from moorage.cleanup.workers import WorkerStore
 from moorage.clock import SystemClock

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from moorage import errors
-from moorage.cleanup.orphans import Target
+from moorage.cleanup.conditions import Target
 from moorage.cleanup.requests import RequestStore
 from moorage.cleanup.supervisor import Filters, Supervisor
 from moorage.cleanup.views import WorkerViews

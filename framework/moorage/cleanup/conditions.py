@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which rows nobody works on any more: the one place that says it, for those who find and take, count, and foretell.
+
+Every row is a living owner's, or sooner or later one of four: left by a service whose epoch has ended, waiting for such a service,
+lapsed (its living owner has not renewed it for a long time: it does not know of it), or unclaimed (nobody came for it). A cleaner
+that takes one notes whose it was, so that it stays in the same kind when that cleaner dies or fails.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import sqlalchemy as sa
+
+from moorage.cleanup.interface import Phase
+from moorage.cleanup.tables import workers
+from moorage.db import MICROSECONDS, now
+
+__all__ = ["LEFT", "OF_QUEUE", "OF_SERVICE", "Lapsed", "Queued", "Target", "Unclaimed", "Wanted"]
+
+_DEAD = sa.bindparam("dead", type_=sa.String)
+_DEAD_EPOCH = sa.bindparam("dead_epoch", type_=sa.BigInteger)
+_UNTIL = sa.bindparam("asked_until", type_=sa.BigInteger)
+_TIMEOUT = sa.bindparam("timeout", type_=sa.BigInteger)
+
+
+def _phase(phase: Phase) -> sa.ColumnElement[bool]:
+    return workers.c.phase == phase.value
+
+
+def _to_clean(begins: sa.ColumnElement[bool]) -> sa.ColumnElement[bool]:
+    """For the first time, because a cleaner's lease has expired, or because it is to be tried again now."""
+    return sa.or_(
+        begins,
+        sa.and_(_phase(Phase.CLEANING), workers.c.expires_at < now()),
+        sa.and_(_phase(Phase.RETRYING), workers.c.next_try_at <= now()),
+    )
+
+
+_OF_DEAD = sa.and_(workers.c.worker == _DEAD, workers.c.worker_epoch < _DEAD_EPOCH)
+_OF_NOBODY = workers.c.worker.is_(None)
+#: What a service has begun before its epoch, and not touched since the request; all of it, whoever cleans it now.
+OF_SERVICE = sa.and_(_OF_DEAD, sa.or_(workers.c.phase != Phase.WORKING.value, workers.c.updated_at <= _UNTIL))
+#: What waits for the service of a host since before the request.
+OF_QUEUE = sa.and_(
+    workers.c.addressed_to == sa.bindparam("of_host", type_=sa.String),
+    _OF_NOBODY,
+    _phase(Phase.WAITING),
+    workers.c.updated_at <= _UNTIL,
+)
+#: Of :data:`OF_SERVICE` what a cleaner may take now.
+LEFT = sa.and_(_OF_DEAD, _to_clean(sa.and_(_phase(Phase.WORKING), workers.c.updated_at <= _UNTIL)))
+_LAPSED = sa.and_(
+    workers.c.worker == _DEAD,
+    workers.c.worker_epoch == _DEAD_EPOCH,
+    _to_clean(sa.and_(_phase(Phase.WORKING), workers.c.expires_at < now() - _TIMEOUT)),
+)
+_UNCLAIMED = sa.and_(
+    workers.c.addressed_to.in_(sa.bindparam("names", expanding=True)),
+    _OF_NOBODY,
+    _to_clean(sa.and_(_phase(Phase.WAITING), workers.c.updated_at < now() - _TIMEOUT)),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What an incarnation left that ended: rows of the service's epochs before ``epoch``.
+
+    :param until: rows that the service touched after this moment (microseconds of the database's clock) are left alone.
+    :param resource_id: only this one, of ``resource_type``; empty: all.
+    """
+
+    condition: ClassVar[sa.ColumnElement[bool]] = LEFT
+    #: Columns that say whose a row was that nobody had begun.
+    attribution: ClassVar[dict[str, Any]] = {}
+
+    service: str
+    epoch: int
+    until: int = 2**62
+    resource_type: str = ""
+    resource_id: str = ""
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """Of the condition, and of :data:`moorage.lease.TAKE_OVER`."""
+        return {"dead": self.service, "dead_epoch": self.epoch, "asked_until": self.until}
+
+    def __str__(self) -> str:
+        return f"service {self.service} before epoch {self.epoch}"
+
+
+@dataclass(frozen=True, slots=True)
+class Queued:
+    """What waited for a service that was declared dead, and was addressed to its host: from then on as if it had begun it."""
+
+    condition: ClassVar[sa.ColumnElement[bool]] = OF_QUEUE
+    attribution: ClassVar[dict[str, Any]] = {"worker": _DEAD, "worker_epoch": _DEAD_EPOCH - 1}
+
+    host: str
+    service: str
+    epoch: int
+    until: int = 2**62
+    resource_type: str = ""
+    resource_id: str = ""
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """Of the condition, and of :data:`moorage.lease.TAKE_OVER`."""
+        return {"dead": self.service, "dead_epoch": self.epoch, "asked_until": self.until, "of_host": self.host}
+
+    def __str__(self) -> str:
+        return f"what waited for {self.host}"
+
+
+@dataclass(frozen=True, slots=True)
+class Lapsed:
+    """What a living service has by its rows, and has not renewed for longer than its lease and this time (in seconds)."""
+
+    condition: ClassVar[sa.ColumnElement[bool]] = _LAPSED
+    attribution: ClassVar[dict[str, Any]] = {}
+    resource_type: ClassVar[str] = ""
+    resource_id: ClassVar[str] = ""
+
+    service: str
+    epoch: int
+    timeout: float
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """Of the condition, and of :data:`moorage.lease.TAKE_OVER`."""
+        return {"dead": self.service, "dead_epoch": self.epoch, "timeout": int(self.timeout * MICROSECONDS)}
+
+    def __str__(self) -> str:
+        return "operations that their service does not know of"
+
+
+@dataclass(frozen=True, slots=True)
+class Unclaimed:
+    """Rows addressed to one of the names that nobody came for within the time (in seconds), or that were given back."""
+
+    condition: ClassVar[sa.ColumnElement[bool]] = _UNCLAIMED
+    attribution: ClassVar[dict[str, Any]] = {}
+    resource_type: ClassVar[str] = ""
+    resource_id: ClassVar[str] = ""
+
+    names: tuple[str, ...]
+    timeout: float
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """Of the condition, and of :data:`moorage.lease.TAKE_OVER`."""
+        timeout = int(self.timeout * MICROSECONDS)
+        return {"dead": "", "dead_epoch": 0, "names": list(self.names), "timeout": timeout}
+
+    def __str__(self) -> str:
+        return "operations that nobody came for"
+
+
+Wanted = Target | Queued | Lapsed | Unclaimed

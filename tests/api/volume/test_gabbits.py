@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The YAML files beside this module, each against a dialect of its own: services, one of them dead, and what it left.
+
+Behind the dialect is the real supervisor, reached as by messages, with a clock that the test moves.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import unittest
+from collections.abc import Mapping
+from typing import Any
+
+import sqlalchemy as sa
+import yaml
+from gabbi import handlers, suitemaker
+
+from moorage.cleanup.requests import RequestStore
+from moorage.cleanup.supervisor import Filters, Supervisor
+from moorage.cleanup.tables import workers
+from moorage.cleanup.views import WorkerViews
+from moorage.cleanup.workers import WorkerStore
+from moorage.services.heartbeat import LivenessObserver
+from moorage.services.interface import ServiceIdentity
+from moorage.services.registry import ServiceRegistry
+from moorage.testing.clock import ManualClock
+from moorage_plugins.block_storage.rows import VOLUME, Rows
+from tests.api.live import LiveDialect
+
+FOLDER = pathlib.Path(__file__).parent / "gabbits"
+#: Of the resource whose operation the dead service left.
+ORPHAN = "11111111-1111-4111-8111-111111111111"
+WAITS = "22222222-2222-4222-8222-222222222222"
+OPTIONS = """
+[services]
+service_down_time = 3600
+[block_storage]
+gigabyte_bytes = 1000
+"""
+
+
+class Schedulers:
+    """One scheduler, asked as by messages."""
+
+    def __init__(self, test: TestGabbits) -> None:
+        self._test = test
+
+    def call(self, topic: str, method: str, args: Mapping[str, Any], **_: Any) -> Any:
+        assert topic == "scheduler"
+        given = json.loads(json.dumps(args))
+        supervisor, by, dry_run = self._test.supervisor, given["requested_by"], given["dry_run"]
+        if method == "request_cleanup":
+            found = supervisor.request(Filters(**given["filters"]), by, dry_run=dry_run)
+        else:
+            found = supervisor.automatic(by, dry_run=dry_run)
+        return json.loads(json.dumps(found))
+
+    def cast(self, topic: str, method: str, args: Mapping[str, Any], server: str) -> None:
+        self._test.told.append((server, method))
+
+
+class TestGabbits(unittest.TestCase):
+    supervisor: Supervisor
+
+    def world(self) -> LiveDialect:
+        """Three services of a cluster; one has been dead for long, with a volume that it was creating and one that waits."""
+        self.told: list[tuple[str, str]] = []
+        live = LiveDialect("volume", "/volume", options=OPTIONS, sender=lambda: Schedulers(self))
+        self.addCleanup(live.close)
+        clock = ManualClock(1000.0)
+        database, registry = live.database, ServiceRegistry(live.database, clock)
+        store = WorkerStore(database, lease_seconds=60)
+        requests, views = RequestStore(database, registry), WorkerViews(database, store)
+        self.supervisor = Supervisor(
+            registry,
+            LivenessObserver(clock, 10.0),
+            requests,
+            views,
+            tell=lambda host, _: self.told.append((host, "clean_up")),
+            announce=lambda *_: None,
+            checks=lambda: 2,
+            automatic=lambda: False,
+        )
+        names = ("alive@lvm", "dead@lvm", "other@lvm", "alone")
+        who = {
+            name: registry.enlist("agent", name, cluster=None if name == "alone" else "one", rpc_version="1.0")
+            for name in names
+        }
+        for uuid, owner in ((ORPHAN, who["dead@lvm"]), (WAITS, None)):
+            self.volume(database, store, uuid, owner)
+        self.supervisor.sample()
+        clock.now += 11
+        for name in names[::2]:
+            self.assertTrue(registry.beat(who[name]))
+        for _ in range(2):
+            self.supervisor.sample()
+        return live
+
+    def volume(self, database: Any, store: WorkerStore, uuid: str, owner: ServiceIdentity | None) -> None:
+        def work(tx: sa.Connection) -> None:
+            token = store.create(tx, VOLUME, uuid, "create", "creating", addressed_to="dead@lvm")
+            rest = {"location": "one", "upload_to": "", "attached_to": "", "snapshots": 0, "image": ""}
+            Rows(VOLUME).insert(tx, uuid, "creating", token, size_bytes=1000, project_id="p", **rest)
+            if owner is not None:
+                store.start_many(tx, VOLUME, [uuid], owner)
+
+        database.run(work)
+
+    def test_every_file_holds(self) -> None:
+        files = sorted(FOLDER.glob("*.yaml"))
+        self.assertTrue(files)
+        for file in files:
+            with self.subTest(file.name):
+                live = self.world()
+                self.run_file(live, file)
+                if file.stem == "cleanup":
+                    self.assertEqual(set(self.told), {("alive@lvm", "clean_up")})
+                    with live.database.read() as tx:
+                        self.assertEqual(tx.execute(sa.select(sa.func.count()).select_from(workers)).scalar_one(), 2)
+
+    def run_file(self, live: LiveDialect, file: pathlib.Path) -> None:
+        given = yaml.safe_load(file.read_text())
+        host, _, port = live.url.removeprefix("http://").partition("/")[0].partition(":")
+        suite = suitemaker.test_suite_from_dict(
+            unittest.TestLoader(), file.stem, given, str(FOLDER), host, int(port), None, None, prefix="/volume",
+            handlers=[handler() for handler in handlers.RESPONSE_HANDLERS],
+        )  # fmt: skip
+        found = unittest.TestResult()
+        suite.run(found)
+        self.assertEqual([], [f"{test}: {text}" for test, text in (*found.failures, *found.errors)])
+        self.assertEqual(len(given["tests"]), found.testsRun)
+        self.assertEqual([], found.skipped)

@@ -11,7 +11,7 @@ from typing import Any
 from oslo_config import cfg
 
 from moorage import errors
-from moorage.api import role
+from moorage.api import site
 from moorage.api.auth import Authenticator
 from moorage.api.mounts import Dispatcher
 from moorage.api.policies import POLICIES
@@ -108,7 +108,7 @@ class LiveDialect:
             workers=lambda: WorkerStore(self.database, lease_seconds=self.conf.cleanup.lease_seconds),
             services=lambda: role.living(registry, observer),
         )
-        mounts: Mapping[str, Wsgi] = role.dialects(self.tools, {})
+        mounts: Mapping[str, Wsgi] = site.dialects(self.tools, {})
         self._server = Server("127.0.0.1:0", Dispatcher(mounts), threads=8, drain_seconds=1)
         self._server.start()
         self.url = self._server.url + mount.rstrip("/")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Callable, Mapping
 from concurrent import futures
@@ -11,6 +12,7 @@ from typing import Any
 
 import prometheus_client
 from oslo_log import log as logging
+from prometheus_client import multiprocess
 
 from moorage import errors
 from moorage.control_plane.interface import Wsgi
@@ -127,15 +129,23 @@ class Health:
 
 
 class Metrics:
-    """``/metrics`` in Prometheus' format."""
+    """``/metrics`` in Prometheus' format.
+
+    Where several processes answer at one address, PROMETHEUS_MULTIPROC_DIR names a folder, empty at the start of the server,
+    through which whoever is asked knows the numbers of all.
+    """
 
     def __init__(self) -> None:
         self.registry = prometheus_client.CollectorRegistry()
+        own = self.registry
+        if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
+            own = prometheus_client.CollectorRegistry()
+            multiprocess.MultiProcessCollector(self.registry)  # type: ignore[no-untyped-call]
         self._requests = prometheus_client.Histogram(
             "moorage_api_request_seconds",
             "Requests by method, route and status",
             ["method", "route", "status"],
-            registry=self.registry,
+            registry=own,
         )
         self._app: Wsgi = prometheus_client.make_wsgi_app(self.registry)
 

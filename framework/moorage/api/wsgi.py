@@ -1,109 +1,100 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dialects under a WSGI server of one's own (uWSGI, gunicorn, mod_wsgi), each alone and at the root that the server gives it.
+"""The API under a WSGI server of one's own (gunicorn, uWSGI, mod_wsgi): all of it, or one dialect alone at the root.
 
-A dialect's plugin offers ``application = DialectCallable("its name")`` in a module ``wsgi``::
+::
 
+    gunicorn moorage.api.wsgi:application
     gunicorn moorage_plugins.api.placement.wsgi:application
+
+A dialect's plugin offers ``application = DialectCallable("its name")`` in a module ``wsgi``. Both are configured by the environment
+variables MOORAGE_CONFIG_FILES (separated by colons; unset: /etc/moorage/moorage.conf where it exists) and MOORAGE_STATE_DIR.
+
+The processes of such a server are no services: nobody looks after their heartbeats, since they own nothing, and they are not in
+``moorage service list``. A new configuration is taken by the server's own reload, which makes new processes.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
+from oslo_config import cfg
 from oslo_log import log as logging
 
 from moorage import errors
-from moorage.api import auth
-from moorage.api.mounts import Metrics
-from moorage.api.policies import POLICIES
-from moorage.api.policy import Policy
-from moorage.api.role import living, with_middleware
-from moorage.cleanup.workers import WorkerStore
+from moorage.api.mounts import Dispatcher
+from moorage.api.site import Site
 from moorage.clock import SystemClock
 from moorage.control_plane import config
-from moorage.control_plane.enrolment import Enrolment
-from moorage.control_plane.interface import API_EXTENSIONS, ApiTools, Wsgi
-from moorage.control_plane.process import RPC_VERSION, check_schema
-from moorage.control_plane.roles import load_store
-from moorage.control_plane.sharding import shards_for_new
-from moorage.db import Database
-from moorage.fleet.nodes import NodeStore
-from moorage.rpc import client as rpc_client
-from moorage.rpc import loading as rpc_loading
-from moorage.services.heartbeat import LivenessObserver
-from moorage.services.registry import ServiceRegistry
+from moorage.control_plane.interface import Wsgi
+from moorage.control_plane.process import Platform, unlisted
+from moorage.control_plane.roles import Periodic
 
-__all__ = ["DialectCallable", "build"]
+__all__ = ["DialectCallable", "application", "build"]
 
 LOG = logging.getLogger(__name__)
-#: Configuration files, separated by colons; unset: /etc/moorage/moorage.conf where it exists.
 FILES = "MOORAGE_CONFIG_FILES"
 STATE_DIR = "MOORAGE_STATE_DIR"
 
 
 def build(name: str) -> Wsgi:
-    """The dialect's application, configured by the environment variables MOORAGE_CONFIG_FILES and MOORAGE_STATE_DIR.
+    """A dialect's application, configured by the environment; who reaches it is the caller's affair.
 
     :raises ConfigError: the configuration, plugin or database cannot be used.
     """
+    conf = _configuration(name)
+    return Site(_platform(name, conf), conf).dialect(name, conf)
+
+
+def _alone(name: str) -> Wsgi:
+    _refuse_noauth(_configuration(name))
+    return build(name)
+
+
+def _whole() -> Wsgi:
+    conf = _configuration("all")
+    _refuse_noauth(conf)
+    platform = _platform("all", conf)
+    site = Site(platform, conf)
+    mounted = Dispatcher(site.mounts(conf))
+    Periodic(platform, "watch over heartbeats", site.watch, conf.services.report_interval)
+    return mounted
+
+
+def _configuration(name: str) -> cfg.ConfigOpts:
     files = [file for file in os.environ.get(FILES, "").split(":") if file]
     conf = config.load(files=files, state_dir=os.environ.get(STATE_DIR))
-    logging.setup(conf, f"moorage-{name}")
-    clock = SystemClock()
-    database = Database.from_config(conf, clock=clock)
-    check_schema(database)
-    loaded = API_EXTENSIONS.load(name)
-    policy = Policy((*POLICIES, *loaded.plugin.policies), conf.api.policy_file)
+    logging.setup(conf, f"moorage-api-{name}")
+    return conf
 
-    registry = ServiceRegistry(database, clock)
-    observer = LivenessObserver(clock, conf.services.service_down_time)
 
-    def sender() -> rpc_client.Sender:
-        host = f"{os.uname().nodename}-{os.getpid()}"
-        identity = ServiceRegistry(database, clock).enlist(f"api-{name}", host, rpc_version=RPC_VERSION)
-        transport = rpc_loading.open_transport(conf, clock)
-        return rpc_client.Sender(transport, identity.uuid, identity.epoch, timeout=conf.rpc.call_timeout)
+def _platform(name: str, conf: cfg.ConfigOpts) -> Platform:
+    return unlisted(f"api-{name}", conf, SystemClock())
 
-    store = functools.cache(lambda: load_store(conf, database, clock))
 
-    def fleet() -> Enrolment:
-        # Schedulers are not told: they read the fleet anew by themselves.
-        nodes = NodeStore(database)
-        return Enrolment(
-            database, nodes, store(), ServiceRegistry(database, clock), lambda: None, shards_for_new(nodes, conf)
+def _refuse_noauth(conf: cfg.ConfigOpts) -> None:
+    """:raises ConfigError: everybody would be an administrator."""
+    if conf.api.auth_strategy == "noauth":
+        raise errors.ConfigError(
+            "auth_strategy = noauth makes everybody an administrator, and where a WSGI server listens is not known here; use "
+            "http_basic or keystone."
         )
 
-    tools = ApiTools(
-        conf=conf,
-        clock=clock,
-        database=database,
-        authenticate=auth.authenticator(conf),
-        check_policy=policy.check,
-        count=Metrics().count,
-        store=store,
-        fleet=fleet,
-        sender=sender,
-        workers=lambda: WorkerStore(database, lease_seconds=conf.cleanup.lease_seconds),
-        services=lambda: living(registry, observer),
-    )
-    with loaded.building():
-        application = loaded.plugin(tools).application()
-    return with_middleware(application, conf)
 
-
-class DialectCallable:
+class _Built:
     """A WSGI callable that is built by the first request, in the worker process that serves it.
 
     A database that cannot be used, or any other mistake of the configuration, answers 503 and is told in the log; the next
     request tries again.
     """
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, what: str, build: Callable[[], Wsgi]) -> None:
+        self._what = what
+        self._build = build
         self._lock = threading.Lock()
         self._application: Wsgi | None = None
 
@@ -113,9 +104,36 @@ class DialectCallable:
         if application is None:
             try:
                 with self._lock:
-                    application = self._application = self._application or build(self._name)
+                    if self._application is None:
+                        _refuse_without_threads()
+                        self._application = self._build()
+                    application = self._application
             except errors.MoorageError as error:
-                LOG.error("The dialect %s cannot be served: %s", self._name, error.message)
+                LOG.error("%s cannot be served: %s", self._what, error.message)
                 start_response("503 Service Unavailable", [("Content-Length", "0"), ("Retry-After", "5")])
                 return []
         return application(environ, start_response)
+
+
+class DialectCallable(_Built):
+    """A dialect alone, at the root that the server gives it."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"The dialect {name}", functools.partial(_alone, name))
+
+
+def _refuse_without_threads() -> None:
+    """UWSGI does not let Python's threads run unless it is told to, and messages need them.
+
+    :raises ConfigError: it was not told.
+    """
+    try:
+        options = importlib.import_module("uwsgi").opt  # there only inside of uWSGI
+    except (ImportError, AttributeError):
+        return
+    if not {"enable-threads", "threads"} & {str(name) for name in options}:
+        raise errors.ConfigError("uWSGI runs without Python's threads; start it with --enable-threads.")
+
+
+#: All of it: the core under /scheduling/v1, the dialects where ``[api] mounts`` has them, /healthcheck and /metrics.
+application = _Built("The API", _whole)

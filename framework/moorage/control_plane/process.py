@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import faulthandler
 import logging as standard_logging
@@ -10,6 +11,7 @@ import os
 import signal
 import sys
 import threading
+import uuid
 from collections.abc import Callable
 from concurrent import futures
 from dataclasses import dataclass
@@ -33,7 +35,7 @@ from moorage.services.heartbeat import Heartbeat
 from moorage.services.interface import ServiceIdentity
 from moorage.services.registry import ServiceRegistry
 
-__all__ = ["RPC_VERSION", "Platform", "Role", "check_schema", "run"]
+__all__ = ["RPC_VERSION", "Platform", "Role", "check_schema", "run", "unlisted"]
 
 LOG = logging.getLogger(__name__)
 
@@ -93,6 +95,34 @@ def check_schema(database: Database) -> None:
             f"The database {database.url_safe} is not at the newest revision of {', '.join(behind)}. "
             "Run: moorage-manage db upgrade"
         )
+
+
+def unlisted(binary: str, conf: cfg.ConfigOpts, clock: Clock) -> Platform:
+    """The platform of a process that owns nothing: it is in no list of services and nobody looks after its heartbeats.
+
+    Its identity is its own alone and serves to tell its messages from those of others. What is opened ends with the process.
+
+    :raises ConfigError: the store or the messages cannot be used as they are configured.
+    """
+    database = Database.from_config(conf, clock=clock)
+    check_schema(database)
+    transport = rpc_loading.open_transport(conf, clock, needs=frozenset({rpc_interface.CROSS_PROCESS}))
+    identity = ServiceIdentity(str(uuid.uuid4()), f"{os.uname().nodename}-{os.getpid()}", binary, None, 1)
+    sender = rpc_client.Sender(transport, identity.uuid, identity.epoch, timeout=conf.rpc.call_timeout)
+    hub = Hub(source_of(identity), clock)
+    hub.use(open_observers(conf, clock, source_of(identity)), settings_of(conf))
+    atexit.register(transport.close)
+    atexit.register(hub.close, _GRACE)
+    registry = ServiceRegistry(database, clock)
+    return Platform(
+        identity.host, clock, database, registry, identity, transport, sender, _end_at_once, tell=hub.tell
+    )
+
+
+def _end_at_once(reason: str) -> None:
+    LOG.critical("The process stops at once: %s", reason)
+    _flush()
+    os._exit(EXIT_FATAL)
 
 
 def run(role: Role, name: str, load: Callable[[], cfg.ConfigOpts], clock: Clock | None = None) -> int:

@@ -15,8 +15,10 @@ from unittest import mock
 
 import requests
 
+from moorage.api import wsgi
 from moorage.api.wsgi import DialectCallable
 from moorage.control_plane import config
+from moorage.control_plane.interface import Wsgi
 from moorage.db import Database, migrations
 from tests.api.live import LiveDialect
 
@@ -80,7 +82,7 @@ class TestControlPlane(unittest.TestCase):
 
 
 class TestCallable(unittest.TestCase):
-    def call(self, application: DialectCallable) -> str:
+    def call(self, application: Wsgi) -> str:
         said: list[str] = []
         environ = {"REQUEST_METHOD": "GET", "PATH_INFO": "/", "SERVER_NAME": "here", "SERVER_PORT": "80"}
         b"".join(application(environ, lambda status, headers: said.append(status)))
@@ -99,3 +101,21 @@ class TestCallable(unittest.TestCase):
             migrations.upgrade_all(database)
             database.close()
             self.assertTrue(self.call(application).startswith("200 "))
+
+    def test_noauth_is_refused_where_nobody_knows_who_reaches_it(self) -> None:
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        conf = pathlib.Path(folder.name) / "moorage.conf"
+        conf.write_text("[api]\nauth_strategy = noauth\n")
+        database = Database.from_config(config.load(files=[str(conf)], state_dir=folder.name))
+        migrations.upgrade_all(database)
+        database.close()
+        environment = {"MOORAGE_STATE_DIR": folder.name, "MOORAGE_CONFIG_FILES": str(conf)}
+        with mock.patch.dict(os.environ, environment), mock.patch("moorage.api.wsgi.logging.setup"):
+            for application in (wsgi.application, DialectCallable("placement")):
+                with self.assertLogs("moorage.api.wsgi", "ERROR") as said:
+                    self.assertTrue(self.call(application).startswith("503 "))
+                self.assertIn("noauth makes everybody an administrator", said.output[0])
+            conf.write_text("[api]\nauth_strategy = http_basic\n")
+            (pathlib.Path(folder.name) / "users").write_text("")
+            self.assertTrue(self.call(DialectCallable("placement")).startswith("200 "))

@@ -10,7 +10,7 @@ from typing import Any
 from unittest import mock
 
 from moorage import errors
-from moorage.api.role import Schedulers
+from moorage.api.schedulers import Schedulers
 from moorage.control_plane import roles
 from moorage.control_plane.enrolment import Enrolment
 from moorage.fleet.interface import uuid_of_name

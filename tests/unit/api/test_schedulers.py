@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from moorage import errors
-from moorage.api.role import Schedulers
+from moorage.api.schedulers import Schedulers
 from moorage.clock import SystemClock
 from moorage.rpc.client import Sender
 from moorage.rpc.interface import Message

@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the API serves, whoever serves it: the core's routes and the dialects, health and metrics beside them."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import sqlalchemy as sa
+from oslo_config import cfg
+from oslo_middleware import cors
+
+from moorage import errors
+from moorage.allocation import api as allocation_api
+from moorage.allocation import pools_api
+from moorage.api import auth
+from moorage.api.application import PREFIX, Application
+from moorage.api.collectors import CleanupCollector, PeriodicCollector
+from moorage.api.mounts import Health, Metrics, at_its_path, places
+from moorage.api.policies import POLICIES
+from moorage.api.policy import Policy
+from moorage.api.schedulers import Schedulers
+from moorage.cleanup import api as cleanup_api
+from moorage.cleanup.requests import RequestStore
+from moorage.cleanup.views import WorkerViews
+from moorage.control_plane import api as control_plane_api
+from moorage.control_plane import groups_api
+from moorage.control_plane.enrolment import Enrolment
+from moorage.control_plane.interface import API_EXTENSIONS, ApiExtension, ApiTools, Wsgi
+from moorage.control_plane.operations import InPlace
+from moorage.control_plane.periodic import EngineNames, enabled_tasks
+from moorage.control_plane.placing import Deleter, cast_to_agent
+from moorage.control_plane.process import Platform
+from moorage.control_plane.roles import open_detectors, open_instances, open_store, open_workers, tell_schedulers
+from moorage.control_plane.sharding import open_plans, shards_for_new
+from moorage.coordination import api as coordination_api
+from moorage.coordination.ledger import SqlLedger
+from moorage.coordination.task_store import TaskStore
+from moorage.extensions import Loaded
+from moorage.fleet import api as fleet_api
+from moorage.fleet import facts_api
+from moorage.fleet.aggregates import AggregateStore
+from moorage.fleet.nodes import NodeStore
+from moorage.fleet.properties import merge_properties
+from moorage.observers.interface import ShardReassigned
+from moorage.routes import Route
+from moorage.scheduling import api as scheduling_api
+from moorage.scheduling.groups import GroupStore
+from moorage.scheduling.reporter import TOPIC as SCHEDULERS
+from moorage.services import api as services_api
+from moorage.services.heartbeat import LivenessObserver
+from moorage.services.interface import Service
+from moorage.sharding import api as sharding_api
+
+__all__ = ["Site", "dialects"]
+
+_CORE = PREFIX.rpartition("/")[0]
+
+
+class Site:
+    """The applications over one platform; stores are opened when they are first needed.
+
+    :param platform: its identity need not be registered, because the API owns nothing.
+    :param conf: what needs a restart is taken from here, the rest from what :meth:`mounts` is given.
+    """
+
+    def __init__(self, platform: Platform, conf: cfg.ConfigOpts) -> None:
+        self._platform = platform
+        self._conf = conf
+        self._metrics = Metrics()
+        self._nodes = NodeStore(platform.database)
+        self._observer = LivenessObserver(platform.clock, conf.services.service_down_time)
+        self._metrics.registry.register(CleanupCollector(platform.database))
+        names = EngineNames(platform.registry, self._observer)
+        self._metrics.registry.register(PeriodicCollector(platform.database, names, self._living))
+        self._store = functools.cache(lambda: open_store(platform, conf))
+        self._enrolment = functools.cache(self._enrol)
+        self._routes = functools.cache(self._all_routes)
+
+    def mounts(self, conf: cfg.ConfigOpts) -> Mapping[str, Wsgi]:
+        """All applications by prefix: the core, the enabled dialects, ``/healthcheck``, ``/metrics``.
+
+        :raises ConfigError: the configuration or a plugin cannot be used.
+        """
+        policy = _policy(conf, API_EXTENSIONS.load_all(conf.api.enabled_apis))
+        tools = self._tools(conf, policy)
+        application: Wsgi = Application(
+            self._routes(),
+            tools.authenticate,
+            policy,
+            conf,
+            count=self._metrics.count,
+            monotonic=self._platform.clock.monotonic,
+        )
+        application = _with_middleware(application, conf)
+        own: dict[str, Wsgi] = {
+            "/healthcheck": Health({"store": self._store_answers, "schedulers": self._schedulers_listen}),
+            "/metrics": self._metrics,
+            _CORE: at_its_path(application, _CORE),
+        }
+        # The core answers at the root (with its versions) unless a dialect is mounted there.
+        return {"": application, **own, **dialects(tools, own)}
+
+    def dialect(self, name: str, conf: cfg.ConfigOpts) -> Wsgi:
+        """One dialect, enabled or not.
+
+        :raises ConfigError: the configuration or the plugin cannot be used.
+        """
+        loaded = API_EXTENSIONS.load(name)
+        return _built(loaded, self._tools(conf, _policy(conf, [loaded])))
+
+    def watch(self) -> None:
+        """Look at the heartbeats; to be called again and again, since only what is watched can be missed."""
+        self._observer.observe(self._platform.registry.list())
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+    def _enrol(self) -> Enrolment:
+        platform = self._platform
+        changed = tell_schedulers(platform)
+        shards = shards_for_new(self._nodes, self._conf)
+        return Enrolment(platform.database, self._nodes, self._store(), platform.registry, changed, shards)
+
+    def _tools(self, conf: cfg.ConfigOpts, policy: Policy) -> ApiTools:
+        platform = self._platform
+        return ApiTools(
+            conf=conf,
+            clock=platform.clock,
+            database=platform.database,
+            authenticate=auth.authenticator(conf),
+            check_policy=policy.check,
+            count=self._metrics.count,
+            store=self._store,
+            fleet=self._enrolment,
+            sender=lambda: platform.sender,
+            workers=lambda: open_workers(platform, conf),
+            services=self._living,
+        )
+
+    def _living(self) -> list[tuple[Service, bool]]:
+        """All services, each with whether it is up."""
+        rows = self._platform.registry.list()
+        up = self._observer.observe(rows)
+        return [(row, up[row.uuid]) for row in rows]
+
+    def _all_routes(self) -> tuple[Route, ...]:
+        platform, conf, nodes = self._platform, self._conf, self._nodes
+        store, instances = self._store(), open_instances(platform, conf)
+        section = conf.control_plane
+        schedulers = Schedulers(platform.sender, platform.clock, section.create_attempts, section.create_timeout)
+        groups = groups_api.Groups(GroupStore(platform.database), instances)
+        changed = tell_schedulers(platform)
+        plans = open_plans(platform.database, nodes, instances, conf)
+        workers, cast = open_workers(platform, conf), cast_to_agent(platform.sender)
+        deleter = Deleter(platform.database, instances, workers, cast)
+        in_place = InPlace(platform.database, instances, workers, cast)
+        return (
+            *services_api.routes(platform.registry, self._observer, changed),
+            *fleet_api.routes(nodes, self._enrolment()),
+            *facts_api.routes(
+                nodes,
+                AggregateStore(platform.database),
+                functools.partial(merge_properties, platform.database),
+                changed,
+            ),
+            *allocation_api.routes(store),
+            *pools_api.routes(store, open_detectors(platform, conf)),
+            *scheduling_api.routes(schedulers, groups.resolved),
+            *cleanup_api.routes(
+                WorkerViews(platform.database, open_workers(platform, conf)),
+                RequestStore(platform.database, platform.registry),
+                schedulers,
+            ),
+            *control_plane_api.routes(instances, schedulers, deleter, in_place, groups.resolved),
+            *groups_api.routes(groups),
+            *sharding_api.routes(
+                platform.database,
+                nodes,
+                plans,
+                lambda plan, moved, conflicts: platform.tell(ShardReassigned(plan, moved, conflicts)),
+            ),
+            *coordination_api.routes(
+                SqlLedger(platform.database),
+                TaskStore(platform.database),
+                enabled_tasks(conf),
+                EngineNames(platform.registry, self._observer),
+            ),
+        )
+
+    def _store_answers(self) -> str:
+        with self._platform.database.read() as tx:
+            tx.execute(sa.text("SELECT 1"))
+        return ""
+
+    def _schedulers_listen(self) -> str:
+        listening = self._platform.transport.listeners(SCHEDULERS)
+        return "no scheduler is listening" if listening is not None and not listening else ""
+
+
+def _policy(conf: cfg.ConfigOpts, extensions: Iterable[Loaded[ApiExtension]]) -> Policy:
+    rules = (rule for each in extensions for rule in each.plugin.policies)
+    return Policy((*POLICIES, *rules), conf.api.policy_file)
+
+
+def dialects(tools: ApiTools, taken: Mapping[str, Wsgi]) -> dict[str, Wsgi]:
+    """The enabled dialects by the prefix they are mounted at.
+
+    :param taken: what is mounted already.
+    :raises ConfigError: a plugin or mount that cannot be used.
+    """
+    conf = tools.conf
+    loaded = API_EXTENSIONS.load_all(conf.api.enabled_apis)
+    prefixes = places({each.name: each.plugin.mount for each in loaded}, conf.api.mounts, taken)
+    found: dict[str, Wsgi] = {}
+    for each in loaded:
+        found[prefixes[each.name]] = _built(each, tools)
+    return found
+
+
+def _built(loaded: Loaded[ApiExtension], tools: ApiTools) -> Wsgi:
+    with loaded.building():
+        application = loaded.plugin(tools).application()
+    return _with_middleware(application, tools.conf)
+
+
+def _with_middleware(application: Wsgi, conf: cfg.ConfigOpts) -> Wsgi:
+    """An application behind what the configuration asks for: Keystone's tokens, and before them other origins (CORS)."""
+    if conf.api.auth_strategy == "keystone":
+        application = _with_keystone(application, conf)
+    if conf.cors.allowed_origin:
+        # Browsers ask beforehand, without a token.
+        application = cors.CORS(application, conf)
+    return application
+
+
+def _with_keystone(application: Wsgi, conf: cfg.ConfigOpts) -> Any:
+    """Keystonemiddleware before the application; it only marks who is calling, the application refuses."""
+    try:
+        auth_token = importlib.import_module("keystonemiddleware.auth_token")
+    except ImportError as error:
+        raise errors.ConfigError(
+            "auth_strategy = keystone needs keystonemiddleware. Try: pip install 'moorage[keystone]'"
+        ) from error
+    return auth_token.AuthProtocol(
+        application, {"oslo_config_config": conf, "delay_auth_decision": True, "oslo_config_project": "moorage"}
+    )

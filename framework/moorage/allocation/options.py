@@ -26,6 +26,13 @@ OPTS: Sequence[cfg.Opt] = (
         ],
         help="How step_size limits the amount of a claim. All processes must agree. Needs a restart.",
     ),
+    cfg.IntOpt(
+        "max_candidates",
+        default=20_000,
+        min=1,
+        help="How many candidates one query is answered with, whatever limit it asks for: where many groups meet many "
+        "providers of one tree, there are millions. Needs a restart.",
+    ),
     cfg.FloatOpt(
         "reap_interval",
         default=10.0,

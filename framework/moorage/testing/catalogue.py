@@ -475,7 +475,16 @@ class CatalogueTests(StoreKit):
         for each in (store, other):
             self.assertEqual({(uuid, "CUSTOM_AFTER"): 1}, held(each))
             self.assertEqual({"CUSTOM_AFTER": 1}, dict(each.inventories(uuid).used))
-        other.claim(ClaimRequest(new_uuid(), {uuid: {"CUSTOM_AFTER": 3}}))
+        other.claim(ClaimRequest(new_uuid(), {uuid: {"CUSTOM_AFTER": 2}}))
+        with self.assertRaises(errors.NotFound):
+            other.claim(ClaimRequest(new_uuid(), {uuid: {"CUSTOM_BEFORE": 1}}))
+        # Another class may have the name afterwards.
+        store.create_resource_class("CUSTOM_BEFORE")
+        store.add_inventory(uuid, InventoryItem("CUSTOM_BEFORE", 2))
+        for each in (other, store):
+            each.claim(ClaimRequest(new_uuid(), {uuid: {"CUSTOM_BEFORE": 1}}))
+        self.assertEqual({(uuid, "CUSTOM_AFTER"): 3, (uuid, "CUSTOM_BEFORE"): 2}, held(store))
+        store.rename_resource_class("CUSTOM_BEFORE", "CUSTOM_LATER")
         store.create_resource_class("CUSTOM_THIRD")
         for name, new, error in (
             ("CUSTOM_AFTER", "CUSTOM_THIRD", errors.AlreadyExists),

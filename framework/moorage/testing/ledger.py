@@ -95,6 +95,18 @@ class LedgerTests(StoreKit):
             {uuid: each.generation for uuid, each in found.providers.items()},
         )
 
+    def test_a_change_to_a_provider_that_is_gone_takes_nothing_of_the_one_that_followed_it(self) -> None:
+        other = cast(_Store, self.another(self.store))
+        gone = self.ensured(VCPU=8)
+        other.release(other.claim(ClaimRequest(new_uuid(), {gone: {"VCPU": 1}})).consumer)
+        self.store.delete_provider(gone)
+        present, consumer = self.ensured(VCPU=8), new_uuid()
+        self.claim({present: {"VCPU": 2}}, consumer)
+        for resources in ({gone: {"VCPU": 7}}, {gone: {"VCPU": 1}, present: {"VCPU": 1}}):
+            with self.assertRaises(errors.NotFound):
+                other.replace([AllocationChange(consumer, resources)])
+        self.assertEqual({(present, "VCPU"): 2}, held(self.store))
+
     def test_a_change_may_name_other_owners(self) -> None:
         one, consumer = self.ensured(VCPU=4), new_uuid()
         self.change(consumer, {one: {"VCPU": 1}})

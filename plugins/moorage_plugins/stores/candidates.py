@@ -12,6 +12,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from moorage import errors
 from moorage.allocation.interface import (
     Candidate,
     CandidateQuery,
@@ -21,10 +22,12 @@ from moorage.allocation.interface import (
 )
 from moorage_plugins.stores.checks import refusal
 
-__all__ = ["SHARING", "Fleet", "Place", "Seen", "find"]
+__all__ = ["SHARING", "STEPS", "Fleet", "Place", "Search", "find"]
 
 #: The trait of a provider that offers its resources to all who are in one of its aggregates.
 SHARING = "MISC_SHARES_VIA_AGGREGATE"
+#: How many options are tried for one query.
+STEPS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,39 +109,57 @@ class _Option:
     providers: frozenset[str]
 
 
-Seen = set[tuple[object, ...]]
+class Search:
+    """What one query has found and done so far, for who looks in several steps."""
+
+    def __init__(self, steps: int = STEPS) -> None:
+        self.seen: set[tuple[object, ...]] = set()
+        self._left = steps
+
+    def step(self) -> None:
+        """Something was tried.
+
+        :raises InvalidInput: it is enough.
+        """
+        self._left -= 1
+        if self._left < 0:
+            raise errors.InvalidInput(
+                "The groups can be combined in more ways than are looked at for one query; ask for fewer groups, or bind them "
+                "with in_tree, member_of or required traits.",
+                path="resources",
+            )
 
 
 def find(
-    query: CandidateQuery, fleet: Fleet, anchors: Iterable[str], rule: str, seen: Seen | None = None
+    query: CandidateQuery, fleet: Fleet, anchors: Iterable[str], rule: str, search: Search | None = None
 ) -> Iterator[Candidate]:
     """Candidates anchor by anchor, without ``limit``; the same one of a second anchor is not named again.
 
     :param anchors: uuids of roots, in order.
     :param rule: ``[allocation] step_size_rule``.
-    :param seen: what was found before, for who asks in several steps.
+    :raises InvalidInput: too much would have to be tried.
     """
-    seen = set() if seen is None else seen
+    search = search or Search()
     for anchor in anchors:
         root = fleet.places[anchor]
         if query.root_required <= root.traits and not query.root_forbidden & root.traits:
-            for candidate in _of_anchor(query, fleet, root, rule):
+            for candidate in _of_anchor(query, fleet, root, rule, search):
                 key = (
                     frozenset((uuid, *pair) for uuid, taken in candidate.allocations.items() for pair in taken.items()),
                     frozenset(candidate.mappings.items()),
                 )
-                if key not in seen:
-                    seen.add(key)
+                if key not in search.seen:
+                    search.seen.add(key)
                     yield candidate
 
 
-def _of_anchor(query: CandidateQuery, fleet: Fleet, root: Place, rule: str) -> Iterator[Candidate]:
+def _of_anchor(query: CandidateQuery, fleet: Fleet, root: Place, rule: str, search: Search) -> Iterator[Candidate]:
     offered = [*fleet.trees[root.uuid], *fleet.sharing_with(root.uuid)]
     options: list[list[_Option]] = []
     spread: Iterator[_Option] | None = None
     for group in query.groups:
         if not group.suffix:
-            spread = _spread(group, fleet, root, offered, rule)
+            spread = _spread(group, fleet, root, offered, rule, search)
             continue
         alone = [_alone(group, each) for each in offered if _fulfils(group, fleet, each, rule)]
         if not alone:
@@ -148,7 +169,7 @@ def _of_anchor(query: CandidateQuery, fleet: Fleet, root: Place, rule: str) -> I
     # The group that may be spread comes first in a combination, though it is looked at last: others are cheaper to rule out.
     for first in spread if spread is not None else (None,):
         start = {} if first is None else dict(first.taken)
-        for chosen in _combine(query, fleet, options, start, ()):
+        for chosen in _combine(query, fleet, options, start, (), search):
             taken = dict(start)
             mappings = {} if first is None else {"": tuple(sorted(first.providers))}
             for suffix, option in zip(suffixes, chosen, strict=True):
@@ -158,7 +179,9 @@ def _of_anchor(query: CandidateQuery, fleet: Fleet, root: Place, rule: str) -> I
                 yield Candidate(root.uuid, _by_provider(taken), mappings)
 
 
-def _spread(group: RequestGroup, fleet: Fleet, root: Place, offered: Sequence[Place], rule: str) -> Iterator[_Option]:
+def _spread(
+    group: RequestGroup, fleet: Fleet, root: Place, offered: Sequence[Place], rule: str, search: Search
+) -> Iterator[_Option]:
     """The group without a suffix: each class of any provider, and the traits of all of them together."""
     if group.in_tree is not None and not _same_tree(fleet, group.in_tree, root.uuid):
         return
@@ -180,6 +203,7 @@ def _spread(group: RequestGroup, fleet: Fleet, root: Place, offered: Sequence[Pl
             return
         choices.append(fitting)
     for chosen in itertools.product(*choices):
+        search.step()
         traits = frozenset().union(*(each.traits for each in chosen))
         if all(any_of & traits for any_of in group.required):
             pairs = zip(chosen, group.resources.items(), strict=True)
@@ -215,6 +239,7 @@ def _combine(
     options: Sequence[Sequence[_Option]],
     taken: Mapping[tuple[str, str], int],
     chosen: tuple[_Option, ...],
+    search: Search,
 ) -> Iterator[tuple[_Option, ...]]:
     """One option of each group, so that all together fit."""
     if len(chosen) == len(options):
@@ -222,6 +247,7 @@ def _combine(
         return
     used = frozenset().union(*(each.providers for each in chosen)) if query.isolate else frozenset()
     for option in options[len(chosen)]:
+        search.step()
         if used & option.providers:
             continue
         together = dict(taken)
@@ -229,7 +255,7 @@ def _combine(
             fleet.places[uuid].bears(name, together[uuid, name]) for uuid, name in option.taken
         ):
             continue
-        yield from _combine(query, fleet, options, together, (*chosen, option))
+        yield from _combine(query, fleet, options, together, (*chosen, option), search)
 
 
 def _add(taken: dict[tuple[str, str], int], option: _Option) -> bool:

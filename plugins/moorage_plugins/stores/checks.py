@@ -12,7 +12,14 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from moorage import errors
-from moorage.allocation.interface import AllocationChange, ClaimRequest, Expect, InventoryItem, ResourceProvider
+from moorage.allocation.interface import (
+    AllocationChange,
+    CandidateQuery,
+    ClaimRequest,
+    Expect,
+    InventoryItem,
+    ResourceProvider,
+)
 
 __all__ = [
     "LARGEST",
@@ -20,6 +27,7 @@ __all__ = [
     "PLACEMENT_RULE",
     "SEED_RULE",
     "as_change",
+    "candidate_limit",
     "check_aggregates",
     "check_amounts",
     "check_changes",
@@ -41,6 +49,8 @@ SEED_RULE = "seed"
 PLACEMENT_RULE = "modulo"
 _CLASS = re.compile(r"[A-Z0-9_]{1,255}")
 _UUID_LENGTH = 36
+#: Groups of one query for candidates; each is some conditions of one statement.
+_MOST_GROUPS = 100
 _NAME_LENGTH = 255
 #: Field of an inventory -> the smallest value that makes sense; the largest is LARGEST for all.
 _SMALLEST = {"total": 0, "reserved": 0, "min_unit": 1, "max_unit": 1, "step_size": 1}
@@ -292,3 +302,16 @@ def _check_text(path: str, value: str, longest: int) -> None:
             "and without spaces at its end.",
             path=path,
         )
+
+
+def candidate_limit(query: CandidateQuery, most: int) -> int:
+    """How many candidates a query is answered with.
+
+    :param most: ``[allocation] max_candidates``.
+    :raises InvalidInput: it has more groups than anybody can mean.
+    """
+    if len(query.groups) > _MOST_GROUPS:
+        raise errors.InvalidInput(
+            f"The query has {len(query.groups)} groups; {_MOST_GROUPS} are allowed.", path="resources"
+        )
+    return most if query.limit is None else min(query.limit, most)

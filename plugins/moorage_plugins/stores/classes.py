@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Numbers of resource classes: the standard ones have theirs for ever, custom ones are counted from 10000.
 
-A number means one class for ever, even after that was deleted; a class may be given another name. So a remembered number can do
-no harm (nothing fits into a class that is gone), and names of custom classes are read anew wherever they are shown.
+A number means one class for ever, even after that was deleted; a class may be given another name, and its old name to another
+class. So names of custom classes are read anew wherever they are shown, and their numbers wherever something is done with them.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -26,6 +25,7 @@ FIRST_CUSTOM = 10_000
 STANDARD_CLASSES: Mapping[str, int] = {name: number for number, name in enumerate(os_resource_classes.STANDARDS)}
 _STANDARD_NAMES: Mapping[int, str] = {number: name for name, number in STANDARD_CLASSES.items()}
 _NAMED = sa.select(resource_classes.c.id, resource_classes.c.name).where(resource_classes.c.name.is_not(None))
+_NAMED_SO = _NAMED.where(resource_classes.c.name.in_(sa.bindparam("names", expanding=True)))
 _HIGHEST = sa.select(sa.func.max(resource_classes.c.id))
 _ADD = sa.insert(resource_classes).values(updated_at=now(), generation=0)
 #: Whoever gives a provider an inventory of a custom class writes the class's row, so that nobody deletes it meanwhile.
@@ -47,41 +47,27 @@ def no_such_class(name: str) -> errors.NotFound:
 
 
 class ResourceClasses:
-    """Names and numbers of committed classes; numbers are remembered."""
+    """Names and numbers of committed classes."""
 
     def __init__(self) -> None:
-        self._numbers: dict[str, int] = dict(STANDARD_CLASSES)
-        self._lock = threading.Lock()
-
-    def number(self, tx: sa.Connection, name: str) -> int:
-        """The number of a class, as it was when this process last looked: right for claims, which meet its inventories.
-
-        ``tx`` must not have created classes: what it read is remembered.
-
-        :raises NotFound: there is no such class.
-        """
-        found = self._numbers.get(name)
-        if found is None:
-            self.look(tx)
-            found = self._numbers.get(name)
-        if found is None:
-            raise no_such_class(name)
-        return found
+        #: Names that were seen, for messages only.
+        self._seen: dict[int, str] = {}
 
     def numbers(self, tx: sa.Connection, names: Iterable[str]) -> dict[str, int]:
         """The numbers of classes as of now; one statement when one of them is custom.
 
-        ``tx`` must not have created classes.
-
         :raises NotFound: one does not exist.
         """
-        wanted = list(names)
-        if any(name not in STANDARD_CLASSES for name in wanted):
-            self.look(tx)
-        for name in wanted:
-            if name not in self._numbers:
+        wanted = set(names)
+        found = {name: STANDARD_CLASSES[name] for name in wanted if name in STANDARD_CLASSES}
+        custom = sorted(wanted - found.keys())
+        if custom:
+            found |= {str(row.name): int(row.id) for row in tx.execute(_NAMED_SO, {"names": custom})}
+            self._seen |= {found[name]: name for name in custom if name in found}
+        for name in custom:
+            if name not in found:
                 raise no_such_class(name)
-        return {name: self._numbers[name] for name in wanted}
+        return found
 
     def names(self, tx: sa.Connection, numbers: Iterable[int]) -> Mapping[int, str]:
         """Names by number, as of now, whatever ``tx`` did before; one statement when one of them is custom."""
@@ -96,21 +82,10 @@ class ResourceClasses:
         """
         for number in sorted({each for each in numbers if each >= FIRST_CUSTOM}):
             if tx.execute(_HOLD, {"of_class": number}).rowcount != 1:
-                names = [name for name, known in self._numbers.items() if known == number]
-                raise no_such_class(names[0] if names else f"number {number}")
-
-    def look(self, tx: sa.Connection) -> bool:
-        """Read the custom classes anew; whether what was remembered of one that is still there, or was, proved wrong."""
-        stored = {str(row.name): int(row.id) for row in tx.execute(_NAMED)} | dict(STANDARD_CLASSES)
-        with self._lock:
-            wrong = any(stored.get(name) != number for name, number in self._numbers.items())
-            self._numbers = stored
-        return wrong
+                raise no_such_class(self._seen.get(number, f"number {number}"))
 
     def ensure(self, tx: sa.Connection, names: Iterable[str]) -> dict[str, int]:
         """The numbers of the classes; custom ones that do not exist are created.
-
-        Nothing of it is remembered here: ``tx`` may yet be rolled back, and its numbers then be given to other names.
 
         :raises InvalidInput: a name is neither standard nor begins with ``CUSTOM_``.
         """

@@ -9,6 +9,7 @@ from typing_extensions import override
 
 from moorage.allocation.interface import CandidateQuery, CandidateSet, CandidateSource, ProviderSummary
 from moorage_plugins.stores.candidates import Fleet, Place, find
+from moorage_plugins.stores.checks import candidate_limit
 from moorage_plugins.stores.memory_part import MemoryPart
 
 __all__ = ["MemoryCandidates"]
@@ -19,6 +20,7 @@ class MemoryCandidates(MemoryPart, CandidateSource):
 
     @override
     def candidates(self, query: CandidateQuery) -> CandidateSet:
+        limit = candidate_limit(query, self._max_candidates)
         with self._lock:
             self._check_classes(name for group in query.groups for name in group.resources)
             named = (each for group in query.groups for each in (group.forbidden, *group.required))
@@ -28,5 +30,5 @@ class MemoryCandidates(MemoryPart, CandidateSource):
                 for row in sorted(self._providers.values(), key=lambda row: row.number)
             )
         roots = [each.uuid for each in fleet.places.values() if each.root == each.uuid]
-        found = tuple(itertools.islice(find(query, fleet, roots, self._step_rule), query.limit))
+        found = tuple(itertools.islice(find(query, fleet, roots, self._step_rule), limit))
         return CandidateSet(found, fleet.summaries(found))

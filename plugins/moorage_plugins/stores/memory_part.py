@@ -58,6 +58,7 @@ class MemoryPart:
 
     def __init__(self, *, conf: Any, database: Any = None, clock: Clock | None = None) -> None:
         self._step_rule = str(conf.allocation.step_size_rule)
+        self._max_candidates = int(conf.allocation.max_candidates)
         self._clock = clock or SystemClock()
         # Reentrant, so that a companion may read.
         self._lock = threading.RLock()

@@ -99,7 +99,10 @@ class SqlStore(SqlCatalogue, SqlNames, SqlLedger, SqlPools, SqlCandidates, FullS
             tx.execute(statements.DROP_PROVIDER, {"of_provider": number})
             return True
 
-        return work(transaction) if transaction is not None else self._database.run(work)
+        try:
+            return work(transaction) if transaction is not None else self._database.run(work)
+        finally:
+            self._forget([uuid])
 
     # -- claims ---------------------------------------------------------------------------------------------------
 
@@ -149,7 +152,7 @@ class SqlStore(SqlCatalogue, SqlNames, SqlLedger, SqlPools, SqlCandidates, FullS
         """The condition that a row comes after the key, in a form of which every database uses the index."""
         consumer, provider, name = after
         number = tx.execute(statements.PROVIDER_ID, {"of_uuid": provider}).scalar_one_or_none() or 0
-        of_class = self._classes.number(tx, name)
+        of_class = self._classes.numbers(tx, [name])[name]
         columns = allocations.c
         return sa.and_(
             columns.consumer_id >= consumer,

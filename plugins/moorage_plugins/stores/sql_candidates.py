@@ -25,7 +25,8 @@ from moorage.allocation.interface import (
     RequestGroup,
 )
 from moorage_plugins.stores import sql_filters, statements
-from moorage_plugins.stores.candidates import SHARING, Fleet, Place, Seen, find
+from moorage_plugins.stores.candidates import SHARING, Fleet, Place, Search, find
+from moorage_plugins.stores.checks import candidate_limit
 from moorage_plugins.stores.sql_names import check_traits
 from moorage_plugins.stores.sql_part import SqlPart, shown
 from moorage_plugins.stores.tables import provider_aggregates, provider_traits, resource_providers
@@ -100,9 +101,10 @@ class SqlCandidates(SqlPart, CandidateSource):
 
     @override
     def candidates(self, query: CandidateQuery) -> CandidateSet:
-        return self._database.read_run(lambda tx: self._find_candidates(tx, query))
+        limit = candidate_limit(query, self._max_candidates)
+        return self._database.read_run(lambda tx: self._find_candidates(tx, query, limit))
 
-    def _find_candidates(self, tx: sa.Connection, query: CandidateQuery) -> CandidateSet:
+    def _find_candidates(self, tx: sa.Connection, query: CandidateQuery, limit: int) -> CandidateSet:
         numbers = self._classes.numbers(tx, {name for group in query.groups for name in group.resources})
         named = (each for group in query.groups for each in (group.forbidden, *group.required))
         check_traits(tx, query.root_required.union(query.root_forbidden, *named))
@@ -110,15 +112,15 @@ class SqlCandidates(SqlPart, CandidateSource):
         page = self._anchors(tx, query, numbers, sharing)
         found: list[Candidate] = []
         summaries: dict[str, ProviderSummary] = {}
-        seen: Seen = set()
+        search = Search()
         for anchors in self._anchor_pages(tx, page, query.limit):
             known = {each.uuid for each in sharing}
             fleet = Fleet([*sharing, *(each for each in self._places(tx, anchors) if each.uuid not in known)])
-            left = None if query.limit is None else query.limit - len(found)
-            more = list(itertools.islice(find(query, fleet, anchors, self._step_rule, seen), left))
+            left = limit - len(found)
+            more = list(itertools.islice(find(query, fleet, anchors, self._step_rule, search), left))
             found += more
             summaries |= fleet.summaries(more)
-            if query.limit is not None and len(found) >= query.limit:
+            if len(found) >= limit:
                 break
         return CandidateSet(tuple(found), summaries)
 

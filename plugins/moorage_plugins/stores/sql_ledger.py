@@ -293,11 +293,14 @@ class SqlLedger(SqlPart, AllocationLedger):
         wanted = {uuid for each in changes for uuid in each.resources} | {each.provider for each in inventories}
         ids = self._provider_ids(tx, wanted)
         for uuid, number in ids.items():
-            plans.setdefault(number, _AtProvider(uuid))
+            if plans.setdefault(number, _AtProvider(uuid)).uuid != uuid:
+                raise _StaleError  # a remembered id that was given to another provider since
+        names = {name for each in changes for amounts in each.resources.values() for name in amounts}
+        numbers = self._classes.numbers(tx, names)
         rows = []
         for each in changes:
             for uuid, amounts in sorted(each.resources.items()):
-                numbered = sorted((self._classes.number(tx, name), amount) for name, amount in amounts.items())
+                numbered = sorted((numbers[name], amount) for name, amount in amounts.items())
                 plans[ids[uuid]].takes.append(dict(numbered))
                 rows += [
                     {

@@ -106,7 +106,6 @@ class SqlNames(SqlPart, NameCatalogue):
             raise _class_taken(new_name) from None
         if not renamed:
             raise no_such_class(name)
-        self._look_again()
 
     @override
     def delete_resource_class(self, name: str) -> None:
@@ -125,7 +124,6 @@ class SqlNames(SqlPart, NameCatalogue):
                 )
 
         self._database.run(work)
-        self._look_again()
 
     def _check_custom(self, name: str) -> None:
         if name in STANDARD_CLASSES:
@@ -133,10 +131,6 @@ class SqlNames(SqlPart, NameCatalogue):
                 f"{name} is a standard resource class and stays as it is; only classes named CUSTOM_... can be changed.",
                 path="resource_class",
             )
-
-    def _look_again(self) -> None:
-        with self._database.read() as tx:
-            self._classes.look(tx)
 
     # -- traits ---------------------------------------------------------------------------------------------------
 

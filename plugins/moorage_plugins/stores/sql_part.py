@@ -53,6 +53,7 @@ class SqlPart:
         self._database = database
         self._clock = clock
         self._step_rule = str(conf.allocation.step_size_rule)
+        self._max_candidates = int(conf.allocation.max_candidates)
         self._attempts = int(conf.allocation_sql.claim_attempts)
         self._classes = ResourceClasses()
         # uuid -> id of providers, as seen in committed rows; a use of it asks for the uuid again, so it may be outdated.

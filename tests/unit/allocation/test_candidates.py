@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import unittest
 from collections.abc import Iterable
@@ -11,6 +12,7 @@ from typing import Any
 import hypothesis
 from hypothesis import strategies
 
+from moorage import errors
 from moorage.allocation.interface import (
     Candidate,
     CandidateQuery,
@@ -19,8 +21,12 @@ from moorage.allocation.interface import (
     RequestGroup,
     ResourceProvider,
 )
-from moorage_plugins.stores.candidates import SHARING, Fleet, Place, find
+from moorage.testing.allocation import new_uuid
+from moorage_plugins.stores.candidates import SHARING, Fleet, Place, Search, find
 from moorage_plugins.stores.checks import SEED_RULE
+from moorage_plugins.stores.memory import MemoryStore
+from moorage_plugins.stores.sql import SqlStore
+from tests.conformance.allocation.stores import SqlCase, memory_store, sql_store
 
 A, B = "agg-a", "agg-b"
 
@@ -148,11 +154,44 @@ class TestAnswer(unittest.TestCase):
         self.assertEqual(10, len(got))
         self.assertEqual(9, len(fleet.summaries(got)))
 
+    def test_a_product_without_a_result_is_left_with_words(self) -> None:
+        cards = [place(f"card-{n}", "host", "host", VGPU=8) for n in range(9)]
+        fleet = Fleet([place("host"), *cards])
+        query = groups(*(RequestGroup(str(n), {"VGPU": 1}) for n in range(1, 11)), isolate=True, limit=1)
+        with self.assertRaisesRegex(errors.InvalidInput, "more ways than are looked at"):
+            list(find(query, fleet, fleet.trees, SEED_RULE, Search(5000)))
+
     def test_old_clients_get_nothing_of_two_providers_of_a_tree(self) -> None:
         tree = (place("host", MEMORY_MB=64), place("cell", "host", "host", VCPU=4))
         wanted = RequestGroup(resources={"VCPU": 1, "MEMORY_MB": 1})
         self.assertEqual(1, len(taken(groups(wanted), *tree)))
         self.assertEqual([], taken(groups(wanted, nested=False), *tree))
+
+
+class TestBounds(SqlCase, unittest.TestCase):
+    def stores(self) -> list[SqlStore | MemoryStore]:
+        self.empty()
+        return [sql_store(self.database, max_candidates=50), memory_store(max_candidates=50)]
+
+    def test_no_query_is_answered_with_more_candidates_than_the_option_says(self) -> None:
+        for store in self.stores():
+            root = ResourceProvider(new_uuid(), "root")
+            cards = [
+                ResourceProvider(new_uuid(), f"card-{n}", parent=root.uuid, inventories=(InventoryItem("VGPU", 8),))
+                for n in range(4)
+            ]
+            store.ensure_providers([root, *cards])
+            query = groups(*(RequestGroup(str(n), {"VGPU": 1}) for n in range(1, 6)))
+            for limit, expected in ((None, 50), (7, 7), (1000, 50)):
+                asked = dataclasses.replace(query, limit=limit)
+                self.assertEqual(expected, len(store.candidates(asked).candidates))
+
+    def test_more_groups_than_anybody_can_mean_are_refused(self) -> None:
+        for store in self.stores():
+            query = groups(*(RequestGroup(str(n), {"VGPU": 1}) for n in range(1, 102)))
+            with self.assertRaises(errors.InvalidInput):
+                store.candidates(query)
+            self.assertEqual((), store.candidates(dataclasses.replace(query, groups=query.groups[:100])).candidates)
 
 
 amounts = strategies.integers(min_value=0, max_value=4)

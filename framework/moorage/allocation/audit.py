@@ -78,8 +78,9 @@ def audit(
     drift = tuple(store.drift())
     repaired: list[str] = []
     if repair:
-        # A class without an inventory has no counter to set; it stays in the report for a person to decide.
-        wrong = sorted({each.provider for each in drift if each.counted is not None})
+        # A class without an inventory has no counter to set, and what belongs to no provider no place to be right in; both stay
+        # in the report for a person to decide.
+        wrong = sorted({each.provider for each in drift if each.counted is not None and each.provider})
         repaired = [provider for provider in wrong if store.recount(provider)]
     providers, overuse = 0, []
     for usage in _usages(store):

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 import sqlalchemy as sa
@@ -17,7 +16,7 @@ from moorage.allocation.interface import AllocationStore, InventoryItem, PoolSou
 from moorage.control_plane.pooling import offer
 from moorage.db import Database, Duplicate
 from moorage.fleet.aggregates import AggregateStore
-from moorage.fleet.interface import Along, FleetWriter, Inventory, NodeSpec
+from moorage.fleet.interface import Along, FleetWriter, NodeSpec
 from moorage.fleet.nodes import Change, NodeStore
 from moorage.ring import Ring
 from moorage.scheduling.interface import Aggregate, NodeState
@@ -118,7 +117,7 @@ class Enrolment(FleetWriter):
         uuid: str,
         generation: int,
         changes: Mapping[str, Any],
-        inventories: Sequence[Inventory] | None = None,
+        inventories: Sequence[InventoryItem] | None = None,
         *,
         along: Along | None = None,
     ) -> bool:
@@ -155,7 +154,7 @@ class Enrolment(FleetWriter):
         self._changed()
 
     def _changed_provider(
-        self, uuid: str, changes: Mapping[str, Any], inventories: Sequence[Inventory] | None
+        self, uuid: str, changes: Mapping[str, Any], inventories: Sequence[InventoryItem] | None
     ) -> ResourceProvider | None:
         if inventories is None and "name" not in changes:
             return None
@@ -165,7 +164,7 @@ class Enrolment(FleetWriter):
             uuid,
             str(changes.get("name", known.name)),
             known.can_host,
-            inventories=known.inventories if inventories is None else tuple(_item(each) for each in inventories),
+            inventories=known.inventories if inventories is None else tuple(inventories),
         )
 
     def _taken(self, uuid: str, name: str, *, creating: bool) -> errors.AlreadyExists:
@@ -214,11 +213,7 @@ class Enrolment(FleetWriter):
 
 
 def _provider(spec: NodeSpec) -> ResourceProvider:
-    return ResourceProvider(spec.uuid, spec.name, inventories=tuple(_item(each) for each in spec.inventories))
-
-
-def _item(each: Inventory) -> InventoryItem:
-    return InventoryItem(**asdict(each))
+    return ResourceProvider(spec.uuid, spec.name, inventories=spec.inventories)
 
 
 class StoreFleet:

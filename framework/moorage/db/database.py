@@ -28,6 +28,8 @@ __all__ = ["Database"]
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 
+#: For how many times ``lock_timeout`` a transaction that loses races is run again: what is held that long is not let go soon.
+_PATIENCE = 2
 #: Seconds: the longest wait before the first retry (it doubles with each), and the longest of all.
 _WAIT = 0.004
 _WAIT_LONGEST = 0.5
@@ -148,7 +150,7 @@ class Database:
         have no effect outside of the transaction.
 
         :param attempts: tries in all; None is ``[database] attempts``.
-        :param deadline: seconds from now after which no new try begins.
+        :param deadline: seconds from now after which no new try begins; None: twice ``lock_timeout`` when races are lost.
         :param idempotent: try again after a lost connection too. The commit may then have happened already: only for work that
             does no harm, and gives the same answer, when it is done twice.
         :raises StoreBusy: every try lost.
@@ -297,7 +299,8 @@ class Database:
         idempotent: bool,
     ) -> T:
         tries = self._attempts if attempts is None else attempts
-        end = None if deadline is None else self._clock.monotonic() + deadline
+        begun = self._clock.monotonic()
+        patience = _PATIENCE * self._settings.lock_timeout if deadline is None else deadline
         attempt = 1
         while True:
             try:
@@ -307,12 +310,14 @@ class Database:
                 lost_race = isinstance(error, failures.LostRaceError)
                 if not lost_race and not idempotent:
                     raise
-                last = attempt >= tries or (end is not None and self._clock.monotonic() >= end)
+                passed = self._clock.monotonic() - begun
+                last = attempt >= tries or ((lost_race or deadline is not None) and passed >= patience)
                 if last and not lost_race:
                     raise
                 if last:
                     raise errors.StoreBusy(
-                        f"The transaction lost {attempt} races in a row with other writers of {self.url_safe}; try again later."
+                        f"The transaction lost {attempt} races in a row, in {passed:.0f} seconds, with other writers of "
+                        f"{self.url_safe}; try again later."
                     ) from error
                 LOG.debug("Transaction undone (try %d of %d): %s", attempt, tries, error)
             self._clock.sleep(self._random.uniform(0, min(_WAIT_LONGEST, _WAIT * 2**attempt)))

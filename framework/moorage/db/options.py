@@ -37,7 +37,13 @@ OPTS: Sequence[cfg.Opt] = (
         "a transaction waits for its turn to write.",
     ),
     cfg.IntOpt("connection_recycle_time", default=3600, min=1, help="Seconds after which a connection is replaced."),
-    cfg.IntOpt("attempts", default=10, min=1, help="How often a transaction that lost a race is run in all."),
+    cfg.IntOpt(
+        "attempts",
+        default=10,
+        min=1,
+        help="How often a transaction that lost a race is run in all; no try begins later than twice lock_timeout after the "
+        "first.",
+    ),
     copy.deepcopy(_OSLO_DB["mysql_wsrep_sync_wait"]),
 )
 

@@ -25,14 +25,14 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from moorage import errors
-from moorage.fleet.interface import Inventory, NodeSpec, check_shard, uuid_of_name
+from moorage.fleet.interface import InventoryItem, NodeSpec, check_shard, uuid_of_name
 
 __all__ = ["from_json", "read_nodes", "to_json"]
 
 _SHORT = {"vcpus": "VCPU", "memory_mb": "MEMORY_MB", "disk_gb": "DISK_GB", "gpus": "PGPU"}
 _NAMED = {"uuid", "name", "host", "shard", "resource_class"}
 _DETAILS = ("driver", "conductor_group", "owner", "lessee", "description")
-_INVENTORY = {each.name for each in fields(Inventory)} - {"resource_class"}
+_INVENTORY = {each.name for each in fields(InventoryItem)} - {"resource_class"}
 _LARGEST = 2**31 - 1
 
 
@@ -143,7 +143,7 @@ def _whole(name: str, text: str) -> int:
         raise ValueError(f"{name} is {text!r}, which is not a whole number") from None
 
 
-def _spec(data: Mapping[str, Any], properties: Mapping[str, Any], inventories: list[Inventory]) -> NodeSpec:
+def _spec(data: Mapping[str, Any], properties: Mapping[str, Any], inventories: list[InventoryItem]) -> NodeSpec:
     name = data.get("name")
     if not isinstance(name, str) or not 0 < len(name) <= 255 or name != name.strip():
         raise ValueError("name must be a text of 1 to 255 characters without blanks around it")
@@ -176,7 +176,7 @@ def _details(data: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _inventory(resource_class: str, value: Any) -> Inventory:
+def _inventory(resource_class: str, value: Any) -> InventoryItem:
     settings = dict(value) if isinstance(value, dict) else {"total": value}
     unknown = set(settings) - _INVENTORY
     if unknown:
@@ -192,7 +192,7 @@ def _inventory(resource_class: str, value: Any) -> Inventory:
                 raise ValueError(f"{resource_class}: allocation_ratio must be more than 0")
         elif isinstance(number, bool) or not isinstance(number, int) or not least <= number <= _LARGEST:
             raise ValueError(f"{resource_class}: {key} is {number!r}; it must be a whole number of {least} or more")
-    inventory = Inventory(resource_class, **settings)
+    inventory = InventoryItem(resource_class, **settings)
     if inventory.reserved > inventory.total:
         raise ValueError(f"{resource_class}: reserved is more than total")
     return inventory

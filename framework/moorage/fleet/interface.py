@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from moorage import errors
+from moorage.inventory import InventoryItem
 
 __all__ = [
     "DETAILS",
     "Along",
     "FleetWriter",
-    "Inventory",
+    "InventoryItem",
     "Node",
     "NodeSpec",
     "ShardMove",
@@ -68,29 +69,16 @@ def check_shard(value: object, path: str = "shard") -> str:
     return value
 
 
-def inventory_of_class(resource_class: str) -> Inventory:
+def inventory_of_class(resource_class: str) -> InventoryItem:
     """What a machine of a resource class has to give when it is given away whole: one ``CUSTOM_<CLASS>``, as nova reports it."""
     letters = "".join(letter if letter.isascii() and letter.isalnum() else "_" for letter in resource_class.upper())
     name = letters if letters.startswith("CUSTOM_") else f"CUSTOM_{letters}"
-    return Inventory(name, total=1, max_unit=1)
+    return InventoryItem(name, total=1, max_unit=1)
 
 
 def uuid_of_name(name: str) -> str:
     """The uuid of a node that was given none."""
     return str(uuid.uuid5(_NAMESPACE, name))
-
-
-@dataclass(frozen=True, slots=True)
-class Inventory:
-    """How much of a resource class a node has, in the class's units."""
-
-    resource_class: str
-    total: int
-    reserved: int = 0
-    min_unit: int = 1
-    max_unit: int = 2**31 - 1
-    step_size: int = 1
-    allocation_ratio: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +94,7 @@ class NodeSpec:
     shard: str | None = None
     resource_class: str | None = None
     properties: Mapping[str, Any] = field(default_factory=dict)
-    inventories: tuple[Inventory, ...] = ()
+    inventories: tuple[InventoryItem, ...] = ()
     details: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -152,7 +140,7 @@ class FleetWriter(Protocol):
         uuid: str,
         generation: int,
         changes: Mapping[str, Any],
-        inventories: Sequence[Inventory] | None = None,
+        inventories: Sequence[InventoryItem] | None = None,
         *,
         along: Along | None = None,
     ) -> bool:

@@ -8,7 +8,7 @@ Mix :class:`LedgerTests` in beside :class:`moorage.testing.allocation.Allocation
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from moorage import errors
@@ -106,6 +106,36 @@ class LedgerTests(StoreKit):
             with self.assertRaises(errors.NotFound):
                 other.replace([AllocationChange(consumer, resources)])
         self.assertEqual({(present, "VCPU"): 2}, held(self.store))
+
+    def test_a_provider_that_was_made_anew_is_met_as_it_is_now_by_every_change(self) -> None:
+        other = cast(_Store, self.another(self.store))
+
+        def reshape(uuid: str, consumer: str) -> None:
+            items = (InventoryItem("VCPU", 4),)
+            change = InventoryChange(uuid, items, self.ledger.provider(uuid).generation)
+            other.reshape([change], [AllocationChange(consumer, {uuid: {"VCPU": 4}})])
+
+        changes: list[Callable[[str, str], object]] = [
+            lambda uuid, consumer: other.claim(ClaimRequest(consumer, {uuid: {"VCPU": 4}})),
+            lambda uuid, consumer: other.replace([AllocationChange(consumer, {uuid: {"VCPU": 4}})]),
+            reshape,
+        ]
+        for change in changes:
+            uuid = self.ensured(VCPU=4)
+            # The other one has met it, and others come and go, so that its number may be anybody's.
+            other.release(other.claim(ClaimRequest(new_uuid(), {uuid: {"VCPU": 1}})).consumer)
+            self.store.delete_provider(uuid)
+            self.ensured(VCPU=4)
+            made = ResourceProvider(uuid, f"made again {uuid}", inventories=(InventoryItem("VCPU", 4),))
+            self.store.ensure_providers([made])
+            consumer = new_uuid()
+            change(uuid, consumer)
+            self.assertEqual({"VCPU": 4}, dict(self.usage(uuid).used))
+            self.assertEqual(
+                {(uuid, "VCPU"): 4}, {key: used for key, used in held(self.store).items() if key[0] == uuid}
+            )
+            with self.assertRaises(errors.CapacityExceeded):
+                self.claim({uuid: {"VCPU": 1}})
 
     def test_a_change_may_name_other_owners(self) -> None:
         one, consumer = self.ensured(VCPU=4), new_uuid()

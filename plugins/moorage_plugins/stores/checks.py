@@ -24,6 +24,7 @@ from moorage.allocation.interface import (
 __all__ = [
     "LARGEST",
     "LARGEST_RATIO",
+    "MOST_CLASSES",
     "PLACEMENT_RULE",
     "SEED_RULE",
     "as_change",
@@ -32,6 +33,7 @@ __all__ = [
     "check_amounts",
     "check_changes",
     "check_class",
+    "check_classes",
     "check_inventories",
     "check_provider_name",
     "check_providers",
@@ -51,6 +53,8 @@ _CLASS = re.compile(r"[A-Z0-9_]{1,255}")
 _UUID_LENGTH = 36
 #: Groups of one query for candidates; each is some conditions of one statement.
 _MOST_GROUPS = 100
+#: Classes of one provider in one claim, or of one group: each is some conditions of one statement.
+MOST_CLASSES = 200
 _NAME_LENGTH = 255
 #: Field of an inventory -> the smallest value that makes sense; the largest is LARGEST for all.
 _SMALLEST = {"total": 0, "reserved": 0, "min_unit": 1, "max_unit": 1, "step_size": 1}
@@ -167,8 +171,17 @@ def check_amounts(resources: Mapping[str, Mapping[str, int]]) -> None:
             raise errors.InvalidInput(
                 f"At least one resource class must be named of provider {provider}.", path="resources"
             )
+        check_classes(wanted)
         for name, amount in wanted.items():
             _check_number(f"resources.{provider}.{name}", amount, 1)
+
+
+def check_classes(wanted: Mapping[str, int]) -> None:
+    """:raises InvalidInput: more resource classes are asked for together than anybody can mean."""
+    if len(wanted) > MOST_CLASSES:
+        raise errors.InvalidInput(
+            f"{len(wanted)} resource classes are asked for together; {MOST_CLASSES} are allowed.", path="resources"
+        )
 
 
 def _check_consumer(request: ClaimRequest | AllocationChange) -> None:
@@ -314,4 +327,6 @@ def candidate_limit(query: CandidateQuery, most: int) -> int:
         raise errors.InvalidInput(
             f"The query has {len(query.groups)} groups; {_MOST_GROUPS} are allowed.", path="resources"
         )
+    for group in query.groups:
+        check_classes(group.resources)
     return most if query.limit is None else min(query.limit, most)

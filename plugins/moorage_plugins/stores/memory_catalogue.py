@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Sequence, Set
 from dataclasses import replace
 
 from typing_extensions import override
@@ -14,7 +14,6 @@ from moorage.allocation.interface import (
     InventoryItem,
     Keep,
     NameCatalogue,
-    ProviderCatalogue,
     ProviderFilter,
     ProviderUsage,
     ResourceClass,
@@ -24,21 +23,20 @@ from moorage.allocation.interface import (
 from moorage_plugins.stores.checks import (
     check_aggregates,
     check_class,
-    check_inventories,
+    check_classes,
     check_provider_name,
     check_providers,
     refusal,
 )
 from moorage_plugins.stores.classes import STANDARD_CLASSES, no_such_class
+from moorage_plugins.stores.edits import Edit, InventoryEdits
 from moorage_plugins.stores.memory_part import MemoryPart, MemoryProvider
 from moorage_plugins.stores.trait_names import STANDARD_TRAITS, check_trait, no_such_traits
 
 __all__ = ["MemoryCatalogue", "MemoryNames"]
 
-_Edit = Callable[[Mapping[str, InventoryItem]], Sequence[InventoryItem]]
 
-
-class MemoryCatalogue(MemoryPart, ProviderCatalogue):
+class MemoryCatalogue(MemoryPart, InventoryEdits):
     """Providers, inventories, traits of providers, aggregates."""
 
     @override
@@ -92,6 +90,7 @@ class MemoryCatalogue(MemoryPart, ProviderCatalogue):
     ) -> list[ResourceProvider]:
         query = query or ProviderFilter()
         with self._lock:
+            check_classes(query.resources)
             self._check_classes(query.resources)
             self._check_traits(query.forbidden.union(*query.required))
             root = self._root(query.in_tree) if query.in_tree in self._providers else None
@@ -170,49 +169,7 @@ class MemoryCatalogue(MemoryPart, ProviderCatalogue):
             return self._usage(self._get(uuid))
 
     @override
-    def set_inventories(
-        self, uuid: str, items: Sequence[InventoryItem], expected_generation: int | None = None
-    ) -> ResourceProvider:
-        check_inventories(uuid, items)
-        return self._edit(uuid, expected_generation, lambda present: items)
-
-    @override
-    def add_inventory(self, uuid: str, item: InventoryItem, expected_generation: int | None = None) -> ResourceProvider:
-        check_inventories(uuid, [item])
-
-        def edit(present: Mapping[str, InventoryItem]) -> Sequence[InventoryItem]:
-            if item.resource_class in present:
-                raise errors.AlreadyExists(
-                    f"Provider {uuid} has an inventory of {item.resource_class} already.",
-                    inventory=item.resource_class,
-                )
-            return [*present.values(), item]
-
-        return self._edit(uuid, expected_generation, edit)
-
-    @override
-    def change_inventory(
-        self, uuid: str, item: InventoryItem, expected_generation: int | None = None
-    ) -> ResourceProvider:
-        check_inventories(uuid, [item])
-
-        def edit(present: Mapping[str, InventoryItem]) -> Sequence[InventoryItem]:
-            _must_have(uuid, item.resource_class, present)
-            return list((dict(present) | {item.resource_class: item}).values())
-
-        return self._edit(uuid, expected_generation, edit)
-
-    @override
-    def remove_inventory(
-        self, uuid: str, resource_class: str, expected_generation: int | None = None
-    ) -> ResourceProvider:
-        def edit(present: Mapping[str, InventoryItem]) -> Sequence[InventoryItem]:
-            _must_have(uuid, resource_class, present)
-            return [item for name, item in present.items() if name != resource_class]
-
-        return self._edit(uuid, expected_generation, edit)
-
-    def _edit(self, uuid: str, expected: int | None, edit: _Edit) -> ResourceProvider:
+    def _edit(self, uuid: str, expected: int | None, edit: Edit) -> ResourceProvider:
         with self._lock:
             row = self._turn(uuid, expected)
             wanted = edit(row.items)
@@ -272,11 +229,6 @@ class MemoryCatalogue(MemoryPart, ProviderCatalogue):
             row.updated_at = self._now()
             row.generation += expected_generation is not None
             return self._shown(row, items=False), tuple(sorted(aggregates))
-
-
-def _must_have(uuid: str, name: str, present: Mapping[str, InventoryItem]) -> None:
-    if name not in present:
-        raise errors.NotFound(f"Provider {uuid} has no inventory of {name}.", inventory=name)
 
 
 class MemoryNames(MemoryPart, NameCatalogue):

@@ -16,13 +16,19 @@ from moorage_plugins.stores.rows import insert_unless_taken
 from moorage_plugins.stores.statements import PROVIDER_ROW, TOUCH, TURN
 from moorage_plugins.stores.tables import inventories, resource_providers
 
-__all__ = ["add_provider", "ensure", "join_tree", "move", "present_inventories", "set_inventories"]
+__all__ = ["DeletedMeanwhile", "add_provider", "ensure", "join_tree", "move", "present_inventories", "set_inventories"]
 
 #: Providers that one set of statements brings to their state; SQLite limits the parameters of a statement.
 _BATCH = 400
 #: How often the providers are looked at again because others create the same ones.
 _TRIES = 5
 _FIELDS = ("total", "reserved", "min_unit", "max_unit", "step_size", "allocation_ratio")
+
+
+class DeletedMeanwhile(errors.StoreBusy):
+    """A provider that was there is gone; looking again would help."""
+
+
 _ADD_PROVIDERS = sa.insert(resource_providers).values(generation=0, updated_at=now())
 _ADD_INVENTORIES = sa.insert(inventories)
 _OF_PROVIDER = inventories.c.resource_provider_id == sa.bindparam("of_provider")
@@ -264,7 +270,7 @@ def _bring(
     if not same:
         # The turn first, then the look that counts: no claim and no other change comes between.
         if tx.execute(TURN, {"of_provider": row.id, "of_uuid": provider.uuid}).rowcount != 1:
-            raise errors.StoreBusy(f"Provider {provider.uuid} was deleted while it was changed; try again.")
+            raise DeletedMeanwhile(f"Provider {provider.uuid} was deleted while it was changed; try again.")
         present = present_inventories(tx, [row.id]).get(row.id, {})
         added |= set_inventories(tx, classes, row.id, provider.uuid, wanted, present)
     if renamed:

@@ -27,7 +27,7 @@ from moorage.clock import Clock
 from moorage.db import Database, Duplicate
 from moorage_plugins.stores import statements
 from moorage_plugins.stores.checks import as_change, check_providers, check_request
-from moorage_plugins.stores.providers import ensure
+from moorage_plugins.stores.providers import DeletedMeanwhile, ensure
 from moorage_plugins.stores.sql_candidates import SqlCandidates
 from moorage_plugins.stores.sql_catalogue import SqlCatalogue
 from moorage_plugins.stores.sql_group import Group, Member, groupable
@@ -68,7 +68,7 @@ class SqlStore(SqlCatalogue, SqlNames, SqlLedger, SqlPools, SqlCandidates, FullS
         for _ in range(_ENSURE_TRIES - 1):
             try:
                 return self._database.run(lambda tx: ensure(tx, self._classes, providers))
-            except Duplicate as error:
+            except (Duplicate, DeletedMeanwhile) as error:
                 LOG.debug("Others write the same providers (%s); looking again.", error)
         return self._database.run(lambda tx: ensure(tx, self._classes, providers))
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Set
 from typing import Any
 
 import sqlalchemy as sa
@@ -12,16 +12,15 @@ from typing_extensions import override
 from moorage import errors
 from moorage.allocation.interface import (
     KEEP,
-    InventoryItem,
     Keep,
-    ProviderCatalogue,
     ProviderFilter,
     ProviderUsage,
     ResourceProvider,
 )
 from moorage.db import Duplicate, now
 from moorage_plugins.stores import providers, sql_filters, statements
-from moorage_plugins.stores.checks import check_aggregates, check_inventories, check_provider_name, check_providers
+from moorage_plugins.stores.checks import check_aggregates, check_classes, check_provider_name, check_providers
+from moorage_plugins.stores.edits import Edit, InventoryEdits
 from moorage_plugins.stores.sql_names import check_traits, hold_traits
 from moorage_plugins.stores.sql_part import SqlPart, shown
 from moorage_plugins.stores.tables import provider_aggregates, provider_traits, resource_providers
@@ -42,11 +41,8 @@ _AGGREGATES_OF = (
 _ADD_TRAITS = sa.insert(provider_traits)
 _ADD_AGGREGATES = sa.insert(provider_aggregates)
 
-#: What an edit makes of the present inventories, by class.
-_Edit = Callable[[Mapping[str, InventoryItem]], Sequence[InventoryItem]]
 
-
-class SqlCatalogue(SqlPart, ProviderCatalogue):
+class SqlCatalogue(SqlPart, InventoryEdits):
     """Providers, inventories, traits of providers, aggregates."""
 
     @override
@@ -101,6 +97,7 @@ class SqlCatalogue(SqlPart, ProviderCatalogue):
             return [shown(row) for row in tx.execute(select).all()]
 
     def _conditions(self, tx: sa.Connection, query: ProviderFilter) -> list[sa.ColumnElement[bool]]:
+        check_classes(query.resources)
         numbers = self._classes.numbers(tx, query.resources)
         check_traits(tx, query.forbidden.union(*query.required))
         found = filter_conditions(query)
@@ -142,49 +139,7 @@ class SqlCatalogue(SqlPart, ProviderCatalogue):
             return self._usage(tx, self._provider_row(tx, uuid))
 
     @override
-    def set_inventories(
-        self, uuid: str, items: Sequence[InventoryItem], expected_generation: int | None = None
-    ) -> ResourceProvider:
-        check_inventories(uuid, items)
-        return self._edit(uuid, expected_generation, lambda present: items)
-
-    @override
-    def add_inventory(self, uuid: str, item: InventoryItem, expected_generation: int | None = None) -> ResourceProvider:
-        check_inventories(uuid, [item])
-
-        def edit(present: Mapping[str, InventoryItem]) -> Sequence[InventoryItem]:
-            if item.resource_class in present:
-                raise errors.AlreadyExists(
-                    f"Provider {uuid} has an inventory of {item.resource_class} already.",
-                    inventory=item.resource_class,
-                )
-            return [*present.values(), item]
-
-        return self._edit(uuid, expected_generation, edit)
-
-    @override
-    def change_inventory(
-        self, uuid: str, item: InventoryItem, expected_generation: int | None = None
-    ) -> ResourceProvider:
-        check_inventories(uuid, [item])
-
-        def edit(present: Mapping[str, InventoryItem]) -> Sequence[InventoryItem]:
-            _must_have(uuid, item.resource_class, present)
-            return list((dict(present) | {item.resource_class: item}).values())
-
-        return self._edit(uuid, expected_generation, edit)
-
-    @override
-    def remove_inventory(
-        self, uuid: str, resource_class: str, expected_generation: int | None = None
-    ) -> ResourceProvider:
-        def edit(present: Mapping[str, InventoryItem]) -> Sequence[InventoryItem]:
-            _must_have(uuid, resource_class, present)
-            return [item for name, item in present.items() if name != resource_class]
-
-        return self._edit(uuid, expected_generation, edit)
-
-    def _edit(self, uuid: str, expected: int | None, edit: _Edit) -> ResourceProvider:
+    def _edit(self, uuid: str, expected: int | None, edit: Edit) -> ResourceProvider:
         def work(tx: sa.Connection) -> ResourceProvider:
             # The turn first: what is read afterwards stays as it is until the end.
             row = self._turn(tx, uuid, expected)
@@ -193,7 +148,7 @@ class SqlCatalogue(SqlPart, ProviderCatalogue):
 
         return self._database.run(work)
 
-    def _apply(self, tx: sa.Connection, number: int, uuid: str, edit: _Edit) -> None:
+    def _apply(self, tx: sa.Connection, number: int, uuid: str, edit: Edit) -> None:
         present = self._inventory_rows(tx, [number]).get(number, [])
         wanted = edit({item.resource_class: item for item, _ in present})
         numbers = self._classes.numbers(tx, (item.resource_class for item in wanted))
@@ -279,11 +234,6 @@ def filter_conditions(query: ProviderFilter) -> list[sa.ColumnElement[bool]]:
     if query.not_member_of:
         found.append(sa.not_(sql_filters.has_aggregate(query.not_member_of)))
     return found
-
-
-def _must_have(uuid: str, name: str, present: Mapping[str, InventoryItem]) -> None:
-    if name not in present:
-        raise errors.NotFound(f"Provider {uuid} has no inventory of {name}.", inventory=name)
 
 
 def _name_taken(name: str) -> errors.AlreadyExists:

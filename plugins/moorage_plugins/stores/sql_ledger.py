@@ -251,7 +251,8 @@ class SqlLedger(SqlPart, AllocationLedger):
             plan = plans[number]
             change = reshaped.get(plan.uuid)
             if change is not None:
-                self._turn(tx, plan.uuid, change.expected_generation)
+                if self._turn(tx, plan.uuid, change.expected_generation).id != number:
+                    raise _StaleError  # deleted and made anew since its id was remembered
                 added |= self._reshape(tx, number, change, keep=True)
             elif tx.execute(statements.TURN, {"of_provider": number, "of_uuid": plan.uuid}).rowcount != 1:
                 raise _StaleError

@@ -323,18 +323,19 @@ _SAME_CLASS = sa.and_(
     inventories.c.resource_provider_id == _SUMS.c.resource_provider_id,
     inventories.c.resource_class_id == _SUMS.c.resource_class_id,
 )
-#: Counters that differ from the sums, and sums without a counter; one statement, since that is one moment at READ COMMITTED.
+#: Counters that differ from the sums or belong to no provider, and sums without a counter; one statement, since that is one
+#: moment at READ COMMITTED.
 DRIFT = sa.union_all(
     sa.select(
-        resource_providers.c.uuid.label("provider"),
+        sa.func.coalesce(resource_providers.c.uuid, "").label("provider"),
         inventories.c.resource_class_id,
         inventories.c.used.label("counted"),
         sa.func.coalesce(_SUMS.c.held, 0).label("held"),
     )
     .select_from(inventories)
-    .join(resource_providers, inventories.c.resource_provider_id == resource_providers.c.id)
+    .outerjoin(resource_providers, inventories.c.resource_provider_id == resource_providers.c.id)
     .outerjoin(_SUMS, _SAME_CLASS)
-    .where(inventories.c.used != sa.func.coalesce(_SUMS.c.held, 0)),
+    .where(sa.or_(inventories.c.used != sa.func.coalesce(_SUMS.c.held, 0), resource_providers.c.id.is_(None))),
     sa.select(
         sa.func.coalesce(resource_providers.c.uuid, "").label("provider"),
         _SUMS.c.resource_class_id,

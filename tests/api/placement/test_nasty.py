@@ -28,6 +28,7 @@ _NASTY_TEXTS = (
     "-1",
     str(2**31),
     str(10**40),
+    "1" * 5000,
     "1e5",
     "in:",
     "!",
@@ -140,6 +141,21 @@ class TestNasty(unittest.TestCase):
             for amount in (2**31, 2**63, 10**40):
                 self.fine("GET", f"/allocation_candidates?resources=VCPU:{amount}")
                 self.fine("GET", f"/resource_providers?resources=VCPU:{amount}")
+
+    def test_more_than_anybody_can_mean(self) -> None:
+        groups = "&".join(f"resources{number}=VCPU:1" for number in range(1, 1500))
+        many = {f"CUSTOM_X{number}": 1 for number in range(1200)}
+        classes = ",".join(f"{name}:1" for name in many)
+        for path in (
+            f"/allocation_candidates?group_policy=none&{groups}",
+            f"/allocation_candidates?resources={classes}",
+            f"/resource_providers?resources={classes}",
+        ):
+            self.assertEqual(400, self.wire.send("GET", path).status_code)
+        body = claim({self.provider: many})
+        self.assertEqual(400, self.wire.send("PUT", f"/allocations/{new_uuid()}", body).status_code)
+        twice = claim({self.provider: {"VCPU": 1}, self.provider.upper(): {"VCPU": 2}})
+        self.assertEqual(400, self.wire.send("PUT", f"/allocations/{new_uuid()}", twice).status_code)
 
     def test_paths(self) -> None:
         for text in _NASTY_TEXTS:

@@ -15,6 +15,7 @@ import sqlalchemy as sa
 
 from moorage import errors
 from moorage.db import MICROSECONDS, Duplicate, ReadOnlyTransaction, now, read_now
+from moorage.testing.clock import ManualClock
 from tests.functional.db.databases import ROWS, DatabaseCase, Watch, add_one, poll
 
 
@@ -270,6 +271,18 @@ class ServerCases(TransactionCases):
         with self.assertRaises(errors.StoreBusy):
             self.database.run(lose, attempts=1000, deadline=0)
         self.assertEqual([1], tries)
+
+    def test_nobody_waits_for_what_is_held_much_longer_than_a_lock_may_take(self) -> None:
+        clock, tries = ManualClock(), []
+
+        def wait_in_vain(tx: sa.Connection) -> None:
+            tries.append(clock.monotonic())
+            clock.advance(10)
+            _lose_a_race(tx)
+
+        with self.assertRaises(errors.StoreBusy):
+            self.another(lock_timeout=10, clock=clock).run(wait_in_vain, attempts=1000)
+        self.assertEqual(2, len(tries))
 
     def test_a_lost_race_that_the_work_swallows_is_still_run_again(self) -> None:
         tries: list[int] = []

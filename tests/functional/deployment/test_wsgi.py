@@ -13,6 +13,7 @@ import tempfile
 import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import requests
 
@@ -78,7 +79,7 @@ class WsgiServers(SliceCase):
         created = there.create_instance(flavor())
         servers.wait_until(lambda: self.api.instance(created["uuid"])["status"] == "active", "the instance", 90)
         there.delete_instance(created["uuid"])
-        mine = {"auth": (self.plane.data["username"], self.plane.data["password"]), "timeout": 60.0}
+        mine: dict[str, Any] = {"auth": (self.plane.data["username"], self.plane.data["password"]), "timeout": 60.0}
         provider, consumer = (str(uuid.uuid4()) for _ in range(2))
         name = {"uuid": provider, "name": f"pool-{provider}"}
         mine["headers"] = {"OpenStack-API-Version": "placement 1.39"}

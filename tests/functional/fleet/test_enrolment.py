@@ -17,7 +17,7 @@ from moorage.allocation.interface import ClaimRequest
 from moorage.clock import SystemClock
 from moorage.control_plane.enrolment import Enrolment
 from moorage.db import Database
-from moorage.fleet.interface import Inventory, NodeSpec, uuid_of_name
+from moorage.fleet.interface import InventoryItem, NodeSpec, uuid_of_name
 from moorage.fleet.nodes import NodeStore
 from moorage.fleet.tables import nodes
 from moorage.services.registry import ServiceRegistry
@@ -29,7 +29,7 @@ from tests.functional.db.databases import Mixin, sqlite_url
 
 def spec(name: str, cpus: int = 8, **more: Any) -> NodeSpec:
     """A node of a name that no other test uses, when the name ends with one's own mark."""
-    return NodeSpec(uuid_of_name(name), name, inventories=(Inventory("VCPU", cpus),), **more)
+    return NodeSpec(uuid_of_name(name), name, inventories=(InventoryItem("VCPU", cpus),), **more)
 
 
 class EnrolmentCase(Mixin):

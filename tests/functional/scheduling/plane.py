@@ -22,7 +22,7 @@ from moorage.control_plane.placing import Deleter, cast_to_agent
 from moorage.control_plane.process import Platform
 from moorage.db import Database
 from moorage.db.schema import core_metadata
-from moorage.fleet.interface import Inventory, NodeSpec, uuid_of_name
+from moorage.fleet.interface import InventoryItem, NodeSpec, uuid_of_name
 from moorage.fleet.nodes import NodeStore
 from moorage.rpc.client import Sender
 from moorage.rpc.interface import API_VERSION, Handler, Message, Subscription, Transport
@@ -205,7 +205,7 @@ class Plane:
         nodes = [
             NodeSpec(
                 uuid_of_name(f"{host}-node-{number}"), f"{host}-node-{number}", host,
-                inventories=(Inventory("VCPU", vcpus), Inventory("MEMORY_MB", 65536)),
+                inventories=(InventoryItem("VCPU", vcpus), InventoryItem("MEMORY_MB", 65536)),
             )
             for host, count in hosts.items()
             for number in range(count)

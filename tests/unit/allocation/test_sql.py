@@ -191,6 +191,22 @@ class SqlStoreTests(SqlCase, unittest.TestCase):
         self.assertEqual((), report.repaired)
         self.assertTrue(self.store.release(consumer))
 
+    def test_audit_finds_what_belongs_to_no_provider(self) -> None:
+        given = [provider(VCPU=10, DISK_GB=10) for _ in range(2)]
+        self.store.ensure_providers(given)
+        self.claim(given[0], VCPU=4)
+        of_given = tables.resource_providers.c.uuid.in_([each.uuid for each in given])
+        with self.database.write() as tx:
+            tx.execute(sa.delete(tables.resource_providers).where(of_given))
+            tx.execute(sa.delete(tables.inventories).where(tables.inventories.c.total == 10, tables.inventories.c.used == 0,
+                                                          tables.inventories.c.resource_class_id == 0))  # fmt: skip
+        report = audit(self.store, repair=True)
+        self.assertEqual({Drift("", "VCPU", 4, 4), Drift("", "DISK_GB", 0, 0)}, set(report.drift))
+        self.assertEqual((), report.repaired)
+        with self.database.write() as tx:
+            tx.execute(sa.delete(tables.inventories))
+            tx.execute(sa.delete(tables.allocations))
+
     def test_audit_finds_orphans_and_releases_them_only_when_asked(self) -> None:
         given = provider(VCPU=10)
         for store in (self.store, memory_store()):

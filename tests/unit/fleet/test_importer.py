@@ -10,7 +10,7 @@ import unittest
 
 from moorage import errors
 from moorage.fleet import importer
-from moorage.fleet.interface import Inventory, NodeSpec, uuid_of_name
+from moorage.fleet.interface import InventoryItem, NodeSpec, uuid_of_name
 
 OPENB = (
     '{"uuid": "d545a2b1-969c-5f12-9207-4016a02dabb9", "name": "n", "cluster": "P100", "vcpus": 64, "memory_mb": 1024, '
@@ -45,7 +45,7 @@ class TestReading(unittest.TestCase):
         (row,) = self.read("name,host,vcpus,CUSTOM_FPGA\na,h,8,1\n")
         self.assertEqual(line, row)
         self.assertEqual(uuid_of_name("a"), row.uuid)
-        self.assertEqual((Inventory("VCPU", 8), Inventory("CUSTOM_FPGA", 1)), row.inventories)
+        self.assertEqual((InventoryItem("VCPU", 8), InventoryItem("CUSTOM_FPGA", 1)), row.inventories)
 
     def test_what_is_written_reads_back_the_same(self) -> None:
         (spec,) = self.read(OPENB)

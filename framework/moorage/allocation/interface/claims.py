@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from moorage import errors
+from moorage.inventory import InventoryItem
 
 __all__ = [
     "API_VERSION",
@@ -48,24 +49,6 @@ class Capability(enum.Enum):
 
 class HasChildren(errors.InUse):
     """A provider that is the parent of others cannot go; details: ``provider``, ``holder`` (how many children)."""
-
-
-@dataclass(frozen=True, slots=True)
-class InventoryItem:
-    """How much of one resource class a provider has, in the class's units (MEMORY_MB: MiB, DISK_GB: GiB)."""
-
-    resource_class: str
-    total: int
-    reserved: int = 0
-    min_unit: int = 1
-    max_unit: int = 2**31 - 1
-    step_size: int = 1
-    allocation_ratio: float = 1.0
-
-    @property
-    def capacity(self) -> float:
-        """What may be used in all: (total - reserved) * allocation_ratio."""
-        return (self.total - self.reserved) * self.allocation_ratio
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +206,7 @@ class AllocationStore(abc.ABC):
 class Drift:
     """A counter that disagrees with what it counts.
 
-    :param provider: its uuid; empty for allocations of a provider that does not exist.
+    :param provider: its uuid; empty for an inventory or allocations of a provider that does not exist.
     :param counted: the ``used`` that claims are decided by; None: allocations of a class of which the provider has no inventory.
     :param held: the sum of the stored allocations, which is the truth.
     """

@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import uuid as uuid_module
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from typing import Any
 
 from moorage import errors
 from moorage.api.dialect_application import Answer, Call
 from moorage.control_plane.interface import ApiTools
-from moorage.fleet.interface import Inventory, NodeSpec, inventory_of_class
+from moorage.fleet.interface import InventoryItem, NodeSpec, inventory_of_class
 from moorage.fleet.tables import nodes
 from moorage_plugins.api.baremetal import attached, patching
 from moorage_plugins.api.baremetal.collection import Collection, node_target
@@ -47,7 +46,6 @@ _COLUMNS = [
     nodes.c.uuid, nodes.c.generation, nodes.c.owner, nodes.c.lessee, nodes.c.reservation, nodes.c.instance_uuid, nodes.c.id,
     *(nodes.c[name] for name in _WRITABLE if name not in ("owner", "lessee", "instance_uuid")),
 ]  # fmt: skip
-_INVENTORY = tuple(each.name for each in fields(Inventory))
 _TRIES = 10
 
 
@@ -157,15 +155,12 @@ class Nodes(Collection):
             inventories = self._inventories(row, values["resource_class"])
         return self.tools.fleet().change(row.uuid, row.generation, values, inventories)
 
-    def _inventories(self, row: Any, resource_class: str | None) -> Sequence[Inventory]:
+    def _inventories(self, row: Any, resource_class: str | None) -> Sequence[InventoryItem]:
         """What the provider has, with the new class instead of the old."""
         old = inventory_of_class(row.resource_class).resource_class if row.resource_class else None
         usages = self.tools.store().usages(providers=[row.uuid])
-        kept = [
-            Inventory(**{name: getattr(item, name) for name in _INVENTORY})
-            for item in (usages[0].provider.inventories if usages else ())
-            if item.resource_class != old
-        ]
+        present = usages[0].provider.inventories if usages else ()
+        kept = [item for item in present if item.resource_class != old]
         fresh = inventory_of_class(resource_class) if resource_class else None
         if fresh is None or any(item.resource_class == fresh.resource_class for item in kept):
             return kept

@@ -246,11 +246,12 @@ def _lower(uuid: str) -> str:
 def _change(call: Call, consumer: str, body: Mapping[str, Any]) -> AllocationChange:
     """What a body asks for; it satisfies the schema of its version."""
     given = body["allocations"]
-    if call.version < _MAPPINGS:
-        given = {each["resource_provider"]["uuid"]: each for each in given}
-    resources = {
-        _lower(uuid): {name: int(amount) for name, amount in each["resources"].items()} for uuid, each in given.items()
-    }
+    named = [(each["resource_provider"]["uuid"], each) for each in given] if call.version < _MAPPINGS else given.items()
+    resources: dict[str, dict[str, int]] = {}
+    for uuid, each in named:
+        if _lower(uuid) in resources:
+            raise errors.InvalidInput(f"Resource provider {_lower(uuid)} is named twice.", path="allocations")
+        resources[_lower(uuid)] = {name: int(amount) for name, amount in each["resources"].items()}
     expected: int | Expect = Expect.ANYTHING
     if call.version >= _GENERATIONS:
         generation = body["consumer_generation"]

@@ -202,7 +202,13 @@ RESHAPE_1_38 = _reshape(ALLOCATIONS_1_38)
 # -- candidates ---------------------------------------------------------------------------------------------------
 
 _LIMIT: _Json = {
-    "limit": {"type": ["integer", "string"], "pattern": "^[1-9][0-9]*$", "minimum": 1, "minLength": 1},
+    "limit": {
+        "type": ["integer", "string"],
+        "pattern": "^[1-9][0-9]*$",
+        "minimum": 1,
+        "minLength": 1,
+        "maxLength": 100,
+    },
 }
 _POLICY: _Json = {"group_policy": {"type": "string", "enum": ["none", "isolate"]}}
 #: Suffixes of groups: numbers, from 1.33 on names.

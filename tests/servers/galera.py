@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import contextlib
+import re
+import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 
 import pymysql
@@ -13,7 +15,7 @@ from tests import servers
 from tests.servers.base import HOST, free_port, newest
 from tests.servers.kinds import Mariadb
 
-__all__ = ["GaleraNode", "cluster", "missing"]
+__all__ = ["GaleraNode", "cluster", "missing", "recover"]
 
 
 class GaleraNode(Mariadb):
@@ -74,11 +76,40 @@ class GaleraNode(Mariadb):
             row = cursor.fetchone()
             return row is not None and row[1] == "ON"
 
+    def position(self) -> int:
+        """The number of the last transaction that its files hold; for one that does not run."""
+        (command,) = self.commands()
+        words = [word for word in command if word != "--wsrep-new-cluster"]
+        found = subprocess.run(
+            [*words, "--wsrep-recover"],
+            cwd=self.folder, capture_output=True, text=True, timeout=120, check=False,
+            **self._account(),  # type: ignore[call-overload]
+        )  # fmt: skip
+        said = re.findall(r"Recovered position: \S+:(-?\d+)", found.stdout + found.stderr)
+        if not said:
+            raise AssertionError(f"no position: {(found.stdout + found.stderr)[-2000:]}")
+        return int(said[-1])
+
+    def join(self, members: Sequence[int]) -> None:
+        """Start again after a kill; no members: the cluster begins anew with what this node has."""
+        self._members = list(members)
+        state = self.folder / "data" / "grastate.dat"
+        if not members:
+            state.write_text(re.sub(r"safe_to_bootstrap: *0", "safe_to_bootstrap: 1", state.read_text()))
+        self._launch()
+
 
 def missing() -> str:
     """Why no cluster can be started here, or an empty string."""
     absent = [program for program, path in GaleraNode.programs().items() if path is None]
     return f"galera needs {', '.join(absent)}" if absent else ""
+
+
+def recover(nodes: Sequence[GaleraNode]) -> None:
+    """Start a cluster of which every node was killed, from the one that has the most, as its manual has it."""
+    ordered = sorted(nodes, key=lambda node: node.position(), reverse=True)
+    for place, node in enumerate(ordered):
+        node.join([each.group_port for each in ordered[:place]])
 
 
 @contextlib.contextmanager

@@ -55,6 +55,14 @@ class Proxy:
         for thread in self._threads:
             thread.join(30)
 
+    def turn_to(self, host: str, port: int) -> None:
+        """Cut all connections and pass new ones on to another server, as an address that moves does."""
+        with self._lock:
+            self._target = (host, port)
+            left = list(self._open)
+        for each in left:
+            _cut(each)
+
     def _accept(self) -> None:
         while True:
             try:

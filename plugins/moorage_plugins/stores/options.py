@@ -24,8 +24,8 @@ OPTS: Sequence[cfg.Opt] = (
         default=1,
         min=1,
         max=64,
-        help="How many claims for the same, which several threads of this process make at once, are made in one transaction; "
-        "1 makes each in its own. It pays where many claim of one provider. Needs a restart.",
+        help="How many claims of new consumers on the same providers, which several threads of this process make at once, are "
+        "made in one transaction; 1 makes each in its own. It pays where many claim of one provider. Needs a restart.",
     ),
 )
 

@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from moorage import errors
 from moorage.allocation.interface import (
+    AllocationChange,
     AllocationItem,
     Capability,
     ClaimOutcome,
@@ -26,7 +27,7 @@ from moorage.allocation.interface import (
 from moorage.clock import Clock
 from moorage.db import Database, Duplicate
 from moorage_plugins.stores import statements
-from moorage_plugins.stores.checks import as_change, check_providers, check_request
+from moorage_plugins.stores.checks import as_change, check_changes, check_providers, check_request
 from moorage_plugins.stores.providers import DeletedMeanwhile, ensure
 from moorage_plugins.stores.sql_candidates import SqlCandidates
 from moorage_plugins.stores.sql_catalogue import SqlCatalogue
@@ -105,6 +106,15 @@ class SqlStore(SqlCatalogue, SqlNames, SqlLedger, SqlPools, SqlCandidates, FullS
             self._forget([uuid])
 
     # -- claims ---------------------------------------------------------------------------------------------------
+
+    @override
+    def replace(
+        self, changes: Sequence[AllocationChange], companion: Companion | None = None
+    ) -> tuple[ClaimOutcome, ...]:
+        if self._group is not None and len(changes) == 1 and groupable(changes[0]):
+            check_changes(changes)
+            return (self._group.claim(changes[0], companion),)
+        return super().replace(changes, companion)
 
     @override
     def claim(self, request: ClaimRequest, companion: Companion | None = None) -> ClaimOutcome:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Claims that come at once from several threads and ask for the same, made in one transaction.
+"""Claims that come at once from several threads and ask the same providers, made in one transaction.
 
 Nobody waits for company: a claim that finds nobody before it is made at once, and those that come meanwhile are made together
 afterwards. So a hot provider costs one commit and four statements for all that wait, and a claim alone costs what it always did.
@@ -41,10 +41,10 @@ def groupable(change: AllocationChange) -> bool:
 
 
 class Group:
-    """The lines of claims, one for each thing that is asked for.
+    """The lines of claims, one for each set of providers that is asked.
 
     :param alone: makes one claim.
-    :param together: makes claims of the same resources in one transaction; None: refused, nothing is written.
+    :param together: makes claims of the same providers in one transaction; None: refused, nothing is written.
     :param largest: how many claims one transaction makes.
     """
 
@@ -64,9 +64,7 @@ class Group:
     def claim(self, change: AllocationChange, companion: Companion | None) -> ClaimOutcome:
         """Make a claim, perhaps together with others; raises what it would raise alone."""
         member = Member(change, companion)
-        key = frozenset(
-            (provider, name, amount) for provider, wanted in change.resources.items() for name, amount in wanted.items()
-        )
+        key = frozenset(change.resources)
         with self._lock:
             line = self._lines.get(key)
             if line is None:

@@ -13,6 +13,7 @@ takes any room or holds up anybody at a provider, and then learns that it is one
 
 from __future__ import annotations
 
+import collections
 import enum
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -398,7 +399,7 @@ class SqlLedger(SqlPart, AllocationLedger):
     # -- together -------------------------------------------------------------------------------------------------
 
     def _together(self, members: Sequence[Member]) -> Sequence[ClaimOutcome] | None:
-        """Make claims of new consumers for the same resources in one transaction; None: undone, each must be tried alone."""
+        """Make claims of new consumers on the same providers in one transaction; None: undone, each must be tried alone."""
         try:
             return self._database.run(lambda tx: self._claim_together(tx, members))
         except errors.StoreUnavailable:
@@ -416,10 +417,12 @@ class SqlLedger(SqlPart, AllocationLedger):
             plan = plans[number]
             if tx.execute(statements.TURN, {"of_provider": number, "of_uuid": plan.uuid}).rowcount != 1:
                 raise _StaleError
-            wanted = plan.takes[0]
-            taken = statements.take(len(wanted), self._step_rule, False, True)
-            if tx.execute(taken, {**_values(number, wanted), "times": len(members)}).rowcount != len(wanted):
-                raise _RefusedError
+            # Those that want the same of it take it in one statement.
+            for amounts, times in collections.Counter(tuple(sorted(each.items())) for each in plan.takes).items():
+                taken = statements.take(len(amounts), self._step_rule, False, True)
+                values = {**_values(number, dict(amounts)), "times": times}
+                if tx.execute(taken, values).rowcount != len(amounts):
+                    raise _RefusedError
         tx.execute(statements.ADD_ALLOCATIONS, rows)
         for each in members:
             if each.companion is not None:

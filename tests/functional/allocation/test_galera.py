@@ -4,16 +4,20 @@
 from __future__ import annotations
 
 import os
+import signal
 import unittest
 
 import sqlalchemy as sa
 
+from moorage import errors
 from moorage.db import Database
 from moorage.testing.allocation import all_allocations
 from tests import SOAK, servers
 from tests.conformance.allocation.stores import sql_store
-from tests.functional.allocation.test_processes import Race
+from tests.functional.allocation.test_failover import Generations
+from tests.functional.allocation.test_processes import Race, wait_for_claims
 from tests.servers import galera
+from tests.servers.proxy import Proxy
 
 
 class GaleraTests(unittest.TestCase):
@@ -42,6 +46,54 @@ class GaleraTests(unittest.TestCase):
                 servers.wait_until(lambda url=url: self.held(url) == 600, "the node has all of it", 60)  # type: ignore[misc]
             race.database.close()
 
+    def test_a4_all_nodes_killed_at_once_lose_no_acknowledged_claim(self) -> None:
+        with galera.cluster(3) as nodes:
+            first = sa.make_url(servers.fresh_database(nodes[0]))
+            urls = [first.set(port=node.port).render_as_string(hide_password=False) for node in nodes]
+            race = Race(self, urls[0], 300)
+            for url in urls:
+                servers.wait_until(lambda url=url: self.sees(url, 2), "the node has the providers", 60)  # type: ignore[misc]
+            claimers = race.start([f"p{number}" for number in range(6)], urls=urls)
+            wait_for_claims(claimers, 30)
+            for node in nodes:
+                os.kill(node.pid, signal.SIGKILL)
+            for node in nodes:
+                node.kill()
+            galera.recover(nodes)
+            for each in claimers:
+                each.join()
+                self.assertEqual(("full", ""), each.last)
+            race.check(claimers, unknown=0)
+            for url in urls:
+                servers.wait_until(lambda url=url: self.held(url) == 600, "the node has all of it", 60)  # type: ignore[misc]
+            race.database.close()
+
+    def test_a5_clients_that_fail_over_to_another_node_see_no_generation_fall_and_lose_nothing(self) -> None:
+        with galera.cluster(3) as nodes, Proxy(nodes[0].host, nodes[0].port, lambda piece: False) as proxy:
+            first = sa.make_url(servers.fresh_database(nodes[0]))
+            urls = [first.set(port=node.port).render_as_string(hide_password=False) for node in nodes]
+            race = Race(self, urls[1], 300)
+            for url in urls:
+                servers.wait_until(lambda url=url: self.sees(url, 2), "the node has the providers", 60)  # type: ignore[misc]
+            through = first.set(port=proxy.port).render_as_string(hide_password=False)
+            watch = Generations(through, race.providers[0], wsrep_sync_wait=1)
+            self.addCleanup(watch.end)
+            claimers = race.start([f"p{number}" for number in range(4)], urls=[through])
+            wait_for_claims(claimers, 30)
+            nodes[0].pause()
+            proxy.turn_to(nodes[1].host, nodes[1].port)
+            wait_for_claims(claimers, 30)
+            nodes[0].resume()
+            for each in claimers:
+                each.join()
+                self.assertEqual(("full", ""), each.last)
+            watch.end()
+            self.assertEqual(([], True), (watch.falls, watch.seen > 100), watch.seen)
+            race.check(claimers, unknown=0)
+            for url in urls:
+                servers.wait_until(lambda url=url: self.held(url) == 600, "the node has all of it", 120)  # type: ignore[misc]
+            race.database.close()
+
     def sees(self, url: str, providers: int) -> bool:
         database = Database(url)
         try:
@@ -50,10 +102,13 @@ class GaleraTests(unittest.TestCase):
             database.close()
 
     def held(self, url: str) -> int:
+        """What the node has; a node that is coming back is asked again by the caller."""
         database = Database(url)
         try:
             store = sql_store(database)
             self.assertEqual([], store.drift())
             return sum(item.used for item in all_allocations(store))
+        except errors.StoreUnavailable:
+            return -1
         finally:
             database.close()

@@ -13,15 +13,15 @@ import sqlalchemy as sa
 from sqlalchemy import event
 
 from moorage import errors
-from moorage.allocation.interface import AllocationChange, ClaimOutcome, ClaimRequest, Expect
+from moorage.allocation.interface import AllocationChange, ClaimOutcome, ClaimRequest, Expect, InventoryItem
 from moorage.testing.allocation import all_allocations, held, inconsistencies, new_uuid, provider
 from moorage_plugins.stores.sql_group import Group, Member, groupable
 from tests import servers
 from tests.conformance.allocation.stores import SqlCase, sql_store
 
 
-def change(consumer: str, amount: int = 1) -> AllocationChange:
-    return AllocationChange(consumer, {"p": {"VCPU": amount}}, Expect.NOTHING)
+def change(consumer: str, provider: str = "p") -> AllocationChange:
+    return AllocationChange(consumer, {provider: {"VCPU": 1}}, Expect.NOTHING)
 
 
 class GroupTests(unittest.TestCase):
@@ -90,10 +90,10 @@ class GroupTests(unittest.TestCase):
         self.assertEqual(["first"], self.alone)
         self.assertEqual({}, self.group._lines)
 
-    def test_claims_for_other_things_do_not_wait(self) -> None:
+    def test_claims_of_other_providers_do_not_wait(self) -> None:
         first = self.pool.submit(self.group.claim, change("first"), None)
         servers.wait_until(lambda: self.alone == ["first"], "the first one leads", 60)
-        self.assertEqual("other", self.group.claim(change("other", 2), None).consumer)
+        self.assertEqual("other", self.group.claim(change("other", "q"), None).consumer)
         self.gate.set()
         first.result(60)
 
@@ -137,3 +137,37 @@ class GroupCommitTests(SqlCase, unittest.TestCase):
         self.assertIsNone(store._together(members(2)), "one of them would fit, both do not")
         self.assertEqual(5, len({item.consumer for item in all_allocations(store)}))
         self.assertEqual([], inconsistencies(store))
+
+    def test_different_amounts_are_taken_together_up_to_what_is_there(self) -> None:
+        self.empty()
+        store = sql_store(self.database, group_commit=8)
+        given = [
+            provider(VCPU=10, DISK_GB=100, MEMORY_MB=InventoryItem("MEMORY_MB", 64, step_size=2)) for _ in range(2)
+        ]
+        store.ensure_providers(given)
+
+        def made(*wanted: dict[str, int]) -> Sequence[ClaimOutcome] | None:
+            resources = [{each.uuid: one for each in given} for one in wanted]
+            changes = [AllocationChange(new_uuid(), one, Expect.NOTHING) for one in resources]
+            return store._together([Member(each, None) for each in changes])
+
+        self.assertEqual(4, len(made({"VCPU": 1}, {"VCPU": 2, "DISK_GB": 5}, {"VCPU": 1}, {"DISK_GB": 7}) or ()))
+        for each in given:
+            self.assertEqual({"VCPU": 4, "DISK_GB": 12, "MEMORY_MB": 0}, dict(store.inventories(each.uuid).used))
+        self.assertIsNone(made({"VCPU": 4}, {"VCPU": 3}), "each would fit, both do not")
+        self.assertIsNone(made({"MEMORY_MB": 2}, {"MEMORY_MB": 3}), "one of them breaks a constraint")
+        self.assertEqual([], inconsistencies(store))
+
+    def test_claims_through_replace_are_grouped_too(self) -> None:
+        self.empty()
+        store = sql_store(self.database, group_commit=8)
+        given = provider(VCPU=6)
+        store.ensure_providers([given])
+        asked: list[AllocationChange] = []
+        made = store._group.claim  # type: ignore[union-attr]
+        store._group.claim = lambda change, companion: (asked.append(change), made(change, companion))[1]  # type: ignore[union-attr, method-assign]
+        change = AllocationChange(new_uuid(), {given.uuid: {"VCPU": 1}}, Expect.NOTHING)
+        store.replace([change])
+        self.assertEqual([change], asked)
+        store.replace([AllocationChange(change.consumer, {given.uuid: {"VCPU": 2}})])
+        self.assertEqual(([change], {(given.uuid, "VCPU"): 2}), (asked, held(store)))

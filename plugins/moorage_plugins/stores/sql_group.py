@@ -3,8 +3,8 @@
 
 Nobody waits for company: a claim that finds nobody before it is made at once, and those that come meanwhile are made together
 afterwards. So a hot provider costs one commit and four statements for all that wait, and a claim alone costs what it always did.
-When the transaction of all is refused (one consumer is known, the room is not there for all), each is made by itself, in the order
-in which they came: what each is told does not depend on the others.
+When the transaction of all is refused (one consumer is known, the room is not there for all), each is made by itself, by the thread
+that wants it: what each is told does not depend on the others, and a provider that is full refuses as quickly as ever.
 """
 
 from __future__ import annotations
@@ -26,13 +26,15 @@ class Member:
     companion: Companion | None
     outcome: ClaimOutcome | None = None
     error: BaseException | None = None
+    #: The transaction of all was refused.
+    refused: bool = False
     #: Set when the claim is made or refused, and when it is this thread's turn to lead.
     woken: threading.Event = field(default_factory=threading.Event)
 
     @property
     def done(self) -> bool:
-        """It was made or refused."""
-        return self.outcome is not None or self.error is not None
+        """Nobody else does anything for it any more."""
+        return self.outcome is not None or self.error is not None or self.refused
 
 
 def groupable(change: AllocationChange) -> bool:
@@ -79,6 +81,8 @@ class Group:
                 self._lead(key, member)
         if member.error is not None:
             raise member.error
+        if member.refused:
+            return self._alone(member)
         if member.outcome is None:
             raise AssertionError("a claim that was neither made nor refused")
         return member.outcome
@@ -113,8 +117,11 @@ class Group:
             for each, outcome in zip(batch, outcomes, strict=True):
                 each.outcome = outcome
             return
-        for each in batch:
-            try:
-                each.outcome = self._alone(each)
-            except BaseException as error:  # noqa: BLE001  (it is raised in the thread that asked)
-                each.error = error
+        if len(batch) > 1:
+            for each in batch:
+                each.refused = True
+            return
+        try:
+            batch[0].outcome = self._alone(batch[0])
+        except BaseException as error:  # noqa: BLE001  (it is raised in the thread that asked: the caller)
+            batch[0].error = error

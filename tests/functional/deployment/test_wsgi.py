@@ -112,7 +112,7 @@ class WsgiServers(SliceCase):
     def test_gunicorn_serves_the_whole_api(self) -> None:
         port = servers.free_port()
         command = [
-            *(sys.executable, "-m", "gunicorn", "--workers", "2", "--threads", "4"),
+            *(sys.executable, "-m", "gunicorn", "--no-control-socket", "--workers", "2", "--threads", "4"),
             *("--bind", f"127.0.0.1:{port}", "moorage.api.wsgi:application"),
         ]
         with self.served(command, port) as there:

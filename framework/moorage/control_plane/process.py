@@ -114,9 +114,7 @@ def unlisted(binary: str, conf: cfg.ConfigOpts, clock: Clock) -> Platform:
     atexit.register(transport.close)
     atexit.register(hub.close, _GRACE)
     registry = ServiceRegistry(database, clock)
-    return Platform(
-        identity.host, clock, database, registry, identity, transport, sender, _end_at_once, tell=hub.tell
-    )
+    return Platform(identity.host, clock, database, registry, identity, transport, sender, _end_at_once, tell=hub.tell)
 
 
 def _end_at_once(reason: str) -> None:

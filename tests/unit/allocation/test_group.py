@@ -7,13 +7,20 @@ import threading
 import unittest
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, cast
 
 import sqlalchemy as sa
 from sqlalchemy import event
 
 from moorage import errors
-from moorage.allocation.interface import AllocationChange, ClaimOutcome, ClaimRequest, Expect, InventoryItem
+from moorage.allocation.interface import (
+    AllocationChange,
+    ClaimOutcome,
+    ClaimRequest,
+    Companion,
+    Expect,
+    InventoryItem,
+)
 from moorage.testing.allocation import all_allocations, held, inconsistencies, new_uuid, provider
 from moorage_plugins.stores.sql_group import Group, Member, groupable
 from tests import servers
@@ -165,8 +172,14 @@ class GroupCommitTests(SqlCase, unittest.TestCase):
         given = provider(VCPU=6)
         store.ensure_providers([given])
         asked: list[AllocationChange] = []
-        made = store._group.claim  # type: ignore[union-attr]
-        store._group.claim = lambda change, companion: (asked.append(change), made(change, companion))[1]  # type: ignore[union-attr, method-assign]
+        group = cast(Group, store._group)
+        made = group.claim
+
+        def note(change: AllocationChange, companion: Companion | None) -> ClaimOutcome:
+            asked.append(change)
+            return made(change, companion)
+
+        group.claim = note  # type: ignore[method-assign]
         change = AllocationChange(new_uuid(), {given.uuid: {"VCPU": 1}}, Expect.NOTHING)
         store.replace([change])
         self.assertEqual([change], asked)

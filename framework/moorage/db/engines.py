@@ -36,6 +36,13 @@ _DRIVERS: Mapping[str, str] = {
     "mariadb+pymysql": "mysql+pymysql",
 }
 _EXTRAS: Mapping[str, str] = {"postgresql": "moorage[postgresql]", "mysql": "moorage[mysql]"}
+#: A server whose machine or network is gone without a word is given up after about a minute, not after a quarter of an hour.
+_VANISHED: Mapping[str, str] = {
+    "keepalives_idle": "30",
+    "keepalives_interval": "10",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "60000",
+}
 #: Seconds of rest after which a connection is asked whether it lives, before it is used.
 _REST = 1.0
 #: Strict, and 0 in a key that counts up is 0, as it is elsewhere.
@@ -66,6 +73,8 @@ def parse(text: str) -> sa.URL:
     missing = {} if name == "sqlite" else {"connect_timeout": "10"}
     if name == "mysql":
         missing["charset"] = "utf8mb4"
+    if name == "postgresql":
+        missing |= _VANISHED
     return url.update_query_dict({key: value for key, value in missing.items() if key not in url.query})
 
 

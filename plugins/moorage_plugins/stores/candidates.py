@@ -58,11 +58,6 @@ class Place:
         """The amount of the class could be claimed of it now."""
         return refusal(self.uuid, name, amount, self.items.get(name), self.summary.used.get(name, 0), rule) is None
 
-    def bears(self, name: str, amount: int) -> bool:
-        """Several groups together may take the amount, each of whose parts has room by itself."""
-        item = self.items[name]
-        return amount <= item.max_unit and self.summary.used.get(name, 0) + amount <= item.capacity
-
     def within(self, member_of: Sequence[frozenset[str]]) -> bool:
         """It is in one aggregate of each set."""
         return all(each & self.aggregates for each in member_of)
@@ -169,7 +164,7 @@ def _of_anchor(query: CandidateQuery, fleet: Fleet, root: Place, rule: str, sear
     # The group that may be spread comes first in a combination, though it is looked at last: others are cheaper to rule out.
     for first in spread if spread is not None else (None,):
         start = {} if first is None else dict(first.taken)
-        for chosen in _combine(query, fleet, options, start, (), search):
+        for chosen in _combine(query, fleet, options, start, (), rule, search):
             taken = dict(start)
             mappings = {} if first is None else {"": tuple(sorted(first.providers))}
             for suffix, option in zip(suffixes, chosen, strict=True):
@@ -239,6 +234,7 @@ def _combine(
     options: Sequence[Sequence[_Option]],
     taken: Mapping[tuple[str, str], int],
     chosen: tuple[_Option, ...],
+    rule: str,
     search: Search,
 ) -> Iterator[tuple[_Option, ...]]:
     """One option of each group, so that all together fit."""
@@ -252,10 +248,10 @@ def _combine(
             continue
         together = dict(taken)
         if _add(together, option) and not all(
-            fleet.places[uuid].bears(name, together[uuid, name]) for uuid, name in option.taken
+            fleet.places[uuid].has_room(name, together[uuid, name], rule) for uuid, name in option.taken
         ):
             continue
-        yield from _combine(query, fleet, options, together, (*chosen, option), search)
+        yield from _combine(query, fleet, options, together, (*chosen, option), rule, search)
 
 
 def _add(taken: dict[tuple[str, str], int], option: _Option) -> bool:

@@ -154,6 +154,14 @@ class TestAnswer(unittest.TestCase):
         self.assertEqual(10, len(got))
         self.assertEqual(9, len(fleet.summaries(got)))
 
+    def test_amounts_that_meet_on_one_provider_keep_its_step(self) -> None:
+        items = (InventoryItem("DISK_GB", 100, min_unit=2, step_size=2, max_unit=4),)
+        provider = ResourceProvider("host", "host", inventories=items, root="host")
+        host = Place(ProviderSummary(provider, {"DISK_GB": 0}, ()))
+        for first, second, expected in ((2, 2, 1), (2, 1, 0), (4, 2, 0)):
+            query = groups(RequestGroup("1", {"DISK_GB": first}), RequestGroup("2", {"DISK_GB": second}))
+            self.assertEqual(expected, len(found(query, host)), (first, second))
+
     def test_a_product_without_a_result_is_left_with_words(self) -> None:
         cards = [place(f"card-{n}", "host", "host", VGPU=8) for n in range(9)]
         fleet = Fleet([place("host"), *cards])

@@ -39,6 +39,10 @@ class UrlTest(unittest.TestCase):
         url = engines.parse("mysql://u:p@h/d?charset=utf8mb3&connect_timeout=3")
         self.assertEqual({"charset": "utf8mb3", "connect_timeout": "3"}, dict(url.query))
 
+    def test_a_postgresql_server_that_vanishes_is_given_up(self) -> None:
+        url = engines.parse("postgresql://u:p@h/d?tcp_user_timeout=5000")
+        self.assertEqual(("5000", "30"), (url.query["tcp_user_timeout"], url.query["keepalives_idle"]))
+
     def test_what_cannot_be_used_is_refused_with_the_reason(self) -> None:
         for text, reason in (
             ("sqlite://", "in memory"),

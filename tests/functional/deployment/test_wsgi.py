@@ -70,6 +70,8 @@ class WsgiServers(SliceCase):
             self.skipTest("uWSGI is not installed: pip install uWSGI")
         return [
             *(program, "--master", "--die-on-term", "--processes", "2", "--virtualenv", sys.prefix, *more),
+            # A process whose threads do not run cannot end in good order.
+            *("--worker-reload-mercy", "5"),
             *("--http-socket", f"127.0.0.1:{port}", "--module", "moorage.api.wsgi:application"),
         ]
 

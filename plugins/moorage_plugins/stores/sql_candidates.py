@@ -87,8 +87,12 @@ class _Anchors:
         return sa.select(root.c.id, root.c.uuid, fits).order_by(root.c.id)
 
     def in_tree(self, condition: sa.ColumnElement[bool]) -> sa.ColumnElement[bool]:
-        """A provider of the root's tree fulfils it."""
-        return sa.exists().where(_MEMBER.c.root_uuid == self._root.c.uuid, condition).correlate(self._root)
+        """A provider of the root's tree fulfils it.
+
+        Not EXISTS, of which PostgreSQL would make a hash of the whole fleet for every page.
+        """
+        one = sa.select(_MEMBER.c.id).where(_MEMBER.c.root_uuid == self._root.c.uuid, condition).limit(1)
+        return one.correlate(self._root).scalar_subquery().is_not(None)
 
     def shared_with(self, givers: Iterable[Place]) -> sa.ColumnElement[bool]:
         """A provider of the root's tree is in an aggregate of one of them."""

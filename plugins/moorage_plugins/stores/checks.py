@@ -17,6 +17,7 @@ from moorage.allocation.interface import (
     CandidateQuery,
     ClaimRequest,
     Expect,
+    InventoryChange,
     InventoryItem,
     ResourceProvider,
 )
@@ -38,6 +39,7 @@ __all__ = [
     "check_provider_name",
     "check_providers",
     "check_request",
+    "check_reshape",
     "refusal",
     "refusals",
     "steps_of_reshape",
@@ -266,6 +268,18 @@ def check_aggregates(uuids: Iterable[str]) -> None:
     """
     for uuid in uuids:
         _check_text("aggregate", uuid, _UUID_LENGTH)
+
+
+def check_reshape(inventories: Sequence[InventoryChange], changes: Sequence[AllocationChange]) -> None:
+    """Refuse a reshape that can never be right.
+
+    :raises InvalidInput: says where.
+    """
+    check_changes(changes)
+    if len({each.provider for each in inventories}) < len(inventories):
+        raise errors.InvalidInput("A provider stands twice among the inventories.", path="inventories")
+    for each in inventories:
+        check_inventories(each.provider, each.items)
 
 
 def check_inventories(provider: str, items: Sequence[InventoryItem]) -> None:

@@ -25,7 +25,7 @@ from moorage.allocation.interface import (
     ProviderHolding,
     UsageTotal,
 )
-from moorage_plugins.stores.checks import check_changes, check_inventories, refusals, steps_of_reshape
+from moorage_plugins.stores.checks import check_changes, check_reshape, refusals, steps_of_reshape
 from moorage_plugins.stores.memory_part import MemoryConsumer, MemoryPart
 
 __all__ = ["MemoryLedger"]
@@ -46,11 +46,7 @@ class MemoryLedger(MemoryPart, AllocationLedger):
 
     @override
     def reshape(self, inventories: Sequence[InventoryChange], changes: Sequence[AllocationChange]) -> None:
-        check_changes(changes)
-        if len({each.provider for each in inventories}) < len(inventories):
-            raise errors.InvalidInput("A provider stands twice among the inventories.", path="inventories")
-        for each in inventories:
-            check_inventories(each.provider, each.items)
+        check_reshape(inventories, changes)
         with self._lock:
             self._change(changes, inventories, None)
 

@@ -42,7 +42,7 @@ from moorage.allocation.interface import (
 )
 from moorage.db import MICROSECONDS
 from moorage_plugins.stores import providers, statements
-from moorage_plugins.stores.checks import check_changes, check_inventories, refusals, steps_of_reshape
+from moorage_plugins.stores.checks import check_changes, check_reshape, refusals, steps_of_reshape
 from moorage_plugins.stores.sql_group import Member
 from moorage_plugins.stores.sql_part import SqlPart, no_such_provider, shown
 
@@ -93,11 +93,7 @@ class SqlLedger(SqlPart, AllocationLedger):
 
     @override
     def reshape(self, inventories: Sequence[InventoryChange], changes: Sequence[AllocationChange]) -> None:
-        check_changes(changes)
-        if len({each.provider for each in inventories}) < len(inventories):
-            raise errors.InvalidInput("A provider stands twice among the inventories.", path="inventories")
-        for each in inventories:
-            check_inventories(each.provider, each.items)
+        check_reshape(inventories, changes)
         self._persistently(changes, inventories, None)
 
     def _persistently(

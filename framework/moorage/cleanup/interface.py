@@ -266,6 +266,13 @@ class Workers(abc.ABC):
             ended the lease.
         """
 
+    @abc.abstractmethod
+    def tokens(self, transaction: Any, resource_type: str, resource_ids: Sequence[str]) -> Mapping[str, int]:
+        """The last token of each of several resources; of those that never had an operation in this database there is none.
+
+        Tokens outlive their resources: what lies outside of the store under a token that was never given belongs to others.
+        """
+
 
 # -- handlers ---------------------------------------------------------------------------------------------------------
 

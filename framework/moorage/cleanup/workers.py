@@ -360,6 +360,13 @@ class WorkerStore(Workers):
             .scalar_subquery()
         )
 
+    @override
+    def tokens(self, transaction: sa.Connection, resource_type: str, resource_ids: Sequence[str]) -> dict[str, int]:
+        query = sa.select(fences.c.resource_id, fences.c.token).where(
+            fences.c.resource_type == resource_type, fences.c.resource_id.in_(resource_ids)
+        )
+        return {row.resource_id: row.token for row in transaction.execute(query)}
+
     # -- for the leases -------------------------------------------------------------------------------------------
 
     def holds(self, held: Lease) -> bool:

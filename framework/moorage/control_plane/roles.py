@@ -152,12 +152,16 @@ class Periodic:
         seconds = self._first
         while not self._clock.wait(self._stop, seconds):
             seconds = self._seconds
-            try:
-                self._work()
-            except errors.Unavailable as error:
-                LOG.warning("%s is put off: %s", self._name, error.message)
-            except Exception:
-                LOG.exception("%s failed.", self._name)
+            _attempt(self._name, self._work)
+
+
+def _attempt(name: str, work: Callable[[], object]) -> None:
+    try:
+        work()
+    except errors.Unavailable as error:
+        LOG.warning("%s is put off: %s", name, error.message)
+    except Exception:
+        LOG.exception("%s failed.", name)
 
 
 class SchedulerRole:
@@ -383,7 +387,8 @@ class Agent:
 
     def _sweep_all(self) -> None:
         for service in self._services:
-            service.sweep()
+            # One that fails holds up no other one.
+            _attempt(f"sweep of {type(service).__name__}", service.sweep)
         if self._soon.is_set():
             self._soon.clear()
             self._tell_instances()

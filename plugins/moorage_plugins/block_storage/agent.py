@@ -55,7 +55,7 @@ class BlockStorageAgent(AgentService):
         self._backend = open_backend(tools.conf)
         section = tools.conf.block_storage
         self._delay = float(section.chunk_delay)
-        self._collector = Collector(self._backend, tools.database)
+        self._collector = Collector(self._backend, tools.database, tools.workers)
         self._collect_every = float(section.collect_interval)
         self._collected_at = tools.clock.monotonic()
         cluster = tools.identity.cluster

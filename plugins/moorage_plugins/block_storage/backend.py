@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,6 +19,7 @@ __all__ = ["DirectoryBackend", "Tick"]
 
 #: Called after each chunk; what it raises ends the copy.
 Tick = Callable[[], None]
+_UUID = re.compile("[0-9a-f-]{36}")
 
 
 class DirectoryBackend:
@@ -42,12 +44,12 @@ class DirectoryBackend:
 
     @contextlib.contextmanager
     def writing(self, kind: str, uuid: str, token: int) -> Iterator[Path]:
-        """The file of a new try; it is on disk at the end."""
+        """The file of a new try; it is on disk at the end, and so are the names that lead to it."""
         path = self.path(kind, uuid, token)
         path.parent.mkdir(parents=True, exist_ok=True)
         yield path
-        with open(path, "rb") as written:
-            os.fsync(written.fileno())
+        for each in (path, path.parent, path.parent.parent, self.folder):
+            _sync(each)
 
     def allocate(self, path: Path, size: int, tick: Tick) -> None:
         """A file of zeros."""
@@ -79,16 +81,17 @@ class DirectoryBackend:
             stream.truncate(size)
 
     def tokens(self, kind: str, uuid: str) -> list[str]:
-        """Names of the tries that have left something."""
+        """Names of the tries that have left something; what is no token is not looked at."""
         try:
-            return sorted(os.listdir(self.folder / kind / uuid))
-        except FileNotFoundError:
+            return sorted(name for name in os.listdir(self.folder / kind / uuid) if name.isascii() and name.isdigit())
+        except (FileNotFoundError, NotADirectoryError):
             return []
 
     def uuids(self, kind: str) -> list[str]:
-        """Of what there are files."""
+        """Of what there are files; what is no folder of a resource is not looked at."""
         try:
-            return sorted(os.listdir(self.folder / kind))
+            with os.scandir(self.folder / kind) as entries:
+                return sorted(entry.name for entry in entries if _UUID.fullmatch(entry.name) and entry.is_dir())
         except FileNotFoundError:
             return []
 
@@ -103,10 +106,19 @@ class DirectoryBackend:
         """Remove what tries with smaller tokens left, all of them without ``below``, but the live one; how many."""
         removed = 0
         for name in self.tokens(kind, uuid):
-            if name != keep and (below is None or (name.isdigit() and int(name) < below)):
+            if name != keep and (below is None or int(name) < below):
                 self.remove(kind, uuid, name)
                 removed += 1
         if not removed:
             with contextlib.suppress(OSError):
                 (self.folder / kind / uuid).rmdir()
         return removed
+
+
+def _sync(path: Path) -> None:
+    """A file, or the names in a folder."""
+    opened = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)

@@ -40,7 +40,7 @@ def write_backup(source: Path, path: Path, chunk_bytes: int, tick: Tick) -> str:
     return whole.hexdigest()
 
 
-def verify_backup(path: Path) -> str:
+def verify_backup(path: Path, tick: Tick) -> str:
     """Read all of it; the hexadecimal SHA-256 of the content.
 
     :raises Conflict: it is damaged; says where.
@@ -48,6 +48,7 @@ def verify_backup(path: Path) -> str:
     whole = hashlib.sha256()
     for chunk in _chunks(path):
         whole.update(chunk)
+        tick()
     return whole.hexdigest()
 
 

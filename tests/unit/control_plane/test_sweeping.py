@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An agent's services sweep each for itself."""
+
+from __future__ import annotations
+
+import threading
+import unittest
+
+from typing_extensions import override
+
+from moorage import errors
+from moorage.control_plane.interface import AgentService, AgentTools
+from moorage.control_plane.roles import Agent
+
+
+class Sweeper(AgentService):
+    """Counts its sweeps; some raise."""
+
+    api_version = (1, 0)
+
+    @override
+    def __init__(self, tools: AgentTools | None, error: Exception | None = None) -> None:
+        self.error = error
+        self.swept = 0
+
+    @override
+    def endpoints(self) -> list[object]:
+        return []
+
+    @override
+    def start(self) -> None: ...
+
+    @override
+    def sweep(self) -> None:
+        self.swept += 1
+        if self.error is not None:
+            raise self.error
+
+    @override
+    def stop(self) -> None: ...
+
+    @override
+    def tell_instances(self, *, everything: bool) -> None:
+        self.told = everything
+
+
+class SweepingTests(unittest.TestCase):
+    def test_a_service_that_fails_holds_up_no_other_one(self) -> None:
+        broken, away, well = Sweeper(None, KeyError("bug")), Sweeper(None, errors.Unavailable("away")), Sweeper(None)
+        agent = Agent()
+        agent._services = [broken, away, well]
+        agent._soon = threading.Event()
+        agent.sync_instances(soon=True)
+        with self.assertLogs("moorage.control_plane.roles", "WARNING") as told:
+            agent._sweep_all()
+        self.assertEqual([each.swept for each in (broken, away, well)], [1, 1, 1])
+        # Nor what is done after them.
+        self.assertEqual((well.told, agent._soon.is_set()), (False, False))
+        self.assertEqual([record.levelname for record in told.records], ["ERROR", "WARNING"])

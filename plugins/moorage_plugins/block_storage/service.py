@@ -86,9 +86,9 @@ class BlockStorage:
 
         :raises InvalidInput: there is no such image.
         """
-        if image:
-            self._check_image(image, size_bytes, project_id)
-        uuid, location = str(uuid_module.uuid4()), self._place()
+        found = self._check_image(image, size_bytes, project_id) if image else None
+        # Where the image's data are, if it was uploaded.
+        uuid, location = str(uuid_module.uuid4()), getattr(found, "location", "") or self._place()
         values = {"name": name, "project_id": project_id, "size_bytes": size_bytes, "image": image}
 
         def work(tx: sa.Connection) -> None:
@@ -98,7 +98,8 @@ class BlockStorage:
 
         return self._done(work, VOLUME, uuid, location)
 
-    def _check_image(self, image: str, size_bytes: int, project_id: str) -> None:
+    def _check_image(self, image: str, size_bytes: int, project_id: str) -> Any | None:
+        """The uploaded image's row; None for a file."""
         with self._database.read() as tx:
             row = ROWS[IMAGE].find(tx, image)
         if row is not None and project_id not in ("", row.project_id):
@@ -106,12 +107,14 @@ class BlockStorage:
         if row is not None and row.status == "active":
             size = row.size_bytes
         else:
+            row = None
             path = image_file(self._conf, image)
             if path is None:
                 raise errors.InvalidInput(f"There is no image {image}.", path="image")
             size = path.stat().st_size
         if size > size_bytes:
             raise errors.InvalidInput(f"The image {image} has {size} bytes, the volume {size_bytes}.", path="size")
+        return row
 
     def delete_volume(self, uuid: str, *, force: bool = False) -> None:
         """Begin to delete it; ``force``: whatever is being done to it.
@@ -143,7 +146,7 @@ class BlockStorage:
             token = self._workers.create(tx, VOLUME, uuid, "upload", "uploading", addressed_to=volume.location)
             self._move(tx, uuid, token, "uploading", _IDLE, upload_to=image)
             values = {"name": image_name, "project_id": volume.project_id, "size_bytes": volume.size_bytes}
-            ROWS[IMAGE].insert(tx, image, "saving", token, **values)
+            ROWS[IMAGE].insert(tx, image, "saving", token, location=volume.location, **values)
 
         self._done(work, VOLUME, uuid, volume.location)
         return self.get(IMAGE, image, None)
@@ -213,18 +216,25 @@ class BlockStorage:
             self._move(tx, volume_uuid, token, "backing-up", _IDLE)
             token = self._workers.create(tx, BACKUP, uuid, "create", "creating", addressed_to=volume.location)
             values = {"name": name, "project_id": project_id, "size_bytes": volume.size_bytes}
-            rest = {"volume_uuid": volume_uuid, "restore_to": "", "checksum": ""}
+            rest = {"volume_uuid": volume_uuid, "restore_to": "", "checksum": "", "location": volume.location}
             ROWS[BACKUP].insert(tx, uuid, "creating", token, **values, **rest)
 
         return self._done(work, BACKUP, uuid, volume.location)
 
     def restore(self, backup_uuid: str, volume_uuid: str | None = None, *, name: str = "") -> Any:
-        """Begin to restore a backup to a volume that nobody uses: the given one, or its own; the volume is returned."""
+        """Begin to restore a backup to a volume that nobody uses: the given one, or its own; the volume is returned.
+
+        :raises Conflict: the volume is where the backup's data are not, or something is being done to one of them.
+        """
         backup = self.get(BACKUP, backup_uuid, None)
         volume = self.get(VOLUME, volume_uuid or backup.volume_uuid, None)
         if volume.size_bytes < backup.size_bytes:
             raise errors.InvalidInput(
                 f"The volume has {volume.size_bytes} bytes, the backup {backup.size_bytes}.", path="volume_id"
+            )
+        if backup.location not in ("", volume.location):
+            raise errors.Conflict(
+                f"The backup lies at {backup.location}, the volume at {volume.location}; restore it to a volume there."
             )
 
         def work(tx: sa.Connection) -> None:
@@ -288,6 +298,8 @@ class BlockStorage:
 
     def _location(self, row: Any) -> str:
         """Where the services are that work on what was made from a volume."""
+        if getattr(row, "location", ""):
+            return str(row.location)
         with self._database.read() as tx:
             volume = ROWS[VOLUME].find(tx, row.volume_uuid)
         return volume.location if volume is not None else self._place()

@@ -30,6 +30,11 @@ def _common() -> list[sa.Column[Any]]:
     ]
 
 
+def _location() -> sa.Column[Any]:
+    """Where the data lie, as with volumes, which may be gone; empty: nobody knows, it was made by an earlier version."""
+    return sa.Column("location", exact(255), server_default="", nullable=False)
+
+
 volumes = sa.Table(
     "block_volumes",
     plugins_metadata,
@@ -61,6 +66,7 @@ backups = sa.Table(
     sa.Column("volume_uuid", Uuid, nullable=False),
     sa.Column("restore_to", exact(36), nullable=False),
     sa.Column("checksum", exact(64), nullable=False),
+    _location(),
     sa.UniqueConstraint("uuid", name="uq_block_backups_uuid"),
 )
 
@@ -69,5 +75,6 @@ images = sa.Table(
     "block_images",
     plugins_metadata,
     *_common(),
+    _location(),
     sa.UniqueConstraint("uuid", name="uq_block_images_uuid"),
 )

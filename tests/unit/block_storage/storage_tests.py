@@ -122,6 +122,40 @@ class StorageTests(StorageCase):
         self.assertIn("There is no image goes", self.storage.get("volume", volume.uuid).fault)
         self.assertEqual(self.storage.strays(), [])
 
+    def test_backups_and_images_are_worked_on_where_their_data_are(self) -> None:
+        """Though their volume is gone, and new volumes are elsewhere."""
+        uuid = self.storage.volume()
+        backup = self.service.create_backup(uuid).uuid
+        self.storage.run_all()
+        image = self.service.upload(uuid, "mine").uuid
+        self.storage.run_all()
+        self.service.delete_volume(uuid)
+        self.storage.run_all()
+        self.storage.place = "elsewhere"
+        self.assertEqual(self.service.create_volume(SIZE, image=image).location, CLUSTER)
+        elsewhere = self.service.create_volume(SIZE)
+        self.assertEqual(elsewhere.location, "elsewhere")
+        with self.assertRaisesRegex(errors.Conflict, "lies at cluster, the volume at elsewhere"):
+            self.service.restore(backup, elsewhere.uuid)
+        self.service.delete("backup", backup)
+        self.assertEqual(self.storage.told[-1], (CLUSTER, "backup", backup))
+        row = self.storage.workers.get("backup", backup)
+        assert row is not None
+        self.assertEqual(row.addressed_to, CLUSTER)
+
+    def test_a_backup_of_which_nobody_knows_where_it_lies_goes_where_there_is_somebody(self) -> None:
+        """Its volume was deleted before this was kept."""
+        uuid = self.storage.volume()
+        backup = self.service.create_backup(uuid).uuid
+        self.storage.run_all()
+        with self.storage.database.write() as tx:
+            ROWS["backup"].change(tx, backup, location="")
+        self.service.delete_volume(uuid)
+        self.storage.run_all()
+        self.service.delete("backup", backup)
+        self.storage.run_all()
+        self.assertEqual((self.status("backup", backup), self.storage.strays()), (None, []))
+
     # -- what is refused ------------------------------------------------------------------------------------------
 
     def test_a_second_operation_is_refused_and_the_first_named(self) -> None:

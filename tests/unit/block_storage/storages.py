@@ -86,8 +86,10 @@ class Storage:
         self.backend = open_backend(self.conf)
         self.workers = WorkerStore(self.database, lease_seconds=lease_seconds)
         self.told: list[tuple[str, str, str]] = []
+        #: Where new volumes are.
+        self.place = CLUSTER
         self.service = BlockStorage(
-            self.conf, self.database, self.workers, lambda: CLUSTER, lambda *told: self.told.append(told)
+            self.conf, self.database, self.workers, lambda: self.place, lambda *told: self.told.append(told)
         )
 
     def create_tables(self) -> None:

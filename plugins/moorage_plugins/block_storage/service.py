@@ -7,7 +7,7 @@ Immediate changes (attach, detach) are one conditional statement. Nothing here w
 from __future__ import annotations
 
 import uuid as uuid_module
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -21,9 +21,11 @@ from moorage_plugins.block_storage.outcomes import CLEANABLE, ROWS
 from moorage_plugins.block_storage.rows import BACKUP, IMAGE, SNAPSHOT, VOLUME
 from moorage_plugins.block_storage.tables import volumes
 
-__all__ = ["RESETTABLE", "BlockStorage"]
+__all__ = ["RESETTABLE", "UNKNOWN", "BlockStorage"]
 
 LOG = logging.getLogger(__name__)
+#: What a volume is attached to, when nobody has said it.
+UNKNOWN = "unknown"
 _IDLE = ("available", "in-use")
 _AT_REST = {
     VOLUME: ("available", "error", "error_restoring"),
@@ -35,6 +37,12 @@ RESETTABLE = {
     VOLUME: ("available", "in-use", "error", "error_restoring"),
     SNAPSHOT: ("available", "error"),
     BACKUP: ("available", "error"),
+}
+
+#: What a volume's status, when it is set, says of its attachment: later operations bring it back to where that says it was.
+_ATTACHED: Mapping[str, Mapping[str, Any]] = {
+    "available": {"attached_to": ""},
+    "in-use": {"attached_to": sa.case((volumes.c.attached_to == "", UNKNOWN), else_=volumes.c.attached_to)},
 }
 
 
@@ -254,7 +262,7 @@ class BlockStorage:
     # -- all ------------------------------------------------------------------------------------------------------
 
     def reset(self, kind: str, uuid: str, status: str) -> None:
-        """Set the status by a person's word.
+        """Set the status by a person's word; a volume that is available is attached to nothing, one in use to something.
 
         Whatever is being done to the resource, by whichever service, ends here: its worker row is removed and its later writes are
         refused; what it wrote is collected.
@@ -274,7 +282,7 @@ class BlockStorage:
                 raise errors.Conflict(f"The {kind} {uuid} has no data, so it cannot be {status}.")
             if kind == VOLUME:
                 outcomes.kill_uploads(tx, [row], "Its volume was reset.")
-                ROWS[kind].must_write(tx, uuid, token, status=status, upload_to="")
+                ROWS[kind].must_write(tx, uuid, token, status=status, upload_to="", **_ATTACHED.get(status, {}))
             else:
                 ROWS[kind].must_write(tx, uuid, token, status=status)
 

@@ -320,6 +320,17 @@ class StorageTests(StorageCase):
             self.service.create_volume(SIZE, image=image.uuid, project_id="two")
         self.service.create_volume(SIZE, image=image.uuid, project_id="one")
 
+    def test_what_a_status_that_is_set_says_of_the_attachment_holds_after_the_next_operation(self) -> None:
+        uuid = self.storage.volume()
+        self.service.attach(uuid, "server")
+        for status, attached in (("error", "server"), ("in-use", "server"), ("available", ""), ("in-use", "unknown")):
+            self.service.reset("volume", uuid, status)
+            self.assertEqual(self.storage.get("volume", uuid).attached_to, attached)
+            if status != "error":
+                self.service.upload(uuid, "mine")
+                self.storage.run_all()
+            self.assertEqual(self.status("volume", uuid), status)
+
     def test_only_some_statuses_can_be_set(self) -> None:
         uuid = self.storage.volume()
         with self.assertRaisesRegex(errors.InvalidInput, "can be reset to available, in-use"):

@@ -12,7 +12,7 @@ from moorage import errors
 from moorage.api.dialect_application import Answer, Call, Operation
 from moorage.routes import PolicyRule
 from moorage_plugins.block_storage.rows import BACKUP, SNAPSHOT, VOLUME
-from moorage_plugins.block_storage.service import BlockStorage
+from moorage_plugins.block_storage.service import UNKNOWN, BlockStorage
 
 __all__ = ["POLICIES", "operations"]
 
@@ -134,7 +134,7 @@ class _Resources:
             self._check(_ADMIN, call.context)
             self._delete(kind, row.uuid, force=True)
         elif kind == VOLUME and name == "os-attach":
-            self._storage.attach(row.uuid, str(given.get("instance_uuid") or given.get("host_name") or "unknown")[:255])
+            self._storage.attach(row.uuid, str(given.get("instance_uuid") or given.get("host_name") or UNKNOWN)[:255])
         elif kind == VOLUME and name == "os-detach":
             self._storage.detach(row.uuid)
         elif kind == VOLUME and name == "os-volume_upload_image":

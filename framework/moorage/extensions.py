@@ -16,7 +16,7 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -25,10 +25,11 @@ from stevedore import named
 
 from moorage import errors
 
-__all__ = ["ExtensionPoint", "Finding", "Loaded", "State", "entry_points", "groups"]
+__all__ = ["ExtensionPoint", "Finding", "Loaded", "State", "deprecated", "entry_points", "groups"]
 
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
+MethodT = TypeVar("MethodT", bound=Callable[..., Any])
 
 #: Seconds after which a plugin whose import has not returned counts as hanging.
 IMPORT_DEADLINE = 30.0
@@ -81,6 +82,27 @@ def _stamp(path: str) -> tuple[int, int, int]:
     return found.st_ino, found.st_mtime_ns, found.st_size
 
 
+_MARK = "__moorage_deprecated__"
+#: (group, plugin, distribution, version, what) that were warned of in this process.
+_warned: set[tuple[str, ...]] = set()
+
+
+def deprecated(since: tuple[int, int], instead: str) -> Callable[[MethodT], MethodT]:
+    """Marks a method of an interface that plugins shall not implement any more; it goes with the next major api_version.
+
+    Until then it is called as before. A plugin that implements it is told of once in each process, and by ``moorage plugin check``.
+
+    :param since: the api_version with which it became so.
+    :param instead: what the author shall do, a clause: ``implement filter_rows``.
+    """
+
+    def mark(method: MethodT) -> MethodT:
+        setattr(method, _MARK, f"which is deprecated since api_version {_dotted(since)}: {instead}")
+        return method
+
+    return mark
+
+
 class State(enum.Enum):
     """What a survey found out about one plugin."""
 
@@ -94,7 +116,10 @@ class State(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One plugin as a survey sees it; ``problem`` and ``remedy`` are empty when the state is READY."""
+    """One plugin as a survey sees it; ``problem`` and ``remedy`` are empty when the state is READY.
+
+    :param warning: what will not work for ever, though it works now; empty when there is nothing.
+    """
 
     group: str
     name: str
@@ -106,11 +131,13 @@ class Finding:
     summary: str = ""
     problem: str = ""
     remedy: str = ""
+    warning: str = ""
 
     def sentence(self) -> str:
         """The whole finding as text for a log or an error."""
         owner = f" of {self.distribution} {self.version}".rstrip() if self.distribution else ""
-        return f"plugin '{self.name}'{owner} in group {self.group}: {self.problem} {self.remedy}".strip()
+        said = " ".join(filter(None, (self.problem, self.remedy, self.warning)))
+        return f"plugin '{self.name}'{owner} in group {self.group}: {said}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +249,8 @@ class ExtensionPoint(Generic[T]):
                 state=finding.state.value,
                 distribution=finding.distribution,
             )
+        if finding.warning:
+            _warn(finding)
         return Loaded(name, plugin, finding.distribution, finding.version, self.group)
 
     def load_all(self, names: Sequence[str]) -> list[Loaded[T]]:
@@ -336,7 +365,21 @@ class ExtensionPoint(Generic[T]):
             (getattr(plugin, "__doc__", None) or "").strip().partition("\n")[0],
             problem,
             remedy,
+            self._deprecations(plugin, distribution) if state is State.READY else "",
         )
+
+    def _deprecations(self, plugin: Any, distribution: str) -> str:
+        """What the plugin implements of what was deprecated."""
+        found = [
+            f"it implements {name}, {mark}."
+            for name in sorted(dir(self.interface) if self.interface is not None else ())
+            if (mark := getattr(getattr(self.interface, name), _MARK, ""))
+            and getattr(plugin, name) is not getattr(self.interface, name)
+        ]
+        if not found:
+            return ""
+        remedy = f"It will not be called any more from api_version {self.api_version[0] + 1}.0 on; ask for a newer {distribution}."
+        return " ".join((*found, remedy))
 
     def _declared_version(self, plugin: Any) -> tuple[int, int] | None:
         """What the plugin's author declared; a value that is only inherited from the interface is none."""
@@ -350,6 +393,14 @@ class ExtensionPoint(Generic[T]):
 
     def _compatible(self, declared: tuple[int, int] | None) -> bool:
         return declared is not None and declared[0] == self.api_version[0] and declared[1] <= self.api_version[1]
+
+
+def _warn(finding: Finding) -> None:
+    """Once for each plugin in a process, however often it is loaded."""
+    key = (finding.group, finding.name, finding.distribution, finding.version, finding.warning)
+    if key not in _warned:
+        _warned.add(key)
+        LOG.warning("%s", _sentence_case(finding.sentence()))
 
 
 def _import(point: importlib.metadata.EntryPoint) -> tuple[Any, BaseException | None]:

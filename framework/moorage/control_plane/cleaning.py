@@ -53,7 +53,7 @@ class AgentCleaning:
         self._orphans = OrphanStore(platform.database, workers, platform.identity, platform.clock)
         self._cleaner = Cleaner(
             self._orphans,
-            {each.name: each.plugin(tools) for each in loaded},
+            {each.name: each.build(tools) for each in loaded},
             platform.clock,
             random.Random(),  # noqa: S311  (spreads cleaners, no secret)
             Policy.from_config(conf.cleanup),

@@ -18,39 +18,18 @@ from oslo_config import cfg
 from oslo_log import log as logging
 
 from moorage import errors
-from moorage.extensions import entry_points, groups
+from moorage.extensions import entry_points
+from moorage.options import GROUP, option_sets
 
-__all__ = ["deprecated", "load", "need_restart", "option_sets", "unknown"]
+__all__ = ["deprecated", "load", "need_restart", "unknown"]
 
 LOG = logging.getLogger(__name__)
-_GROUP = "oslo.config.opts"
 #: Libraries that read our configuration files: logs, messages, Keystone's tokens.
 _LIBRARIES = frozenset({"oslo.log", "oslo.messaging", "oslo.policy", "keystonemiddleware"})
 #: Chatty libraries, and what is worth hearing of them.
 _LOG_LEVELS = (
     "alembic=WARN", "sqlalchemy=WARN", "oslo_messaging=WARN", "oslo_service=WARN", "amqp=WARN", "stevedore=ERROR", "cheroot=WARN",
 )  # fmt: skip
-
-
-def option_sets() -> Iterator[tuple[str | None, Sequence[cfg.Opt]]]:
-    """(group, options) of the core and of all plugin distributions; a broken one is told in the log and left out."""
-    # Compared as objects: a distribution's name costs reading all of its metadata.
-    owners = {
-        id(point.dist)
-        for group in groups()
-        if group.startswith("moorage.")
-        for point in entry_points(group)
-        if point.dist is not None
-    }
-    seen: set[str] = set()
-    for point in entry_points(_GROUP):
-        if point.dist is None or id(point.dist) not in owners or point.value in seen:
-            continue
-        seen.add(point.value)
-        try:
-            yield from point.load()()
-        except Exception as error:  # noqa: BLE001  (a stray package must not stop a service; its plugin will be named)
-            LOG.warning("The options of %s (%s) cannot be read: %s", point.dist.name, point.value, error)
 
 
 def load(
@@ -161,7 +140,7 @@ def _meant(name: str, known: Iterable[str]) -> str:
 
 def _options_of_libraries() -> Iterator[tuple[Any, Sequence[cfg.Opt]]]:
     """(group, options) of the libraries that read our files too."""
-    for point in entry_points(_GROUP):
+    for point in entry_points(GROUP):
         if point.dist is None or point.dist.name.replace("_", ".").lower() not in _LIBRARIES:
             continue
         try:

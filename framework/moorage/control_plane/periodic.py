@@ -184,7 +184,7 @@ class PeriodicWork:
             workers=WorkerStore(self._platform.database, lease_seconds=self._conf.cleanup.lease_seconds),
         )
         loaded = PERIODIC_TASKS.load_all(enabled_tasks(self._conf))
-        return {each.name: each.plugin(tools) for each in loaded}
+        return {each.name: each.build(tools) for each in loaded}
 
     def _join(self, tasks: dict[str, PeriodicTask]) -> None:
         conf, platform, section = self._conf, self._platform, self._conf.coordination

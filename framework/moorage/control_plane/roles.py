@@ -77,8 +77,7 @@ def open_detectors(platform: Platform, conf: cfg.ConfigOpts) -> list[OrphanDetec
     """The detectors of orphans that the configuration names."""
     found: list[OrphanDetector] = []
     for each in DETECTORS.load_all(conf.allocation.orphan_detectors):
-        plugin: Any = each.plugin
-        found.append(plugin(conf=conf, database=platform.database, clock=platform.clock))
+        found.append(each.build(conf=conf, database=platform.database, clock=platform.clock))
     return found
 
 

@@ -31,7 +31,7 @@ def open_plans(database: Database, nodes: NodeStore, instances: InstanceSource, 
                 raise
             # Named by the request, and so its mistake; the configuration is in order.
             raise errors.InvalidInput(error.message, path="strategy") from error
-        return loaded.name, loaded.plugin()
+        return loaded.name, loaded.build()
 
     def occupied() -> Set[str]:
         found: set[str] = set()

@@ -57,7 +57,7 @@ def client_factory(
     loaded = BACKENDS.load(name)
 
     def make(changed: Callable[[], None]) -> CoordinationBackend:
-        return loaded.plugin(
+        return loaded.build(
             BackendTools(
                 conf=conf,
                 url=url,

@@ -13,6 +13,7 @@ from moorage import errors
 from moorage.cli import validation
 from moorage.control_plane import config
 from moorage.db import Database
+from moorage.options import option_sets
 
 
 class ConfigCase(unittest.TestCase):
@@ -58,7 +59,7 @@ class ReloadTests(ConfigCase):
         self.assertEqual([], config.need_restart(new, new))
 
     def test_what_an_options_help_says_of_a_reload_is_what_a_reload_does(self) -> None:
-        for group, options in config.option_sets():
+        for group, options in option_sets():
             for option in options:
                 if option.mutable:
                     self.assertNotIn("restart", (option.help or "").lower(), (group, option.name))

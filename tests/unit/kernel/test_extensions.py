@@ -26,6 +26,11 @@ class Thing(abc.ABC):
     def act(self) -> str:
         """Act."""
 
+    @extensions.deprecated(since=(1, 2), instead="implement act")
+    def do(self) -> str:
+        """The old name of act."""
+        return self.act()
+
 
 class PluginCase(unittest.TestCase):
     """Gives tests a folder of installed distributions."""
@@ -156,6 +161,30 @@ class TestLoading(PluginCase):
             "from tests.unit.kernel.test_extensions import Thing\nclass It(Thing):\n    api_version = (1, 0)\n",
         )
         self.assertIn("lacks the methods act", self.refusal("other").message)
+
+    def test_a_plugin_for_an_older_interface_loads_and_works(self) -> None:
+        """Written for 1.0, when there was only ``act``: what came since has defaults."""
+        self.install("acme", "it = acme_old:It", self.GOOD)
+        plugin = self.point.load("it").plugin
+        self.assertEqual(("acted", "acted"), (plugin().act(), plugin().do()))
+
+    def test_what_is_deprecated_works_and_is_told_of_once_with_plugin_distribution_and_remedy(self) -> None:
+        old = self.GOOD + "    def do(self):\n                return 'done'\n"
+        self.install("acme", "it = acme_deprecated:It", old, version="1.5")
+        self.install("zeta", "good = acme_up_to_date:It", self.GOOD)
+        with self.assertLogs("moorage.extensions", "WARNING") as logs:
+            for _ in range(3):
+                self.assertEqual("done", self.point.load("it").plugin().do())
+                self.point.load_all(["good", "it"])
+        (said,) = (record.getMessage() for record in logs.records)
+        self.assertEqual(
+            f"Plugin 'it' of acme 1.5 in group {GROUP}: it implements do, which is deprecated since api_version 1.2: implement "
+            "act. It will not be called any more from api_version 2.0 on; ask for a newer acme.",
+            said,
+        )
+        by_name = {finding.name: finding for finding in self.point.survey()}
+        self.assertEqual(extensions.State.READY, by_name["it"].state)
+        self.assertEqual(("", True), (by_name["good"].warning, "implements do" in by_name["it"].warning))
 
     def test_load_all_keeps_the_given_order_and_lists_every_refusal(self) -> None:
         self.install("acme", "b = acme_nine:It", self.GOOD)

@@ -60,7 +60,13 @@ class PluginShow(base.LocalShow):
             groups = ", ".join(each.group for each in found)
             raise errors.InvalidInput(f"Several groups have a plugin {parsed_args.name}: {groups}. Give --group.")
         return base.one(
-            {**_row(found[0]), "target": found[0].target, "problem": found[0].problem, "remedy": found[0].remedy}
+            {
+                **_row(found[0]),
+                "target": found[0].target,
+                "problem": found[0].problem,
+                "remedy": found[0].remedy,
+                "warning": found[0].warning,
+            }
         )
 
 
@@ -68,8 +74,11 @@ class PluginCheck(command.Command):
     """Check that all installed plugins can be used; exit status 1 when one cannot."""
 
     def take_action(self, parsed_args: argparse.Namespace) -> int:
-        """Look and say what is wrong."""
+        """Look and say what is wrong, and what will be some day."""
         found = survey()
+        for each in found:
+            if each.warning:
+                self.app.stdout.write(f"deprecated: {each.sentence()}\n")
         wrong = [each for each in found if each.state is not State.READY]
         for each in wrong:
             self.app.stdout.write(f"{each.state.value}: {each.sentence()}\n")

@@ -2,12 +2,16 @@
 """How the documentation is built: ``make docs``."""
 
 import importlib.metadata
+import sys
+from pathlib import Path
 
 project = "Moorage"
 copyright = "the Moorage contributors"
 version = release = importlib.metadata.version("moorage")
 
+sys.path.insert(0, str(Path(__file__).parent / "ext"))
 extensions = [
+    "public_interface",
     "sphinx.ext.autodoc",
     "sphinx.ext.viewcode",
     "oslo_config.sphinxext",

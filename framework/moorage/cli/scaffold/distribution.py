@@ -19,7 +19,8 @@ from moorage.extensions import ExtensionPoint
 __all__ = ["Written", "names_of", "write"]
 
 _NAME = re.compile(r"^[a-z][a-z0-9]*(_[a-z0-9]+)*$")
-_LONGEST = 50
+#: So that the longest name made from it, that of the version table, fits into PostgreSQL's 63 characters.
+_LONGEST = 39
 #: What the parts of a template's path stand for.
 _PATHS = {"PACKAGE": "package"}
 #: Templates end with this, so that no tool takes them for code.
@@ -55,6 +56,7 @@ def names_of(family: Family, name: str) -> Mapping[str, str]:
     choose = string.Template(family.choose).substitute(plugin=name)
     return {
         "plugin": name,
+        "upper": name.upper(),
         "words": " ".join(words),
         "package": package,
         "distribution": package.replace("_", "-"),
@@ -108,9 +110,9 @@ def write(family_name: str, name: str, into: Path) -> Written:
 
 
 def _render(family: Family, names: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """(path, text) of every file: the templates that all families share, and the family's own, which win."""
+    """(path, text) of every file: templates that all families share, that some share, and the family's own; the last wins."""
     templates = resources.files("moorage.cli.scaffold") / "templates"
-    for folder in ("common", family.name):
+    for folder in ("common", *family.parts, family.name):
         for path, template in _files(templates / folder):
             for part, stands_for in _PATHS.items():
                 path = path.replace(part, names[stands_for])

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["FAMILIES", "Family"]
+__all__ = ["EXCEPTIONS", "FAMILIES", "Family"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class Family:
     :param suffix: how the class's name ends.
     :param choose: the lines of a configuration file with which a deployer uses the plugin; ``$plugin`` is its name.
     :param see: how its author sees it work in a running control plane, one sentence.
-    :param needs: distributions beside Moorage that the plugin needs.
+    :param parts: folders of templates that it shares with others, before its own.
     """
 
     name: str
@@ -26,7 +26,7 @@ class Family:
     suffix: str
     choose: str
     see: str
-    needs: tuple[str, ...] = ()
+    parts: tuple[str, ...] = ()
 
 
 _ALL = (
@@ -73,6 +73,44 @@ _ALL = (
         "``curl -u USER:PASSWORD http://HOST:PORT/$plugin/`` shows what it answers.",
     ),
     Family(
+        "coordination-backend",
+        "moorage.coordination",
+        "Backend",
+        "[coordination]\nperiodic_coordination_backend = $plugin:///run/members",
+        "``moorage ring show`` shows the engines that are members, and what part each has.",
+    ),
+    Family(
+        "periodic-task",
+        "moorage.periodic_tasks",
+        "Task",
+        "[periodic]\nenabled_tasks = reconcile,$plugin",
+        "After ``moorage-manage db upgrade``, ``moorage periodic show $plugin`` shows its runs.",
+        ("with-table",),
+    ),
+    Family(
+        "cleanup-handler",
+        "moorage.cleanup_handlers",
+        "Handler",
+        "[cleanup]\nenabled_handlers = volume,snapshot,backup,instance,$plugin",
+        "After ``moorage-manage db upgrade``, ``moorage cleanup history`` shows what became of items whose service died.",
+        ("with-table",),
+    ),
+    Family(
+        "orphan-detector",
+        "moorage.orphan_detectors",
+        "Detector",
+        "[allocation]\norphan_detectors = $plugin",
+        "After ``moorage-manage db upgrade``, ``moorage allocation audit`` lists claims that hold room for nothing.",
+        ("with-table",),
+    ),
+    Family(
+        "observer",
+        "moorage.observers",
+        "Observer",
+        "[observers]\nenabled = $plugin",
+        "Each refused request becomes a line of a file in the folder ``$plugin`` of the state folder.",
+    ),
+    Family(
         "command",
         "moorage.cli",
         "Command",
@@ -80,6 +118,15 @@ _ALL = (
         "``moorage $words`` runs it.",
     ),
 )
+
+#: Entry-point groups for which nothing is written, and why.
+EXCEPTIONS: Mapping[str, str] = {
+    "moorage.instance_stores": "It is one half of a service, with tables and an agent of its own: begin with a copy of the "
+    "reference service, moorage_plugins.compute.",
+    "moorage.agent_services": "It is the other half of a service: begin with a copy of moorage_plugins.compute, or of the "
+    "smaller moorage_plugins.data_processing.",
+    "moorage.migrations": "They come with what has tables: cleanup-handler, periodic-task and orphan-detector write them.",
+}
 
 #: By name.
 FAMILIES: Mapping[str, Family] = {family.name: family for family in _ALL}

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The cleanup handler and the periodic task on Moorage's conformance kits, and the API, over one table."""
+
+from __future__ import annotations
+
+import unittest
+import uuid as uuid_module
+from typing import Any, ClassVar
+from unittest import mock
+
+import sqlalchemy as sa
+from acme_moorage.api import MAY_READ, LicencesApi
+from acme_moorage.cleanup import LicenceHandler
+from acme_moorage.migrations import MIGRATIONS
+from acme_moorage.options import list_opts
+from acme_moorage.tables import licences, metadata
+from acme_moorage.tasks import ExpireLicences
+from falcon import testing
+
+from moorage import errors
+from moorage.clock import SystemClock
+from moorage.context import RequestContext
+from moorage.control_plane.interface import ApiTools
+from moorage.coordination.interface import PeriodicTask, TaskTools
+from moorage.db import Database
+from moorage.services.interface import ServiceIdentity
+from moorage.testing import database as databases
+from moorage.testing.cleanup import CleanupHandlerTests
+from moorage.testing.tasks import PeriodicTaskTests
+
+HOUR = 3_600_000_000
+
+
+class LicencesCase(unittest.TestCase):
+    """A database of each test's own."""
+
+    database: Database
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.database = self.enterContext(databases.temporary(tables=True))
+        with self.database.write() as tx:
+            metadata.create_all(tx)
+
+    def make(self, status: str, *, token: int = 0, until: int = 0, product: str = "cad") -> str:
+        uuid = str(uuid_module.uuid4())
+        row = {
+            "uuid": uuid, "product": product, "status": status, "holder": "agent-1", "held_until": until, "fence": token,
+        }  # fmt: skip
+        with self.database.write() as tx:
+            tx.execute(sa.insert(licences).values(row))
+        return uuid
+
+    def status(self, uuid: str) -> str | None:
+        with self.database.read() as tx:
+            return tx.execute(sa.select(licences.c.status).where(licences.c.uuid == uuid)).scalar_one_or_none()
+
+
+class MigrationsTests(unittest.TestCase):
+    def test_the_history_ends_at_what_the_code_says(self) -> None:
+        with databases.temporary() as fresh:
+            MIGRATIONS.upgrade(fresh)
+            self.assertEqual([], MIGRATIONS.differences(fresh))
+
+
+class LicenceHandlerTests(LicencesCase, CleanupHandlerTests):
+    resource_type = "licence"
+    handler_class = LicenceHandler
+    expected: ClassVar = {"taking": "available", "returning": "available"}
+
+    def interrupted(self, status: str, identity: ServiceIdentity) -> str:
+        uuid = self.make(status)
+        with self.database.write() as tx:
+            self.workers.create(tx, "licence", uuid, status, status, addressed_to=identity.host)
+        self.assertIn(uuid, self.workers.take_many("licence", [uuid], identity))
+        return uuid
+
+
+class ExpireLicencesTests(LicencesCase, PeriodicTaskTests):
+    def make_task(self, tools: TaskTools) -> PeriodicTask:
+        return ExpireLicences(tools)
+
+    def list_opts(self) -> Any:
+        return list_opts()
+
+    def make_due(self) -> str:
+        return self.make("held", until=1)
+
+    def make_idle(self) -> str:
+        return self.make("held", until=2**62)
+
+    def state(self, object_id: str) -> object:
+        return self.status(object_id)
+
+    def test_whose_time_is_over_is_available(self) -> None:
+        uuid = self.make_due()
+        self.handle(uuid)
+        self.assertEqual("available", self.status(uuid))
+
+    def test_a_later_writer_wins(self) -> None:
+        uuid = self.make("held", token=10**6, until=1)
+        self.handle(uuid)
+        self.assertEqual("held", self.status(uuid))
+
+
+class LicencesApiTests(LicencesCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.allowed = {MAY_READ}
+        tools = ApiTools(
+            conf=None,
+            clock=SystemClock(),
+            database=self.database,
+            authenticate=lambda environ: RequestContext(user_id="somebody"),
+            check_policy=self.check,
+            count=lambda *request: None,
+            store=mock.Mock(),
+            fleet=mock.Mock(),
+            sender=mock.Mock(),
+        )
+        self.client = testing.TestClient(LicencesApi(tools).application())
+
+    def check(self, rule: str, context: RequestContext, target: Any = None) -> None:
+        if rule not in self.allowed:
+            raise errors.Forbidden(f"{context.user_id} may not do {rule}.")
+
+    def test_licences_are_counted_by_product_and_status(self) -> None:
+        for status in ("held", "held", "available"):
+            self.make(status)
+        self.make("held", product="cam")
+        answer = self.client.simulate_get("/")
+        self.assertEqual({"licences": {"cad": {"available": 1, "held": 2}, "cam": {"held": 1}}}, answer.json)
+
+    def test_who_may_not_is_told_so(self) -> None:
+        self.allowed.clear()
+        answer = self.client.simulate_get("/")
+        self.assertEqual(403, answer.status_code)
+        self.assertIn(MAY_READ, answer.json["error"]["message"])

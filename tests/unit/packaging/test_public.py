@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The public interface: one list, which everybody is held to, and which does not break what was written against it."""
+
+from __future__ import annotations
+
+import tomllib
+import unittest
+from collections.abc import Iterator
+from pathlib import Path
+
+import moorage
+from moorage.cli.scaffold.distribution import _render, names_of
+from moorage.cli.scaffold.families import EXCEPTIONS, FAMILIES
+from moorage.control_plane.extension_points import EXTENSION_POINTS
+from moorage.public import PUBLIC, Audience, audience_of
+from tests.sources import imported, imported_by
+from tests.unit.packaging.test_metadata import extension_points, modules
+
+ROOT = Path(__file__).parents[3]
+#: A plugin of the reference distribution that needs more; it goes when the lease's type stands in an interface.
+KNOWN = {("plugins/moorage_plugins/compute/agent.py", "moorage.cleanup.workers")}
+#: What a plugin had to implement when each interface was at 1.0. A method more would refuse plugins that work: that needs
+#: another major api_version; a new method with a default needs another minor one.
+ABSTRACT = {
+    "moorage.filters": {"host_passes"},
+    "moorage.weighers": {"weigh_rows"},
+    "moorage.orphan_detectors": {"missing"},
+    "moorage.shard_strategies": {"assign"},
+    "moorage.agent_services": {"__init__", "endpoints", "start", "sweep", "stop"},
+    "moorage.api": {"application"},
+    "moorage.cleanup_handlers": {"read", "cleanup"},
+    "moorage.coordination": {"start", "join", "renew", "members", "leave", "close"},
+    "moorage.periodic_tasks": {"list_objects", "handle"},
+    "moorage.observers": {"observe"},
+}
+
+
+def plugin_sources() -> Iterator[tuple[str, str, bool]]:
+    """(name, text, whether it is a test) of everything that is written as a plugin's author would."""
+    for folder in ("plugins/moorage_plugins", "examples/acme"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            name = str(path.relative_to(ROOT))
+            yield name, path.read_text(encoding="utf-8"), "/tests/" in name
+    for family in FAMILIES.values():
+        for name, text in _render(family, names_of(family, "example")):
+            if name.endswith(".py"):
+                yield f"{family.name}: {name}", text, name.startswith("tests/")
+
+
+class PublicTests(unittest.TestCase):
+    def test_plugins_examples_and_templates_import_nothing_else(self) -> None:
+        looked_at = 0
+        for name, text, is_test in plugin_sources():
+            allowed = {Audience.PLUGINS, Audience.TESTS} if is_test else {Audience.PLUGINS}
+            for module in imported_by(text):
+                looked_at += 1
+                if (name, module) not in KNOWN:
+                    with self.subTest(source=name, module=module):
+                        self.assertIn(audience_of(module), allowed)
+        self.assertGreater(looked_at, 100)
+
+    def test_what_is_said_to_be_public_exists(self) -> None:
+        there = {module.__name__ for module in modules(moorage)}
+        for pattern in PUBLIC:
+            with self.subTest(pattern=pattern):
+                self.assertTrue(
+                    any(audience_of(name) for name in there if name == pattern or pattern.endswith("*"))
+                    or "*" in pattern
+                )
+                self.assertTrue(pattern in there or "*" in pattern, f"there is no module {pattern}")
+
+    def test_the_import_linter_forbids_what_is_not_public(self) -> None:
+        contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+        (contract,) = (each for each in contracts if each["name"] == "plugins use only the public interface")
+        forbidden, ignored = contract["forbidden_modules"], contract["ignore_imports"]
+        excepted = [each.rpartition(" -> ")[2] for each in ignored]
+        for module in (each.__name__ for each in modules(moorage)):
+            if any(module == each or module.startswith(f"{each}.") for each in forbidden):
+                public = audience_of(module) is Audience.PLUGINS
+                name = "moorage.*.interface" if ".interface" in module else module
+                with self.subTest(module=module):
+                    self.assertEqual(public or module == "moorage.cleanup.workers", name in excepted)
+
+    def test_every_public_module_says_what_it_offers(self) -> None:
+        for module in modules(moorage):
+            if audience_of(module.__name__) in (Audience.PLUGINS, Audience.PROGRAMS):
+                with self.subTest(module=module.__name__):
+                    self.assertTrue(module.__doc__)
+                    offered = getattr(module, "__all__", None)
+                    self.assertTrue(offered or module.__name__ in ("moorage.api", "moorage.rpc"), "it has no __all__")
+                    for name in offered or ():
+                        self.assertTrue(hasattr(module, name), name)
+
+
+class VersionsTests(unittest.TestCase):
+    def test_a_plugin_written_for_the_first_version_still_has_all_it_must_have(self) -> None:
+        for point in EXTENSION_POINTS:
+            wanted = ABSTRACT.get(point.group)
+            if wanted is not None and point.api_version[0] == 1 and point.interface is not None:
+                with self.subTest(group=point.group):
+                    self.assertLessEqual(set(point.interface.__abstractmethods__), wanted)
+
+    def test_every_extension_point_is_in_the_table(self) -> None:
+        self.assertEqual(set(extension_points()), {point.group for point in EXTENSION_POINTS})
+
+
+class FamiliesTests(unittest.TestCase):
+    def test_every_extension_point_has_a_template_or_a_reason_why_not(self) -> None:
+        written = {family.group for family in FAMILIES.values()}
+        points = {point.group for point in EXTENSION_POINTS} | {"moorage.cli", "moorage.migrations"}
+        self.assertEqual(points, written | set(EXCEPTIONS))
+        self.assertEqual(set(), written & set(EXCEPTIONS))
+        for reason in EXCEPTIONS.values():
+            self.assertRegex(reason, r"moorage_plugins|write")
+
+    def test_the_longest_name_fits_into_every_database(self) -> None:
+        names = names_of(FAMILIES["periodic-task"], "a" * 39)
+        self.assertLessEqual(len(f"alembic_version_{names['package']}"), 63)
+        self.assertLessEqual(len(f"pk_{names['plugin']}_items"), 63)
+
+
+class ExamplesTests(unittest.TestCase):
+    def test_the_example_has_a_plugin_of_each_family_that_it_promises(self) -> None:
+        text = (ROOT / "examples/acme/setup.cfg").read_text()
+        for group in (
+            *("filters", "weighers", "cleanup_handlers", "shard_strategies", "coordination", "periodic_tasks"),
+            *("api", "observers", "migrations"),
+        ):
+            self.assertIn(f"moorage.{group} =\n", text)
+
+    def test_programs_are_short(self) -> None:
+        for path in (ROOT / "examples/alone").glob("*.py"):
+            self.assertTrue(imported(path))
+            self.assertLess(len(path.read_text().splitlines()), 90)

@@ -16,6 +16,7 @@ import os
 import sys
 import threading
 import traceback
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -25,7 +26,7 @@ from stevedore import named
 
 from moorage import errors
 
-__all__ = ["ExtensionPoint", "Finding", "Loaded", "State", "deprecated", "entry_points", "groups"]
+__all__ = ["ExtensionPoint", "Finding", "Loaded", "State", "deprecated", "entry_points", "groups", "origin_of"]
 
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -85,6 +86,18 @@ def _stamp(path: str) -> tuple[int, int, int]:
 _MARK = "__moorage_deprecated__"
 #: (group, plugin, distribution, version, what) that were warned of in this process.
 _warned: set[tuple[str, ...]] = set()
+#: Where the classes that were loaded in this process came from.
+_origins: weakref.WeakKeyDictionary[type, str] = weakref.WeakKeyDictionary()
+
+
+def origin_of(plugin: object) -> str:
+    """Whose an object is, for messages on what it does at run time.
+
+    Of what was loaded as a plugin its name, group and distribution: ``plugin 'it' (moorage.filters, of acme 1.0)``; of anything
+    else its class.
+    """
+    kind = type(plugin)
+    return _origins.get(kind, f"{kind.__module__}.{kind.__qualname__}")
 
 
 def deprecated(since: tuple[int, int], instead: str) -> Callable[[MethodT], MethodT]:
@@ -251,6 +264,9 @@ class ExtensionPoint(Generic[T]):
             )
         if finding.warning:
             _warn(finding)
+        if isinstance(plugin, type):
+            owner = f"{finding.distribution} {finding.version}".strip()
+            _origins[plugin] = f"plugin '{name}' ({self.group}, of {owner})"
         return Loaded(name, plugin, finding.distribution, finding.version, self.group)
 
     def load_all(self, names: Sequence[str]) -> list[Loaded[T]]:

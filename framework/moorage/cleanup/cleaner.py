@@ -30,6 +30,7 @@ from moorage.cleanup.orphans import (
     stale_reason,
 )
 from moorage.clock import Clock
+from moorage.extensions import origin_of
 
 __all__ = ["Cleaner", "Policy"]
 
@@ -293,7 +294,11 @@ class Cleaner:
             return self._lost(held, error.message)
         except Exception as error:
             if not isinstance(error, errors.MoorageError):
-                LOG.exception("The cleanup of %s %s failed.", held.resource_type, held.resource_id)
+                LOG.exception(
+                    "The %s raised %s for %s. It is tried again, and put aside in the end (moorage cleanup list); repair it, or "
+                    "take it out of [cleanup] enabled_handlers.",
+                    origin_of(handler), type(error).__name__, held.resource_id,
+                )  # fmt: skip
             outcome = Outcome(Cleaned.RETRY, refused(error))
         return self._conclude(held, outcome)
 

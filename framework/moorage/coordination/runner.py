@@ -23,6 +23,7 @@ from moorage.coordination.lanes import Lanes
 from moorage.coordination.sweep import Backoff, Claimed, Share, Sweep, Ticks
 from moorage.coordination.task_store import Control, TaskStore
 from moorage.db import MICROSECONDS
+from moorage.extensions import origin_of
 
 __all__ = ["Runner", "Settings", "TaskRunner", "spacing_of"]
 
@@ -189,8 +190,9 @@ class TaskRunner:
     def _overdue(self, item: tuple[Sweep, Claimed]) -> None:
         sweep, claimed = item
         LOG.error(
-            "The handling of %s by task %s has not ended within %g seconds; it is left alone, and cannot write any more.",
-            claimed.object_id, self.name, self._settings.timeout,
+            "The handling of %s by %s has not ended within %g seconds; it is left alone, and cannot write any more. Repair the "
+            "task, or take it out of [periodic] enabled_tasks.",
+            claimed.object_id, origin_of(self._task), self._settings.timeout,
         )  # fmt: skip
         sweep.give_up(claimed, f"not within {self._settings.timeout:g} seconds")
 

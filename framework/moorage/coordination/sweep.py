@@ -22,6 +22,7 @@ from moorage.coordination.claims import Claim, ClaimStore
 from moorage.coordination.interface import PeriodicTask, TaskLease
 from moorage.coordination.keeper import Keeper, RingSnapshot, Working
 from moorage.coordination.task_store import Run
+from moorage.extensions import origin_of
 from moorage.ring import POSITION_COUNT, position_of
 
 __all__ = ["Backoff", "Claimed", "Everything", "RingShare", "Share", "Sweep", "Ticks"]
@@ -30,6 +31,7 @@ LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _LONGEST_BACKOFF = 64
+_REMEDY = "Repair the task, or take it out of [periodic] enabled_tasks."
 
 
 class Share(Protocol):
@@ -283,7 +285,9 @@ class Sweep:
         try:
             mine = self.share.select(self._task)
         except Exception as error:
-            LOG.exception("The objects of %s cannot be listed.", self._name)
+            LOG.exception(
+                "The %s cannot list its objects; nothing of it is done at this tick. %s", origin_of(self._task), _REMEDY
+            )
             self._ended, self._problem = "failed", f"{type(error).__name__}: {error}"
             return
         self._owned = len(mine)
@@ -333,7 +337,10 @@ class Sweep:
                 LOG.info("%s", error.message)
                 self._count("fenced")
             except Exception as error:
-                LOG.exception("%s of %s could not be handled.", claimed.object_id, self._name)
+                LOG.exception(
+                    "The %s could not handle %s, which is put off for longer and longer. %s",
+                    origin_of(self._task), claimed.object_id, _REMEDY,
+                )  # fmt: skip
                 self.failed(claimed.object_id, f"{type(error).__name__}: {error}")
             else:
                 # Of one that was given up meanwhile it was told already that it failed.

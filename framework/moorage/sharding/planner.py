@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from moorage import errors
+from moorage.extensions import origin_of
 from moorage.sharding.interface import ShardNode, ShardStrategy
 
 __all__ = ["Move", "Plan", "ShardLine", "imbalance", "level", "lower_bound", "make_plan"]
@@ -184,7 +185,7 @@ def _ask(
     except errors.InvalidInput:
         raise
     except Exception as error:
-        raise _failed(name, f"raised {type(error).__name__}: {error}") from error
+        raise _failed(name, f"({origin_of(strategy)}) raised {type(error).__name__}: {error}") from error
 
 
 def _moves(

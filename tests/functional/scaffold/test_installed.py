@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import string
 import subprocess
 import sys
 import tempfile
@@ -30,34 +31,35 @@ from tests import servers
 from tests.functional.control_plane.test_slice import Plane, flavor
 from tests.functional.scaffold.installed import ROOT, Installed
 
-GUIDE = (ROOT / "doc/source/howto/plugin.rst").read_text(encoding="utf-8")
+HOWTO = ROOT / "doc/source/howto"
+GUIDE = (HOWTO / "plugin.rst").read_text(encoding="utf-8")
 SOON = 120
 #: Everything chosen by its line in the README; the store and the transport cannot be used by roles.
 CONF = """
 [scheduling]
 enabled_filters = compute,capacity,made_filter,gpu_model,firmware
-enabled_weighers = made_weigher,cool
+enabled_weighers = quiet,cool
 refresh_interval = 1
 [sharding]
-strategy = made_shard_strategy
+strategy = dice
 [api]
-enabled_apis = made_api,licences
+enabled_apis = report,licences
 [coordination]
-periodic_coordination_backend = made_coordination_backend://{folder}/members
+periodic_coordination_backend = lockfile://{folder}/members
 [periodic]
-enabled_tasks = reconcile,made_periodic_task,expire_licences
-spacing = made_periodic_task:0.5
+enabled_tasks = reconcile,expire,expire_licences
+spacing = expire:0.5
 poll = 0.3
 [acme_licences]
 interval = 0.5
 [cleanup]
-enabled_handlers = instance,made_cleanup_handler,licence
+enabled_handlers = instance,lock,licence
 interval = 0.5
 unclaimed_timeout = 0.5
 [allocation]
-orphan_detectors = made_orphan_detector
+orphan_detectors = ghosts
 [observers]
-enabled = made_observer,refusals
+enabled = diary,refusals
 """
 #: Another engine, of another group: a process has one backend.
 ENGINE = """
@@ -69,16 +71,57 @@ enabled_tasks = expire_licences
 """
 
 
-def blocks(kind: str) -> list[str]:
-    """The code blocks of the page."""
-    found = re.findall(rf"\.\. code-block:: {kind}\n\n((?: {{3}}.*\n|\n)+)", GUIDE)
+def blocks(kind: str, page: str = GUIDE) -> list[str]:
+    """The code blocks of a page."""
+    found = re.findall(rf"\.\. code-block:: {kind}\n\n((?: {{3}}.*\n|\n)+)", page)
     return [re.sub(r"(?m)^ {3}", "", block).strip() for block in found]
+
+
+def page_of(family: str) -> str:
+    """The page of a family; that of filters is the guide."""
+    return GUIDE if family == "filter" else (HOWTO / f"plugins/{family}.rst").read_text(encoding="utf-8")
+
+
+def commands(family: str) -> list[str]:
+    """What the page of a family has its reader type."""
+    return [line.removeprefix("$ ") for line in "\n".join(blocks("console", page_of(family))).splitlines()]
+
+
+#: The plugins of the pages; the filter beside that of the guide, which is written by the guide's own commands.
+NAMES = {family: "made_filter" if family == "filter" else commands(family)[0].split()[-1] for family in FAMILIES}
+
+
+class PagesTests(unittest.TestCase):
+    """Each page leads from an empty folder to a plugin that is chosen, by the commands that :class:`InstalledTests` carries out."""
+
+    def test_the_commands_are_those_that_lead_there(self) -> None:
+        for family in FAMILIES.keys() - {"filter"}:
+            name = NAMES[family]
+            last = f"moorage {name.replace('_', ' ')} 2" if family == "command" else f"moorage plugin show {name}"
+            with self.subTest(family=family):
+                self.assertEqual(
+                    [
+                        f"moorage plugin new {family} {name}",
+                        f"cd moorage-{name.replace('_', '-')}",
+                        *("python -m unittest discover -s tests -t .", "pip install .", last),
+                    ],
+                    commands(family),
+                )
+
+    def test_the_lines_for_the_configuration_are_those_that_are_written(self) -> None:
+        for family in FAMILIES.keys() - {"filter", "command"}:
+            with self.subTest(family=family):
+                choose = string.Template(FAMILIES[family].choose).substitute(plugin=NAMES[family])
+                self.assertEqual([choose], blocks("ini", page_of(family)))
+
+    def test_every_page_is_reached_from_the_guide(self) -> None:
+        for path in (HOWTO / "plugins").glob("*.rst"):
+            self.assertIn(f"   plugins/{path.stem}\n", GUIDE)
 
 
 class InstalledTests(unittest.TestCase):
     folder: ClassVar[Path]
     installed: ClassVar[Installed]
-    names: ClassVar[dict[str, str]]
     written: ClassVar[dict[str, Written]]
     acme: ClassVar[Path]
     place: Path
@@ -87,8 +130,7 @@ class InstalledTests(unittest.TestCase):
     def setUpClass(cls) -> None:
         cls.folder = Path(tempfile.mkdtemp(prefix="moorage-installed-"))
         cls.addClassCleanup(shutil.rmtree, cls.folder)
-        cls.names = {family: f"made_{family.replace('-', '_')}" for family in FAMILIES}
-        cls.written = {family: write(family, name, cls.folder) for family, name in cls.names.items()}
+        cls.written = {family: write(family, name, cls.folder) for family, name in NAMES.items()}
         cls.acme = cls.folder / "acme"
         shutil.copytree(ROOT / "examples/acme", cls.acme, ignore=shutil.ignore_patterns("__pycache__"))
         cls.installed = Installed(cls.folder / "installed")
@@ -97,10 +139,8 @@ class InstalledTests(unittest.TestCase):
     def moorage(self, *arguments: object) -> str:
         return self.installed.run(self.installed.bin / "moorage", *arguments).stdout
 
-    def passes(self, folder: Path) -> None:
-        done = self.installed.run(
-            self.installed.python, *("-m", "unittest", "discover", "-s", "tests", "-t", "."), cwd=folder, check=False
-        )
+    def passes(self, folder: Path, how: str = "python -m unittest discover -s tests -t .") -> None:
+        done = self.installed.run("bash", "-c", how, cwd=folder, check=False)
         self.assertEqual(0, done.returncode, done.stderr)
         self.assertRegex(done.stderr, r"Ran [1-9]\d* tests?")
 
@@ -114,19 +154,20 @@ class InstalledTests(unittest.TestCase):
     def test_what_was_written_passes_its_own_tests(self) -> None:
         for family, written in self.written.items():
             with self.subTest(family=family):
-                self.passes(written.folder)
+                self.passes(written.folder, commands(family)[2])
 
     def test_the_example_passes_its_own_tests(self) -> None:
         self.passes(self.acme)
 
     def test_every_plugin_is_found_and_can_be_used(self) -> None:
         listed = self.moorage("plugin", "list", "-f", "csv")
-        for family, name in self.names.items():
+        for family, name in NAMES.items():
             if family != "command":  # commands are not loaded by a survey: cliff offers them
                 self.assertIn(f'"{FAMILIES[family].group}","{name}","ready"', listed)
         self.assertEqual(8, listed.count('"ready","acme-moorage","1.0.0"'))
         self.assertIn(" 0 cannot", self.moorage("plugin", "check"))
-        self.assertEqual(2, len(self.moorage("made", "command", "2").split()))
+        made = self.installed.run("bash", "-c", commands("command")[-1]).stdout.split()
+        self.assertEqual(2, len(made))
 
     # -- what is written ------------------------------------------------------------------------------------------
 
@@ -146,7 +187,7 @@ class InstalledTests(unittest.TestCase):
         for family, written in self.written.items():
             readme = (written.folder / "README.rst").read_text()
             if family != "command":
-                self.assertRegex(readme, rf"(?m)^    \w+ = .*{self.names[family]}")
+                self.assertRegex(readme, rf"(?m)^    \w+ = .*{NAMES[family]}")
 
     # -- control planes -------------------------------------------------------------------------------------------
 
@@ -224,13 +265,13 @@ class InstalledTests(unittest.TestCase):
         self.schedules_by_the_example()
         self.assigns_shards()
         self.cleans_and_expires()
-        self.assertEqual({"used": {"VCPU": 0}}, self.get(plane, "/made_api/"))
+        self.assertEqual({"used": {"VCPU": 0}}, self.get(plane, "/report/"))
         self.assertEqual({"licences": {"cad": {"available": 2}}}, self.get(plane, "/licences/"))
         self.assertEqual([], self.api.audit_allocations()["orphans"])
         self.coordinates(plane)
         with self.assertRaises(errors.NoValidHost):
             self.api.create_instance({"uuid": str(uuid.uuid4()), **flavor(VCPU=1000)})
-        for pattern in ("made_observer/*.jsonl", "refusals-*.json"):
+        for pattern in ("diary/*.jsonl", "refusals-*.json"):
             servers.wait_until(lambda: list(plane.state.glob(pattern)), pattern, SOON)  # noqa: B023
 
     def schedules_by_the_example(self) -> None:
@@ -255,16 +296,14 @@ class InstalledTests(unittest.TestCase):
         servers.wait_until(lambda: chosen() == ("f2", 3), "both schedulers to know the nodes", SOON)
 
     def assigns_shards(self) -> None:
-        self.assertEqual("made_shard_strategy", self.api.make_shard_plan({"shards": ["a", "b"]})["strategy"])
+        self.assertEqual("dice", self.api.make_shard_plan({"shards": ["a", "b"]})["strategy"])
         wanted = {"strategy": "rendezvous", "shards": ["a", "b"], "params": {"weights": {"a": 2}}}
         self.assertEqual("rendezvous", self.api.make_shard_plan(wanted)["strategy"])
 
     def cleans_and_expires(self) -> None:
-        items, tasks, licences = map(
-            self.reflected, ("made_cleanup_handler_items", "made_periodic_task_items", "acme_licences")
-        )
+        items, tasks, licences = map(self.reflected, ("lock_items", "expire_items", "acme_licences"))
         common = {"product": "cad", "holder": "agent-1"}
-        item = self.left_behind(items, "made_cleanup_handler", "making", expires_at=0)
+        item = self.left_behind(items, "lock", "making", expires_at=0)
         taken = self.left_behind(licences, "licence", "taking", held_until=0, **common)
         due, held = str(uuid.uuid4()), str(uuid.uuid4())
         with self.database.write() as tx:

@@ -7,6 +7,7 @@ import importlib
 import importlib.metadata
 import json
 import pathlib
+import random
 import sys
 import tempfile
 import unittest
@@ -15,6 +16,7 @@ from typing import Any
 from unittest import mock
 
 from moorage import errors, extensions
+from moorage.cleanup.cleaner import Cleaner
 from moorage.cli.commands.plugin import PluginCheck
 from moorage.control_plane.extension_points import EXTENSION_POINTS
 from moorage.coordination.runner import Settings, TaskRunner
@@ -225,6 +227,18 @@ class RunningTests(FailureCase):
                 runner.sweep(ticks)
             (said,) = (record.getMessage() for record in logs.records)
             self.said(said, point, what, "[periodic] enabled_tasks")
+
+    def test_a_cleanup_handler_that_raises_is_named_in_the_log_and_its_row_is_tried_again(self) -> None:
+        (point,) = (each for each in EXTENSION_POINTS if each.group == "moorage.cleanup_handlers")
+        handler = self.load(point, '"cleanup": lambda self, lease, resource: {}["of no use"],')
+        orphans: Any = mock.Mock()
+        orphans.put_back.return_value = True
+        held: Any = mock.Mock(resource_type="gadget", resource_id="one", status="making", attempts=1)
+        cleaner = Cleaner(orphans, {"gadget": handler}, ManualClock(), random.Random(1))
+        with self.assertLogs("moorage.cleanup", "ERROR") as logs:
+            self.assertEqual("retry", cleaner._one(handler, held, None))
+        (said,) = (record.getMessage() for record in logs.records)
+        self.said(said, point, "raised KeyError for one", "[cleanup] enabled_handlers")
 
     def test_everything_said_can_be_sent_on(self) -> None:
         """Details are JSON data, so that an error of one process reaches the user of another."""

@@ -101,7 +101,8 @@ class VersionsTests(unittest.TestCase):
                     self.assertLessEqual(set(point.interface.__abstractmethods__), wanted)
 
     def test_every_extension_point_is_in_the_table(self) -> None:
-        self.assertEqual(set(extension_points()), {point.group for point in EXTENSION_POINTS})
+        # Commands are offered by cliff: they are not looked at with the rest.
+        self.assertEqual(set(extension_points()) - {"moorage.cli"}, {point.group for point in EXTENSION_POINTS})
 
 
 class FamiliesTests(unittest.TestCase):

@@ -71,8 +71,8 @@ class LicenceHandlerTests(LicencesCase, CleanupHandlerTests):
     def interrupted(self, status: str, identity: ServiceIdentity) -> str:
         uuid = self.make(status)
         with self.database.write() as tx:
-            self.workers.create(tx, "licence", uuid, status, status, addressed_to=identity.host)
-        self.assertIn(uuid, self.workers.take_many("licence", [uuid], identity))
+            self.worker_rows.create(tx, "licence", uuid, status, status, addressed_to=identity.host)
+        self.assertIn(uuid, self.worker_rows.take_many("licence", [uuid], identity))
         return uuid
 
 

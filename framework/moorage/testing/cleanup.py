@@ -89,7 +89,7 @@ class CleanupHandlerTests:
         return ServiceIdentity(str(uuid_module.uuid5(uuid_module.NAMESPACE_OID, name)), name, "agent", None, 1)
 
     @property
-    def workers(self) -> WorkerStore:
+    def worker_rows(self) -> WorkerStore:
         """The worker rows, for :meth:`interrupted`."""
         return WorkerStore(self.database, lease_seconds=60)
 

@@ -106,8 +106,9 @@ class LiveDialect:
             fleet=lambda: enrolment,
             sender=sender or _nobody,
             workers=lambda: WorkerStore(self.database, lease_seconds=self.conf.cleanup.lease_seconds),
-            services=lambda: role.living(registry, observer),
+            services=lambda: site.living(registry, observer),
         )
+        self.registry = registry
         mounts: Mapping[str, Wsgi] = site.dialects(self.tools, {})
         self._server = Server("127.0.0.1:0", Dispatcher(mounts), threads=8, drain_seconds=1)
         self._server.start()

@@ -52,11 +52,19 @@ from moorage.scheduling.reporter import TOPIC as SCHEDULERS
 from moorage.services import api as services_api
 from moorage.services.heartbeat import LivenessObserver
 from moorage.services.interface import Service
+from moorage.services.registry import ServiceRegistry
 from moorage.sharding import api as sharding_api
 
-__all__ = ["Site", "dialects"]
+__all__ = ["Site", "dialects", "living"]
 
 _CORE = PREFIX.rpartition("/")[0]
+
+
+def living(registry: ServiceRegistry, observer: LivenessObserver) -> list[tuple[Service, bool]]:
+    """All services, each with whether it is up."""
+    rows = registry.list()
+    up = observer.observe(rows)
+    return [(row, up[row.uuid]) for row in rows]
 
 
 class Site:
@@ -139,10 +147,7 @@ class Site:
         )
 
     def _living(self) -> list[tuple[Service, bool]]:
-        """All services, each with whether it is up."""
-        rows = self._platform.registry.list()
-        up = self._observer.observe(rows)
-        return [(row, up[row.uuid]) for row in rows]
+        return living(self._platform.registry, self._observer)
 
     def _all_routes(self) -> tuple[Route, ...]:
         platform, conf, nodes = self._platform, self._conf, self._nodes

@@ -41,7 +41,7 @@ collect_interval = 0.5
 class Plane:
     """A control plane without authentication; ends with the test class."""
 
-    def __init__(self, test: type[unittest.TestCase], extra: str = "", schedulers: int = 2) -> None:
+    def __init__(self, test: type[unittest.TestCase], extra: str = "", schedulers: int = 2, agents: int = 2) -> None:
         folder = tempfile.TemporaryDirectory()
         test.addClassCleanup(folder.cleanup)
         self.folder = pathlib.Path(folder.name)
@@ -52,7 +52,7 @@ class Plane:
         self.process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "moorage.cli.main", "up", "--state-dir", self.state, "--bind", "127.0.0.1:0"),
-                *("--config-file", self.conf, "--auth-strategy", "noauth", "--agents", "2"),
+                *("--config-file", self.conf, "--auth-strategy", "noauth", "--agents", str(agents)),
                 *("--schedulers", str(schedulers)),
             ],
             stdout=subprocess.PIPE,

@@ -21,9 +21,11 @@ from tests.functional.block_storage.planes import SOON, Plane
 from tests.servers import wait_until
 
 AGENTS = ("chaos-1", "chaos-2", "chaos-3")
-SECONDS = 240.0 if SOAK else 5.0
+SECONDS = 240.0 if SOAK else 3.0
 RESOURCES = 400 if SOAK else 25
 FAULTS = 50 if SOAK else 4
+#: Seconds that a pause takes at most; after four a service is taken for dead.
+PAUSE = 12.0 if SOAK else 8.0
 AT_REST = {"available", "error", "error_restoring", "in-use"}
 CONF = """
 [cleanup]
@@ -37,9 +39,12 @@ class ChaosTests(unittest.TestCase):
     def test_whatever_is_killed_or_paused_everything_ends_in_a_documented_state(self) -> None:
         chance = seeded()
         print(f"MOORAGE_SEED={os.environ.get('MOORAGE_SEED', '1')}")  # noqa: T201
-        plane = Plane(type(self), CONF)
+        plane = Plane(type(self), CONF, agents=1)
         settings = ("block_storage.chunk_delay=0.05", "block_storage.operations=4")
-        running: dict[str, subprocess.Popen[bytes]] = {name: plane.agent(name, *settings) for name in AGENTS}
+        running: dict[str, subprocess.Popen[bytes]] = {
+            name: plane.agent(name, *settings, wait=False) for name in AGENTS
+        }
+        wait_until(lambda: all(plane.service(name).get("state") == "up" for name in AGENTS), "all are up", SOON)
         paused: dict[str, float] = {}
         asked: Counter[str] = Counter()
         faults: Counter[str] = Counter()
@@ -62,7 +67,7 @@ class ChaosTests(unittest.TestCase):
                     faults["killed"] += 1
                 else:
                     running[name].send_signal(signal.SIGSTOP)
-                    paused[name] = time.monotonic() + chance.uniform(1, 12)
+                    paused[name] = time.monotonic() + chance.uniform(1, PAUSE)
                     faults["paused"] += 1
             time.sleep(0.02)
         for name in paused:

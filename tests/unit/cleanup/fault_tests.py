@@ -1,10 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Faults around cleaning that Cinder does not survive, or not on every database; a mix-in.
 
-What is known of Cinder 29: filters on services match nothing; reset-state leaves rows on PostgreSQL; one kept row leaks the next;
-one that fails ends the pass; a cleaner that wakes removes the row of another operation; a service that wakes overwrites what was
-cleaned; nobody cleans after a cleaner; a cleanup in progress is begun again by the next request; an owner whose clock is ahead is
-not cleaned after; what nobody had claimed stays for ever. Some of them are tests of the cleaner and of the supervisor.
+What is known of Cinder 29, and where it is tried here:
+
+* filters on services match nothing: ``SupervisorTests.test_filters``
+* reset-state leaves rows on PostgreSQL: ``CleanerTests.test_reset_state_ends_whatever_is_in_progress``
+* one kept row leaks the next: ``CleanerTests.test_rows_of_resources_that_are_gone_or_changed_end_without_a_write``
+* one that fails ends the pass: ``CleanerTests.test_one_that_fails_stops_no_other``
+* a cleaner that wakes removes the row of another operation:
+  ``CleanerTests.test_a_forced_operation_is_not_ended_by_a_cleaner_that_wakes``
+* a service that wakes overwrites what was cleaned:
+  ``CleanerTests.test_the_owner_that_was_taken_for_dead_writes_nothing_any_more``
+* nobody cleans after a cleaner: ``CleanerTests.test_a_cleaner_that_died_is_cleaned_after_by_another``
+* a cleanup in progress is begun again by the next request: :meth:`FaultTests.test_a_request_during_a_cleanup_begins_nothing_twice`
+* an owner whose clock is ahead is not cleaned after: :meth:`FaultTests.test_clocks_an_hour_apart_change_nothing`
+* what nobody had claimed stays for ever: ``CleanerTests.test_an_operation_that_nobody_came_for_is_cleaned_after_a_time``
+* two processes of one name clean each other's work: :meth:`FaultTests.test_two_processes_of_one_name_are_two_incarnations`
+* two requests are two passes: ``SupervisorTests.test_repeating_a_request_is_one_request``
 """
 
 from __future__ import annotations

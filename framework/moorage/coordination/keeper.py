@@ -94,11 +94,6 @@ class RingSnapshot:
         """Where this member's keys can lie; see :meth:`moorage.ring.Ring.ranges`."""
         return self.ring.ranges(self.me)
 
-    def diff(self, other: RingSnapshot) -> tuple[frozenset[bytes], frozenset[bytes]]:
-        """(who has come, who has gone) between this ring and a later one."""
-        before, after = frozenset(self.members), frozenset(other.members)
-        return after - before, before - after
-
 
 class Working:
     """Around the handling of one object; gives whether it may begin.
@@ -148,9 +143,8 @@ class Keeper:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._looked_at = float("-inf")
-        #: When the ring's row was last read, from before the question.
-        self._read_at = float("-inf")
-        self._read_token: int | None = None
+        #: When the ring's row was last read, from before the question, and the token that it had.
+        self._seen: tuple[float, int | None] = (float("-inf"), None)
         #: How often the ring changed under this member's eyes.
         self.changes = 0
 
@@ -163,9 +157,10 @@ class Keeper:
 
     def is_current(self, snapshot: RingSnapshot) -> bool:
         """Whether work under this ring may go on; to be asked before every object, costs nothing."""
-        fresh = self._clock.monotonic() - self._read_at < self._settings.stale_after
-        current = self._active is snapshot and self._read_token == snapshot.token
-        return current and fresh and self._membership.holds(snapshot.me)
+        read_at, token = self._seen
+        # By what was read, not by what was made of it: whatever goes wrong after the reading, the old ring is over.
+        seen = token == snapshot.token and self._clock.monotonic() - read_at < self._settings.stale_after
+        return seen and self._active is snapshot and self._membership.holds(snapshot.me)
 
     def working(self, snapshot: RingSnapshot) -> Working:
         """Says that an object is being handled under this ring; gives False when it may not be."""
@@ -226,9 +221,7 @@ class Keeper:
                 view = self._membership.view()
             except errors.Unavailable:
                 # What others have agreed on holds for this member too, whether it sees them or not.
-                row, _ = self._read()
-                if row is not None:
-                    self._leave_older(row)
+                self._read()
                 raise
             row, adopted = self._read()
             if me in view.members and self._propose(view, row, adopted):
@@ -239,16 +232,9 @@ class Keeper:
 
     def _read(self) -> tuple[RingRow | None, Mapping[bytes, int]]:
         began = self._clock.monotonic()
-        found = self._ledger.read(self._group)
-        # From here on nothing begins under an older ring, whatever becomes of the newer one.
-        self._read_token = None if found[0] is None else found[0].token
-        self._read_at = began
-        return found
-
-    def _leave_older(self, row: RingRow) -> None:
-        with self._lock:
-            if self._active is not None and self._active.token != row.token:
-                self._active = None
+        row, adopted = self._ledger.read(self._group)
+        self._seen = began, None if row is None else row.token
+        return row, adopted
 
     # -- proposing ------------------------------------------------------------------------------------------------
 

@@ -130,13 +130,32 @@ class KeeperTests(KeeperCase):
         small, large = (len(self.snapshot(each).subset(KEYS)) for each in (one, two))
         self.assertLess(2 * small, large)
 
-    def test_a_snapshot_says_what_changed(self) -> None:
-        one = self.members(1)
-        self.together(one)
-        before = self.snapshot(one[0])
-        both = one + self.members(1, start=2)
-        self.together(both)
-        self.assertEqual(before.diff(self.snapshot(one[0])), ({both[1].membership.member_id}, frozenset()))
+    def test_whatever_goes_wrong_after_the_row_was_read_the_old_ring_is_over(self) -> None:
+        one, two = self.members(2)
+        self.together([one, two])
+        old = self.snapshot(one)
+
+        def broken(*_: object) -> RingSnapshot:
+            raise LookupError("a mistake")
+
+        one.keeper._snapshot = broken  # type: ignore[method-assign, assignment]
+        two.membership.stop()
+        with self.assertRaises(LookupError):
+            one.keeper.step()
+        self.assertFalse(one.keeper.is_current(old))
+        self.assertIsNone(one.keeper.current())
+
+    def test_a_row_that_was_lost_ends_the_ring_until_there_is_another(self) -> None:
+        (member,) = self.members(1)
+        member.look()
+        old = self.snapshot(member)
+        self.world.ledger.row = None
+        member.cut = {"members"}
+        member.look()
+        self.assertFalse(member.keeper.is_current(old))
+        member.cut = set()
+        member.look()
+        self.assertEqual(self.owned([member]), sorted(KEYS))
 
     def test_a_keeper_that_has_stopped_owns_nothing(self) -> None:
         (member,) = self.members(1)

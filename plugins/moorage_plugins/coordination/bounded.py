@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from moorage import errors
+from moorage.clock import Clock
 
 __all__ = ["Bounded"]
 
@@ -32,22 +33,24 @@ class Bounded:
     when its call returns.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, clock: Clock) -> None:
+        self._clock = clock
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self._turn = threading.Lock()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def call(self, work: Callable[[], T], seconds: float) -> T:
-        """What ``work`` returns or raises.
+        """What ``work`` returns or raises; the seconds are for its turn and for itself.
 
         :raises Unavailable: not in time; it may still happen.
         """
+        until = self._clock.monotonic() + seconds
         if not self._turn.acquire(timeout=seconds):
             raise errors.Unavailable(f"An earlier call has not returned for more than {seconds:g} seconds.")
         call = _Call(work)
         self._calls.put(call)
-        if not call.done.wait(seconds):
+        if not call.done.wait(max(0.0, until - self._clock.monotonic())):
             # The turn stays taken until the call returns.
             threading.Thread(target=self._pass_on, args=(call,), name="late-call", daemon=True).start()
             raise errors.Unavailable(f"No answer within {seconds:g} seconds.")

@@ -49,6 +49,8 @@ _CAUTIONS: Mapping[str, Sequence[str]] = {
 }
 #: What only the configuration may say.
 _TIMEOUTS = frozenset({"timeout", "membership_timeout"})
+#: Options in URLs that drivers read as numbers when they connect, when it is too late to refuse them.
+_NUMBERS = frozenset({"db", "health_check_interval", "socket_connect_timeout", "socket_timeout"})
 #: Drivers that have locks and no groups.
 _LOCKS_ONLY = frozenset({"mysql", "postgresql", "ipc", "kubernetes"})
 
@@ -61,6 +63,15 @@ class ToozBackend(CoordinationBackend):
     def __init__(self, tools: BackendTools) -> None:
         super().__init__(tools)
         self._scheme = _checked(tools.url)
+        try:
+            # What the driver itself refuses can never work, and what it lacks is not there later either. It does not connect.
+            self._made(b"%bprobe" % MEMBER_PREFIX)
+        except Exception as error:
+            said = " ".join(str(error).replace(urlsplit(tools.url).password or "\0", "***").split())[:200]
+            raise errors.ConfigError(
+                f"The URL of the coordination backend ({self._where}) cannot be used: {type(error).__name__}: {said}. Correct it, "
+                "or install what its driver needs."
+            ) from error
         self.capabilities = _CAPABILITIES[self._scheme]
         self.cautions = _CAUTIONS.get(self._scheme, ())
         self._bounded: Bounded | None = None
@@ -154,16 +165,11 @@ class ToozBackend(CoordinationBackend):
 
     def _connect(self, member_id: bytes) -> None:
         self._disconnect()
-        given = {
-            **self.options(),
-            **{name: value[-1] for name, value in parse_qs(urlsplit(self.tools.url).query).items()},
-        }
-        bounded = self._bounded = Bounded(f"tooz-{self._scheme}")
-        url = self.tools.url
+        bounded = self._bounded = Bounded(f"tooz-{self._scheme}", self.tools.clock)
         made: list[Any] = []
 
         def start() -> Any:
-            client = coordination.get_coordinator(url, member_id, **given)
+            client = self._made(member_id)
             made.append(client)
             self.connected(client)
             client.start()
@@ -176,6 +182,12 @@ class ToozBackend(CoordinationBackend):
             self._bounded = None
             bounded.end(lambda: [each.stop() for each in made])
             raise
+
+    def _made(self, member_id: bytes) -> Any:
+        """A client that is not connected. What the URL says of an option goes before what it would be given."""
+        said = parse_qs(urlsplit(self.tools.url).query)
+        given = {name: value for name, value in self.options().items() if name not in said}
+        return coordination.get_coordinator(self.tools.url, member_id, **given)
 
     def _disconnect(self) -> None:
         bounded, self._bounded = self._bounded, None
@@ -241,15 +253,30 @@ def _checked(url: str) -> str:
         raise errors.ConfigError(f"No driver of tooz is known for {scheme}://; use one of: {known}")
     if not rest.strip("/"):
         raise errors.ConfigError(f"The URL {url} of the coordination backend names no server.")
-    try:
-        hosts = urlsplit(url).netloc.rpartition("@")[2].split(",") if scheme != "file" else []
-        for each in hosts:
-            urlsplit(f"//{each}").port  # noqa: B018  (raises what is wrong with it)
-    except ValueError as error:
-        raise errors.ConfigError(f"The URL of the coordination backend is none: {error}. Correct it.") from error
-    for name in _TIMEOUTS & parse_qs(urlsplit(url).query).keys():
+    for name in _TIMEOUTS & _options_of(scheme, url).keys():
         raise errors.ConfigError(
             f"The URL of the coordination backend sets {name}, which members would not know of: they would work on after the "
             "server has dropped them. Set [coordination] session_timeout and call_timeout instead."
         )
     return scheme
+
+
+def _options_of(scheme: str, url: str) -> Mapping[str, Sequence[str]]:
+    """The options of a URL whose servers and numbers can be read.
+
+    :raises ConfigError: they cannot. What stands there is not repeated, since it may be a part of a password.
+    """
+    wrong = "its server cannot be read, or a port is no number from 0 to 65535"
+    try:
+        parts = urlsplit(url)
+        for server in parts.netloc.rpartition("@")[2].split(","):
+            _ = urlsplit(f"//{server}").port
+        found = parse_qs(parts.query)
+        for name in sorted(_NUMBERS & found.keys()):
+            wrong = f"{name} is no number"
+            float(found[name][-1])
+    except ValueError:
+        raise errors.ConfigError(
+            f"The URL {scheme}://... of the coordination backend cannot be used: {wrong}. Write it as {scheme}://host:port."
+        ) from None
+    return found

@@ -19,17 +19,22 @@ from typing_extensions import override
 
 from moorage import errors
 from moorage.coordination.tables import claims
-from moorage.db import Database
+from moorage.db import MICROSECONDS, Database, now, read_now
 from moorage.lease import Guard, Statement, Verb
 
-__all__ = ["CLAIM", "END", "Claim", "ClaimStore", "SqlClaims"]
+__all__ = ["AHEAD", "CLAIM", "END", "Claim", "ClaimStore", "SqlClaims"]
 
 T = TypeVar("T")
 
 _LATER_TICK = Guard(
-    "the tick was not claimed",
-    lambda c, p: c.tick < p["tick"],
-    lambda row, p: bool(row["tick"] < p["tick"]),
+    "the tick was not claimed; one that is yet to come was named by a clock that has been set back since",
+    lambda c, p: sa.or_(c.tick < p["tick"], c.tick > p["now"] + p["ahead"]),
+    lambda row, p: bool(row["tick"] < p["tick"] or row["tick"] > p["now"] + p["ahead"]),
+)
+_BEGUN = Guard(
+    "the clock has not been set back to long before the tick since the claimer looked at it",
+    lambda c, p: p["tick"] <= p["now"] + p["ahead"],
+    lambda row, p: bool(p["tick"] <= p["now"] + p["ahead"]),
 )
 _NOT_OVERTAKEN = Guard(
     "no owner of a later ring has claimed the object",
@@ -50,22 +55,31 @@ _OPEN = Guard(
 CLAIM = Statement(
     "claim a tick",
     Verb.UPDATE,
-    (_LATER_TICK, _NOT_OVERTAKEN),
+    (_LATER_TICK, _NOT_OVERTAKEN, _BEGUN),
     {"tick": "tick", "token": "token", "owner": "owner", "sweep": "sweep", "finished": "unfinished"},
 )
 #: In the transaction of the handling's writes.
 END = Statement("end a tick", Verb.UPDATE, (_LAST, _OPEN), {"finished": "done"})
 
 
+#: Clocks of several database servers, or of one before and after a failover, differ by less; microseconds.
+AHEAD = 60 * MICROSECONDS
+
+
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a sweep claims with. ``sweep`` is a name that no other sweep ever has."""
+    """What a sweep claims with. ``sweep`` is a name that no other sweep ever has.
+
+    :param ahead: how far, in microseconds, a tick may lie in the future of the store's clock. Of one that is further nobody can
+        have known before that clock was set back: it keeps no other from being claimed, and is not claimed any more.
+    """
 
     task: str
     tick: int
     token: int
     owner: str
     sweep: str
+    ahead: int = AHEAD
 
 
 class ClaimStore(abc.ABC):
@@ -95,6 +109,8 @@ class ClaimStore(abc.ABC):
         """Remove rows whose last tick is older (microseconds): of objects that are gone; how many."""
 
 
+#: Rows that are removed in one transaction, so that none is long.
+_PRUNED = 500
 _MANY = sa.and_(
     claims.c.task == sa.bindparam("of_task"), claims.c.object_id.in_(sa.bindparam("of_objects", expanding=True))
 )
@@ -111,6 +127,8 @@ _CLAIM = CLAIM.update(
         "owner": sa.bindparam("to_owner", type_=sa.String),
         "sweep": _SWEEP,
         "unfinished": sa.false(),
+        "now": now(),
+        "ahead": sa.bindparam("may_be_ahead", type_=sa.BigInteger),
     },
 )
 _END = END.update(claims, _ONE, {"sweep": _SWEEP, "unfinished": sa.false(), "done": sa.true()})
@@ -143,7 +161,7 @@ class SqlClaims(ClaimStore):
     def _claim(self, tx: sa.Connection, claim: Claim, wanted: Sequence[str]) -> frozenset[str]:
         key = {"of_task": claim.task, "of_objects": wanted}
         values = {"to_tick": claim.tick, "to_token": claim.token, "to_sweep": claim.sweep}
-        changed = tx.execute(_CLAIM, {**key, **values, "to_owner": claim.owner}).rowcount
+        changed = tx.execute(_CLAIM, {**key, **values, "to_owner": claim.owner, "may_be_ahead": claim.ahead}).rowcount
         if changed < len(wanted):
             there = frozenset(tx.execute(_THERE, key).scalars())
             new = [
@@ -154,7 +172,7 @@ class SqlClaims(ClaimStore):
                 for each in wanted
                 if each not in there
             ]  # fmt: skip
-            if new:
+            if new and claim.tick <= read_now(tx) + claim.ahead:
                 tx.execute(_ADD[self._database.dialect], new)
         return frozenset(tx.execute(_CLAIMED, {**key, "to_tick": claim.tick, "to_sweep": claim.sweep}).scalars())
 
@@ -177,5 +195,15 @@ class SqlClaims(ClaimStore):
 
     @override
     def prune(self, task: str, before: int) -> int:
-        statement = sa.delete(claims).where(claims.c.task == task, claims.c.tick < before)
-        return self._database.run(lambda tx: tx.execute(statement).rowcount)
+        old = sa.and_(claims.c.task == task, claims.c.tick < before)
+        some = sa.select(claims.c.object_id).where(old).limit(_PRUNED)
+
+        def work(tx: sa.Connection) -> tuple[int, int]:
+            found = tx.execute(some).scalars().all()
+            return len(found), tx.execute(sa.delete(claims).where(old, claims.c.object_id.in_(found))).rowcount
+
+        removed, found = 0, _PRUNED
+        while found == _PRUNED:
+            found, gone = self._database.run(work)
+            removed += gone
+        return removed

@@ -20,7 +20,7 @@ from moorage.clock import Clock
 from moorage.coordination.claims import ClaimStore
 from moorage.coordination.interface import PeriodicTask
 from moorage.coordination.lanes import Lanes
-from moorage.coordination.sweep import Backoff, Claimed, Share, Sweep, Ticks
+from moorage.coordination.sweep import PARTS, Backoff, Claimed, Share, Sweep, Ticks
 from moorage.coordination.task_store import Control, TaskStore
 from moorage.db import MICROSECONDS
 from moorage.extensions import origin_of
@@ -29,8 +29,6 @@ __all__ = ["Runner", "Settings", "TaskRunner", "spacing_of"]
 
 LOG = logging.getLogger(__name__)
 
-#: A spread task is swept this many times between two ticks.
-_PARTS = 20
 #: A request is heeded for so many microseconds at least, and for two ticks.
 _REQUEST_LASTS = 600 * MICROSECONDS
 #: Claims of objects that are gone are kept so long: microseconds, and ticks.
@@ -211,10 +209,11 @@ class TaskRunner:
     def _since(self, ticks: Ticks, share: Share) -> int:
         """Of a spread task each part of a tick has its own objects: the others would be claimed in vain, one by one."""
         same = self._settings.spread and not ticks.requested and share.token == self._last_token
-        return self._last_moment if same else 0
+        # By a clock that was set back nothing was swept for yet.
+        return self._last_moment if same and self._last_moment <= ticks.moment else 0
 
     def _slot(self, moment: int) -> int:
-        return (moment - self._jitter) // (self._spacing // (_PARTS if self._settings.spread else 1) or 1)
+        return (moment - self._jitter) // (self._spacing // (PARTS if self._settings.spread else 1) or 1)
 
     def _ring_changed(self) -> bool:
         """What came to this member with a new ring may not have been handled at this tick: look at once."""
@@ -295,7 +294,7 @@ class Runner:
     def _look(self, moment: int, controls: Mapping[str, Control]) -> None:
         if moment < self._latest - MICROSECONDS:
             LOG.warning(
-                "The database's clock stepped back by %.0f seconds: what was handled at a later tick waits until then.",
+                "The database's clock stepped back by %.0f seconds: ticks go on by its new time, so some work is done again.",
                 (self._latest - moment) / MICROSECONDS,
             )
         self._latest = moment
@@ -308,6 +307,10 @@ class Runner:
                 ticks = task.due(moment, control)
             except errors.MoorageError as error:
                 LOG.warning("Whether %s is due is not known: %s", task.name, error.message)
+                continue
+            except Exception:
+                # The other tasks' turn comes all the same.
+                LOG.exception("Whether %s is due is not known.", task.name)
                 continue
             if ticks is None:
                 continue

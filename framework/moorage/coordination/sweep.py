@@ -18,20 +18,22 @@ from typing_extensions import override
 
 from moorage import errors
 from moorage.clock import Clock
-from moorage.coordination.claims import Claim, ClaimStore
+from moorage.coordination.claims import AHEAD, Claim, ClaimStore
 from moorage.coordination.interface import PeriodicTask, TaskLease
 from moorage.coordination.keeper import Keeper, RingSnapshot, Working
 from moorage.coordination.task_store import Run
 from moorage.extensions import origin_of
 from moorage.ring import POSITION_COUNT, position_of
 
-__all__ = ["Backoff", "Claimed", "Everything", "RingShare", "Share", "Sweep", "Ticks"]
+__all__ = ["PARTS", "Backoff", "Claimed", "Everything", "RingShare", "Share", "Sweep", "Ticks"]
 
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _LONGEST_BACKOFF = 64
 _REMEDY = "Repair the task, or take it out of [periodic] enabled_tasks."
+#: The handlings of a spread task begin at so many moments between two ticks.
+PARTS = 20
 
 
 class Share(Protocol):
@@ -109,7 +111,7 @@ class Ticks:
     A tick is named by the moment that it begins, so names rise when the spacing is changed too.
 
     :param moment: now. :param spacing: between two ticks.
-    :param spread: whether each object has a phase of its own, by its position on the ring.
+    :param spread: whether objects have phases, by their positions on the ring.
     :param requested: the name of a tick that an operator asked for, for all objects; 0: the regular one.
     """
 
@@ -125,7 +127,8 @@ class Ticks:
             return self.requested
         phase = 0
         if self.spread:
-            phase = self.spacing * position_of(object_id, self.hash_function) // POSITION_COUNT
+            part = position_of(object_id, self.hash_function) * PARTS // POSITION_COUNT
+            phase = self.spacing * part // PARTS
         return (self.moment - phase) // self.spacing * self.spacing + phase
 
 
@@ -143,7 +146,9 @@ class Backoff:
         with self._lock:
             if not self._failed:
                 return list(object_ids)
-            return [each for each in object_ids if each not in self._failed or ticks.of(each) > self._failed[each][1]]
+            # A tick that is longer off than any pause was named by a clock that has been set back since.
+            latest = ticks.moment + (_LONGEST_BACKOFF + 1) * ticks.spacing
+            return [each for each in object_ids if not ticks.of(each) <= self._failed.get(each, (0, -1))[1] <= latest]
 
     def failed(self, object_id: str, ticks: Ticks) -> None:
         """Its handling raised."""
@@ -252,6 +257,8 @@ class Sweep:
         self._since = since
         self._stopping = stopping
         self._running: dict[str, tuple[Working, ClaimLease]] = {}
+        #: Given up before they had begun: their threads did not get to run.
+        self._never: set[str] = set()
         self._task = task
         self.share = share
         self._claims = claims
@@ -305,7 +312,8 @@ class Sweep:
         for each in self._objects:
             by_tick.setdefault(self._ticks.of(each), []).append(each)
         for tick, found in sorted(by_tick.items()):
-            claim = Claim(self._name, tick, self.share.token, self.share.member, self._sweep)
+            ahead = AHEAD + self._ticks.spacing
+            claim = Claim(self._name, tick, self.share.token, self.share.member, self._sweep, ahead)
             for start in range(0, len(found), self._batch):
                 yield claim, found[start : start + self._batch]
 
@@ -330,6 +338,8 @@ class Sweep:
                 return
             lease = ClaimLease(self._claims, claimed.claim, claimed.object_id, self.share, self._clock, self._timeout)
             with self._lock:
+                if claimed.object_id in self._never:
+                    return
                 self._running[claimed.object_id] = working, lease
             try:
                 acted = self._task.handle(claimed.object_id, lease)
@@ -356,6 +366,8 @@ class Sweep:
         """Wait no longer for a handling: its lease is over, and the next ring need not wait for it either."""
         with self._lock:
             running = self._running.get(claimed.object_id)
+            if running is None:
+                self._never.add(claimed.object_id)
         self.failed(claimed.object_id, problem)
         if running is not None:
             working, lease = running

@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import threading
 import unittest
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -99,6 +100,21 @@ class StoreTests(unittest.TestCase):
         self.assertEqual(self.claims.claim(a_claim(2, token=6), ["o"]), [])
         self.assertEqual(self.claims.claim(a_claim(2, token=7), ["o"]), ["o"])
 
+    def test_a_tick_that_was_named_by_a_clock_that_was_set_back_is_nobodys(self) -> None:
+        """Or nothing would be handled until the clock has caught up."""
+        with self.database.read() as tx:
+            moment = read_now(tx)
+        self.assertEqual(self.claims.claim(a_claim(moment), ["o"]), ["o"])
+        with self.database.write() as tx:
+            tx.execute(sa.update(tables.claims).values(tick=moment + 3600_000_000))
+        # Whoever looked at the clock before it was set claims nothing any more, of new objects neither.
+        self.assertEqual(self.claims.claim(a_claim(moment + 3605_000_000), ["o", "new"]), [])
+        self.assertEqual(self.claims.claim(a_claim(moment + 5), ["o", "new"]), ["o", "new"])
+        self.assertEqual(self.claims.claim(a_claim(moment + 5), ["o", "new"]), [])
+        # What is ahead by no more than servers' clocks differ is claimed.
+        self.assertEqual(self.claims.claim(a_claim(moment + 30_000_000), ["o"]), ["o"])
+        self.assertEqual(self.claims.claim(a_claim(moment + 6), ["o"]), [])
+
     def test_tasks_do_not_disturb_each_other(self) -> None:
         self.assertEqual(self.claims.claim(a_claim(5, task="a"), ["o"]), ["o"])
         self.assertEqual(self.claims.claim(a_claim(1, task="b"), ["o"]), ["o"])
@@ -144,6 +160,20 @@ class StoreTests(unittest.TestCase):
         self.claims.claim(a_claim(9), ["new"])
         self.assertEqual(self.claims.prune("task", 9), 1)
         self.assertEqual(self.claims.claim(a_claim(9), ["old", "new"]), ["old"])
+
+    def test_however_many_rows_are_gone_no_transaction_removes_more_than_a_few(self) -> None:
+        deleted: list[int] = []
+
+        def seen(connection: object, cursor: Any, statement: str, *_: object) -> None:
+            if statement.startswith("DELETE"):
+                deleted.append(cursor.rowcount)
+
+        sa.event.listen(sa.Engine, "after_cursor_execute", seen)
+        self.addCleanup(sa.event.remove, sa.Engine, "after_cursor_execute", seen)
+        self.claims.claim(a_claim(1), [f"o{number:04}" for number in range(1200)])
+        self.claims.claim(a_claim(1, task="other"), ["o"])
+        self.assertEqual(self.claims.prune("task", 9), 1200)
+        self.assertEqual((sum(deleted), max(deleted)), (1200, 500))
 
     # -- what operators ask ---------------------------------------------------------------------------------------
 

@@ -6,21 +6,24 @@ from __future__ import annotations
 import tempfile
 import threading
 import unittest
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import sqlalchemy as sa
 from hypothesis import given
 from hypothesis import strategies as st
 from typing_extensions import override
 
 from moorage import errors
 from moorage.clock import SystemClock
+from moorage.coordination import tables
 from moorage.coordination.claims import Claim, SqlClaims
 from moorage.coordination.interface import PeriodicTask, TaskLease, TaskTools
 from moorage.coordination.keeper import RingSnapshot, Working
 from moorage.coordination.lanes import Lanes
 from moorage.coordination.runner import Runner, Settings, TaskRunner
-from moorage.coordination.sweep import Backoff, Everything, RingShare, Share, Ticks
+from moorage.coordination.sweep import PARTS, Backoff, Everything, RingShare, Share, Sweep, Ticks
 from moorage.coordination.task_store import Run, TaskStore
 from moorage.db import Database
 from moorage.ring import Ring, position_of
@@ -88,8 +91,12 @@ class RunnerCase(unittest.TestCase):
         )  # fmt: skip
 
     def sweep(self, task: TaskRunner, only: str = "") -> Run:
+        return self.sweep_at(task, None, only)
+
+    def sweep_at(self, task: TaskRunner, at: int | None, only: str = "") -> Run:
+        """At another moment of the database's clock than now."""
         moment, controls = self.store.look()
-        ticks = task.due(moment, controls.get("t"))
+        ticks = task.due(moment if at is None else at, controls.get("t"))
         assert ticks is not None
         self.assertTrue(task.sweep(ticks, only))
         return self.store.runs("t", limit=1)[0]
@@ -111,13 +118,68 @@ class TaskRunnerTests(RunnerCase):
 
     def test_ticks_that_were_missed_coalesce(self) -> None:
         task = self.task()
-        self.sweep(task)
         moment, _ = self.store.look()
-        ticks = task.due(moment + 10 * 3600 * SECOND, None)
-        assert ticks is not None
-        task.sweep(ticks)
+        self.sweep_at(task, moment - 10 * 3600 * SECOND)
+        self.sweep_at(task, moment)
         self.assertEqual(self.done, list("abcabc"))
-        self.assertIsNone(task.due(moment + 10 * 3600 * SECOND, None))
+        self.assertIsNone(task.due(moment, None))
+
+    def test_a_spread_task_claims_a_part_of_its_objects_at_a_time_and_each_of_them_once_for_a_tick(self) -> None:
+        objects = [f"object-{number}" for number in range(400)]
+        transactions: list[int] = []
+        claim = self.claims.claim
+
+        def counted(asked: Claim, object_ids: Sequence[str]) -> list[str]:
+            transactions.append(len(object_ids))
+            return claim(asked, object_ids)
+
+        self.claims.claim = counted  # type: ignore[method-assign, assignment]
+        task = self.task(objects=objects, spread=True)
+        moment, _ = self.store.look()
+        moment -= 3 * 3600 * SECOND
+        self.sweep_at(task, moment)
+        self.assertEqual((len(transactions), sorted(self.done)), (PARTS, sorted(objects)))
+        transactions.clear()
+        self.done.clear()
+        for part in range(1, PARTS + 1):
+            self.assertEqual(self.sweep_at(task, moment + part * 3600 * SECOND // PARTS).lost, 0)
+        self.assertEqual((len(transactions), sorted(self.done)), (PARTS, sorted(objects)))
+
+    def test_what_could_not_be_listed_is_swept_with_the_next_part(self) -> None:
+        task = self.task(objects=[f"object-{number}" for number in range(40)], spread=True)
+        moment, _ = self.store.look()
+        self.sweep_at(task, moment - 2 * 3600 * SECOND)
+        recorder, task._task = task._task, Recorder([], lambda *_: None)
+        task._task.list_objects = lambda: 1 / 0  # type: ignore[method-assign, assignment, return-value]
+        self.assertEqual(self.sweep_at(task, moment - 3600 * SECOND).ended, "failed")
+        task._task = recorder
+        self.done.clear()
+        self.sweep_at(task, moment - 3600 * SECOND + 3600 * SECOND // PARTS)
+        self.assertEqual(len(self.done), 40)
+
+    def test_a_clock_that_is_set_back_stops_no_task_and_no_object_that_was_put_off(self) -> None:
+        fails = True
+
+        def handler(object_id: str, lease: TaskLease) -> object:
+            self.done.append(object_id)
+            if fails and object_id == "b":
+                raise LookupError("a mistake")
+            return True
+
+        task = self.task(handler, spacing=1.0)
+        moment, _ = self.store.look()
+        self.sweep_at(task, moment)
+        # What was done in the last hour had been done an hour later, by the clock that was ahead.
+        later = 3600 * SECOND
+        with self.database.write() as tx:
+            tx.execute(sa.update(tables.claims).values(tick=tables.claims.c.tick + later))
+        failures, until = task._backoff._failed["b"]
+        task._backoff._failed["b"] = failures, until + later
+        task._last_moment = moment + later
+        self.done.clear()
+        fails = False
+        self.assertEqual(self.sweep_at(task, moment + SECOND).handled, 3)
+        self.assertEqual(self.sweep_at(self.task(spacing=1.0), moment + SECOND).lost, 3)
 
     def test_a_handler_that_raises_stops_nothing_and_puts_its_object_off(self) -> None:
         def handler(object_id: str, lease: TaskLease) -> object:
@@ -127,16 +189,15 @@ class TaskRunnerTests(RunnerCase):
             return False
 
         task = self.task(handler)
-        run = self.sweep(task)
+        moment, _ = self.store.look()
+        run = self.sweep_at(task, moment - 2 * 3600 * SECOND)
         self.assertEqual((run.handled, run.acted, run.failed), (2, 0, 1))
         self.assertIn("b: LookupError: a mistake", run.problem)
-        moment, _ = self.store.look()
-        for tick, found in ((1, ["a", "c"]), (2, ["a", "b", "c"])):
-            self.done.clear()
-            ticks = task.due(moment + tick * 3600 * SECOND, None)
-            assert ticks is not None
-            task.sweep(ticks)
-            self.assertEqual(self.done, found)
+        self.done.clear()
+        self.assertEqual(self.sweep_at(task, moment - 3600 * SECOND).skipped, 1)
+        self.assertEqual(self.done, ["a", "c"])
+        self.sweep_at(task, moment)
+        self.assertEqual(self.done, ["a", "c", "a", "b", "c"])
 
     def test_a_handler_that_hangs_is_left_alone_and_writes_nothing(self) -> None:
         go_on = threading.Event()
@@ -263,6 +324,21 @@ class TaskRunnerTests(RunnerCase):
         wait_for(lambda: refused, "the handler to go on")
         self.assertEqual((refused, released), (["a"], [False]))
 
+    def test_what_was_given_up_before_its_thread_ran_is_never_begun(self) -> None:
+        """Its handler would be waited for by a ring that drains, for as long as it hangs."""
+        moment, _ = self.store.look()
+        sweep = Sweep(
+            "t", self.task()._task, SwitchedShare(), self.claims, Ticks(moment, SECOND), SystemClock(),
+            backoff=Backoff(1.0), timeout=60.0,
+        )  # fmt: skip
+        sweep.begin()
+        (batch,) = sweep.batches()
+        first, *others = sweep.claim(*batch)
+        sweep.give_up(first, "not in time")
+        for each in (first, *others):
+            sweep.handle(each)
+        self.assertEqual((self.done, sweep.run().failed), (["b", "c"], 1))
+
     def test_when_all_threads_hang_the_sweep_says_so_and_nothing_is_claimed_for_nothing(self) -> None:
         go_on = threading.Event()
         self.addCleanup(go_on.set)
@@ -308,6 +384,7 @@ class TaskRunnerTests(RunnerCase):
 
         self.claims.claim = count  # type: ignore[method-assign,assignment]
         moment, _ = self.store.look()
+        moment -= 3 * 3600 * SECOND
         for part in range(41):
             ticks = task.due(moment + part * 180 * SECOND, None)
             assert ticks is not None
@@ -359,6 +436,20 @@ class RunnerTests(RunnerCase):
         wait_for(lambda: len(self.done) == 4, "the request")
         self.assertEqual(self.done[-1], "c")
 
+    def test_a_task_whose_turn_cannot_be_told_does_not_hold_up_another(self) -> None:
+        def broken() -> Share | None:
+            raise LookupError("a mistake")
+
+        tasks = [self.task(), self.task()]
+        tasks[0].name, tasks[0]._last_token, tasks[0]._share = "broken", 1, broken
+        moment, _ = self.store.look()
+        tasks[0]._last_slot = tasks[0]._slot(moment)
+        runner = Runner(tasks, self.store, SystemClock(), poll=0.02)
+        with self.assertLogs("moorage.coordination.runner", "ERROR"):
+            runner._look(moment, {})
+        self.addCleanup(runner.stop)
+        wait_for(lambda: len(self.done) == 3, "the other task")
+
     def test_a_task_that_hangs_does_not_hold_up_another(self) -> None:
         go_on = threading.Event()
         self.addCleanup(go_on.set)
@@ -383,9 +474,28 @@ class TickTests(unittest.TestCase):
         self.assertLessEqual(one, two)
         self.assertTrue(moment - spacing < one <= moment)
 
-    def test_spread_objects_have_phases_of_their_own(self) -> None:
-        phases = {Ticks(10**9, 10**6, True).of(f"object-{number}") % 10**6 for number in range(50)}
-        self.assertEqual(len(phases), 50)
+    def test_spread_objects_have_phases_and_no_more_of_them_than_sweeps(self) -> None:
+        phases = Counter(Ticks(10**9, 10**6, True).of(f"object-{number}") % 10**6 for number in range(4000))
+        self.assertEqual(sorted(phases), [10**6 * part // PARTS for part in range(PARTS)])
+        self.assertGreater(min(phases.values()), 100)
+
+    @given(st.lists(st.integers(1, 400), max_size=60), st.integers(1, 100), st.booleans(), st.integers(0, 10**6))
+    def test_sweeps_that_leave_out_what_was_swept_sweep_each_tick_once(
+        self, steps: list[int], spacing: int, spread: bool, moment: int
+    ) -> None:
+        names = [f"object-{number}" for number in range(9)]
+        swept: dict[str, list[int]] = {name: [] for name in names}
+        seen: dict[str, set[int]] = {name: set() for name in names}
+        since: int | None = None
+        for step in (0, *steps):
+            moment += step
+            ticks = Ticks(moment, spacing, spread)
+            for name in names:
+                seen[name].add(ticks.of(name))
+                if since is None or ticks.of(name) > since:
+                    swept[name].append(ticks.of(name))
+            since = moment
+        self.assertEqual(swept, {name: sorted(of) for name, of in seen.items()})
 
     def test_backoff_doubles_in_ticks_however_often_they_are_swept_and_is_forgotten_after_a_success(self) -> None:
         for spread in (False, True):

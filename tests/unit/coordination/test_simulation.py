@@ -120,7 +120,7 @@ class MutantTests(unittest.TestCase):
         """Members whose own guards always say yes: what keeps the laws is the guards of the rows."""
         self.mutant("is_current", lambda self, snapshot: True, of=Keeper)
         world = World(SESSION)
-        world.claims = MemoryClaims({without})
+        world.claims = MemoryClaims(world.moment, {without})
         return Simulation(seed, world=world, guarded=False)
 
     def test_the_rows_guards_hold_alone(self) -> None:
@@ -134,14 +134,23 @@ class MutantTests(unittest.TestCase):
             self.assertGreater(simulation.oracle.handled, 100)
 
     def test_without_the_rows_guards(self) -> None:
-        (later_tick, not_overtaken), (last, _) = CLAIM.guards, END.guards
+        (later_tick, not_overtaken, begun), (last, _) = CLAIM.guards, END.guards
         for guard, law in (
             (later_tick, "twice at tick|was claimed for tick"),
             (not_overtaken, "was claimed for tick"),
+            (begun, "was claimed for tick"),
             (last, "was written for tick"),
         ):
             with self.subTest(without=guard.name):
                 self.assert_caught(functools.partial(self.unguarded, without=guard.name), law)
+
+    def test_with_claims_that_do_not_see_that_the_clock_was_set_back(self) -> None:
+        def make(seed: int) -> Simulation:
+            world = World(SESSION)
+            world.claims = MemoryClaims(lambda: 2**62)
+            return Simulation(seed, world=world)
+
+        self.assert_caught(make, "not handled within two periods|was claimed for tick")
 
     def test_without_looking_whether_the_ring_has_changed(self) -> None:
         def is_current(self: Keeper, snapshot: Any) -> bool:

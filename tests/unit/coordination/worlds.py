@@ -96,10 +96,11 @@ class _Transaction:
 class MemoryClaims(ClaimStore):
     """The rows of claims in memory, changed by the very statements of production.
 
-    :param without: names of guards that are left out, for mutants.
+    :param moment: the store's clock, in microseconds. :param without: names of guards that are left out, for mutants.
     """
 
-    def __init__(self, without: Collection[str] = ()) -> None:
+    def __init__(self, moment: Callable[[], int], without: Collection[str] = ()) -> None:
+        self._moment = moment
         self.rows: dict[tuple[str, str], dict[str, Any]] = {}
         self._without = without
 
@@ -112,9 +113,14 @@ class MemoryClaims(ClaimStore):
         key = claim.task, object_id
         new = {
             "tick": claim.tick, "token": claim.token, "owner": claim.owner, "sweep": claim.sweep, "unfinished": False,
+            "now": self._moment(), "ahead": claim.ahead,
         }  # fmt: skip
         row = self.rows.get(key)
         if row is None:
+            # Of the guards one says nothing of the row.
+            begun = CLAIM.guards[-1]
+            if begun.name not in self._without and not begun.holds({}, new):
+                return False
             self.rows[key] = {**{name: new[name] for name in ("tick", "token", "owner", "sweep")}, "finished": False}
             return True
         guards = [guard for guard in CLAIM.guards if guard.name not in self._without]
@@ -214,7 +220,13 @@ class World:
         self.session = session
         self.server = MemoryServer(self.clock.monotonic)
         self.ledger = MemoryLedger()
-        self.claims = MemoryClaims()
+        #: Seconds that the store's clock is ahead of the true one.
+        self.stepped = 1e6
+        self.claims = MemoryClaims(self.moment)
+
+    def moment(self) -> int:
+        """The store's time in microseconds."""
+        return int((self.clock.now + self.stepped) * 1_000_000)
 
     def pass_time(self, seconds: float, members: Collection[Member] = (), step: float = 0.5) -> None:
         """Let time pass; the members beat and look at every step."""

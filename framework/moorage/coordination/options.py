@@ -161,6 +161,8 @@ PERIODIC_OPTS: Sequence[cfg.Opt] = (
     ),
 )
 
+#: Points of one member.
+_MOST_POINTS = 100_000
 _ALL = ((COORDINATION, COORDINATION_OPTS), (PERIODIC, PERIODIC_OPTS))
 
 
@@ -192,6 +194,13 @@ def check(conf: cfg.ConfigOpts) -> None:
         raise errors.ConfigError(
             f"[coordination] lease_margin = {section.lease_margin:g} leaves a member less than half of session_timeout = "
             f"{section.session_timeout:g} to work in; make it smaller."
+        )
+    points = section.weight * section.hash_ring_replicas_count
+    if points > _MOST_POINTS:
+        raise errors.ConfigError(
+            f"[coordination] weight = {section.weight:g} times hash_ring_replicas_count = {section.hash_ring_replicas_count} "
+            f"gives this engine {points:.0f} points on the ring, which every engine computes at each change; {_MOST_POINTS} at "
+            "most. Weights count relative to each other: make them smaller."
         )
     for name, smallest in (("spacing", 0.05), ("timeout", 0.05), ("concurrency", 1.0)):
         for task, text in getattr(conf.periodic, name).items():

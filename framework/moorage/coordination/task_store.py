@@ -9,11 +9,16 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from moorage import errors
 from moorage.coordination.tables import runs, tasks, totals
-from moorage.db import Database, Duplicate, now, read_now
+from moorage.db import MICROSECONDS, Database, Duplicate, now, read_now
 
 __all__ = ["COUNTS", "Control", "Run", "TaskStore"]
 
+#: Engines look for requests far more often than this; microseconds.
+_UNSEEN = 5 * MICROSECONDS
+#: How often a request is tried that another one was faster than.
+_TRIES = 5
 #: What is counted of objects.
 COUNTS = ("handled", "acted", "failed", "fenced", "lost", "skipped")
 
@@ -91,8 +96,41 @@ class TaskStore:
         return self._set(name, {"paused": False, "reason": ""})
 
     def request(self, name: str, object_id: str = "") -> Control:
-        """Have it swept once more now, paused or not; a request that nobody has seen yet is replaced."""
-        return self._set(name, {"requested_at": now(), "requested_object": object_id})
+        """Have it swept once more now, paused or not: all objects, or one.
+
+        There is one request at a time. One for all that may not have been seen yet stays one for all.
+
+        :raises Conflict: another object was asked for so lately that an engine may not have seen it yet.
+        """
+        for _ in range(_TRIES):
+            try:
+                found = self._database.run(lambda tx: self._requested(tx, name, object_id))
+            except Duplicate:
+                continue
+            if found is not None:
+                return found
+        raise errors.Conflict(f"Task {name} is asked for again and again by others at this moment. Ask again later.")
+
+    def _requested(self, tx: sa.Connection, name: str, object_id: str) -> Control | None:
+        """The row, or None when somebody else asked meanwhile."""
+        before = tx.execute(sa.select(*_CONTROL).where(tasks.c.name == name)).first()
+        if before is None:
+            tx.execute(sa.insert(tasks).values(name=name, paused=False, reason="", requested_at=now(),
+                                               requested_object=object_id))  # fmt: skip
+        else:
+            wanted = object_id
+            if abs(read_now(tx) - before.requested_at) < _UNSEEN:
+                if object_id not in {"", before.requested_object} and before.requested_object:
+                    raise errors.Conflict(
+                        f"Object {before.requested_object} of {name} was asked for within the last {_UNSEEN // MICROSECONDS} "
+                        "seconds, and its engine may not have seen that yet. Ask again after that time, or for all objects."
+                    )
+                wanted = object_id if before.requested_object else ""
+            unchanged = sa.and_(tasks.c.name == name, tasks.c.requested_at == before.requested_at)
+            asked = sa.update(tasks).where(unchanged).values(requested_at=now(), requested_object=wanted)
+            if tx.execute(asked).rowcount != 1:
+                return None
+        return _control(tx.execute(sa.select(*_CONTROL).where(tasks.c.name == name)).one())
 
     def _set(self, name: str, values: Mapping[str, object]) -> Control:
         def work(tx: sa.Connection) -> Control:

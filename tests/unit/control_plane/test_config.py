@@ -112,6 +112,11 @@ class ValidationTests(ConfigCase):
         self.assertIn("[periodic] spacing names update_job_status", found)
         self.assertIn("update_job_statuses was meant?", found)
 
+    def test_a_member_of_so_many_points_that_engines_would_only_compute_rings_is_refused(self) -> None:
+        (found,) = validation.problems(self.load("[coordination]\nweight = 1000\nhash_ring_replicas_count = 1000\n"))
+        self.assertIn("1000000 points on the ring", found)
+        self.assertEqual([], validation.problems(self.load("[coordination]\nweight = 1000\n")))
+
     def test_messages_that_do_not_leave_a_process_are_refused(self) -> None:
         (found,) = validation.problems(self.load("[rpc]\ntransport_url = memory://\n"))
         self.assertIn("'memory', which is not cross-process", found)

@@ -185,6 +185,36 @@ class StoreTests(unittest.TestCase):
         self.assertLessEqual(abs(moment - found["a"].requested_at), 60_000_000)
         self.assertFalse(self.tasks.resume("a").paused)
 
+    def test_a_request_that_may_not_have_been_seen_is_not_replaced_by_one_for_another_object(self) -> None:
+        """It was accepted, and nobody would ever heed it."""
+        self.tasks.request("a", "one")
+        first = self.tasks.request("a", "one")
+        with self.assertRaisesRegex(errors.Conflict, "Object one of a was asked for"):
+            self.tasks.request("a", "another")
+        self.assertEqual(self.tasks.look()[1]["a"], first)
+        self.assertEqual(self.tasks.request("a").requested_object, "")
+        self.assertEqual(self.tasks.request("a", "another").requested_object, "", "it is one of all")
+        with self.database.write() as tx:
+            tx.execute(sa.update(tables.tasks).values(requested_at=tables.tasks.c.requested_at - 6_000_000))
+        self.assertEqual(self.tasks.request("a", "another").requested_object, "another")
+
+    def test_of_requests_for_different_objects_at_a_time_one_is_accepted(self) -> None:
+        barrier, accepted = threading.Barrier(6), []
+
+        def ask(number: int) -> None:
+            barrier.wait(60)
+            try:
+                accepted.append(self.tasks.request("a", f"object-{number}").requested_object)
+            except errors.Conflict:
+                return
+
+        threads = [threading.Thread(target=ask, args=(number,)) for number in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        self.assertEqual(accepted, [self.tasks.look()[1]["a"].requested_object])
+
     def test_a_group_that_was_renamed_or_lost_its_row_goes_on_where_the_tokens_were(self) -> None:
         """Or nothing that was worked on before would ever be claimed again."""
         self.assertEqual(self.claims.claim(a_claim(token=7), ["x"]), ["x"])

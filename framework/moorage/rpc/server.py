@@ -26,6 +26,8 @@ LOG = logging.getLogger(__name__)
 F = TypeVar("F", bound=Callable[..., Any])
 
 _MARK = "_moorage_rpc_method"
+#: Sets of names of arguments that are remembered to fit.
+_FITTING = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,8 @@ class Dispatcher:
     def __init__(
         self, endpoints: Mapping[str, Callable[..., Any]], *, version: str = "1.0", clock: Clock | None = None
     ) -> None:
+        #: Methods with names of arguments that fit: whether they do follows from the names alone, and to find out takes long.
+        self._fitting: set[tuple[str, frozenset[str]]] = set()
         self._endpoints = {name: (function, inspect.signature(function)) for name, function in endpoints.items()}
         self._version = version
         self._parsed = _parse(version)
@@ -103,12 +107,16 @@ class Dispatcher:
         """
         self._check_version(message)
         function, signature = self._endpoint(message.method)
-        try:
-            signature.bind(**message.args)
-        except TypeError as error:
-            raise errors.InvalidInput(
-                f"The arguments of '{message.method}' do not fit: {error}.", method=message.method
-            ) from error
+        names = (message.method, frozenset(message.args))
+        if names not in self._fitting:
+            try:
+                signature.bind(**message.args)
+            except TypeError as error:
+                raise errors.InvalidInput(
+                    f"The arguments of '{message.method}' do not fit: {error}.", method=message.method
+                ) from error
+            if len(self._fitting) < _FITTING:
+                self._fitting.add(names)
         with self._as_current(message):
             try:
                 return function(**message.args)

@@ -226,8 +226,9 @@ class SchedulerRole:
         self._scheduler.refresh()
         self._periodic: list[Periodic] = []
         if section.track_instance_changes:
-            silent.loaded(platform.clock.monotonic())
+            began = platform.clock.monotonic()
             LOG.info("%d instances were loaded.", tracker.load(instances))
+            silent.loaded(began)
             healer = Healer(tracker, instances, ask_agent(platform), platform.clock, timeout=section.heal_timeout)
             self._periodic.append(Periodic(platform, "healing of the view", healer.tick, _HEALING))
             ask_agents(platform)

@@ -84,7 +84,8 @@ class SilentHosts:
     The seed's ``updated`` for rolling upgrades: an agent of an older release tells nothing, so what was loaded of its host is
     old. All such hosts are read by one query, which is believed for a while; a host that has spoken is trusted.
 
-    :param max_age: seconds for which a reading is believed.
+    :param max_age: seconds for which a reading is believed, from its beginning on; but always twice as long as it took, so that a
+        store that is slow at the moment is not read for every request.
     """
 
     def __init__(self, tracker: InstanceTracker, source: InstanceSource, clock: Clock, *, max_age: float) -> None:
@@ -94,10 +95,11 @@ class SilentHosts:
         self._max_age = max_age
         self._lock = threading.Lock()
         self._read_at = float("-inf")
+        self._took = 0.0
 
     def loaded(self, at: float) -> None:
-        """All instances were read from the store, beginning at that monotonic time."""
-        self._read_at = at
+        """All instances have been read from the store, beginning at that monotonic time."""
+        self._read_at, self._took = at, self._clock.monotonic() - at
 
     def freshen(self, hosts: Mapping[str, object]) -> bool:
         """Read the silent ones of the hosts unless that was done just now; True when it was done by this call.
@@ -110,10 +112,10 @@ class SilentHosts:
             return False
         asked_at = self._clock.monotonic()
         with self._lock:
-            if self._read_at > asked_at - self._max_age:
+            if self._read_at > asked_at - max(self._max_age, 2 * self._took):
                 return False
             silent = self._tracker.silent(hosts)
             began = self._clock.monotonic()
             self._tracker.reload_hosts(self._source, silent)
-            self._read_at = began
+            self.loaded(began)
             return True

@@ -13,6 +13,7 @@ from typing_extensions import override
 
 from moorage.rpc.interface import Origin
 from moorage.scheduling.fleet_view import FleetView
+from moorage.scheduling.healing import SilentHosts
 from moorage.scheduling.interface import InstanceRecord, NodeState
 from moorage.scheduling.tracking import InstanceTracker
 from tests.unit.scheduling.simulation import SIZES, DictStore, Simulation
@@ -301,6 +302,28 @@ class RollingUpgradeTests(unittest.TestCase):
         simulation.clock.now += 11
         self.assertEqual(request(), simulation.truth())
         self.assertEqual(simulation.store.queries, [silent, silent])
+
+    def test_a_store_that_is_slow_is_not_read_for_every_request(self) -> None:
+        simulation = Simulation(["h0", "h1"], silent=1)
+        (scheduler,) = simulation.schedulers
+        simulation.sync_period()
+
+        class Slow(DictStore):
+            @override
+            def by_hosts(self, hosts: Sequence[str]) -> Sequence[InstanceRecord]:
+                simulation.clock.now += 60
+                return super().by_hosts(hosts)
+
+        slow = Slow()
+        silent = SilentHosts(scheduler.tracker, slow, simulation.clock, max_age=10.0)
+        hosts = scheduler.view.snapshot().rows_of_host
+        # It takes longer than a reading is believed otherwise.
+        for _ in range(5):
+            silent.freshen(hosts)
+        self.assertEqual(slow.queries, [["h0"]])
+        simulation.clock.now += 61
+        silent.freshen(hosts)
+        self.assertEqual(slow.queries, [["h0"], ["h0"]])
 
     def test_a_host_is_trusted_from_its_first_word(self) -> None:
         simulation = Simulation(["h0", "h1"], silent=1)

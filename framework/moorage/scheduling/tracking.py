@@ -126,12 +126,14 @@ class InstanceTracker:
                 spared = frozenset(touched)
                 for host, found in of_host.items():
                     given = {record.uuid for record in found}
+                    self._stale.pop(host, None)
                     for uuid in self._view.of_host(host).keys() - given - spared:
-                        if not self._just_claimed(uuid):
+                        if self._just_claimed(uuid):
+                            self._doubt(host)
+                        else:
                             self._drop(uuid)
                             self._remember(uuid, 0)
                     self._settle([record for record in found if record.uuid not in spared])
-                    self._stale.pop(host, None)
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[set[str]]:
@@ -155,9 +157,9 @@ class InstanceTracker:
             if number < 0:
                 return
             if replace:
-                self._replace(host, records, number)
                 self._stale.pop(host, None)
                 self._missed.pop(host, None)
+                self._replace(host, records, number)
             else:
                 if self._late:
                     records = [record for record in records if not self._outdated(record.uuid, number)]
@@ -307,10 +309,18 @@ class InstanceTracker:
         """A message says that these and no others are on the host."""
         given = {record.uuid for record in records}
         for uuid in self._view.of_host(host).keys() - given:
-            if not (self._late and self._outdated(uuid, number)) and not self._just_claimed(uuid):
-                self._drop(uuid)
-                self._remember(uuid, number)
+            if self._late and self._outdated(uuid, number):
+                continue
+            if self._just_claimed(uuid):
+                self._doubt(host)
+                continue
+            self._drop(uuid)
+            self._remember(uuid, number)
         self._put([each for each in records if not (self._late and self._outdated(each.uuid, number))], number)
+
+    def _doubt(self, host: str) -> None:
+        """A claim stays for now although the host does not have it; have the host compare once more when it is old enough."""
+        self._missed[host] = self._clock.monotonic() + _GRACE
 
     def _just_claimed(self, uuid: str) -> bool:
         at = self._claimed.get(uuid)

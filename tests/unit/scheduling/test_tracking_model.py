@@ -123,7 +123,6 @@ class TrackingMachine(RuleBasedStateMachine):
     @rule()
     def one_period_repairs_everything(self) -> None:
         simulation = self.simulation
-        simulation.clock.now += 60
         simulation.sync_period()
         for scheduler in simulation.schedulers:
             scheduler.silent.freshen(scheduler.view.snapshot().rows_of_host)

@@ -320,6 +320,7 @@ class ExtensionPoint(Generic[T]):
         )
 
     def _duplicate(self, name: str, owners: Sequence[importlib.metadata.EntryPoint]) -> Finding:
+        owners = sorted(owners, key=_owner)  # a folder lists its files in any order
         listed = " and ".join(f"{owner.value} ({_owner(owner)})" for owner in owners)
         return Finding(
             self.group,

@@ -22,7 +22,7 @@ export PBR_VERSION ?= 0.0.0
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test gabbi soak check format samples docs clean
+.PHONY: help venv demo test gabbi soak check format samples docs man clean
 
 help:
 	@echo "make demo     run a whole control plane on a recorded workload and print what came of it"
@@ -32,6 +32,7 @@ help:
 	@echo "make check    style, types, layers, release notes, documentation, generated samples"
 	@echo "make format   put the code into the shape that 'make check' asks for"
 	@echo "make docs     build the documentation into doc/build/html"
+	@echo "make man      build the manual pages into doc/build/man"
 	@echo "make samples  write the sample configuration and policy anew into etc/moorage"
 	@echo "make clean    remove everything that was built, the virtual environment too"
 
@@ -93,6 +94,10 @@ samples: venv
 docs: venv
 	$(BIN)/sphinx-build -q -W --keep-going -b html doc/source doc/build/html
 	@echo "doc/build/html/index.html"
+
+man: venv
+	$(BIN)/sphinx-build -q -W --keep-going -b man doc/source doc/build/man
+	@echo "doc/build/man"
 
 clean:
 	rm -rf $(VENV) build dist doc/build *.egg-info framework/*.egg-info .eggs .stestr .mypy_cache .ruff_cache .hypothesis .import_linter_cache .coverage

@@ -16,6 +16,7 @@ extensions = [
     "sphinx.ext.viewcode",
     "oslo_config.sphinxext",
     "reno.sphinxext",
+    "manual",
 ]
 
 html_theme = "alabaster"
@@ -27,3 +28,10 @@ autodoc_typehints = "description"
 autodoc_default_options = {"members": True, "show-inheritance": True}
 # Plugins for servers whose libraries are not installed are documented all the same.
 autodoc_mock_imports = []
+
+# `make man`: the pages of section 1 and 8, each from its program's own parsers.
+man_pages = [
+    ("man/moorage", "moorage", "the control plane of a fleet", [], 1),
+    ("man/moorage-manage", "moorage-manage", "manage the database and the users of a control plane", [], 8),
+    ("man/moorage-status", "moorage-status", "look for what stands in the way of an upgrade", [], 8),
+]

@@ -46,6 +46,11 @@ class _Commands(commandmanager.CommandManager):
         for name, owners in _COMMANDS.installed().items():
             self.commands[name.replace("_", " ")] = _Installed(name, owners[0].value)  # type: ignore[assignment]
 
+    def add_command(self, name: str, command_class: Any) -> None:
+        """What is installed wins over the commands that cliff brings (``complete``)."""
+        if name not in self.commands:
+            super().add_command(name, command_class)
+
 
 class MoorageApp(app.App):
     """cliff's application over all installed commands."""

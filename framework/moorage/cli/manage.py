@@ -21,11 +21,11 @@ from moorage.db import Database, migrations
 from moorage.fleet.nodes import NodeStore
 from moorage.services.registry import ServiceRegistry
 
-__all__ = ["main"]
+__all__ = ["main", "make_parser"]
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point of the ``moorage-manage`` script."""
+def make_parser() -> argparse.ArgumentParser:
+    """The command line, for completion and the manual too."""
     parser = argparse.ArgumentParser(
         prog="moorage-manage", description="Manage the database and the users of a control plane."
     )
@@ -52,7 +52,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     reassign.add_argument("shard")
     reassign.add_argument("host", help="the agent that shall have them")
     reassign.add_argument("--preview", action="store_true", help="say what would happen, and change nothing")
-    arguments = parser.parse_args(argv)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of the ``moorage-manage`` script."""
+    arguments = make_parser().parse_args(argv)
     try:
         conf = loader(arguments)()
         if arguments.area == "user":

@@ -36,7 +36,7 @@ from moorage.extensions import State
 from moorage.services.registry import ServiceRegistry
 from moorage.sharding.checks import problems
 
-__all__ = ["Checks", "main", "parser"]
+__all__ = ["Checks", "main", "make_parser"]
 
 _SUCCESS = upgradecheck.Result(upgradecheck.Code.SUCCESS)
 #: Of a broker whose URL names none, and seconds that one may take to answer.
@@ -243,8 +243,8 @@ def _unreachable(host: str, port: int) -> str:
     return ""
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command line, for the documentation too."""
+def make_parser() -> argparse.ArgumentParser:
+    """The command line, for completion and the manual too."""
     made = argparse.ArgumentParser(prog="moorage-status", description="Look for what stands in the way of an upgrade.")
     made.add_argument("--config-file", action="append", default=[], help="may be repeated; later ones win")
     made.add_argument("--state-dir", help="wins over [control_plane] state_dir")
@@ -256,7 +256,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the ``moorage-status`` script."""
-    arguments = parser().parse_args(argv)
+    arguments = make_parser().parse_args(argv)
     checks = Checks(arguments.config_file, arguments.state_dir)
     return int(
         upgradecheck.main(cfg.ConfigOpts(), project="moorage", upgrade_command=checks, argv=["upgrade", "check"])

@@ -6,8 +6,10 @@ from __future__ import annotations
 import ast
 import json
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 import unittest
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +18,8 @@ import prometheus_client
 
 from moorage.api.collectors import CleanupCollector
 from moorage.api.mounts import Metrics
+from moorage.cli import tree
+from moorage.cli.main import MoorageApp
 from moorage.testing.database import temporary
 
 ROOT = Path(__file__).parents[3]
@@ -51,6 +55,31 @@ class MetricsPageTests(unittest.TestCase):
         self.assertLessEqual(found.items(), dict(self.rows).items())
         self.assertGreaterEqual(len(found), 6)
         self.assertTrue(prometheus_client.generate_latest(metrics.registry))
+
+
+class ManualTests(unittest.TestCase):
+    """The manual pages, built from nothing but their own files."""
+
+    def test_every_command_and_option_is_in_the_page_of_its_program(self) -> None:
+        with tempfile.TemporaryDirectory() as name:
+            source, built = Path(name, "source"), Path(name, "built")
+            shutil.copytree(ROOT / "doc/source/man", source / "man")
+            (source / "index.rst").write_text("x\n=\n\n.. toctree::\n   :glob:\n\n   man/*\n")
+            pages = re.search(r"(?s)man_pages = \[.*?\n\]\n", (ROOT / "doc/source/conf.py").read_text())
+            assert pages is not None
+            lines = ("import sys", f"sys.path.insert(0, {str(ROOT / 'doc/source/ext')!r})", 'extensions = ["manual"]')
+            (source / "conf.py").write_text("\n".join((*lines, pages.group())))
+            done = subprocess.run(
+                [sys.executable, "-W", "ignore", "-m", "sphinx", "-q", "-W", "-b", "man", str(source), str(built)],
+                capture_output=True, text=True, timeout=300, check=False,
+            )  # fmt: skip
+            self.assertEqual((0, ""), (done.returncode, done.stderr))
+            texts = {page.stem: page.read_text().replace("\\-", "-") for page in built.glob("*.[18]")}
+        self.assertEqual(set(tree.PROGRAMS), set(texts))
+        for entry in tree.entries(MoorageApp()):
+            text = texts[entry.path[0]]
+            for word in (" ".join(entry.path), *(word for word in entry.words if entry.parser is not None)):
+                self.assertIn(word, text)
 
 
 PROGRAM = """

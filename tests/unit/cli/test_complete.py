@@ -16,7 +16,7 @@ from tests.commands import in_process
 ASK = """
 source "$1"; shift
 COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1))
-complete -p "$1" >/dev/null || exit 3
+complete -p "${1##*/}" >/dev/null || exit 3
 _moorage
 printf '%s\\n' "${COMPREPLY[@]}"
 """

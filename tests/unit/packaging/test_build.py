@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import subprocess
@@ -27,7 +28,18 @@ OFFLINE = {
 }
 
 
+@functools.cache
+def _without_network() -> tuple[str, ...]:
+    """What runs a program where there is no network but its own loopback, if this machine lets us."""
+    program = shutil.which("unshare")
+    for command in ((program, "--net"), (program, "--map-root-user", "--net")):
+        if program and subprocess.run((*command, "true"), capture_output=True, check=False).returncode == 0:
+            return tuple(str(word) for word in command)
+    return ()
+
+
 def _run(*command: str, cwd: Path, **variables: str) -> None:
+    command = (*_without_network(), *command)
     environment = {name: value for name, value in os.environ.items() if name != "PBR_VERSION"} | OFFLINE | variables
     done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -79,6 +91,7 @@ class TestBuild(unittest.TestCase):
     archive: Path
     again: Path
     wheel: Path
+    unpacked: Path
     members: set[str]
 
     @classmethod
@@ -103,12 +116,20 @@ class TestBuild(unittest.TestCase):
                 cwd=source,
             )
         cls.archive = _archive(source, folder / "archive")
-        unpacked = _unpack(cls.archive, folder / "unpacked")
-        cls.wheel = _wheel(unpacked, folder / "wheel")
+        cls.unpacked = _unpack(cls.archive, folder / "unpacked")
+        cls.wheel = _wheel(cls.unpacked, folder / "wheel")
         with zipfile.ZipFile(cls.wheel) as opened:
             cls.members = set(opened.namelist())
         # reno reads its notes from the history, so that an archive of an archive has to do without.
         cls.again = _archive(_unpack(cls.archive, folder / "second"), folder / "again", SKIP_GENERATE_RENO="1")
+
+    def test_tests_pass_in_the_unpacked_archive_without_git_and_network(self):
+        roots = [str(self.unpacked / name) for name in ("framework", "plugins")]
+        code = f"import moorage, moorage_plugins; assert moorage.__file__.startswith({roots[0]!r}), moorage.__file__"
+        path = {"PYTHONPATH": os.pathsep.join(roots), "GIT_DIR": os.devnull}
+        _run(sys.executable, "-c", code, cwd=self.unpacked, **path)
+        _run(sys.executable, "-W", "ignore", "-m", "unittest", "discover", "-s", "tests/unit/kernel", "-t", ".",
+             cwd=self.unpacked, **path)  # fmt: skip
 
     def test_the_version_travels_without_git(self):
         self.assertEqual("moorage-1.2.3.tar.gz", self.archive.name)

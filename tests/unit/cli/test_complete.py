@@ -61,6 +61,6 @@ class CompletionTests(unittest.TestCase):
         self.assertEqual({"db", "user", "node"}, {w for w in self.completed("moorage-manage", "") if w[0] != "-"})
         self.assertEqual({"reassign"}, self.completed("/usr/bin/moorage-manage", "node", "re"))
         self.assertEqual({"--preview"}, self.completed("moorage-manage", "node", "reassign", "rack-a", "new-1", "--p"))
-        self.assertEqual({"check"}, self.completed("moorage-status", "upgrade", ""))
+        self.assertEqual({"check", "--help"}, self.completed("moorage-status", "upgrade", ""))
         for parser in (manage.make_parser(), status.make_parser()):
             self.assertIn("--config-file", self.completed(parser.prog, "--c"))

@@ -22,13 +22,14 @@ export PBR_VERSION ?= 0.0.0
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test gabbi soak check format samples docs man clean
+.PHONY: help venv demo test gabbi soak check format samples docs man lower clean
 
 help:
 	@echo "make demo     run a whole control plane on a recorded workload and print what came of it"
 	@echo "make test     run the tests (TESTS=regex selects, WORKERS=n sets the processes)"
 	@echo "make gabbi    Placement's own suite over HTTP, counted file by file (DATABASES='sqlite postgresql mariadb')"
 	@echo "make soak     the tests with many more random cases, and every server required; takes long, prints its seed"
+	@echo "make lower    unit and conformance tests with the oldest libraries that requirements.txt allows, in .venv-lower"
 	@echo "make check    style, types, layers, release notes, documentation, generated samples"
 	@echo "make format   put the code into the shape that 'make check' asks for"
 	@echo "make docs     build the documentation into doc/build/html"
@@ -73,6 +74,17 @@ soak: venv
 	@echo "MOORAGE_SEED=$(MOORAGE_SEED)"
 	@$(BIN)/stestr run --concurrency $(WORKERS) $(TESTS)
 
+# What requirements.txt asks for in its lowest version; everything else as constraints.txt has it.
+LOWER := .venv-lower
+lower:
+	@test -x $(LOWER)/bin/pip || $(BASE_PYTHON) -m venv $(LOWER)
+	@sed -n 's/^\([A-Za-z0-9._-]*\)>=\([0-9.]*\).*/\1==\2/p' requirements.txt > $(LOWER)/constraints.txt
+	@sed 's/==.*//; s/[._-]/[._-]/g; s/^/^/; s/$$/==/' $(LOWER)/constraints.txt > $(LOWER)/replaced
+	@grep -v -i -f $(LOWER)/replaced constraints.txt >> $(LOWER)/constraints.txt
+	@$(LOWER)/bin/pip install --quiet --disable-pip-version-check -c $(LOWER)/constraints.txt -r requirements.txt -r test-requirements.txt
+	@$(LOWER)/bin/pip install --quiet --disable-pip-version-check --no-build-isolation -c $(LOWER)/constraints.txt -e '.[$(EXTRAS)]'
+	@$(LOWER)/bin/stestr run --abbreviate --concurrency $(WORKERS) $(if $(TESTS),$(TESTS),'tests\.(unit|conformance)\.')
+
 check: venv
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
@@ -100,4 +112,4 @@ man: venv
 	@echo "doc/build/man"
 
 clean:
-	rm -rf $(VENV) build dist doc/build *.egg-info framework/*.egg-info .eggs .stestr .mypy_cache .ruff_cache .hypothesis .import_linter_cache .coverage
+	rm -rf $(VENV) $(LOWER) build dist doc/build *.egg-info framework/*.egg-info .eggs .stestr .mypy_cache .ruff_cache .hypothesis .import_linter_cache .coverage

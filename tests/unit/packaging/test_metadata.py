@@ -151,6 +151,23 @@ class TestRequirements(unittest.TestCase):
         for line in (ROOT / "constraints.txt").read_text().splitlines():
             self.assertRegex(line, r"^(#.*|[A-Za-z0-9._-]+==[A-Za-z0-9.+!]+)$")
 
+    def test_every_requirement_has_a_lower_bound_that_the_tested_version_reaches(self):
+        """``make lower`` installs the bounds, so each must be one version."""
+
+        def number(text: str) -> tuple[int, ...]:
+            return tuple(int(part) for part in re.findall(r"\d+", text))
+
+        pinned = {
+            re.sub(r"[-_.]+", "-", name).lower(): version
+            for name, version in re.findall(r"(?m)^([\w.-]+)==(\S+)$", (ROOT / "constraints.txt").read_text())
+        }
+        for line in (ROOT / "requirements.txt").read_text().splitlines():
+            with self.subTest(line=line):
+                found = re.fullmatch(r"([\w.-]+)>=([\d.]+) # .+", line)
+                assert found is not None
+                name = re.sub(r"[-_.]+", "-", found.group(1)).lower()
+                self.assertLessEqual(number(found.group(2)), number(pinned[name]))
+
     def test_the_core_imports_only_what_it_requires(self):
         """A library that is there only because another one brings it may be gone tomorrow."""
         provided = importlib.metadata.packages_distributions()

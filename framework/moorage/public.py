@@ -54,6 +54,8 @@ PUBLIC: dict[str, Audience] = {
     "moorage.api.dialect_application": Audience.PLUGINS,
     "moorage.api.validation": Audience.PLUGINS,
     "moorage.api.wsgi": Audience.PLUGINS,
+    # What commands are made with.
+    "moorage.cli.base": Audience.PLUGINS,
     # Everybody may read the fleet: tables of plugins join with it.
     "moorage.fleet.tables": Audience.PLUGINS,
     # The families as libraries.

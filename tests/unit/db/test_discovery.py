@@ -36,7 +36,7 @@ class DiscoveryTest(unittest.TestCase):
             importlib.metadata.EntryPoint(name, value if ":" in value else f"{_MODULE}:{value}", migrations.GROUP)
             for name, value in points.items()
         ]
-        with mock.patch.object(importlib.metadata, "entry_points", return_value=found):
+        with mock.patch.object(migrations, "entry_points", return_value=found):
             return [each.distribution for each in migrations.discover()]
 
     def test_the_core_comes_first_and_the_others_by_name(self) -> None:

@@ -47,12 +47,12 @@ class FailureCase(unittest.TestCase):
         self.addCleanup(sys.path.remove, folder.name)
         self.addCleanup(importlib.invalidate_caches)
         self.number = 0
-        # Nothing else is looked at: reading the metadata of all that is installed hundreds of times takes long.
-        only = mock.patch.object(importlib.metadata, "entry_points", self.entry_points)
+        # Nothing else is looked at.
+        only = mock.patch.object(extensions, "entry_points", self.entry_points)
         only.start()
         self.addCleanup(only.stop)
 
-    def entry_points(self, *, group: str) -> importlib.metadata.EntryPoints:
+    def entry_points(self, group: str) -> importlib.metadata.EntryPoints:
         """Of the distributions of the test."""
         found = importlib.metadata.distributions(path=[str(self.site)])
         return importlib.metadata.EntryPoints(

@@ -90,8 +90,9 @@ class CollectorTests(unittest.TestCase):
         volume = self.storage.volume()
         folder = self.storage.backend.folder / "volume"
         (folder / "00-README").write_text("by hand")
-        (folder / "lost+found").mkdir()
-        (folder / os.fsdecode(b"\xff")).mkdir()
+        for odd in ("lost+found", os.fsdecode(b"\xff")):
+            (folder / odd).mkdir()
+            (folder / odd / "1").write_text("no try")
         (folder / str(uuid_module.UUID(int=0))).write_text("a file where a folder should be")
         self.write("volume", volume, ".nfs0001")
         self.write("volume", volume, "\u00b2")
@@ -100,6 +101,8 @@ class CollectorTests(unittest.TestCase):
         self.write("volume", volume, "00")
         with self.assertLogs(LOGGER, "WARNING") as told:
             self.assertEqual(self.collector.collect(), 1)
+        # That is all there is to tell.
+        self.assertEqual(len(told.output), 1)
         self.assertRegex(told.output[0], "1 files could not be collected")
         self.assertEqual(
             sorted(os.listdir(folder / volume)), sorted([".nfs0001", "0", self.storage.get("volume", volume).path, "²"])

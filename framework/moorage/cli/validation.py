@@ -21,6 +21,7 @@ from moorage.cleanup.interface import CLEANUP_HANDLERS
 from moorage.control_plane.interface import AGENT_SERVICES, API_EXTENSIONS, INSTANCE_STORES
 from moorage.control_plane.periodic import check_tasks
 from moorage.coordination import loading as coordination_loading
+from moorage.coordination import options as coordination_options
 from moorage.coordination.interface import BACKENDS
 from moorage.db import engines
 from moorage.observers.interface import OBSERVERS
@@ -44,6 +45,7 @@ def _api(conf: Any) -> None:
 
 def _coordination(conf: Any) -> None:
     section = conf.coordination
+    coordination_options.check(conf)
     if section.periodic_coordination_backend:
         name, _ = coordination_loading.chosen(section.periodic_coordination_backend, section.backend_url)
         BACKENDS.load(name)

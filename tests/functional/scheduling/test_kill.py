@@ -22,6 +22,8 @@ CLIENTS = 4
 
 
 class KilledSchedulerTests(SliceCase):
+    schedulers = 2
+
     def view(self, sender: Sender, scheduler: str) -> dict[str, list[str]] | None:
         """Host -> instances, as that scheduler sees them; None while it cannot be asked."""
         try:

@@ -13,7 +13,8 @@ from moorage import errors
 from moorage.rpc.server import incoming, rpc_method
 from moorage.scheduling.interface import RequestSpec
 from moorage.scheduling.request import spec_from_json
-from moorage.scheduling.scheduler import Scheduler, Selection, hosts_json
+from moorage.scheduling.scheduler import Scheduler, Selection
+from moorage.scheduling.snapshot import Snapshot
 from moorage.scheduling.tracking import InstanceTracker, record_from_json
 
 __all__ = ["SchedulerEndpoint"]
@@ -85,7 +86,7 @@ class SchedulerEndpoint:
         """All nodes as this scheduler sees them."""
         self._await_fleet()
         fleet = self._scheduler.view.snapshot()
-        return hosts_json(fleet, range(fleet.size))
+        return _hosts_json(fleet, range(fleet.size))
 
     @rpc_method
     def show_host(self, host: str) -> dict[str, Any]:
@@ -97,7 +98,7 @@ class SchedulerEndpoint:
             raise errors.NotFound(f"There is no host {host}; moorage host list shows all.")
         return {
             "host": host,
-            "nodes": hosts_json(fleet, [int(row) for row in rows]),
+            "nodes": _hosts_json(fleet, [int(row) for row in rows]),
             "instances": sorted(uuid for row in rows for uuid in fleet.instances_on(int(row))),
         }
 
@@ -150,3 +151,27 @@ class SchedulerEndpoint:
 def _origin() -> Any:
     message = incoming()
     return message.origin if message is not None else None
+
+
+def _hosts_json(fleet: Snapshot, rows: Sequence[int]) -> list[dict[str, Any]]:
+    """Nodes as the API shows them."""
+    shown = []
+    for row in rows:
+        node = fleet.nodes[row]
+        state = fleet.host_state(row)
+        capacity = state.capacity
+        free = state.free
+        shown.append(
+            {
+                "host": node.host,
+                "node": node.name,
+                "uuid": node.uuid,
+                "up": node.up,
+                "enabled": node.enabled,
+                "can_host": node.can_host,
+                "instances": state.num_instances,
+                "capacity": capacity,
+                "used": {name: capacity[name] - free[name] for name in capacity},
+            }
+        )
+    return shown

@@ -9,11 +9,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-import numpy as np
 from oslo_log import log as logging
 
 from moorage import errors
 from moorage.clock import Clock
+from moorage.scheduling.asked import ever_fits, rows_asked_for, shortest, unfiltered
 from moorage.scheduling.decisions import Decision, Decisions
 from moorage.scheduling.fleet_view import FleetView
 from moorage.scheduling.guard import Guard
@@ -24,12 +24,11 @@ from moorage.scheduling.interface import (
     InstanceRecord,
     NodeState,
     RequestSpec,
-    Rows,
 )
 from moorage.scheduling.pipeline import Pipeline, Ranking
 from moorage.scheduling.snapshot import Snapshot
 
-__all__ = ["Policy", "Scheduler", "Selection", "hosts_json"]
+__all__ = ["Policy", "Scheduler", "Selection"]
 
 LOG = logging.getLogger(__name__)
 
@@ -40,8 +39,6 @@ _REFUSAL_AGE, _REFUSAL_PART = 1.0, 10
 _ROUNDS = 4
 
 
-#: Nova's hint that asks for the filters although a host is forced.
-_CHECK_FORCED = "_nova_check_type"
 #: Nodes of a decision that are remembered, and nodes of which a dry run tells why they fell.
 _REMEMBERED, _EXPLAINED = 3, 100
 
@@ -362,7 +359,7 @@ class Scheduler:
 
     def _limits(self, work: _Work, fleet: Snapshot, row: int) -> Mapping[str, Any]:
         """What the filters promise of a node; nothing where they were not asked."""
-        if _unfiltered(work.spec):
+        if unfiltered(work.spec):
             return {}
         return work.policy.pipeline.limits(work.policy.guard, fleet, row, self._with_members(work.spec, ()))
 
@@ -443,7 +440,7 @@ class Scheduler:
             age = self._clock.monotonic() - self._changed_at
         elif not fleet.size:
             age = 0.0
-        elif not spec.rebuild and not _ever_fits(fleet, spec):
+        elif not spec.rebuild and not ever_fits(fleet, spec):
             return
         self.refresh(older_than=age)
 
@@ -452,10 +449,10 @@ class Scheduler:
         return policy.pipeline.run(
             policy.guard,
             fleet,
-            self._asked_for(fleet, spec, refused),
+            rows_asked_for(fleet, spec, refused),
             self._with_members(spec, ()),
             most=None if policy.shuffle_best else max(policy.max_attempts, policy.host_subset_size),
-            filtered=not _unfiltered(spec),
+            filtered=not unfiltered(spec),
         )
 
     def _with_members(self, spec: RequestSpec, more: Sequence[str]) -> RequestSpec:
@@ -490,45 +487,11 @@ class Scheduler:
             rows = head + rows[size:]
         return rows[: policy.max_attempts]
 
-    def _asked_for(self, fleet: Snapshot, spec: RequestSpec, refused: Collection[str] = ()) -> Rows:
-        """The rows that the request itself allows. Forced and ignored hosts are compared without case, as Nova does.
-
-        :raises InvalidInput: it names hosts or nodes that do not exist.
-        """
-        rows: Rows = fleet.all_rows
-        for hosts, found in (
-            (spec.force_hosts, fleet.rows_of_folded_hosts),
-            ([spec.requested_host], fleet.rows_of_hosts),
-        ):
-            if any(hosts):
-                names = [host for host in hosts if host is not None]
-                unknown = [host for host in names if not len(found([host]))]
-                if unknown:
-                    raise errors.InvalidInput(f"There is no host {', '.join(unknown)}; moorage host list shows all.")
-                rows = np.intersect1d(rows, found(names))
-        nodes = {*spec.force_nodes, *([spec.requested_node] if spec.requested_node else [])}
-        if nodes:
-            named = [row for row in rows if fleet.nodes[row].name in nodes or fleet.nodes[row].uuid in nodes]
-            known = {name for row in named for name in (fleet.nodes[row].name, fleet.nodes[row].uuid)}
-            if nodes - known:
-                raise errors.InvalidInput(
-                    f"There is no node {', '.join(sorted(nodes - known))} on the hosts that were asked for."
-                )
-            rows = np.array(named, dtype=np.intp)
-        if refused:
-            rows = np.setdiff1d(rows, fleet.rows_of_nodes(refused), assume_unique=True)
-        if spec.ignore_hosts:
-            rows = np.setdiff1d(rows, fleet.rows_of_folded_hosts(spec.ignore_hosts), assume_unique=True)
-        if spec.ignore_nodes:
-            ignored = set(spec.ignore_nodes)
-            rows = rows[[fleet.nodes[row].uuid not in ignored and fleet.nodes[row].name not in ignored for row in rows]]
-        return rows
-
     def _refusal(self, fleet: Snapshot, ranking: Ranking, work: _Work) -> errors.NoValidHost:
         spec, decision = work.spec, work.decision
         reasons = {name: count for name, count in ranking.removed.items() if count}
         refused = [refusal["provider"] for refusal in decision.refusals if "provider" in refusal]
-        short = "" if spec.rebuild else _shortest(fleet, spec, refused)
+        short = "" if spec.rebuild else shortest(fleet, spec, refused)
         if not fleet.size:
             summary = "the fleet has no nodes"
         elif len(ranking.rows):
@@ -602,52 +565,3 @@ def _record(work: _Work, node: NodeState) -> InstanceRecord:
         busy=True,
         server_group=spec.server_group.name if spec.server_group is not None else "",
     )
-
-
-def _unfiltered(spec: RequestSpec) -> bool:
-    """Whether the filters are not asked: a host is forced, as in Nova."""
-    return bool(spec.force_hosts or spec.force_nodes) and spec.hints.get(_CHECK_FORCED) is None
-
-
-def _ever_fits(fleet: Snapshot, spec: RequestSpec) -> bool:
-    """Whether any node would have enough if it were empty."""
-    enough = [fleet.capacity(name) >= amount for name, amount in spec.flavor.resources.items()]
-    return not enough or bool(np.logical_and.reduce(enough).any())
-
-
-def _shortest(fleet: Snapshot, spec: RequestSpec, refused: Collection[str]) -> str:
-    """Resource classes of which no node that is available has enough free, or no node has all of them together."""
-    if not fleet.size:
-        return ""
-    usable = fleet.available.copy()
-    usable[[fleet.row_of_node[uuid] for uuid in refused if uuid in fleet.row_of_node]] = False
-    enough = {name: (fleet.free(name) >= amount) & usable for name, amount in spec.flavor.resources.items()}
-    lacking = sorted(name for name, rows in enough.items() if not rows.any())
-    if lacking:
-        return " and ".join(lacking)
-    together: Any = np.logical_and.reduce(list(enough.values()))
-    return "" if together.any() else " and ".join(sorted(enough)) + " together"
-
-
-def hosts_json(fleet: Snapshot, rows: Sequence[int]) -> list[dict[str, Any]]:
-    """Nodes as the API shows them."""
-    shown = []
-    for row in rows:
-        node = fleet.nodes[row]
-        state = fleet.host_state(row)
-        capacity = state.capacity
-        free = state.free
-        shown.append(
-            {
-                "host": node.host,
-                "node": node.name,
-                "uuid": node.uuid,
-                "up": node.up,
-                "enabled": node.enabled,
-                "can_host": node.can_host,
-                "instances": state.num_instances,
-                "capacity": capacity,
-                "used": {name: capacity[name] - free[name] for name in capacity},
-            }
-        )
-    return shown

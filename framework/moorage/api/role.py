@@ -10,7 +10,7 @@ from moorage.api.mounts import Dispatcher
 from moorage.api.server import Server
 from moorage.api.site import Site
 from moorage.control_plane.process import Platform
-from moorage.control_plane.roles import Periodic
+from moorage.control_plane.repeating import Periodic
 
 __all__ = ["ApiRole"]
 

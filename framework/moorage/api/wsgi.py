@@ -32,7 +32,7 @@ from moorage.clock import SystemClock
 from moorage.control_plane import config
 from moorage.control_plane.interface import Wsgi
 from moorage.control_plane.process import Platform, unlisted
-from moorage.control_plane.roles import Periodic
+from moorage.control_plane.repeating import Periodic
 
 __all__ = ["DialectCallable", "application", "build"]
 

@@ -17,9 +17,9 @@ __all__ = ["ROLES", "add_role_arguments", "loader", "main", "run"]
 #: Where each role's class is. It is imported when it runs: a process needs no other's libraries, and starts the quicker.
 ROLES: Mapping[str, str] = {
     "api": "moorage.api.role:ApiRole",
-    "scheduler": "moorage.control_plane.roles:SchedulerRole",
-    "agent": "moorage.control_plane.roles:Agent",
-    "engine": "moorage.control_plane.roles:Engine",
+    "scheduler": "moorage.control_plane.scheduler_role:SchedulerRole",
+    "agent": "moorage.control_plane.agent_role:Agent",
+    "engine": "moorage.control_plane.engine_role:Engine",
 }
 
 

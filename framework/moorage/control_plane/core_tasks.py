@@ -11,8 +11,9 @@ from typing_extensions import override
 
 from moorage.allocation.interface import AllocationLedger
 from moorage.control_plane.enrolment import Enrolment
+from moorage.control_plane.opening import load_store
 from moorage.control_plane.process import Platform
-from moorage.control_plane.roles import load_store, tell_schedulers
+from moorage.control_plane.telling import tell_schedulers
 from moorage.coordination.interface import PeriodicTask, TaskLease, TaskTools
 from moorage.fleet.nodes import NodeStore
 

@@ -1,39 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
 """Schema migrations: one alembic environment and one version table for each distribution that has tables.
 
-Alembic is driven through its API; there is no alembic.ini. The core's environment comes first, then those that installed
-distributions offer in the entry-point group ``moorage.migrations``. There are no foreign keys between the environments, so that a
-distribution can be uninstalled.
+Where a database stands is read without Alembic, which every role's start would pay for; what changes it is in
+:mod:`moorage.db.upgrading`. The core's environment comes first, then those that installed distributions offer in the
+entry-point group ``moorage.migrations``. There are no foreign keys between the environments, so that a distribution can be
+uninstalled.
 """
 
 from __future__ import annotations
 
-import contextlib
+import ast
 import importlib
 import importlib.metadata
 import importlib.resources
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import sqlalchemy as sa
-from alembic import autogenerate, command, config, migration, script
 from oslo_log import log as logging
 
 from moorage import errors
-from moorage.db import schema
 from moorage.db.database import Database
 from moorage.extensions import entry_points
 
-__all__ = ["GROUP", "Migrations", "discover", "upgrade_all"]
+__all__ = ["GROUP", "Migrations", "discover", "run_environment", "upgrade_all"]
 
 LOG = logging.getLogger(__name__)
 
 GROUP = "moorage.migrations"
 _CORE = "moorage"
-_LOCK_NAME = "moorage_migrations"
-#: Seconds to wait for another process that upgrades.
-_TURN = 120
 
 
 @dataclass(frozen=True)
@@ -57,21 +53,40 @@ class Migrations:
         return "alembic_version_" + self.distribution.replace("-", "_").replace(".", "_").lower()
 
     def head(self) -> str:
-        """The newest revision that the installed code knows."""
-        return str(script.ScriptDirectory.from_config(self._config(None)).get_current_head())
+        """The newest revision that the installed code knows.
+
+        :raises PluginLoadError: there is none, or there are several.
+        """
+        known = _revisions(self.package)
+        newest = sorted(set(known).difference(*known.values()))
+        if len(newest) != 1:
+            raise errors.PluginLoadError(
+                f"The revisions in {self.package} of {self.distribution} have no single end ({', '.join(newest) or 'none'}). "
+                f"Repair {self.distribution}: each revision comes after one other."
+            )
+        return newest[0]
 
     def version(self, database: Database) -> str | None:
         """The revision of the database; None when nothing was ever set up."""
         with database.read() as transaction:
-            return self._current(transaction)
+            return self.version_in(transaction)
+
+    def version_in(self, transaction: sa.Connection) -> str | None:
+        """The same within a transaction."""
+        if not sa.inspect(transaction).has_table(self.version_table):
+            return None
+        return transaction.execute(
+            sa.select(sa.column("version_num")).select_from(sa.table(self.version_table))
+        ).scalar_one_or_none()
 
     def pending(self, database: Database) -> list[str]:
         """The revisions that :meth:`upgrade` would run, in that order.
 
         :raises ConfigError: the database is newer than the installed code.
         """
-        with database.read() as transaction:
-            return self._pending(database, transaction)
+        from moorage.db import upgrading
+
+        return upgrading.pending(self, database)
 
     def upgrade(self, database: Database) -> bool:
         """Bring the database to the newest revision; False when it was there already.
@@ -83,95 +98,28 @@ class Migrations:
         :raises ConfigError: the database is newer than the installed code.
         :raises StoreBusy: another process upgrades, and has not ended after two minutes.
         """
-        with database.schema_change() as transaction, _turn(transaction):
-            if not self._pending(database, transaction):
-                return False
-            command.upgrade(self._config(transaction), "head")
-            return True
+        from moorage.db import upgrading
+
+        return upgrading.upgrade(self, database)
 
     def differences(self, database: Database) -> list[str]:
         """How the tables differ from what the code says; empty when they agree."""
         self.import_tables()
-        with database.read() as transaction:
-            context = migration.MigrationContext.configure(
-                transaction,
-                opts={
-                    "version_table": self.version_table,
-                    "include_object": self._is_ours,
-                    "compare_type": True,
-                },
-            )
-            return [str(difference) for difference in autogenerate.compare_metadata(context, self.metadata)]
+        from moorage.db import upgrading
+
+        return upgrading.differences(self, database)
 
     def write_revision(self, database: Database, message: str, revision: str) -> None:
         """Write a new revision file from the difference between database and code; a developer's tool."""
         self.import_tables()
-        with database.schema_change() as transaction:
-            command.revision(self._config(transaction), message=message, autogenerate=True, rev_id=revision)
+        from moorage.db import upgrading
+
+        upgrading.write_revision(self, database, message, revision)
 
     def import_tables(self) -> None:
         """Import the modules that fill the metadata."""
         for module in self.tables:
             importlib.import_module(module)
-
-    # -- inside ---------------------------------------------------------------------------------------------------
-
-    def _config(self, transaction: sa.Connection | None) -> config.Config:
-        location = importlib.resources.files(self.package)
-        settings = config.Config()
-        settings.set_main_option("script_location", str(location))
-        settings.set_main_option("path_separator", "os")
-        settings.attributes["connection"] = transaction
-        settings.attributes["migrations"] = self
-        return settings
-
-    def _pending(self, database: Database, transaction: sa.Connection) -> list[str]:
-        current = self._current(transaction)
-        directory = script.ScriptDirectory.from_config(self._config(None))
-        known = [revision.revision for revision in directory.walk_revisions()]  # the newest first
-        if current is None:
-            return known[::-1]
-        if current not in known:
-            raise errors.ConfigError(
-                f"The database {database.url_safe} is at revision {current} of {self.distribution}, which this installation "
-                f"does not know (its newest is {self.head()}). Install the release that made it, or a newer one."
-            )
-        return known[: known.index(current)][::-1]
-
-    def _current(self, transaction: sa.Connection) -> str | None:
-        context = migration.MigrationContext.configure(transaction, opts={"version_table": self.version_table})
-        return context.get_current_revision()
-
-    def _is_ours(self, item: Any, name: str | None, kind: str, reflected: bool, compare_to: Any) -> bool:
-        """Tables of other distributions lie in the same database and are none of our business."""
-        if kind == "table":
-            return name in self.metadata.tables
-        return True
-
-
-@contextlib.contextmanager
-def _turn(transaction: sa.Connection) -> Iterator[None]:
-    """Keep other processes from upgrading meanwhile. SQLite has one writer at a time anyway."""
-    name = transaction.dialect.name
-    if name == "postgresql":
-        transaction.execute(sa.text(f"SET LOCAL lock_timeout = '{_TURN}s'"))
-        transaction.execute(sa.select(sa.func.pg_advisory_xact_lock(sa.func.hashtext(_LOCK_NAME))))
-    if name != "mysql":
-        yield
-        return
-    # The lock belongs to the session, as changes of the schema commit by themselves, and the session goes back to the pool. What
-    # was done under it is committed (_keep) when it is released.
-    # Its name is the server's, so it holds the database's.
-    lock = sa.func.concat(sa.func.left(sa.func.database(), 40), "." + _LOCK_NAME)
-    if transaction.execute(sa.select(sa.func.get_lock(lock, _TURN))).scalar_one() != 1:
-        raise errors.StoreBusy(
-            f"Another process has been upgrading the database for {_TURN} seconds; wait for it, then try again."
-        )
-    try:
-        yield
-    finally:
-        if not transaction.invalidated:
-            transaction.execute(sa.select(sa.func.release_lock(lock)))
 
 
 def run_environment(context: Any) -> None:
@@ -179,34 +127,32 @@ def run_environment(context: Any) -> None:
 
     :param context: ``alembic.context``.
     """
-    settings = context.config
-    migrations: Migrations = settings.attributes["migrations"]
-    context.configure(
-        connection=settings.attributes["connection"],
-        target_metadata=migrations.metadata,
-        version_table=migrations.version_table,
-        include_object=migrations._is_ours,
-        render_item=_render,
-        on_version_apply=_keep,
-        render_as_batch=True,
-        transactional_ddl=False,
-    )
-    context.run_migrations()
+    from moorage.db import upgrading
+
+    upgrading.run_environment(context)
 
 
-def _keep(ctx: migration.MigrationContext, **kw: Any) -> None:
-    """Commit each revision of MariaDB with its number, which would else be lost, unlike its tables, when a later one fails."""
-    if ctx.dialect.name == "mysql" and ctx.connection is not None:
-        ctx.connection.exec_driver_sql("COMMIT")
+def _revisions(package: str) -> dict[str, tuple[str, ...]]:
+    """Revision -> those it comes after, read from the files: to import them is to import Alembic."""
+    found = {}
+    for file in (importlib.resources.files(package) / "versions").iterdir():
+        if file.name.endswith(".py"):
+            named = _constants(file.read_text(encoding="utf-8"))
+            if "revision" in named:
+                before = named.get("down_revision") or ()
+                found[named["revision"]] = (before,) if isinstance(before, str) else tuple(before)
+    return found
 
 
-def _render(kind: str, item: Any, context: Any) -> str | Literal[False]:
-    """Write Moorage's column types by their names into a new revision."""
-    source = schema.source_of(item) if kind == "type" else None
-    if source is None:
-        return False
-    context.imports.add(f"from moorage.db.schema import {source.partition('(')[0]}")
-    return source
+def _constants(source: str) -> dict[str, Any]:
+    """What a module assigns to the two names that order revisions."""
+    found = {}
+    for statement in ast.parse(source).body:
+        targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
+        for target in targets:
+            if isinstance(target, ast.Name) and target.id in {"revision", "down_revision"}:
+                found[target.id] = ast.literal_eval(statement.value)  # type: ignore[attr-defined]
+    return found
 
 
 def discover() -> Sequence[Migrations]:

@@ -16,10 +16,13 @@ from typing_extensions import override
 
 from moorage import errors
 from moorage.clock import Clock, SystemClock
-from moorage.control_plane import config, roles
+from moorage.control_plane import config
+from moorage.control_plane.agent_role import Agent
 from moorage.control_plane.enrolment import Enrolment
+from moorage.control_plane.opening import open_store, open_workers
 from moorage.control_plane.placing import Deleter, cast_to_agent
 from moorage.control_plane.process import Platform
+from moorage.control_plane.scheduler_role import SchedulerRole
 from moorage.db import Database
 from moorage.db.schema import core_metadata
 from moorage.fleet.interface import InventoryItem, NodeSpec, uuid_of_name
@@ -163,7 +166,7 @@ class Plane:
         self.registry = ServiceRegistry(self.database, self.clock)
         self.instances = ComputeInstances(conf=self.conf, database=self.database, clock=self.clock)
         self.client = self.platform("api", "api-1")
-        self.store = roles.open_store(self.client, self.conf)
+        self.store = open_store(self.client, self.conf)
         self.roles: dict[str, Any] = {}
 
     def lose(self, method: str) -> bool:
@@ -216,9 +219,9 @@ class Plane:
         """Agents of hosts with nodes, then schedulers."""
         self.enrol(dict.fromkeys(hosts, nodes))
         for host in hosts:
-            self.start(roles.Agent(), host)
+            self.start(Agent(), host)
         for number in range(1, schedulers + 1):
-            self.start(roles.SchedulerRole(), f"scheduler-{number}")
+            self.start(SchedulerRole(), f"scheduler-{number}")
         return self
 
     def request(self, vcpus: int = 1, **more: Any) -> dict[str, Any]:
@@ -245,7 +248,7 @@ class Plane:
         return found
 
     def deleter(self) -> Deleter:
-        workers = roles.open_workers(self.client, self.conf)
+        workers = open_workers(self.client, self.conf)
         return Deleter(self.database, self.instances, workers, cast_to_agent(self.client.sender))
 
     def status(self, uuid: str) -> str:

@@ -11,9 +11,11 @@ from collections.abc import Callable
 from typing import Any
 
 from moorage.clock import Clock
-from moorage.control_plane import roles
+from moorage.control_plane.agent_role import Agent
+from moorage.control_plane.opening import open_workers
 from moorage.control_plane.operations import InPlace
 from moorage.control_plane.placing import cast_to_agent
+from moorage.control_plane.scheduler_role import SchedulerRole
 from moorage.rpc.interface import Transport
 from moorage_plugins.transports.local import LocalTransport
 from moorage_plugins.transports.oslo import OsloTransport
@@ -39,7 +41,7 @@ class _LostMessages(unittest.TestCase):
 
     def run_through(self, plane: Plane) -> None:
         """Every kind of operation, some several times."""
-        workers = roles.open_workers(plane.client, plane.conf)
+        workers = open_workers(plane.client, plane.conf)
         in_place = InPlace(plane.database, plane.instances, workers, cast_to_agent(plane.client.sender))
         made = [plane.create()["uuid"] for _ in range(cases(10))]
         for uuid in made:
@@ -78,9 +80,9 @@ class _LostMessages(unittest.TestCase):
         plane.carry = weather.carry
         plane.enrol(dict.fromkeys(HOSTS, 1), vcpus=cases(32))
         for host in HOSTS:
-            plane.start(roles.Agent(), host)
+            plane.start(Agent(), host)
         for name in ("scheduler-1", "scheduler-2"):
-            plane.start(roles.SchedulerRole(), name)
+            plane.start(SchedulerRole(), name)
         self.run_through(plane)
         weather.end()
         for kind in ("lost", "double", "late"):

@@ -13,8 +13,9 @@ from typing import Any
 from moorage import errors
 from moorage.allocation.interface import InventoryItem
 from moorage.allocation.pools import PoolKeeper
-from moorage.control_plane import roles
+from moorage.control_plane.agent_role import Agent
 from moorage.control_plane.interface import Instance, move_consumer
+from moorage.control_plane.opening import open_workers
 from moorage.control_plane.operations import InPlace
 from moorage.control_plane.placing import cast_to_agent
 from moorage.fleet.interface import uuid_of_name
@@ -30,7 +31,7 @@ class _KeyOperationTests(unittest.TestCase):
     def setUp(self) -> None:
         self.plane = Plane(self, url=self.url)
         self.plane.up(("h1", "h2"), schedulers=2)
-        workers = roles.open_workers(self.plane.client, self.plane.conf)
+        workers = open_workers(self.plane.client, self.plane.conf)
         self.in_place = InPlace(
             self.plane.database, self.plane.instances, workers, cast_to_agent(self.plane.client.sender)
         )
@@ -75,7 +76,7 @@ class _KeyOperationTests(unittest.TestCase):
             SOON,
         )
         plane.wait_agreement()
-        workers = roles.open_workers(plane.client, plane.conf)
+        workers = open_workers(plane.client, plane.conf)
         self.assertEqual([workers.get("instance", uuid) for uuid in rows], [None] * len(rows))
 
     def test_a_resize_moves_room_and_instance_and_shows_everywhere(self) -> None:
@@ -164,7 +165,7 @@ class _KeyOperationTests(unittest.TestCase):
         with self.assertRaisesRegex(errors.NoValidHost, "others claimed every node|No node of"):
             self.move(made[0], "live_migrate", "r1")
         self.plane.enrol({"h3": 1})
-        self.plane.start(roles.Agent(), "h3")
+        self.plane.start(Agent(), "h3")
         for name in ("scheduler-1", "scheduler-2"):
             wait_until(lambda name=name: self.plane.roles[name]._scheduler.refresh() and self.up(name), "h3", SOON)  # type: ignore[misc]
         outcomes: list[str] = []

@@ -11,8 +11,9 @@ from unittest import mock
 
 from moorage import errors
 from moorage.api.schedulers import Schedulers
-from moorage.control_plane import roles
+from moorage.control_plane.agent_role import Agent
 from moorage.control_plane.enrolment import Enrolment
+from moorage.control_plane.scheduler_role import SchedulerRole
 from moorage.fleet.interface import uuid_of_name
 from moorage.fleet.nodes import NodeStore
 from tests.functional.scheduling.plane import SOON, Plane
@@ -102,9 +103,9 @@ class RequestTests(unittest.TestCase):
     def test_what_was_placed_is_answered_again_although_the_fleet_is_full_of_it(self) -> None:
         plane = Plane(self)
         plane.enrol({"h1": 1}, vcpus=3)
-        plane.start(roles.Agent(), "h1")
+        plane.start(Agent(), "h1")
         for name in ("scheduler-1", "scheduler-2"):
-            plane.start(roles.SchedulerRole(), name)
+            plane.start(SchedulerRole(), name)
         one, several = plane.request(1), plane.request(1)
         uuids = [str(uuid_module.uuid4()) for _ in range(2)]
         single = {"request": one, "request_id": one["uuid"]}
@@ -123,8 +124,8 @@ class RequestTests(unittest.TestCase):
 
     def test_a_refusal_waits_for_nodes_that_were_enrolled_before_it_was_asked_for(self) -> None:
         plane = Plane(self, scheduling__refresh_interval=600.0)
-        plane.start(roles.Agent(), "h1")
-        plane.start(roles.SchedulerRole(), "scheduler-1")
+        plane.start(Agent(), "h1")
+        plane.start(SchedulerRole(), "scheduler-1")
         # Nobody has told of them, and the last reading is young.
         plane.enrol({"h1": 1})
         plane.create()
@@ -296,7 +297,7 @@ class ManySchedulersTests(unittest.TestCase):
             each.start()
         wait_until(lambda: len(outcomes) >= 4, "some are placed", SOON)
         plane.stop("scheduler-1")
-        plane.start(roles.SchedulerRole(), "scheduler-3")
+        plane.start(SchedulerRole(), "scheduler-3")
         for each in threads:
             each.join()
         # 3 nodes of 16, each instance 2: 24 fit.

@@ -11,7 +11,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from moorage import errors
-from moorage.control_plane import roles
+from moorage.control_plane.agent_role import Agent
+from moorage.control_plane.scheduler_role import SchedulerRole
 from moorage.fleet.interface import uuid_of_name
 from moorage_plugins.compute.tables import instances
 from tests import SOAK
@@ -26,7 +27,7 @@ class RestartTests(unittest.TestCase):
     def test_a_scheduler_that_starts_anew_knows_a_large_fleet_and_answers_right(self) -> None:
         plane = Plane(self)
         plane.enrol(dict.fromkeys([f"h{number}" for number in range(100)], 1), vcpus=2 * MANY)
-        plane.start(roles.Agent(), "h0")
+        plane.start(Agent(), "h0")
         rows = [
             {
                 "uuid": str(uuid.UUID(int=number)), "name": "", "status": "active", "host": f"h{number % 99 + 1}",
@@ -40,7 +41,7 @@ class RestartTests(unittest.TestCase):
             for start in range(0, MANY, 1000):
                 tx.execute(sa.insert(instances), rows[start : start + 1000])
         for _ in range(2):
-            plane.start(roles.SchedulerRole(), "scheduler-1")
+            plane.start(SchedulerRole(), "scheduler-1")
             self.assertEqual(len(plane.view()), MANY)
             there = str(uuid.UUID(int=5))
             hosts = plane.ask("select", {"request": plane.request(hints={"same_host": [there]}), "count": 1})

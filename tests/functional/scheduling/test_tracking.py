@@ -10,7 +10,7 @@ from pathlib import Path
 from unittest import mock
 
 from moorage import errors
-from moorage.control_plane import roles
+from moorage.control_plane.scheduler_role import SchedulerRole
 from moorage_plugins.compute.instances import ComputeInstances
 from tests.functional.scheduling.plane import SOON, Plane
 from tests.servers import wait_until
@@ -82,7 +82,7 @@ class OptOutTests(unittest.TestCase):
         plane = Plane(self, scheduling__track_instance_changes=False)
         plane.enrol({"h1": 1})
         with self.assertRaises(errors.ConfigError) as caught:
-            plane.start(roles.SchedulerRole(), "scheduler-1")
+            plane.start(SchedulerRole(), "scheduler-1")
         self.assertIn("track_instance_changes", caught.exception.message)
         self.assertIn("enabled_filters", caught.exception.message)
         self.assertIn("same_host", caught.exception.message)
@@ -118,7 +118,7 @@ class NewFieldTests(unittest.TestCase):
         # One is there when the scheduler starts and is loaded, the others are told by their agents.
         plane.up(("h1", "h2", "h3"))
         plane.stop("scheduler-1")
-        plane.start(roles.SchedulerRole(), "scheduler-1")
+        plane.start(SchedulerRole(), "scheduler-1")
         hosts = []
         for number in range(3):
             made = plane.create(hints={"licence": ["gold"]})
@@ -127,7 +127,7 @@ class NewFieldTests(unittest.TestCase):
             if number == 1:
                 plane.wait_agreement()
                 plane.stop("scheduler-1")
-                plane.start(roles.SchedulerRole(), "scheduler-1")
+                plane.start(SchedulerRole(), "scheduler-1")
         self.assertEqual(sorted(hosts), ["h1", "h2", "h3"])
         with self.assertRaises(errors.NoValidHost):
             plane.create(hints={"licence": ["gold"]})

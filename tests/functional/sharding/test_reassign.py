@@ -14,9 +14,9 @@ import sqlalchemy as sa
 from moorage import errors
 from moorage.cli import manage
 from moorage.clock import SystemClock
+from moorage.control_plane.agent_role import nodes_of_agent
 from moorage.control_plane.interface import Instance
 from moorage.control_plane.reassign import Reassignment
-from moorage.control_plane.roles import nodes_of_agent
 from moorage.fleet.interface import uuid_of_name
 from moorage.fleet.tables import nodes
 from moorage_plugins.compute.instances import ComputeInstances

@@ -9,8 +9,8 @@ import unittest
 from typing_extensions import override
 
 from moorage import errors
+from moorage.control_plane.agent_role import Agent
 from moorage.control_plane.interface import AgentService, AgentTools
-from moorage.control_plane.roles import Agent
 
 
 class Sweeper(AgentService):
@@ -51,7 +51,7 @@ class SweepingTests(unittest.TestCase):
         agent._services = [broken, away, well]
         agent._soon = threading.Event()
         agent.sync_instances(soon=True)
-        with self.assertLogs("moorage.control_plane.roles", "WARNING") as told:
+        with self.assertLogs("moorage.control_plane.repeating", "WARNING") as told:
             agent._sweep_all()
         self.assertEqual([each.swept for each in (broken, away, well)], [1, 1, 1])
         # Nor what is done after them.

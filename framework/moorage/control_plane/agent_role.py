@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The agent: it does operations for one host. It is wired here from the families."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from oslo_config import cfg
+
+from moorage import errors
+from moorage.control_plane.cleaning import AgentCleaning
+from moorage.control_plane.interface import AGENT_SERVICES, AgentService, AgentTools
+from moorage.control_plane.opening import open_instances, open_store, open_workers
+from moorage.control_plane.placing import cast_to_agent
+from moorage.control_plane.process import Platform
+from moorage.control_plane.repeating import Periodic, attempt
+from moorage.fleet.interface import Node, check_shard
+from moorage.fleet.nodes import NodeStore
+from moorage.rpc.interface import Subscription
+from moorage.rpc.server import Dispatcher, endpoints_of, rpc_method
+from moorage.scheduling.interface import declared_fields
+from moorage.scheduling.options import sync_seconds
+from moorage.scheduling.reporter import AGENTS, Reporter
+
+__all__ = ["Agent", "nodes_of_agent"]
+
+_PAGE = 1000
+
+
+def nodes_of_agent(nodes: NodeStore, host: str, my_shard: str | None) -> Callable[[], Iterable[Node]]:
+    """What an agent works on, read by pages each time: its shard where it has one, else its host.
+
+    :raises ConfigError: ``my_shard`` is no name of a shard; it is not taken for "everything".
+    """
+    if my_shard is not None:
+        try:
+            check_shard(my_shard, "[sharding] my_shard")
+        except errors.InvalidInput as error:
+            raise errors.ConfigError(error.message) from error
+    chosen: dict[str, Any] = {"host": host} if my_shard is None else {"shard": my_shard}
+
+    def read() -> Iterable[Node]:
+        after = ""
+        while True:
+            page = nodes.list(after=after, limit=_PAGE, **chosen)
+            yield from page
+            if len(page) < _PAGE:
+                return
+            after = page[-1].uuid
+
+    return read
+
+
+class Agent:
+    """Does operations for one host."""
+
+    binary = "agent"
+    owns_work = True
+
+    def start(self, platform: Platform, conf: cfg.ConfigOpts) -> None:
+        """Finish what an earlier epoch left, then serve."""
+        store = open_store(platform, conf)
+        reporter = Reporter(
+            platform.sender,
+            platform.name,
+            enabled=conf.scheduling.track_instance_changes,
+            fields=declared_fields(conf),
+        )
+        tools = AgentTools(
+            conf=conf,
+            clock=platform.clock,
+            database=platform.database,
+            identity=platform.identity,
+            workers=open_workers(platform, conf),
+            instances=open_instances(platform, conf),
+            release=store.release,
+            reporter=reporter,
+            nodes=nodes_of_agent(NodeStore(platform.database), platform.name, conf.sharding.my_shard),
+            store=store,
+            cast=cast_to_agent(platform.sender),
+            tell=platform.tell,
+        )
+        self._cleaning = AgentCleaning(platform, conf, tools, open_workers(platform, conf))
+        self._services: list[AgentService] = [
+            loaded.build(tools) for loaded in AGENT_SERVICES.load_all(conf.agent.services)
+        ]
+        endpoints = [endpoint for service in self._services for endpoint in service.endpoints()]
+        self._soon = threading.Event()
+        self._subscription: Subscription = platform.transport.serve(
+            AGENTS, platform.name, Dispatcher(endpoints_of(self, self._cleaning, *endpoints)), threads=conf.rpc.threads
+        )
+        for service in self._services:
+            service.start()
+        self._cleaning.start()
+        self._periodic = [Periodic(platform, "sweep", self._sweep_all, conf.agent.sweep_interval)]
+        seconds = sync_seconds(conf)
+        if seconds is not None:
+            # Agents that were started together must not all speak at once.
+            first = random.uniform(0, seconds)  # noqa: S311  (no secret)
+            self._periodic.append(
+                Periodic(platform, "comparison of instances", self._tell_instances, seconds, first=first)
+            )
+
+    @rpc_method
+    def sync_instances(self, soon: bool = False) -> None:
+        """Have schedulers compare; with ``soon`` at the next sweep, so that not all agents read the store at once."""
+        if soon:
+            self._soon.set()
+        else:
+            self._tell_instances()
+
+    @rpc_method
+    def report_instances(self) -> None:
+        """Tell all schedulers all instances of this host."""
+        self._tell_instances(everything=True)
+
+    def _tell_instances(self, *, everything: bool = False) -> None:
+        for service in self._services:
+            service.tell_instances(everything=everything)
+
+    def reload(self, conf: cfg.ConfigOpts) -> None:
+        """How it cleans; nothing else changes without a restart, the plugins are checked all the same."""
+        AGENT_SERVICES.load_all(conf.agent.services)
+        self._cleaning.reload(conf)
+
+    def stop(self, drain_seconds: float) -> None:
+        """Take nothing new, end what runs."""
+        self._subscription.stop(drain_seconds)
+        for each in self._periodic:
+            each.stop()
+        self._cleaning.stop()
+        for service in self._services:
+            service.stop()
+
+    def _sweep_all(self) -> None:
+        for service in self._services:
+            # One that fails holds up no other one.
+            attempt(f"sweep of {type(service).__name__}", service.sweep)
+        if self._soon.is_set():
+            self._soon.clear()
+            self._tell_instances()

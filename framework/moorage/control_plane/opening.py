@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a role, and whoever needs no role, opens by the configuration: stores, detectors, leases."""
+
+from __future__ import annotations
+
+from oslo_config import cfg
+
+from moorage.allocation.interface import DETECTORS, STORES, AllocationStore, OrphanDetector
+from moorage.cleanup.workers import WorkerStore
+from moorage.clock import Clock
+from moorage.control_plane.interface import INSTANCE_STORES, InstanceStore
+from moorage.control_plane.placing import check_store
+from moorage.control_plane.process import Platform
+from moorage.db import Database
+
+__all__ = ["load_store", "open_detectors", "open_instances", "open_store", "open_workers"]
+
+
+def load_store(conf: cfg.ConfigOpts, database: Database, clock: Clock) -> AllocationStore:
+    """The same, where there is no role."""
+    loaded = STORES.load(conf.allocation.store)
+    opened = loaded.build(conf=conf, database=database, clock=clock)
+    check_store(opened, loaded.name)
+    return opened
+
+
+def open_store(platform: Platform, conf: cfg.ConfigOpts) -> AllocationStore:
+    """The allocation store that the configuration names."""
+    return load_store(conf, platform.database, platform.clock)
+
+
+def open_detectors(platform: Platform, conf: cfg.ConfigOpts) -> list[OrphanDetector]:
+    """The detectors of orphans that the configuration names."""
+    found: list[OrphanDetector] = []
+    for each in DETECTORS.load_all(conf.allocation.orphan_detectors):
+        found.append(each.build(conf=conf, database=platform.database, clock=platform.clock))
+    return found
+
+
+def open_instances(platform: Platform, conf: cfg.ConfigOpts) -> InstanceStore:
+    """The store of instances that the configuration names."""
+    loaded = INSTANCE_STORES.load(conf.control_plane.instance_store)
+    return loaded.build(conf=conf, database=platform.database, clock=platform.clock)
+
+
+def open_workers(platform: Platform, conf: cfg.ConfigOpts) -> WorkerStore:
+    """The leases of operations."""
+    return WorkerStore(platform.database, lease_seconds=conf.cleanup.lease_seconds)

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Work that a role repeats in a thread of its own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from oslo_log import log as logging
+
+from moorage import errors
+from moorage.control_plane.process import Platform
+
+__all__ = ["Periodic", "attempt"]
+
+LOG = logging.getLogger(__name__)
+
+
+class Periodic:
+    """Calls a function again and again in a thread of its own; an error is told in the log and ends nothing.
+
+    :param first: seconds before the first call, ``seconds`` unless said.
+    """
+
+    def __init__(
+        self, platform: Platform, name: str, work: Callable[[], object], seconds: float, *, first: float | None = None
+    ) -> None:
+        self._clock = platform.clock
+        self._name = name
+        self._work = work
+        self._seconds = seconds
+        self._first = seconds if first is None else first
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Call it no more; waits for a call that runs."""
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        seconds = self._first
+        while not self._clock.wait(self._stop, seconds):
+            seconds = self._seconds
+            attempt(self._name, self._work)
+
+
+def attempt(name: str, work: Callable[[], object]) -> None:
+    """Call it; an error is told in the log, by its own words where it says that something is away."""
+    try:
+        work()
+    except errors.Unavailable as error:
+        LOG.warning("%s is put off: %s", name, error.message)
+    except Exception:
+        LOG.exception("%s failed.", name)

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The scheduler: it selects and claims. It is wired here from the families."""
+
+from __future__ import annotations
+
+import gc
+import random
+
+from oslo_config import cfg
+from oslo_log import log as logging
+
+from moorage.control_plane.cleaning import SupervisorEndpoint
+from moorage.control_plane.enrolment import StoreFleet
+from moorage.control_plane.observing import ObservedClaimer, of_decision
+from moorage.control_plane.opening import open_instances, open_store, open_workers
+from moorage.control_plane.operations import InPlace, MoveClaimer, MovesEndpoint
+from moorage.control_plane.placing import StoreClaimer, cast_to_agent
+from moorage.control_plane.process import Platform
+from moorage.control_plane.repeating import Periodic
+from moorage.control_plane.telling import ask_agent, ask_agents, tell_of_claim
+from moorage.fleet.aggregates import AggregateStore
+from moorage.fleet.nodes import NodeStore
+from moorage.rpc.server import Dispatcher, endpoints_of
+from moorage.scheduling import pipeline
+from moorage.scheduling.decisions import StoredRefusals
+from moorage.scheduling.fleet_view import FleetView
+from moorage.scheduling.groups import GroupStore
+from moorage.scheduling.guard import Guard
+from moorage.scheduling.healing import Healer, SilentHosts
+from moorage.scheduling.incidents import StoredIncidents
+from moorage.scheduling.reporter import TOPIC as SCHEDULERS
+from moorage.scheduling.rpc import SchedulerEndpoint
+from moorage.scheduling.scheduler import Policy, Scheduler, Selection
+from moorage.scheduling.tracking import InstanceTracker
+from moorage.services.heartbeat import LivenessObserver
+
+__all__ = ["SchedulerRole"]
+
+LOG = logging.getLogger(__name__)
+#: Seconds between writings of refusals.
+_REFUSALS = 1.0
+#: Seconds between looks at the hosts whose view is in doubt.
+_HEALING = 0.5
+
+
+class SchedulerRole:
+    """Selects and claims."""
+
+    binary = "scheduler"
+    owns_work = True
+
+    def start(self, platform: Platform, conf: cfg.ConfigOpts) -> None:
+        """Load the fleet and the instances, then serve."""
+        self._platform = platform
+        self._incidents = StoredIncidents(platform.database, platform.clock)
+        self._policy = self._make_policy(conf)
+        section = conf.scheduling
+        store, instances = open_store(platform, conf), open_instances(platform, conf)
+        observer = LivenessObserver(platform.clock, conf.services.service_down_time)
+        aggregates = AggregateStore(platform.database)
+        source = StoreFleet(NodeStore(platform.database), store, platform.registry, observer, aggregates)
+        view = FleetView(tracked=section.track_instance_changes)
+        tracker = InstanceTracker(view, platform.clock)
+        silent = SilentHosts(tracker, instances, platform.clock, max_age=section.silent_hosts_age)
+        cast = cast_to_agent(platform.sender)
+        groups = GroupStore(platform.database)
+        claimer = StoreClaimer(store, instances, open_workers(platform, conf), source, groups, platform.database, cast)
+        refused = StoredRefusals(platform.database)
+        self._scheduler = Scheduler(
+            view,
+            source,
+            ObservedClaimer(claimer, platform.tell),
+            lambda: self._policy,
+            platform.clock,
+            random.Random(),  # noqa: S311  (spreads equal choices, no secret)
+            decisions=section.decisions,
+            reserver=tracker if section.track_instance_changes else None,
+            refused=refused,
+            freshen=silent.freshen if section.track_instance_changes else None,
+            decided=lambda decision: platform.tell(of_decision(decision)),
+        )
+
+        def placed(selection: Selection) -> None:
+            cast(selection.record.host, "build_instance", selection.record.uuid)
+            if section.track_instance_changes and not selection.repeated:
+                tell_of_claim(platform, selection)
+
+        endpoint = SchedulerEndpoint(self._scheduler, tracker, placed, enabled=section.track_instance_changes)
+        workers = open_workers(platform, conf)
+        moves = MovesEndpoint(
+            self._scheduler,
+            lambda of, how: ObservedClaimer(
+                MoveClaimer(store, instances, workers, source, groups, of, how), platform.tell
+            ),
+            instances,
+            InPlace(platform.database, instances, workers, cast),
+        )
+        self._cleanup = SupervisorEndpoint(platform, conf, open_workers(platform, conf), observer)
+        # Messages are applied while instances are being loaded; the loader does not overwrite them.
+        self._subscription = platform.transport.serve(
+            SCHEDULERS,
+            platform.name,
+            Dispatcher(endpoints_of(endpoint, moves, self._cleanup)),
+            threads=conf.rpc.threads,
+        )
+        self._scheduler.refresh()
+        self._periodic: list[Periodic] = []
+        if section.track_instance_changes:
+            began = platform.clock.monotonic()
+            LOG.info("%d instances were loaded.", tracker.load(instances))
+            silent.loaded(began)
+            healer = Healer(tracker, instances, ask_agent(platform), platform.clock, timeout=section.heal_timeout)
+            self._periodic.append(Periodic(platform, "healing of the view", healer.tick, _HEALING))
+            ask_agents(platform)
+        endpoint.open()
+        # What was read at the start stays: it need not be looked at by each collection of garbage.
+        gc.collect()
+        gc.freeze()
+        self._periodic.append(Periodic(platform, "writing of refusals", refused.flush, _REFUSALS))
+        self._periodic.append(
+            Periodic(platform, "sample of services", self._cleanup.sample, conf.services.service_down_time)
+        )
+        self._periodic.append(
+            Periodic(platform, "refresh of the fleet", self._scheduler.refresh, section.refresh_interval)
+        )
+
+    def reload(self, conf: cfg.ConfigOpts) -> None:
+        """New filters, weighers and limits, all or (by an error) none; a request keeps what it began with."""
+        self._policy = self._make_policy(conf)
+        self._cleanup.reload(conf)
+
+    def stop(self, drain_seconds: float) -> None:
+        """End."""
+        self._subscription.stop(drain_seconds)
+        for each in self._periodic:
+            each.stop()
+        self._policy.guard.close()
+
+    def _make_policy(self, conf: cfg.ConfigOpts) -> Policy:
+        section = conf.scheduling
+        guard = Guard(
+            self._platform.clock,
+            self._incidents,
+            self._platform.fatal,
+            deadline=section.plugin_deadline,
+            threshold=section.breaker_threshold,
+            window=section.breaker_window,
+            skip_advisory=section.advisory_errors == "skip",
+            threads=conf.rpc.threads,
+        )
+        return Policy(
+            pipeline.load(conf),
+            guard,
+            section.host_subset_size,
+            section.max_attempts,
+            section.alternates,
+            section.shuffle_best_same_weighed_hosts,
+        )

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a role tells others unasked, or asks them to tell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from oslo_log import log as logging
+
+from moorage import errors
+from moorage.control_plane.process import Platform
+from moorage.scheduling.reporter import AGENTS
+from moorage.scheduling.reporter import TOPIC as SCHEDULERS
+from moorage.scheduling.scheduler import Selection
+from moorage.scheduling.tracking import record_to_json
+
+__all__ = ["ask_agent", "ask_agents", "tell_of_claim", "tell_schedulers"]
+
+LOG = logging.getLogger(__name__)
+
+
+def tell_of_claim(platform: Platform, selection: Selection) -> None:
+    """Let the other schedulers know at once, so that they do not try the same room in vain."""
+    try:
+        args = {"host_name": selection.record.host, "instance": record_to_json(selection.record)}
+        platform.sender.fanout(SCHEDULERS, "claimed_instance", args)
+    except errors.TransportError as error:
+        LOG.debug("Other schedulers were not told of a claim: %s", error)
+
+
+def ask_agent(platform: Platform) -> Callable[[str, str], None]:
+    """A function that tells the agent of a host to do something; raises TransportError where nobody heard it."""
+
+    def ask(host: str, method: str) -> None:
+        platform.sender.cast(AGENTS, method, {}, server=host)
+
+    return ask
+
+
+def ask_agents(platform: Platform) -> None:
+    """Have all agents speak soon, so that this scheduler, which has just started, can trust what it has loaded."""
+    try:
+        platform.sender.fanout(AGENTS, "sync_instances", {"soon": True})
+    except errors.TransportError as error:
+        LOG.info("Agents were not asked to speak (%s); they do so by themselves.", error)
+
+
+def tell_schedulers(platform: Platform) -> Callable[[], None]:
+    """A function that has all schedulers read the fleet anew."""
+
+    def tell() -> None:
+        try:
+            platform.sender.fanout(SCHEDULERS, "fleet_changed")
+        except errors.TransportError as error:
+            LOG.info("No scheduler was told of new nodes (%s); they read them by themselves.", error)
+
+    return tell

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import random as random_module
-import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -13,9 +12,10 @@ from oslo_log import log as logging
 
 from moorage import errors
 from moorage.clock import Clock
-from moorage.scheduling.asked import ever_fits, rows_asked_for, shortest, unfiltered
+from moorage.scheduling.asked import rows_asked_for, shortest, unfiltered
 from moorage.scheduling.decisions import Decision, Decisions
 from moorage.scheduling.fleet_view import FleetView
+from moorage.scheduling.freshness import Freshness
 from moorage.scheduling.guard import Guard
 from moorage.scheduling.interface import (
     Claimer,
@@ -32,9 +32,6 @@ __all__ = ["Policy", "Scheduler", "Selection"]
 
 LOG = logging.getLogger(__name__)
 
-#: A refusal is not believed when the view is older than this many seconds: it is read anew first. But no more than one part in so
-#: many of the time is spent on such readings, however many requests are refused.
-_REFUSAL_AGE, _REFUSAL_PART = 1.0, 10
 #: How often ``max_attempts`` nodes are tried for one request, with the fleet ranked anew in between.
 _ROUNDS = 4
 
@@ -146,7 +143,6 @@ class Scheduler:
         decided: Callable[[Decision], object] = lambda decision: None,
     ) -> None:
         self.view = view
-        self._source = source
         self._claimer = claimer
         self._policy = policy
         self._clock = clock
@@ -155,57 +151,16 @@ class Scheduler:
         self._freshen = freshen
         self._refused = refused
         self._decided = decided
-        self._refreshing = threading.Lock()
-        self._refreshed_at = -1e9
-        self._reading_took = 0.0
-        #: A node was found to be gone.
-        self._outdated = False
-        self._changed_at = -1e9
-        self._catching_up = False
-        self._changing = threading.Lock()
+        self._freshness = Freshness(view, source, clock)
         self._decisions = Decisions(decisions)
 
     def refresh(self, *, older_than: float = 0.0) -> bool:
-        """Read the nodes anew, unless that was done within ``older_than`` seconds; True when it was done now."""
-        asked_at = self._clock.monotonic()
-        with self._refreshing:
-            if self._refreshed_at > asked_at - older_than or self._refreshed_at > asked_at:
-                return False
-            began = self._clock.monotonic()
-            self._outdated = False
-            held = self.view.held()
-            self.view.set_nodes(sorted(self._source.nodes(), key=lambda node: node.uuid), held=held)
-            self._refreshed_at = began
-            self._reading_took = self._clock.monotonic() - began
-            return True
+        """See :meth:`moorage.scheduling.freshness.Freshness.refresh`."""
+        return self._freshness.refresh(older_than=older_than)
 
     def changed(self) -> None:
-        """Somebody has changed nodes or services: refusals wait for a reading that begins from now on. Returns at once.
-
-        However many changes there are, one reading follows on the other, and the last one begins after the last change.
-        """
-        with self._changing:
-            self._changed_at = self._clock.monotonic()
-            if self._catching_up:
-                return
-            self._catching_up = True
-        threading.Thread(target=self._catch_up, name="reading of the fleet", daemon=True).start()
-
-    def _catch_up(self) -> None:
-        while True:
-            try:
-                self.refresh()
-            except errors.Unavailable as error:
-                LOG.warning("The fleet has changed and cannot be read now; the next reading has it: %s", error.message)
-            except Exception:
-                LOG.exception("The fleet has changed and could not be read.")
-            else:
-                with self._changing:
-                    if self._refreshed_at < self._changed_at:
-                        continue
-            with self._changing:
-                self._catching_up = False
-                return
+        """See :meth:`moorage.scheduling.freshness.Freshness.changed`."""
+        self._freshness.changed()
 
     def place(
         self,
@@ -375,7 +330,7 @@ class Scheduler:
                 row = now.row_of_node.get(result.node_uuid)
                 if row is not None:
                     return self._placed(work, now.nodes[row], result)
-                self.refresh(older_than=_REFUSAL_AGE)
+                self._freshness.doubt()
         raise self._refusal(fleet, ranking, work)
 
     def _claim(self, work: _Work, node: NodeState, limits: Mapping[str, Any]) -> ClaimResult | None:
@@ -394,8 +349,8 @@ class Scheduler:
             full = isinstance(error, errors.CapacityExceeded | errors.ConstraintViolated)
             if not isinstance(error, errors.MoorageError) or not (gone or full):
                 raise
-            # What was removed is known to be gone before the others are ranked again.
-            self._outdated = self._outdated or gone
+            if gone:
+                self._freshness.outdated()
             work.decision.refusals.append({"node": node.name, **error.details})
             return None
 
@@ -418,31 +373,16 @@ class Scheduler:
 
     def _rank(self, work: _Work, refused: Collection[str]) -> tuple[Snapshot, Ranking]:
         """Rank without the nodes that refused this request; a fleet without any candidate is read anew first."""
-        if self._outdated:
-            self.refresh(older_than=_REFUSAL_AGE)
+        self._freshness.before_ranking()
         fleet = self._fleet()
         ranking = self._run(work, fleet, refused)
         if not len(ranking.rows):
-            self._read_again(fleet, work.spec)
+            self._freshness.before_refusal(fleet, work.spec)
             # Also when somebody else has just read it.
             newer = self.view.snapshot()
             if newer is not fleet:
                 fleet, ranking = newer, self._run(work, newer, refused)
         return fleet, ranking
-
-    def _read_again(self, fleet: Snapshot, spec: RequestSpec) -> None:
-        """Read the fleet anew before a request is refused, unless that cannot help or was done lately.
-
-        A fleet that refuses is full, so many requests come here: they must not keep a scheduler reading all the time.
-        """
-        age = max(_REFUSAL_AGE, _REFUSAL_PART * self._reading_took)
-        if self._changed_at > self._refreshed_at:
-            age = self._clock.monotonic() - self._changed_at
-        elif not fleet.size:
-            age = 0.0
-        elif not spec.rebuild and not ever_fits(fleet, spec):
-            return
-        self.refresh(older_than=age)
 
     def _run(self, work: _Work, fleet: Snapshot, refused: Collection[str] = ()) -> Ranking:
         policy, spec = work.policy, work.spec

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How old a scheduler's view of the fleet's nodes may be, and who has it read anew when."""
+
+from __future__ import annotations
+
+import threading
+
+from oslo_log import log as logging
+
+from moorage import errors
+from moorage.clock import Clock
+from moorage.scheduling.asked import ever_fits
+from moorage.scheduling.fleet_view import FleetView
+from moorage.scheduling.interface import FleetSource, RequestSpec
+from moorage.scheduling.snapshot import Snapshot
+
+__all__ = ["Freshness"]
+
+LOG = logging.getLogger(__name__)
+
+#: A refusal is not believed when the view is older than this many seconds: it is read anew first. But no more than one part in so
+#: many of the time is spent on such readings, however many requests are refused.
+_REFUSAL_AGE, _REFUSAL_PART = 1.0, 10
+
+
+class Freshness:
+    """Reads the nodes into a view: one reading at a time, however many threads ask. Safe for use by several threads."""
+
+    def __init__(self, view: FleetView, source: FleetSource, clock: Clock) -> None:
+        self._view = view
+        self._source = source
+        self._clock = clock
+        self._refreshing = threading.Lock()
+        self._refreshed_at = -1e9
+        self._reading_took = 0.0
+        #: A node was found to be gone.
+        self._outdated = False
+        self._changed_at = -1e9
+        self._catching_up = False
+        self._changing = threading.Lock()
+
+    def refresh(self, *, older_than: float = 0.0) -> bool:
+        """Read the nodes anew, unless that was done within ``older_than`` seconds; True when it was done now."""
+        asked_at = self._clock.monotonic()
+        with self._refreshing:
+            if self._refreshed_at > asked_at - older_than or self._refreshed_at > asked_at:
+                return False
+            began = self._clock.monotonic()
+            self._outdated = False
+            held = self._view.held()
+            self._view.set_nodes(sorted(self._source.nodes(), key=lambda node: node.uuid), held=held)
+            self._refreshed_at = began
+            self._reading_took = self._clock.monotonic() - began
+            return True
+
+    def changed(self) -> None:
+        """Somebody has changed nodes or services: refusals wait for a reading that begins from now on. Returns at once.
+
+        However many changes there are, one reading follows on the other, and the last one begins after the last change.
+        """
+        with self._changing:
+            self._changed_at = self._clock.monotonic()
+            if self._catching_up:
+                return
+            self._catching_up = True
+        threading.Thread(target=self._catch_up, name="reading of the fleet", daemon=True).start()
+
+    def _catch_up(self) -> None:
+        while True:
+            try:
+                self.refresh()
+            except errors.Unavailable as error:
+                LOG.warning("The fleet has changed and cannot be read now; the next reading has it: %s", error.message)
+            except Exception:
+                LOG.exception("The fleet has changed and could not be read.")
+            else:
+                with self._changing:
+                    if self._refreshed_at < self._changed_at:
+                        continue
+            with self._changing:
+                self._catching_up = False
+                return
+
+    def outdated(self) -> None:
+        """A node was found to be gone: what was removed is known to be gone before others are ranked again."""
+        self._outdated = True
+
+    def before_ranking(self) -> None:
+        """Read anew what is known to be outdated."""
+        if self._outdated:
+            self.doubt()
+
+    def doubt(self) -> None:
+        """Something does not agree with the view: read it anew, unless that was done a moment ago."""
+        self.refresh(older_than=_REFUSAL_AGE)
+
+    def before_refusal(self, fleet: Snapshot, spec: RequestSpec) -> None:
+        """Read the fleet anew before a request is refused, unless that cannot help or was done lately.
+
+        A fleet that refuses is full, so many requests come here: they must not keep a scheduler reading all the time.
+        """
+        age = max(_REFUSAL_AGE, _REFUSAL_PART * self._reading_took)
+        if self._changed_at > self._refreshed_at:
+            age = self._clock.monotonic() - self._changed_at
+        elif not fleet.size:
+            age = 0.0
+        elif not spec.rebuild and not ever_fits(fleet, spec):
+            return
+        self.refresh(older_than=age)

@@ -137,7 +137,7 @@ class RequestTests(unittest.TestCase):
         with mock.patch.object(scheduler._freshness._source, "nodes", read):
             for _ in range(50):
                 plane.client.sender.call("scheduler", "fleet_changed")
-            changed = scheduler._changed_at
+            changed = scheduler._freshness._changed_at
             wait_until(lambda: scheduler._freshness._refreshed_at >= changed, "the last change is read", SOON)
 
     def test_what_can_never_fit_does_not_have_the_fleet_read_again(self) -> None:

@@ -141,21 +141,23 @@ class RequestTests(unittest.TestCase):
             wait_until(lambda: scheduler._freshness._refreshed_at >= changed, "the last change is read", SOON)
 
     def test_what_can_never_fit_does_not_have_the_fleet_read_again(self) -> None:
-        scheduler = self.plane.roles["scheduler-1"]._scheduler
+        # So that nobody else reads meanwhile.
+        plane = Plane(self, scheduling__refresh_interval=600.0).up(("h1", "h2"))
+        scheduler = plane.roles["scheduler-1"]._scheduler
         read = mock.Mock(side_effect=scheduler._freshness._source.nodes)
         with mock.patch.object(scheduler._freshness._source, "nodes", read):
             scheduler._freshness._refreshed_at = -1e9
             for _ in range(3):
                 with self.assertRaises(errors.NoValidHost):
-                    self.plane.create(1000, scheduler="scheduler-1")
+                    plane.create(1000, scheduler="scheduler-1")
             self.assertEqual(read.call_count, 0)
             # What would fit into an empty node is looked for anew, and not for each of many refusals.
             scheduler._freshness._reading_took = 100.0
             with self.assertRaises(errors.NoValidHost):
                 for _ in range(20):
-                    self.plane.create(16, scheduler="scheduler-1")
+                    plane.create(16, scheduler="scheduler-1")
             with self.assertRaises(errors.NoValidHost):
-                self.plane.create(16, scheduler="scheduler-1")
+                plane.create(16, scheduler="scheduler-1")
             self.assertLessEqual(read.call_count, 3)
             self.assertGreater(read.call_count, 0)
 

@@ -11,7 +11,8 @@ from oslo_log import log as logging
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from moorage import errors
-from moorage.cleanup.tables import cleanup_history, workers
+from moorage.cleanup import totals
+from moorage.cleanup.tables import workers
 from moorage.coordination.api import EngineNames
 from moorage.coordination.ledger import Adoption, RingRow, SqlLedger
 from moorage.coordination.membership import MemberId
@@ -28,15 +29,12 @@ _ROWS = sa.select(
 _EXPIRED = sa.select(workers.c.resource_type, sa.func.count()).where(
     workers.c.owner.is_not(None), workers.c.expires_at < sa.bindparam("moment")
 )
-_OUTCOMES = sa.select(
-    cleanup_history.c.resource_type, cleanup_history.c.outcome, sa.func.count(), sa.func.sum(cleanup_history.c.seconds)
-).group_by(cleanup_history.c.resource_type, cleanup_history.c.outcome)
 
 
 class CleanupCollector:
-    """Operations in progress by type, status and phase, how old they are, and what became of orphans.
+    """Operations in progress by type, status and phase, how old they are, who got orphans and what became of them.
 
-    Three statements each time. ``cleanup_outcomes`` counts the lines of the history that are kept.
+    Four statements each time.
     """
 
     def __init__(self, database: Database) -> None:
@@ -62,6 +60,9 @@ class CleanupCollector:
         labels = ["resource_type", "outcome"]
         outcomes = CounterMetricFamily("moorage_cleanup_outcomes", "What became of orphans", labels=labels)
         seconds = CounterMetricFamily("moorage_cleanup_seconds", "Time spent on orphans, by outcome", labels=labels)
+        claims = CounterMetricFamily(
+            "moorage_cleanup_claims", "Claims of orphans, by how they ended", labels=["resource_type", "result"]
+        )
         try:
             with self._database.read() as tx:
                 moment = read_now(tx)
@@ -70,13 +71,15 @@ class CleanupCollector:
                     oldest.add_metric([kind, status, phase], max(0, moment - first) / MICROSECONDS)
                 for kind, count in tx.execute(_EXPIRED.group_by(workers.c.resource_type), {"moment": moment}):
                     expired.add_metric([kind], count)
-                for kind, outcome, count, spent in tx.execute(_OUTCOMES):
-                    outcomes.add_metric([kind, outcome], count)
-                    seconds.add_metric([kind, outcome], float(spent))
+                for (kind, outcome), total in totals.outcomes(tx).items():
+                    outcomes.add_metric([kind, outcome], total.number)
+                    seconds.add_metric([kind, outcome], total.seconds)
+                for (kind, result), count in totals.claims(tx).items():
+                    claims.add_metric([kind, result], count)
         except errors.MoorageError as error:
             LOG.warning("The metrics of cleanup cannot be read: %s", error.message)
             return
-        yield from (rows, oldest, expired, outcomes, seconds)
+        yield from (rows, oldest, expired, claims, outcomes, seconds)
 
 
 class PeriodicCollector:

@@ -131,6 +131,8 @@ class Cleaner:
                 raise
             except Exception:
                 LOG.exception("Orphans of the type %s cannot be cleaned.", kind)
+            finally:
+                self._orphans.counts.flush()
         if done:
             LOG.info("Cleaned after %s: %s.", wanted, ", ".join(f"{n} {what}" for what, n in done.items()))
         return done

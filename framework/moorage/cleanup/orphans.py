@@ -8,7 +8,7 @@ only a write can raise. Who cleans holds a lease; should the cleaner die too, th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
@@ -18,6 +18,7 @@ from moorage import errors, lease
 from moorage.cleanup.conditions import Lapsed, Queued, Target, Unclaimed, Wanted
 from moorage.cleanup.interface import CleanupHandler, Phase
 from moorage.cleanup.tables import cleanup_history, fences, workers
+from moorage.cleanup.totals import Claim, ClaimCounts
 from moorage.cleanup.workers import OF_MANY, TRANSFER, Transfer, WorkerLease, WorkerStore, fenced, same_token
 from moorage.db import MICROSECONDS, Database, now
 from moorage.services.interface import ServiceIdentity
@@ -109,11 +110,13 @@ class Claimed:
     """What was taken in one transaction.
 
     :param last: the last id that was looked at; None when there was none.
+    :param lost: how many somebody else took in that moment. (PostgreSQL passes by unseen what another one has locked.)
     """
 
     leases: Mapping[str, CleanLease] = field(default_factory=dict)
     resources: Mapping[str, Any] = field(default_factory=dict)
     last: str | None = None
+    lost: int = 0
 
 
 class CleanLease(WorkerLease):
@@ -177,6 +180,7 @@ class OrphanStore:
         self.database = database
         self.workers = workers_store
         self.clock = clock
+        self.counts = ClaimCounts(database)
         self._identity = identity
 
     def types(self, wanted: Wanted) -> frozenset[str]:
@@ -212,11 +216,15 @@ class OrphanStore:
             ids = found
             if self.database.dialect == "mysql":
                 ids = list(tx.execute(_LOCK, {"of_type": resource_type, "of_resources": found}).scalars())
-            if not ids:
-                return Claimed(last=found[-1])
-            return self._take(tx, resource_type, handler, search.take, {**key, "of_resources": ids}, found[-1])
+            claimed = Claimed(last=found[-1])
+            if ids:
+                claimed = self._take(tx, resource_type, handler, search.take, {**key, "of_resources": ids}, found[-1])
+            return replace(claimed, lost=len(found) - len(claimed.leases))
 
-        return self.database.run(work)
+        claimed = self.database.run(work)
+        self.counts.count(resource_type, Claim.TAKEN_OVER if alone else Claim.WON, len(claimed.leases))
+        self.counts.count(resource_type, Claim.LOST, claimed.lost)
+        return claimed
 
     def _take(
         self,

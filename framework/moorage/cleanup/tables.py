@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Workers and fences, written by :mod:`moorage.cleanup.workers` and :mod:`moorage.cleanup.orphans`; requests and history."""
+"""Workers and fences, written by :mod:`moorage.cleanup.workers` and :mod:`moorage.cleanup.orphans`; requests, history, totals."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sqlalchemy as sa
 
 from moorage.db.schema import BigId, Micros, Uuid, core_metadata, exact
 
-__all__ = ["cleanup_history", "cleanup_requests", "fences", "workers"]
+__all__ = ["cleanup_history", "cleanup_requests", "cleanup_totals", "fences", "workers"]
 
 workers = sa.Table(
     "workers",
@@ -94,4 +94,14 @@ cleanup_history = sa.Table(
     sa.Index("ix_cleanup_history_resource", "resource_type", "resource_id"),
     sa.Index("ix_cleanup_history_worker", "worker", "worker_epoch"),
     sa.Index("ix_cleanup_history_at", "at"),
+)
+
+#: Outcomes of the lines that the history has no more, and claims of cleaners: what :mod:`moorage.cleanup.totals` names.
+cleanup_totals = sa.Table(
+    "cleanup_totals",
+    core_metadata,
+    sa.Column("resource_type", exact(40), primary_key=True),
+    sa.Column("event", exact(16), primary_key=True),
+    sa.Column("count", sa.BigInteger, nullable=False),
+    sa.Column("seconds", sa.Double, nullable=False),
 )

@@ -34,6 +34,7 @@ class CleanupCollectorTests(CleanerCase):
         for line in (
             'moorage_workers{phase="quarantined",resource_type="thing",status="building"} 1.0',
             'moorage_workers{phase="waiting",resource_type="thing",status="building"} 1.0',
+            'moorage_cleanup_claims_total{resource_type="thing",result="won"} 2.0',
             'moorage_cleanup_outcomes_total{outcome="done",resource_type="thing"} 1.0',
             'moorage_cleanup_outcomes_total{outcome="quarantined",resource_type="thing"} 1.0',
         ):

@@ -15,6 +15,7 @@ import sqlalchemy as sa
 from typing_extensions import override
 
 from moorage import errors
+from moorage.cleanup import totals
 from moorage.cleanup.cleaner import Cleaner, Policy
 from moorage.cleanup.conditions import Lapsed, Queued, Target, Unclaimed
 from moorage.cleanup.interface import (
@@ -30,6 +31,7 @@ from moorage.cleanup.interface import (
 )
 from moorage.cleanup.orphans import OrphanStore
 from moorage.cleanup.tables import cleanup_history, workers
+from moorage.cleanup.totals import Claim, ClaimCounts
 from moorage.cleanup.workers import WorkerStore
 from moorage.clock import SystemClock
 from moorage.db import Database
@@ -234,6 +236,48 @@ class CleanerTests(CleanerCase):
             self.assertEqual(cleaner.clean(AFTER_DEAD), {})
         cleaner.policy = Policy()
         self.assertEqual(cleaner.clean(AFTER_DEAD), {"done": 1})
+
+    # -- what is counted ------------------------------------------------------------------------------------------
+
+    def claims(self) -> dict[str, int]:
+        with self.database.read() as tx:
+            return {result: count for (kind, result), count in totals.claims(tx).items() if kind == TYPE}
+
+    def test_claims_are_counted_once_for_a_pass(self) -> None:
+        for uuid in ("one", "two", "three"):
+            self.orphan(uuid)
+        killed, handler = self.cleaner(identity("killed"), lease=MOMENT)
+        handler.answers["one"] = CONTINUES  # it never comes back
+        self.assertEqual(self.claims(), {})
+        self.assertEqual(killed.clean(AFTER_DEAD), {"continues": 1, "done": 2})
+        self.assertEqual(self.claims(), {"won": 3})
+        cleaner, _ = self.cleaner()
+        wait_until(functools.partial(cleaner.clean, AFTER_DEAD), "the lease of the other has expired", 20)
+        self.assertEqual(self.claims(), {"won": 3, "taken_over": 1})
+
+    def test_claims_that_could_not_be_written_are_written_with_the_next(self) -> None:
+        counts = ClaimCounts(self.database)
+        counts.count(TYPE, Claim.WON, 2)
+        with self.database.write() as tx:
+            tx.exec_driver_sql("ALTER TABLE cleanup_totals RENAME TO elsewhere")
+        try:
+            with self.assertLogs("moorage.cleanup.totals", "WARNING"):
+                counts.flush()
+        finally:
+            with self.database.write() as tx:
+                tx.exec_driver_sql("ALTER TABLE elsewhere RENAME TO cleanup_totals")
+        counts.count(TYPE, Claim.LOST, 1)
+        counts.flush()
+        counts.flush()
+        self.assertEqual(self.claims(), {"won": 2, "lost": 1})
+
+    def test_several_processes_add_to_the_same_totals(self) -> None:
+        each = [ClaimCounts(self.open_database()) for _ in range(4)]
+        for counts in each:
+            counts.count(TYPE, Claim.WON, 5)
+            counts.count(TYPE, Claim.LOST, 1)
+        self.assertEqual(worker_tests.in_threads(*(counts.flush for counts in each)), [None] * 4)
+        self.assertEqual(self.claims(), {"won": 20, "lost": 4})
 
     # -- what needs nothing ---------------------------------------------------------------------------------------
 

@@ -177,6 +177,7 @@ class Site:
                 WorkerViews(platform.database, open_workers(platform, conf)),
                 RequestStore(platform.database, platform.registry),
                 schedulers,
+                conf.cleanup.enabled_handlers,
             ),
             *control_plane_api.routes(instances, schedulers, deleter, in_place, groups.resolved),
             *groups_api.routes(groups),

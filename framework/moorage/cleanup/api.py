@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Protocol
 
@@ -95,14 +96,51 @@ class SupervisorClient(Protocol):
         """Call any live scheduler; another one when it is lost: a request that is made twice is one."""
 
 
-def routes(views: WorkerViews, requests: RequestStore, schedulers: SupervisorClient) -> Sequence[Route]:
-    """The routes, over the store and a way to the schedulers."""
+class _Types:
+    """The types of resources that are cleaned; of another one there is what was written while it was."""
+
+    def __init__(self, types: Sequence[str]) -> None:
+        self._types = sorted(types)
+
+    def check(self, kind: str | None) -> None:
+        """Refuse what nobody would ever clean; None is all of them."""
+        if kind is not None and kind not in self._types:
+            raise errors.InvalidInput(
+                f"Resources of the type {kind!r} are not cleaned here: [cleanup] enabled_handlers has "
+                f"{', '.join(self._types) or 'none'}.",
+                path="resource_type",
+            )
+
+    def check_empty(self, found: Sequence[object], query: Mapping[str, Any]) -> None:
+        """The same of a filter that finds nothing; the page after the last one is empty too."""
+        if not found and not query.get("after"):
+            self.check(query.get("resource_type"))
+
+    @contextlib.contextmanager
+    def check_missing(self, kind: str) -> Iterator[None]:
+        """The same of a row that is not there."""
+        try:
+            yield
+        except errors.NotFound:
+            self.check(kind)
+            raise
+
+
+def routes(
+    views: WorkerViews, requests: RequestStore, schedulers: SupervisorClient, types: Sequence[str]
+) -> Sequence[Route]:
+    """The routes, over the store and a way to the schedulers.
+
+    :param types: of resources that are cleaned (``[cleanup] enabled_handlers``).
+    """
+    known = _Types(types)
 
     def list_workers(request: ApiRequest) -> ApiResponse:
         query = dict(request.query)
         limit = int(query.pop("limit", 1000))
         kind, _, uuid = str(query.pop("after", ",")).partition(",")
         found = views.rows(after=(kind, uuid), limit=limit, **query)
+        known.check_empty(found, request.query)
         last = found[-1] if len(found) == limit else None
         following = last and f"{last['resource_type']},{last['resource_id']}"
         return ApiResponse(200, {"workers": found, "next_after": following})
@@ -111,13 +149,16 @@ def routes(views: WorkerViews, requests: RequestStore, schedulers: SupervisorCli
         return ApiResponse(200, views.get(**_key(request)))
 
     def retry(request: ApiRequest) -> ApiResponse:
+        known.check(request.path["resource_type"])
         return ApiResponse(200, views.retry(**_key(request)))
 
     def discard(request: ApiRequest) -> ApiResponse:
-        views.discard(**_key(request))
+        with known.check_missing(request.path["resource_type"]):
+            views.discard(**_key(request))
         return ApiResponse(204)
 
     def clean(request: ApiRequest) -> ApiResponse:
+        known.check(request.body.get("resource_type"))
         filters = {name: value for name, value in request.body.items() if name != "dry_run"}
         dry_run = bool(request.body.get("dry_run", False))
         args = {"filters": filters, "requested_by": _who(request), "dry_run": dry_run}
@@ -142,6 +183,7 @@ def routes(views: WorkerViews, requests: RequestStore, schedulers: SupervisorCli
         query = dict(request.query)
         limit = int(query.setdefault("limit", 1000))
         found = views.history(**query)
+        known.check_empty(found, query)
         return ApiResponse(200, {"history": found, "next_after": found[-1]["id"] if len(found) == limit else None})
 
     see, ask, change = (rule.name for rule in POLICIES)

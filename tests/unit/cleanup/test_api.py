@@ -25,7 +25,7 @@ class CleanupApiTests(supervisor_tests.SupervisorCase):
         self.url = f"sqlite:///{folder.name}/test.sqlite"
         super().setUp()
         self.routes: dict[tuple[str, str], Route] = {
-            (each.method, each.path): each for each in api.routes(self.views, self.requests, self)
+            (each.method, each.path): each for each in api.routes(self.views, self.requests, self, [TYPE, "gadget"])
         }
 
     def ask(self, method: Any = None, args: Any = None, **more: Any) -> Any:  # type: ignore[override]
@@ -97,3 +97,41 @@ class CleanupApiTests(supervisor_tests.SupervisorCase):
         rest = self.call("GET", "/workers", query={"limit": 2, "after": page["next_after"]}).body
         self.assertEqual([row["resource_id"] for row in (*page["workers"], *rest["workers"])], ["0", "1", "2"])
         self.assertIsNone(rest["next_after"])
+
+    def test_a_type_that_nothing_cleans_is_refused_with_those_that_are(self) -> None:
+        of_row = "/workers/{resource_type}/{resource_id}"
+        key = {"resource_type": "nonsense", "resource_id": "one"}
+        for call in (
+            lambda: self.call("POST", "/cleanup", {"resource_type": "nonsense"}),
+            lambda: self.call("POST", "/cleanup", {"resource_type": "Thing", "dry_run": True}),
+            lambda: self.call("POST", f"{of_row}/retry", **key),
+            lambda: self.call("DELETE", of_row, **key),
+            lambda: self.call("GET", "/cleanup/history", query={"resource_type": "nonsense"}),
+            lambda: self.call("GET", "/workers", query={"resource_type": "nonsense"}),
+        ):
+            with self.assertRaisesRegex(errors.InvalidInput, "enabled_handlers has gadget, thing") as caught:
+                call()
+            self.assertEqual(caught.exception.details["path"], "resource_type")
+        self.assertEqual(self.requests.page(), [])
+        self.assertEqual(self.call("POST", "/cleanup", {"resource_type": "gadget"}).status, 202)
+        self.assertEqual(self.call("GET", "/cleanup/history", query={"resource_type": "gadget"}).body["history"], [])
+
+    def test_what_was_written_of_a_type_while_it_was_cleaned_can_be_seen_and_discarded(self) -> None:
+        self.left_by("a")
+        self.die("a")
+        asked = self.call("POST", "/cleanup", {}).body["requests"][0]["uuid"]
+        cleaner, handler = self.cleaner(self.who["b"], max_attempts=1)
+        handler.answers["one"] = ValueError("broken")
+        with self.assertLogs("moorage.cleanup.cleaner", "ERROR"):
+            cleaner.clean(self.requests.get(asked).target)
+        self.routes = {
+            (each.method, each.path): each for each in api.routes(self.views, self.requests, self, ["gadget"])
+        }
+        key, query = {"resource_type": TYPE, "resource_id": "one"}, {"resource_type": TYPE}
+        self.assertEqual(len(self.call("GET", "/workers", query=query).body["workers"]), 1)
+        (told,) = self.call("GET", "/cleanup/history", query=query).body["history"]
+        rest = self.call("GET", "/cleanup/history", query={**query, "after": told["id"]})
+        self.assertEqual(rest.body["history"], [], "the page after the last one")
+        with self.assertRaisesRegex(errors.InvalidInput, "gadget"):
+            self.call("POST", "/workers/{resource_type}/{resource_id}/retry", **key)
+        self.assertEqual(self.call("DELETE", "/workers/{resource_type}/{resource_id}", **key).status, 204)

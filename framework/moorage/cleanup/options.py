@@ -87,7 +87,8 @@ OPTS: Sequence[cfg.Opt] = (
         mutable=True,
         default=30,
         min=1,
-        help="Days after which lines of the history and ended requests are removed.",
+        help="Days after which lines of the history and ended requests are removed, a thousand in a transaction. What /metrics "
+        "counts stays.",
     ),
 )
 

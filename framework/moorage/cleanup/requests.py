@@ -16,6 +16,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from moorage import errors
+from moorage.cleanup import totals
 from moorage.cleanup.conditions import OF_QUEUE, OF_SERVICE, Queued, Target, Wanted
 from moorage.cleanup.interface import Phase
 from moorage.cleanup.tables import cleanup_history, cleanup_requests, workers
@@ -23,7 +24,10 @@ from moorage.db import MICROSECONDS, Database, Duplicate, now
 from moorage.services.interface import Service
 from moorage.services.registry import ServiceRegistry
 
-__all__ = ["CleanupRequest", "RequestStore"]
+__all__ = ["BATCH", "CleanupRequest", "RequestStore"]
+
+#: Rows that are removed in one transaction at most.
+BATCH = 1000
 
 _COLUMNS = (
     cleanup_requests.c.uuid, cleanup_requests.c.service, cleanup_requests.c.epoch, cleanup_requests.c.resource_type,
@@ -216,16 +220,44 @@ class RequestStore:
         )
         return self._database.run(lambda tx: tx.execute(close, _parameters(request)).rowcount == 1)
 
-    def purge(self, days: int) -> int:
-        """Remove lines of the history, and requests, that ended more than so many days ago; how many."""
+    def purge(self, days: int, *, batch: int = BATCH) -> int:
+        """Remove some lines of the history, and requests, that ended more than so many days ago; how many, 0 when none are left.
+
+        One short transaction for each of the two: to be called until it returns 0. What the lines said goes into the totals. Where
+        others purge too, one of them goes on and the rest are told that nothing is left.
+        """
         before = now() - days * _DAY
+        history, requests = cleanup_history.c, cleanup_requests.c
+        lines = sa.select(history.id, history.resource_type, history.outcome, history.seconds)
+        lines = lines.where(history.at < before).order_by(history.at).limit(batch)
+        ended = sa.select(requests.id).where(requests.done_at < before).order_by(requests.done_at).limit(batch)
 
-        def work(tx: sa.Connection) -> int:
-            lines = tx.execute(sa.delete(cleanup_history).where(cleanup_history.c.at < before)).rowcount
-            ended = cleanup_requests.c.done_at < before
-            return lines + tx.execute(sa.delete(cleanup_requests).where(ended)).rowcount
+        def purge_lines(tx: sa.Connection) -> int:
+            found = tx.execute(lines).all()
+            remove = sa.delete(cleanup_history).where(history.id.in_([row.id for row in found]))
+            if found and tx.execute(remove).rowcount != len(found):
+                raise _Overtaken
+            sums: dict[tuple[str, str], totals.Sum] = {}
+            for row in found:
+                number, seconds = sums.get((row.resource_type, row.outcome), totals.Sum(0, 0.0))
+                sums[row.resource_type, row.outcome] = totals.Sum(number + 1, seconds + row.seconds)
+            totals.add(tx, sums)
+            return len(found)
 
-        return self._database.run(work)
+        def purge_requests(tx: sa.Connection) -> int:
+            found = list(tx.execute(ended).scalars())
+            # One may have been opened again meanwhile.
+            remove = sa.delete(cleanup_requests).where(requests.id.in_(found), requests.done_at < before)
+            return tx.execute(remove).rowcount if found else 0
+
+        try:
+            return self._database.run(purge_lines) + self._database.run(purge_requests)
+        except (_Overtaken, Duplicate):
+            return 0
+
+
+class _Overtaken(Exception):
+    """Somebody else removes the same lines in this moment."""
 
 
 def _declared(service: str, epoch: int) -> list[sa.ColumnElement[bool]]:

@@ -134,6 +134,7 @@ class SupervisorEndpoint:
         self._platform = platform
         self._section = conf.cleanup
         self._requests = RequestStore(platform.database, platform.registry)
+        self._stopping = threading.Event()
         self.supervisor = Supervisor(
             platform.registry,
             observer,
@@ -154,7 +155,15 @@ class SupervisorEndpoint:
     def sample(self) -> None:
         """What is done every ``service_down_time`` seconds."""
         self.supervisor.sample()
-        self._requests.purge(int(self._section.history_days))
+
+    def purge(self) -> None:
+        """Remove what is older than ``[cleanup] history_days``, in short transactions, until nothing of it is left."""
+        while not self._stopping.is_set() and self._requests.purge(int(self._section.history_days)):
+            pass
+
+    def stop(self) -> None:
+        """Leave what is still to be purged to the next time."""
+        self._stopping.set()
 
     @rpc_method
     def request_cleanup(self, filters: Mapping[str, Any], requested_by: str, dry_run: bool = False) -> dict[str, Any]:

@@ -121,6 +121,10 @@ class SchedulerRole:
             Periodic(platform, "sample of services", self._cleanup.sample, conf.services.service_down_time)
         )
         self._periodic.append(
+            # Apart from the samples, which must not wait for it.
+            Periodic(platform, "purge of the history of cleanup", self._cleanup.purge, conf.services.service_down_time)
+        )
+        self._periodic.append(
             Periodic(platform, "refresh of the fleet", self._scheduler.refresh, section.refresh_interval)
         )
 
@@ -132,6 +136,7 @@ class SchedulerRole:
     def stop(self, drain_seconds: float) -> None:
         """End."""
         self._subscription.stop(drain_seconds)
+        self._cleanup.stop()
         for each in self._periodic:
             each.stop()
         self._policy.guard.close()

@@ -32,10 +32,12 @@ from oslo_config import cfg
 from moorage import errors
 from moorage.cleanup import options
 from moorage.cleanup.conditions import Target
+from moorage.cleanup.requests import BATCH
 from moorage.cleanup.workers import WorkerStore
 from moorage.clock import SystemClock
-from moorage.control_plane.cleaning import AgentCleaning
+from moorage.control_plane.cleaning import AgentCleaning, SupervisorEndpoint
 from moorage.control_plane.process import Platform
+from moorage.services.heartbeat import LivenessObserver
 from moorage.services.interface import ServiceIdentity
 from moorage.services.registry import ServiceRegistry
 from tests.servers import wait_until
@@ -76,6 +78,23 @@ class FaultTests(SupervisorCase):
         cleaner, self.handler = self.cleaner(who)
         found._cleaner = cleaner
         return found
+
+    def test_a_scheduler_purges_until_nothing_old_is_left_and_ends_when_it_is_stopped(self) -> None:
+        conf = cfg.ConfigOpts()
+        options.register_opts(conf)
+        conf([], project="moorage", default_config_files=[])
+        nobody: Any = None
+        who, clock = self.who["a"], SystemClock()
+        platform = Platform(who.host, clock, self.database, self.registry, who, nobody, nobody, lambda reason: None)
+        scheduler = SupervisorEndpoint(platform, conf, self.store, LivenessObserver(clock, 60))
+        self.lines(BATCH + 1, days=40)
+        self.lines(1, days=20)
+        scheduler.purge()
+        self.assertEqual(len(self.history()), 1)
+        self.lines(1, days=40)
+        scheduler.stop()
+        scheduler.purge()
+        self.assertEqual(len(self.history()), 2)
 
     def test_a_request_whose_message_was_lost_is_found(self) -> None:
         for uuid in ("one", "two"):

@@ -3,13 +3,20 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 from typing import Any
 
+import sqlalchemy as sa
+
 from moorage import errors
+from moorage.cleanup import totals
 from moorage.cleanup.conditions import Target
 from moorage.cleanup.requests import RequestStore
 from moorage.cleanup.supervisor import Filters, Supervisor
+from moorage.cleanup.tables import cleanup_history
 from moorage.cleanup.views import WorkerViews
+from moorage.db import Database, now
 from moorage.services.heartbeat import LivenessObserver
 from moorage.services.registry import ServiceRegistry
 from moorage.testing.clock import ManualClock
@@ -53,6 +60,24 @@ class SupervisorCase(CleanerCase):
             requested=lambda service, request: self.requested.append((service.host, request.epoch, request.kind)),
             changed=lambda service, up: self.changed.append((service.host, up)),
         )
+
+    def lines(self, number: int, *, days: int) -> None:
+        """Of two types and two outcomes, that took a quarter of a second each."""
+        line = {
+            "operation": "build", "status": "building", "reason": "", "worker": None, "worker_epoch": 1, "cleaner": None,
+            "cleaner_epoch": 0, "token": 1, "attempts": 2, "seconds": 0.25,
+        }  # fmt: skip
+        several = [
+            {
+                **line,
+                "resource_type": (TYPE, "gadget")[n % 2],
+                "outcome": ("done", "stale")[n % 4 // 2],
+                "resource_id": str(n),
+            }
+            for n in range(number)
+        ]
+        with self.database.write() as tx:
+            tx.execute(sa.insert(cleanup_history).values(at=now() - days * 86_400_000_000), several)
 
     def die(self, *names: str, watching: tuple[Supervisor, ...] = ()) -> None:
         """All but these beat on, for longer than it takes to be taken for dead."""
@@ -232,6 +257,40 @@ class SupervisorTests(SupervisorCase):
         self.requests.close_if_done(request)
         self.assertEqual(self.requests.purge(1), 0)
         self.assertEqual(self.requests.purge(-1), 2)
+        self.assertEqual(self.requests.purge(-1), 0)
+
+    def counted(self) -> dict[tuple[str, str], totals.Sum]:
+        with self.database.read() as tx:
+            return totals.outcomes(tx)
+
+    def test_old_lines_go_a_few_at_a_time_and_stay_in_the_totals(self) -> None:
+        self.lines(24, days=40)
+        self.lines(4, days=20)
+        before = self.counted()
+        self.assertEqual(before, dict.fromkeys(itertools.product((TYPE, "gadget"), ("done", "stale")), (7, 1.75)))
+        found = []
+        while removed := self.requests.purge(30, batch=10):
+            found.append(removed)
+            self.assertEqual(self.counted(), before)
+        self.assertEqual(found, [10, 10, 4])
+        self.assertEqual(len(self.history()), 4)
+        self.requests.purge(10)
+        self.assertEqual((self.counted(), self.history()), (before, []))
+
+    def test_several_who_purge_count_each_line_once(self) -> None:
+        self.lines(400, days=40)
+
+        def purge_all(database: Database) -> int:
+            requests = RequestStore(database, self.registry)
+            while self.history():
+                requests.purge(30, batch=20)
+            return 0
+
+        databases = [self.open_database() for _ in range(4)]
+        in_threads(*(functools.partial(purge_all, database) for database in databases))
+        self.assertEqual(
+            self.counted(), dict.fromkeys(itertools.product((TYPE, "gadget"), ("done", "stale")), (100, 25.0))
+        )
 
     # -- automatically --------------------------------------------------------------------------------------------
 

@@ -132,6 +132,19 @@ class WorkerTests(WorkerCase):
             self.finish(held)
         self.assertEqual(tokens, [1, 2, 3, 4, 5, 6])
 
+    def test_who_was_paused_since_an_earlier_life_of_the_resource_writes_nothing_of_the_next(self) -> None:
+        self.create()
+        paused = self.taken()
+        self.create(operation="delete", force=True)
+        with self.taken().finish() as tx:
+            tx.execute(sa.delete(things))
+        # With the uuid of the one that is gone, which a client may give.
+        self.create()
+        self.finish(self.taken())
+        with self.database.write() as tx:
+            self.assertFalse(write(tx, "one", "error", paused.token))
+        self.assertEqual(self.thing().status, "active")
+
     def test_a_second_operation_is_refused_and_names_the_first(self) -> None:
         self.create()
         with self.assertRaisesRegex(errors.InUse, "build, by nobody yet .*waits for here"):

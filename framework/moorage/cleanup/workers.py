@@ -24,7 +24,7 @@ from moorage import errors, lease
 from moorage.cleanup import tracking
 from moorage.cleanup.interface import Lease, Phase, Worker, Workers
 from moorage.cleanup.tables import fences, workers
-from moorage.clock import SystemClock
+from moorage.clock import Clock, SystemClock
 from moorage.db import MICROSECONDS, Database, now
 from moorage.services.interface import ServiceIdentity
 
@@ -181,10 +181,12 @@ class WorkerStore(Workers):
     """Worker rows. Safe for use by several threads.
 
     :param lease_seconds: how long an owner keeps a row without renewing.
+    :param clock: what who renews waits by; the machine's unless said.
     """
 
-    def __init__(self, database: Database, *, lease_seconds: float) -> None:
+    def __init__(self, database: Database, *, lease_seconds: float, clock: Clock | None = None) -> None:
         self._database = database
+        self._clock = clock or SystemClock()
         self.lease_seconds = lease_seconds
         self._lease_micros = int(lease_seconds * MICROSECONDS)
 
@@ -349,7 +351,7 @@ class WorkerStore(Workers):
         begin: Callable[[Any, int], None] | None = None,
     ) -> contextlib.AbstractContextManager[Lease]:
         return tracking.tracked(
-            self, self._database, SystemClock(), resource_type, resource_id, operation, status, identity, begin
+            self, self._database, self._clock, resource_type, resource_id, operation, status, identity, begin
         )
 
     @override

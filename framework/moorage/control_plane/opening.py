@@ -45,4 +45,4 @@ def open_instances(platform: Platform, conf: cfg.ConfigOpts) -> InstanceStore:
 
 def open_workers(platform: Platform, conf: cfg.ConfigOpts) -> WorkerStore:
     """The leases of operations."""
-    return WorkerStore(platform.database, lease_seconds=conf.cleanup.lease_seconds)
+    return WorkerStore(platform.database, lease_seconds=conf.cleanup.lease_seconds, clock=platform.clock)

@@ -181,7 +181,9 @@ class PeriodicWork:
             sender=self._platform.sender,
             context=context.internal("engine"),
             services=self._platform,
-            workers=WorkerStore(self._platform.database, lease_seconds=self._conf.cleanup.lease_seconds),
+            workers=WorkerStore(
+                self._platform.database, lease_seconds=self._conf.cleanup.lease_seconds, clock=self._platform.clock
+            ),
         )
         loaded = PERIODIC_TASKS.load_all(enabled_tasks(self._conf))
         return {each.name: each.build(tools) for each in loaded}

@@ -9,11 +9,13 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 import sqlalchemy as sa
+from typing_extensions import override
 
 from moorage import errors, lease
 from moorage.cleanup.interface import Lease
 from moorage.cleanup.tables import fences
 from moorage.cleanup.workers import WorkerLease, WorkerStore
+from moorage.clock import SystemClock
 from moorage.db import Database
 from moorage.db.schema import core_metadata
 from moorage.services.interface import ServiceIdentity
@@ -59,6 +61,18 @@ def in_threads(*works: Callable[[], object]) -> list[object]:
 
     with ThreadPoolExecutor(len(works)) as pool:
         return list(pool.map(run, works))
+
+
+class ImpatientClock(SystemClock):
+    """Waits a thousandth of what it is asked to, and remembers what that was."""
+
+    def __init__(self) -> None:
+        self.asked: list[float | None] = []
+
+    @override
+    def wait(self, event: threading.Event, seconds: float | None) -> bool:
+        self.asked.append(seconds)
+        return super().wait(event, None if seconds is None else seconds / 1000)
 
 
 class WorkerCase(unittest.TestCase):
@@ -202,6 +216,20 @@ class WorkerTests(WorkerCase):
         held = self.taken(seconds=MOMENT)
         self.assertEqual(self.store.renew_many([held]), [])
         self.assertIsNone(self.store.take(TYPE, "one", identity("b")))
+
+    def test_an_operation_that_is_done_right_here_is_renewed_by_the_clock_that_was_given(self) -> None:
+        clock = ImpatientClock()
+        store = WorkerStore(self.database, lease_seconds=MINUTE, clock=clock)
+        with store.tracked(TYPE, "one", "build", "building", identity()) as held:
+            first = self.store.get(TYPE, "one")
+            assert first is not None
+            wait_until(lambda: self.expires("one") > first.expires_at, "it is renewed", 20)
+            held.check()
+        self.assertEqual((set(clock.asked), self.store.get(TYPE, "one")), ({MINUTE / 3}, None))
+
+    def expires(self, uuid: str) -> int:
+        row = self.store.get(TYPE, uuid)
+        return 0 if row is None else row.expires_at
 
     def test_renewing_many_tells_which_are_lost(self) -> None:
         for uuid in ("one", "two", "three"):

@@ -45,7 +45,7 @@ from moorage.fleet import facts_api
 from moorage.fleet.aggregates import AggregateStore
 from moorage.fleet.nodes import NodeStore
 from moorage.fleet.properties import merge_properties
-from moorage.observers.interface import ShardReassigned
+from moorage.observers.interface import InstanceDeleted, ShardReassigned
 from moorage.routes import Route
 from moorage.scheduling import api as scheduling_api
 from moorage.scheduling.groups import GroupStore
@@ -129,7 +129,13 @@ class Site:
         platform = self._platform
         changed = tell_schedulers(platform)
         shards = shards_for_new(self._nodes, self._conf)
-        return Enrolment(platform.database, self._nodes, self._store(), platform.registry, changed, shards)
+        return Enrolment(
+            platform.database, self._nodes, self._store(), platform.registry, changed, shards,
+            lambda nodes: self._resharded("", nodes, 0),
+        )  # fmt: skip
+
+    def _resharded(self, plan: str, moved: int, conflicts: int) -> None:
+        self._platform.tell(ShardReassigned(plan, moved, conflicts))
 
     def _tools(self, conf: cfg.ConfigOpts, policy: Policy) -> ApiTools:
         platform = self._platform
@@ -159,7 +165,9 @@ class Site:
         changed = tell_schedulers(platform)
         plans = open_plans(platform.database, nodes, instances, conf)
         workers, cast = open_workers(platform, conf), cast_to_agent(platform.sender)
-        deleter = Deleter(platform.database, instances, workers, cast)
+        deleter = Deleter(
+            platform.database, instances, workers, cast, lambda uuid: platform.tell(InstanceDeleted(uuid, ""))
+        )
         in_place = InPlace(platform.database, instances, workers, cast)
         return (
             *services_api.routes(platform.registry, self._observer, changed),
@@ -181,12 +189,7 @@ class Site:
             ),
             *control_plane_api.routes(instances, schedulers, deleter, in_place, groups.resolved),
             *groups_api.routes(groups),
-            *sharding_api.routes(
-                platform.database,
-                nodes,
-                plans,
-                lambda plan, moved, conflicts: platform.tell(ShardReassigned(plan, moved, conflicts)),
-            ),
+            *sharding_api.routes(platform.database, nodes, plans, self._resharded),
             *coordination_api.routes(
                 SqlLedger(platform.database),
                 TaskStore(platform.database),

@@ -10,7 +10,8 @@ A dialect's plugin offers ``application = DialectCallable("its name")`` in a mod
 variables MOORAGE_CONFIG_FILES (separated by colons; unset: /etc/moorage/moorage.conf where it exists) and MOORAGE_STATE_DIR.
 
 The processes of such a server are no services: nobody looks after their heartbeats, since they own nothing, and they are not in
-``moorage service list``. A new configuration is taken by the server's own reload, which makes new processes.
+``moorage service list``. Observers are told of what happens in them like of any other process; what a scheduler does for a request
+(claims, cleanup) is told by that scheduler. A new configuration is taken by the server's own reload, which makes new processes.
 """
 
 from __future__ import annotations

@@ -40,6 +40,7 @@ class Enrolment(FleetWriter):
 
     :param shards: gives new nodes without a shard one; None leaves them without.
     :param changed: called after nodes were written, so that schedulers read them soon.
+    :param resharded: called after nodes that there were got another shard, with how many.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Enrolment(FleetWriter):
         registry: ServiceRegistry,
         changed: Callable[[], None],
         shards: Callable[[Sequence[NodeSpec]], Sequence[NodeSpec]] | None = None,
+        resharded: Callable[[int], None] = lambda nodes: None,
     ) -> None:
         self._database = database
         self._nodes = nodes
@@ -57,6 +59,7 @@ class Enrolment(FleetWriter):
         self._registry = registry
         self._changed = changed
         self._shards = shards
+        self._resharded = resharded
 
     def enrol(self, specs: Sequence[NodeSpec]) -> Mapping[str, int]:
         """Ensure nodes and providers in one transaction, all or nothing; counts by what became of them.
@@ -93,7 +96,11 @@ class Enrolment(FleetWriter):
                     raise
         self.assign()
         self._changed()
-        return {kind.value: sum(change is kind for change in changes) for kind in Change}
+        counts = Counter(changes)
+        if resharded := counts.pop(Change.RESHARDED, 0):
+            self._resharded(resharded)
+            counts[Change.CHANGED] += resharded
+        return {kind.value: counts[kind] for kind in (Change.CREATED, Change.CHANGED, Change.SAME)}
 
     @override
     def create(self, spec: NodeSpec) -> None:
@@ -138,6 +145,8 @@ class Enrolment(FleetWriter):
             raise self._taken(uuid, str(changes.get("name", "")), creating=False) from error
         if done and (provider is not None or changes.keys() & _SEEN):
             self._changed()
+        if done and "shard" in changes:
+            self._resharded(1)
         return done
 
     @override

@@ -210,12 +210,16 @@ def request_of(spec: RequestSpec) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Deleter:
-    """Begins the deletion of instances; their agent ends it."""
+    """Begins the deletion of instances; their agent ends it.
+
+    :param gone: called with the uuid of one that was on no host, after it was removed.
+    """
 
     database: Database
     instances: InstanceStore
     workers: WorkerStore
     cast: Callable[[str, str, str], None]
+    gone: Callable[[str], None] = lambda uuid: None
 
     def delete(self, uuid: str, *, force: bool = False) -> None:
         """Record the operation, then tell the agent. An instance that is on no host is gone at once.
@@ -233,6 +237,8 @@ class Deleter:
                 continue
             if instance.host:
                 self.cast(instance.host, "delete_instance", uuid)
+            else:
+                self.gone(uuid)
             return
         raise errors.Conflict(f"Instance {uuid} becomes something else all the time; try again.")
 

@@ -77,6 +77,8 @@ class Change(enum.Enum):
     CREATED = "created"
     CHANGED = "changed"
     SAME = "same"
+    #: Changed, and in another shard now.
+    RESHARDED = "resharded"
 
 
 class NodeStore:
@@ -118,7 +120,7 @@ class NodeStore:
             elif row is not None and tx.execute(_CHANGE, _new_values(spec)).rowcount == 1:
                 if spec.details:
                     tx.execute(sa.update(nodes).where(nodes.c.uuid == spec.uuid).values(**spec.details))
-                changes.append(Change.CHANGED)
+                changes.append(Change.RESHARDED if spec.shard not in (None, row.shard) else Change.CHANGED)
             else:
                 fresh.append(_values(spec))
                 changes.append(Change.CREATED)

@@ -31,6 +31,7 @@ __all__ = [
     "InstanceDeleted",
     "InstanceFailed",
     "InstanceMoved",
+    "InstanceRebuilt",
     "Notice",
     "Observer",
     "ObserverTools",
@@ -44,7 +45,8 @@ __all__ = [
     "Source",
 ]
 
-API_VERSION = (1, 0)
+#: 1.1: instance.rebuilt; an instance's end is told also by who cleans after its agent, and by the API where it is on no host.
+API_VERSION = (1, 1)
 
 
 class Event:
@@ -126,7 +128,7 @@ class InstanceCreated(Event):
 
 @dataclass(frozen=True, slots=True)
 class InstanceDeleted(Event):
-    """An agent has deleted an instance, or shelved it: it occupies the host no more."""
+    """An instance was deleted, or shelved: it occupies the host no more. ``host`` is empty where a shelved one was deleted."""
 
     kind = "instance.deleted"
     instance: str
@@ -146,8 +148,21 @@ class InstanceMoved(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class InstanceRebuilt(Event):
+    """An agent has made an instance anew where it is, of another image or the same."""
+
+    kind = "instance.rebuilt"
+    instance: str
+    host: str
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
 class InstanceFailed(Event):
-    """An agent could not do an operation; ``fault`` says why."""
+    """An operation was not done: its agent could not, or has died and was cleaned after. ``fault`` says why.
+
+    :param host: whose agent had to do it. :param operation: ``build``, ``resize``, ...
+    """
 
     kind = "instance.failed"
     instance: str
@@ -238,15 +253,19 @@ class ShardReassigned(Event):
 EVENTS: Mapping[str, type[Event]] = {
     each.kind: each
     for each in (
-        RequestDecided, RequestRefused, ClaimWon, ClaimRefused, InstanceCreated, InstanceDeleted, InstanceMoved, InstanceFailed,
-        CleanupRequested, CleanupFinished, ServiceUp, ServiceDown, ServiceFenced, RingChanged, ShardReassigned,
+        RequestDecided, RequestRefused, ClaimWon, ClaimRefused, InstanceCreated, InstanceDeleted, InstanceMoved, InstanceRebuilt,
+        InstanceFailed, CleanupRequested, CleanupFinished, ServiceUp, ServiceDown, ServiceFenced, RingChanged, ShardReassigned,
     )
 }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The process that tells: its service, and the epoch of it."""
+    """The process that tells: its service, and the epoch of it.
+
+    The processes of a WSGI server tell like the others and are no services: their uuid is in no list, their binary ``api-all`` or
+    ``api-`` and the dialect, their host the machine's name and the process's number.
+    """
 
     service: str
     binary: str

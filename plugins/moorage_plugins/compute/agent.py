@@ -406,9 +406,7 @@ class ComputeAgent(AgentService):
 
     def _observe(self, written: Sequence[Done]) -> None:
         for each in written:
-            event = event_of(each, self._tools.identity.host)
-            if event is not None:
-                self._tools.tell(event)
+            self._tools.tell(event_of(each, self._tools.identity.host))
 
     def _report(self, written: Sequence[Done]) -> None:
         """After the commit: tell every scheduler, and the host that an instance has left."""

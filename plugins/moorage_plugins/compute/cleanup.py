@@ -5,7 +5,7 @@ An agent that starts again goes on with its operations by itself. Who cleans aft
 instance that was being built gets the status ``error``, one that was being deleted goes; both give their claim back. One that was
 being brought back stays shelved, one that was being moved stays where it was, and what was done in place counts as not done: all
 with a fault's text. What really runs on the dead host is destroyed by its agent, should it ever start. Schedulers read the
-instances of a silent host anew.
+instances of a silent host anew; observers are told of each.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing_extensions import override
 from moorage import errors
 from moorage.cleanup.interface import Lease, SetCleanupHandler
 from moorage.control_plane.interface import move_consumer
+from moorage.observers.interface import Event, InstanceDeleted, InstanceFailed
 from moorage_plugins.compute.tables import instances
 
 __all__ = ["InstanceHandler"]
@@ -29,6 +30,7 @@ _SETTLED: Mapping[str, Mapping[str, str]] = {
     "building": {"status": "error", "fault": _FAULT},
     "unshelving": {"status": "shelved_offloaded", "host": "", "node": "", "node_uuid": "", "fault": _UNDONE},
 }
+_STAYS: Mapping[str, str] = {"status": "active", "fault": _UNDONE}
 
 
 class InstanceHandler(SetCleanupHandler):
@@ -40,7 +42,9 @@ class InstanceHandler(SetCleanupHandler):
 
     @override
     def read(self, transaction: Any, resource_ids: Sequence[str]) -> Mapping[str, Any]:
-        columns = (instances.c.uuid, instances.c.status, instances.c.node_uuid)
+        columns = (
+            instances.c.uuid, instances.c.status, instances.c.node_uuid, instances.c.host, instances.c.pending,
+        )  # fmt: skip
         found = transaction.execute(sa.select(*columns).where(instances.c.uuid.in_(resource_ids)))
         return {row.uuid: row for row in found}
 
@@ -50,7 +54,7 @@ class InstanceHandler(SetCleanupHandler):
         # Claims are given back in the order of their providers, so that two who do it do not wait for each other.
         for uuid in sorted(leases, key=lambda each: (resources[each].node_uuid, each)):
             held = leases[uuid]
-            changes = _SETTLED.get(held.status, {"status": "active", "fault": _UNDONE})
+            changes = _SETTLED.get(held.status, _STAYS)
             if held.status == "deleting":
                 written = tools.instances.remove(transaction, uuid, held.token)
             else:
@@ -61,3 +65,18 @@ class InstanceHandler(SetCleanupHandler):
                 tools.release(uuid, transaction)
             if held.status in ("deleting", "resizing", "migrating"):
                 tools.release(move_consumer(uuid), transaction)
+
+    @override
+    def settled(self, leases: Mapping[str, Lease], resources: Mapping[str, Any]) -> None:
+        tools: Any = self.tools
+        for uuid, held in leases.items():
+            tools.tell(_event(held, resources[uuid]))
+
+
+def _event(held: Lease, row: Any) -> Event:
+    """What observers are told of an instance that was cleaned."""
+    if held.status == "deleting":
+        return InstanceDeleted(held.resource_id, row.host)
+    # What moves has its destination's agent do it.
+    host = (row.pending or {}).get("host", row.host)
+    return InstanceFailed(held.resource_id, host, held.operation, _SETTLED.get(held.status, _STAYS)["fault"])

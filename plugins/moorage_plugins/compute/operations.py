@@ -14,7 +14,14 @@ from typing import Any
 from moorage import errors
 from moorage.cleanup.interface import Lease
 from moorage.control_plane.interface import Instance, move_consumer
-from moorage.observers.interface import Event, InstanceCreated, InstanceDeleted, InstanceFailed, InstanceMoved
+from moorage.observers.interface import (
+    Event,
+    InstanceCreated,
+    InstanceDeleted,
+    InstanceFailed,
+    InstanceMoved,
+    InstanceRebuilt,
+)
 from moorage_plugins.compute.driver import DriverError, SimulatedDriver
 
 __all__ = ["MOVES", "OPERATIONS", "Done", "Held", "event_of"]
@@ -163,8 +170,8 @@ OPERATIONS: Mapping[str, Callable[[Held], Done]] = {
 }
 
 
-def event_of(done: Done, host: str) -> Event | None:
-    """What observers are told of an operation that was written; None: nothing that they would want to know."""
+def event_of(done: Done, host: str) -> Event:
+    """What observers are told of an operation that was written."""
     uuid, instance, changes = done.held.resource_id, done.instance, done.changes
     if instance is None or changes is None:
         return InstanceDeleted(uuid, host)
@@ -176,4 +183,4 @@ def event_of(done: Done, host: str) -> Event | None:
         return InstanceDeleted(uuid, host)
     if done.held.operation in MOVES:
         return InstanceMoved(uuid, instance.host, host, changes["node"], changes["flavorid"])
-    return None
+    return InstanceRebuilt(uuid, host, instance.node)

@@ -13,6 +13,7 @@ from moorage.cleanup import tables as cleanup_tables
 from moorage.cleanup.interface import CleanupHandler
 from moorage.cleanup.workers import WorkerStore
 from moorage.db import Database
+from moorage.observers.interface import InstanceDeleted
 from moorage.services.interface import ServiceIdentity
 from moorage.testing.cleanup import CleanupHandlerTests
 from moorage_plugins.block_storage.cleanup import BackupHandler, SnapshotHandler, VolumeHandler
@@ -22,7 +23,7 @@ from moorage_plugins.data_processing import tables as data_tables
 from moorage_plugins.data_processing.cleanup import ClusterHandler
 from moorage_plugins.data_processing.store import DataStore
 from tests.unit.block_storage.storages import SIZE, Storage
-from tests.unit.compute.agent_tests import Fleet
+from tests.unit.compute.agent_tests import HOST, Fleet
 
 
 class _BlockStorageCase(CleanupHandlerTests):
@@ -165,6 +166,7 @@ class InstanceHandlerTests(CleanupHandlerTests, unittest.TestCase):
     def tools(self, identity: ServiceIdentity) -> Any:
         found: Any = super().tools(identity)
         found.instances, found.release = self.fleet.instances, self.fleet.store.release
+        found.tell = self.fleet.events.append
         return found
 
     def interrupted(self, status: str, identity: ServiceIdentity) -> str:
@@ -182,6 +184,28 @@ class InstanceHandlerTests(CleanupHandlerTests, unittest.TestCase):
                 assert self.fleet.instances.set_status(tx, uuid, status, token)
         assert self.fleet.workers.take("instance", uuid, identity) is not None
         return uuid
+
+    def test_observers_are_told_of_what_nobody_else_can_tell_any_more(self) -> None:
+        made = {status: self.interrupted(status, self.dead) for status in self.expected}
+        with self.database.write() as tx:
+            # What moves is where it was, and its destination's agent had to do it.
+            of_move = instances.c.uuid == made["migrating"]
+            tx.execute(sa.update(instances).where(of_move).values(pending={"host": "host-2"}))
+        self.clean()
+        told = {each.instance: each for each in self.fleet.events}  # type: ignore[attr-defined]
+        self.assertEqual((len(made), len(made)), (len(told), len(self.fleet.events)))
+        for status, uuid in made.items():
+            with self.subTest(status=status):
+                event = told[uuid]
+                if status == "deleting":
+                    self.assertEqual(InstanceDeleted(uuid, HOST), event)
+                    continue
+                host = "host-2" if status == "migrating" else HOST
+                operation = "build" if status == "building" else status
+                self.assertEqual((host, operation), (event.host, event.operation))
+                self.assertIn("died", event.fault)
+        self.clean()
+        self.assertEqual(len(made), len(self.fleet.events), "and once")
 
     def status(self, uuid: str) -> str | None:
         with self.database.read() as tx:

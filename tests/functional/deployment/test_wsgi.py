@@ -19,13 +19,18 @@ import requests
 
 from moorage import client
 from tests import servers
-from tests.functional.control_plane.test_slice import SliceCase, flavor
+from tests.functional.control_plane.test_slice import SliceCase, flavor, patch_shard
 
 BIN = Path(sys.executable).parent
 UWSGI = BIN / "uwsgi"
 
 
 class WsgiServers(SliceCase):
+    extra = """
+[observers]
+enabled = metrics
+"""
+
     def setUp(self) -> None:
         self.addCleanup(self.forget_nothing)
         self.services = {row["uuid"] for row in self.api.services()}
@@ -110,6 +115,14 @@ class WsgiServers(SliceCase):
             self.assertIn(counted, requests.get(f"{url}/metrics", timeout=60).text)
         gone = requests.delete(f"{url}/placement/allocations/{consumer}", **mine)
         self.assertEqual(204, gone.status_code)
+        self.check_events(url)
+
+    def check_events(self, url: str) -> None:
+        """Observers are told of what happens in the server's processes."""
+        told = ("api-all", "shard.reassigned")
+        before = self.counted().get(told, 0)
+        patch_shard(url, self.plane.data, "node-0", f"of-{uuid.uuid4()}")
+        servers.wait_until(lambda: self.counted().get(told, 0) == before + 1, "the event", 90)
 
     def test_gunicorn_serves_the_whole_api(self) -> None:
         port = servers.free_port()

@@ -7,6 +7,7 @@ import threading
 import unittest
 import uuid
 from concurrent import futures
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -55,7 +56,10 @@ class EnrolmentCase(Mixin):
         self.nodes = NodeStore(self.database)
         self.store = sql_store(self.database)
         self.registry = ServiceRegistry(self.database, SystemClock())
-        self.enrolment = Enrolment(self.database, self.nodes, self.store, self.registry, self._changed)
+        self.resharded: list[int] = []
+        self.enrolment = Enrolment(
+            self.database, self.nodes, self.store, self.registry, self._changed, resharded=self.resharded.append
+        )
 
     def _changed(self) -> None:
         self.told += 1
@@ -84,6 +88,22 @@ class EnrolmentCase(Mixin):
         node = self.nodes.get(given.name)
         self.assertEqual(("east", "h", "gold"), (node.shard, node.host, node.resource_class))
         self.assertEqual(({"rack": 1}, 1, 16), (node.properties, node.generation, self.total(given.uuid)))
+
+    def test_nodes_that_get_another_shard_are_told_of_whoever_changes_it(self) -> None:
+        given = self.specs(4, shard="east")
+        self.enrolment.enrol(given[:3])
+        self.assertEqual([], self.resharded, "those that are new had none before")
+        moved = [replace(each, shard="west") for each in given[1:]]
+        counts = self.enrolment.enrol([given[0], *moved])
+        self.assertEqual({"created": 1, "changed": 2, "same": 1}, counts)
+        self.assertEqual([2], self.resharded)
+        self.enrolment.enrol([replace(each, properties={"rack": 1}, shard=None) for each in given])
+        node = self.nodes.get(given[0].uuid)
+        self.assertTrue(self.enrolment.change(node.uuid, node.generation, {"description": "x"}))
+        self.assertFalse(self.enrolment.change(node.uuid, node.generation, {"shard": "north"}))
+        self.assertEqual([2], self.resharded)
+        self.assertTrue(self.enrolment.change(node.uuid, node.generation + 1, {"shard": None}))
+        self.assertEqual([2, 1], self.resharded)
 
     def test_a_name_or_uuid_that_stands_twice_is_named_and_nothing_is_written(self) -> None:
         first, second = self.specs(2)

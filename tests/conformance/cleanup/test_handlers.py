@@ -13,7 +13,7 @@ from moorage.cleanup import tables as cleanup_tables
 from moorage.cleanup.interface import CleanupHandler
 from moorage.cleanup.workers import WorkerStore
 from moorage.db import Database
-from moorage.observers.interface import InstanceDeleted
+from moorage.observers.interface import InstanceDeleted, InstanceFailed
 from moorage.services.interface import ServiceIdentity
 from moorage.testing.cleanup import CleanupHandlerTests
 from moorage_plugins.block_storage.cleanup import BackupHandler, SnapshotHandler, VolumeHandler
@@ -200,6 +200,7 @@ class InstanceHandlerTests(CleanupHandlerTests, unittest.TestCase):
                 if status == "deleting":
                     self.assertEqual(InstanceDeleted(uuid, HOST), event)
                     continue
+                assert isinstance(event, InstanceFailed)
                 host = "host-2" if status == "migrating" else HOST
                 operation = "build" if status == "building" else status
                 self.assertEqual((host, operation), (event.host, event.operation))

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tells observers, so that none of them can hurt who tells, nor another one.
 
-Each observer has a bounded queue and a thread. Telling is putting into queues: it never waits, and never raises.
+Each observer has a bounded queue and a thread. Telling is putting into queues: it never waits, and never raises. One more thread
+looks whether any of them hangs.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from oslo_log import log as logging
 from moorage.clock import Clock
 from moorage.extensions import Loaded
 from moorage.observers.interface import Event, Notice, Observer, Source
+from moorage.patience import Patience
 
 __all__ = ["Hub", "Settings", "Told"]
 
@@ -62,9 +64,11 @@ class _Lane:
         self._kinds = observer.kinds
         self._clock = clock
         self._settings = settings
+        self._patience = Patience(clock, settings.deadline)
         self._waiting: queue.Queue[Notice | None] = queue.Queue(settings.queue)
-        #: When the call that runs began; None while none runs.
-        self._since: float | None = None
+        #: The number of the call that runs, and when it began; None while none runs.
+        self._running: tuple[int, float] | None = None
+        self._calls = 0
         self._told = self._dropped = self._errors = 0
         #: Errors since it last succeeded, by method.
         self._in_a_row: Counter[str] = Counter()
@@ -78,8 +82,6 @@ class _Lane:
     def put(self, event: Event, source: Source, sequence: int, at: float) -> None:
         if self._kinds is not None and event.kind not in self._kinds:
             return
-        if not self._off:
-            self._look_whether_it_hangs()
         if self._off:
             with self._lock:
                 self._dropped += 1
@@ -111,9 +113,10 @@ class _Lane:
 
     # -- what hurts -----------------------------------------------------------------------------------------------
 
-    def _look_whether_it_hangs(self) -> None:
-        since = self._since
-        if since is None or self._clock.monotonic() - since <= self._settings.deadline:
+    def look_whether_it_hangs(self) -> None:
+        """To be called by one thread, every ``Patience.pause`` seconds."""
+        running = self._running
+        if not self._patience.look(running, 0.0 if running is None else running[1]):
             return
         frame = sys._current_frames().get(self._thread.ident or 0)
         where = "".join(traceback.format_stack(frame)) if frame is not None else ""
@@ -165,14 +168,15 @@ class _Lane:
         self._ended.set()
 
     def _call(self, method: str, *arguments: Notice) -> bool:
-        self._since = self._clock.monotonic()
+        self._calls += 1
+        self._running = self._calls, self._clock.monotonic()
         try:
             getattr(self._observer, method)(*arguments)
         except BaseException as error:  # noqa: BLE001  (SystemExit of a plugin must not end anything either)
             self._failed(method, error)
             return False
         finally:
-            self._since = None
+            self._running = None
         self._in_a_row[method] = 0
         return True
 
@@ -188,13 +192,18 @@ class Hub:
         self._clock = clock
         self._numbers = itertools.count(1)
         self._lanes: tuple[_Lane, ...] = ()
+        #: Ends who looks at the lanes.
+        self._unwatched = threading.Event()
 
     def use(self, observers: Sequence[tuple[Loaded[Observer], Observer]], settings: Settings | None = None) -> None:
         """Tell these from now on, and those that were told before no more; they get a few seconds to end."""
-        old = self._lanes
-        self._lanes = tuple(
-            _Lane(loaded, observer, self._clock, settings or Settings()) for loaded, observer in observers
-        )
+        old, chosen = self._lanes, settings or Settings()
+        self._lanes = tuple(_Lane(loaded, observer, self._clock, chosen) for loaded, observer in observers)
+        self._unwatched.set()
+        self._unwatched = threading.Event()
+        if self._lanes:
+            watched = (self._lanes, Patience(self._clock, chosen.deadline).pause, self._unwatched)
+            threading.Thread(target=self._watch, args=watched, name="observers-watch", daemon=True).start()
         _end(old, self._clock, _REPLACED)
 
     def tell(self, event: Event) -> None:
@@ -214,6 +223,12 @@ class Hub:
         """Tell what waits and end; whoever has not ended by then is left behind, and told in the log."""
         lanes, self._lanes = self._lanes, ()
         _end(lanes, self._clock, seconds)
+        self._unwatched.set()
+
+    def _watch(self, lanes: Sequence[_Lane], pause: float, unwatched: threading.Event) -> None:
+        while not self._clock.wait(unwatched, pause):
+            for lane in lanes:
+                lane.look_whether_it_hangs()
 
 
 def _end(lanes: Sequence[_Lane], clock: Clock, seconds: float) -> None:

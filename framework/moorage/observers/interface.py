@@ -306,7 +306,8 @@ class Observer(abc.ABC):
     """Is told what happens. Built as ``plugin(tools)`` in every role's process, anew with each reload; used by one thread.
 
     What it raises is told in the log, and ends nothing; after ``[observers] max_errors`` in a row, or when one call takes longer
-    than ``[observers] deadline`` seconds, it is told nothing more, which the log says with its name.
+    than ``[observers] deadline`` seconds (in which the process was not stopped), it is told nothing more, which the log says with
+    its name.
     """
 
     api_version: ClassVar[tuple[int, int]]

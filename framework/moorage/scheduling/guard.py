@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What happens at run time when a plugin raises or hangs.
 
-A plugin that raises refuses the request, by an error that names it. One that overruns its deadline is taken for hung: it must have
-been seen in the same call by several looks, spread over the deadline, so that a process that was itself stopped for a while blames
-nobody. The stacks are dumped into the log, the request answers 503, and the process is told to end, because its thread cannot be
-stopped. How often that happened is kept where the next process finds it; a plugin that did it too often is not run at all.
+A plugin that raises refuses the request, by an error that names it. One that overruns its deadline is taken for hung
+(:mod:`moorage.patience`). The stacks are dumped into the log, the request answers 503, and the process is told to end, because its
+thread cannot be stopped. How often that happened is kept where the next process finds it; a plugin that did it too often is not run
+at all.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from oslo_log import log as logging
 
 from moorage import errors
 from moorage.clock import Clock
+from moorage.patience import Patience
 
 __all__ = ["Guard", "IncidentLog", "NamedPlugin", "Slot"]
 
@@ -29,8 +30,6 @@ T = TypeVar("T")
 
 #: Seconds between the answer 503 and the end of the process, so that the answer gets out.
 _LAST_WORDS = 0.5
-#: Looks at a plugin within its deadline.
-_LOOKS = 10
 
 
 class NamedPlugin(Protocol):
@@ -137,11 +136,10 @@ class Guard:
             return work()
 
         future = self._pool.submit(run)
-        seen: tuple[Slot, int] | None = None
-        looks = 0
+        patience = Patience(self._clock, self._deadline)
         while True:
             try:
-                return future.result(timeout=self._deadline / _LOOKS)
+                return future.result(timeout=patience.pause)
             except futures.TimeoutError:
                 if future.done():
                     # What the work itself raised, or it has ended in this moment.
@@ -150,10 +148,7 @@ class Guard:
             plugin = running.plugin if running is not None else None
             if running is None or plugin is None:
                 continue
-            if seen != (running, running.calls):
-                seen, looks = (running, running.calls), 0
-            looks += 1
-            if looks >= _LOOKS and self._clock.monotonic() - running.since > self._deadline:
+            if patience.look((running, running.calls), running.since):
                 raise self._hung(plugin)
 
     def slot(self) -> Slot:

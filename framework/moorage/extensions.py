@@ -26,11 +26,23 @@ from stevedore import named
 
 from moorage import errors
 
-__all__ = ["ExtensionPoint", "Finding", "Loaded", "State", "deprecated", "entry_points", "groups", "origin_of"]
+__all__ = [
+    "ExtensionPoint",
+    "Finding",
+    "Loaded",
+    "State",
+    "deprecated",
+    "deprecated_plugin",
+    "entry_points",
+    "groups",
+    "noting",
+    "origin_of",
+]
 
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 MethodT = TypeVar("MethodT", bound=Callable[..., Any])
+ClassT = TypeVar("ClassT", bound=type)
 
 #: Seconds after which a plugin whose import has not returned counts as hanging.
 IMPORT_DEADLINE = 30.0
@@ -86,6 +98,8 @@ def _stamp(path: str) -> tuple[int, int, int]:
 _MARK = "__moorage_deprecated__"
 #: (group, plugin, distribution, version, what) that were warned of in this process.
 _warned: set[tuple[str, ...]] = set()
+#: Where warnings go instead of into the log, the last one first; see :func:`noting`.
+_notes: list[list[Finding]] = []
 #: Where the classes that were loaded in this process came from.
 _origins: weakref.WeakKeyDictionary[type, str] = weakref.WeakKeyDictionary()
 
@@ -114,6 +128,38 @@ def deprecated(since: tuple[int, int], instead: str) -> Callable[[MethodT], Meth
         return method
 
     return mark
+
+
+def deprecated_plugin(since: str, instead: str) -> Callable[[ClassT], ClassT]:
+    """Marks a plugin's class that is going to be removed, by the author of the plugin. Until then it works as before.
+
+    Whoever chooses it is told once in each process, by ``moorage plugin check`` and by ``moorage config validate``. The mark is the
+    class's own: a class that is derived from it, or that it is derived from, has none. So a plugin gets another name by a subclass
+    under the old one.
+
+    :param since: the release of the author's distribution with which it became so: ``acme 2.0``.
+    :param instead: what a deployer shall do, a clause: ``choose gpu_model``.
+    """
+
+    def mark(plugin: ClassT) -> ClassT:
+        setattr(plugin, _MARK, f"it is deprecated since {since}: {instead}.")
+        return plugin
+
+    return mark
+
+
+@contextlib.contextmanager
+def noting() -> Iterator[list[Finding]]:
+    """Instead of being logged, what is deprecated of the plugins that are loaded meanwhile comes into the list, each once.
+
+    For commands, which have one thread and tell it their own way.
+    """
+    noted: list[Finding] = []
+    _notes.append(noted)
+    try:
+        yield noted
+    finally:
+        _notes.remove(noted)
 
 
 class State(enum.Enum):
@@ -386,7 +432,8 @@ class ExtensionPoint(Generic[T]):
         )
 
     def _deprecations(self, plugin: Any, distribution: str) -> str:
-        """What the plugin implements of what was deprecated."""
+        """That it is deprecated itself, and what it implements of what was deprecated."""
+        whole: str = getattr(plugin, "__dict__", {}).get(_MARK, "")
         found = [
             f"it implements {name}, {mark}."
             for name in sorted(dir(self.interface) if self.interface is not None else ())
@@ -394,9 +441,9 @@ class ExtensionPoint(Generic[T]):
             and getattr(plugin, name) is not getattr(self.interface, name)
         ]
         if not found:
-            return ""
+            return whole
         remedy = f"It will not be called any more from api_version {self.api_version[0] + 1}.0 on; ask for a newer {distribution}."
-        return " ".join((*found, remedy))
+        return " ".join(filter(None, (whole, *found, remedy)))
 
     def _declared_version(self, plugin: Any) -> tuple[int, int] | None:
         """What the plugin's author declared; a value that is only inherited from the interface is none."""
@@ -414,6 +461,10 @@ class ExtensionPoint(Generic[T]):
 
 def _warn(finding: Finding) -> None:
     """Once for each plugin in a process, however often it is loaded."""
+    if _notes:
+        if finding not in _notes[-1]:
+            _notes[-1].append(finding)
+        return
     key = (finding.group, finding.name, finding.distribution, finding.version, finding.warning)
     if key not in _warned:
         _warned.add(key)

@@ -7,9 +7,10 @@ from collections.abc import Hashable
 from typing import ClassVar
 
 from moorage import errors
+from moorage.extensions import deprecated_plugin
 from moorage.scheduling.interface import SKIP, Fleet, HostFilter, HostState, RequestSpec, Rows, Skip
 
-__all__ = ["FirmwareFilter"]
+__all__ = ["FirmwareFilter", "FirmwareVersionFilter"]
 
 PROPERTY = "firmware"
 ASKED = "acme:firmware"
@@ -44,6 +45,11 @@ class FirmwareFilter(HostFilter):
         """Why a node fell, for a person."""
         has = host_state.properties.get(PROPERTY, "unknown")
         return f"its firmware is {has}, the flavor asks for {spec.flavor.extra_specs.get(ASKED)} or newer"
+
+
+@deprecated_plugin(since="acme-moorage 1.0", instead="choose firmware")
+class FirmwareVersionFilter(FirmwareFilter):
+    """``firmware``, under its name of before 1.0."""
 
 
 def _version(text: object) -> tuple[int, ...]:

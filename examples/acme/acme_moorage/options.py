@@ -15,7 +15,13 @@ _COOL = (
     ),
 )
 _LICENCES = (
-    cfg.FloatOpt("interval", default=60.0, min=0.05, help="Seconds between looks for licences whose time is over."),
+    cfg.FloatOpt(
+        "interval",
+        default=60.0,
+        min=0.05,
+        deprecated_name="expiry_interval",
+        help="Seconds between looks for licences whose time is over.",
+    ),
 )
 _REFUSALS = (
     cfg.StrOpt(

@@ -93,9 +93,10 @@ class Checks(upgradecheck.UpgradeCommands):
 
     @_guarded
     def _options(self) -> upgradecheck.Result:
-        """Every name in the files is one that something reads, and none is an old one."""
-        files = self._conf().config_file
-        return _of([*config.unknown(files), *config.deprecated(files)], _warning)
+        """Every name in the files is one that something reads; none, and no plugin that is chosen, is an old one."""
+        conf = self._conf()
+        files = conf.config_file
+        return _of([*config.unknown(files), *config.deprecated(files), *validation.deprecated(conf)], _warning)
 
     @_guarded
     def _secrets(self) -> upgradecheck.Result:

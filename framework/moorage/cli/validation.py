@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from moorage import errors
-from moorage.allocation.interface import STORES
+from moorage import errors, extensions
+from moorage.allocation.interface import DETECTORS, STORES
 from moorage.api import auth
 from moorage.api.mounts import places
 from moorage.api.policies import POLICIES
@@ -30,7 +30,7 @@ from moorage.rpc.interface import CROSS_PROCESS
 from moorage.scheduling import pipeline
 from moorage.sharding.interface import STRATEGIES
 
-__all__ = ["CHECKS", "check", "problems"]
+__all__ = ["CHECKS", "check", "deprecated", "problems"]
 
 
 def _api(conf: Any) -> None:
@@ -55,6 +55,7 @@ def _coordination(conf: Any) -> None:
 CHECKS: Sequence[tuple[str, Callable[[Any], object]]] = (
     ("filters and weighers", pipeline.load),
     ("allocation store", lambda conf: STORES.load(conf.allocation.store)),
+    ("orphan detectors", lambda conf: DETECTORS.load_all(conf.allocation.orphan_detectors)),
     ("instances", lambda conf: INSTANCE_STORES.load(conf.control_plane.instance_store)),
     ("agent", lambda conf: AGENT_SERVICES.load_all(conf.agent.services)),
     ("messages", lambda conf: rpc_loading.check_transport(conf.rpc.transport_url, frozenset({CROSS_PROCESS}))),
@@ -79,6 +80,13 @@ def problems(conf: Any) -> list[str]:
         except Exception as error:  # noqa: BLE001  (a plugin's check that fails is what was looked for)
             found.append(f"The {what} cannot be checked ({type(error).__name__}: {error}).")
     return found
+
+
+def deprecated(conf: Any) -> list[str]:
+    """What works now and not for ever of the plugins that are chosen, a sentence for each."""
+    with extensions.noting() as noted:
+        problems(conf)
+    return [f"The {each.sentence()}" for each in noted]
 
 
 def check(conf: Any) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -84,9 +85,11 @@ def unknown(files: Sequence[str]) -> list[str]:
     """
     known: dict[str, set[str]] = {}
     for group, options in (*option_sets(), *_options_of_libraries()):
-        readable = known.setdefault(getattr(group, "name", group) or "DEFAULT", set())
+        home = _home(group)
         for option in options:
-            readable |= {option.name, option.dest, *(each.name for each in option.deprecated_opts if each.name)}
+            known.setdefault(home, set()).update((option.name, option.dest))
+            for each in option.deprecated_opts:
+                known.setdefault(each.group or home, set()).add(each.name or option.dest)
     found = []
     for file, section, names in _written(files):
         if section not in known:
@@ -107,7 +110,7 @@ def deprecated(files: Sequence[str]) -> list[str]:
     """
     old: dict[tuple[str, str], str] = {}
     for group, options in option_sets():
-        home = getattr(group, "name", group) or "DEFAULT"
+        home = _home(group)
         for option in options:
             for each in option.deprecated_opts:
                 old[each.group or home, (each.name or option.dest).replace("-", "_")] = f"write [{home}] {option.dest}"
@@ -133,6 +136,10 @@ def _written(files: Sequence[str]) -> Iterator[tuple[str, str, list[str]]]:
             yield file, section, list(values)
 
 
+def _home(group: Any) -> str:
+    return getattr(group, "name", group) or "DEFAULT"
+
+
 def _meant(name: str, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(name, sorted(known), n=1)
     return f"; {near[0]} was meant?" if near else ""
@@ -144,7 +151,11 @@ def _options_of_libraries() -> Iterator[tuple[Any, Sequence[cfg.Opt]]]:
         if point.dist is None or point.dist.name.replace("_", ".").lower() not in _LIBRARIES:
             continue
         try:
-            yield from point.load()()
+            with warnings.catch_warnings():
+                # Libraries warn of what they import themselves.
+                warnings.simplefilter("ignore")
+                found = list(point.load()())
+            yield from found
         except Exception as error:  # noqa: BLE001  (an optional part of a library that is not installed)
             LOG.debug("The options of %s cannot be read: %s", point.value, error)
 

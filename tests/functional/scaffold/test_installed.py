@@ -37,7 +37,7 @@ SOON = 120
 #: Everything chosen by its line in the README; the store and the transport cannot be used by roles.
 CONF = """
 [scheduling]
-enabled_filters = compute,capacity,made_filter,gpu_model,firmware
+enabled_filters = compute,capacity,made_filter,gpu_model,firmware,firmware_version
 enabled_weighers = quiet,cool
 refresh_interval = 1
 [sharding]
@@ -51,7 +51,7 @@ enabled_tasks = reconcile,expire,expire_licences
 spacing = expire:0.5
 poll = 0.3
 [acme_licences]
-interval = 0.5
+expiry_interval = 0.5
 [cleanup]
 enabled_handlers = instance,lock,licence
 interval = 0.5
@@ -164,7 +164,7 @@ class InstalledTests(unittest.TestCase):
         for family, name in NAMES.items():
             if family != "command":  # commands are not loaded by a survey: cliff offers them
                 self.assertIn(f'"{FAMILIES[family].group}","{name}","ready"', listed)
-        self.assertEqual(8, listed.count('"ready","acme-moorage","1.0.0"'))
+        self.assertEqual(9, listed.count('"ready","acme-moorage","1.0.0"'))
         self.assertIn(" 0 cannot", self.moorage("plugin", "check"))
         made = self.installed.run("bash", "-c", commands("command")[-1]).stdout.split()
         self.assertEqual(2, len(made))
@@ -264,6 +264,7 @@ class InstalledTests(unittest.TestCase):
         self.assertRegex(str(answer["removed"]), r"'gpu_model': 1\b|\"gpu_model\": 1\b")
         self.schedules_by_the_example()
         self.assigns_shards()
+        self.warns_of_old_names(plane)
         self.cleans_and_expires()
         self.assertEqual({"used": {"VCPU": 0}}, self.get(plane, "/report/"))
         self.assertEqual({"licences": {"cad": {"available": 2}}}, self.get(plane, "/licences/"))
@@ -294,6 +295,25 @@ class InstalledTests(unittest.TestCase):
 
         # n1 and n2 say nothing of their firmware; of the two that are new enough the cooler one is taken.
         servers.wait_until(lambda: chosen() == ("f2", 3), "both schedulers to know the nodes", SOON)
+
+    def warns_of_old_names(self, plane: Plane) -> None:
+        """Of a plugin and an option that work by their old names, before the start and (once in each process) after it."""
+        said = self.moorage("config", "validate", "--strict", "--config-file", plane.conf, "--state-dir", plane.state)
+        plugin = (
+            "lugin 'firmware_version' of acme-moorage 1.0.0 in group moorage.filters: it is deprecated since acme-moorage 1.0: "
+            "choose firmware."
+        )
+        self.assertEqual(
+            [
+                f"deprecated: {plane.conf}: [acme_licences] expiry_interval is deprecated; write [acme_licences] interval.",
+                f"deprecated: The p{plugin}",
+                "The configuration can be used.",
+            ],
+            said.splitlines(),
+        )
+        self.assertIn(f"deprecated: p{plugin}", self.moorage("plugin", "check"))
+        log = (plane.state / "log" / "scheduler-1.log").read_text()
+        self.assertEqual(1, log.count(f"P{plugin}"))
 
     def assigns_shards(self) -> None:
         self.assertEqual("dice", self.api.make_shard_plan({"shards": ["a", "b"]})["strategy"])

@@ -6,6 +6,7 @@ from __future__ import annotations
 import tempfile
 import unittest
 from pathlib import Path
+from unittest import mock
 
 from oslo_config import cfg
 
@@ -85,13 +86,41 @@ class UnknownTests(ConfigCase):
             config.unknown([str(self.folder / "nowhere.conf")])
 
 
+class DeprecatedTests(ConfigCase):
+    def test_old_names_are_known_where_they_stood_and_told_with_the_new_ones(self) -> None:
+        file = self.file("[DEFAULT]\nperiodic_workers_number = 2\n[periodic]\nspacing = reconcile:60\n")
+        self.assertEqual([], config.unknown([file]))
+        self.assertEqual(
+            [f"{file}: [DEFAULT] periodic_workers_number is deprecated; write [periodic] workers."],
+            config.deprecated([file]),
+        )
+        # Where the new name belongs the old one never was one.
+        wrong = self.file("[periodic]\nperiodic_workers_number = 2\n")
+        self.assertEqual((1, []), (len(config.unknown([wrong])), config.deprecated([wrong])))
+
+    def test_what_is_going_to_be_removed_is_told_with_the_reason(self) -> None:
+        gone = cfg.BoolOpt("shiny", deprecated_for_removal=True, deprecated_reason="nothing shines any more")
+        renamed = cfg.StrOpt("colour", deprecated_name="color", deprecated_group="old_paint")
+        sets = [*option_sets(), ("paint", [gone, renamed])]
+        file = self.file("[paint]\nshiny = true\n[old_paint]\ncolor = red\n")
+        with mock.patch.object(config, "option_sets", lambda: iter(sets)):
+            self.assertEqual([], config.unknown([file]))
+            self.assertEqual(
+                [
+                    f"{file}: [paint] shiny is deprecated; nothing shines any more.",
+                    f"{file}: [old_paint] color is deprecated; write [paint] colour.",
+                ],
+                config.deprecated([file]),
+            )
+
+
 class ValidationTests(ConfigCase):
     def test_the_defaults_can_be_used(self) -> None:
         self.assertEqual([], validation.problems(self.load()))
 
     def test_everything_that_is_wrong_is_told_at_once(self) -> None:
         conf = self.load(
-            "[scheduling]\nenabled_filters = nosuch\n[allocation]\nstore = absent\n[rpc]\ntransport_url = pigeon://\n"
+            "[scheduling]\nenabled_filters = nosuch\n[allocation]\nstore = absent\norphan_detectors = blind\n[rpc]\ntransport_url = pigeon://\n"
             "[database]\nconnection = bogus://\n[agent]\nservices = missing\n[sharding]\nstrategy = unknown\n"
             "[cleanup]\nenabled_handlers = nobody\n[periodic]\nenabled_tasks = never\n"
             "[coordination]\nperiodic_coordination_backend = nowhere\n"
@@ -100,7 +129,7 @@ class ValidationTests(ConfigCase):
         found = validation.problems(conf)
         for part in (
             *("'nosuch'", "'absent'", "'pigeon'", "bogus", "'missing'", "noauth"),
-            *("'unknown'", "'nobody'", "'never'", "'nowhere'"),
+            *("'unknown'", "'nobody'", "'never'", "'nowhere'", "'blind'"),
         ):
             self.assertEqual(1, sum(part in text for text in found), (part, found))
         with self.assertRaises(errors.ConfigError) as raised:

@@ -186,6 +186,39 @@ class TestLoading(PluginCase):
         self.assertEqual(extensions.State.READY, by_name["it"].state)
         self.assertEqual(("", True), (by_name["good"].warning, "implements do" in by_name["it"].warning))
 
+    def test_a_plugin_that_is_deprecated_as_a_whole_works_under_its_old_name_and_is_told_of_once(self) -> None:
+        old = """
+            from moorage.extensions import deprecated_plugin
+            from tests.unit.kernel.test_extensions import Thing
+
+            class It(Thing):
+                api_version = (1, 0)
+                def act(self):
+                    return "acted"
+
+            @deprecated_plugin(since="acme 2.0", instead="choose new")
+            class Old(It):
+                pass
+
+            class Derived(Old):
+                pass
+            """
+        self.install(
+            "acme", "new = acme_renamed:It\nold = acme_renamed:Old\nown = acme_renamed:Derived", old, version="2.0"
+        )
+        with self.assertLogs("moorage.extensions", "WARNING") as logs:
+            for _ in range(3):
+                self.assertEqual("acted", self.point.load("old").plugin().act())
+                self.point.load_all(["new", "old", "own"])
+        (said,) = (record.getMessage() for record in logs.records)
+        self.assertEqual(
+            f"Plugin 'old' of acme 2.0 in group {GROUP}: it is deprecated since acme 2.0: choose new.", said
+        )
+        with extensions.noting() as noted, self.assertNoLogs("moorage.extensions", "WARNING"):
+            for _ in range(2):
+                self.point.load_all(["new", "old", "own"])
+        self.assertEqual(["old"], [each.name for each in noted])
+
     def test_load_all_keeps_the_given_order_and_lists_every_refusal(self) -> None:
         self.install("acme", "b = acme_nine:It", self.GOOD)
         self.install("zeta", "a = zeta_nine:It", self.GOOD)

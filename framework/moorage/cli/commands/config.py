@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 
 from moorage.cli import base, validation
 from moorage.control_plane import config
@@ -15,6 +16,7 @@ class ConfigValidate(base.LocalCommand):
     """Check configuration files without starting anything; exit status 1 when a start would refuse them.
 
     Names that nothing reads are told as well, with status 0 unless --strict is given: they are what becomes of a misspelt option.
+    Options and plugins that are deprecated are told with what to write instead, and change no status.
     """
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
@@ -29,10 +31,13 @@ class ConfigValidate(base.LocalCommand):
 
     def take_action(self, parsed_args: argparse.Namespace) -> int:
         """Look and say what is wrong."""
-        unread = config.unknown(parsed_args.config_file)
+        # oslo.config logs in its own words what is told here.
+        logging.getLogger("oslo_config").setLevel(logging.ERROR)
         conf = config.load(files=parsed_args.config_file, state_dir=parsed_args.state_dir)
-        wrong = validation.problems(conf)
-        for text in (*wrong, *unread):
+        files = conf.config_file
+        old = [*config.deprecated(files), *validation.deprecated(conf)]
+        wrong, unread = validation.problems(conf), config.unknown(files)
+        for text in (*wrong, *unread, *(f"deprecated: {each}" for each in old)):
             self.app.stdout.write(f"{text}\n")
         if wrong or (unread and parsed_args.strict):
             return 1

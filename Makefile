@@ -89,6 +89,7 @@ check: venv
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
+	cd examples/acme && MYPYPATH=../../framework:../../plugins $(abspath $(BIN))/mypy --cache-dir ../../.mypy_cache/acme
 	$(BIN)/lint-imports
 	$(BIN)/reno --quiet lint
 	@fresh=$$(mktemp -d) && $(MAKE) --no-print-directory samples SAMPLES=$$fresh && diff -ru etc/moorage $$fresh; \

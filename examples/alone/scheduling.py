@@ -28,6 +28,10 @@ class Fleet:
         self.claims[spec.instance_uuid] = node_uuid
         return ClaimResult(node_uuid)
 
+    def earlier(self, spec: RequestSpec, request_id: str) -> ClaimResult | None:
+        found = self.claims.get(spec.instance_uuid)
+        return ClaimResult(found, repeated=True) if found is not None else None
+
     def release(self, instance_uuid: str) -> None:
         self.claims.pop(instance_uuid, None)
 

@@ -23,7 +23,7 @@ from moorage.cleanup.workers import OF_MANY, TRANSFER, Transfer, WorkerLease, Wo
 from moorage.db import MICROSECONDS, Database, now
 from moorage.services.interface import ServiceIdentity
 
-__all__ = ["LAST", "Claimed", "CleanLease", "OrphanStore", "refused", "stale_reason"]
+__all__ = ["LAST", "Claimed", "CleanLease", "OrphanStore", "Target", "refused", "stale_reason"]
 
 _OF_TYPE = workers.c.resource_type == sa.bindparam("of_type")
 _BETWEEN = sa.and_(workers.c.resource_id > sa.bindparam("after"), workers.c.resource_id <= sa.bindparam("last"))

@@ -102,7 +102,7 @@ format: venv
 
 samples: venv
 	$(BIN)/oslo-config-generator --config-file etc/oslo-config-generator/moorage.conf --output-file $(SAMPLES)/moorage.conf.sample
-	$(BIN)/oslopolicy-sample-generator --namespace moorage --output-file $(SAMPLES)/policy.yaml.sample
+	$(BIN)/oslopolicy-sample-generator --config-file etc/oslo-policy-generator/moorage.conf --output-file $(SAMPLES)/policy.yaml.sample
 
 docs: venv
 	$(BIN)/sphinx-build -q -W --keep-going -b html doc/source doc/build/html

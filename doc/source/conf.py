@@ -15,8 +15,10 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.viewcode",
     "oslo_config.sphinxext",
+    "oslo_policy.sphinxext",
     "reno.sphinxext",
     "manual",
+    "rest",
 ]
 
 html_theme = "alabaster"

@@ -139,7 +139,7 @@ class DialectApplication:
         self._fixed: dict[str, _Path] = {}
         self._matched: list[_Path] = []
         # Compiled now, each once: a schema with a mistake must not wait for the first request.  By identity, because schemas
-        # are no keys; self._operations keeps them.
+        # are no keys; self.operations keeps them.
         self._validators: dict[int, Validator] = {}
         paths: dict[str, _Path] = {}
         for operation in operations:
@@ -148,7 +148,8 @@ class DialectApplication:
             for schema, where in ((operation.body, "body"), (operation.query, "query")):
                 if schema is not None and id(schema) not in self._validators:
                     self._validators[id(schema)] = self.compile_schema(schema, where)
-        self._operations = tuple(operations)
+        #: The table, for those who describe it.
+        self.operations = tuple(operations)
         for path in paths.values():
             if path.fixed:
                 self._fixed[path.template] = path

@@ -63,6 +63,7 @@ def _operation(route: Route) -> dict[str, Any]:
         "summary": route.summary,
         "operationId": f"{route.method.lower()}{route.path.replace('/', '_').replace('{', '').replace('}', '')}",
         "tags": list(route.tags),
+        "x-policy": route.policy,
         "parameters": [*_path_parameters(route), *_query_parameters(route)],
         "responses": {
             **{str(status): _response("Done.", schema) for status, schema in route.responses.items()},

@@ -18,9 +18,11 @@ import prometheus_client
 
 from moorage.api.collectors import CleanupCollector
 from moorage.api.mounts import Metrics
+from moorage.api.policies import POLICIES
 from moorage.cli import tree
 from moorage.cli.main import MoorageApp
 from moorage.testing.database import temporary
+from tests.unit.packaging.test_metadata import declared
 
 ROOT = Path(__file__).parents[3]
 METRICS = (ROOT / "doc/source/reference/metrics.rst").read_text(encoding="utf-8")
@@ -55,6 +57,16 @@ class MetricsPageTests(unittest.TestCase):
         self.assertLessEqual(found.items(), dict(self.rows).items())
         self.assertGreaterEqual(len(found), 6)
         self.assertTrue(prometheus_client.generate_latest(metrics.registry))
+
+
+class RestPageTests(unittest.TestCase):
+    def test_the_page_has_every_dialect_and_the_sample_every_rule(self) -> None:
+        dialects = {entry.name: entry.load() for entry in declared() if entry.group == "moorage.api"}
+        page = (ROOT / "doc/source/reference/rest.rst").read_text(encoding="utf-8")
+        self.assertEqual(set(dialects), set(re.findall(r"(?m)^\.\. rest-dialect:: (\w+)$", page)))
+        sample = (ROOT / "etc/moorage/policy.yaml.sample").read_text(encoding="utf-8")
+        rules = [*POLICIES, *(rule for dialect in dialects.values() for rule in dialect.policies)]
+        self.assertEqual(set(), {rule.name for rule in rules} - set(re.findall(r'(?m)^#"([^"]+)":', sample)))
 
 
 class ManualTests(unittest.TestCase):

@@ -411,9 +411,12 @@ class TransportTests(_Base):
         recorder.gate.clear()
         self.addCleanup(recorder.gate.set)
         transport.serve(topic, "one", recorder, threads=2)
-        taken = 0
+        for taken in range(2):
+            transport.cast(topic, Message("note", {"value": taken}), server="one")
+        # A thread that takes its first message later would make room again.
+        eventually(lambda: len(recorder.messages) == 2, "both threads have one in hand")
         with self.assertRaises(errors.Busy):
-            for taken in range(50):
+            for taken in range(2, 50):
                 transport.cast(topic, Message("note", {"value": taken}), server="one")
         with self.assertRaises(errors.Busy):
             transport.call(topic, Message("note", {"value": -1}), server="one", timeout=PATIENCE)

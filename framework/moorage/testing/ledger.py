@@ -8,6 +8,7 @@ Mix :class:`LedgerTests` in beside :class:`moorage.testing.allocation.Allocation
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
@@ -308,12 +309,20 @@ class LedgerTests(StoreKit):
         self.assertEqual({(new, "VCPU"): 4}, held(self.store))
 
     def test_the_same_change_at_once_is_made_once(self) -> None:
-        one, two, consumer = self.ensured(VCPU=4), self.ensured(VCPU=4), new_uuid()
-        self.change(consumer, {one: {"VCPU": 4}}, request_id="boot")
-        move = AllocationChange(consumer, {two: {"VCPU": 4}}, 1, request_id="move")
-        results = self.at_once(lambda _: cast(_Store, self.another(self.store)).replace([move])[0].repeated)
-        self.assertEqual([True] * (THREADS - 1), sorted(results)[1:], results)
-        self.assertEqual((2, {(two, "VCPU"): 4}), (self.generation(consumer), held(self.store)))
+        for expected in (1, Expect.ANYTHING):
+            with self.subTest(expected=expected):
+                one, two, consumer = self.ensured(VCPU=4), self.ensured(VCPU=4), new_uuid()
+                self.change(consumer, {one: {"VCPU": 4}}, request_id="boot")
+                move = AllocationChange(consumer, {two: {"VCPU": 4}}, expected, request_id="move")
+                results = self.at_once(functools.partial(self._repeated, move))
+                self.assertEqual([True] * (THREADS - 1), sorted(results)[1:], results)
+                self.assertEqual(2, self.generation(consumer))
+                self.assertEqual(
+                    {(two, "VCPU"): 4}, {key: used for key, used in held(self.store).items() if key[0] in (one, two)}
+                )
+
+    def _repeated(self, change: AllocationChange, _: int) -> bool:
+        return cast(_Store, self.another(self.store)).replace([change])[0].repeated
 
     # -- at once --------------------------------------------------------------------------------------------------
 

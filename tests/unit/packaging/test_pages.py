@@ -59,6 +59,17 @@ class MetricsPageTests(unittest.TestCase):
         self.assertTrue(prometheus_client.generate_latest(metrics.registry))
 
 
+class ExplanationTests(unittest.TestCase):
+    def test_what_is_said_to_be_tried_is_tried_there(self) -> None:
+        named = {
+            (page.name, path)
+            for page in (ROOT / "doc/source/explanation").glob("*.rst")
+            for path in re.findall(r"``((?:tests|benchmarks)/[\w/.]+)``", page.read_text(encoding="utf-8"))
+        }
+        self.assertGreater(len(named), 20)
+        self.assertEqual([], sorted(each for each in named if not (ROOT / each[1]).exists()))
+
+
 class RestPageTests(unittest.TestCase):
     def test_the_page_has_every_dialect_and_the_sample_every_rule(self) -> None:
         dialects = {entry.name: entry.load() for entry in declared() if entry.group == "moorage.api"}

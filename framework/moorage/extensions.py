@@ -213,11 +213,13 @@ class Loaded(Generic[T]):
     def building(self) -> Iterator[None]:
         """Around whatever makes something of the class.
 
-        :raises PluginLoadError: the plugin's code raised; names the plugin. Errors of Moorage pass as they are.
+        :raises PluginLoadError: the plugin's code raised; names the plugin.
+        :raises ConfigError: it refused an option, in its own words; they pass as they are.
+        :raises Unavailable: what it needs is away; a later try may do.
         """
         try:
             yield
-        except errors.MoorageError:
+        except (errors.ConfigError, errors.Unavailable):
             raise
         except Exception as error:
             LOG.debug("The plugin %s cannot be built.", self.name, exc_info=True)
@@ -232,7 +234,7 @@ class Loaded(Generic[T]):
     def build(self, *arguments: Any, **options: Any) -> T:
         """An object of the class, made with what the interface says its constructor is given.
 
-        :raises PluginLoadError: the constructor raised.
+        :raises PluginLoadError: the constructor raised; for what passes as it is see :meth:`building`.
         """
         with self.building():
             return self.plugin(*arguments, **options)

@@ -17,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 
 from moorage import errors
-from moorage.extensions import Loaded
 from moorage.scheduling.guard import Guard, Slot
 from moorage.scheduling.interface import (
     SKIP,
@@ -479,20 +478,8 @@ def load(conf: Any) -> Pipeline:
         )
     return Pipeline(
         [
-            _Filter(each.name, each.group, each.distribution, each.plugin.advisory, _built(each, conf))
+            _Filter(each.name, each.group, each.distribution, each.plugin.advisory, each.build(conf=conf))
             for each in filters
         ],
-        [_Weigher(each.name, each.group, each.distribution, _built(each, conf)) for each in weighers],
+        [_Weigher(each.name, each.group, each.distribution, each.build(conf=conf)) for each in weighers],
     )
-
-
-def _built(loaded: Loaded[Any], conf: Any) -> Any:
-    try:
-        return loaded.plugin(conf=conf)
-    except Exception as error:
-        raise errors.PluginLoadError(
-            f"The plugin '{loaded.name}' ({loaded.group}, of {loaded.distribution} {loaded.version}) cannot be built: "
-            f"{type(error).__name__}: {error}. Repair it, its options, or take it out of the configuration.",
-            group=loaded.group,
-            plugin=loaded.name,
-        ) from error

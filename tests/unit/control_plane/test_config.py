@@ -146,6 +146,13 @@ class ValidationTests(ConfigCase):
         self.assertIn("1000000 points on the ring", found)
         self.assertEqual([], validation.problems(self.load("[coordination]\nweight = 1000\n")))
 
+    def test_a_plugin_that_refuses_an_option_says_so_in_its_own_words(self) -> None:
+        conf = self.load("[scheduling]\nenabled_weighers = metrics\n[weigher_metrics]\nsettings = much\n")
+        self.assertEqual(
+            ["[weigher_metrics] settings has 'much'; write NAME=RATIO, for example cpu.percent=-1.0."],
+            validation.problems(conf),
+        )
+
     def test_messages_that_do_not_leave_a_process_are_refused(self) -> None:
         (found,) = validation.problems(self.load("[rpc]\ntransport_url = memory://\n"))
         self.assertIn("'memory', which is not cross-process", found)

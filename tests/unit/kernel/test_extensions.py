@@ -219,6 +219,23 @@ class TestLoading(PluginCase):
                 self.point.load_all(["new", "old", "own"])
         self.assertEqual(["old"], [each.name for each in noted])
 
+    def test_a_constructor_that_raises_is_named_unless_its_words_are_meant_for_the_deployer(self) -> None:
+        raising = self.GOOD + "    def __init__(self, error):\n                raise error\n"
+        self.install("acme", "it = acme_raising:It", raising, version="1.5")
+        loaded = self.point.load("it")
+        for error in (errors.ConfigError("[it] option is wrong."), errors.StoreUnavailable("The store is away.")):
+            with self.assertRaises(type(error)) as caught:
+                loaded.build(error)
+            self.assertIs(error, caught.exception)
+        for mistake in (RuntimeError("no licence"), errors.InvalidInput("no licence", path="x")):
+            with self.assertRaises(errors.PluginLoadError) as named:
+                loaded.build(mistake)
+            self.assertEqual(
+                f"The plugin 'it' ({GROUP}, of acme 1.5) cannot be built: {type(mistake).__name__}: no licence. Repair it, its "
+                "options, or take it out of the configuration.",
+                named.exception.message,
+            )
+
     def test_load_all_keeps_the_given_order_and_lists_every_refusal(self) -> None:
         self.install("acme", "b = acme_nine:It", self.GOOD)
         self.install("zeta", "a = zeta_nine:It", self.GOOD)

@@ -19,20 +19,6 @@ from tests.unit.packaging.test_metadata import extension_points, modules
 ROOT = Path(__file__).parents[3]
 #: A plugin of the reference distribution that needs more; it goes when the lease's type stands in an interface.
 KNOWN = {("plugins/moorage_plugins/compute/agent.py", "moorage.cleanup.workers")}
-#: What a plugin had to implement when each interface was at 1.0. A method more would refuse plugins that work: that needs
-#: another major api_version; a new method with a default needs another minor one.
-ABSTRACT = {
-    "moorage.filters": {"host_passes"},
-    "moorage.weighers": {"weigh_rows"},
-    "moorage.orphan_detectors": {"missing"},
-    "moorage.shard_strategies": {"assign"},
-    "moorage.agent_services": {"__init__", "endpoints", "start", "sweep", "stop"},
-    "moorage.api": {"application"},
-    "moorage.cleanup_handlers": {"read", "cleanup"},
-    "moorage.coordination": {"start", "join", "renew", "members", "leave", "close"},
-    "moorage.periodic_tasks": {"list_objects", "handle"},
-    "moorage.observers": {"observe"},
-}
 
 
 def plugin_sources() -> Iterator[tuple[str, str, bool]]:
@@ -92,14 +78,7 @@ class PublicTests(unittest.TestCase):
                         self.assertTrue(hasattr(module, name), name)
 
 
-class VersionsTests(unittest.TestCase):
-    def test_a_plugin_written_for_the_first_version_still_has_all_it_must_have(self) -> None:
-        for point in EXTENSION_POINTS:
-            wanted = ABSTRACT.get(point.group)
-            if wanted is not None and point.api_version[0] == 1 and point.interface is not None:
-                with self.subTest(group=point.group):
-                    self.assertLessEqual(set(point.interface.__abstractmethods__), wanted)
-
+class TableTests(unittest.TestCase):
     def test_every_extension_point_is_in_the_table(self) -> None:
         # Commands are offered by cliff: they are not looked at with the rest.
         self.assertEqual(set(extension_points()) - {"moorage.cli"}, {point.group for point in EXTENSION_POINTS})

@@ -11,7 +11,7 @@ import functools
 import random as random_module
 import threading
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,9 +92,7 @@ class Cleaner:
         self._random = random
         self.policy = policy or Policy()
         self._stopping = threading.Event()
-        self._lock = threading.Lock()
-        self._held: dict[tuple[str, str], CleanLease] = {}
-        self._renewer: threading.Thread | None = None
+        self._renewer = orphans.workers.renewer("clean-renew")
         self._crews = {kind: Crew(f"clean-{kind}", clock) for kind in handlers}
 
     @property
@@ -108,9 +106,7 @@ class Cleaner:
         :param patience: seconds to wait for those; what takes longer is left to its leases.
         """
         self._stopping.set()
-        renewer = self._renewer
-        if renewer is not None:
-            renewer.join(patience)
+        self._renewer.stop(patience)
 
     def clean(self, wanted: Wanted, *, own: bool = False, types: Collection[str] | None = None) -> Counter[str]:
         """One pass over all types, or some; how many rows had which outcome.
@@ -189,7 +185,7 @@ class Cleaner:
     def _process(self, kind: str, handler: CleanupHandler, claimed: Claimed, concurrency: int) -> Counter[str]:
         if not claimed.leases:
             return Counter()
-        self._keep(claimed.leases.values())
+        self._renewer.keep(claimed.leases.values())
         try:
             ready, done = self._sort_out(handler, claimed)
             if isinstance(handler, SetCleanupHandler) and ready:
@@ -197,7 +193,7 @@ class Cleaner:
             works = [functools.partial(self._one, handler, held, claimed.resources[held.resource_id]) for held in ready]
             for number, outcome in self._crews[kind].run(works, concurrency, handler.deadline):
                 held = ready[number]
-                self._forget([held])
+                self._renewer.forget([held])
                 if outcome is OVERDUE:
                     outcome = self._put_back(held, f"its handler has not ended after {handler.deadline:g} seconds")
                 elif outcome is NOT_BEGUN:
@@ -205,7 +201,7 @@ class Cleaner:
                 done[outcome or "retry"] += 1
             return done
         finally:
-            self._forget(claimed.leases.values())
+            self._renewer.forget(claimed.leases.values())
 
     def _settle_in_time(
         self,
@@ -364,36 +360,3 @@ class Cleaner:
     def _unknown(self, held: CleanLease, error: errors.MoorageError) -> str:
         LOG.warning("%s %s stays until its lease ends: %s", held.resource_type, held.resource_id, error.message)
         return "retry"
-
-    # -- renewing -------------------------------------------------------------------------------------------------
-
-    def _keep(self, leases: Iterable[CleanLease]) -> None:
-        with self._lock:
-            self._held.update({(held.resource_type, held.resource_id): held for held in leases})
-            if self._renewer is None or not self._renewer.is_alive():
-                self._renewer = threading.Thread(target=self._renew, name="clean-renew", daemon=True)
-                self._renewer.start()
-
-    def _forget(self, leases: Iterable[CleanLease]) -> None:
-        with self._lock:
-            for held in leases:
-                if self._held.get((held.resource_type, held.resource_id)) is held:
-                    del self._held[held.resource_type, held.resource_id]
-
-    def _renew(self) -> None:
-        pause = self._orphans.workers.lease_seconds / 3
-        while True:
-            stopping = self._clock.wait(self._stopping, pause)
-            with self._lock:
-                held = list(self._held.values())
-                if stopping and not held:
-                    self._renewer = None
-                    return
-            if stopping:
-                self._clock.sleep(min(pause, 0.05))
-            try:
-                self._orphans.workers.renew_many(held)
-            except errors.Unavailable as error:
-                LOG.warning("%d leases were not renewed: %s", len(held), error.message)
-            except Exception:
-                LOG.exception("%d leases were not renewed.", len(held))

@@ -13,8 +13,9 @@ kit :mod:`moorage.testing.cleanup`.
 from __future__ import annotations
 
 import abc
+import contextlib
 import enum
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, TypeVar
@@ -33,6 +34,7 @@ __all__ = [
     "Lease",
     "Outcome",
     "Phase",
+    "Renewer",
     "SetCleanupHandler",
     "Worker",
     "Workers",
@@ -160,6 +162,42 @@ class Lease(abc.ABC):
         """Let it go unfinished, so that it is taken again; harmless when somebody else has it already."""
 
 
+class Renewer(abc.ABC):
+    """Keeps leases while their work goes on, so that who works need not think of it. Safe for use by several threads.
+
+    A lease that is found lost is not renewed again; only its fenced write is sure to notice.
+    """
+
+    @abc.abstractmethod
+    def keep(self, leases: Iterable[Lease]) -> None:
+        """Renew these from now on; one of a resource takes the place of an earlier one of it."""
+
+    @abc.abstractmethod
+    def forget(self, leases: Iterable[Lease]) -> None:
+        """Their work is over; harmless for what is not kept."""
+
+    @contextlib.contextmanager
+    def keeping(self, leases: Sequence[Lease]) -> Iterator[None]:
+        """Keep them while the block runs."""
+        self.keep(leases)
+        try:
+            yield
+        finally:
+            self.forget(leases)
+
+    @abc.abstractmethod
+    def keeps(self, resource_type: str, resource_id: str) -> bool:
+        """Whether a lease of the resource is kept, be it lost or not: somebody here is at work on it."""
+
+    @abc.abstractmethod
+    def lost(self, lease: Lease) -> bool:
+        """Whether the lease was found lost when it was renewed last, or a later one is kept; asks nobody."""
+
+    @abc.abstractmethod
+    def stop(self, patience: float | None = None) -> None:
+        """Return when all has been forgotten, or after so many seconds; what is left then is left to its leases."""
+
+
 class Workers(abc.ABC):
     """The part of the worker rows that services use. Safe for use by several threads."""
 
@@ -182,8 +220,16 @@ class Workers(abc.ABC):
         """
 
     @abc.abstractmethod
+    def get(self, resource_type: str, resource_id: str) -> Worker | None:
+        """The operation in progress on a resource, if there is one; one read."""
+
+    @abc.abstractmethod
     def renew_many(self, leases: Sequence[Lease]) -> Sequence[Lease]:
         """Keep several in one transaction; those that are lost."""
+
+    @abc.abstractmethod
+    def renewer(self, name: str) -> Renewer:
+        """One that keeps leases by renewing all of them at a third of :attr:`lease_seconds`; ``name`` is for its thread."""
 
     @abc.abstractmethod
     def pending(self, resource_type: str, identity: Any, *, after: str = "", limit: int = 500) -> Sequence[Worker]:

@@ -11,48 +11,21 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from oslo_log import log as logging
-
 from moorage import errors
-from moorage.cleanup.interface import Lease, Workers
-from moorage.clock import Clock
+from moorage.cleanup.interface import Lease, Renewer, Workers
 from moorage.db import Database
 
-__all__ = ["kept", "tracked"]
-
-LOG = logging.getLogger(__name__)
-
-
-@contextlib.contextmanager
-def kept(workers: Workers, lease: Lease, clock: Clock) -> Iterator[None]:
-    """Renew a lease in a thread while the block runs."""
-    ended = threading.Event()
-
-    def renew() -> None:
-        while not clock.wait(ended, workers.lease_seconds / 3):
-            try:
-                workers.renew_many([lease])
-            except errors.Unavailable as error:
-                LOG.warning("The lease of %s %s was not renewed: %s", lease.resource_type, lease.resource_id, error)
-
-    thread = threading.Thread(target=renew, name="tracked-renew", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
+__all__ = ["tracked"]
 
 
 @contextlib.contextmanager
 def tracked(
     workers: Workers,
     database: Database,
-    clock: Clock,
+    renewer: Renewer,
     resource_type: str,
     resource_id: str,
     operation: str,
@@ -71,7 +44,7 @@ def tracked(
 
     lease: Lease = database.run(start)
     try:
-        with kept(workers, lease, clock):
+        with renewer.keeping([lease]):
             yield lease
     except BaseException as error:
         if not isinstance(error, errors.Fenced):

@@ -22,7 +22,8 @@ from typing_extensions import override
 
 from moorage import errors, lease
 from moorage.cleanup import tracking
-from moorage.cleanup.interface import Lease, Phase, Worker, Workers
+from moorage.cleanup.interface import Lease, Phase, Renewer, Worker, Workers
+from moorage.cleanup.renewing import ThreadRenewer
 from moorage.cleanup.tables import fences, workers
 from moorage.clock import Clock, SystemClock
 from moorage.db import MICROSECONDS, Database, now
@@ -189,6 +190,7 @@ class WorkerStore(Workers):
         self._clock = clock or SystemClock()
         self.lease_seconds = lease_seconds
         self._lease_micros = int(lease_seconds * MICROSECONDS)
+        self._tracked = self.renewer("tracked-renew")
 
     @override
     def create(
@@ -228,8 +230,8 @@ class WorkerStore(Workers):
         """Take back what :meth:`create` recorded, in the same transaction: there is nothing left for anybody to do."""
         tx.execute(_FINISH, {"of_type": resource_type, "of_resource": resource_id, "to_token": token})
 
+    @override
     def get(self, resource_type: str, resource_id: str) -> Worker | None:
-        """The operation in progress on a resource, if there is one."""
         with self._database.read() as tx:
             row = tx.execute(_GET, {"of_type": resource_type, "of_resource": resource_id}).first()
         return None if row is None else worker_of(row)
@@ -309,6 +311,10 @@ class WorkerStore(Workers):
 
         return self._database.run(work) if leases else []
 
+    @override
+    def renewer(self, name: str) -> Renewer:
+        return ThreadRenewer(self, self._clock, name)
+
     def lost_of(self, tx: sa.Connection, leases: Sequence[LeaseT]) -> list[LeaseT]:
         """Those whose row carries another token by now, or has ended."""
         lost: list[LeaseT] = []
@@ -351,7 +357,7 @@ class WorkerStore(Workers):
         begin: Callable[[Any, int], None] | None = None,
     ) -> contextlib.AbstractContextManager[Lease]:
         return tracking.tracked(
-            self, self._database, self._clock, resource_type, resource_id, operation, status, identity, begin
+            self, self._database, self._tracked, resource_type, resource_id, operation, status, identity, begin
         )
 
     @override

@@ -228,7 +228,7 @@ class AgentTools:
     :param conf: the configuration (an oslo.config ``ConfigOpts``).
     :param database: :class:`moorage.db.Database`.
     :param identity: :class:`moorage.services.ServiceIdentity` of this agent (uuid, host, epoch, ...).
-    :param workers: :class:`moorage.cleanup.workers.WorkerStore`, the leases of operations.
+    :param workers: the leases of operations.
     :param nodes: the nodes that this agent works on, read anew each time: those of its shard where ``[sharding] my_shard`` is
         set (none when the shard is empty), else those of its host.
     :param release: gives back the claim of a consumer, inside a transaction: ``release(consumer, transaction)``.
@@ -242,7 +242,7 @@ class AgentTools:
     clock: Any
     database: Any
     identity: Any
-    workers: Any
+    workers: Workers
     instances: InstanceStore
     release: Callable[[str, Any], bool]
     reporter: Any

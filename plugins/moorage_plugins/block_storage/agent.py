@@ -62,17 +62,13 @@ class BlockStorageAgent(AgentService):
         self._names = [tools.identity.host] if cluster is None else [tools.identity.host, cluster]
         self._asked: queue.SimpleQueue[tuple[str, str] | None] = queue.SimpleQueue()
         self._waiting: set[tuple[str, str]] = set()
-        self._held: dict[tuple[str, str], Lease] = {}
-        #: Leases that were found lost when they were renewed: their operations end at the next chunk.
-        self._lost: set[Lease] = set()
+        self._leases = tools.workers.renewer("block-renew")
         self._lock = threading.Lock()
         self._stopping = threading.Event()
-        self._ended = threading.Event()
         self._threads = [
             threading.Thread(target=self._operate, name=f"block-{number}", daemon=True)
             for number in range(section.operations)
         ]
-        self._renewer = threading.Thread(target=self._renew, name="block-renew", daemon=True)
 
     @override
     def endpoints(self) -> list[object]:
@@ -80,7 +76,7 @@ class BlockStorageAgent(AgentService):
 
     @override
     def start(self) -> None:
-        for thread in (self._renewer, *self._threads):
+        for thread in self._threads:
             thread.start()
         self.sweep()
 
@@ -106,14 +102,13 @@ class BlockStorageAgent(AgentService):
     def stop(self) -> None:
         """Give back what is being done: another service of the cluster, or the next start, begins it anew."""
         self._stopping.set()
-        if not self._renewer.ident:
+        if not self._threads[0].ident:
             return
         for _ in self._threads:
             self._asked.put(None)
         for thread in self._threads:
             thread.join()
-        self._ended.set()
-        self._renewer.join()
+        self._leases.stop()
 
     @rpc_method
     def block_storage_operation(self, resource_type: str, uuid: str) -> None:
@@ -122,7 +117,7 @@ class BlockStorageAgent(AgentService):
 
     def _ask(self, kind: str, uuid: str) -> None:
         with self._lock:
-            if (kind, uuid) in self._waiting or (kind, uuid) in self._held:
+            if (kind, uuid) in self._waiting or self._leases.keeps(kind, uuid):
                 return
             self._waiting.add((kind, uuid))
         self._asked.put((kind, uuid))
@@ -192,19 +187,14 @@ class BlockStorageAgent(AgentService):
             ROWS["image"].must_write(tx, row.upload_to, held.token)
 
     def _do(self, job: Job) -> None:
-        keys = [(kind, held.resource_id) for kind, held in job.leases.items()]
-        with self._lock:
-            self._held.update({(kind, held.resource_id): held for kind, held in job.leases.items()})
         try:
-            self._end(job)
-        except _Stopping:
-            for held in job.leases.values():
-                self._give_back(held)
+            with self._leases.keeping(list(job.leases.values())):
+                try:
+                    self._end(job)
+                except _Stopping:
+                    for held in job.leases.values():
+                        self._give_back(held)
         finally:
-            with self._lock:
-                for key in keys:
-                    self._held.pop(key, None)
-                self._lost.difference_update(job.leases.values())
             self._tidy(job)
 
     def _end(self, job: Job) -> None:
@@ -282,23 +272,7 @@ class BlockStorageAgent(AgentService):
             LOG.warning("The operation on %s stays until it is cleaned: %s", held.resource_id, error.message)
 
     def _tick(self, leases: Sequence[Lease]) -> None:
-        if self._lost.intersection(leases):
+        if any(self._leases.lost(each) for each in leases):
             raise errors.Fenced("somebody else has the lease, or the work is over.")
         if self._stopping.is_set() or (self._delay and self._tools.clock.wait(self._stopping, self._delay)):
             raise _Stopping
-
-    # -- renewing -------------------------------------------------------------------------------------------------
-
-    def _renew(self) -> None:
-        while not self._tools.clock.wait(self._ended, self._tools.workers.lease_seconds / 3):
-            with self._lock:
-                held = list(self._held.values())
-            try:
-                lost = self._tools.workers.renew_many(held)
-                with self._lock:
-                    # Those that have ended meanwhile were lost to nobody.
-                    self._lost.update(set(lost).intersection(self._held.values()))
-            except errors.Unavailable as error:
-                LOG.warning("%d leases were not renewed: %s", len(held), error.message)
-            except Exception:
-                LOG.exception("%d leases were not renewed.", len(held))

@@ -80,21 +80,19 @@ class ComputeAgent(AgentService):
         self._lock = threading.Lock()
         self._sweeps = 0
         self._waiting: set[str] = set()
-        self._held: dict[str, Lease] = {}
+        self._leases = tools.workers.renewer("compute-renew")
         # Room for what is taken and not finished: no more than a batch waits for the hypervisor.
         self._room = threading.Semaphore(self._batch + int(section.operations))
         self._asked: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._taken: queue.SimpleQueue[Lease | None] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[Done | _Tell | _Look | None] = queue.SimpleQueue()
         self._stopping = threading.Event()
-        self._ended = threading.Event()
         self._taker = threading.Thread(target=self._take, name="compute-take", daemon=True)
         self._operators = [
             threading.Thread(target=self._operate, name=f"compute-{number}", daemon=True)
             for number in range(section.operations)
         ]
         self._finisher = threading.Thread(target=self._finish, name="compute-finish", daemon=True)
-        self._renewer = threading.Thread(target=self._renew, name="compute-renew", daemon=True)
 
     @override
     def endpoints(self) -> Sequence[object]:
@@ -105,7 +103,7 @@ class ComputeAgent(AgentService):
         records = self._tools.instances.by_hosts([self._tools.identity.host])
         self._remove_strangers({record.uuid for record in records})
         self._tools.reporter.host_started(records)
-        for thread in (self._renewer, self._finisher, *self._operators, self._taker):
+        for thread in (self._finisher, *self._operators, self._taker):
             thread.start()
         self.sweep()
 
@@ -116,10 +114,8 @@ class ComputeAgent(AgentService):
         while True:
             page = self._tools.workers.pending(TYPE, self._tools.identity, after=after, limit=_PAGE)
             for worker in page:
-                with self._lock:
-                    # Held, and yet to be had: its lease could not be renewed. The store decides when it finishes.
-                    held = worker.resource_id in self._held
-                if not held:
+                # Kept, and yet to be had: its lease could not be renewed. The store decides when it finishes.
+                if not self._leases.keeps(TYPE, worker.resource_id):
                     self._ask(worker.resource_id)
             if len(page) < _PAGE:
                 break
@@ -150,8 +146,7 @@ class ComputeAgent(AgentService):
             thread.join()
         self._done.put(None)
         self._finisher.join()
-        self._ended.set()
-        self._renewer.join()
+        self._leases.stop()
 
     @rpc_method
     def build_instance(self, instance_uuid: str) -> None:
@@ -205,8 +200,7 @@ class ComputeAgent(AgentService):
                 LOG.exception("Operations on %s could not be taken.", ", ".join(uuids))
             if len(taken) < len(uuids):
                 self._room.release(len(uuids) - len(taken))
-            with self._lock:
-                self._held.update(taken)
+            self._leases.keep(taken.values())
             for held in taken.values():
                 self._taken.put(held)
 
@@ -430,30 +424,8 @@ class ComputeAgent(AgentService):
                     getattr(reporter, name)(_now(each))
 
     def _forget(self, leases: Sequence[Lease]) -> None:
-        with self._lock:
-            for held in leases:
-                if self._held.get(held.resource_id) is held:
-                    del self._held[held.resource_id]
+        self._leases.forget(leases)
         self._room.release(len(leases))
-
-    # -- renewing -------------------------------------------------------------------------------------------------
-
-    def _renew(self) -> None:
-        while not self._tools.clock.wait(self._ended, self._tools.workers.lease_seconds / 3):
-            with self._lock:
-                held = list(self._held.values())
-            try:
-                lost = self._tools.workers.renew_many(held)
-            except errors.Unavailable as error:
-                LOG.warning("%d leases were not renewed: %s", len(held), error.message)
-                continue
-            except Exception:
-                LOG.exception("%d leases were not renewed.", len(held))
-                continue
-            for each in lost:
-                LOG.info(
-                    "The %s of instance %s has been taken over, or has just ended.", each.operation, each.resource_id
-                )
 
 
 def _now(done: Done) -> Instance:

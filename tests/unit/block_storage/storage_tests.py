@@ -286,12 +286,12 @@ class StorageTests(StorageCase):
         agent.start()
         wait_until(lambda: self.storage.backend.uuids("volume"), "the first chunk is written", SOON)
         self.service.delete_volume(made.uuid, force=True)
-        wait_until(lambda: not agent._held, "it has ended", SOON)
+        wait_until(lambda: not agent._leases.keeps("volume", made.uuid), "it has ended", SOON)
         agent.sweep()
         wait_until(lambda: self.storage.rows() == 0, "the deletion is done", SOON)
         agent.stop()
         agent._collector.collect()
-        self.assertEqual((self.status("volume", made.uuid), self.storage.strays(), agent._lost), (None, [], set()))
+        self.assertEqual((self.status("volume", made.uuid), self.storage.strays()), (None, []))
 
     def test_an_upload_that_is_forced_away_kills_its_image(self) -> None:
         for end in (

@@ -485,7 +485,8 @@ class AgentTests(unittest.TestCase):
         third = fleet.place()
         with mock.patch.object(fleet.instances, "get", broken):
             agent.build_instance(third)
-            wait_until(lambda: agent._room._value == agent._batch + 1 and not agent._held, "it was let go", SOON)
+            wait_until(lambda: agent._room._value == agent._batch + 1, "it was let go", SOON)
+            self.assertFalse(agent._leases.keeps("instance", third))
         self.assertEqual("building", real(third).status)
         fourth = fleet.place()
         agent.build_instance(fourth)

@@ -65,7 +65,7 @@ class PublicTests(unittest.TestCase):
                 public = audience_of(module) is Audience.PLUGINS
                 name = "moorage.*.interface" if ".interface" in module else module
                 with self.subTest(module=module):
-                    self.assertEqual(public or module == "moorage.cleanup.workers", name in excepted)
+                    self.assertEqual(public, name in excepted)
 
     def test_every_public_module_says_what_it_offers(self) -> None:
         for module in modules(moorage):

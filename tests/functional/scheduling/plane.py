@@ -180,7 +180,8 @@ class Plane:
     def platform(self, binary: str, name: str) -> Platform:
         transport = CountingTransport(self, self._open(self.conf, self.clock, self.folder))
         self.test.addCleanup(transport.close)
-        identity = self.registry.enlist(binary, name, rpc_version="1.0")
+        cluster = (self.conf.agent.cluster or None) if binary == "agent" else None
+        identity = self.registry.enlist(binary, name, cluster=cluster, rpc_version="1.0")
         heartbeat = Heartbeat(
             self.registry, identity, self.clock, interval=0.5, service_down_time=30.0, on_lost=self.lost.append
         )

@@ -15,7 +15,7 @@ import yaml
 from gabbi import handlers, suitemaker
 
 from moorage.api.role import ApiRole
-from moorage.control_plane import roles
+from moorage.control_plane.opening import open_workers
 from moorage.services.interface import ServiceIdentity
 from moorage_plugins.block_storage.rows import VOLUME, Rows
 from tests.functional.scheduling.plane import Plane
@@ -56,7 +56,7 @@ class HttpTests(unittest.TestCase):
             tx.exec_driver_sql(text)
 
     def volume(self, uuid: str, host: str, owner: ServiceIdentity | None) -> None:
-        workers = roles.open_workers(self.plane.client, self.plane.conf)
+        workers = open_workers(self.plane.client, self.plane.conf)
 
         def work(tx: sa.Connection) -> None:
             token = workers.create(tx, VOLUME, uuid, "create", "creating", addressed_to=host)

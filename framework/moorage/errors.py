@@ -76,7 +76,7 @@ class InvalidInput(MoorageError):
 
 
 class PayloadTooLarge(InvalidInput):
-    """A request body or file is larger than the configured limit."""
+    """A request body, a file, or what is asked for, is larger than the configured limit."""
 
     code = "moorage.payload_too_large"
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""moorage volume|snapshot|backup ..., over the volume dialect."""
+"""moorage volume|snapshot|backup|image ..., over the volume dialect."""
 
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ __all__ = [
     "BackupReset",
     "BackupRestore",
     "BackupShow",
+    "ImageDelete",
+    "ImageList",
+    "ImageShow",
     "SnapshotCreate",
     "SnapshotDelete",
     "SnapshotList",
@@ -104,18 +107,20 @@ class _OfVolume(_Create):
 
 class _Delete(base.ApiCommand):
     kind: ClassVar[str]
+    can_force: ClassVar[bool] = True
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Which."""
         parser = super().get_parser(prog_name)
         parser.add_argument(self.kind, help="uuid")
-        parser.add_argument("--force", action="store_true", help="whatever is being done to it")
+        if self.can_force:
+            parser.add_argument("--force", action="store_true", help="whatever is being done to it")
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> None:
         """Ask."""
         api, path = base.connection(parsed_args), f"/{self.kind}s/{getattr(parsed_args, self.kind)}"
-        if parsed_args.force:
+        if self.can_force and parsed_args.force:
             api.request("POST", f"{path}/action", body={"os-force_delete": {}}, prefix=_PREFIX)
         else:
             api.request("DELETE", path, prefix=_PREFIX)
@@ -193,6 +198,25 @@ class BackupRestore(base.ApiShow):
         body = {"restore": {"volume_id": parsed_args.volume}}
         found = api.request("POST", f"/backups/{parsed_args.backup}/restore", body=body, prefix=_PREFIX)["restore"]
         return base.one(_await(api, "volume", found["volume_id"]) if parsed_args.wait else found)
+
+
+class ImageList(_List):
+    """List images that volumes were uploaded to."""
+
+    kind = "image"
+
+
+class ImageShow(_Show):
+    """Show an image that a volume was uploaded to."""
+
+    kind = "image"
+
+
+class ImageDelete(_Delete):
+    """Delete an image that a volume was uploaded to."""
+
+    kind = "image"
+    can_force = False
 
 
 class VolumeList(_List):

@@ -29,6 +29,14 @@ OPTS: Sequence[cfg.Opt] = (
         min=1,
         help="How many bytes a GB of the API has; smaller for trials. The same for API and agents. Needs a restart.",
     ),
+    cfg.IntOpt(
+        "max_volume_gb",
+        mutable=True,
+        default=1024,
+        min=1,
+        help="The largest volume that can be asked for, in GB of the API; a larger one is refused with 413. All of a volume is "
+        "written when it is made, so that one slip would fill the backend.",
+    ),
     cfg.IntOpt("chunk_bytes", default=2**20, min=1, help="Bytes that are copied at a time. Needs a restart."),
     cfg.FloatOpt(
         "chunk_delay",

@@ -12,10 +12,12 @@ from moorage import errors, lease
 from moorage.db import now
 from moorage_plugins.block_storage.tables import backups, images, snapshots, volumes
 
-__all__ = ["BACKUP", "IMAGE", "SNAPSHOT", "TABLES", "VOLUME", "Rows"]
+__all__ = ["BACKUP", "DELETED", "IMAGE", "SNAPSHOT", "TABLES", "VOLUME", "Rows"]
 
 VOLUME, SNAPSHOT, BACKUP, IMAGE = "volume", "snapshot", "backup", "image"
 TABLES: Mapping[str, sa.Table] = {VOLUME: volumes, SNAPSHOT: snapshots, BACKUP: backups, IMAGE: images}
+#: The status of an image that is gone. Its row stays: an image has no worker row, so nothing else knows what was written for it.
+DELETED = "deleted"
 _FENCE = {"token": sa.bindparam("token", type_=sa.BigInteger)}
 
 
@@ -53,8 +55,13 @@ class Rows:
         return {row.uuid: row for row in tx.execute(sa.select(self.table).where(self.table.c.uuid.in_(uuids)))}
 
     def page(self, tx: sa.Connection, *, after: str, limit: int, project_id: str | None, **filters: Any) -> list[Any]:
-        """Rows by uuid, a page of ``limit`` after the given one."""
-        query = sa.select(self.table).where(self.table.c.uuid > after).order_by(self.table.c.uuid).limit(limit)
+        """Rows by uuid, a page of ``limit`` after the given one; not those that are only kept for their fence."""
+        query = (
+            sa.select(self.table)
+            .where(self.table.c.uuid > after, self.table.c.status != DELETED)
+            .order_by(self.table.c.uuid)
+            .limit(limit)
+        )
         wanted = {"project_id": project_id, **filters}
         for name, value in wanted.items():
             if value is not None:

@@ -18,8 +18,8 @@ from moorage.cleanup.interface import Workers
 from moorage_plugins.block_storage import outcomes
 from moorage_plugins.block_storage.configuration import image_file
 from moorage_plugins.block_storage.outcomes import CLEANABLE, ROWS
-from moorage_plugins.block_storage.rows import BACKUP, IMAGE, SNAPSHOT, VOLUME
-from moorage_plugins.block_storage.tables import volumes
+from moorage_plugins.block_storage.rows import BACKUP, DELETED, IMAGE, SNAPSHOT, VOLUME
+from moorage_plugins.block_storage.tables import images, volumes
 
 __all__ = ["RESETTABLE", "UNKNOWN", "BlockStorage"]
 
@@ -27,6 +27,9 @@ LOG = logging.getLogger(__name__)
 #: What a volume is attached to, when nobody has said it.
 UNKNOWN = "unknown"
 _IDLE = ("available", "in-use")
+#: Statuses of an image that nobody writes any more.
+_UPLOADED = ("active", "killed")
+_IN_PROGRESS = {**CLEANABLE, IMAGE: frozenset({"saving"})}
 _AT_REST = {
     VOLUME: ("available", "error", "error_restoring"),
     SNAPSHOT: ("available", "error"),
@@ -76,7 +79,7 @@ class BlockStorage:
         """
         with self._database.read() as tx:
             row = ROWS[kind].get(tx, uuid)
-        if project_id is not None and row.project_id != project_id:
+        if row.status == DELETED or (project_id is not None and row.project_id != project_id):
             raise errors.NotFound(f"There is no {kind} {uuid}.")
         return row
 
@@ -92,8 +95,10 @@ class BlockStorage:
     def create_volume(self, size_bytes: int, *, name: str = "", project_id: str = "", image: str = "") -> Any:
         """Begin to make a volume of zeros, or from an image (a file's name, or an uploaded one's uuid).
 
+        :raises PayloadTooLarge: it is larger than ``[block_storage] max_volume_gb``.
         :raises InvalidInput: there is no such image.
         """
+        self._check_size(size_bytes)
         found = self._check_image(image, size_bytes, project_id) if image else None
         # Where the image's data are, if it was uploaded.
         uuid, location = str(uuid_module.uuid4()), getattr(found, "location", "") or self._place()
@@ -105,6 +110,16 @@ class BlockStorage:
             ROWS[VOLUME].insert(tx, uuid, "creating", token, **values, **rest)
 
         return self._done(work, VOLUME, uuid, location)
+
+    def _check_size(self, size_bytes: int) -> None:
+        section = self._conf.block_storage
+        limit, gigabyte = int(section.max_volume_gb), int(section.gigabyte_bytes)
+        if size_bytes > limit * gigabyte:
+            raise errors.PayloadTooLarge(
+                f"Requested volume size {-(-size_bytes // gigabyte)}G is larger than maximum allowed limit {limit}G "
+                "([block_storage] max_volume_gb).",
+                path="volume.size",
+            )
 
     def _check_image(self, image: str, size_bytes: int, project_id: str) -> Any | None:
         """The uploaded image's row; None for a file."""
@@ -158,6 +173,20 @@ class BlockStorage:
 
         self._done(work, VOLUME, uuid, volume.location)
         return self.get(IMAGE, image, None)
+
+    def delete_image(self, uuid: str) -> None:
+        """At once, of an image that a volume was uploaded to; agents then collect its file.
+
+        A volume that is being made from it in that moment may fail, and says why.
+
+        :raises Conflict: it is being uploaded.
+        """
+
+        def work(tx: sa.Connection) -> None:
+            if not ROWS[IMAGE].change(tx, uuid, images.c.status.in_(_UPLOADED), status=DELETED, path=""):
+                raise self._refused(tx, IMAGE, uuid, "deleted", _UPLOADED)
+
+        self._database.run(work)
 
     def attach(self, uuid: str, server: str) -> None:
         """At once, by one conditional statement.
@@ -295,11 +324,15 @@ class BlockStorage:
         if not ROWS[VOLUME].write(tx, uuid, token, expected=allowed, status=status, **values):
             raise self._refused(tx, VOLUME, uuid, status, allowed)
 
-    def _refused(self, tx: sa.Connection, kind: str, uuid: str, verb: str, allowed: Sequence[str]) -> errors.Conflict:
+    def _refused(
+        self, tx: sa.Connection, kind: str, uuid: str, verb: str, allowed: Sequence[str]
+    ) -> errors.MoorageError:
         row = ROWS[kind].get(tx, uuid)
+        if row.status == DELETED:
+            return errors.NotFound(f"There is no {kind} {uuid}.")
         if kind == VOLUME and row.snapshots and row.status in allowed:
             return errors.Conflict(f"The volume {uuid} has {row.snapshots} snapshots; delete them first.")
-        busy = "; an operation on it is in progress" if row.status in CLEANABLE[kind] else ""
+        busy = "; an operation on it is in progress" if row.status in _IN_PROGRESS[kind] else ""
         return errors.Conflict(
             f"The {kind} {uuid} is {row.status}{busy}. It must be {' or '.join(allowed)} to be {verb}."
         )

@@ -70,7 +70,7 @@ backups = sa.Table(
     sa.UniqueConstraint("uuid", name="uq_block_backups_uuid"),
 )
 
-#: Volumes that were uploaded: saving, active or killed.
+#: Volumes that were uploaded: saving, active, killed, or deleted, whose row stays for its fence.
 images = sa.Table(
     "block_images",
     plugins_metadata,

@@ -25,18 +25,22 @@ from moorage.services.heartbeat import LivenessObserver
 from moorage.services.interface import ServiceIdentity
 from moorage.services.registry import ServiceRegistry
 from moorage.testing.clock import ManualClock
-from moorage_plugins.block_storage.rows import VOLUME, Rows
+from moorage_plugins.block_storage.rows import IMAGE, VOLUME, Rows
 from tests.api.live import LiveDialect
 
 FOLDER = pathlib.Path(__file__).parent / "gabbits"
 #: Of the resource whose operation the dead service left.
 ORPHAN = "11111111-1111-4111-8111-111111111111"
 WAITS = "22222222-2222-4222-8222-222222222222"
+#: Images that volumes were, and are being, uploaded to.
+SAVED = "33333333-3333-4333-8333-333333333333"
+SAVING = "44444444-4444-4444-8444-444444444444"
 OPTIONS = """
 [services]
 service_down_time = 3600
 [block_storage]
 gigabyte_bytes = 1000
+max_volume_gb = 10
 """
 
 
@@ -89,6 +93,8 @@ class TestGabbits(unittest.TestCase):
         }
         for uuid, owner in ((ORPHAN, who["dead@lvm"]), (WAITS, None)):
             self.volume(database, store, uuid, owner)
+        for uuid, status in ((SAVED, "active"), (SAVING, "saving")):
+            self.image(database, uuid, status)
         self.supervisor.sample()
         clock.now += 11
         for name in names[::2]:
@@ -96,6 +102,11 @@ class TestGabbits(unittest.TestCase):
         for _ in range(2):
             self.supervisor.sample()
         return live
+
+    def image(self, database: Any, uuid: str, status: str) -> None:
+        values = {"name": status, "size_bytes": 1000, "project_id": "p", "location": "one", "path": "1"}
+        with database.write() as tx:
+            Rows(IMAGE).insert(tx, uuid, status, 1, **values)
 
     def volume(self, database: Any, store: WorkerStore, uuid: str, owner: ServiceIdentity | None) -> None:
         def work(tx: sa.Connection) -> None:

@@ -60,6 +60,12 @@ class ControlPlaneTests(unittest.TestCase):
         image = moorage("volume", "upload", volume["id"], "image", "--wait")
         again = moorage("volume", "create", "--size", "2", "--image", image["image_id"], "--wait")
         self.assertEqual(again["status"], "available")
+        (listed,) = moorage("image", "list")
+        self.assertEqual((listed["id"], listed["name"], listed["status"]), (image["image_id"], "image", "active"))
+        self.assertEqual(moorage("image", "show", listed["id"])["id"], listed["id"])
+        moorage("image", "delete", listed["id"])
+        self.assertEqual(moorage("image", "list"), [])
+        wait_until(lambda: not [f for f in self.plane.files() if listed["id"] in f], "its file is gone", SOON)
         moorage("volume", "reset-state", again["id"], "--status", "error")
         self.assertIn(again["id"], [row["id"] for row in moorage("volume", "list", "--status", "error")])
         for kind, uuid in (("backup", backup["id"]), ("snapshot", snapshot["id"]), ("volume", again["id"])):

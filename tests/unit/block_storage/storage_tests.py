@@ -63,6 +63,50 @@ class StorageTests(StorageCase):
         self.assertEqual(self.storage.data("volume", again.uuid), whole)
         self.assertEqual(self.storage.strays(), [])
 
+    def test_an_image_that_was_uploaded_can_be_deleted_and_its_file_goes(self) -> None:
+        uuid = self.storage.volume()
+        image = self.service.upload(uuid, "mine").uuid
+        with self.assertRaisesRegex(errors.Conflict, "image .* is saving; an operation on it is in progress"):
+            self.service.delete_image(image)
+        self.storage.run_all()
+        kept = self.service.upload(uuid, "kept").uuid
+        self.storage.run_all()
+        before = self.storage.backend.path("image", image, self.storage.get("image", image).path)
+        self.assertTrue(before.is_file())
+        self.service.delete_image(image)
+        self.assertEqual([row.uuid for row in self.service.page("image", None)], [kept])
+        for call in (lambda: self.service.get("image", image, None), lambda: self.service.delete_image(image)):
+            with self.assertRaisesRegex(errors.NotFound, f"There is no image {image}"):
+                call()
+        with self.assertRaisesRegex(errors.InvalidInput, f"There is no image {image}"):
+            self.service.create_volume(SIZE, image=image)
+        agent = self.storage.agent()
+        agent._collector.collect()
+        self.assertEqual(self.storage.backend.uuids("image"), [kept])
+        # A try that was paused all the while writes it once more.
+        before.parent.mkdir()
+        before.write_bytes(b"late")
+        with self.assertNoLogs("moorage_plugins.block_storage.collector", "ERROR"):
+            agent._collector.collect()
+        self.assertEqual(self.storage.backend.uuids("image"), [kept])
+
+    def test_a_volume_that_is_being_made_from_an_image_that_is_deleted_says_so(self) -> None:
+        image = self.service.upload(self.storage.volume(), "mine").uuid
+        self.storage.run_all()
+        made = self.service.create_volume(SIZE, image=image).uuid
+        self.service.delete_image(image)
+        self.storage.run_all()
+        self.assertEqual(self.status("volume", made), "error")
+        self.assertEqual(self.storage.get("volume", made).fault, f"There is no image {image}.")
+
+    def test_a_volume_larger_than_is_allowed_is_refused(self) -> None:
+        self.storage.conf.set_override("max_volume_gb", 3, group="block_storage")
+        self.storage.conf.set_override("gigabyte_bytes", 1000, group="block_storage")
+        self.service.create_volume(3000)
+        with self.assertRaisesRegex(errors.PayloadTooLarge, "size 4G is larger than .* limit 3G .*max_volume_gb"):
+            self.service.create_volume(3001)
+        self.assertEqual(self.storage.rows(), 1)
+
     def test_snapshots_keep_what_was_and_their_volume(self) -> None:
         data = os.urandom(SIZE)
         uuid = self.storage.volume(image=data)

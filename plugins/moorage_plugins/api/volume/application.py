@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from typing import Any
 
 from typing_extensions import override
 
@@ -38,7 +39,10 @@ class VolumeApplication(DialectApplication):
 
     @override
     def render_error(self, call: Call, error: errors.MoorageError, status: int) -> tuple[str, bytes]:
-        shown = {"code": status, "message": error.message}
+        shown: dict[str, Any] = {"code": status, "message": error.message}
+        if status == 413:
+            # Cinder's clients look for it: waiting is no use.
+            shown["retryAfter"] = "0"
         return self.content_type, json.dumps({_KINDS.get(status, "computeFault"): shown}).encode()
 
 

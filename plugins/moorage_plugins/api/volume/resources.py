@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Volumes, snapshots and backups in Cinder's shape: what is needed to drive the block storage service."""
+"""Volumes, snapshots and backups in Cinder's shape: what is needed to drive the block storage service.
+
+Beside them the images that volumes were uploaded to, which Cinder leaves to Glance.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from typing import Any
 from moorage import errors
 from moorage.api.dialect_application import Answer, Call, Operation
 from moorage.routes import PolicyRule
-from moorage_plugins.block_storage.rows import BACKUP, SNAPSHOT, VOLUME
+from moorage_plugins.block_storage.rows import BACKUP, IMAGE, SNAPSHOT, VOLUME
 from moorage_plugins.block_storage.service import UNKNOWN, BlockStorage
 
 __all__ = ["POLICIES", "operations"]
@@ -25,7 +28,7 @@ POLICIES = (
     ),
 )
 _SEE, _CHANGE, _ADMIN = (rule.name for rule in POLICIES)
-_PLURAL = {VOLUME: "volumes", SNAPSHOT: "snapshots", BACKUP: "backups"}
+_PLURAL = {VOLUME: "volumes", SNAPSHOT: "snapshots", BACKUP: "backups", IMAGE: "images"}
 #: GB.
 _LARGEST = 2**31
 _NAME = {"type": ["string", "null"], "maxLength": 255}
@@ -65,11 +68,15 @@ class _Resources:
         for kind, plural in _PLURAL.items():
             one = f"{prefix}/{plural}/{{uuid}}"
             found += [
-                Operation("POST", f"{prefix}/{plural}", self._bound(self.create, kind), _CHANGE, body=_CREATE[kind]),
                 Operation("GET", f"{prefix}/{plural}", self._bound(self.list, kind), _SEE),
                 Operation("GET", f"{prefix}/{plural}/detail", self._bound(self.list, kind), _SEE),
                 Operation("GET", one, self._bound(self.show, kind), _SEE),
                 Operation("DELETE", one, self._bound(self.delete, kind), _CHANGE),
+            ]
+        for kind, body in _CREATE.items():
+            every, one = f"{prefix}/{_PLURAL[kind]}", f"{prefix}/{_PLURAL[kind]}/{{uuid}}"
+            found += [
+                Operation("POST", every, self._bound(self.create, kind), _CHANGE, body=body),
                 Operation("POST", f"{one}/action", self._bound(self.action, kind), _CHANGE, body=_ACTION),
             ]
         return found
@@ -108,8 +115,12 @@ class _Resources:
         return Answer(200, {kind: self._shown(kind, self._get(call, kind))})
 
     def delete(self, call: Call, kind: str) -> Answer:
-        """Begin to delete."""
-        self._delete(kind, self._get(call, kind).uuid)
+        """Begin to delete; 204 of an image, which is gone at once."""
+        uuid = self._get(call, kind).uuid
+        if kind == IMAGE:
+            self._storage.delete_image(uuid)
+            return Answer(204)
+        self._delete(kind, uuid)
         return Answer(202)
 
     def restore(self, call: Call) -> Answer:
@@ -165,6 +176,8 @@ class _Resources:
             "updated_at": _time(row.updated_at),
             "fail_reason": row.fault,
         }
+        if kind == IMAGE:
+            return shown
         if kind != VOLUME:
             return {**shown, "volume_id": row.volume_uuid}
         attached = [{"server_id": row.attached_to, "volume_id": row.uuid}] if row.attached_to else []

@@ -137,8 +137,11 @@ class Cleaner:
         # Cleaners begin at different places, so that several of them share the work and do not wait for each other.
         begin = f"{self._random.getrandbits(32):08x}"
         policy = self.policy
-        concurrency = (policy.limits or {}).get(kind, handler.concurrency)
-        limit = policy.batch if isinstance(handler, SetCleanupHandler) else min(policy.batch, concurrency * 4)
+        given = (policy.limits or {}).get(kind)
+        concurrency = given or handler.concurrency
+        # A set is cleaned at the same time.
+        limit = (given or policy.batch) if isinstance(handler, SetCleanupHandler) else concurrency * 4
+        limit = min(policy.batch, limit)
         for after, last in ((begin, LAST), ("", begin)):
             self._clean_range(kind, handler, wanted, (after, last), 1, concurrency, done, alone=True)
             self._clean_range(kind, handler, wanted, (after, last), limit, concurrency, done)

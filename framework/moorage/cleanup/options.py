@@ -16,41 +16,49 @@ OPTS: Sequence[cfg.Opt] = (
         "lease_seconds",
         default=60.0,
         min=0.2,
-        help="Seconds that an operation's owner keeps it without renewing; it renews at a third of that. Needs a "
-        "restart.",
+        help="Seconds that an operation's owner, a service or a cleaner, keeps it without renewing. It renews at a third of that: "
+        "when one renewal fails, the next is in time. What a dead cleaner had is taken over after it. Needs a restart.",
     ),
     cfg.ListOpt(
         "enabled_handlers",
         default=["volume", "snapshot", "backup", "instance", "cluster"],
         help="The plugins (entry-point group moorage.cleanup_handlers) that clean, one for each type of resource, in the order "
-        "in which types are cleaned. Needs a restart.",
+        "in which types are cleaned. The API refuses requests for other types. Needs a restart.",
     ),
     cfg.ListOpt(
         "paused",
         mutable=True,
         default=[],
-        help="Types of resources that are not cleaned at present; * is all of them.",
+        help="Types of resources that are not cleaned at present; * is all of them. What is being cleaned is not interrupted.",
     ),
     cfg.DictOpt(
         "limits",
         mutable=True,
         default={},
-        help="How many of a type one cleaner cleans at the same time, as type:number pairs, instead of what its handler says.",
+        help="How many of a type one cleaner cleans at the same time, as type:number pairs, to spare a backend. Of other types as "
+        "many as the handler says; one that finishes whole sets in one transaction is given [cleanup] batch.",
     ),
-    cfg.IntOpt("batch", mutable=True, default=500, min=1, help="Rows that are taken in one transaction at most."),
+    cfg.IntOpt(
+        "batch",
+        mutable=True,
+        default=500,
+        min=1,
+        help="Rows that are taken in one transaction at most; the more there are, the longer it holds their locks.",
+    ),
     cfg.FloatOpt(
         "interval",
         default=5.0,
         min=0.05,
         help="Seconds between a cleaner's looks for requests whose message was lost, expired leases of other cleaners, and "
-        "tries that are due. Needs a restart.",
+        "tries that are due; one read for each when there are none. Needs a restart.",
     ),
     cfg.FloatOpt(
         "unclaimed_timeout",
         mutable=True,
         default=300.0,
         min=0.0,
-        help="Seconds after which an operation that no service came for is cleaned.",
+        help="Seconds after which an operation that no service came for, or that was given back, is cleaned. Keep it longer than "
+        "agents are away for an upgrade: until then they would still do it.",
     ),
     cfg.IntOpt(
         "max_attempts",
@@ -64,9 +72,16 @@ OPTS: Sequence[cfg.Opt] = (
         mutable=True,
         default=2.0,
         min=0.01,
-        help="Seconds before a failed cleanup is tried again; doubles with each try, with jitter.",
+        help="Seconds before a failed cleanup is tried again; doubles with each try. By chance it is up to a half less, so that "
+        "not all come back at once.",
     ),
-    cfg.FloatOpt("backoff_longest", mutable=True, default=300.0, min=0.01, help="The longest such time, in seconds."),
+    cfg.FloatOpt(
+        "backoff_longest",
+        mutable=True,
+        default=300.0,
+        min=0.01,
+        help="The longest such time, in seconds, before chance.",
+    ),
     cfg.BoolOpt(
         "auto_cleanup_enabled",
         mutable=True,
@@ -80,7 +95,7 @@ OPTS: Sequence[cfg.Opt] = (
         default=3,
         min=1,
         help="How many samples in a row, one every [services] service_down_time, must find a service dead before it is cleaned "
-        "after automatically.",
+        "after automatically; each scheduler counts by itself, from its start.",
     ),
     cfg.IntOpt(
         "history_days",

@@ -17,7 +17,7 @@ from moorage.api import auth
 from moorage.api.mounts import places
 from moorage.api.policies import POLICIES
 from moorage.api.policy import Policy
-from moorage.cleanup.interface import CLEANUP_HANDLERS
+from moorage.control_plane import cleaning
 from moorage.control_plane.interface import AGENT_SERVICES, API_EXTENSIONS, INSTANCE_STORES
 from moorage.control_plane.periodic import check_tasks
 from moorage.coordination import loading as coordination_loading
@@ -28,6 +28,7 @@ from moorage.observers.interface import OBSERVERS
 from moorage.rpc import loading as rpc_loading
 from moorage.rpc.interface import CROSS_PROCESS
 from moorage.scheduling import pipeline
+from moorage.services.heartbeat import check_times
 from moorage.sharding.interface import STRATEGIES
 
 __all__ = ["CHECKS", "check", "deprecated", "problems"]
@@ -60,7 +61,8 @@ CHECKS: Sequence[tuple[str, Callable[[Any], object]]] = (
     ("agent", lambda conf: AGENT_SERVICES.load_all(conf.agent.services)),
     ("messages", lambda conf: rpc_loading.check_transport(conf.rpc.transport_url, frozenset({CROSS_PROCESS}))),
     ("database", lambda conf: engines.parse(conf.database.connection)),
-    ("cleanup", lambda conf: CLEANUP_HANDLERS.load_all(conf.cleanup.enabled_handlers)),
+    ("heartbeats", lambda conf: check_times(conf.services.report_interval, conf.services.service_down_time)),
+    ("cleanup", cleaning.check),
     ("shards", lambda conf: STRATEGIES.load(conf.sharding.strategy)),
     ("periodic tasks", check_tasks),
     ("coordination", _coordination),

@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+import difflib
 import random
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from oslo_config import cfg
@@ -14,7 +15,7 @@ from oslo_log import log as logging
 from moorage import errors
 from moorage.cleanup.cleaner import Cleaner, Policy
 from moorage.cleanup.conditions import Lapsed, Target, Unclaimed, Wanted
-from moorage.cleanup.interface import CLEANUP_HANDLERS, CleanupTools
+from moorage.cleanup.interface import CLEANUP_HANDLERS, CleanupHandler, CleanupTools
 from moorage.cleanup.orphans import OrphanStore
 from moorage.cleanup.requests import RequestStore
 from moorage.cleanup.supervisor import Filters, Supervisor
@@ -23,16 +24,34 @@ from moorage.cleanup.workers import WorkerStore
 from moorage.control_plane.observing import of_service, tell_of_request
 from moorage.control_plane.placing import AGENT_TOPIC
 from moorage.control_plane.process import Platform
+from moorage.extensions import Loaded
 from moorage.observers.interface import CleanupFinished
 from moorage.rpc.server import rpc_method
 from moorage.scheduling.reporter import TOPIC as SCHEDULERS
 from moorage.services.heartbeat import LivenessObserver
 
-__all__ = ["AgentCleaning", "SupervisorEndpoint"]
+__all__ = ["AgentCleaning", "SupervisorEndpoint", "check"]
 
 LOG = logging.getLogger(__name__)
 #: Seconds for which the end of what is being cleaned is waited for when the agent stops.
 _PATIENCE = 10.0
+
+
+def check(conf: cfg.ConfigOpts) -> Sequence[Loaded[CleanupHandler]]:
+    """The enabled handlers; refuses a configuration that no agent could clean with.
+
+    :raises ConfigError: a handler or a number cannot be used, or an option names a type that no installed handler cleans.
+    """
+    loaded = CLEANUP_HANDLERS.load_all(conf.cleanup.enabled_handlers)
+    policy = Policy.from_config(conf.cleanup)
+    known = CLEANUP_HANDLERS.installed()
+    for option, names in (("paused", policy.paused - {"*"}), ("limits", policy.limits or {})):
+        for name in sorted(names):
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=1)
+                meant = f" {near[0]} was meant?" if near else ""
+                raise errors.ConfigError(f"[cleanup] {option} names {name}, which no installed handler cleans.{meant}")
+    return loaded
 
 
 class AgentCleaning:
@@ -49,7 +68,7 @@ class AgentCleaning:
         self._interval = float(conf.cleanup.interval)
         self._lease_seconds = workers.lease_seconds
         self._reached_since = self._clock.monotonic()
-        loaded = CLEANUP_HANDLERS.load_all(conf.cleanup.enabled_handlers)
+        loaded = check(conf)
         self._orphans = OrphanStore(platform.database, workers, platform.identity, platform.clock)
         self._cleaner = Cleaner(
             self._orphans,
@@ -72,7 +91,7 @@ class AgentCleaning:
 
         :raises ConfigError: something of it cannot be used.
         """
-        CLEANUP_HANDLERS.load_all(conf.cleanup.enabled_handlers)
+        check(conf)
         self._cleaner.policy = Policy.from_config(conf.cleanup)
 
     def stop(self) -> None:

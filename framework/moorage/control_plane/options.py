@@ -63,7 +63,7 @@ AGENT_OPTS: Sequence[cfg.Opt] = (
     cfg.ListOpt(
         "services",
         default=["compute", "block_storage"],
-        help="The plugins (entry-point group moorage.agent_services) that this agent runs, in order.",
+        help="The plugins (entry-point group moorage.agent_services) that this agent runs, in order. Needs a restart.",
     ),
     cfg.StrOpt(
         "cluster",
@@ -72,7 +72,10 @@ AGENT_OPTS: Sequence[cfg.Opt] = (
         "addressed to the cluster, and clean after the others. Empty: none. Needs a restart.",
     ),
     cfg.FloatOpt(
-        "sweep_interval", default=5.0, min=0.05, help="Seconds between looks for operations whose message was lost."
+        "sweep_interval",
+        default=5.0,
+        min=0.05,
+        help="Seconds between looks for operations whose message was lost, a few reads. Needs a restart.",
     ),
 )
 

@@ -14,12 +14,24 @@ from moorage.clock import Clock
 from moorage.services.interface import Service, ServiceIdentity
 from moorage.services.registry import ServiceRegistry
 
-__all__ = ["Heartbeat", "LivenessObserver"]
+__all__ = ["Heartbeat", "LivenessObserver", "check_times"]
 
 LOG = logging.getLogger(__name__)
 
 #: A service stops by itself this share of service_down_time before others may take it for dead.
 _MARGIN = 0.1
+
+
+def check_times(interval: float, service_down_time: float) -> None:
+    """Refuse heartbeats that are too rare for the time after which their absence is death; both in seconds.
+
+    :raises ConfigError: says how they are.
+    """
+    if service_down_time < 3 * interval:
+        raise errors.ConfigError(
+            f"[services] service_down_time = {service_down_time:g} is less than three times report_interval = "
+            f"{interval:g}; one late heartbeat would kill a service."
+        )
 
 
 class Heartbeat:
@@ -44,11 +56,7 @@ class Heartbeat:
         on_lost: Callable[[str], None],
         owns_work: bool = True,
     ) -> None:
-        if service_down_time < 3 * interval:
-            raise errors.ConfigError(
-                f"[services] service_down_time = {service_down_time:g} is less than three times report_interval = "
-                f"{interval:g}; one late heartbeat would kill a service."
-            )
+        check_times(interval, service_down_time)
         self._registry = registry
         self._identity = identity
         self._clock = clock

@@ -12,12 +12,19 @@ __all__ = ["GROUP", "OPTS", "list_opts", "register_opts"]
 GROUP = cfg.OptGroup("services", title="Heartbeats of services")
 
 OPTS: Sequence[cfg.Opt] = (
-    cfg.FloatOpt("report_interval", default=10.0, min=0.05, help="Seconds between two heartbeats of a service."),
+    cfg.FloatOpt(
+        "report_interval",
+        default=10.0,
+        min=0.05,
+        help="Seconds between two heartbeats of a service, each one write. Needs a restart.",
+    ),
     cfg.FloatOpt(
         "service_down_time",
         default=60.0,
         min=0.15,
-        help="Seconds without a heartbeat after which a service is taken for dead; at least three times report_interval.",
+        help="Seconds without a heartbeat after which a service is taken for dead; at least three times report_interval. A service "
+        "whose own heartbeats fail stops a little earlier. Also how often schedulers look for services to clean after. Six times "
+        "report_interval unless said, so that several may fail. The same for all services. Needs a restart.",
     ),
 )
 

@@ -27,7 +27,8 @@ OPTS: Sequence[cfg.Opt] = (
         "gigabyte_bytes",
         default=2**30,
         min=1,
-        help="How many bytes a GB of the API has; smaller for trials. The same for API and agents. Needs a restart.",
+        mutable=True,
+        help="How many bytes a GB of the API has; smaller for trials. Volumes that are there keep their bytes.",
     ),
     cfg.IntOpt(
         "max_volume_gb",
@@ -37,20 +38,30 @@ OPTS: Sequence[cfg.Opt] = (
         help="The largest volume that can be asked for, in GB of the API; a larger one is refused with 413. All of a volume is "
         "written when it is made, so that one slip would fill the backend.",
     ),
-    cfg.IntOpt("chunk_bytes", default=2**20, min=1, help="Bytes that are copied at a time. Needs a restart."),
+    cfg.IntOpt(
+        "chunk_bytes",
+        default=2**20,
+        min=1,
+        help="Bytes that are copied at a time; between two of them an operation can end. Needs a restart.",
+    ),
     cfg.FloatOpt(
         "chunk_delay",
         default=0.0,
         min=0.0,
         help="Seconds that the backend takes for each chunk in addition, to try what interruptions do. Needs a restart.",
     ),
-    cfg.IntOpt("operations", default=4, min=1, help="Operations that an agent does at the same time. Needs a restart."),
+    cfg.IntOpt(
+        "operations",
+        default=4,
+        min=1,
+        help="Operations that an agent does at the same time, each in a thread. Needs a restart.",
+    ),
     cfg.FloatOpt(
         "collect_interval",
         default=60.0,
         min=0.05,
-        help="Seconds between looks for files that no row refers to any more, left by processes that were killed or paused. Needs "
-        "a restart.",
+        help="Seconds between looks for files that no row refers to any more: of deleted images, or left by processes that were "
+        "killed or paused. A look is part of a sweep, so not more often than [agent] sweep_interval. Needs a restart.",
     ),
 )
 

@@ -128,6 +128,35 @@ class ThingSetHandler(SetCleanupHandler, ThingHandler):
         self.tidied += sorted(leases)
 
 
+class Most:
+    """How many a handler is at, at most; it lets two meet."""
+
+    def __init__(self, handler: ThingHandler) -> None:
+        self.most = self.now = 0
+        self._changed = threading.Condition()
+        self._clean = handler.cleanup
+        handler.cleanup = self.cleanup  # type: ignore[method-assign]
+        if isinstance(handler, ThingSetHandler):
+            self._settle = handler.settle
+            handler.settle = self.settle  # type: ignore[method-assign]
+
+    def settle(self, transaction: Any, leases: Mapping[str, Lease], resources: Mapping[str, Any]) -> None:
+        self.most = max(self.most, len(leases))
+        self._settle(transaction, leases, resources)
+
+    def cleanup(self, lease: Lease, resource: Any) -> Outcome:
+        with self._changed:
+            self.now += 1
+            self.most = max(self.most, self.now)
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self.most >= 2, 20)
+        try:
+            return self._clean(lease, resource)
+        finally:
+            with self._changed:
+                self.now -= 1
+
+
 class _Killed(Exception):
     """What stands for the death of a cleaner."""
 
@@ -278,6 +307,16 @@ class CleanerTests(CleanerCase):
             counts.count(TYPE, Claim.LOST, 1)
         self.assertEqual(worker_tests.in_threads(*(counts.flush for counts in each)), [None] * 4)
         self.assertEqual(self.claims(), {"won": 20, "lost": 4})
+
+    def test_no_more_are_cleaned_at_the_same_time_than_the_limit_says(self) -> None:
+        for handler in (ThingHandler, ThingSetHandler):
+            with self.subTest(handler.__name__):
+                for number in range(9):
+                    self.orphan(f"{number}")
+                cleaner, made = self.cleaner(handler=handler, limits={TYPE: 2})
+                at_once = Most(made)
+                self.assertEqual(cleaner.clean(AFTER_DEAD), {"done": 9})
+                self.assertEqual(at_once.most, 2)
 
     # -- what needs nothing ---------------------------------------------------------------------------------------
 

@@ -141,6 +141,21 @@ class ValidationTests(ConfigCase):
         self.assertIn("[periodic] spacing names update_job_status", found)
         self.assertIn("update_job_statuses was meant?", found)
 
+    def test_a_pause_or_a_limit_of_what_nothing_cleans_is_told_with_what_may_be_meant(self) -> None:
+        for option in ("paused = volumes", "limits = volumes:2"):
+            (found,) = validation.problems(self.load(f"[cleanup]\n{option}\n"))
+            self.assertIn(
+                f"[cleanup] {option.partition(' ')[0]} names volumes, which no installed handler cleans", found
+            )
+            self.assertIn("volume was meant?", found)
+        (found,) = validation.problems(self.load("[cleanup]\nlimits = volume:none\n"))
+        self.assertIn("[cleanup] limits gives volume:none", found)
+        self.assertEqual([], validation.problems(self.load("[cleanup]\npaused = *\nlimits = volume:2,cluster:1\n")))
+
+    def test_heartbeats_that_are_too_rare_are_refused_before_a_start(self) -> None:
+        (found,) = validation.problems(self.load("[services]\nreport_interval = 30\n"))
+        self.assertIn("service_down_time = 60 is less than three times report_interval = 30", found)
+
     def test_a_member_of_so_many_points_that_engines_would_only_compute_rings_is_refused(self) -> None:
         (found,) = validation.problems(self.load("[coordination]\nweight = 1000\nhash_ring_replicas_count = 1000\n"))
         self.assertIn("1000000 points on the ring", found)

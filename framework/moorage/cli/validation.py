@@ -54,6 +54,9 @@ def _coordination(conf: Any) -> None:
 
 #: (what is looked at, a function that raises MoorageError where it cannot be used). Nothing is connected or written.
 CHECKS: Sequence[tuple[str, Callable[[Any], object]]] = (
+    # Each by itself, so that both are told of; what the pipeline finds again is told once.
+    ("filters", pipeline.load_filters),
+    ("weighers", pipeline.load_weighers),
     ("filters and weighers", pipeline.load),
     ("allocation store", lambda conf: STORES.load(conf.allocation.store)),
     ("orphan detectors", lambda conf: DETECTORS.load_all(conf.allocation.orphan_detectors)),
@@ -81,7 +84,7 @@ def problems(conf: Any) -> list[str]:
             found.append(error.message)
         except Exception as error:  # noqa: BLE001  (a plugin's check that fails is what was looked for)
             found.append(f"The {what} cannot be checked ({type(error).__name__}: {error}).")
-    return found
+    return list(dict.fromkeys(found))
 
 
 def deprecated(conf: Any) -> list[str]:

@@ -3,36 +3,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import importlib
+import importlib.util
+import pkgutil
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from moorage.allocation.interface import DETECTORS, STORES
-from moorage.cleanup.interface import CLEANUP_HANDLERS
-from moorage.control_plane.interface import AGENT_SERVICES, API_EXTENSIONS, INSTANCE_STORES
-from moorage.coordination.interface import BACKENDS, PERIODIC_TASKS
+import moorage
 from moorage.extensions import ExtensionPoint, Finding
-from moorage.observers.interface import OBSERVERS
-from moorage.rpc.interface import TRANSPORTS
-from moorage.scheduling.interface import FILTERS, WEIGHERS
-from moorage.sharding.interface import STRATEGIES
 
 __all__ = ["EXTENSION_POINTS", "survey"]
 
-EXTENSION_POINTS: Sequence[ExtensionPoint[Any]] = (
-    FILTERS,
-    WEIGHERS,
-    STORES,
-    DETECTORS,
-    STRATEGIES,
-    INSTANCE_STORES,
-    AGENT_SERVICES,
-    API_EXTENSIONS,
-    CLEANUP_HANDLERS,
-    TRANSPORTS,
-    BACKENDS,
-    PERIODIC_TASKS,
-    OBSERVERS,
-)
+
+def _declared() -> Iterator[ExtensionPoint[Any]]:
+    """Those of the module ``interface`` of every family, family by family."""
+    for family in pkgutil.iter_modules(moorage.__path__):
+        name = f"moorage.{family.name}.interface"
+        if family.ispkg and importlib.util.find_spec(name) is not None:
+            found = vars(importlib.import_module(name)).values()
+            yield from (each for each in found if isinstance(each, ExtensionPoint))
+
+
+EXTENSION_POINTS: Sequence[ExtensionPoint[Any]] = tuple(_declared())
 
 
 def survey() -> list[Finding]:

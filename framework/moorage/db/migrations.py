@@ -13,8 +13,9 @@ import ast
 import importlib
 import importlib.metadata
 import importlib.resources
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib.resources.abc import Traversable
 from typing import Any
 
 import sqlalchemy as sa
@@ -24,7 +25,7 @@ from moorage import errors
 from moorage.db.database import Database
 from moorage.extensions import entry_points
 
-__all__ = ["GROUP", "Migrations", "discover", "run_environment", "upgrade_all"]
+__all__ = ["GROUP", "Migrations", "discover", "run_environment", "tables_of", "upgrade_all"]
 
 LOG = logging.getLogger(__name__)
 
@@ -39,7 +40,7 @@ class Migrations:
     :param distribution: its name; ``moorage`` is the core and comes first.
     :param package: the package that holds ``env.py`` and ``versions`` (``moorage.db.alembic``).
     :param metadata: the tables as the code knows them.
-    :param tables: modules that put their tables into the metadata when they are imported (``moorage.fleet.tables``).
+    :param tables: modules that put their tables into the metadata when they are imported; see :func:`tables_of`.
     """
 
     distribution: str
@@ -120,6 +121,19 @@ class Migrations:
         """Import the modules that fill the metadata."""
         for module in self.tables:
             importlib.import_module(module)
+
+
+def tables_of(package: str) -> tuple[str, ...]:
+    """The modules named ``tables`` of a package and of those in it (``moorage.fleet.tables``), by name; imports none of them."""
+
+    def within(folder: Traversable, name: str) -> Iterator[str]:
+        for each in folder.iterdir():
+            if each.name == "tables.py":
+                yield f"{name}.tables"
+            elif each.joinpath("__init__.py").is_file():
+                yield from within(each, f"{name}.{each.name}")
+
+    return tuple(sorted(within(importlib.resources.files(package), package)))
 
 
 def run_environment(context: Any) -> None:

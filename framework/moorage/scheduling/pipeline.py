@@ -32,7 +32,7 @@ from moorage.scheduling.interface import (
 from moorage.scheduling.nova.loading import load_filters, load_weighers
 from moorage.scheduling.snapshot import Snapshot
 
-__all__ = ["Pipeline", "Ranking", "load", "of"]
+__all__ = ["Pipeline", "Ranking", "load", "load_filters", "load_weighers", "of"]
 
 T = TypeVar("T")
 #: Rows of which the best is looked at, to find a bound for the best of all.

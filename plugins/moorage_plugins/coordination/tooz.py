@@ -15,6 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 from urllib.parse import parse_qs, urlsplit
 
+from moorage_plugins import quiet  # noqa: F401  (before tooz)
+
+# isort: split
 import tooz
 from tooz import coordination
 from typing_extensions import override

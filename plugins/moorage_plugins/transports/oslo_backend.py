@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Three things that must be done before oslo_messaging is imported; importing this module does them.
+"""Two things that must be done before oslo_messaging is imported; importing this module does them.
 
 * oslo.service, which oslo_messaging imports, chooses eventlet for the whole process unless somebody chose before;
   here it is told to choose threads. A backend that the program has chosen already stays as it is.
 * oslo_messaging imports eventlet in any case (without patching anything), and eventlet executes the module ``threading``
   a second time. CPython (seen with 3.11) then forgets who waits for the end of the present thread: ``join`` on a thread
   that ran this import never returns. Plugins are imported in such a thread, so eventlet is imported in one that nobody joins.
-* eventlet warns whoever imports it that it is deprecated; users of Moorage can do nothing about that.
 """
 
 from __future__ import annotations
@@ -14,9 +13,10 @@ from __future__ import annotations
 import contextlib
 import importlib
 import threading
-import warnings
 
 from oslo_service import backend
+
+from moorage_plugins import quiet  # noqa: F401  (before eventlet)
 
 __all__: list[str] = []
 
@@ -35,8 +35,6 @@ def _import_eventlet() -> None:
 
 
 _imported = threading.Event()
-# For good, since the warnings' state belongs to all threads and could not be put back safely.
-warnings.filterwarnings("ignore", message=r"\s*Eventlet is deprecated")
 
 if backend.get_backend_type() is None:
     backend.register_backend_default_hook(lambda: backend.BackendType.THREADING)

@@ -34,12 +34,13 @@ from moorage.services.heartbeat import Heartbeat
 from moorage.services.registry import ServiceRegistry
 from moorage.testing.database import empty_tables
 from moorage_plugins.compute.instances import ComputeInstances
-from moorage_plugins.migrations import TABLES
+from moorage_plugins.migrations import MIGRATIONS
 from moorage_plugins.schema import plugins_metadata
 from moorage_plugins.transports.memory import Hub, MemoryTransport
 from tests.servers import wait_until
 
-assert TABLES  # imported, so that the metadata has them
+# So that the metadata has all tables.
+MIGRATIONS.import_tables()
 SOON = 60.0
 
 

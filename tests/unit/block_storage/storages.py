@@ -30,11 +30,12 @@ from moorage_plugins.block_storage.cleanup import BackupHandler, SnapshotHandler
 from moorage_plugins.block_storage.configuration import open_backend
 from moorage_plugins.block_storage.outcomes import ROWS
 from moorage_plugins.block_storage.service import BlockStorage
-from moorage_plugins.migrations import TABLES
+from moorage_plugins.migrations import MIGRATIONS
 from moorage_plugins.schema import plugins_metadata
 from tests.servers import wait_until
 
-assert TABLES  # imported, so that the metadata has them
+# So that the metadata has all tables.
+MIGRATIONS.import_tables()
 
 CLUSTER = "cluster"
 SOON = 60.0

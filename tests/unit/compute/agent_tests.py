@@ -42,13 +42,14 @@ from moorage.testing.database import empty_tables
 from moorage_plugins.compute import options as compute_options
 from moorage_plugins.compute.agent import ComputeAgent
 from moorage_plugins.compute.instances import ComputeInstances
-from moorage_plugins.migrations import TABLES
+from moorage_plugins.migrations import MIGRATIONS
 from moorage_plugins.schema import plugins_metadata
 from moorage_plugins.stores import options as store_options
 from moorage_plugins.stores.sql import SqlStore
 from tests.servers import wait_until
 
-assert TABLES  # imported, so that the metadata has them
+# So that the metadata has all tables.
+MIGRATIONS.import_tables()
 
 HOST = "host-1"
 NODE = "11111111-1111-4111-8111-111111111111"

@@ -13,6 +13,7 @@ from oslo_config import cfg
 from moorage import errors
 from moorage.cli import validation
 from moorage.control_plane import config
+from moorage.control_plane.extension_points import EXTENSION_POINTS
 from moorage.db import Database
 from moorage.options import option_sets
 
@@ -135,6 +136,18 @@ class ValidationTests(ConfigCase):
         with self.assertRaises(errors.ConfigError) as raised:
             validation.check(conf)
         self.assertEqual(" ".join(found), raised.exception.message)
+
+    def test_whatever_chooses_plugins_is_looked_at(self) -> None:
+        names: dict[str, str] = {}
+        text = ""
+        for number, point in enumerate(EXTENSION_POINTS):
+            section, _, option = point.option.partition(" ")
+            names[f"nosuch{number}x"] = point.option
+            # One is chosen by the scheme of a URL.
+            text += f"{section}\n{option} = nosuch{number}x{':' if option.endswith('_url') else ''}\n"
+        found = validation.problems(self.load(text))
+        for name, option in names.items():
+            self.assertEqual(1, sum(name in problem for problem in found), (option, found))
 
     def test_an_option_for_a_periodic_task_that_there_is_not_is_told_with_what_may_be_meant(self) -> None:
         (found,) = validation.problems(self.load("[periodic]\nspacing = reconcile:60,update_job_status:45\n"))

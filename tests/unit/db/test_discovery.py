@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import subprocess
 import sys
 import types
 import unittest
@@ -11,9 +12,11 @@ from pathlib import Path
 from unittest import mock
 
 import moorage
+import moorage_plugins
 from moorage import errors
 from moorage.db import migrations, new_metadata
 from moorage.db.core_migrations import MIGRATIONS
+from moorage_plugins import migrations as plugins
 
 _MODULE = "tour_of_discovery"
 
@@ -58,9 +61,18 @@ class DiscoveryTest(unittest.TestCase):
         with self.assertRaisesRegex(errors.PluginLoadError, "alembic_version_an_ark_tools"):
             self._discover(one="EARLIER", two="SAME")
 
-    def test_every_table_module_of_the_core_is_named(self) -> None:
-        root = Path(moorage.__path__[0])
-        modules = {
-            "moorage." + ".".join(path.relative_to(root).with_suffix("").parts) for path in root.rglob("tables.py")
-        }
-        self.assertEqual(modules, set(MIGRATIONS.tables))
+    def test_every_table_module_is_named_and_none_imported(self) -> None:
+        for package, found in ((moorage, MIGRATIONS), (moorage_plugins, plugins.MIGRATIONS)):
+            root = Path(package.__path__[0])
+            modules = {
+                f"{package.__name__}." + ".".join(path.relative_to(root).with_suffix("").parts)
+                for path in root.rglob("tables.py")
+            }
+            self.assertGreater(len(modules), 5)
+            self.assertEqual(modules, set(found.tables))
+        code = (
+            "import sys; from moorage.db import migrations; found = migrations.discover();"
+            "print(len(found), [name for name in sys.modules if name.startswith('moorage') and name.endswith('.tables')])"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        self.assertEqual("2 []", done.stdout.strip())

@@ -93,12 +93,19 @@ def _set_user(path: Path, arguments: argparse.Namespace) -> int:
     if arguments.password_file is not None:
         password = arguments.password_file.readline().rstrip("\r\n")
     else:
-        password = getpass.getpass(f"Password of {arguments.user}: ")
-        if getpass.getpass("Once more: ") != password:
-            raise errors.InvalidInput("The two passwords differ; nothing was changed.")
+        password = _asked_for(arguments.user)
     auth.set_user(path, arguments.user, password, arguments.role or ["admin"])
     print(f"{arguments.user} is in {path}.")
     return 0
+
+
+def _asked_for(user: str) -> str:
+    if not sys.stdin.isatty():
+        raise errors.InvalidInput("Nobody can be asked for a password here; give it with --password-file (- is stdin).")
+    password = getpass.getpass(f"Password of {user}: ")
+    if getpass.getpass("Once more: ") != password:
+        raise errors.InvalidInput("The two passwords differ; nothing was changed.")
+    return password
 
 
 def _remove_user(path: Path, arguments: argparse.Namespace) -> int:

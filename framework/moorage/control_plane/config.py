@@ -21,6 +21,7 @@ from oslo_log import log as logging
 from moorage import errors
 from moorage.extensions import entry_points
 from moorage.options import GROUP, option_sets
+from moorage.rpc.interface import TRANSPORTS
 
 __all__ = ["deprecated", "load", "need_restart", "unknown"]
 
@@ -147,6 +148,8 @@ def _meant(name: str, known: Iterable[str]) -> str:
 
 def _options_of_libraries() -> Iterator[tuple[Any, Sequence[cfg.Opt]]]:
     """(group, options) of the libraries that read our files too."""
+    # What must be done before a library is imported is done by the transport that drives it.
+    TRANSPORTS.survey()
     for point in entry_points(GROUP):
         if point.dist is None or point.dist.name.replace("_", ".").lower() not in _LIBRARIES:
             continue

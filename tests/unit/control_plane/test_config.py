@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import tempfile
 import unittest
 from pathlib import Path
@@ -47,6 +49,34 @@ class StateFolderTests(ConfigCase):
                 with database.write() as transaction:
                     transaction.exec_driver_sql("CREATE TABLE proof (x INTEGER)")
                 self.assertTrue((folder / "moorage.sqlite").exists(), list(self.folder.iterdir()))
+
+
+class CommandTests(ConfigCase):
+    def run_command(self, *words: str) -> subprocess.CompletedProcess[str]:
+        program = Path(sys.executable).parent / words[0]
+        return subprocess.run(
+            [str(program), *words[1:]],
+            cwd=self.folder,
+            input="",
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
+    def test_what_looks_for_unknown_names_says_nothing_of_libraries(self) -> None:
+        path = self.file("[services]\nreport_interval = 5\n")
+        done = self.run_command("moorage", "config", "validate", "--strict", "--config-file", path)
+        self.assertEqual((0, ""), (done.returncode, done.stderr), done.stdout)
+        checked = self.run_command(
+            "moorage-status", "--config-file", path, "--state-dir", str(self.folder), "upgrade", "check"
+        )
+        self.assertEqual("", checked.stderr)
+
+    def test_a_password_that_nobody_can_be_asked_for_is_told_in_words(self) -> None:
+        done = self.run_command("moorage-manage", "--state-dir", str(self.folder), "user", "set", "joe")
+        self.assertEqual(1, done.returncode)
+        self.assertRegex(done.stderr, r"^moorage: Nobody can be asked .* --password-file .*\n$")
 
 
 class ReloadTests(ConfigCase):

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import argparse
 import logging
 import sys
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from importlib import metadata
 from typing import Any
 
 from cliff import app, commandmanager
+from typing_extensions import override
 
 from moorage import errors
 from moorage.extensions import ExtensionPoint
@@ -62,6 +64,16 @@ class MoorageApp(app.App):
             command_manager=_Commands(_COMMANDS.group),
             deferred_help=True,
         )
+
+    @override
+    def build_option_parser(
+        self, description: str | None, version: str | None, argparse_kwargs: dict[str, Any] | None = None
+    ) -> argparse.ArgumentParser:
+        """As cliff's, with the program's own name: what makes the manual is another program."""
+        parser: argparse.ArgumentParser = super().build_option_parser(
+            description, version, {**(argparse_kwargs or {}), "prog": "moorage"}
+        )
+        return parser
 
     def configure_logging(self) -> None:
         """Only warnings, and only from our own code: libraries talk too much for a command line."""

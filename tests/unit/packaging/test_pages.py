@@ -99,6 +99,8 @@ class ManualTests(unittest.TestCase):
             self.assertEqual((0, ""), (done.returncode, done.stderr))
             texts = {page.stem: page.read_text().replace("\\-", "-") for page in built.glob("*.[18]")}
         self.assertEqual(set(tree.PROGRAMS), set(texts))
+        for name, text in texts.items():
+            self.assertEqual({name}, set(re.findall(r"usage: (\S+)", text)))
         for entry in tree.entries(MoorageApp()):
             text = texts[entry.path[0]]
             for word in (" ".join(entry.path), *(word for word in entry.words if entry.parser is not None)):

@@ -16,10 +16,13 @@ import atexit
 import contextlib
 import os
 import secrets
+import shutil
 import signal
+import sys
 import threading
 import unittest
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Self
 from urllib.parse import urlsplit
 
@@ -43,8 +46,10 @@ __all__ = [
     "memcached",
     "missing",
     "postgresql",
+    "program",
     "rabbitmq",
     "redis",
+    "refuse",
     "require",
     "shared",
     "wait_until",
@@ -147,12 +152,27 @@ def require(name: str) -> None:
 
     :raises unittest.SkipTest: or AssertionError; both say what is missing.
     """
-    reason = missing(name)
-    if not reason or os.environ.get(_variable(name)):
-        return
-    if os.environ.get("MOORAGE_REQUIRE_SERVERS", "") not in {"", "0"}:
+    if not os.environ.get(_variable(name)):
+        refuse(missing(name))
+
+
+def program(name: str) -> str:
+    """The path of a program that a test needs beside servers; skips or fails as ``require`` does.
+
+    Those that come with Python packages are beside the interpreter.
+    """
+    found = shutil.which(name) or shutil.which(name, path=str(Path(sys.executable).parent))
+    if found is None:
+        refuse(f"{name} is not installed; see bindep.txt")
+    return str(found)
+
+
+def refuse(reason: str) -> None:
+    """Skip the test for that reason, or fail it with ``MOORAGE_REQUIRE_SERVERS=1``; without a reason do nothing."""
+    if reason and os.environ.get("MOORAGE_REQUIRE_SERVERS", "") not in {"", "0"}:
         raise AssertionError(f"MOORAGE_REQUIRE_SERVERS is set, but {reason}")
-    raise unittest.SkipTest(reason)
+    if reason:
+        raise unittest.SkipTest(reason)
 
 
 def shared(name: str) -> Server:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -20,9 +19,6 @@ import requests
 from moorage import client
 from tests import servers
 from tests.functional.control_plane.test_slice import SliceCase, flavor, patch_shard
-
-BIN = Path(sys.executable).parent
-UWSGI = BIN / "uwsgi"
 
 
 class WsgiServers(SliceCase):
@@ -70,13 +66,13 @@ enabled = metrics
             self.assertEqual(0, process.returncode, Path(said.name).read_text())
 
     def uwsgi(self, port: int, *more: str) -> list[object]:
-        program = UWSGI if UWSGI.exists() else shutil.which("uwsgi")
-        if program is None:
-            self.skipTest("uWSGI is not installed: pip install uWSGI")
+        program = servers.program("uwsgi")
         return [
             *(program, "--master", "--die-on-term", "--processes", "2", "--virtualenv", sys.prefix, *more),
             # A process whose threads do not run cannot end in good order.
             *("--worker-reload-mercy", "5"),
+            # It closes each connection after its answer; a client that is not told so may send its next request into it.
+            *("--add-header", "Connection: close"),
             *("--http-socket", f"127.0.0.1:{port}", "--module", "moorage.api.wsgi:application"),
         ]
 

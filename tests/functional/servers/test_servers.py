@@ -142,6 +142,15 @@ class TestRequirements(unittest.TestCase):
         ):
             servers.require("memcached")
 
+    def test_a_missing_program_skips_or_fails_alike(self):
+        for required, error in (("0", unittest.SkipTest), ("1", AssertionError)):
+            with (
+                mock.patch.dict(os.environ, {"PATH": "/nonexistent", "MOORAGE_REQUIRE_SERVERS": required}),
+                self.assertRaisesRegex(error, "no-such-program is not installed; see bindep.txt"),
+            ):
+                servers.program("no-such-program")
+        self.assertTrue(os.access(servers.program("sh"), os.X_OK))
+
     def test_a_url_in_the_environment_takes_the_place_of_the_programs(self):
         url = "memcached://192.0.2.1:11211"
         given = {"PATH": "/nonexistent", "MOORAGE_TEST_MEMCACHED_URL": url}

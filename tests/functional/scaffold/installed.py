@@ -9,6 +9,7 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Iterable, Sequence
+from importlib import metadata
 from pathlib import Path
 
 __all__ = ["Installed"]
@@ -26,8 +27,8 @@ SOURCE = (
     "README.rst",
     "LICENSE",
 )
-#: Without a network, and nothing but what is named.
-OPTIONS = ("--quiet", "--no-deps", "--no-index", "--disable-pip-version-check")
+#: Without a network: what a distribution asks for must be installed, or be one of the wheels.
+OPTIONS = ("--quiet", "--no-index", "--disable-pip-version-check")
 #: Builds a wheel of each folder, through the interface that pip uses (PEP 517), in one process.
 BUILD = """
 import importlib, os, sys, tomllib
@@ -55,7 +56,8 @@ class Installed:
         self.environment = {
             **{name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")},
             "PATH": f"{self.bin}{os.pathsep}{os.environ['PATH']}",
-            "PBR_VERSION": "1.2.3",
+            # The one that what is written in the tests' process asks for, a development version most of the time.
+            "PBR_VERSION": metadata.version("moorage"),
         }
         self.run(sys.executable, "-m", "venv", "--without-pip", folder / "venv")
         # Behind its own packages: a path in such a file is only looked at, so that the tests' Moorage, which is installed there as
@@ -69,7 +71,8 @@ class Installed:
                 shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
             else:
                 shutil.copy(ROOT / name, source)
-        self.install([source])
+        # pip would take the tests' Moorage, which has the same version, for this one.
+        self.install([source], "--force-reinstall", "--no-deps")
 
     def run(self, *command: object, cwd: Path | None = None, check: bool = True) -> subprocess.CompletedProcess[str]:
         """A command as somebody types it who uses this environment."""
@@ -86,14 +89,14 @@ class Installed:
             raise AssertionError(f"{command}:\n{done.stdout[-4000:]}{done.stderr[-4000:]}")
         return done
 
-    def install(self, folders: Iterable[Path]) -> None:
+    def install(self, folders: Iterable[Path], *options: str) -> None:
         """Build a wheel of each, and install those."""
         before = set(self.wheels.iterdir())
         self.run(sys.executable, "-c", BUILD, self.wheels, *folders)
-        self.pip(sorted(str(each) for each in set(self.wheels.iterdir()) - before))
+        self.pip([*options, *sorted(str(each) for each in set(self.wheels.iterdir()) - before)])
 
     def pip(self, what: Sequence[str], *, cwd: Path | None = None) -> None:
         """``pip install``, by the tests' pip."""
         # pip builds without isolation what is no wheel: the backend is the tests' too.
-        options = (*OPTIONS, "--no-build-isolation")
+        options = (*OPTIONS, "--find-links", self.wheels, "--no-build-isolation")
         self.run(sys.executable, "-m", "pip", "--python", self.python, "install", *options, *what, cwd=cwd)

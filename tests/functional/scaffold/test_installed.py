@@ -16,6 +16,7 @@ import sys
 import tempfile
 import unittest
 import uuid
+from importlib import metadata
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -149,7 +150,14 @@ class InstalledTests(unittest.TestCase):
     def test_moorage_is_the_wheels_and_not_the_tests_own(self) -> None:
         code = "import moorage, importlib.metadata as m; print(moorage.__file__, m.version('moorage'))"
         said = self.installed.run(self.installed.python, "-c", code).stdout.split()
-        self.assertEqual([str(self.installed.folder / "venv"), "1.2.3"], [said[0].partition("/lib/")[0], said[1]])
+        wanted = [str(self.installed.folder / "venv"), metadata.version("moorage")]
+        self.assertEqual(wanted, [said[0].partition("/lib/")[0], said[1]])
+
+    def test_what_is_written_and_the_example_ask_for_a_moorage_that_is_there(self) -> None:
+        """pip resolved them to be installed; what it installed must suit it afterwards as well."""
+        check = (sys.executable, "-m", "pip", "--python", self.installed.python, "check", "--disable-pip-version-check")
+        said = self.installed.run(*check, check=False).stdout
+        self.assertEqual([], [line for line in said.splitlines() if "moorage" in line])
 
     def test_what_was_written_passes_its_own_tests(self) -> None:
         for family, written in self.written.items():

@@ -7,9 +7,13 @@ import shutil
 import tempfile
 import unittest
 from pathlib import Path
+from unittest import mock
+
+from packaging.requirements import Requirement
 
 from moorage import errors
-from moorage.cli.scaffold.distribution import write
+from moorage.cli.scaffold.distribution import names_of, write
+from moorage.cli.scaffold.families import FAMILIES
 
 
 class RefusalTests(unittest.TestCase):
@@ -45,3 +49,32 @@ class RefusalTests(unittest.TestCase):
         (self.folder / "file").write_text("")
         with self.assertRaises(errors.ConfigError):
             write("filter", "gpu_model", self.folder / "file")
+
+
+class RequirementTests(unittest.TestCase):
+    """What a distribution asks for is met by the Moorage that it was written with, and by none of the next major release."""
+
+    def met(self, written_with: str, *installed: str) -> list[bool]:
+        with mock.patch("importlib.metadata.version", lambda name: written_with):
+            asked = Requirement(names_of(FAMILIES["filter"], "gpu_model")["requirement"])
+        self.assertEqual("moorage", asked.name)
+        return [asked.specifier.contains(each, prereleases=True) for each in installed]
+
+    def test_the_one_it_was_written_with_and_later_ones_do(self) -> None:
+        for version in (
+            "0.0.1.dev142",
+            "0.3.0",
+            "1.2.0.0rc1",
+            "1.2.0.0b2.dev7",
+            "1.2.0a1",
+            "2.1",
+            "1.2.3.post1",
+            "0.0.1.dev3+local",
+        ):
+            with self.subTest(version=version):
+                self.assertEqual([True], self.met(version, version))
+        self.assertEqual([True, True], self.met("0.0.1.dev142", "0.0.1", "0.9.0"))
+
+    def test_earlier_ones_and_those_of_the_next_major_release_do_not(self) -> None:
+        self.assertEqual([False] * 3, self.met("1.2.0", "1.1.9", "2.0.0.dev1", "2.0.0"))
+        self.assertEqual([False] * 3, self.met("0.0.1.dev142", "0.0.0", "1.0.0.dev3", "1.0.0"))

@@ -67,7 +67,7 @@ def names_of(family: Family, name: str) -> Mapping[str, str]:
         "choose_indented": choose.replace("\n", "\n    "),
         "underline": "=" * len(package),
         "see": string.Template(family.see).substitute(plugin=name, words=" ".join(words)),
-        "moorage_version": _compatible(),
+        "requirement": f"moorage{_compatible(metadata.version('moorage'))}",
     }
 
 
@@ -127,6 +127,12 @@ def _files(folder: Traversable, prefix: str = "") -> Iterator[tuple[str, Travers
             yield prefix + entry.name.removesuffix(_TEMPLATE), entry
 
 
-def _compatible() -> str:
-    """The lowest Moorage that the distribution asks for: this one, without what marks a development version."""
-    return re.sub(r"(\.dev|rc|b|a).*$", "", metadata.version("moorage"))
+def _compatible(version: str) -> str:
+    """The Moorages that a distribution asks for that was written with this one, as a version specifier.
+
+    From this one on; from the first development version of the same release where this one is not released, since ``0.0.1.dev142``
+    is before ``0.0.1``. And up to the next major release: until then what is public stays (``moorage.public``).
+    """
+    release, rest = re.findall(r"^(\d+(?:\.\d+)*)(.*)", version)[0]
+    lowest = f"{release}.dev0" if re.match(r"\.?(a|b|rc|dev)", rest) else release
+    return f">={lowest},<{int(release.split('.')[0]) + 1}"

@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
+import subprocess
+import sys
 import tempfile
 import unittest
 from pathlib import Path
@@ -49,6 +52,29 @@ class RefusalTests(unittest.TestCase):
         (self.folder / "file").write_text("")
         with self.assertRaises(errors.ConfigError):
             write("filter", "gpu_model", self.folder / "file")
+
+
+class NextTests(unittest.TestCase):
+    """What is printed after writing."""
+
+    def test_the_folder_is_installed_and_not_a_distribution_of_that_name_of_an_index(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            for into, line in (
+                ((), "pip install ./moorage-gpu-model"),
+                (("--into", "my plugins"), "pip install './my plugins/moorage-gpu-model'"),
+                (("--into", f"{folder}/other"), f"pip install {folder}/other/moorage-gpu-model"),
+            ):
+                said = subprocess.run(
+                    [sys.executable, "-m", "moorage.cli.main", "plugin", "new", "filter", "gpu_model", *into],
+                    cwd=folder,
+                    capture_output=True,
+                    text=True,
+                    check=True,
+                ).stdout
+                with self.subTest(into=into):
+                    self.assertIn(f"  {line}\n", said)
+                    named = Path(folder, shlex.split(line)[-1], "setup.cfg")
+                    self.assertTrue(named.is_file())
 
 
 class RequirementTests(unittest.TestCase):

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -104,10 +105,15 @@ class PluginNew(base.LocalCommand):
         listed = "".join(f"  {written.folder / path}\n" for path in written.files)
         chosen = "".join(f"  {line}\n" for line in names["choose"].splitlines())
         self.app.stdout.write(
-            f"{listed}Next:\n  pip install {written.folder}\n  moorage plugin show {names['plugin']}\n"
+            f"{listed}Next:\n  pip install {_as_a_path(written.folder)}\n  moorage plugin show {names['plugin']}\n"
             f"Then, in the configuration:\n{chosen}"
         )
         return 0
+
+
+def _as_a_path(folder: Path) -> str:
+    """A folder as pip takes it: ``moorage-gpu-model`` alone would be somebody's distribution of that name in an index."""
+    return shlex.quote(str(folder) if folder.is_absolute() else f"./{folder}")
 
 
 def _row(finding: Finding) -> dict[str, Any]:

@@ -27,7 +27,7 @@ class RefusalTests(unittest.TestCase):
         self.addCleanup(shutil.rmtree, self.folder)
 
     def test_a_name_that_cannot_be_one(self) -> None:
-        for name in ("", "2fast", "Gpu", "gpu-model", "gpu__model", "gpu model", "../up", "a" * 40, "ü"):
+        for name in ("", "2fast", "Gpu", "gpu-model", "gpu__model", "gpu model", "../up", "a" * 40, "ü", "gpu_model\n"):
             with self.subTest(name=name), self.assertRaisesRegex(errors.InvalidInput, "small letters"):
                 write("filter", name, self.folder)
         self.assertEqual([], list(self.folder.iterdir()))
@@ -39,6 +39,28 @@ class RefusalTests(unittest.TestCase):
     def test_a_name_that_an_installed_plugin_has(self) -> None:
         with self.assertRaisesRegex(errors.AlreadyExists, "moorage_plugins.filters.compute"):
             write("filter", "compute", self.folder)
+        self.assertEqual([], list(self.folder.iterdir()))
+
+    def test_a_name_whose_package_is_there_which_would_be_overwritten(self) -> None:
+        with self.assertRaisesRegex(
+            errors.AlreadyExists, r"package moorage_plugins is installed already \(.*Choose another"
+        ):
+            write("filter", "plugins", self.folder)
+        self.assertEqual([], list(self.folder.iterdir()))
+
+    def test_a_name_whose_distribution_is_there_which_would_be_uninstalled(self) -> None:
+        site = Path(tempfile.mkdtemp(prefix="moorage-new-"))
+        self.addCleanup(shutil.rmtree, site)
+        info = site / "Moorage_GPU.model-3.1.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: Moorage_GPU.model\nVersion: 3.1\n")
+        with (
+            mock.patch.object(sys, "path", [*sys.path, str(site)]),
+            self.assertRaisesRegex(
+                errors.AlreadyExists, r"moorage-gpu-model 3\.1 is installed already.*Choose another"
+            ),
+        ):
+            write("filter", "gpu_model", self.folder)
         self.assertEqual([], list(self.folder.iterdir()))
 
     def test_a_folder_that_is_there(self) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import shutil
 import string
@@ -18,7 +19,7 @@ from moorage.extensions import ExtensionPoint
 
 __all__ = ["Written", "names_of", "write"]
 
-_NAME = re.compile(r"^[a-z][a-z0-9]*(_[a-z0-9]+)*$")
+_NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 #: So that the longest name made from it, that of the version table, fits into PostgreSQL's 63 characters.
 _LONGEST = 39
 #: What the parts of a template's path stand for.
@@ -45,9 +46,9 @@ def names_of(family: Family, name: str) -> Mapping[str, str]:
 
     :raises InvalidInput: it cannot be a plugin's name.
     """
-    if not _NAME.match(name) or len(name) > _LONGEST:
+    if not _NAME.fullmatch(name) or len(name) > _LONGEST:
         raise errors.InvalidInput(
-            f"'{name}' cannot be a plugin's name: use at most {_LONGEST} small letters and digits, words joined by _, "
+            f"{name!r} cannot be a plugin's name: use at most {_LONGEST} small letters and digits, words joined by _, "
             "beginning with a letter (gpu_model).",
             path="name",
         )
@@ -75,7 +76,8 @@ def write(family_name: str, name: str, into: Path) -> Written:
     """Write a distribution with one plugin into a new folder below ``into``.
 
     :raises InvalidInput: the family or the name cannot be used.
-    :raises AlreadyExists: the folder exists, or an installed plugin of the family has the name; nothing is written.
+    :raises AlreadyExists: the folder exists, or an installed plugin of the family, package or distribution has the name; nothing is
+        written.
     :raises ConfigError: the folder cannot be written.
     """
     family = FAMILIES.get(family_name)
@@ -91,6 +93,7 @@ def write(family_name: str, name: str, into: Path) -> Written:
             f"A {family.name} '{name}' is installed already ({taken[0].value}); two of one name refuse each other. "
             "Choose another name."
         )
+    _refuse_to_replace(names)
     folder = into / names["distribution"]
     rendered = dict(_render(family, names))
     try:
@@ -107,6 +110,23 @@ def write(family_name: str, name: str, into: Path) -> Written:
         shutil.rmtree(folder, ignore_errors=True)
         raise errors.ConfigError(f"{folder} cannot be written: {error.strerror}. Nothing was left there.") from error
     return Written(folder, sorted(rendered), names)
+
+
+def _refuse_to_replace(names: Mapping[str, str]) -> None:
+    """Two distributions with files of the same names destroy each other; of two with the same name pip removes the first."""
+    spec = importlib.util.find_spec(names["package"])
+    if spec is not None:
+        where = spec.origin or ", ".join(spec.submodule_search_locations or ())
+        raise errors.AlreadyExists(
+            f"A package {names['package']} is installed already ({where}); installing what would be written would overwrite "
+            "it. Choose another name, or uninstall that one."
+        )
+    installed = next(iter(metadata.distributions(name=names["distribution"])), None)
+    if installed is not None:
+        raise errors.AlreadyExists(
+            f"A distribution {names['distribution']} {installed.version} is installed already; installing what would be "
+            "written would uninstall it. Choose another name, or uninstall that one."
+        )
 
 
 def _render(family: Family, names: Mapping[str, str]) -> Iterator[tuple[str, str]]:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import configparser
+import re
 import shlex
 import shutil
 import subprocess
@@ -14,9 +16,10 @@ from unittest import mock
 
 from packaging.requirements import Requirement
 
-from moorage import errors
+from moorage import errors, options
 from moorage.cli.scaffold.distribution import names_of, write
 from moorage.cli.scaffold.families import FAMILIES
+from tests.functional.scaffold.installed import ROOT
 
 
 class RefusalTests(unittest.TestCase):
@@ -97,6 +100,40 @@ class NextTests(unittest.TestCase):
                     self.assertIn(f"  {line}\n", said)
                     named = Path(folder, shlex.split(line)[-1], "setup.cfg")
                     self.assertTrue(named.is_file())
+
+
+class ChooseTests(unittest.TestCase):
+    """The lines for the configuration."""
+
+    def test_what_was_on_stays_on(self) -> None:
+        defaults = options.defaults()
+        lists = 0
+        for family in FAMILIES.values():
+            with self.subTest(family=family.name):
+                lines = configparser.ConfigParser(allow_no_value=True, comment_prefixes="#")
+                lines.read_string(names_of(family, "gpu_model")["choose"])
+                for section in lines.sections():
+                    ((option, value),) = lines.items(section)
+                    default = defaults[section][option]
+                    self.assertIn("gpu_model", value)
+                    if isinstance(default, list):
+                        lists += 1
+                        self.assertEqual([*default, "gpu_model"], value.split(","))
+        self.assertEqual(7, lists)
+
+    def test_the_dialects_are_served_beside_a_new_api(self) -> None:
+        said = names_of(FAMILIES["api"], "report")["choose"]
+        self.assertEqual("[api]\nenabled_apis = placement,baremetal,volume,report", said)
+
+    def test_the_pages_switch_nothing_off(self) -> None:
+        defaults = {option.name: option.default for _, every in options.option_sets() for option in every}
+        found = 0
+        for page in (ROOT / "doc/source").rglob("*.rst"):
+            for option, value in re.findall(r"\b(enabled_\w+) = ([\w, .:]+)", page.read_text("utf-8")):
+                found += 1
+                with self.subTest(page=page.name, option=option):
+                    self.assertLessEqual(set(defaults[option]), set(re.split(r", *", value)))
+        self.assertGreater(found, 5)
 
 
 class RequirementTests(unittest.TestCase):

@@ -13,8 +13,9 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
-from moorage import errors
+from moorage import errors, options
 from moorage.cli.scaffold.families import FAMILIES, Family
+from moorage.control_plane.extension_points import EXTENSION_POINTS
 from moorage.extensions import ExtensionPoint
 
 __all__ = ["Written", "names_of", "write"]
@@ -54,7 +55,7 @@ def names_of(family: Family, name: str) -> Mapping[str, str]:
         )
     words = name.split("_")
     package = f"moorage_{name}"
-    choose = string.Template(family.choose).substitute(plugin=name)
+    choose = _choose(family, name)
     return {
         "plugin": name,
         "upper": name.upper(),
@@ -110,6 +111,17 @@ def write(family_name: str, name: str, into: Path) -> Written:
         shutil.rmtree(folder, ignore_errors=True)
         raise errors.ConfigError(f"{folder} cannot be written: {error.strerror}. Nothing was left there.") from error
     return Written(folder, sorted(rendered), names)
+
+
+def _choose(family: Family, name: str) -> str:
+    """The lines of a configuration file with which a deployer uses the plugin; what is on by default stays on."""
+    chosen_by = [point.option for point in EXTENSION_POINTS if point.group == family.group]
+    if not chosen_by:
+        return "# commands need no configuration: all that are installed are offered"
+    section, _, option = chosen_by[0].partition(" ")
+    default = options.defaults()[section.strip("[]")][option]
+    value = string.Template(family.value).substitute(plugin=name)
+    return f"{section}\n{option} = {','.join([*default, value]) if isinstance(default, list) else value}"
 
 
 def _refuse_to_replace(names: Mapping[str, str]) -> None:

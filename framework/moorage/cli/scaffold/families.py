@@ -16,17 +16,17 @@ class Family:
     :param name: what the author writes, and the folder of its templates.
     :param group: the entry-point group.
     :param suffix: how the class's name ends.
-    :param choose: the lines of a configuration file with which a deployer uses the plugin; ``$plugin`` is its name.
-    :param see: how its author sees it work in a running control plane, one sentence.
+    :param see: how its author sees it work in a running control plane, one sentence; ``$plugin`` is its name.
     :param parts: folders of templates that it shares with others, before its own.
+    :param value: what a deployer writes for the plugin in the option that chooses; the option is the extension point's.
     """
 
     name: str
     group: str
     suffix: str
-    choose: str
     see: str
     parts: tuple[str, ...] = ()
+    value: str = "$plugin"
 
 
 _ALL = (
@@ -34,56 +34,50 @@ _ALL = (
         "filter",
         "moorage.filters",
         "Filter",
-        "[scheduling]\nenabled_filters = compute,capacity,$plugin",
         "``moorage select --explain`` tells for each filter how many nodes fell.",
     ),
     Family(
         "weigher",
         "moorage.weighers",
         "Weigher",
-        "[scheduling]\nenabled_weighers = $plugin",
         "``moorage select --explain`` shows the nodes in the order that the weighers gave them.",
     ),
     Family(
         "allocation-store",
         "moorage.allocation_stores",
         "Store",
-        "[allocation]\nstore = $plugin",
         "``moorage plugin check`` loads it; the roles use it once it declares SHARED_TRANSACTION, and say so until then.",
     ),
     Family(
         "shard-strategy",
         "moorage.shard_strategies",
         "Strategy",
-        "[sharding]\nstrategy = $plugin",
         "``moorage shard plan`` shows where it would have each node, and why.",
     ),
     Family(
         "transport",
         "moorage.transports",
         "Transport",
-        "[rpc]\ntransport_url = $plugin://",
         "``moorage plugin check`` loads it; the roles use it once it declares CROSS_PROCESS.",
+        value="$plugin://",
     ),
     Family(
         "api",
         "moorage.api",
         "Api",
-        "[api]\nenabled_apis = $plugin",
         "``curl -u USER:PASSWORD http://HOST:PORT/$plugin/`` shows what it answers.",
     ),
     Family(
         "coordination-backend",
         "moorage.coordination",
         "Backend",
-        "[coordination]\nperiodic_coordination_backend = $plugin:///run/members",
         "``moorage ring show`` shows the engines that are members, and what part each has.",
+        value="$plugin:///run/members",
     ),
     Family(
         "periodic-task",
         "moorage.periodic_tasks",
         "Task",
-        "[periodic]\nenabled_tasks = reconcile,$plugin",
         "After ``moorage-manage db upgrade``, ``moorage periodic show $plugin`` shows its runs.",
         ("with-table",),
     ),
@@ -91,7 +85,6 @@ _ALL = (
         "cleanup-handler",
         "moorage.cleanup_handlers",
         "Handler",
-        "[cleanup]\nenabled_handlers = volume,snapshot,backup,instance,$plugin",
         "After ``moorage-manage db upgrade``, ``moorage cleanup history`` shows what became of items whose service died.",
         ("with-table",),
     ),
@@ -99,7 +92,6 @@ _ALL = (
         "orphan-detector",
         "moorage.orphan_detectors",
         "Detector",
-        "[allocation]\norphan_detectors = $plugin",
         "After ``moorage-manage db upgrade``, ``moorage allocation audit`` lists claims that hold room for nothing.",
         ("with-table",),
     ),
@@ -107,14 +99,12 @@ _ALL = (
         "observer",
         "moorage.observers",
         "Observer",
-        "[observers]\nenabled = $plugin",
         "Each refused request becomes a line of a file in the folder ``$plugin`` of the state folder.",
     ),
     Family(
         "command",
         "moorage.cli",
         "Command",
-        "# commands need no configuration: all that are installed are offered",
         "``moorage $words`` runs it.",
     ),
 )

@@ -16,11 +16,13 @@ The processes of such a server are no services: nobody looks after their heartbe
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import functools
 import importlib
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from oslo_config import cfg
@@ -48,7 +50,8 @@ def build(name: str) -> Wsgi:
     :raises ConfigError: the configuration, plugin or database cannot be used.
     """
     conf = _configuration(name)
-    return Site(_platform(name, conf), conf).dialect(name, conf)
+    with _platform(name, conf) as platform:
+        return Site(platform, conf).dialect(name, conf)
 
 
 def _alone(name: str) -> Wsgi:
@@ -59,11 +62,11 @@ def _alone(name: str) -> Wsgi:
 def _whole() -> Wsgi:
     conf = _configuration("all")
     _refuse_noauth(conf)
-    platform = _platform("all", conf)
-    site = Site(platform, conf)
-    mounted = Dispatcher(site.mounts(conf))
-    Periodic(platform, "watch over heartbeats", site.watch, conf.services.report_interval)
-    return mounted
+    with _platform("all", conf) as platform:
+        site = Site(platform, conf)
+        mounted = Dispatcher(site.mounts(conf))
+        Periodic(platform, "watch over heartbeats", site.watch, conf.services.report_interval)
+        return mounted
 
 
 def _configuration(name: str) -> cfg.ConfigOpts:
@@ -73,8 +76,12 @@ def _configuration(name: str) -> cfg.ConfigOpts:
     return conf
 
 
-def _platform(name: str, conf: cfg.ConfigOpts) -> Platform:
-    return unlisted(f"api-{name}", conf, SystemClock())
+@contextlib.contextmanager
+def _platform(name: str, conf: cfg.ConfigOpts) -> Iterator[Platform]:
+    """What it opens ends with the process; or at once, where the block cannot build on it: the next request tries again."""
+    with contextlib.ExitStack() as opened:
+        yield unlisted(f"api-{name}", conf, SystemClock(), opened)
+        atexit.register(opened.pop_all().close)
 
 
 def _refuse_noauth(conf: cfg.ConfigOpts) -> None:

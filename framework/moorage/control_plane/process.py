@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import faulthandler
 import logging as standard_logging
@@ -97,22 +96,24 @@ def check_schema(database: Database) -> None:
         )
 
 
-def unlisted(binary: str, conf: cfg.ConfigOpts, clock: Clock) -> Platform:
+def unlisted(binary: str, conf: cfg.ConfigOpts, clock: Clock, opened: contextlib.ExitStack) -> Platform:
     """The platform of a process that owns nothing: it is in no list of services and nobody looks after its heartbeats.
 
-    Its identity is its own alone and serves to tell its messages from those of others. What is opened ends with the process.
+    Its identity is its own alone and serves to tell its messages from those of others.
 
+    :param opened: closes what is opened here.
     :raises ConfigError: the store or the messages cannot be used as they are configured.
     """
     database = Database.from_config(conf, clock=clock)
+    opened.callback(database.close)
     check_schema(database)
     transport = rpc_loading.open_transport(conf, clock, needs=frozenset({rpc_interface.CROSS_PROCESS}))
+    opened.callback(transport.close)
     identity = ServiceIdentity(str(uuid.uuid4()), f"{os.uname().nodename}-{os.getpid()}", binary, None, 1)
     sender = rpc_client.Sender(transport, identity.uuid, identity.epoch, timeout=conf.rpc.call_timeout)
     hub = Hub(source_of(identity), clock)
     hub.use(open_observers(conf, clock, source_of(identity)), settings_of(conf))
-    atexit.register(transport.close)
-    atexit.register(hub.close, _GRACE)
+    opened.callback(hub.close, _GRACE)
     registry = ServiceRegistry(database, clock)
     return Platform(identity.host, clock, database, registry, identity, transport, sender, _end_at_once, tell=hub.tell)
 

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import unittest
 from unittest import mock
 
@@ -21,6 +22,7 @@ from moorage.control_plane import config
 from moorage.control_plane.interface import Wsgi
 from moorage.db import Database, migrations
 from tests.api.live import LiveDialect
+from tests.servers import wait_until
 
 
 class TestMounts(unittest.TestCase):
@@ -101,6 +103,24 @@ class TestCallable(unittest.TestCase):
             migrations.upgrade_all(database)
             database.close()
             self.assertTrue(self.call(application).startswith("200 "))
+
+    def test_what_a_request_could_not_build_on_is_closed(self) -> None:
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        conf = pathlib.Path(folder.name) / "moorage.conf"
+        conf.write_text("[api]\nauth_strategy = http_basic\nenabled_apis = nosuch\n[observers]\nenabled = log\n")
+        (pathlib.Path(folder.name) / "users").write_text("")
+        database = Database.from_config(config.load(files=[str(conf)], state_dir=folder.name))
+        migrations.upgrade_all(database)
+        database.close()
+        environment = {"MOORAGE_STATE_DIR": folder.name, "MOORAGE_CONFIG_FILES": str(conf)}
+        before = set(threading.enumerate())
+        with mock.patch.dict(os.environ, environment), mock.patch("moorage.api.wsgi.logging.setup"):
+            for _ in range(3):
+                with self.assertLogs("moorage.api.wsgi", "ERROR") as said:
+                    self.assertTrue(self.call(wsgi.application).startswith("503 "))
+                self.assertIn("'nosuch'", said.output[0])
+        wait_until(lambda: set(threading.enumerate()) <= before, "the threads of what was opened to end", 60)
 
     def test_noauth_is_refused_where_nobody_knows_who_reaches_it(self) -> None:
         folder = tempfile.TemporaryDirectory()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import difflib
 import os
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -154,11 +153,7 @@ def _options_of_libraries() -> Iterator[tuple[Any, Sequence[cfg.Opt]]]:
         if point.dist is None or point.dist.name.replace("_", ".").lower() not in _LIBRARIES:
             continue
         try:
-            with warnings.catch_warnings():
-                # Libraries warn of what they import themselves.
-                warnings.simplefilter("ignore")
-                found = list(point.load()())
-            yield from found
+            yield from point.load()()
         except Exception as error:  # noqa: BLE001  (an optional part of a library that is not installed)
             LOG.debug("The options of %s cannot be read: %s", point.value, error)
 

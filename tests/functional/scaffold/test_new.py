@@ -129,7 +129,7 @@ class ChooseTests(unittest.TestCase):
         defaults = {option.name: option.default for _, every in options.option_sets() for option in every}
         found = 0
         for page in (ROOT / "doc/source").rglob("*.rst"):
-            for option, value in re.findall(r"\b(enabled_\w+) = ([\w, .:]+)", page.read_text("utf-8")):
+            for option, value in re.findall(r"(?:\b|\\n)(enabled_\w+) = ([\w, .:]+)", page.read_text("utf-8")):
                 found += 1
                 with self.subTest(page=page.name, option=option):
                     self.assertLessEqual(set(defaults[option]), set(re.split(r", *", value)))

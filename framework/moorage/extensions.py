@@ -414,11 +414,13 @@ class ExtensionPoint(Generic[T]):
             remedy = f"This is a mistake in {distribution}: its author must implement them."
         elif self.interface is not None and not self._compatible(declared):
             state = State.WRONG_API
-            written = "no api_version" if declared is None else f"api_version {_dotted(declared)}"
-            problem = f"it declares {written}, this Moorage offers {_dotted(self.api_version)}."
-            remedy = (
-                f"Install a release of {distribution} for {self.api_version[0]}.x (up to {_dotted(self.api_version)})."
-            )
+            if declared is None:
+                problem, remedy = self._undeclared(plugin, distribution)
+            else:
+                problem = (
+                    f"it declares api_version {_dotted(declared)}, this Moorage offers {_dotted(self.api_version)}."
+                )
+                remedy = f"Install a release of {distribution} for {self.api_version[0]}.x (up to {_dotted(self.api_version)})."
         return Finding(
             self.group,
             point.name,
@@ -431,6 +433,16 @@ class ExtensionPoint(Generic[T]):
             problem,
             remedy,
             self._deprecations(plugin, distribution) if state is State.READY else "",
+        )
+
+    def _undeclared(self, plugin: Any, distribution: str) -> tuple[str, str]:
+        """(problem, remedy) of a class that says nothing of the interface that it was written for, or nothing that can be read."""
+        value = self._written_version(plugin)
+        written = "no api_version" if value is None else f"api_version = {value!r}"
+        return (
+            f"it declares {written}, this Moorage offers {_dotted(self.api_version)}.",
+            f"This is a mistake in {distribution}: its author must write the version of the interface that the class is for as two "
+            f"whole numbers, api_version = {self.api_version}.",
         )
 
     def _deprecations(self, plugin: Any, distribution: str) -> str:
@@ -449,12 +461,18 @@ class ExtensionPoint(Generic[T]):
 
     def _declared_version(self, plugin: Any) -> tuple[int, int] | None:
         """What the plugin's author declared; a value that is only inherited from the interface is none."""
+        value = self._written_version(plugin)
+        if isinstance(value, tuple) and len(value) == 2 and all(type(part) is int for part in value):
+            return value[0], value[1]
+        return None
+
+    def _written_version(self, plugin: Any) -> Any:
+        """The nearest ``api_version``, whatever it is; that of a base does not stand in for one that cannot be read."""
         for cls in getattr(plugin, "__mro__", ()):
             if cls is self.interface:
                 return None
-            value = vars(cls).get("api_version")
-            if isinstance(value, tuple) and len(value) == 2 and all(isinstance(part, int) for part in value):
-                return value[0], value[1]
+            if "api_version" in vars(cls):
+                return vars(cls)["api_version"]
         return None
 
     def _compatible(self, declared: tuple[int, int] | None) -> bool:

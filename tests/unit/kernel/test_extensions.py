@@ -152,6 +152,23 @@ class TestLoading(PluginCase):
                     self.assertEqual("wrong-api", error.details["state"])
                     self.assertIn("offers 1.2", error.message)
 
+    def test_a_version_that_is_none_is_refused_and_a_base_does_not_stand_in_for_it(self) -> None:
+        code = (
+            self.GOOD
+            + """
+        class Bad(It):
+            api_version = {}
+        """
+        )
+        for number, written in enumerate(("'one'", "[1, 0]", "(1,)", "(1, 0, 0)", "(1, '0')", "(True, 0)", "1.0")):
+            with self.subTest(written):
+                self.install("acme", f"w{number} = acme_w{number}:Bad", code.format(written))
+                error = self.refusal(f"w{number}")
+                self.assertEqual("wrong-api", error.details["state"])
+                self.assertIn(f"it declares api_version = {written}, this Moorage offers 1.2.", error.message)
+                self.assertIn("mistake in acme: its author must write", error.message)
+                self.assertIn("two whole numbers, api_version = (1, 2)", error.message)
+
     def test_a_class_of_another_type_or_with_missing_methods_is_refused(self) -> None:
         self.install("acme", "it = acme_eight:It", "class It:\n    api_version = (1, 0)\n")
         self.assertIn("not a subclass", self.refusal("it").message)

@@ -24,7 +24,7 @@ from typing import Any, Generic, TypeVar
 from oslo_log import log as logging
 from stevedore import named
 
-from moorage import errors
+from moorage import errors, foreign
 
 __all__ = [
     "ExtensionPoint",
@@ -218,7 +218,8 @@ class Loaded(Generic[T]):
         :raises Unavailable: what it needs is away; a later try may do.
         """
         try:
-            yield
+            with foreign.contained(f"the plugin '{self.name}'"):
+                yield
         except (errors.ConfigError, errors.Unavailable):
             raise
         except Exception as error:

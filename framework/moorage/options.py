@@ -9,7 +9,7 @@ from typing import Any
 from oslo_config import cfg
 from oslo_log import log as logging
 
-from moorage import errors
+from moorage import errors, foreign
 from moorage.extensions import entry_points, groups
 
 __all__ = ["GROUP", "defaults", "option_sets"]
@@ -35,7 +35,9 @@ def option_sets() -> Iterator[tuple[str | None, Sequence[cfg.Opt]]]:
             continue
         seen.add(point.value)
         try:
-            yield from point.load()()
+            with foreign.contained(point.dist.name):
+                found = list(point.load()())
+            yield from found
         except Exception as error:  # noqa: BLE001  (a stray package must not stop a service; its plugin will be named)
             LOG.warning("The options of %s (%s) cannot be read: %s", point.dist.name, point.value, error)
 

@@ -119,8 +119,8 @@ _USER_ACTIONS = {"set": _set_user, "remove": _remove_user}
 
 def _reassign(conf: Any, database: Database, arguments: argparse.Namespace) -> int:
     clock = SystemClock()
-    store: Any = INSTANCE_STORES.load(conf.control_plane.instance_store).plugin
-    instances = store(conf=conf, database=database, clock=clock)
+    loaded = INSTANCE_STORES.load(conf.control_plane.instance_store)
+    instances = loaded.build(conf=conf, database=database, clock=clock)
     work = Reassignment(database, ServiceRegistry(database, clock), NodeStore(database), instances)
     preview = work.preview(arguments.shard, arguments.host)
     for host, count in sorted(preview.sources.items()):

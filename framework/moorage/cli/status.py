@@ -21,7 +21,7 @@ import sqlalchemy as sa
 from oslo_config import cfg
 from oslo_upgradecheck import upgradecheck
 
-from moorage import errors
+from moorage import errors, foreign
 from moorage.api import auth
 from moorage.cleanup.interface import Phase
 from moorage.cleanup.tables import workers
@@ -63,11 +63,14 @@ def _guarded(look: Callable[[Any], upgradecheck.Result]) -> Callable[[Any], upgr
     @functools.wraps(look)
     def guarded(checks: Any) -> upgradecheck.Result:
         try:
-            return look(checks)
+            with foreign.contained():
+                return look(checks)
         except errors.MoorageError as error:
             return _failure(error.message)
         except sa.exc.SQLAlchemyError as error:
             return _failure(f"This cannot be looked at: {error}")
+        except Exception as error:  # noqa: BLE001  (whatever a plugin raises)
+            return _failure(f"This cannot be looked at ({type(error).__name__}: {error}).")
 
     return guarded
 

@@ -18,7 +18,7 @@ from typing import IO, Any
 from oslo_config import cfg
 from oslo_log import log as logging
 
-from moorage import errors
+from moorage import errors, foreign
 from moorage.api import auth
 from moorage.cli import validation
 from moorage.clock import SystemClock
@@ -151,9 +151,11 @@ class ControlPlane:
     def _may_reload(self) -> bool:
         """Check the new configuration here first, so that either every process takes it or none does."""
         try:
-            conf = self.load()
-        except errors.MoorageError as error:
-            sys.stderr.write(f"moorage: the new configuration is not taken, the old one stays: {error.message}\n")
+            with foreign.contained():
+                conf = self.load()
+        except Exception as error:  # noqa: BLE001  (whatever is wrong with it, the processes run on)
+            said = error.message if isinstance(error, errors.MoorageError) else f"{type(error).__name__}: {error}"
+            sys.stderr.write(f"moorage: the new configuration is not taken, the old one stays: {said}\n")
             return False
         waiting = config.need_restart(self._running, conf)
         if waiting:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from moorage import errors, extensions
+from moorage import errors, extensions, foreign
 from moorage.allocation.interface import DETECTORS, STORES
 from moorage.api import auth
 from moorage.api.mounts import places
@@ -79,7 +79,8 @@ def problems(conf: Any) -> list[str]:
     found = []
     for what, look in CHECKS:
         try:
-            look(conf)
+            with foreign.contained():
+                look(conf)
         except errors.MoorageError as error:
             found.append(error.message)
         except Exception as error:  # noqa: BLE001  (a plugin's check that fails is what was looked for)

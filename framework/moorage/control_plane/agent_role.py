@@ -84,16 +84,19 @@ class Agent:
             tell=platform.tell,
         )
         self._cleaning = AgentCleaning(platform, conf, tools, open_workers(platform, conf))
-        self._services: list[AgentService] = [
-            loaded.build(tools) for loaded in AGENT_SERVICES.load_all(conf.agent.services)
-        ]
-        endpoints = [endpoint for service in self._services for endpoint in service.endpoints()]
+        services = [(loaded, loaded.build(tools)) for loaded in AGENT_SERVICES.load_all(conf.agent.services)]
+        self._services: list[AgentService] = [service for _, service in services]
+        endpoints: list[object] = []
+        for loaded, service in services:
+            with loaded.building():
+                endpoints += service.endpoints()
         self._soon = threading.Event()
         self._subscription: Subscription = platform.transport.serve(
             AGENTS, platform.name, Dispatcher(endpoints_of(self, self._cleaning, *endpoints)), threads=conf.rpc.threads
         )
-        for service in self._services:
-            service.start()
+        for loaded, service in services:
+            with loaded.building():
+                service.start()
         self._cleaning.start()
         self._periodic = [Periodic(platform, "sweep", self._sweep_all, conf.agent.sweep_interval)]
         seconds = sync_seconds(conf)

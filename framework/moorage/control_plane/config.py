@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from oslo_config import cfg
 from oslo_log import log as logging
 
-from moorage import errors
+from moorage import errors, foreign
 from moorage.extensions import entry_points
 from moorage.options import GROUP, option_sets
 from moorage.rpc.interface import TRANSPORTS
@@ -153,7 +153,9 @@ def _options_of_libraries() -> Iterator[tuple[Any, Sequence[cfg.Opt]]]:
         if point.dist is None or point.dist.name.replace("_", ".").lower() not in _LIBRARIES:
             continue
         try:
-            yield from point.load()()
+            with foreign.contained(point.dist.name):
+                found = list(point.load()())
+            yield from found
         except Exception as error:  # noqa: BLE001  (an optional part of a library that is not installed)
             LOG.debug("The options of %s cannot be read: %s", point.value, error)
 

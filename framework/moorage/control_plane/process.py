@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from oslo_config import cfg
 from oslo_log import log as logging
 
-from moorage import errors
+from moorage import errors, foreign
 from moorage.clock import Clock, SystemClock
 from moorage.control_plane import systemd
 from moorage.control_plane.observing import close_unused, open_observers, settings_of, source_of
@@ -302,7 +302,8 @@ class _Process:
 
     def _take_configuration(self) -> None:
         try:
-            self._reload_with(self._load())
+            with foreign.contained():
+                self._reload_with(self._load())
         except errors.MoorageError as error:
             LOG.error("The new configuration is not taken, the old one stays: %s", error.message)
         except Exception:
@@ -314,8 +315,9 @@ class _Process:
 def _into(future: futures.Future[None], work: Callable[[cfg.ConfigOpts], None], conf: cfg.ConfigOpts) -> None:
     """Do it and keep what came of it."""
     try:
-        work(conf)
-    except BaseException as error:  # noqa: BLE001  (raised again in the main thread)
+        with foreign.contained():
+            work(conf)
+    except Exception as error:  # noqa: BLE001  (raised again in the main thread)
         future.set_exception(error)
     else:
         future.set_result(None)

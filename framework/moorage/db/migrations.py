@@ -21,7 +21,7 @@ from typing import Any
 import sqlalchemy as sa
 from oslo_log import log as logging
 
-from moorage import errors
+from moorage import errors, foreign
 from moorage.db.database import Database
 from moorage.extensions import entry_points
 
@@ -119,8 +119,9 @@ class Migrations:
 
     def import_tables(self) -> None:
         """Import the modules that fill the metadata."""
-        for module in self.tables:
-            importlib.import_module(module)
+        with foreign.contained(self.distribution):
+            for module in self.tables:
+                importlib.import_module(module)
 
 
 def tables_of(package: str) -> tuple[str, ...]:
@@ -192,7 +193,8 @@ def discover() -> Sequence[Migrations]:
 
 def _load(point: importlib.metadata.EntryPoint, owner: str) -> Migrations | None:
     try:
-        loaded = point.load()
+        with foreign.contained(owner):
+            loaded = point.load()
         problem = "" if isinstance(loaded, Migrations) else f"{point.value} is not a moorage.db.migrations.Migrations"
     except Exception as error:  # noqa: BLE001  (whatever a foreign module raises when it is imported)
         loaded, problem = None, f"{type(error).__name__}: {error}"
@@ -206,5 +208,20 @@ def _load(point: importlib.metadata.EntryPoint, owner: str) -> Migrations | None
 
 
 def upgrade_all(database: Database) -> list[str]:
-    """Upgrade every environment; the names of those that changed."""
-    return [each.distribution for each in discover() if each.upgrade(database)]
+    """Upgrade every environment; the names of those that changed.
+
+    :raises PluginLoadError: a revision of one raised what is no error of a database.
+    """
+    return [each.distribution for each in discover() if _upgraded(each, database)]
+
+
+def _upgraded(each: Migrations, database: Database) -> bool:
+    try:
+        return each.upgrade(database)
+    except (errors.MoorageError, sa.exc.SQLAlchemyError):
+        raise
+    except Exception as error:
+        raise errors.PluginLoadError(
+            f"The migrations of {each.distribution} failed ({type(error).__name__}: {error}). Repair or uninstall "
+            f"{each.distribution}, and upgrade again."
+        ) from error

@@ -15,7 +15,8 @@ from moorage.control_plane import config, process
 class Script:
     """Does what the words of the command line say.
 
-    They are ``hang-start``, ``fail-start``, and so on for ``reload`` and ``stop``; ``serve``, and ``own-nothing``.
+    They are ``hang-start``, ``fail-start``, ``exit-start``, and so on for ``reload`` and ``stop``; ``serve``, and
+    ``own-nothing``.
     """
 
     binary = "agent"
@@ -33,6 +34,9 @@ class Script:
         if f"fail-{place}" in self._words:
             self._words.discard(f"fail-{place}")
             raise RuntimeError("a mistake of the author")
+        if f"exit-{place}" in self._words:
+            self._words.discard(f"exit-{place}")
+            sys.exit(4)
 
     def start(self, platform: process.Platform, conf: cfg.ConfigOpts) -> None:
         self._come_to("start")

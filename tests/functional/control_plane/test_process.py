@@ -145,6 +145,16 @@ class ReloadTests(ProcessCase):
         process.send_signal(signal.SIGTERM)
         self.assertEqual(0, process.wait(PATIENCE))
 
+    def test_a_plugin_that_exits_while_it_reloads_ends_nothing(self) -> None:
+        process = self.begin("exit-reload")
+        self.await_place(process, "ready")
+        process.send_signal(signal.SIGHUP)
+        servers.wait_until(lambda: "SystemExit(4)" in self.said(), "the log", PATIENCE)
+        process.send_signal(signal.SIGHUP)
+        self.await_place(process, "reloaded")
+        process.send_signal(signal.SIGTERM)
+        self.assertEqual(0, process.wait(PATIENCE))
+
 
 class StartTests(ProcessCase):
     def test_sigterm_ends_it_while_its_start_hangs(self) -> None:
@@ -159,6 +169,11 @@ class StartTests(ProcessCase):
         process = self.begin("fail-start")
         self.assertEqual(1, process.wait(PATIENCE))
         self.assertIn("a mistake of the author", self.said())
+
+    def test_a_plugin_that_exits_while_it_starts_is_told(self) -> None:
+        process = self.begin("exit-start")
+        self.assertEqual(1, process.wait(PATIENCE))
+        self.assertIn("SystemExit(4) would have ended the process", self.said())
 
     def test_messages_that_do_not_leave_a_process_are_refused(self) -> None:
         process = self.begin(conf=CONF + "[rpc]\ntransport_url = memory://\n")

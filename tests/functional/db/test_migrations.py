@@ -12,6 +12,7 @@ import tempfile
 import unittest
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import sqlalchemy as sa
 
@@ -169,6 +170,16 @@ class MigrationCases(Mixin):
             self.assertEqual(["0001", "0002", "0003"], tour.pending(self.database))
             with self.database.read() as tx:
                 self.assertEqual([], sa.inspect(tx).get_table_names())
+
+    def test_a_revision_that_exits_is_told_with_its_distribution(self) -> None:
+        _package(self, "tour_of_exits", _PARENTS.replace("upgrade():\n", "upgrade():\n    raise SystemExit(3)\n"))
+        exits = migrations.Migrations("tour", "tour_of_exits", new_metadata())
+        told = r"of tour failed \(.*SystemExit\(3\).*Repair or uninstall tour"
+        with (
+            mock.patch.object(migrations, "discover", return_value=[exits]),
+            self.assertRaisesRegex(errors.PluginLoadError, told),
+        ):
+            migrations.upgrade_all(self.database)
 
 
 class SqliteMigrations(MigrationCases, unittest.TestCase):

@@ -11,6 +11,7 @@ import tempfile
 import unittest
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import sqlalchemy as sa
 from oslo_upgradecheck.upgradecheck import Code
@@ -122,6 +123,10 @@ class ConfigurationTests(CheckCase):
         sys.path.insert(0, str(self.folder))
         self.addCleanup(sys.path.remove, str(self.folder))
         self.assert_says(Code.WARNING, "acme 1.0", "plugins")
+
+    def test_a_plugin_that_exits_fails_its_check_and_the_others_are_made(self) -> None:
+        with mock.patch.object(status, "survey", side_effect=SystemExit(4)):
+            self.assert_says(Code.FAILURE, "SystemExit(4)", "plugins")
 
 
 class DatabaseTests(CheckCase):

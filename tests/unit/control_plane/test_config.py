@@ -3,21 +3,27 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import subprocess
 import sys
 import tempfile
 import unittest
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 from oslo_config import cfg
+from typing_extensions import override
 
-from moorage import errors
+from moorage import errors, options
 from moorage.cli import validation
+from moorage.cli.up import ControlPlane, Plan
 from moorage.control_plane import config
 from moorage.control_plane.extension_points import EXTENSION_POINTS
 from moorage.db import Database
 from moorage.options import option_sets
+from moorage.scheduling.interface import HostFilter
 
 
 class ConfigCase(unittest.TestCase):
@@ -79,6 +85,57 @@ class CommandTests(ConfigCase):
         self.assertRegex(done.stderr, r"^moorage: Nobody can be asked .* --password-file .*\n$")
 
 
+class Exits(HostFilter):
+    """Ends the process, if it can."""
+
+    api_version = (1, 0)
+
+    @override
+    def __init__(self, conf: Any = None) -> None:
+        sys.exit(4)
+
+    @override
+    def host_passes(self, host_state: Any, spec_obj: Any) -> bool:
+        return True
+
+
+def exits() -> Any:
+    """Instead of classes of filters."""
+    raise SystemExit(5)
+
+
+class ExitingTests(ConfigCase):
+    def test_a_plugin_that_exits_is_a_problem_of_the_configuration_like_any_other(self) -> None:
+        for what, said in (("Exits", "SystemExit(4)"), ("exits", "SystemExit(5)")):
+            conf = self.load(f"[scheduling]\nenabled_filters = {__name__}.{what}\n")
+            (problem,) = validation.problems(conf)
+            self.assertIn(f"{__name__}.{what}", problem)
+            self.assertIn(said, problem)
+
+    def test_the_supervisor_outlives_what_a_new_configuration_does_and_keeps_the_old_one(self) -> None:
+        plane = ControlPlane(Plan(self.folder, config_files=[self.file("")]))
+        for text in (f"[scheduling]\nenabled_filters = {__name__}.Exits\n", ""):
+            self.file(text)
+            with contextlib.redirect_stderr(io.StringIO()) as told:
+                # The second time it is a check that exits, and not a plugin by itself.
+                checks = [*validation.CHECKS, ("all of it", lambda conf: sys.exit(6))][:: 1 if text else -1]
+                with mock.patch.object(validation, "CHECKS", checks):
+                    self.assertFalse(plane._may_reload())
+            self.assertIn("the new configuration is not taken, the old one stays", told.getvalue())
+            self.assertIn("SystemExit(4)" if text else "SystemExit(6)", told.getvalue())
+
+    def test_options_that_cannot_be_listed_are_told_and_left_out(self) -> None:
+        point = mock.Mock(value="acme.options:list_opts", dist=mock.Mock())
+        point.load.return_value = exits
+        with (
+            mock.patch.object(options, "groups", return_value={"moorage.filters"}),
+            mock.patch.object(options, "entry_points", return_value=[point]),
+            self.assertLogs("moorage.options", "WARNING") as logs,
+        ):
+            self.assertEqual([], list(option_sets()))
+        self.assertIn("SystemExit(5)", logs.output[0])
+
+
 class ReloadTests(ConfigCase):
     def test_what_only_a_restart_changes_is_named_and_nothing_else(self) -> None:
         new = self.load(
@@ -91,8 +148,8 @@ class ReloadTests(ConfigCase):
         self.assertEqual([], config.need_restart(new, new))
 
     def test_what_an_options_help_says_of_a_reload_is_what_a_reload_does(self) -> None:
-        for group, options in option_sets():
-            for option in options:
+        for group, found in option_sets():
+            for option in found:
                 if option.mutable:
                     self.assertNotIn("restart", (option.help or "").lower(), (group, option.name))
                 else:

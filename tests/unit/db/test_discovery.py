@@ -3,11 +3,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import importlib.metadata
 import subprocess
 import sys
+import tempfile
 import types
 import unittest
+from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
@@ -19,6 +23,16 @@ from moorage.db.core_migrations import MIGRATIONS
 from moorage_plugins import migrations as plugins
 
 _MODULE = "tour_of_discovery"
+
+
+@contextlib.contextmanager
+def tempfile_module(code: str, name: str) -> Iterator[None]:
+    """A module of that name can be imported meanwhile."""
+    with tempfile.TemporaryDirectory() as folder, mock.patch.object(sys, "path", [folder, *sys.path]):
+        Path(folder, f"{name}.py").write_text(code)
+        importlib.invalidate_caches()
+        yield
+    sys.modules.pop(name, None)
 
 
 class DiscoveryTest(unittest.TestCase):
@@ -47,7 +61,8 @@ class DiscoveryTest(unittest.TestCase):
         self.assertEqual(["moorage", "an-ark.tools", "zoo"], found)
 
     def test_what_cannot_be_used_is_reported_and_left_out(self) -> None:
-        for broken in ("nowhere.to.be.found:X", "STRANGE", "MISSING"):
+        self.enterContext(tempfile_module("raise SystemExit(3)\n", "tour_that_exits"))
+        for broken in ("nowhere.to.be.found:X", "STRANGE", "MISSING", "tour_that_exits:X"):
             with self.subTest(broken), self.assertLogs("moorage.db.migrations", "ERROR") as logs:
                 self.assertEqual(["zoo"], self._discover(broken=broken, zoo="LATER"))
             self.assertIn("'broken'", logs.output[0])

@@ -167,6 +167,14 @@ class LoadingTests(FailureCase):
                 point.load("gadget").build()
             self.said(caught.exception.message, point, "KeyError: 'of no use'", "take it out of the configuration")
 
+    def test_a_constructor_that_exits_is_refused_like_one_that_raises(self) -> None:
+        exiting = '"__init__": lambda self, *arguments, **options: __import__("sys").exit(4),'
+        for point in self.points():
+            self.install(point, self.complete(point, more=exiting))
+            with self.assertRaises(errors.PluginLoadError) as caught:
+                point.load("gadget").build()
+            self.said(caught.exception.message, point, "SystemExit(4)", "take it out of the configuration")
+
     def test_one_that_is_not_there(self) -> None:
         for point in self.points():
             with self.assertRaises(errors.PluginLoadError) as caught:

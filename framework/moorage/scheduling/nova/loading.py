@@ -13,7 +13,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from moorage import errors
+from moorage import errors, foreign
 from moorage.extensions import ExtensionPoint, Loaded
 from moorage.scheduling.interface import FILTERS, WEIGHERS
 from moorage.scheduling.nova import shim
@@ -83,7 +83,8 @@ def _of_path(
     classes = [found]
     if not inspect.isclass(found) and callable(found):
         try:
-            classes = list(found())
+            with foreign.contained(path):
+                classes = list(found())
         except Exception as error:
             raise _refused(point, path, f"its call failed ({type(error).__name__}: {error})") from error
     loaded = []
@@ -103,7 +104,8 @@ def _imported(point: ExtensionPoint[Any], path: str, with_shim: bool) -> Any:
     if with_shim:
         shim.install()
     try:
-        return functools.reduce(getattr, name.split("."), importlib.import_module(module))
+        with foreign.contained(path):
+            return functools.reduce(getattr, name.split("."), importlib.import_module(module))
     except Exception as error:
         hint = ""
         if isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] == "nova":

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What code that is not ours may not do to the process that calls it: end it, or copy it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from types import TracebackType
+
+__all__ = ["ForeignExit", "contained"]
+
+#: Exit status of a copy of the process (EX_SOFTWARE of sysexits.h).
+_COPY = 70
+
+
+class ForeignExit(RuntimeError):
+    """Code that is not ours raised what would have ended the thread or the process; the message has it."""
+
+
+class contained:
+    """Around every call of a plugin's code, within the ``try`` that handles its errors.
+
+    SystemExit and whatever else is no :class:`Exception` becomes a :class:`ForeignExit`, so that ``except Exception`` has it. A
+    KeyboardInterrupt that may be the user's passes. A copy of the process that the code has made (``os.fork``) ends when it
+    returns from there: it must not answer, nor write, in our name.
+
+    :param who: what a person calls the code, for the last words of a copy.
+    """
+
+    __slots__ = ("_pid", "_who")
+
+    def __init__(self, who: str = "a plugin") -> None:
+        self._who = who
+
+    def __enter__(self) -> None:
+        self._pid = os.getpid()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        if os.getpid() != self._pid:
+            _end_copy(self._who)
+        if error is None or isinstance(error, Exception):
+            return
+        if isinstance(error, KeyboardInterrupt) and _may_be_the_users():
+            return
+        raise ForeignExit(f"{error!r} would have ended the process") from error
+
+
+def _may_be_the_users() -> bool:
+    """Whether Ctrl-C raises in this thread: only in the main one, and not where a handler of ours takes it."""
+    return (
+        threading.current_thread() is threading.main_thread()
+        and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    )
+
+
+def _end_copy(who: str) -> None:
+    # Not by the log: a lock of it may be held by a thread that the copy does not have.
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        text = f"Process {os.getpid()} is a copy that {who} made by os.fork, and ends. Plugins must not fork.\n"
+        os.write(sys.__stderr__.fileno(), text.encode())  # type: ignore[union-attr]
+    os._exit(_COPY)

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Code that is not ours ends no process and answers from no copy of one."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+import unittest
+
+from moorage.foreign import ForeignExit, contained
+
+
+def run(error: BaseException) -> BaseException | None:
+    """What comes of code that raises it."""
+    try:
+        with contained():
+            raise error
+    except BaseException as raised:
+        return raised
+
+
+class ContainedTests(unittest.TestCase):
+    def test_what_would_end_the_process_becomes_an_ordinary_error_that_says_what_it_was(self) -> None:
+        for error in (SystemExit(4), GeneratorExit(), BaseException("of its own kind")):
+            found = run(error)
+            self.assertIsInstance(found, ForeignExit)
+            self.assertIsInstance(found, Exception)
+            self.assertEqual(f"{error!r} would have ended the process", str(found))
+
+    def test_ordinary_errors_pass_as_they_are(self) -> None:
+        error = KeyError("x")
+        self.assertIs(error, run(error))
+
+    def test_ctrl_c_is_the_users_in_the_main_thread_where_nobody_handles_it_and_only_there(self) -> None:
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        self.addCleanup(signal.signal, signal.SIGINT, before)
+        pressed = KeyboardInterrupt()
+        self.assertIs(pressed, run(pressed))
+        found: list[BaseException | None] = []
+        thread = threading.Thread(target=lambda: found.append(run(KeyboardInterrupt())))
+        thread.start()
+        thread.join()
+        self.assertIsInstance(found[0], ForeignExit)
+        signal.signal(signal.SIGINT, lambda *_: None)
+        self.assertIsInstance(run(KeyboardInterrupt()), ForeignExit)
+
+    def test_a_copy_ends_as_it_returns_or_raises_and_the_process_goes_on(self) -> None:
+        for ending in ("pass", "sys.exit(0)", "raise KeyError"):
+            code = (
+                "import os, sys\nfrom moorage.foreign import contained\nmain = os.getpid()\nchild = 0\n"
+                f"with contained('the plugin x'):\n    child = os.fork()\n    if not child:\n        {ending}\n"
+                "print('answered by', 'itself' if os.getpid() == main else 'a copy', flush=True)\n"
+                "print('status', os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) if child else '')\n"
+            )
+            done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+            self.assertEqual("answered by itself\nstatus 70\n", done.stdout)
+            self.assertRegex(
+                done.stderr, "is a copy that the plugin x made by os.fork, and ends. Plugins must not fork"
+            )

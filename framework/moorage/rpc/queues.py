@@ -15,6 +15,7 @@ from typing import Generic, TypeVar
 
 from oslo_log import log as logging
 
+from moorage import foreign
 from moorage.clock import Clock
 
 __all__ = ["Offer", "WorkQueue"]
@@ -130,7 +131,8 @@ class WorkQueue(Generic[T]):
     def _loop(self) -> None:
         while (item := self._next()) is not None:
             try:
-                self._work(item[0])
+                with foreign.contained(self._name):
+                    self._work(item[0])
             except Exception:
                 LOG.exception("%s: a message was not handled.", self._name)
             del item  # a large message must not live until the next one comes

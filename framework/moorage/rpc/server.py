@@ -15,7 +15,7 @@ from oslo_context import context as oslo_context
 from oslo_log import log as logging
 
 from moorage import context as request_context
-from moorage import errors
+from moorage import errors, foreign
 from moorage.clock import Clock, SystemClock
 from moorage.rpc import wire
 from moorage.rpc.interface import Message
@@ -119,7 +119,8 @@ class Dispatcher:
                 self._fitting.add(names)
         with self._as_current(message):
             try:
-                return function(**message.args)
+                with foreign.contained(message.method):
+                    return function(**message.args)
             except errors.MoorageError:
                 raise
             except Exception as error:

@@ -15,7 +15,7 @@ from typing import Any
 
 from oslo_log import log as logging
 
-from moorage import errors
+from moorage import errors, foreign
 from moorage.rpc.interface import Handler, Message, Origin
 
 __all__ = [
@@ -119,7 +119,8 @@ def answer(handler: Handler, message: Message, limit: int) -> bytes:
     An unexpected exception, and a result that is not JSON data, is logged with an id, and only the id is sent.
     """
     try:
-        result = handler(message)
+        with foreign.contained(message.method):
+            result = handler(message)
         try:
             return dump({"result": result}, limit, f"result of '{message.method}'")
         except errors.InvalidInput as error:
@@ -142,7 +143,8 @@ def answer(handler: Handler, message: Message, limit: int) -> bytes:
 def absorb(handler: Handler, message: Message, topic: str) -> None:
     """Let the handler work on a cast or fanout, whose outcome nobody awaits: what it raises is logged; never raises."""
     try:
-        handler(message)
+        with foreign.contained(message.method):
+            handler(message)
     except errors.MoorageError as error:
         LOG.warning("'%s' to topic '%s' was not done: %s", message.method, topic, error)
     except Exception as error:  # noqa: BLE001  (a surprise must not end the thread that handles messages)

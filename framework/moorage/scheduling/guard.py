@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What happens at run time when a plugin raises or hangs.
+"""What happens at run time when a plugin raises, exits or hangs.
 
-A plugin that raises refuses the request, by an error that names it. One that overruns its deadline is taken for hung
+A plugin that raises refuses the request, by an error that names it; of one that would have ended the process by that (sys.exit)
+it is remembered like a hang. One that overruns its deadline is taken for hung
 (:mod:`moorage.patience`). The stacks are dumped into the log, the request answers 503, and the process is told to end, because its
 thread cannot be stopped. How often that happened is kept where the next process finds it; a plugin that did it too often is not run
 at all.
@@ -19,7 +20,7 @@ from typing import Protocol, Self, TypeVar
 
 from oslo_log import log as logging
 
-from moorage import errors
+from moorage import errors, foreign
 from moorage.clock import Clock
 from moorage.patience import Patience
 
@@ -53,13 +54,13 @@ class NamedPlugin(Protocol):
 
 
 class IncidentLog(Protocol):
-    """Remembers hangs over the end of the process."""
+    """Remembers hangs and exits over the end of the process."""
 
     def record(self, plugin: str) -> None:
-        """The plugin hung."""
+        """The plugin hung, or exited."""
 
     def count(self, plugin: str, window: float) -> int:
-        """How often it hung within the last ``window`` seconds."""
+        """How often it did within the last ``window`` seconds."""
 
 
 class Slot:
@@ -133,7 +134,8 @@ class Guard:
 
         def run() -> T:
             thread_id.append(threading.get_ident())
-            return work()
+            with foreign.contained():
+                return work()
 
         future = self._pool.submit(run)
         patience = Patience(self._clock, self._deadline)
@@ -161,6 +163,8 @@ class Guard:
         :raises PluginFailed: it may not.
         """
         LOG.error("Plugin %s of %s raised.", plugin.name, plugin.distribution, exc_info=error)
+        if isinstance(error, foreign.ForeignExit):
+            self._record(plugin)
         if plugin.advisory and self._skip_advisory:
             return
         raise errors.PluginFailed(
@@ -172,7 +176,7 @@ class Guard:
         ) from error
 
     def check_breakers(self, plugins: Sequence[NamedPlugin]) -> None:
-        """Refuse plugins of which one hung too often; looked up once a second.
+        """Refuse plugins of which one hung or exited too often; looked up once a second.
 
         :param plugins: always the same object for the same plugins.
         :raises PluginTimeout: names it.
@@ -185,14 +189,14 @@ class Guard:
         self._unbroken = {id(plugins): now + 1.0}
 
     def check_breaker(self, plugin: NamedPlugin) -> None:
-        """Refuse a plugin that hung too often.
+        """Refuse a plugin that hung or exited too often.
 
         :raises PluginTimeout: names it.
         """
         count = self._incidents.count(plugin.name, self._window)
         if count >= self._threshold:
             raise errors.PluginTimeout(
-                f"The plugin '{plugin.name}' ({plugin.group}, of {plugin.distribution}) hung {count} times in the last "
+                f"The plugin '{plugin.name}' ({plugin.group}, of {plugin.distribution}) hung or exited {count} times in the last "
                 f"{self._window:g} seconds and is not run any more. Take it out of the configuration and reload.",
                 group=plugin.group,
                 plugin=plugin.name,
@@ -225,11 +229,14 @@ class Guard:
         LOG.critical("%s. Stacks of all threads follow.", reason)
         with contextlib.suppress(OSError, ValueError):
             faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
+        self._record(plugin)
+        timer = threading.Timer(_LAST_WORDS, self._fatal, [reason])
+        timer.daemon = True
+        timer.start()
+
+    def _record(self, plugin: NamedPlugin) -> None:
         self._unbroken.clear()
         try:
             self._incidents.record(plugin.name)
         except errors.Unavailable as error:
-            LOG.warning("The hang could not be recorded: %s", error.message)
-        timer = threading.Timer(_LAST_WORDS, self._fatal, [reason])
-        timer.daemon = True
-        timer.start()
+            LOG.warning("That plugin %s hung or exited could not be recorded: %s", plugin.name, error.message)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hangs of plugins, remembered in the store; read seldom."""
+"""Hangs and exits of plugins, remembered in the store; read seldom."""
 
 from __future__ import annotations
 

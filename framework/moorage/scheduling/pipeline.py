@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from moorage import errors
+from moorage import errors, foreign
 from moorage.scheduling.guard import Guard, Slot
 from moorage.scheduling.interface import (
     SKIP,
@@ -155,7 +155,8 @@ class _Run:
         """
         self.slot.begin(each)
         try:
-            return question(each.plugin)
+            with foreign.contained(each.name):
+                return question(each.plugin)
         except errors.InvalidInput:
             raise
         except Exception as error:  # noqa: BLE001  (whatever a plugin may raise)
@@ -322,7 +323,8 @@ class Pipeline:
             for each in self._weighers:
                 run.slot.begin(each)
                 try:
-                    weights = _weights(each.plugin, run.fleet, rows, run.spec)
+                    with foreign.contained(each.name):
+                        weights = _weights(each.plugin, run.fleet, rows, run.spec)
                 except errors.InvalidInput:
                     raise
                 except Exception as error:  # noqa: BLE001  (whatever a plugin may raise)

@@ -35,7 +35,7 @@ service_down_time = 120
 """
 
 FILTERS = """
-import time
+import os, sys, time
 from moorage.scheduling.interface import HostFilter
 
 class Good(HostFilter):
@@ -46,7 +46,14 @@ class Good(HostFilter):
             raise LookupError("a mistake of the author")
         if spec_obj.flavor.flavorid == "hangs":
             time.sleep(600)
+        if (host_state.nodename, spec_obj.flavor.flavorid) == ("node-0", "forks") and not os.fork():
+            return False
         return int(host_state.nodename[-1]) % 2 == 0
+
+class Leaves(HostFilter):
+    api_version = (1, 0)
+    def host_passes(self, host_state, spec_obj):
+        return spec_obj.flavor.flavorid != "leaves" or sys.exit(5)
 
 class Old(Good):
     api_version = (2, 0)
@@ -354,7 +361,7 @@ class TestThirdPartyPlugins(SliceCase):
     # What does not hang has that long for eight nodes, on a loaded machine too.
     extra = """
 [scheduling]
-enabled_filters = compute,capacity,even
+enabled_filters = compute,capacity,even,leaves
 plugin_deadline = 5
 [observers]
 enabled = raises,hangs,metrics,log
@@ -367,7 +374,7 @@ interval = 0.1
     @classmethod
     def prepare(cls) -> None:
         cls.path = cls.folder / "site"
-        install(cls.path, "acme", {"even": "acme_filters:Good"})
+        install(cls.path, "acme", {"even": "acme_filters:Good", "leaves": "acme_filters:Leaves"})
         (cls.path / "acme_observers.py").write_text(OBSERVERS)
         points = "raises = acme_observers:Raises\nhangs = acme_observers:Hangs\n"
         with (cls.path / "acme-1.0.dist-info" / "entry_points.txt").open("a") as file:
@@ -427,6 +434,16 @@ interval = 0.1
             self.api.create_instance(flavor("raises"))
         for part in ("'even'", "acme", "LookupError", "a mistake of the author"):
             self.assertIn(part, raised.exception.message)
+
+        with self.assertRaises(errors.PluginFailed) as raised:
+            self.api.create_instance(flavor("leaves"))
+        for part in ("'leaves'", "acme", "SystemExit(5)"):
+            self.assertIn(part, raised.exception.message)
+
+        # The process itself decides, and its copy ends.
+        self.delete(self.create(flavor("forks"))["uuid"])
+        logs = [self.plane.state / "log" / f"scheduler-{number}.log" for number in (1, 2)]
+        servers.wait_until(lambda: any("is a copy that even made" in log.read_text() for log in logs), "its end", 90)
 
         said: list[str] = []
 

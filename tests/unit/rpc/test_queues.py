@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import unittest
 from typing import Any
@@ -24,6 +25,8 @@ class WorkQueueTests(unittest.TestCase):
             self.gate.wait(PATIENCE)
             if item == "fail":
                 raise ValueError(item)
+            if item == "exit":
+                sys.exit(5)
 
         options = {"threads": 1, "limit": 3, "byte_limit": 1000, **options}
         return WorkQueue(work, name="test", clock=SystemClock(), **options)
@@ -75,6 +78,16 @@ class WorkQueueTests(unittest.TestCase):
             eventually(lambda: self.begun == ["fail"], "the failure")
             queue.offer("next", 1)
             eventually(lambda: self.begun == ["fail", "next"], "the next item")
+
+    def test_work_that_exits_ends_neither_the_thread_nor_counts_as_running_for_ever(self) -> None:
+        self.gate.set()
+        queue = self.queue()
+        with self.assertLogs("moorage.rpc.queues", "ERROR") as logs:
+            queue.offer("exit", 1)
+            queue.offer("next", 1)
+            eventually(lambda: self.begun == ["exit", "next"], "the next item")
+        self.assertIn("SystemExit(5)", logs.output[0])
+        self.assertEqual((True, []), queue.stop(PATIENCE))
 
     def test_no_more_threads_work_than_allowed_and_all_of_them_do(self) -> None:
         queue = self.queue(threads=3, limit=100)

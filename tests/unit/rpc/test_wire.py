@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
 import unittest
 from typing import Any
 
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from moorage import errors
 from moorage.rpc import wire
 from moorage.rpc.interface import Message, Origin
+from moorage.rpc.server import Dispatcher
 
 TEXT = st.text(max_size=10)
 JSON = st.recursive(
@@ -69,6 +71,19 @@ class WireTests(unittest.TestCase):
         reply = wire.answer(handler, Message("m"), 4096)
         self.assertLessEqual(len(reply), 4096)
         with self.assertRaises(errors.InUse):
+            wire.result_of(json.loads(reply))
+
+    def test_a_handler_that_exits_is_answered_like_one_that_raises(self) -> None:
+        def handler(message: Message) -> None:
+            raise SystemExit(5)
+
+        with self.assertLogs("moorage.rpc.wire", "ERROR") as logs:
+            reply = wire.answer(handler, Message("m"), 4096)
+            wire.absorb(handler, Message("m"), "topic")
+            with self.assertRaises(errors.MoorageError):
+                Dispatcher({"m": lambda: sys.exit(5)})(Message("m"))
+        self.assertEqual(3, sum("SystemExit(5)" in said for said in logs.output))
+        with self.assertRaisesRegex(errors.MoorageError, "failed unexpectedly"):
             wire.result_of(json.loads(reply))
 
     def test_a_reply_of_a_stranger_is_an_error(self) -> None:

@@ -5,15 +5,21 @@ from __future__ import annotations
 
 import contextlib
 import io
+import random
+import sys
 import threading
 import unittest
 from dataclasses import dataclass
+from typing import Any
 
 from typing_extensions import override
 
-from moorage import errors
+from moorage import errors, foreign
 from moorage.clock import SystemClock
+from moorage.scheduling import pipeline
 from moorage.scheduling.guard import Guard
+from moorage.scheduling.interface import HostFilter, HostWeigher
+from moorage.testing import fleets
 from tests.servers import wait_until
 
 
@@ -44,6 +50,34 @@ class SteppedClock(SystemClock):
     @override
     def monotonic(self) -> float:
         return self.now
+
+
+class Leaves(HostFilter):
+    """Raises what it is given."""
+
+    api_version = (1, 0)
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(conf=None)
+        self.error = error
+
+    @override
+    def host_passes(self, host_state: Any, spec_obj: Any) -> bool:
+        raise self.error
+
+
+class Weighs(HostWeigher):
+    """The same."""
+
+    api_version = (1, 0)
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(conf=None)
+        self.error = error
+
+    @override
+    def weigh_rows(self, fleet: Any, rows: Any, spec: Any) -> Any:
+        raise self.error
 
 
 class GuardTests(unittest.TestCase):
@@ -138,8 +172,27 @@ class GuardTests(unittest.TestCase):
         self.incidents.recorded = ["sleepy"]
         self.make().check_breakers(plugins)
         self.incidents.recorded = ["sleepy", "sleepy"]
-        with self.assertRaisesRegex(errors.PluginTimeout, "'sleepy'.*hung 2 times.*Take it out"):
+        with self.assertRaisesRegex(errors.PluginTimeout, "'sleepy'.*hung or exited 2 times.*Take it out"):
             self.make().check_breakers(plugins)
+
+    def test_one_that_exits_refuses_its_request_by_its_name_and_counts_like_one_that_hangs(self) -> None:
+        guard = self.make()
+        fleet = fleets.random_fleet(random.Random(1), 30).snapshot()
+        spec = fleets.random_request(random.Random(1))
+        for error in (SystemExit(5), KeyboardInterrupt()):
+            for made, name in ((pipeline.of([Leaves(error)]), "Leaves"), (pipeline.of([], [Weighs(error)]), "Weighs")):
+                self.incidents.recorded = []
+                with self.assertRaises(errors.PluginFailed) as caught, self.assertLogs("moorage.scheduling", "ERROR"):
+                    guard.request(lambda: made.run(guard, fleet, fleet.all_rows, spec))  # noqa: B023
+                self.assertIn(f"'{name}'", caught.exception.message)
+                self.assertIn(repr(error), caught.exception.message)
+                self.assertEqual(1, len(self.incidents.recorded))
+        self.assertEqual(guard.request(lambda: "the next one is answered"), "the next one is answered")
+        self.assertEqual(self.fatal, [])
+
+    def test_whatever_ends_a_request_it_does_not_end_who_waits_for_it(self) -> None:
+        with self.assertRaises(foreign.ForeignExit):
+            self.make().request(lambda: sys.exit(5))
 
     def test_what_a_request_raises_comes_out(self) -> None:
         def work() -> None:

@@ -25,7 +25,7 @@ from moorage.rpc.server import rpc_method
 from moorage_plugins.block_storage import outcomes
 from moorage_plugins.block_storage.collector import Collector
 from moorage_plugins.block_storage.configuration import open_backend
-from moorage_plugins.block_storage.operations import COMPANIONS, Job, Write, run
+from moorage_plugins.block_storage.operations import COMPANIONS, WITH_BACKUP, Job, Write, belong_together, run
 from moorage_plugins.block_storage.outcomes import ROWS
 from moorage_plugins.block_storage.rows import BACKUP, SNAPSHOT, VOLUME
 
@@ -88,9 +88,7 @@ class BlockStorageAgent(AgentService):
             while True:
                 page = self._tools.workers.waiting(kind, self._names, after=after, limit=_PAGE)
                 for worker in page:
-                    # A volume's row beside a backup's is started together with that.
-                    if kind != VOLUME or worker.operation not in ("backup", "restore"):
-                        self._ask(kind, worker.resource_id)
+                    self._ask(kind, worker.resource_id)
                 if len(page) < _PAGE:
                     break
                 after = page[-1].resource_id
@@ -143,20 +141,27 @@ class BlockStorageAgent(AgentService):
             except Exception:
                 LOG.exception("The operation on %s %s could not be started.", *asked)
                 continue
-            self._do(job)
+            if job is not None:
+                self._do(job)
 
-    def _start(self, tx: sa.Connection, kind: str, uuid: str) -> Job:
-        """Take the rows that nobody has, all or none, and write their tokens into the resources."""
+    def _start(self, tx: sa.Connection, kind: str, uuid: str) -> Job | None:
+        """Take the rows that nobody has, all or none, and write their tokens into the resources.
+
+        Half of an operation whose other half was taken away is ended; None then.
+        """
         rows: dict[str, Any] = {kind: ROWS[kind].find(tx, uuid)}
         wanted = {kind: uuid}
         if rows[kind] is None:
             raise NotFree
-        companion = COMPANIONS.get((kind, rows[kind].status))
-        operations: dict[str, str | None] = {kind: companion.operation if companion else None}
-        if companion:
+        if (halves := _halves(tx, kind, rows[kind])) is not None:
+            if not belong_together(*halves):
+                self._end_half(tx, kind, uuid)
+                return None
+            if kind == VOLUME:
+                # It is started together with the backup, which is asked for itself.
+                raise NotFree
             # The volume first, as all do who take both.
-            wanted = {VOLUME: getattr(rows[kind], companion.column), **wanted}
-            operations[VOLUME] = companion.on_volume
+            wanted = {VOLUME: halves[0].uuid, **wanted}
         leases: dict[str, Lease] = {}
         for each, resource in wanted.items():
             found = self._tools.workers.start_many(tx, each, [resource], self._tools.identity)
@@ -169,13 +174,22 @@ class BlockStorageAgent(AgentService):
             kind, leases, rows, self._tools.conf, self._tools.database, self._backend,
             functools.partial(self._tick, tuple(leases.values())),
         )  # fmt: skip
-        if COMPANIONS.get((kind, job.row.status)) != companion:
+        now = _halves(tx, kind, job.row)
+        if (now is None) != (halves is None) or (now is not None and not belong_together(rows[VOLUME], job.row)):
             # It became another operation since it was looked at.
             raise NotFree
-        if any(wanted not in (None, leases[each].operation) for each, wanted in operations.items()):
-            # Something else was forced upon one of the two; what is left of this operation is cleaned.
-            raise NotFree
         return job
+
+    def _end_half(self, tx: sa.Connection, kind: str, uuid: str) -> None:
+        """End what can no longer be done, as when it had failed."""
+        held = self._tools.workers.start_many(tx, kind, [uuid], self._tools.identity).get(uuid)
+        row = ROWS[kind].find(tx, uuid) if held else None
+        if held is None or row is None or (halves := _halves(tx, kind, row)) is None or belong_together(*halves):
+            # Since it was looked at, it ended, and was asked for again perhaps.
+            raise NotFree
+        fault = f"The {held.operation} was not done: the {BACKUP if kind == VOLUME else VOLUME} was taken away from it."
+        held.end(tx)
+        outcomes.give_up(tx, kind, [row], held.status, held.token, fault)
 
     def _adopt(self, tx: sa.Connection, kind: str, row: Any, held: Lease) -> None:
         changes: Mapping[str, Any] = {}
@@ -259,9 +273,8 @@ class BlockStorageAgent(AgentService):
         try:
             for kind, held in job.leases.items():
                 self._collector.collect_one(kind, held.resource_id)
-            image = getattr(job.rows.get(VOLUME), "upload_to", "")
-            if image:
-                self._collector.collect_one("image", image)
+            if job.held.operation == "upload":
+                self._collector.collect_one("image", job.row.upload_to)
         except (errors.MoorageError, OSError) as error:
             LOG.warning("What is left of %s %s is collected later: %s", job.kind, job.held.resource_id, error)
 
@@ -276,3 +289,11 @@ class BlockStorageAgent(AgentService):
             raise errors.Fenced("somebody else has the lease, or the work is over.")
         if self._stopping.is_set() or (self._delay and self._tools.clock.wait(self._stopping, self._delay)):
             raise _Stopping
+
+
+def _halves(tx: sa.Connection, kind: str, row: Any) -> tuple[Any, Any] | None:
+    """The rows of the volume and of the backup, where the operation has two, or None of one that is gone; None for others."""
+    if kind == VOLUME and row.status in WITH_BACKUP:
+        return row, ROWS[BACKUP].find(tx, row.upload_to)
+    companion = COMPANIONS.get((kind, row.status))
+    return None if companion is None else (ROWS[VOLUME].find(tx, getattr(row, companion.column)), row)

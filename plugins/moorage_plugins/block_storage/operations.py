@@ -21,7 +21,7 @@ from moorage_plugins.block_storage.configuration import image_file
 from moorage_plugins.block_storage.outcomes import ROWS, at_rest
 from moorage_plugins.block_storage.rows import BACKUP, IMAGE, SNAPSHOT, VOLUME
 
-__all__ = ["COMPANIONS", "Job", "Write", "run"]
+__all__ = ["COMPANIONS", "WITH_BACKUP", "Job", "Write", "belong_together", "run"]
 
 #: What is written in the transaction that ends the operation.
 Write = Callable[[sa.Connection], None]
@@ -30,19 +30,38 @@ Write = Callable[[sa.Connection], None]
 class Companion(NamedTuple):
     """An operation that works on a volume too, which then has a worker row of its own.
 
-    :param operation: of the row itself; ``on_volume`` of the volume's row; ``column`` names the volume.
+    :param on_volume: the status of the volume meanwhile; ``column`` names the volume.
     """
 
-    operation: str
     on_volume: str
     column: str
 
 
 #: By (type, status).
 COMPANIONS: Mapping[tuple[str, str], Companion] = {
-    (BACKUP, "creating"): Companion("create", "backup", "volume_uuid"),
-    (BACKUP, "restoring"): Companion("restore", "restore", "restore_to"),
+    (BACKUP, "creating"): Companion("backing-up", "volume_uuid"),
+    (BACKUP, "restoring"): Companion("restoring-backup", "restore_to"),
 }
+#: Statuses of a volume whose operation is its backup's.
+WITH_BACKUP = frozenset(each.on_volume for each in COMPANIONS.values())
+
+
+def belong_together(volume: Any | None, backup: Any | None) -> bool:
+    """Whether the two are halves of one operation, by their rows.
+
+    A request writes both halves in one transaction, and only where neither has a worker row, so that nothing is left of an earlier
+    request that could be taken for one of them. Whatever ends one half (its end, cleanup, a reset, a deletion by force) takes the
+    other's name out of its row. So what is restored to a volume is what that request named which has the volume.
+    """
+    if volume is None or backup is None:
+        return False
+    companion = COMPANIONS.get((BACKUP, backup.status))
+    return (
+        companion is not None
+        and companion.on_volume == volume.status
+        and getattr(backup, companion.column) == volume.uuid
+        and volume.upload_to == backup.uuid
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +166,8 @@ def _create_backup(job: Job) -> Write:
         raise errors.Conflict("The backup is not what was written; the backend is broken.")
 
     def write(tx: sa.Connection) -> None:
-        ROWS[VOLUME].must_write(tx, volume.uuid, job.leases[VOLUME].token, status=at_rest(volume), fault="")
+        held = job.leases[VOLUME]
+        ROWS[VOLUME].must_write(tx, volume.uuid, held.token, status=at_rest(volume), upload_to="", fault="")
         ROWS[BACKUP].must_write(tx, row.uuid, token, status="available", path=str(token), checksum=digest, fault="")
 
     return write
@@ -161,7 +181,8 @@ def _restore(job: Job) -> Write:
         raise errors.Conflict("The backup is not the one that was made: its checksum differs.")
 
     def write(tx: sa.Connection) -> None:
-        ROWS[VOLUME].must_write(tx, volume.uuid, token, status=at_rest(volume), path=str(token), fault="")
+        live = {"status": at_rest(volume), "path": str(token), "upload_to": "", "fault": ""}
+        ROWS[VOLUME].must_write(tx, volume.uuid, token, **live)
         ROWS[BACKUP].must_write(tx, row.uuid, job.held.token, status="available", restore_to="", fault="")
 
     return write

@@ -250,7 +250,7 @@ class BlockStorage:
 
         def work(tx: sa.Connection) -> None:
             token = self._workers.create(tx, VOLUME, volume_uuid, "backup", "backing-up", addressed_to=volume.location)
-            self._move(tx, volume_uuid, token, "backing-up", _IDLE)
+            self._move(tx, volume_uuid, token, "backing-up", _IDLE, upload_to=uuid)
             token = self._workers.create(tx, BACKUP, uuid, "create", "creating", addressed_to=volume.location)
             values = {"name": name, "project_id": project_id, "size_bytes": volume.size_bytes}
             rest = {"volume_uuid": volume_uuid, "restore_to": "", "checksum": "", "location": volume.location}
@@ -277,7 +277,7 @@ class BlockStorage:
         def work(tx: sa.Connection) -> None:
             location, allowed = volume.location, ("available", "error_restoring")
             token = self._workers.create(tx, VOLUME, volume.uuid, "restore", "restoring-backup", addressed_to=location)
-            self._move(tx, volume.uuid, token, "restoring-backup", allowed)
+            self._move(tx, volume.uuid, token, "restoring-backup", allowed, upload_to=backup_uuid)
             token = self._workers.create(tx, BACKUP, backup_uuid, "restore", "restoring", addressed_to=location)
             written = ROWS[BACKUP].write(
                 tx, backup_uuid, token, expected=("available",), status="restoring", restore_to=volume.uuid

@@ -43,8 +43,11 @@ volumes = sa.Table(
     sa.Column("location", exact(255), nullable=False),
     #: What it is made from: a file's name or an image's uuid. Empty: zeros.
     sa.Column("image", sa.String(255), nullable=False),
-    #: The image that it is being uploaded to, the server it is attached to.
+    #: What the operation in progress works on beside it: the image that it is being uploaded to, the backup that is made of it or
+    #: restored to it. Written when the operation is requested, empty when it is over: the two halves of an operation belong
+    #: together only while each names the other.
     sa.Column("upload_to", exact(36), nullable=False),
+    #: The server it is attached to.
     sa.Column("attached_to", sa.String(255), nullable=False),
     #: How many snapshots there are: a volume with some cannot go.
     sa.Column("snapshots", sa.Integer, nullable=False),

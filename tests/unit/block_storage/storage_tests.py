@@ -13,7 +13,6 @@ from moorage import errors
 from moorage.cleanup.conditions import Unclaimed
 from moorage.cleanup.interface import Lease
 from moorage_plugins.block_storage import backup_format
-from moorage_plugins.block_storage.agent import NotFree
 from moorage_plugins.block_storage.outcomes import ROWS
 from tests.servers import wait_until
 from tests.unit.block_storage.storages import CLUSTER, SIZE, SOON, Storage, member
@@ -303,13 +302,21 @@ class StorageTests(StorageCase):
         uuid = self.storage.volume()
         backup = self.service.create_backup(uuid)
         self.service.delete_volume(uuid, force=True)
-        with self.assertRaises(NotFree):
-            self.storage.start("backup", backup.uuid, member("a"))
-        self.storage.agent("a")._do(self.storage.start("volume", uuid, member("a")))
-        self.assertEqual((self.status("volume", uuid), self.status("backup", backup.uuid)), (None, "creating"))
-        cleaner = self.storage.cleaner("cleaner")
-        self.assertEqual(cleaner.clean(Unclaimed((CLUSTER,), 0.0)), {"done": 1})
-        self.assertEqual((self.status("backup", backup.uuid), self.storage.rows()), ("error", 0))
+        self.assertIsNone(self.storage.start("backup", backup.uuid, member("a")))
+        self.storage.do("volume", uuid)
+        self.assertEqual((self.status("volume", uuid), self.status("backup", backup.uuid)), (None, "error"))
+        self.assertRegex(self.storage.get("backup", backup.uuid).fault, "the volume was taken away")
+        self.assertEqual(self.storage.rows(), 0)
+
+    def test_what_waits_of_an_operation_whose_other_half_was_taken_away_is_ended_without_a_cleaner(self) -> None:
+        uuid = self.storage.volume()
+        backup = self.service.create_backup(uuid).uuid
+        self.storage.run_all()
+        for half, kept in (("volume", ("available", "available")), ("backup", ("error_restoring", "available"))):
+            self.service.restore(backup)
+            self.service.reset(half, {"volume": uuid, "backup": backup}[half], "available")
+            self.storage.run_all()
+            self.assertEqual((self.status("volume", uuid), self.status("backup", backup)), kept)
 
     def test_what_was_not_foreseen_is_a_failure_of_the_operation(self) -> None:
         uuid = self.storage.volume()

@@ -25,7 +25,7 @@ from moorage.services.interface import ServiceIdentity
 from moorage.testing.cleanup import Tools
 from moorage.testing.database import empty_tables
 from moorage_plugins.block_storage import options
-from moorage_plugins.block_storage.agent import BlockStorageAgent
+from moorage_plugins.block_storage.agent import BlockStorageAgent, NotFree
 from moorage_plugins.block_storage.cleanup import BackupHandler, SnapshotHandler, VolumeHandler
 from moorage_plugins.block_storage.configuration import open_backend
 from moorage_plugins.block_storage.outcomes import ROWS
@@ -154,6 +154,16 @@ class Storage:
         """Begin an operation as that service, do nothing of it, and leave it."""
         agent = BlockStorageAgent(self.tools(identity))
         return self.database.run(lambda tx: agent._start(tx, kind, uuid))
+
+    def do(self, kind: str, uuid: str, name: str = "a") -> bool:
+        """Do an operation in this thread; False when it is not there to be done, or was ended instead."""
+        try:
+            job = self.start(kind, uuid, member(name))
+        except NotFree:
+            return False
+        if job is not None:
+            self.agent(name)._do(job)
+        return job is not None
 
     def cleaner(self, name: str) -> Cleaner:
         identity = member(name)

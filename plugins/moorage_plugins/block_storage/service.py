@@ -19,7 +19,7 @@ from moorage_plugins.block_storage import outcomes
 from moorage_plugins.block_storage.configuration import image_file
 from moorage_plugins.block_storage.outcomes import CLEANABLE, ROWS
 from moorage_plugins.block_storage.rows import BACKUP, DELETED, IMAGE, SNAPSHOT, VOLUME
-from moorage_plugins.block_storage.tables import images, volumes
+from moorage_plugins.block_storage.tables import images, snapshots, volumes
 
 __all__ = ["RESETTABLE", "UNKNOWN", "BlockStorage"]
 
@@ -261,7 +261,8 @@ class BlockStorage:
     def restore(self, backup_uuid: str, volume_uuid: str | None = None, *, name: str = "") -> Any:
         """Begin to restore a backup to a volume that nobody uses: the given one, or its own; the volume is returned.
 
-        :raises Conflict: the volume is where the backup's data are not, or something is being done to one of them.
+        :raises Conflict: the volume is where the backup's data are not, a snapshot of it is being made, or something is being done
+            to one of them.
         """
         backup = self.get(BACKUP, backup_uuid, None)
         volume = self.get(VOLUME, volume_uuid or backup.volume_uuid, None)
@@ -278,6 +279,7 @@ class BlockStorage:
             location, allowed = volume.location, ("available", "error_restoring")
             token = self._workers.create(tx, VOLUME, volume.uuid, "restore", "restoring-backup", addressed_to=location)
             self._move(tx, volume.uuid, token, "restoring-backup", allowed, upload_to=backup_uuid)
+            self._refuse_while_read(tx, volume.uuid)
             token = self._workers.create(tx, BACKUP, backup_uuid, "restore", "restoring", addressed_to=location)
             written = ROWS[BACKUP].write(
                 tx, backup_uuid, token, expected=("available",), status="restoring", restore_to=volume.uuid
@@ -287,6 +289,24 @@ class BlockStorage:
 
         self._done(work, BACKUP, backup_uuid, volume.location)
         return self.get(VOLUME, volume.uuid, None)
+
+    @staticmethod
+    def _refuse_while_read(tx: sa.Connection, uuid: str) -> None:
+        """A snapshot is made of what the volume holds when its turn comes, which must be what it held when that was requested.
+
+        To be called after the volume's row is written: the request of a snapshot writes it too, so that an earlier one is seen
+        here, and a later one finds the volume's status.
+
+        :raises Conflict: there is one; the transaction must be rolled back.
+        """
+        if not ROWS[VOLUME].get(tx, uuid).snapshots:
+            return
+        reading = [snapshots.c.volume_uuid == uuid, snapshots.c.status == "creating"]
+        holder = tx.execute(sa.select(snapshots.c.uuid).where(*reading).limit(1)).scalar()
+        if holder is not None:
+            raise errors.Conflict(
+                f"The snapshot {holder} of the volume {uuid} is being made; wait until that has ended, or delete it by force."
+            )
 
     # -- all ------------------------------------------------------------------------------------------------------
 

@@ -2,8 +2,9 @@
 """Which rows nobody works on any more: the one place that says it, for those who find and take, count, and foretell.
 
 Every row is a living owner's, or sooner or later one of four: left by a service whose epoch has ended, waiting for such a service,
-lapsed (its living owner has not renewed it for a long time: it does not know of it), or unclaimed (nobody came for it). A cleaner
-that takes one notes whose it was, so that it stays in the same kind when that cleaner dies or fails.
+lapsed (its living owner has not renewed it for a long time: it does not know of it), or unclaimed (nobody came for it, and no
+living service says that it has it in its queue). A cleaner that takes one notes whose it was, so that it stays in the same kind
+when that cleaner dies or fails.
 """
 
 from __future__ import annotations
@@ -59,7 +60,10 @@ _LAPSED = sa.and_(
 _UNCLAIMED = sa.and_(
     workers.c.addressed_to.in_(sa.bindparam("names", expanding=True)),
     _OF_NOBODY,
-    _to_clean(sa.and_(_phase(Phase.WAITING), workers.c.updated_at < now() - _TIMEOUT)),
+    _to_clean(
+        # Of one that waits, ``next_try_at`` is until when a living service has announced that it will come for it.
+        sa.and_(_phase(Phase.WAITING), workers.c.updated_at < now() - _TIMEOUT, workers.c.next_try_at < now())
+    ),
 )
 
 
@@ -86,6 +90,11 @@ class Target:
         """Of the condition, and of :data:`moorage.lease.TAKE_OVER`."""
         return {"dead": self.service, "dead_epoch": self.epoch, "asked_until": self.until}
 
+    @property
+    def cause(self) -> str:
+        """Why it is cleaned, for people."""
+        return "The service that did it died."
+
     def __str__(self) -> str:
         return f"service {self.service} before epoch {self.epoch}"
 
@@ -109,6 +118,11 @@ class Queued:
         """Of the condition, and of :data:`moorage.lease.TAKE_OVER`."""
         return {"dead": self.service, "dead_epoch": self.epoch, "asked_until": self.until, "of_host": self.host}
 
+    @property
+    def cause(self) -> str:
+        """Why it is cleaned, for people."""
+        return f"The service that was to do it, on {self.host}, died."
+
     def __str__(self) -> str:
         return f"what waited for {self.host}"
 
@@ -131,13 +145,21 @@ class Lapsed:
         """Of the condition, and of :data:`moorage.lease.TAKE_OVER`."""
         return {"dead": self.service, "dead_epoch": self.epoch, "timeout": int(self.timeout * MICROSECONDS)}
 
+    @property
+    def cause(self) -> str:
+        """Why it is cleaned, for people."""
+        return f"The service that had it did not know of it: it did not renew it for {self.timeout:g} seconds after its lease."
+
     def __str__(self) -> str:
         return "operations that their service does not know of"
 
 
 @dataclass(frozen=True, slots=True)
 class Unclaimed:
-    """Rows addressed to one of the names that nobody came for within the time (in seconds), or that were given back."""
+    """Rows addressed to one of the names that nobody came for within the time (in seconds), or that were given back.
+
+    What a living service has in its queue is none of them, see :meth:`moorage.cleanup.interface.Workers.announce`.
+    """
 
     condition: ClassVar[sa.ColumnElement[bool]] = _UNCLAIMED
     attribution: ClassVar[dict[str, Any]] = {}
@@ -152,6 +174,11 @@ class Unclaimed:
         """Of the condition, and of :data:`moorage.lease.TAKE_OVER`."""
         timeout = int(self.timeout * MICROSECONDS)
         return {"dead": "", "dead_epoch": 0, "names": list(self.names), "timeout": timeout}
+
+    @property
+    def cause(self) -> str:
+        """Why it is cleaned, for people."""
+        return f"No service came for it within {self.timeout:g} seconds."
 
     def __str__(self) -> str:
         return "operations that nobody came for"

@@ -70,8 +70,9 @@ class Worker:
     :param token: the fence that the row carries now.
     :param attempts: how often it was taken; from the first cleaner on, one more than cleaners have tried.
     :param worker: uuid of the service that began the work last, with ``worker_epoch``; a cleaner does not count.
-    :param expires_at: when the owner's lease ends, ``next_try_at`` when a failed cleanup is tried again; ``created_at`` and
-        ``updated_at`` say when it was requested and last changed hands. Microseconds since the Unix epoch, of the database's clock.
+    :param expires_at: when the owner's lease ends, ``next_try_at`` when a failed cleanup is tried again (of one that waits: until
+        when a living service has announced that it has it in its queue); ``created_at`` and ``updated_at`` say when it was
+        requested and last changed hands. Microseconds since the Unix epoch, of the database's clock.
     """
 
     resource_type: str
@@ -98,10 +99,10 @@ class Lease(abc.ABC):
 
     ``token`` goes into every write of the work, and into the names of what lies outside of the store. ``attempts`` counts the
     owners that the operation has had, this one included. ``ended``: its owner has ended it, in a transaction that may have been
-    rolled back.
+    rolled back. ``cause``: of a cleaner's lease, a sentence for people that says why it is cleaned; empty otherwise.
     """
 
-    __slots__ = ("attempts", "ended", "operation", "resource_id", "resource_type", "status", "token")
+    __slots__ = ("attempts", "cause", "ended", "operation", "resource_id", "resource_type", "status", "token")
 
     def __init__(
         self, resource_type: str, resource_id: str, operation: str, status: str, token: int, attempts: int
@@ -113,6 +114,7 @@ class Lease(abc.ABC):
         self.token = token
         self.attempts = attempts
         self.ended = False
+        self.cause = ""
 
     @abc.abstractmethod
     def renew(self) -> None:
@@ -276,6 +278,14 @@ class Workers(abc.ABC):
         self, resource_type: str, names: Sequence[str], *, after: str = "", limit: int = 500
     ) -> Sequence[Worker]:
         """Rows addressed to one of the names (a host, a cluster) that nobody has; ordered and paged as :meth:`pending`."""
+
+    @abc.abstractmethod
+    def announce(self, resource_type: str, resource_ids: Sequence[str]) -> None:
+        """Say that a living service has these in its queue: for a lease from now, nobody takes them for unclaimed and cleans them.
+
+        For services whose operations may wait for long: to be said again and again while they do, of those alone that can be begun
+        when their turn comes. One statement, which writes what nobody has said lately; what is begun by now is left as it is.
+        """
 
     @abc.abstractmethod
     def reset(self, transaction: Any, resource_type: str, resource_id: str) -> int:

@@ -57,8 +57,9 @@ OPTS: Sequence[cfg.Opt] = (
         mutable=True,
         default=300.0,
         min=0.0,
-        help="Seconds after which an operation that no service came for, or that was given back, is cleaned. Keep it longer than "
-        "agents are away for an upgrade: until then they would still do it.",
+        help="Seconds after which an operation that no service came for, or that was given back, and that no living one has in its "
+        "queue, is cleaned; at least three [agent] sweep_interval. Keep it longer than agents are away for an upgrade: until then "
+        "they would still do it.",
     ),
     cfg.IntOpt(
         "max_attempts",

@@ -124,11 +124,12 @@ class CleanLease(WorkerLease):
 
     __slots__ = ("_orphans", "began", "worker", "worker_epoch")
 
-    def __init__(self, orphans: OrphanStore, resource_type: str, row: Any) -> None:
+    def __init__(self, orphans: OrphanStore, resource_type: str, row: Any, cause: str) -> None:
         super().__init__(
             orphans.workers, resource_type, row.resource_id, row.operation, row.status, row.token, row.attempts
         )
         self._orphans = orphans
+        self.cause = cause
         self.worker: str | None = row.worker
         self.worker_epoch: int = row.worker_epoch
         self.began = orphans.clock.monotonic()
@@ -218,7 +219,7 @@ class OrphanStore:
                 ids = list(tx.execute(_LOCK, {"of_type": resource_type, "of_resources": found}).scalars())
             claimed = Claimed(last=found[-1])
             if ids:
-                claimed = self._take(tx, resource_type, handler, search.take, {**key, "of_resources": ids}, found[-1])
+                claimed = self._take(tx, resource_type, handler, wanted, {**key, "of_resources": ids}, found[-1])
             return replace(claimed, lost=len(found) - len(claimed.leases))
 
         claimed = self.database.run(work)
@@ -231,14 +232,14 @@ class OrphanStore:
         tx: sa.Connection,
         resource_type: str,
         handler: CleanupHandler | None,
-        take: Transfer,
+        wanted: Wanted,
         key: Mapping[str, Any],
         last: str,
     ) -> Claimed:
-        taken = self.workers.transfer(tx, take, key, self._identity)
+        taken = self.workers.transfer(tx, _SEARCHES[type(wanted)].take, key, self._identity)
         if not taken:
             return Claimed(last=last)
-        leases = {row.resource_id: CleanLease(self, resource_type, row) for row in taken}
+        leases = {row.resource_id: CleanLease(self, resource_type, row, wanted.cause) for row in taken}
         if handler is None:
             return Claimed(leases, {}, last)
         resources = handler.read(tx, list(leases))

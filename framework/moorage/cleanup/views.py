@@ -226,7 +226,8 @@ def _why(row: Worker, known: Mapping[str, _Named], moment: int) -> str:
     """One sentence: who has it, and what it waits for."""
     if row.phase == Phase.WAITING:
         error = f"; the last owner gave it back: {row.last_error}" if row.last_error else ""
-        return f"waits for {row.addressed_to} to take it, since {_ago(row.updated_at, moment)}{error}"
+        queued = ", which has it in its queue," if row.next_try_at > moment else ""
+        return f"waits for {row.addressed_to}{queued} to take it, since {_ago(row.updated_at, moment)}{error}"
     if row.phase == Phase.QUARANTINED:
         return f"in quarantine after {row.attempts} tries, the last one failed: {row.last_error}"
     if row.phase == Phase.RETRYING:

@@ -68,6 +68,17 @@ _WORKS = {
     "updated_at": now(),
 }  # fmt: skip
 _NOT_IN_QUARANTINE = workers.c.phase != Phase.QUARANTINED.value
+#: Several services may have it in their queues, and look more often than a lease lasts: one write of one of them does for a while.
+_ANNOUNCE = (
+    sa.update(workers)
+    .where(
+        OF_MANY,
+        workers.c.owner.is_(None),
+        workers.c.phase == Phase.WAITING.value,
+        workers.c.next_try_at < now() + sa.bindparam("recent_micros", type_=sa.BigInteger),
+    )
+    .values(next_try_at=now() + _LEASE)
+)
 _FORCE = lease.FORCE.update(workers, _OF_ONE, {"token": _TOKEN}).values(
     operation=sa.bindparam("to_operation"),
     status=sa.bindparam("to_status"),
@@ -339,6 +350,15 @@ class WorkerStore(Workers):
         values = {"names": list(names), "of_type": resource_type, "after": after, "page": limit}
         with self._database.read() as tx:
             return [worker_of(row) for row in tx.execute(_WAITING, values)]
+
+    @override
+    def announce(self, resource_type: str, resource_ids: Sequence[str]) -> None:
+        if resource_ids:
+            values = {
+                "of_type": resource_type, "of_resources": sorted(set(resource_ids)), "lease_micros": self._lease_micros,
+                "recent_micros": self._lease_micros * 2 // 3,
+            }  # fmt: skip
+            self._database.run(lambda tx: tx.execute(_ANNOUNCE, values) and None)
 
     @override
     def reset(self, transaction: sa.Connection, resource_type: str, resource_id: str) -> int:

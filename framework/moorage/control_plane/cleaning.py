@@ -35,6 +35,8 @@ __all__ = ["AgentCleaning", "SupervisorEndpoint", "check"]
 LOG = logging.getLogger(__name__)
 #: Seconds for which the end of what is being cleaned is waited for when the agent stops.
 _PATIENCE = 10.0
+#: Sweeps that an operation must have waited for before nobody's coming for it means anything.
+_SWEEPS = 3
 
 
 def check(conf: cfg.ConfigOpts) -> Sequence[Loaded[CleanupHandler]]:
@@ -66,6 +68,8 @@ class AgentCleaning:
         self._clock = platform.clock
         self._tell = platform.tell
         self._interval = float(conf.cleanup.interval)
+        # Whoever has an operation in its queue says so when it sweeps.
+        self._announced_within = _SWEEPS * float(conf.agent.sweep_interval)
         self._lease_seconds = workers.lease_seconds
         self._reached_since = self._clock.monotonic()
         loaded = check(conf)
@@ -128,7 +132,8 @@ class AgentCleaning:
             # Whoever works on one has had the time to renew since the store could be reached.
             self._clean(Lapsed(me.uuid, me.epoch, self._lease_seconds), own=True)
         names = (me.host,) if me.cluster is None else (me.host, me.cluster)
-        self._clean(Unclaimed(names, self._cleaner.policy.unclaimed_timeout), own=True)
+        timeout = max(self._cleaner.policy.unclaimed_timeout, self._announced_within)
+        self._clean(Unclaimed(names, timeout), own=True)
         for request in self._requests.open_for(me.host, me.cluster):
             if self._stop.is_set():
                 return

@@ -19,7 +19,7 @@ from oslo_log import log as logging
 from typing_extensions import override
 
 from moorage import errors
-from moorage.cleanup.interface import Lease
+from moorage.cleanup.interface import Lease, Phase, Worker
 from moorage.control_plane.interface import AgentService, AgentTools
 from moorage.rpc.server import rpc_method
 from moorage_plugins.block_storage import outcomes
@@ -62,6 +62,8 @@ class BlockStorageAgent(AgentService):
         self._names = [tools.identity.host] if cluster is None else [tools.identity.host, cluster]
         self._asked: queue.SimpleQueue[tuple[str, str] | None] = queue.SimpleQueue()
         self._waiting: set[tuple[str, str]] = set()
+        #: The tokens of waiting rows that could not be begun when their turn came, so that nobody is told to wait for them.
+        self._vain: dict[tuple[str, str], int] = {}
         self._leases = tools.workers.renewer("block-renew")
         self._lock = threading.Lock()
         self._stopping = threading.Event()
@@ -82,16 +84,23 @@ class BlockStorageAgent(AgentService):
 
     @override
     def sweep(self) -> None:
-        """Take operations whose message was lost; now and then, collect files that nothing refers to."""
+        """Take operations whose message was lost; announce what waits here for its turn; now and then, collect files of nothing."""
+        with self._lock:
+            gone = set(self._vain)
         for kind in _TYPES:
             after = ""
             while True:
                 page = self._tools.workers.waiting(kind, self._names, after=after, limit=_PAGE)
+                self._announce(kind, self._still_queued(kind, page))
                 for worker in page:
                     self._ask(kind, worker.resource_id)
+                gone.difference_update((kind, each.resource_id) for each in page)
                 if len(page) < _PAGE:
                     break
                 after = page[-1].resource_id
+        with self._lock:
+            for key in gone:
+                self._vain.pop(key, None)
         if self._tools.clock.monotonic() - self._collected_at >= self._collect_every:
             self._collected_at = self._tools.clock.monotonic()
             self._collector.collect()
@@ -120,6 +129,24 @@ class BlockStorageAgent(AgentService):
             self._waiting.add((kind, uuid))
         self._asked.put((kind, uuid))
 
+    def _still_queued(self, kind: str, found: Sequence[Worker]) -> list[str]:
+        """What has been in the queue since an earlier look, or a message, and can be begun for all that is known."""
+        with self._lock:
+            keys = [((kind, each.resource_id), each.token) for each in found]
+            return [key[1] for key, token in keys if key in self._waiting and self._vain.get(key) != token]
+
+    def _announce(self, kind: str, uuids: Sequence[str]) -> None:
+        """Have nobody clean what is in the queue, nor the volumes' rows that are started with it."""
+        if not uuids:
+            return
+        tools = self._tools
+        tools.workers.announce(kind, uuids)
+        if kind == BACKUP:
+            with tools.database.read() as tx:
+                rows = ROWS[kind].many(tx, uuids).values()
+            companions = [(COMPANIONS.get((kind, row.status)), row) for row in rows]
+            tools.workers.announce(VOLUME, [getattr(row, each.column) for each, row in companions if each])
+
     # -- one operation --------------------------------------------------------------------------------------------
 
     def _operate(self) -> None:
@@ -134,15 +161,28 @@ class BlockStorageAgent(AgentService):
             try:
                 job = self._tools.database.run(lambda tx, asked=asked: self._start(tx, *asked))
             except NotFree:
+                self._note_vain(asked)
                 continue
             except errors.MoorageError as error:
                 LOG.warning("The operation on %s %s is put off: %s", *asked, error.message)
                 continue
             except Exception:
                 LOG.exception("The operation on %s %s could not be started.", *asked)
+                self._note_vain(asked)
                 continue
             if job is not None:
                 self._do(job)
+
+    def _note_vain(self, asked: tuple[str, str]) -> None:
+        """It may be waiting still: for what never comes, so that it is to be cleaned in the end."""
+        try:
+            row = self._tools.workers.get(*asked)
+        except errors.MoorageError as error:
+            LOG.info("Why %s %s could not be begun is not known: %s", *asked, error.message)
+            return
+        if row is not None and row.phase == Phase.WAITING:
+            with self._lock:
+                self._vain[asked] = row.token
 
     def _start(self, tx: sa.Connection, kind: str, uuid: str) -> Job | None:
         """Take the rows that nobody has, all or none, and write their tokens into the resources.

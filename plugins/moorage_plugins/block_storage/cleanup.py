@@ -22,7 +22,6 @@ from moorage_plugins.block_storage.rows import BACKUP, SNAPSHOT, VOLUME
 __all__ = ["BackupHandler", "SnapshotHandler", "VolumeHandler"]
 
 LOG = logging.getLogger(__name__)
-_FAULT = "The service that did it died."
 
 
 class _Handler(SetCleanupHandler):
@@ -45,7 +44,7 @@ class _Handler(SetCleanupHandler):
     def settle(self, transaction: Any, leases: Mapping[str, Lease], resources: Mapping[str, Any]) -> None:
         for (status, token), uuids in alike(leases.values()).items():
             rows = [resources[uuid] for uuid in uuids]
-            outcomes.give_up(transaction, self.kind, rows, status, token, _fault(status))
+            outcomes.give_up(transaction, self.kind, rows, status, token, _fault(leases[uuids[0]]))
 
     @override
     def settled(self, leases: Mapping[str, Lease], resources: Mapping[str, Any]) -> None:
@@ -80,5 +79,6 @@ class BackupHandler(_Handler):
     cleanable = outcomes.CLEANABLE[BACKUP]
 
 
-def _fault(status: str) -> str:
-    return "" if status == "uploading" else _FAULT
+def _fault(lease: Lease) -> str:
+    """All that are cleaned together are so for one cause."""
+    return "" if lease.status == "uploading" else lease.cause

@@ -9,9 +9,12 @@ import tempfile
 import unittest
 from unittest import mock
 
+import sqlalchemy as sa
+
 from moorage import errors
 from moorage.cleanup.conditions import Unclaimed
 from moorage.cleanup.interface import Lease
+from moorage.cleanup.tables import workers
 from moorage_plugins.block_storage import backup_format
 from moorage_plugins.block_storage.outcomes import ROWS
 from tests.servers import wait_until
@@ -328,6 +331,38 @@ class StorageTests(StorageCase):
             self.storage.run_all()
         self.assertEqual((self.status("volume", uuid), self.status("backup", backup.uuid)), ("available", "error"))
         self.assertIn("for this test", self.storage.get("backup", backup.uuid).fault)
+
+    def test_what_waits_for_a_busy_agent_is_not_unclaimed_until_that_is_gone(self) -> None:
+        ready, backed = self.storage.volume(), self.storage.volume()
+        backup = self.service.create_backup(ready)
+        orphan = self.service.create_backup(backed)
+        self.service.delete_volume(backed, force=True)
+        self.storage.conf.set_override("chunk_delay", 0.01, group="block_storage")
+        self.storage.conf.set_override("operations", 1, group="block_storage")
+        agent = self.storage.agent("a")
+        # Its volume was taken away from it: it can never be begun, and nobody shall say that he will.
+        agent._ask("backup", orphan.uuid)
+        endless = self.service.create_volume(10**12).uuid
+        agent._ask("volume", endless)
+        agent.start()
+        wait_until(lambda: agent._leases.keeps("volume", endless), "the only thread is at work for ever", SOON)
+        made = [self.service.create_volume(SIZE).uuid for _ in range(2)]
+        for _ in range(2):
+            agent.sweep()
+        cleaner = self.storage.cleaner("a")
+        unclaimed = Unclaimed((CLUSTER, "a"), 0.0)
+        self.assertEqual(cleaner.clean(unclaimed), {"done": 1})
+        statuses = [self.status("volume", uuid) for uuid in (*made, ready)]
+        self.assertEqual(statuses, ["creating", "creating", "backing-up"])
+        self.assertEqual(
+            (self.status("backup", backup.uuid), self.status("backup", orphan.uuid)), ("creating", "error")
+        )
+        agent.stop()
+        # Nobody says any more that it has them, and time passes.
+        self.storage.database.run(lambda tx: tx.execute(sa.update(workers).values(next_try_at=1)) and None)
+        self.assertEqual(sum(cleaner.clean(unclaimed).values()), 6)
+        self.assertEqual([self.status("volume", uuid) for uuid in made], ["error", "error"])
+        self.assertEqual(self.storage.get("volume", made[0]).fault, "No service came for it within 0 seconds.")
 
     def test_an_operation_whose_lease_is_lost_ends_at_the_next_chunk(self) -> None:
         self.storage.conf.set_override("chunk_delay", 0.01, group="block_storage")

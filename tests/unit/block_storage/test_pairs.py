@@ -144,9 +144,9 @@ class PairTests(unittest.TestCase):
         for reader, (uuid, data) in world.results.items():
             found = self.content(_READS[reader], uuid)
             self.assertIn(found, (data, None) if ended else (data,), what)
-        for uuid, data in world.holds.items():
+        for uuid, held in world.holds.items():
             found = self.content("backup" if uuid == world.backup else "volume", uuid, unpacked=_OTHER)
-            self.assertIn(found, (data, before.get(uuid)) if ended else (data,), what)
+            self.assertIn(found, (held, before.get(uuid)) if ended else (held,), what)
         return True
 
     def content(self, kind: str, uuid: str, unpacked: bytes = b"") -> bytes | None:

@@ -250,6 +250,61 @@ class CleanerTests(CleanerCase):
         self.assertEqual(cleaner.clean(Unclaimed(("here",), 0)), {"done": 1})
         self.assertEqual(list(self.rows()), ["elsewhere"])
 
+    def test_what_a_living_service_has_in_its_queue_is_not_unclaimed(self) -> None:
+        for uuid in ("queued", "forgotten", "begun"):
+            self.create(uuid)
+        begun = self.taken("begun")
+        unclaimed = Unclaimed(("here",), 0)
+        self.store.announce(TYPE, ["queued", "begun", "unknown"])
+        cleaner, handler = self.cleaner()
+        self.assertEqual(cleaner._orphans.types(unclaimed), {TYPE})
+        self.assertEqual(cleaner.clean(unclaimed), {"done": 1})
+        self.assertEqual([uuid for uuid, _ in handler.calls], ["forgotten"])
+        begun.check()
+        self.assertEqual(cleaner._orphans.types(unclaimed), set())
+        # Nobody says it any more.
+        with self.database.write() as tx:
+            tx.execute(sa.update(workers).where(workers.c.resource_id == "queued").values(next_try_at=1))
+        self.assertEqual(cleaner.clean(unclaimed), {"done": 1})
+
+    def test_what_is_queued_is_announced_with_few_writes_and_can_be_begun(self) -> None:
+        self.create()
+        store = WorkerStore(self.database, lease_seconds=MINUTE)
+        said = set()
+        for _ in range(3):
+            store.announce(TYPE, ["one"])
+            said.add(self.rows()["one"].next_try_at)
+        self.assertEqual(len(said), 1)
+        self.assertEqual(list(store.take_many(TYPE, ["one"], identity())), ["one"])
+
+    def test_a_dead_services_queue_is_cleaned_though_it_had_announced_it(self) -> None:
+        self.create("one", host="its-host")
+        self.store.announce(TYPE, ["one"])
+        cleaner, _ = self.cleaner()
+        self.assertEqual(cleaner.clean(Queued("its-host", DEAD.uuid, 2)), {"done": 1})
+
+    def test_a_cleaner_knows_why_it_cleans(self) -> None:
+        causes: list[str] = []
+        cleaner, handler = self.cleaner()
+        handler.answers["one"] = lambda held: causes.append(held.cause)
+        for who, wanted in (
+            (DEAD, AFTER_DEAD), (None, Queued("here", DEAD.uuid, 2)), (None, Unclaimed(("here",), 0)),
+            (identity("cleaner"), Lapsed("service-cleaner", 1, 0.0)),
+        ):  # fmt: skip
+            self.create()
+            if who is not None:
+                self.assertEqual(self.taken("one", who).cause, "")
+                with self.database.write() as tx:
+                    tx.execute(sa.update(workers).values(expires_at=1))
+            self.assertEqual(cleaner.clean(wanted), {"done": 1})
+        told = (
+            "The service that did it died.",
+            "The service that was to do it, on here, died.",
+            "No service came for it within 0",
+        )
+        for cause, begin in zip(causes, (*told, "The service that had it did not know of it"), strict=True):
+            self.assertTrue(cause.startswith(begin), cause)
+
     def test_own_leftovers_of_a_service_that_goes_on_by_itself_are_left_to_it(self) -> None:
         self.orphan()
         cleaner, handler = self.cleaner()
@@ -564,6 +619,7 @@ class CleanerTests(CleanerCase):
                         "owner": (worker or "x") if owned else None, "epoch": epoch, "expires_at": 1 if owned else 0,
                         "next_try_at": 1, "updated_at": 1,
                     }  # fmt: skip
+                    announced = {**values, "next_try_at": 2**60} if phase is Phase.WAITING else None
                     if host == "dead-host" and worker is None and phase is not Phase.WAITING:
                         continue  # cleaners of what waits for a host note whose it was
                     self.create()
@@ -572,6 +628,12 @@ class CleanerTests(CleanerCase):
                     found = [type(each).__name__ for each in kinds if cleaner._orphans.types(each)]
                     wanted = 0 if phase is Phase.QUARANTINED else 1
                     self.assertEqual(len(found), wanted, (values, found))
+                    if announced is not None:
+                        with self.database.write() as tx:
+                            tx.execute(sa.update(workers).values(announced))
+                        found = [type(each).__name__ for each in kinds if cleaner._orphans.types(each)]
+                        # It is in a living service's queue, unless that was declared dead.
+                        self.assertEqual(found, ["Queued"] if host == "dead-host" else [], announced)
                     self.database.run(lambda tx: self.store.reset(tx, TYPE, "one"))
 
     # -- zombies --------------------------------------------------------------------------------------------------

@@ -35,6 +35,7 @@ from moorage.cleanup.conditions import Target
 from moorage.cleanup.requests import BATCH
 from moorage.cleanup.workers import WorkerStore
 from moorage.clock import SystemClock
+from moorage.control_plane import options as control_plane_options
 from moorage.control_plane.cleaning import AgentCleaning, SupervisorEndpoint
 from moorage.control_plane.process import Platform
 from moorage.services.heartbeat import LivenessObserver
@@ -66,7 +67,8 @@ class FaultTests(SupervisorCase):
     def cleaning(self, who: ServiceIdentity) -> AgentCleaning:
         """The cleaner of an agent, with no handler of its own: the test's is put in."""
         conf = cfg.ConfigOpts()
-        options.register_opts(conf)
+        for module in (options, control_plane_options):
+            module.register_opts(conf)
         conf([], project="moorage", default_config_files=[])
         conf.set_override("enabled_handlers", [], group="cleanup")
         database: Any = self.open_database()

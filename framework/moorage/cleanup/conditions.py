@@ -16,14 +16,13 @@ import sqlalchemy as sa
 
 from moorage.cleanup.interface import Phase
 from moorage.cleanup.tables import workers
-from moorage.db import MICROSECONDS, now
+from moorage.db import now
 
 __all__ = ["LEFT", "OF_QUEUE", "OF_SERVICE", "Lapsed", "Queued", "Target", "Unclaimed", "Wanted"]
 
 _DEAD = sa.bindparam("dead", type_=sa.String)
 _DEAD_EPOCH = sa.bindparam("dead_epoch", type_=sa.BigInteger)
 _UNTIL = sa.bindparam("asked_until", type_=sa.BigInteger)
-_TIMEOUT = sa.bindparam("timeout", type_=sa.BigInteger)
 
 
 def _phase(phase: Phase) -> sa.ColumnElement[bool]:
@@ -55,14 +54,14 @@ LEFT = sa.and_(_OF_DEAD, _to_clean(sa.and_(_phase(Phase.WORKING), workers.c.upda
 _LAPSED = sa.and_(
     workers.c.worker == _DEAD,
     workers.c.worker_epoch == _DEAD_EPOCH,
-    _to_clean(sa.and_(_phase(Phase.WORKING), workers.c.expires_at < now() - _TIMEOUT)),
+    _to_clean(sa.and_(_phase(Phase.WORKING), workers.c.expires_at < now())),
 )
 _UNCLAIMED = sa.and_(
     workers.c.addressed_to.in_(sa.bindparam("names", expanding=True)),
     _OF_NOBODY,
     _to_clean(
         # Of one that waits, ``next_try_at`` is until when a living service has announced that it will come for it.
-        sa.and_(_phase(Phase.WAITING), workers.c.updated_at < now() - _TIMEOUT, workers.c.next_try_at < now())
+        sa.and_(_phase(Phase.WAITING), workers.c.next_try_at < now())
     ),
 )
 
@@ -129,7 +128,10 @@ class Queued:
 
 @dataclass(frozen=True, slots=True)
 class Lapsed:
-    """What a living service has by its rows, and has not renewed for longer than its lease and this time (in seconds)."""
+    """What a living service has by its rows, and has not renewed for longer than its lease and this time (in seconds).
+
+    The time is that of who judges: see :mod:`moorage.cleanup.looks`.
+    """
 
     condition: ClassVar[sa.ColumnElement[bool]] = _LAPSED
     attribution: ClassVar[dict[str, Any]] = {}
@@ -143,7 +145,7 @@ class Lapsed:
     @property
     def parameters(self) -> dict[str, Any]:
         """Of the condition, and of :data:`moorage.lease.TAKE_OVER`."""
-        return {"dead": self.service, "dead_epoch": self.epoch, "timeout": int(self.timeout * MICROSECONDS)}
+        return {"dead": self.service, "dead_epoch": self.epoch}
 
     @property
     def cause(self) -> str:
@@ -158,7 +160,8 @@ class Lapsed:
 class Unclaimed:
     """Rows addressed to one of the names that nobody came for within the time (in seconds), or that were given back.
 
-    What a living service has in its queue is none of them, see :meth:`moorage.cleanup.interface.Workers.announce`.
+    What a living service has in its queue is none of them, see :meth:`moorage.cleanup.interface.Workers.announce`. The time is
+    that of who judges: see :mod:`moorage.cleanup.looks`.
     """
 
     condition: ClassVar[sa.ColumnElement[bool]] = _UNCLAIMED
@@ -172,8 +175,7 @@ class Unclaimed:
     @property
     def parameters(self) -> dict[str, Any]:
         """Of the condition, and of :data:`moorage.lease.TAKE_OVER`."""
-        timeout = int(self.timeout * MICROSECONDS)
-        return {"dead": "", "dead_epoch": 0, "names": list(self.names), "timeout": timeout}
+        return {"dead": "", "dead_epoch": 0, "names": list(self.names)}
 
     @property
     def cause(self) -> str:

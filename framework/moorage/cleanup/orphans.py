@@ -17,6 +17,7 @@ from typing_extensions import override
 from moorage import errors, lease
 from moorage.cleanup.conditions import Lapsed, Queued, Target, Unclaimed, Wanted
 from moorage.cleanup.interface import CleanupHandler, Phase
+from moorage.cleanup.looks import Looks
 from moorage.cleanup.tables import cleanup_history, fences, workers
 from moorage.cleanup.totals import Claim, ClaimCounts
 from moorage.cleanup.workers import OF_MANY, TRANSFER, Transfer, WorkerLease, WorkerStore, fenced, same_token
@@ -39,13 +40,24 @@ _OF_RESOURCE = sa.or_(sa.bindparam("only", type_=sa.String) == "", workers.c.res
 _ALONE = sa.case((workers.c.phase == Phase.CLEANING.value, 1), else_=0) == sa.bindparam("alone", type_=sa.Integer)
 
 
+#: Whatever its owner, or who has it in a queue, does to a row changes one of these.
+_AS_IT_IS = (
+    workers.c.resource_id, workers.c.phase, workers.c.token, workers.c.expires_at, workers.c.next_try_at,
+    workers.c.updated_at,
+)  # fmt: skip
+#: Nobody has taken these from their owners yet.
+_BEGINS = frozenset({Phase.WAITING.value, Phase.WORKING.value})
+
+
 class _Search(NamedTuple):
     """How orphans of one kind are found and taken.
 
+    :param look: all there are, as they are, of kinds that only time tells; see :mod:`moorage.cleanup.looks`.
     :param find_and_lock: finds them and locks their fences in one statement: on PostgreSQL, which can be told the table.
     """
 
     types: sa.Select[Any]
+    look: sa.Select[Any]
     find: sa.Select[Any]
     find_and_lock: sa.Select[Any]
     take: Transfer
@@ -54,7 +66,8 @@ class _Search(NamedTuple):
 def _search(wanted: type[Wanted]) -> _Search:
     condition = wanted.condition
     types = sa.select(workers.c.resource_type).where(condition).distinct()
-    find = sa.select(workers.c.resource_id).where(_OF_TYPE, _BETWEEN, condition, _OF_RESOURCE, _ALONE)
+    look = sa.select(workers.c.resource_type, *_AS_IT_IS).where(condition)
+    find = sa.select(*_AS_IT_IS).where(_OF_TYPE, _BETWEEN, condition, _OF_RESOURCE, _ALONE)
     find = find.order_by(workers.c.resource_id).limit(_PAGE)
     same = fences.c.resource_type == workers.c.resource_type, fences.c.resource_id == workers.c.resource_id
     locking = find.join(fences, sa.and_(*same)).with_for_update(of=fences, skip_locked=True)
@@ -64,7 +77,7 @@ def _search(wanted: type[Wanted]) -> _Search:
     # sets columns one after the other: attempts stands before phase in the table, so this sees the phase as it was.)
     attempts = sa.case((by_cleaners, workers.c.attempts + 1), else_=2)
     taken = {"attempts": attempts, "phase": Phase.CLEANING.value, "updated_at": now(), **wanted.attribution}
-    return _Search(types, find, locking, Transfer(transfer.where(condition).values(taken)))
+    return _Search(types, look, find, locking, Transfer(transfer.where(condition).values(taken)))
 
 
 _SEARCHES: Mapping[type[Wanted], _Search] = {kind: _search(kind) for kind in (Target, Queued, Lapsed, Unclaimed)}
@@ -182,12 +195,35 @@ class OrphanStore:
         self.workers = workers_store
         self.clock = clock
         self.counts = ClaimCounts(database)
+        self._looks: Mapping[type[Wanted], Looks] = {kind: Looks(clock) for kind in (Lapsed, Unclaimed)}
         self._identity = identity
 
     def types(self, wanted: Wanted) -> frozenset[str]:
         """The types of resources of which there is something to take now; one read."""
+        search, looks = _SEARCHES[type(wanted)], self._looks.get(type(wanted))
+        if looks is None:
+            with self.database.read() as tx:
+                return frozenset(tx.execute(search.types, wanted.parameters).scalars())
+        found: dict[str, list[Any]] = {}
         with self.database.read() as tx:
-            return frozenset(tx.execute(_SEARCHES[type(wanted)].types, wanted.parameters).scalars())
+            for kind, *row in tx.execute(search.look, wanted.parameters):
+                found.setdefault(kind, []).append(row)
+        looks.forget_others((kind, row[0]) for kind, rows in found.items() for row in rows)
+        return frozenset(kind for kind, rows in found.items() if self._left(kind, rows, wanted))
+
+    def forget_looks(self) -> None:
+        """Whose rows only time tells has all its time from now: the store was away, and who lives could not show it."""
+        for looks in self._looks.values():
+            looks.forget()
+
+    def _left(self, kind: str, rows: Sequence[Any], wanted: Wanted) -> list[str]:
+        """The ids of those of the rows that nobody has shown life on for long enough."""
+        looks = self._looks.get(type(wanted))
+        if looks is None or isinstance(wanted, (Target, Queued)):
+            return [row[0] for row in rows]
+        begins = {(kind, row[0]): tuple(row) for row in rows if row[1] in _BEGINS}
+        left = looks.unchanged(begins, wanted.timeout)
+        return [row[0] for row in rows if row[1] not in _BEGINS or (kind, row[0]) in left]
 
     def claim(
         self,
@@ -211,15 +247,17 @@ class OrphanStore:
         page = {"only": wanted.resource_id, "after": after, "last": last, "page": limit, "alone": int(alone)}
 
         def work(tx: sa.Connection) -> Claimed:
-            found = list(tx.execute(query, {**key, **page}).scalars())
-            if not found:
+            rows = tx.execute(query, {**key, **page}).all()
+            if not rows:
                 return Claimed()
-            ids = found
-            if self.database.dialect == "mysql":
+            claimed = Claimed(last=rows[-1].resource_id)
+            ids = found = self._left(resource_type, rows, wanted)
+            if ids and self.database.dialect == "mysql":
                 ids = list(tx.execute(_LOCK, {"of_type": resource_type, "of_resources": found}).scalars())
-            claimed = Claimed(last=found[-1])
             if ids:
-                claimed = self._take(tx, resource_type, handler, wanted, {**key, "of_resources": ids}, found[-1])
+                claimed = self._take(
+                    tx, resource_type, handler, wanted, {**key, "of_resources": ids}, rows[-1].resource_id
+                )
             return replace(claimed, lost=len(found) - len(claimed.leases))
 
         claimed = self.database.run(work)

@@ -71,7 +71,6 @@ class AgentCleaning:
         # Whoever has an operation in its queue says so when it sweeps.
         self._announced_within = _SWEEPS * float(conf.agent.sweep_interval)
         self._lease_seconds = workers.lease_seconds
-        self._reached_since = self._clock.monotonic()
         loaded = check(conf)
         self._orphans = OrphanStore(platform.database, workers, platform.identity, platform.clock)
         self._cleaner = Cleaner(
@@ -119,7 +118,7 @@ class AgentCleaning:
                 self.look()
             except errors.Unavailable as error:
                 LOG.warning("Cleaning is put off: %s", error.message)
-                self._reached_since = self._clock.monotonic()
+                self._orphans.forget_looks()
             except Exception:
                 LOG.exception("Cleaning failed.")
             self._clock.wait(self._wake, self._interval)
@@ -128,9 +127,7 @@ class AgentCleaning:
         """One look at all there may be to clean; what nobody left costs one read."""
         me = self._identity
         self._clean(Target(me.uuid, me.epoch), own=True)
-        if self._clock.monotonic() - self._reached_since > self._lease_seconds:
-            # Whoever works on one has had the time to renew since the store could be reached.
-            self._clean(Lapsed(me.uuid, me.epoch, self._lease_seconds), own=True)
+        self._clean(Lapsed(me.uuid, me.epoch, self._lease_seconds), own=True)
         names = (me.host,) if me.cluster is None else (me.host, me.cluster)
         timeout = max(self._cleaner.policy.unclaimed_timeout, self._announced_within)
         self._clean(Unclaimed(names, timeout), own=True)

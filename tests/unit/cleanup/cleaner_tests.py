@@ -33,9 +33,10 @@ from moorage.cleanup.orphans import OrphanStore
 from moorage.cleanup.tables import cleanup_history, workers
 from moorage.cleanup.totals import Claim, ClaimCounts
 from moorage.cleanup.workers import WorkerStore
-from moorage.clock import SystemClock
-from moorage.db import Database
+from moorage.clock import Clock, SystemClock
+from moorage.db import MICROSECONDS, Database
 from moorage.services.interface import ServiceIdentity
+from moorage.testing.clock import ManualClock
 from tests.servers import wait_until
 from tests.unit.cleanup import worker_tests
 from tests.unit.cleanup.worker_tests import MINUTE, MOMENT, TYPE, identity, things, write
@@ -171,11 +172,12 @@ class CleanerCase(worker_tests.WorkerCase):
         handler: type[ThingHandler] = ThingHandler,
         lease: float = MINUTE,
         seed: int = 1,
+        clock: Clock | None = None,
         **policy: Any,
     ) -> tuple[Cleaner, ThingHandler]:
         who = who or identity("cleaner")
         database = self.open_database()
-        store = OrphanStore(database, WorkerStore(database, lease_seconds=lease), who, SystemClock())
+        store = OrphanStore(database, WorkerStore(database, lease_seconds=lease), who, clock or SystemClock())
         made = handler(Tools(database, who))
         settings = Policy(**{"backoff": 0.01, "backoff_longest": 0.01, **policy})
         cleaner = Cleaner(store, {TYPE: made}, SystemClock(), random.Random(seed), settings)
@@ -276,6 +278,57 @@ class CleanerTests(CleanerCase):
             said.add(self.rows()["one"].next_try_at)
         self.assertEqual(len(said), 1)
         self.assertEqual(list(store.take_many(TYPE, ["one"], identity())), ["one"])
+
+    def jump(self, seconds: float) -> None:
+        """The database's clock goes forward by so much: all that was written lies so much further back."""
+        back = int(seconds * MICROSECONDS)
+        columns = (workers.c.expires_at, workers.c.next_try_at, workers.c.updated_at, workers.c.created_at)
+        with self.database.write() as tx:
+            tx.execute(
+                sa.update(workers).values({each.name: sa.case((each > 0, each - back), else_=0) for each in columns})
+            )
+
+    def test_a_jump_of_the_databases_clock_takes_nothing_from_those_who_live(self) -> None:
+        me = identity("cleaner")
+        for uuid in ("begun", "lost", "queued", "forgotten"):
+            self.create(uuid)
+        begun, _ = self.taken("begun", me), self.taken("lost", me)
+        self.store.announce(TYPE, ["queued"])
+        clock = ManualClock()
+        cleaner, handler = self.cleaner(me, clock=clock)
+        lapsed, unclaimed = Lapsed(me.uuid, me.epoch, MINUTE), Unclaimed(("here",), MINUTE)
+        self.jump(3600)
+        for second in range(0, 120, 20):
+            for wanted in (lapsed, unclaimed):
+                left = cleaner._orphans.types(wanted)
+                done = cleaner.clean(wanted)
+                self.assertEqual((left, done), ({TYPE}, {"done": 1}) if second == 60 else (set(), {}), (second, wanted))
+            clock.advance(20)
+            # Those who live show it, when their turn comes.
+            self.assertEqual(self.store.renew_many([begun]), [])
+            self.store.announce(TYPE, ["queued"])
+        # Who has shown no life for a minute of the machine's is not waited for any longer.
+        self.assertEqual({uuid for uuid, _ in handler.calls}, {"lost", "forgotten"})
+
+    def test_looks_begin_anew_when_the_store_was_away(self) -> None:
+        me, clock = identity("cleaner"), ManualClock()
+        self.orphan(who=me)
+        self.jump(3600)
+        cleaner, _ = self.cleaner(me, clock=clock)
+        for seconds, found in ((0, set()), (30, set()), (30, {TYPE})):
+            clock.advance(seconds)
+            self.assertEqual(cleaner._orphans.types(Lapsed(me.uuid, me.epoch, MINUTE)), found)
+        cleaner._orphans.forget_looks()
+        for seconds, found in ((0, set()), (60, {TYPE})):
+            clock.advance(seconds)
+            self.assertEqual(cleaner._orphans.types(Lapsed(me.uuid, me.epoch, MINUTE)), found)
+
+    def test_what_a_dead_service_left_needs_no_time(self) -> None:
+        self.orphan()
+        self.create("queued", host="its-host")
+        cleaner, _ = self.cleaner(clock=ManualClock())
+        self.assertEqual(cleaner.clean(AFTER_DEAD), {"done": 1})
+        self.assertEqual(cleaner.clean(Queued("its-host", DEAD.uuid, 2)), {"done": 1})
 
     def test_a_dead_services_queue_is_cleaned_though_it_had_announced_it(self) -> None:
         self.create("one", host="its-host")

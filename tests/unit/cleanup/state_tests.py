@@ -2,7 +2,8 @@
 """Random histories of operations, kills, cleaners, forced operations and resets, compared with a model of a few lines.
 
 The model knows of each resource its status, the newest token and whether there is a row. The law: a lease's last write is accepted
-if and only if the row still carries its token; what is accepted has tokens that never fall; a resource in transition has a row.
+if and only if the row still carries its token; what is accepted has tokens that never fall; a resource in transition has a row; and
+who lives keeps what he has, though the database's clock jumps.
 """
 
 from __future__ import annotations
@@ -17,21 +18,24 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from moorage import errors
 from moorage.cleanup.cleaner import Cleaner, Policy
-from moorage.cleanup.conditions import Target
-from moorage.cleanup.interface import Lease
+from moorage.cleanup.conditions import Lapsed, Target, Unclaimed
+from moorage.cleanup.interface import Lease, Phase
 from moorage.cleanup.orphans import LAST, OrphanStore
 from moorage.cleanup.tables import cleanup_history, fences, workers
 from moorage.cleanup.workers import WorkerStore
-from moorage.clock import SystemClock
-from moorage.db import Database
+from moorage.clock import Clock, SystemClock
+from moorage.db import MICROSECONDS, Database
 from moorage.db.schema import core_metadata
 from moorage.services.interface import ServiceIdentity
+from moorage.testing.clock import ManualClock
 from tests import cases
 from tests.unit.cleanup.cleaner_tests import ThingHandler, Tools
 from tests.unit.cleanup.worker_tests import TYPE, metadata, things, write
 
 RESOURCES = ("one", "two")
 SERVICES = ("a", "b")
+#: Seconds, and how far the database's clock jumps.
+LEASE, JUMP = 60, 3600
 
 
 class Worlds(RuleBasedStateMachine):
@@ -44,8 +48,11 @@ class Worlds(RuleBasedStateMachine):
         with self.database.write() as tx:
             for table in (workers, fences, cleanup_history, things):
                 tx.execute(sa.delete(table))
-        self.store = WorkerStore(self.database, lease_seconds=60)
+        self.store = WorkerStore(self.database, lease_seconds=LEASE)
         self.epochs = dict.fromkeys(SERVICES, 1)
+        #: Each service's machine, and its cleaner, as long as it lives.
+        self.clock = ManualClock()
+        self.judges: dict[ServiceIdentity, tuple[OrphanStore, ThingHandler]] = {}
         #: Resource -> token of its row; absent without a row.
         self.rows: dict[str, int] = {}
         self.statuses: dict[str, str] = {}
@@ -154,9 +161,47 @@ class Worlds(RuleBasedStateMachine):
             held = workers.c.resource_id == uuid, workers.c.owner.is_not(None)
             tx.execute(sa.update(workers).where(*held).values(expires_at=1))
 
-    def orphans(self, cleaner: str) -> tuple[OrphanStore, ThingHandler]:
+    @precondition(lambda self: self.rows)
+    @rule(name=st.sampled_from(SERVICES))
+    def jump(self, name: str) -> None:
+        """The database's clock goes forward; those who live soon write by it. A service looks before, in between and after."""
+        me = self.identity(name)
+        self.judges.setdefault(me, self.orphans(name, self.clock))
+        with self.database.read() as tx:
+            rows = tx.execute(sa.select(workers)).all()
+        lives = {row.resource_id for row in rows if row.phase == Phase.WORKING and row.expires_at > 1}
+        self.store.announce(TYPE, RESOURCES)
+        lives |= {row.resource_id for row in rows if row.phase == Phase.WAITING}
+        cleaned = {row.resource_id for row in rows if row.phase == Phase.CLEANING}
+        for back in (0, JUMP, -JUMP):
+            self._shift(back, cleaned)
+            for _ in range(2):
+                for wanted in (Lapsed(me.uuid, me.epoch, LEASE), Unclaimed(("here",), LEASE)):
+                    self._judge(me, wanted, lives)
+                self.clock.advance(LEASE / 3)
+
+    def _shift(self, seconds: int, but: set[str]) -> None:
+        values = {
+            each.name: sa.case((each > 1, each - seconds * MICROSECONDS), else_=each)
+            for each in (workers.c.expires_at, workers.c.next_try_at, workers.c.updated_at)
+        }
+        with self.database.write() as tx:
+            tx.execute(sa.update(workers).where(workers.c.resource_id.not_in(but)).values(values))
+
+    def _judge(self, me: ServiceIdentity, wanted: Lapsed | Unclaimed, lives: set[str]) -> None:
+        store, handler = self.judges[me]
+        store.types(wanted)
+        claimed = store.claim(TYPE, handler, wanted, after="", last=LAST, limit=2)
+        assert not lives & claimed.leases.keys(), "somebody who lives lost what he had"
+        for uuid, lease in claimed.leases.items():
+            self.given(lease, "error")
+            if lease.status == self.statuses[uuid]:
+                self.accepted[uuid] = lease.token
+
+    def orphans(self, cleaner: str, clock: Clock | None = None) -> tuple[OrphanStore, ThingHandler]:
         who = self.identity(cleaner)
-        return OrphanStore(self.database, self.store, who, SystemClock()), ThingHandler(Tools(self.database, who))
+        handler = ThingHandler(Tools(self.database, who))
+        return OrphanStore(self.database, self.store, who, clock or SystemClock()), handler
 
     @precondition(lambda self: self.rows)
     @rule(dead=st.sampled_from(SERVICES), cleaner=st.sampled_from(SERVICES), evict=st.booleans())

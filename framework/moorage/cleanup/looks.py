@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Since when rows have been as they are, on the clock of the machine that judges.
+
+That a time in a row is over by the database's clock proves little: that clock may jump, and each node of a Galera cluster has its
+own. Who lives renews, or announces, and so changes the row; what two looks find unchanged, a timeout apart by one's own monotonic
+clock, nobody has touched meanwhile, whatever time it is.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping
+
+from moorage.clock import Clock
+
+__all__ = ["Looks"]
+
+#: Type and id of a resource.
+Key = tuple[str, str]
+
+
+class Looks:
+    """What one who judges remembers of his looks. Safe for use by several threads."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._seen: dict[Key, tuple[object, float]] = {}
+
+    def unchanged(self, rows: Mapping[Key, object], seconds: float) -> frozenset[Key]:
+        """Look at some rows, as they are, by key: those that have been so in every look for so many seconds."""
+        moment = self._clock.monotonic()
+        found = set()
+        with self._lock:
+            for key, row in rows.items():
+                before, since = self._seen.get(key, (None, moment))
+                if before != row:
+                    since = moment
+                self._seen[key] = row, since
+                if moment - since >= seconds:
+                    found.add(key)
+        return frozenset(found)
+
+    def forget_others(self, keys: Iterable[Key]) -> None:
+        """Keep what is known of these rows alone: there are no others any more."""
+        with self._lock:
+            self._seen = {key: self._seen[key] for key in keys if key in self._seen}
+
+    def forget(self) -> None:
+        """Begin anew: who lives could not show it, because the store was away."""
+        with self._lock:
+            self._seen.clear()

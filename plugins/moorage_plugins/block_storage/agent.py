@@ -255,6 +255,8 @@ class BlockStorageAgent(AgentService):
         """Do the files, and write what became of it: whatever happens, no row stays that a living service has and nobody ends."""
         what = f"The {job.held.operation} of {job.kind} {job.held.resource_id}"
         try:
+            for kind, held in job.leases.items():
+                self._collector.begin(kind, job.rows[kind], held.token)
             self._finish(list(job.leases.values()), run(job))
             return
         except errors.Fenced as error:

@@ -8,6 +8,7 @@ somebody reads, and whoever finishes removes what earlier ones left. Copies are 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -44,9 +45,21 @@ class DirectoryBackend:
 
     @contextlib.contextmanager
     def writing(self, kind: str, uuid: str, token: int) -> Iterator[Path]:
-        """The file of a new try; it is on disk at the end, and so are the names that lead to it."""
+        """The empty file of a new try; it is on disk at the end, and so are the names that lead to it.
+
+        What is there under its name was made by somebody with another database, and is set aside.
+        """
         path = self.path(kind, uuid, token)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        while True:
+            # Somebody else may remove the folder, while it is empty.
+            with contextlib.suppress(FileNotFoundError):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                try:
+                    path.open("xb").close()
+                    break
+                except FileExistsError:
+                    self.set_aside(kind, uuid, token)
+                    path.unlink()
         yield path
         for each in (path, path.parent, path.parent.parent, self.folder):
             _sync(each)
@@ -95,6 +108,23 @@ class DirectoryBackend:
         except FileNotFoundError:
             return []
 
+    def set_aside(self, kind: str, uuid: str, token: int | str) -> bool:
+        """Give a file a second name, with which nobody removes it; False when it has one, or there is none."""
+        path = self.path(kind, uuid, token)
+        for number in itertools.count(1):
+            aside = path.with_name(f"{token}.set-aside" + (f"-{number}" if number > 1 else ""))
+            try:
+                os.link(path, aside)
+            except FileExistsError:
+                if aside.samefile(path):
+                    return False
+            except FileNotFoundError:
+                return False
+            else:
+                _sync(path.parent)
+                return True
+        raise AssertionError
+
     def remove(self, kind: str, uuid: str, token: int | str) -> None:
         """Remove what one try left; harmless when there is nothing."""
         self.path(kind, uuid, token).unlink(missing_ok=True)
@@ -102,11 +132,13 @@ class DirectoryBackend:
         with contextlib.suppress(OSError):
             (self.folder / kind / uuid).rmdir()
 
-    def sweep(self, kind: str, uuid: str, *, below: int | None = None, keep: str = "") -> int:
-        """Remove what tries with smaller tokens left, all of them without ``below``, but the live one; how many."""
+    def sweep(self, kind: str, uuid: str, *, below: int, keep: str = "") -> int:
+        """Remove what tries with smaller tokens left, but the live one; how many. None where the live one is not there."""
         removed = 0
+        if keep and not self.path(kind, uuid, keep).exists():
+            return 0
         for name in self.tokens(kind, uuid):
-            if name != keep and (below is None or int(name) < below):
+            if name != keep and int(name) < below:
                 self.remove(kind, uuid, name)
                 removed += 1
         if not removed:

@@ -13,9 +13,11 @@ from typing import Any, ClassVar
 from oslo_log import log as logging
 from typing_extensions import override
 
+from moorage import errors
 from moorage.cleanup.interface import CleanupTools, Lease, SetCleanupHandler, alike
 from moorage_plugins.block_storage import outcomes
 from moorage_plugins.block_storage.backend import DirectoryBackend
+from moorage_plugins.block_storage.collector import Collector
 from moorage_plugins.block_storage.configuration import open_backend
 from moorage_plugins.block_storage.rows import BACKUP, SNAPSHOT, VOLUME
 
@@ -30,6 +32,7 @@ class _Handler(SetCleanupHandler):
     def __init__(self, tools: CleanupTools) -> None:
         super().__init__(tools)
         self._backend: DirectoryBackend = open_backend(tools.conf)
+        self._collector = Collector(self._backend, tools.database, tools.workers)
 
     @override
     def read(self, transaction: Any, resource_ids: Sequence[str]) -> Mapping[str, Any]:
@@ -50,8 +53,10 @@ class _Handler(SetCleanupHandler):
     def settled(self, leases: Mapping[str, Lease], resources: Mapping[str, Any]) -> None:
         for uuid, lease in leases.items():
             try:
+                if lease.status != outcomes.DELETING:
+                    self._collector.begin(self.kind, resources[uuid], lease.token)
                 outcomes.sweep(self._backend, self.kind, resources[uuid], lease.status, lease.token)
-            except OSError as error:
+            except (errors.MoorageError, OSError) as error:
                 LOG.warning("What is left of %s %s is collected later: %s", self.kind, uuid, error)
 
 

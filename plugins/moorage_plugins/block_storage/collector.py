@@ -6,12 +6,16 @@ read after the folder: a try writes its token into the row before it makes a fil
 
 Only what this database has known is collected: files of resources that never had an operation in it, or of later tokens than it
 has given, were made by somebody with another database (the configuration names the wrong one, it was restored from an old copy, or
-two deployments share the folder), for whom they may be all there is. They are left alone, and told of.
+two deployments share the folder), for whom they may be all there is. They are left alone, and told of. Since the tokens of this
+database go on, and would come to theirs, files of later tokens get a second name, ``<token>.set-aside``, which nobody removes: when
+everything is looked at, and when an operation on the resource begins, before it makes a file. Where a row's live file is not
+there, all that is there is set aside, whatever its tokens, and nothing removed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from oslo_log import log as logging
@@ -43,21 +47,22 @@ class Collector:
         for kind in ROWS:
             uuids = self._backend.uuids(kind)
             for start in range(0, len(uuids), _PAGE):
-                for uuid, old, strange in self._compare(kind, uuids[start : start + _PAGE]):
-                    foreign += [f"{kind} {uuid}"] if strange else []
-                    for name in old:
+                for found in self._compare(kind, uuids[start : start + _PAGE]):
+                    foreign += [f"{kind} {found.uuid}"] if found.foreign else []
+                    for act, name in found.acts():
                         try:
-                            self._backend.remove(kind, uuid, name)
-                            removed += 1
+                            act(self._backend, kind, found.uuid, name)
+                            removed += act is DirectoryBackend.remove
                         except OSError as error:
                             failures.append(error)
         if failures:
-            LOG.warning("%d files could not be collected, the first: %s", len(failures), failures[0])
+            LOG.warning("%d files could not be collected or set aside, the first: %s", len(failures), failures[0])
         if foreign and len(foreign) != self._told:
             LOG.error(
-                "In %s are files of %d resources that this database has not made, the first is %s. They are left alone. If the "
-                "database was not restored from an older copy, see whether [database] connection and [block_storage] "
-                "backend_dir belong together; remove the files by hand when nobody needs them.",
+                "In %s are files of %d resources that this database has not made, the first is %s. They are left alone, or kept "
+                "under a second name that ends with .set-aside. If the database was not restored from an older copy, see whether "
+                "[database] connection and [block_storage] backend_dir belong together; remove the files by hand when nobody "
+                "needs them.",
                 self._backend.folder, len(foreign), foreign[0],
             )  # fmt: skip
         self._told = len(foreign)
@@ -68,26 +73,78 @@ class Collector:
 
         :raises OSError: one could not be removed.
         """
-        removed = [name for _, old, _ in self._compare(kind, [uuid]) for name in old]
+        removed = [name for found in self._compare(kind, [uuid]) for name in found.old]
         for name in removed:
             self._backend.remove(kind, uuid, name)
         return len(removed)
 
-    def _compare(self, kind: str, uuids: Sequence[str]) -> Iterator[tuple[str, list[str], bool]]:
-        """Of each resource with files, the names of those to remove, and whether there are some that are nobody's here."""
-        found = {uuid: names for uuid in uuids if (names := self._backend.tokens(kind, uuid))}
-        if not found:
+    def begin(self, kind: str, row: Any, token: int) -> None:
+        """Set aside what another database's tries have left, before a file of this token is made.
+
+        :param row: as it was read when the token was given.
+        :raises OSError: it could not be done: nothing may be written, lest it is taken for old.
+        """
+        if not self._foreign(kind, row, token - 1, self._backend.tokens(kind, row.uuid)):
+            return
+        names = self._backend.tokens(kind, row.uuid)
+        with self._database.read() as tx:
+            now = ROWS[kind].find(tx, row.uuid)
+        if now is None or now.fence != token:
+            # Somebody has it who begins anew.
+            return
+        told = [
+            name for name in self._foreign(kind, now, token - 1, names) if self._backend.set_aside(kind, row.uuid, name)
+        ]
+        if told:
+            LOG.error(
+                "The files %s of %s %s were not made by this database; they are kept beside, with names that end with .set-aside. "
+                "If it was restored from an older copy, what is in them is later than what the database knows.",
+                ", ".join(told), kind, row.uuid,
+            )  # fmt: skip
+
+    def _foreign(self, kind: str, row: Any, fence: int, names: Sequence[str]) -> list[str]:
+        """Which of a resource's files this database has not made, or may be what is missing."""
+        if self._lacks_live(kind, row, names):
+            kept = _kept(kind, row)
+            return [name for name in names if name not in kept or int(name) > fence]
+        return [name for name in names if int(name) > fence]
+
+    def _lacks_live(self, kind: str, row: Any, names: Sequence[str]) -> bool:
+        return bool(row.path) and row.path not in names and not self._backend.path(kind, row.uuid, row.path).exists()
+
+    def _compare(self, kind: str, uuids: Sequence[str]) -> Iterator[_Found]:
+        """What is to be done with the files of each resource that has some."""
+        listed = {uuid: names for uuid in uuids if (names := self._backend.tokens(kind, uuid))}
+        if not listed:
             return
         with self._database.read() as tx:
-            rows: Mapping[str, Any] = ROWS[kind].many(tx, list(found))
-            gone = [uuid for uuid in found if uuid not in rows]
+            rows: Mapping[str, Any] = ROWS[kind].many(tx, list(listed))
+            gone = [uuid for uuid in listed if uuid not in rows]
             last = self._workers.tokens(tx, kind, gone) if gone else {}
-        for uuid, names in found.items():
-            row = rows.get(uuid)
-            fence = last.get(uuid, -1) if row is None else row.fence
-            kept = () if row is None else _kept(kind, row)
-            old = [name for name in names if int(name) <= fence and name not in kept]
-            yield uuid, old, any(int(name) > fence for name in names)
+        for uuid, names in listed.items():
+            if (row := rows.get(uuid)) is None:
+                fence = last.get(uuid, -1)
+                old = [name for name in names if int(name) <= fence]
+                yield _Found(uuid, old, [], foreign=len(old) < len(names))
+            else:
+                strange = self._foreign(kind, row, row.fence, names)
+                kept = names if self._lacks_live(kind, row, names) else (*strange, *_kept(kind, row))
+                yield _Found(uuid, [name for name in names if name not in kept], strange, foreign=bool(strange))
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """Files of a resource, by their names: to remove; to set aside; whether there are some that are nobody's here."""
+
+    uuid: str
+    old: Sequence[str]
+    strange: Sequence[str]
+    foreign: bool
+
+    def acts(self) -> Iterator[tuple[Callable[[DirectoryBackend, str, str, str], Any], str]]:
+        """What to call for each."""
+        yield from ((DirectoryBackend.set_aside, name) for name in self.strange)
+        yield from ((DirectoryBackend.remove, name) for name in self.old)
 
 
 def _kept(kind: str, row: Any) -> tuple[str, ...]:

@@ -97,7 +97,13 @@ class Job:
         """
         if not row.path:
             raise errors.Conflict(f"The {kind} {row.uuid} has no data.")
-        return self.backend.path(kind, row.uuid, row.path)
+        path = self.backend.path(kind, row.uuid, row.path)
+        if not path.exists():
+            raise errors.Conflict(
+                f"The data of the {kind} {row.uuid} are not there ({path}). If the database was restored from an older copy, later "
+                "ones may lie beside it, under a name that ends with .set-aside."
+            )
+        return path
 
     def find(self, kind: str, uuid: str) -> Any:
         """Another resource, as it is now; None when it is gone."""

@@ -99,7 +99,7 @@ def remove(tx: sa.Connection, kind: str, rows: Sequence[Any], token: int) -> Non
 def sweep(backend: DirectoryBackend, kind: str, row: Any, status: str, token: int) -> None:
     """Remove the files of the try, and of those before it, after the row says what it became; the live ones stay."""
     if status == DELETING:
-        backend.sweep(kind, row.uuid)
+        backend.sweep(kind, row.uuid, below=token)
         return
     backend.sweep(kind, row.uuid, below=token, keep=row.path)
     if kind == VOLUME and status == "uploading" and row.upload_to:

@@ -12,7 +12,7 @@ import falcon
 from oslo_config import cfg
 from oslo_log import log as logging
 
-from moorage import errors
+from moorage import errors, foreign
 from moorage.api.auth import Authenticator
 from moorage.api.dialect import CORE, Dialect
 from moorage.api.openapi import document
@@ -94,7 +94,8 @@ class Application:
             refuse_unstorable(value, name)
         given = query.query(request.params)
         data = self._body(request, body)
-        answer = route.handler(ApiRequest(context, dict(path), given, data, self._prefix))
+        with foreign.contained(route.path):
+            answer = route.handler(ApiRequest(context, dict(path), given, data, self._prefix))
         response.status = falcon.code_to_http_status(answer.status)
         response.set_headers(dict(answer.headers))
         self._version_header(response)

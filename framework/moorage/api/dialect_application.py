@@ -19,7 +19,7 @@ from urllib.parse import parse_qsl, quote
 
 from oslo_log import log as logging
 
-from moorage import errors
+from moorage import errors, foreign
 from moorage.api.dialect import Dialect
 from moorage.api.validation import Validator, parse_json, refuse_unstorable
 from moorage.context import RequestContext
@@ -170,8 +170,9 @@ class DialectApplication:
         )
         path = self._find(call)
         try:
-            call.version = self.read_version(call)
-            answer = self._answer(call, path)
+            with foreign.contained(self.dialect.service_type):
+                call.version = self.read_version(call)
+                answer = self._answer(call, path)
             status, headers, body = answer.status, [*answer.headers], b""
             if answer.body is not None:
                 given = answer.body

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent import futures
 from typing import Any
 
@@ -14,10 +15,11 @@ import prometheus_client
 from oslo_log import log as logging
 from prometheus_client import multiprocess
 
-from moorage import errors
+from moorage import errors, foreign
 from moorage.control_plane.interface import Wsgi
+from moorage.extensions import Loaded
 
-__all__ = ["Dispatcher", "Health", "Metrics", "at_its_path", "places"]
+__all__ = ["Contained", "Dispatcher", "Health", "Metrics", "at_its_path", "places"]
 
 LOG = logging.getLogger(__name__)
 
@@ -52,6 +54,45 @@ def at_its_path(application: Wsgi, prefix: str) -> Wsgi:
         return application(environ, start_response)
 
     return call
+
+
+class Contained:
+    """A plugin's application: what it raises is a 500 that names the plugin, and ends neither a thread nor the server."""
+
+    def __init__(self, application: Wsgi, loaded: Loaded[Any]) -> None:
+        self._application = application
+        self._who = f"plugin '{loaded.name}' ({loaded.group}, of {loaded.distribution} {loaded.version})"
+
+    def __call__(self, environ: dict[str, Any], start_response: Any) -> Any:
+        """WSGI."""
+        try:
+            with foreign.contained(self._who):
+                body = self._application(environ, start_response)
+        except Exception:
+            where = f"{environ.get('REQUEST_METHOD')} {environ.get('SCRIPT_NAME', '')}{environ.get('PATH_INFO', '')}"
+            LOG.exception("The %s failed to answer %s.", self._who, where)
+            said = f"The {self._who} failed; the log has it in full. Report it to the plugin's author."
+            data = json.dumps({"error": {"code": errors.PluginFailed.code, "message": said}}).encode()
+            headers = [("Content-Type", "application/json"), ("Content-Length", str(len(data)))]
+            start_response("500 Internal Server Error", headers, sys.exc_info())
+            return [data]
+        return body if isinstance(body, list | tuple) else self._parts(body)
+
+    def _parts(self, body: Iterable[bytes]) -> Iterator[bytes]:
+        """A body that is made while it is sent: there too the plugin's code runs."""
+        try:
+            parts = iter(body)
+            while True:
+                with foreign.contained(self._who):
+                    part = next(parts, None)
+                if part is None:
+                    return
+                yield part
+        finally:
+            close = getattr(body, "close", None)
+            if close is not None:
+                with foreign.contained(self._who):
+                    close()
 
 
 class Dispatcher:
@@ -119,7 +160,9 @@ class Health:
 
     def _ask(self, name: str, future: futures.Future[str]) -> None:
         try:
-            future.set_result(self._checks[name]())
+            with foreign.contained(name):
+                found = self._checks[name]()
+            future.set_result(found)
         except Exception as error:  # noqa: BLE001  (whatever is wrong is the answer)
             LOG.warning("The health check of %s failed: %s", name, error)
             future.set_result("it failed; the log says why")

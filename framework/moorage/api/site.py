@@ -18,7 +18,7 @@ from moorage.allocation import pools_api
 from moorage.api import auth
 from moorage.api.application import PREFIX, Application
 from moorage.api.collectors import CleanupCollector, PeriodicCollector
-from moorage.api.mounts import Health, Metrics, at_its_path, places
+from moorage.api.mounts import Contained, Health, Metrics, at_its_path, places
 from moorage.api.policies import POLICIES
 from moorage.api.policy import Policy
 from moorage.api.schedulers import Schedulers
@@ -231,7 +231,7 @@ def dialects(tools: ApiTools, taken: Mapping[str, Wsgi]) -> dict[str, Wsgi]:
 def _built(loaded: Loaded[ApiExtension], tools: ApiTools) -> Wsgi:
     with loaded.building():
         application = loaded.plugin(tools).application()
-    return _with_middleware(application, tools.conf)
+    return _with_middleware(Contained(application, loaded), tools.conf)
 
 
 def _with_middleware(application: Wsgi, conf: cfg.ConfigOpts) -> Wsgi:

@@ -17,7 +17,7 @@ from typing import Any
 
 from oslo_log import log as logging
 
-from moorage import errors
+from moorage import errors, foreign
 from moorage.cleanup.conditions import Wanted
 from moorage.cleanup.crew import NOT_BEGUN, OVERDUE, Crew
 from moorage.cleanup.interface import Cleaned, CleanupHandler, Outcome, SetCleanupHandler
@@ -122,7 +122,8 @@ class Cleaner:
             if wanted.resource_type not in ("", kind):
                 continue
             try:
-                self._clean_type(kind, handler, wanted, done)
+                with foreign.contained(kind):
+                    self._clean_type(kind, handler, wanted, done)
             except errors.Unavailable:
                 raise
             except Exception:
@@ -167,7 +168,8 @@ class Cleaner:
                 break
             claim = functools.partial(self._orphans.claim, kind, wanted=wanted, after=at, last=ids[1], alone=alone)
             try:
-                claimed = claim(handler=handler, limit=1 if single else limit)
+                with foreign.contained(kind):
+                    claimed = claim(handler=handler, limit=1 if single else limit)
             except errors.Unavailable:
                 raise
             except Exception as error:
@@ -273,7 +275,8 @@ class Cleaner:
                 continue
             done["done"] += len(ready)
             try:
-                handler.settled(leases, resources)
+                with foreign.contained(origin_of(handler)):
+                    handler.settled(leases, resources)
             except Exception:
                 LOG.exception("What lies outside of the store of %d rows was not removed.", len(ready))
             break
@@ -283,14 +286,16 @@ class Cleaner:
         self, handler: SetCleanupHandler, leases: Mapping[str, CleanLease], resources: Mapping[str, Any], tx: Any
     ) -> None:
         self._orphans.end_many(tx, list(leases.values()), "done")
-        handler.settle(tx, leases, resources)
+        with foreign.contained(origin_of(handler)):
+            handler.settle(tx, leases, resources)
 
     def _one(self, handler: CleanupHandler, held: CleanLease, resource: object) -> str:
         """Clean one; the name of what became of it. Raises nothing."""
         if self._stopping.is_set():
             return self._put_back(held, "the cleaner is stopping", at_once=True)
         try:
-            outcome = handler.cleanup(held, resource)
+            with foreign.contained(origin_of(handler)):
+                outcome = handler.cleanup(held, resource)
         except errors.Fenced as error:
             return self._lost(held, error.message)
         except Exception as error:

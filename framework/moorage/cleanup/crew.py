@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from oslo_log import log as logging
 
+from moorage import foreign
 from moorage.clock import Clock
 
 __all__ = ["NOT_BEGUN", "OVERDUE", "Crew"]
@@ -89,7 +90,8 @@ class Crew:
     ) -> None:
         result = None
         try:
-            result = work()
+            with foreign.contained(self._name):
+                result = work()
         except Exception:
             LOG.exception("Work of %s failed.", self._name)
         finally:

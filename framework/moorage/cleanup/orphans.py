@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 from typing_extensions import override
 
-from moorage import errors, lease
+from moorage import errors, foreign, lease
 from moorage.cleanup.conditions import Lapsed, Queued, Target, Unclaimed, Wanted
 from moorage.cleanup.interface import CleanupHandler, Phase
 from moorage.cleanup.looks import Looks
@@ -280,12 +280,15 @@ class OrphanStore:
         leases = {row.resource_id: CleanLease(self, resource_type, row, wanted.cause) for row in taken}
         if handler is None:
             return Claimed(leases, {}, last)
-        resources = handler.read(tx, list(leases))
-        found = {
-            uuid: held for uuid, held in leases.items() if uuid in resources and resources[uuid].status == held.status
-        }
-        if found:
-            handler.adopt(tx, found)
+        with foreign.contained(resource_type):
+            resources = handler.read(tx, list(leases))
+            found = {
+                uuid: held
+                for uuid, held in leases.items()
+                if uuid in resources and resources[uuid].status == held.status
+            }
+            if found:
+                handler.adopt(tx, found)
         return Claimed(leases, resources, last)
 
     def end_many(self, tx: sa.Connection, leases: Sequence[CleanLease], outcome: str, reason: str = "") -> None:

@@ -136,7 +136,7 @@ class Agent:
             each.stop()
         self._cleaning.stop()
         for service in self._services:
-            service.stop()
+            attempt(f"end of {type(service).__name__}", service.stop)
 
     def _sweep_all(self) -> None:
         for service in self._services:

@@ -12,7 +12,7 @@ from typing import Any
 from oslo_config import cfg
 from oslo_log import log as logging
 
-from moorage import errors
+from moorage import errors, foreign
 from moorage.cleanup.cleaner import Cleaner, Policy
 from moorage.cleanup.conditions import Lapsed, Target, Unclaimed, Wanted
 from moorage.cleanup.interface import CLEANUP_HANDLERS, CleanupHandler, CleanupTools
@@ -115,7 +115,8 @@ class AgentCleaning:
         while not self._stop.is_set():
             self._wake.clear()
             try:
-                self.look()
+                with foreign.contained():
+                    self.look()
             except errors.Unavailable as error:
                 LOG.warning("Cleaning is put off: %s", error.message)
                 self._orphans.forget_looks()

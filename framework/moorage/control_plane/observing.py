@@ -9,7 +9,7 @@ from typing import Any
 
 from oslo_log import log as logging
 
-from moorage import errors
+from moorage import errors, foreign
 from moorage.cleanup.requests import LEFTOVERS, CleanupRequest
 from moorage.clock import Clock
 from moorage.extensions import Loaded
@@ -81,7 +81,8 @@ def close_unused(built: list[tuple[Loaded[Observer], Observer]]) -> None:
     """Observers that will not be used after all."""
     for loaded, observer in built:
         try:
-            observer.close()
+            with foreign.contained(loaded.name):
+                observer.close()
         except Exception:
             LOG.exception("The observer '%s' of %s could not be closed.", loaded.name, loaded.distribution)
 

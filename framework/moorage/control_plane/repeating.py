@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from oslo_log import log as logging
 
-from moorage import errors
+from moorage import errors, foreign
 from moorage.control_plane.process import Platform
 
 __all__ = ["Periodic", "attempt"]
@@ -49,7 +49,8 @@ class Periodic:
 def attempt(name: str, work: Callable[[], object]) -> None:
     """Call it; an error is told in the log, by its own words where it says that something is away."""
     try:
-        work()
+        with foreign.contained(name):
+            work()
     except errors.Unavailable as error:
         LOG.warning("%s is put off: %s", name, error.message)
     except Exception:

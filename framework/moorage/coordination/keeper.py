@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from oslo_log import log as logging
 
-from moorage import errors
+from moorage import errors, foreign
 from moorage.clock import Clock
 from moorage.coordination.interface import View
 from moorage.coordination.ledger import Ledger, RingRow
@@ -204,7 +204,8 @@ class Keeper:
     def _run(self) -> None:
         while not self._clock.wait(self._stop, self._settings.poll_interval):
             try:
-                self.step()
+                with foreign.contained():
+                    self.step()
             except errors.Unavailable as error:
                 LOG.debug("The ring of %s cannot be looked at: %s", self._group, error.message)
             except Exception:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from oslo_log import log as logging
 
-from moorage import errors
+from moorage import errors, foreign
 from moorage.clock import Clock
 from moorage.coordination.interface import MEMBER_PREFIX, CoordinationBackend, NotMember, View
 
@@ -211,7 +211,8 @@ class Membership:
             if self._stop.is_set():
                 return
             try:
-                self.step()
+                with foreign.contained():
+                    self.step()
             except Exception:
                 LOG.exception("The membership in %s is in doubt; the heartbeat goes on.", self._group)
                 self._doubt("an internal error")
@@ -219,7 +220,8 @@ class Membership:
     def _renew(self, client: CoordinationBackend) -> None:
         began = self._clock.monotonic()
         try:
-            deadline = client.renew()
+            with foreign.contained(self._group):
+                deadline = client.renew()
         except NotMember as error:
             self._lose(f"{error.message}")
             self._end_client(leave=False)
@@ -260,7 +262,8 @@ class Membership:
         if self._clock.monotonic() < self._next_join:
             return
         try:
-            self._join()
+            with foreign.contained(self._group):
+                self._join()
         except Exception as error:  # noqa: BLE001  (as above)
             said = _said(error)
             self._failures += 1
@@ -295,11 +298,16 @@ class Membership:
         if client is None:
             return
         try:
-            if leave:
-                client.leave()
+            with foreign.contained(self._group):
+                if leave:
+                    client.leave()
         except Exception as error:  # noqa: BLE001  (as above)
             LOG.info("%s was not left in good order (%s); the session ends by itself.", self._group, _said(error))
-        client.close()
+        try:
+            with foreign.contained(self._group):
+                client.close()
+        except Exception:
+            LOG.exception("The client of %s could not be closed.", self._group)
 
 
 def _said(error: Exception) -> str:

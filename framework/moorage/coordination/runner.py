@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from oslo_config import cfg
 from oslo_log import log as logging
 
-from moorage import errors
+from moorage import errors, foreign
 from moorage.clock import Clock
 from moorage.coordination.claims import ClaimStore
 from moorage.coordination.interface import PeriodicTask
@@ -283,7 +283,8 @@ class Runner:
             return
         while True:
             try:
-                self._look(*self._store.look())
+                with foreign.contained():
+                    self._look(*self._store.look())
             except errors.Unavailable as error:
                 LOG.warning("Periodic tasks wait: %s", error.message)
             except Exception:
@@ -304,7 +305,8 @@ class Runner:
                 continue
             control = controls.get(task.name)
             try:
-                ticks = task.due(moment, control)
+                with foreign.contained(task.name):
+                    ticks = task.due(moment, control)
             except errors.MoorageError as error:
                 LOG.warning("Whether %s is due is not known: %s", task.name, error.message)
                 continue
@@ -324,7 +326,8 @@ class Runner:
     @staticmethod
     def _sweep(task: TaskRunner, ticks: Ticks, only: str) -> None:
         try:
-            task.sweep(ticks, only)
+            with foreign.contained(task.name):
+                task.sweep(ticks, only)
         except errors.Unavailable as error:
             LOG.warning("The sweep of %s is put off: %s", task.name, error.message)
         except Exception:

@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar
 from oslo_log import log as logging
 from typing_extensions import override
 
-from moorage import errors
+from moorage import errors, foreign
 from moorage.clock import Clock
 from moorage.coordination.claims import AHEAD, Claim, ClaimStore
 from moorage.coordination.interface import PeriodicTask, TaskLease
@@ -290,7 +290,8 @@ class Sweep:
     def begin(self) -> None:
         """Find out what is mine; a task that cannot list its objects has failed, and there is nothing to do."""
         try:
-            mine = self.share.select(self._task)
+            with foreign.contained(origin_of(self._task)):
+                mine = self.share.select(self._task)
         except Exception as error:
             LOG.exception(
                 "The %s cannot list its objects; nothing of it is done at this tick. %s", origin_of(self._task), _REMEDY
@@ -342,7 +343,8 @@ class Sweep:
                     return
                 self._running[claimed.object_id] = working, lease
             try:
-                acted = self._task.handle(claimed.object_id, lease)
+                with foreign.contained(origin_of(self._task)):
+                    acted = self._task.handle(claimed.object_id, lease)
             except errors.Fenced as error:
                 LOG.info("%s", error.message)
                 self._count("fenced")

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from oslo_log import log as logging
 
+from moorage import foreign
 from moorage.clock import Clock
 from moorage.extensions import Loaded
 from moorage.observers.interface import Event, Notice, Observer, Source
@@ -171,8 +172,9 @@ class _Lane:
         self._calls += 1
         self._running = self._calls, self._clock.monotonic()
         try:
-            getattr(self._observer, method)(*arguments)
-        except BaseException as error:  # noqa: BLE001  (SystemExit of a plugin must not end anything either)
+            with foreign.contained(self.who):
+                getattr(self._observer, method)(*arguments)
+        except Exception as error:  # noqa: BLE001  (whatever a plugin may raise)
             self._failed(method, error)
             return False
         finally:

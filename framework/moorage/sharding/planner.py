@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
-from moorage import errors
+from moorage import errors, foreign
 from moorage.extensions import origin_of
 from moorage.sharding.interface import ShardNode, ShardStrategy
 
@@ -111,7 +111,7 @@ def make_plan(
         strategy=name,
         shards=wanted,
         params=given,
-        moves=tuple(_explained(strategy, nodes, moves, before, wanted, given)),
+        moves=tuple(_explained(name, strategy, nodes, moves, before, wanted, given)),
         lines=_lines(moves, before, after, fixed, wanted),
         lower_bound=lower_bound(before, fixed, wanted),
         locked=len(locked),
@@ -181,7 +181,8 @@ def _ask(
     params: Mapping[str, Any],
 ) -> Mapping[str, str | None]:
     try:
-        return strategy.assign(nodes, shards, current, locked, params)
+        with foreign.contained(name):
+            return strategy.assign(nodes, shards, current, locked, params)
     except errors.InvalidInput:
         raise
     except Exception as error:
@@ -236,6 +237,7 @@ def _first(moves: Sequence[Move], before: Mapping[str | None, int], shards: Sequ
 
 
 def _explained(
+    name: str,
     strategy: ShardStrategy,
     nodes: Sequence[ShardNode],
     moves: Sequence[Move],
@@ -256,10 +258,20 @@ def _explained(
             move.node,
             move.source,
             move.target,
-            (own and strategy.explain(by_uuid[move.node], move.target, params)) or general[move.source],
+            (own and _asked_why(name, strategy, by_uuid[move.node], move.target, params)) or general[move.source],
         )
         for move in moves
     ]
+
+
+def _asked_why(
+    name: str, strategy: ShardStrategy, node: ShardNode, target: str | None, params: Mapping[str, Any]
+) -> str:
+    try:
+        with foreign.contained(name):
+            return strategy.explain(node, target, params)
+    except Exception as error:
+        raise _failed(name, f"({origin_of(strategy)}) raised {type(error).__name__}: {error}") from error
 
 
 def _reason(source: str | None, size: int, known: Set[str]) -> str:

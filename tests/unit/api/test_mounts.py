@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import json
 import unittest
 from typing import Any
 
 from moorage import errors
-from moorage.api.mounts import Dispatcher, at_its_path, places
+from moorage.api.mounts import Contained, Dispatcher, at_its_path, places
+from moorage.extensions import Loaded
+from moorage.foreign import ForeignExit
 
 
 def application(environ: dict[str, Any], start_response: Any) -> Any:
@@ -46,3 +49,43 @@ class TestDispatcher(unittest.TestCase):
     def test_an_application_that_knows_its_path_sees_it_whole(self) -> None:
         dispatcher = Dispatcher({"/scheduling": at_its_path(application, "/scheduling")})
         self.assertEqual("/front|/scheduling/v1", self.call(dispatcher, "/scheduling/v1"))
+
+
+class TestContained(unittest.TestCase):
+    def call(self, application: Any) -> tuple[list[str], Any]:
+        started: list[str] = []
+        made = Contained(application, Loaded("it", object, "acme", "1.0", "moorage.api"))
+        return started, made({"PATH_INFO": "/x"}, lambda status, headers, failure=None: started.append(status))
+
+    def test_what_raises_or_exits_is_a_500_that_names_the_plugin(self) -> None:
+        for error in (SystemExit(5), KeyError("x")):
+
+            def fails(environ: Any, start_response: Any, error: BaseException = error) -> Any:
+                raise error
+
+            with self.assertLogs("moorage.api.mounts", "ERROR") as logs:
+                started, body = self.call(fails)
+            self.assertEqual(["500 Internal Server Error"], started)
+            self.assertIn("plugin 'it' (moorage.api, of acme 1.0)", json.loads(b"".join(body))["error"]["message"])
+            self.assertIn(type(error).__name__, logs.output[0])
+
+    def test_a_body_that_is_made_while_it_is_sent_may_not_end_the_server_either_and_is_closed(self) -> None:
+        closed = []
+
+        def parts() -> Any:
+            try:
+                yield b"one"
+                yield b""
+                raise SystemExit(5)
+            finally:
+                closed.append(True)
+
+        _, body = self.call(lambda environ, start_response: parts())
+        found = iter(body)
+        self.assertEqual([b"one", b""], [next(found), next(found)])
+        with self.assertRaises(ForeignExit):
+            next(found)
+        self.assertEqual([True], closed)
+
+    def test_what_is_well_passes_as_it_is(self) -> None:
+        self.assertEqual([b"x"], self.call(lambda environ, start_response: [b"x"])[1])

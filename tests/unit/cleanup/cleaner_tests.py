@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import random
+import sys
 import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -561,6 +562,15 @@ class CleanerTests(CleanerCase):
             self.assertEqual(cleaner.clean(AFTER_DEAD), {"overdue": 1})
         self.assertEqual(self.rows(), {}, "it had been committed")
 
+    def test_a_handler_that_exits_stops_no_other_row_and_is_tried_again(self) -> None:
+        for uuid in ("one", "three", "two"):
+            self.orphan(uuid)
+        cleaner, handler = self.cleaner(max_attempts=5)
+        handler.answers["three"] = lambda lease: sys.exit(5)
+        with self.assertLogs("moorage.cleanup.cleaner", "ERROR"):
+            self.assertEqual(cleaner.clean(AFTER_DEAD), {"done": 2, "retry": 1})
+        self.assertEqual(self.rows()["three"].last_error, "ForeignExit: SystemExit(5) would have ended the process")
+
     def test_one_that_cannot_be_read_stops_no_other(self) -> None:
         for uuid in ("one", "three", "two"):
             self.orphan(uuid)
@@ -569,13 +579,15 @@ class CleanerTests(CleanerCase):
 
         def broken(tx: sa.Connection, uuids: Sequence[str]) -> Mapping[str, Any]:
             if "three" in uuids:
-                raise ValueError("cannot be read")
+                raise SystemExit("cannot be read")
             return read(tx, uuids)
 
         handler.read = broken  # type: ignore[method-assign,assignment]
         with self.assertLogs("moorage.cleanup.cleaner", "ERROR"):
             self.assertEqual(cleaner.clean(AFTER_DEAD), {"done": 2, "quarantined": 1})
-        self.assertEqual(self.rows()["three"].last_error, "ValueError: cannot be read")
+        self.assertEqual(
+            self.rows()["three"].last_error, "ForeignExit: SystemExit('cannot be read') would have ended the process"
+        )
 
     def test_owners_that_gave_it_back_are_no_tries_to_clean_it(self) -> None:
         self.create()

@@ -70,10 +70,12 @@ class MembershipTests(unittest.TestCase):
         assert client is not None
 
         def broken() -> float:
-            raise LookupError("a mistake of its author")
+            raise SystemExit("a mistake of its author")
 
         client.renew = broken  # type: ignore[method-assign]
-        self.world.pass_time(SESSION + 3, [self.member])
+        client.leave = client.close = broken  # type: ignore[method-assign,assignment]
+        with self.assertLogs("moorage.coordination", "ERROR"):
+            self.world.pass_time(SESSION + 3, [self.member])
         self.assertGreater(self.member.clients, 1)
         self.assertIs(self.membership.state, State.CONNECTED)
         self.assertNotEqual(self.membership.member_id, self.first)

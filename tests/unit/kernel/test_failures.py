@@ -37,6 +37,8 @@ Complete = type("Complete", (Interface,), {{
 }})
 """
 
+EXIT = '__import__("sys").exit(4)'
+
 
 class FailureCase(unittest.TestCase):
     def setUp(self) -> None:
@@ -168,7 +170,7 @@ class LoadingTests(FailureCase):
             self.said(caught.exception.message, point, "KeyError: 'of no use'", "take it out of the configuration")
 
     def test_a_constructor_that_exits_is_refused_like_one_that_raises(self) -> None:
-        exiting = '"__init__": lambda self, *arguments, **options: __import__("sys").exit(4),'
+        exiting = f'"__init__": lambda self, *arguments, **options: {EXIT},'
         for point in self.points():
             self.install(point, self.complete(point, more=exiting))
             with self.assertRaises(errors.PluginLoadError) as caught:
@@ -205,17 +207,26 @@ class RunningTests(FailureCase):
         self.assertEqual("moorage.testing.clock.ManualClock", origin_of(ManualClock()))
 
     def test_a_strategy_that_raises_refuses_the_plan(self) -> None:
-        strategy = self.load(STRATEGIES, '"assign": lambda self, *arguments: {}["of no use"],')
-        with self.assertRaises(errors.PluginFailed) as caught:
-            make_plan("gadget", strategy, [ShardNode("u", "n")], ["a"], {"u": None})
-        self.said(
-            caught.exception.message.replace("gadget (plugin", "'gadget' (plugin"),
-            *(STRATEGIES, "KeyError: 'of no use'", "Choose another one with --strategy"),
-        )
+        place = '"assign": lambda self, *arguments: {"u": "a"}, "explain"'
+        for method, code, what in (
+            ('"assign"', '{}["of no use"]', "KeyError: 'of no use'"),
+            ('"assign"', EXIT, "SystemExit(4)"),
+            (place, EXIT, "SystemExit(4)"),
+        ):
+            strategy = self.load(STRATEGIES, f"{method}: lambda self, *arguments: {code},")
+            with self.assertRaises(errors.PluginFailed) as caught:
+                make_plan("gadget", strategy, [ShardNode("u", "n")], ["a"], {"u": None})
+            self.said(
+                caught.exception.message.replace("gadget (plugin", "'gadget' (plugin"),
+                *(STRATEGIES, what, "Choose another one with --strategy"),
+            )
 
     def test_a_task_that_raises_is_named_in_the_log(self) -> None:
         (point,) = (each for each in EXTENSION_POINTS if each.group == "moorage.periodic_tasks")
-        raising = '{}["of no use"]'
+        for raising in ('{}["of no use"]', EXIT):
+            self.task_is_named(point, raising)
+
+    def task_is_named(self, point: ExtensionPoint[Any], raising: str) -> None:
         for more, what in (
             (f'"list_objects": lambda self: {raising},', "cannot list its objects"),
             (
@@ -238,7 +249,11 @@ class RunningTests(FailureCase):
 
     def test_a_cleanup_handler_that_raises_is_named_in_the_log_and_its_row_is_tried_again(self) -> None:
         (point,) = (each for each in EXTENSION_POINTS if each.group == "moorage.cleanup_handlers")
-        handler = self.load(point, '"cleanup": lambda self, lease, resource: {}["of no use"],')
+        for code, what in (('{}["of no use"]', "KeyError"), (EXIT, "ForeignExit")):
+            handler = self.load(point, f'"cleanup": lambda self, lease, resource: {code},')
+            self.handler_is_named(point, handler, what)
+
+    def handler_is_named(self, point: ExtensionPoint[Any], handler: Any, what: str) -> None:
         orphans: Any = mock.Mock()
         orphans.put_back.return_value = True
         held: Any = mock.Mock(resource_type="gadget", resource_id="one", status="making", attempts=1)
@@ -246,7 +261,7 @@ class RunningTests(FailureCase):
         with self.assertLogs("moorage.cleanup", "ERROR") as logs:
             self.assertEqual("retry", cleaner._one(handler, held, None))
         (said,) = (record.getMessage() for record in logs.records)
-        self.said(said, point, "raised KeyError for one", "[cleanup] enabled_handlers")
+        self.said(said, point, f"raised {what} for one", "[cleanup] enabled_handlers")
 
     def test_everything_said_can_be_sent_on(self) -> None:
         """Details are JSON data, so that an error of one process reaches the user of another."""

@@ -185,6 +185,9 @@ class AgentService(abc.ABC):
 
     Built as ``plugin(tools)``, with :class:`AgentTools`, by ``moorage agent``; once in the life of a process, after the service
     is enlisted.
+
+    Programs that it starts end with the process, unless they have a session of their own (``start_new_session`` of subprocess)
+    and no service manager ends them. It must not fork: a copy of the process is ended as soon as it returns from here.
     """
 
     api_version: ClassVar[tuple[int, int]]

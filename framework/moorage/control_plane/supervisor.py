@@ -4,11 +4,13 @@
 A child says that it is ready by a line on a pipe. One that ends is started again after a delay that doubles while it keeps
 ending; one that grows above ``max_rss`` is ended and started anew, and so is one that stays stopped. A child that refuses its
 configuration at the first start (exit status :data:`EXIT_CONFIG`) ends the whole start with its message, because starting it
-again could not help.
+again could not help. Each child has a session of its own, and what is left of its process group when it has ended (a copy that a
+plugin forked, a program that hangs) is killed: it would hold sockets and locks that the next one needs.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
@@ -65,11 +67,30 @@ class _Child:
     stopped_at: float | None = None
     kill_at: float = 0.0
     heard: bytes = field(default=b"")
+    #: Whether there may be processes of its group.
+    grouped: bool = False
 
     @property
     def pid(self) -> int | None:
         """Process id while it runs."""
-        return self.process.pid if self.process is not None and self.process.poll() is None else None
+        return self.process.pid if self.process is not None and self.status() is None else None
+
+    def status(self) -> int | None:
+        """Its exit status; None while it runs, or was never started. What it has left of its group is killed."""
+        process = self.process
+        if process is None:
+            return None
+        # Until its status is taken nobody else can get its number, so the group is certainly its own.
+        if self.grouped and (process.returncode is not None or _has_ended(process.pid)):
+            self.grouped = False
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+        return process.poll()
+
+    def send(self, number: signal.Signals) -> None:
+        """Signal the process itself, not its group, if it runs."""
+        if self.process is not None and self.status() is None:
+            self.process.send_signal(number)
 
 
 class Supervisor:
@@ -136,7 +157,7 @@ class Supervisor:
             while not all(child.ready for child in self._children) and not self._stopping.is_set():
                 self._listen()
                 for child in self._children:
-                    if child.process is not None and child.process.poll() is not None:
+                    if child.status() is not None:
                         raise errors.ConfigError(self._why(child))
                 if self._clock.monotonic() > deadline:
                     late = ", ".join(child.program.name for child in self._children if not child.ready)
@@ -193,7 +214,7 @@ class Supervisor:
             os.close(writer)
         if child.ready_pipe is not None:
             os.close(child.ready_pipe)
-        child.ready_pipe, child.ready, child.heard = reader, False, b""
+        child.ready_pipe, child.ready, child.heard, child.grouped = reader, False, b"", True
         child.started_at = self._clock.monotonic()
         child.ending, child.start_again_at, child.stopped_at = False, 0.0, None
 
@@ -213,7 +234,7 @@ class Supervisor:
                 LOG.error("%s cannot be started (%s); again in %.1f s.", child.program.name, error, child.delay)
                 return False
             return True
-        status = child.process.poll()
+        status = child.status()
         if status is not None:
             self._plan_restart(child, status, now)
             return True
@@ -223,10 +244,10 @@ class Supervisor:
                 child.program.name,
                 self._stopped_timeout,
             )
-            child.process.kill()
+            child.send(signal.SIGKILL)
         elif child.ending:
             if now > child.kill_at:
-                child.process.kill()
+                child.send(signal.SIGKILL)
         elif _resident(child.process.pid) > self._max_rss:
             LOG.warning(
                 "%s uses more than %d MiB of memory; it is ended and started anew.",
@@ -234,7 +255,7 @@ class Supervisor:
                 self._max_rss // 2**20,
             )
             child.ending, child.kill_at = True, now + self._drain_timeout
-            child.process.terminate()
+            child.send(signal.SIGTERM)
         return False
 
     def _stopped_too_long(self, child: _Child, pid: int, now: float) -> bool:
@@ -267,7 +288,7 @@ class Supervisor:
                 child.ready_pipe = None
 
     def _why(self, child: _Child) -> str:
-        status = child.process.poll() if child.process is not None else None
+        status = child.status()
         log = self._folder / "log" / f"{child.program.name}.log"
         said = child.heard.decode("utf-8", "replace").strip()
         return said or f"{child.program.name} ended at its start ({_meaning(status)}); its log is {log}."
@@ -276,8 +297,8 @@ class Supervisor:
 
     def _signal_all(self, number: signal.Signals) -> None:
         for child in self._children:
-            if child.pid is not None and child.ready and child.process is not None:
-                child.process.send_signal(number)
+            if child.ready:
+                child.send(number)
 
     def _end_all(self) -> None:
         """End the children in the order they were given, so that what takes requests ends first."""
@@ -289,17 +310,17 @@ class Supervisor:
     def _end_some(self, children: Sequence[_Child]) -> None:
         deadline = self._clock.monotonic() + self._drain_timeout
         for child in children:
-            if child.process is not None and child.process.poll() is None:
-                child.process.terminate()
+            child.send(signal.SIGTERM)
         for child in children:
             self._await(child, deadline)
-            if child.process is not None and child.process.poll() is None:
+            if child.pid is not None:
                 LOG.warning("%s did not end within %.0f s and is killed.", child.program.name, self._drain_timeout)
-                child.process.kill()
-                child.process.wait()
+                child.send(signal.SIGKILL)
+                while child.pid is not None:
+                    self._clock.sleep(_PAUSE)
 
     def _await(self, child: _Child, deadline: float) -> None:
-        while child.process is not None and child.process.poll() is None and self._clock.monotonic() < deadline:
+        while child.pid is not None and self._clock.monotonic() < deadline:
             self._clock.sleep(_PAUSE)
 
     def _write_table(self) -> None:
@@ -320,6 +341,14 @@ class Supervisor:
             os.replace(temporary, path)
         except OSError as error:
             LOG.warning("%s cannot be written (%s); it tells of processes that are no more.", path, error)
+
+
+def _has_ended(pid: int) -> bool:
+    """Whether a child has ended, without taking its status."""
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return True
 
 
 def _resident(pid: int) -> int:

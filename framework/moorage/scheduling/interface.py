@@ -373,7 +373,7 @@ class HostFilter(abc.ABC):
     It is given an immutable snapshot and nothing else; it must not block, keep state between requests or change anything. It is
     called for every request, so it should look at sets: ``prepare``, ``mask_rows`` or ``filter_rows``. A filter that raises
     refuses the request, with an error that names it; one that runs longer than ``[scheduling] plugin_deadline`` costs the
-    process its life.
+    process its life. It must not fork: a copy of the process (``os.fork``) is ended as soon as it returns from the filter.
     """
 
     api_version: ClassVar[tuple[int, int]]

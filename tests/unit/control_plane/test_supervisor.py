@@ -33,6 +33,14 @@ def until(condition: Callable[[], bool], seconds: float = 90.0) -> bool:
     return False
 
 
+def runs(pid: int) -> bool:
+    """Whether the process is there and no zombie: nobody may take the status of an orphan."""
+    try:
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
 class TestSupervisor(unittest.TestCase):
     def setUp(self) -> None:
         folder = tempfile.TemporaryDirectory()
@@ -152,6 +160,38 @@ class TestSupervisor(unittest.TestCase):
         keeper.run()
         self.assertTrue(mark.exists(), "the agent was killed while it drained")
         self.assertEqual({"api": None, "agent": None}, {name: row["pid"] for name, row in self.table().items()})
+
+    def forking(self) -> str:
+        """A program that is copied; both ignore what asks them to end, and the copy tells its number."""
+        copied = str(self.folder / "copied")
+        return (
+            "import os, pathlib, signal, time\nsignal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
+            f"if not os.fork():\n    signal.signal(signal.SIGTERM, signal.SIG_IGN)\n    new = pathlib.Path({copied!r} + '.new')\n"
+            f"    new.write_text(str(os.getpid()))\n    new.rename({copied!r})\n    time.sleep(600)\n" + SLEEP
+        )
+
+    def copy(self) -> int:
+        mark = self.folder / "copied"
+        self.assertTrue(until(mark.exists))
+        return int(mark.read_text())
+
+    def test_a_copy_that_a_child_made_ends_with_it_and_not_before(self) -> None:
+        self.run_in_thread(keeper := self.make({"one": self.forking()}))
+        first, pid = self.copy(), self.table()["one"]["pid"]
+        keeper.reload()
+        self.assertTrue(until(lambda: not keeper._reload.is_set()))
+        self.assertTrue(runs(first))
+        (self.folder / "copied").unlink()
+        os.kill(pid, signal.SIGKILL)
+        self.assertTrue(until(lambda: not runs(first)), "the copy outlives its process")
+        self.assertTrue(runs(self.copy()), "what was started anew was ended too")
+
+    def test_no_copy_is_left_when_all_has_ended(self) -> None:
+        thread = self.run_in_thread(keeper := self.make({"one": self.forking()}))
+        copy = self.copy()
+        keeper.stop()
+        thread.join(90)
+        self.assertTrue(until(lambda: not runs(copy)), "the copy outlives the supervisor")
 
     def test_sighup_reaches_the_children(self) -> None:
         mark = self.folder / "reloaded"

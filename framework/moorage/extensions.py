@@ -512,9 +512,11 @@ def _import(point: importlib.metadata.EntryPoint) -> tuple[Any, BaseException | 
     # An event, and not the thread's join: a plugin's import may replace the threading module under us (eventlet does).
     ended = threading.Event()
     thread = threading.Thread(target=work, name=f"import-{point.name}", daemon=True)
-    thread.start()
-    if not ended.wait(IMPORT_DEADLINE):
-        return None, TimeoutError(f"the import did not return within {IMPORT_DEADLINE:g} seconds")
+    # Here and not in the thread, which may never come back.
+    with foreign.printing_aside():
+        thread.start()
+        if not ended.wait(IMPORT_DEADLINE):
+            return None, TimeoutError(f"the import did not return within {IMPORT_DEADLINE:g} seconds")
     if failures:
         LOG.debug("Import of %s failed: %s", point.value, "".join(traceback.format_exception(failures[0])))
         return None, failures[0]

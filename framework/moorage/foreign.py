@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What code that is not ours may not do to the process that calls it: end it, or copy it."""
+"""What code that is not ours may not do to the process that calls it: end it, copy it, or print among what was asked for."""
 
 from __future__ import annotations
 
@@ -8,12 +8,18 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Iterator
 from types import TracebackType
+from typing import TextIO
 
-__all__ = ["ForeignExit", "contained"]
+__all__ = ["ForeignExit", "contained", "printing_aside"]
 
 #: Exit status of a copy of the process (EX_SOFTWARE of sysexits.h).
 _COPY = 70
+_lock = threading.Lock()
+#: How many blocks of :func:`printing_aside` are running, and the stdout of before the first.
+_blocks = 0
+_stdout: TextIO | None = None
 
 
 class ForeignExit(RuntimeError):
@@ -48,6 +54,26 @@ class contained:
         if isinstance(error, KeyboardInterrupt) and _may_be_the_users():
             return
         raise ForeignExit(f"{error!r} would have ended the process") from error
+
+
+@contextlib.contextmanager
+def printing_aside() -> Iterator[None]:
+    """Around an import: what the module prints goes to stderr. On stdout is what a command was asked for, JSON it may be.
+
+    Blocks may lie in one another and overlap, in any threads: stdout is back when the last of them ends.
+    """
+    global _blocks, _stdout
+    with _lock:
+        if not _blocks:
+            _stdout, sys.stdout = sys.stdout, sys.stderr
+        _blocks += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _blocks -= 1
+            if not _blocks and _stdout is not None:
+                sys.stdout, _stdout = _stdout, None
 
 
 def _may_be_the_users() -> bool:

@@ -35,11 +35,12 @@ def option_sets() -> Iterator[tuple[str | None, Sequence[cfg.Opt]]]:
             continue
         seen.add(point.value)
         try:
-            with foreign.contained(point.dist.name):
+            with foreign.printing_aside(), foreign.contained(point.dist.name):
                 found = list(point.load()())
-            yield from found
         except Exception as error:  # noqa: BLE001  (a stray package must not stop a service; its plugin will be named)
             LOG.warning("The options of %s (%s) cannot be read: %s", point.dist.name, point.value, error)
+            continue
+        yield from found
 
 
 def defaults(**sections: Mapping[str, Any]) -> cfg.ConfigOpts:

@@ -119,7 +119,7 @@ class Migrations:
 
     def import_tables(self) -> None:
         """Import the modules that fill the metadata."""
-        with foreign.contained(self.distribution):
+        with foreign.printing_aside(), foreign.contained(self.distribution):
             for module in self.tables:
                 importlib.import_module(module)
 
@@ -193,7 +193,7 @@ def discover() -> Sequence[Migrations]:
 
 def _load(point: importlib.metadata.EntryPoint, owner: str) -> Migrations | None:
     try:
-        with foreign.contained(owner):
+        with foreign.printing_aside(), foreign.contained(owner):
             loaded = point.load()
         problem = "" if isinstance(loaded, Migrations) else f"{point.value} is not a moorage.db.migrations.Migrations"
     except Exception as error:  # noqa: BLE001  (whatever a foreign module raises when it is imported)

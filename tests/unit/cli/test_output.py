@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -27,6 +28,42 @@ class NoiseTests(unittest.TestCase):
         )
         self.assertEqual((0, ""), (done.returncode, done.stderr))
         self.assertIn('"moorage.transports","oslo","ready"', done.stdout)
+
+
+class PrintingTests(unittest.TestCase):
+    """A distribution whose modules print when they are imported, as one that somebody is still working at does."""
+
+    def test_what_plugins_print_is_not_mixed_with_what_was_asked_for(self) -> None:
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        site = Path(folder.name)
+        info = site / "chatty-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: chatty\nVersion: 1.0\n")
+        modules = ("chatty_filter:Chatty", "chatty_options:list_opts", "chatty_tables:MIGRATIONS")
+        groups = ("moorage.filters", "oslo.config.opts", "moorage.migrations")
+        points = "".join(f"[{group}]\nchatty = {module}\n" for group, module in zip(groups, modules, strict=True))
+        (info / "entry_points.txt").write_text(points)
+        for module in modules:
+            name, _, attribute = module.partition(":")
+            (site / f"{name}.py").write_text(f"print('{name} says hello')\n{attribute} = list\n")
+        moorage = (sys.executable, "-m", "moorage.cli.main")
+        status = (sys.executable, "-m", "moorage.cli.status", "--state-dir", folder.name)
+        validate = (*moorage, "config", "validate", "--state-dir", folder.name)
+        for command, heard in (
+            ((*moorage, "plugin", "list", "-f", "json"), {"chatty_filter"}),
+            (validate, {"chatty_options"}),
+            ((*status, "upgrade", "check"), {"chatty_filter", "chatty_options", "chatty_tables"}),
+        ):
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=300, env={**os.environ, "PYTHONPATH": folder.name}
+            )
+            with self.subTest(command=command[3:]):
+                self.assertNotIn("says hello", done.stdout)
+                if "json" in command[-1]:
+                    json.loads(done.stdout)
+                for name in heard:
+                    self.assertIn(f"{name} says hello", done.stderr)
 
 
 class CommandTests(unittest.TestCase):

@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Code that is not ours ends no process and answers from no copy of one."""
+"""Code that is not ours ends no process, answers from no copy of one, and prints where nobody reads an answer."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import signal
 import subprocess
 import sys
 import threading
 import unittest
 
-from moorage.foreign import ForeignExit, contained
+from moorage.foreign import ForeignExit, contained, printing_aside
 
 
 def run(error: BaseException) -> BaseException | None:
@@ -59,3 +61,27 @@ class ContainedTests(unittest.TestCase):
             self.assertRegex(
                 done.stderr, "is a copy that the plugin x made by os.fork, and ends. Plugins must not fork"
             )
+
+
+class PrintingTests(unittest.TestCase):
+    def setUp(self) -> None:
+        self.out, self.err = io.StringIO(), io.StringIO()
+        self.enterContext(contextlib.redirect_stdout(self.out))
+        self.enterContext(contextlib.redirect_stderr(self.err))
+
+    def test_what_is_printed_within_goes_to_stderr_and_afterwards_to_stdout(self) -> None:
+        with contextlib.suppress(ZeroDivisionError), printing_aside():
+            sys.stdout.write("aside")
+            raise ZeroDivisionError
+        sys.stdout.write("again")
+        self.assertEqual(("again", "aside"), (self.out.getvalue(), self.err.getvalue()))
+
+    def test_of_two_that_overlap_the_last_to_end_brings_stdout_back(self) -> None:
+        first, second = printing_aside(), printing_aside()
+        first.__enter__()
+        second.__enter__()
+        first.__exit__(None, None, None)
+        sys.stdout.write("aside")
+        second.__exit__(None, None, None)
+        sys.stdout.write("again")
+        self.assertEqual(("again", "aside"), (self.out.getvalue(), self.err.getvalue()))

@@ -83,7 +83,7 @@ def _of_path(
     classes = [found]
     if not inspect.isclass(found) and callable(found):
         try:
-            with foreign.contained(path):
+            with foreign.printing_aside(), foreign.contained(path):
                 classes = list(found())
         except Exception as error:
             raise _refused(point, path, f"its call failed ({type(error).__name__}: {error})") from error
@@ -104,7 +104,7 @@ def _imported(point: ExtensionPoint[Any], path: str, with_shim: bool) -> Any:
     if with_shim:
         shim.install()
     try:
-        with foreign.contained(path):
+        with foreign.printing_aside(), foreign.contained(path):
             return functools.reduce(getattr, name.split("."), importlib.import_module(module))
     except Exception as error:
         hint = ""

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from oslo_config import cfg
 from oslo_log import log as logging
@@ -12,15 +13,35 @@ from oslo_log import log as logging
 from moorage import errors, foreign
 from moorage.extensions import entry_points, groups
 
-__all__ = ["GROUP", "defaults", "option_sets"]
+__all__ = ["GROUP", "defaults", "option_sets", "problems"]
 
 LOG = logging.getLogger(__name__)
 #: Where distributions name their options.
 GROUP = "oslo.config.opts"
+_Sets: TypeAlias = list[tuple[str | None, list[cfg.Opt]]]
+#: What the log was told in this process.
+_told: set[str] = set()
 
 
 def option_sets() -> Iterator[tuple[str | None, Sequence[cfg.Opt]]]:
-    """(group, options) of the core and of all plugin distributions; a broken one is told in the log and left out."""
+    """(group, options) of the core and of all plugin distributions.
+
+    What cannot be read is left out, and told in the log once in each process, however often the configuration is read.
+    """
+    for point in _points():
+        found, problem = _read(point)
+        if problem and problem not in _told:
+            _told.add(problem)
+            LOG.warning("%s", problem)
+        yield from found
+
+
+def problems() -> list[str]:
+    """A sentence for each distribution whose options cannot be read; empty when all can."""
+    return [problem for point in _points() for _, problem in [_read(point)] if problem]
+
+
+def _points() -> Iterator[importlib.metadata.EntryPoint]:
     # Compared as objects: a distribution's name costs reading all of its metadata.
     owners = {
         id(point.dist)
@@ -31,16 +52,27 @@ def option_sets() -> Iterator[tuple[str | None, Sequence[cfg.Opt]]]:
     }
     seen: set[str] = set()
     for point in entry_points(GROUP):
-        if point.dist is None or id(point.dist) not in owners or point.value in seen:
-            continue
-        seen.add(point.value)
-        try:
-            with foreign.printing_aside(), foreign.contained(point.dist.name):
-                found = list(point.load()())
-        except Exception as error:  # noqa: BLE001  (a stray package must not stop a service; its plugin will be named)
-            LOG.warning("The options of %s (%s) cannot be read: %s", point.dist.name, point.value, error)
-            continue
-        yield from found
+        if point.dist is not None and id(point.dist) in owners and point.value not in seen:
+            seen.add(point.value)
+            yield point
+
+
+def _read(point: importlib.metadata.EntryPoint) -> tuple[_Sets, str]:
+    """What the entry point names, and a sentence on why it cannot be read."""
+    try:
+        with foreign.printing_aside(), foreign.contained(point.value):
+            found = [(group, list(options)) for group, options in point.load()()]
+        if not all(isinstance(option, cfg.Opt) for _, options in found for option in options):
+            raise TypeError("it must return pairs of a group's name and a list of options of oslo.config")
+    except Exception as error:
+        # A stray package must not stop a service; its plugin will be named.
+        LOG.debug("The options of %s cannot be read.", point.value, exc_info=True)
+        name, version = (point.dist.name, point.dist.version) if point.dist is not None else ("", "")
+        return [], (
+            f"The options of {name} {version} ({point.value}) cannot be read ({type(error).__name__}: {error}). Repair or "
+            f"uninstall {name}; until then what a configuration says of them has no effect."
+        )
+    return found, ""
 
 
 def defaults(**sections: Mapping[str, Any]) -> cfg.ConfigOpts:

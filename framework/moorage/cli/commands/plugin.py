@@ -10,7 +10,7 @@ from typing import Any
 
 from cliff import command, lister
 
-from moorage import errors
+from moorage import errors, options
 from moorage.cli import base
 from moorage.cli.scaffold.distribution import write
 from moorage.cli.scaffold.families import FAMILIES
@@ -72,7 +72,7 @@ class PluginShow(base.LocalShow):
 
 
 class PluginCheck(command.Command):
-    """Check that all installed plugins can be used; exit status 1 when one cannot."""
+    """Check that all installed plugins can be used, and their options read; exit status 1 when one cannot."""
 
     def take_action(self, parsed_args: argparse.Namespace) -> int:
         """Look and say what is wrong, and what will be some day."""
@@ -83,8 +83,11 @@ class PluginCheck(command.Command):
         wrong = [each for each in found if each.state is not State.READY]
         for each in wrong:
             self.app.stdout.write(f"{each.state.value}: {each.sentence()}\n")
+        unread = options.problems()
+        for sentence in unread:
+            self.app.stdout.write(f"broken: {sentence}\n")
         self.app.stdout.write(f"{len(found) - len(wrong)} plugins can be used, {len(wrong)} cannot.\n")
-        return 1 if wrong else 0
+        return 1 if wrong or unread else 0
 
 
 class PluginNew(base.LocalCommand):

@@ -194,9 +194,12 @@ class Bench:
 
     def pipeline(self, filters: Sequence[HostFilter], *, weighed: bool) -> Pipeline:
         return Pipeline(
-            [pipelines._Filter(type(each).__name__, "moorage.filters", "bench", False, each) for each in filters],
             [
-                pipelines._Weigher(type(each).__name__, "moorage.weighers", "bench", each)
+                pipelines._Filter(type(each).__name__, "moorage.filters", "bench", "plugin", False, each)
+                for each in filters
+            ],
+            [
+                pipelines._Weigher(type(each).__name__, "moorage.weighers", "bench", "plugin", each)
                 for each in (self.weighers if weighed else ())
             ],
         )

@@ -209,6 +209,11 @@ class Loaded(Generic[T]):
     version: str
     group: str
 
+    @property
+    def who(self) -> str:
+        """For messages: ``plugin 'it' (moorage.filters, of acme 1.0)``."""
+        return f"plugin '{self.name}' ({self.group}, of {f'{self.distribution} {self.version}'.strip()})"
+
     @contextlib.contextmanager
     def building(self) -> Iterator[None]:
         """Around whatever makes something of the class.
@@ -225,7 +230,7 @@ class Loaded(Generic[T]):
         except Exception as error:
             LOG.debug("The plugin %s cannot be built.", self.name, exc_info=True)
             raise errors.PluginLoadError(
-                f"The plugin '{self.name}' ({self.group}, of {self.distribution} {self.version}) cannot be built: "
+                f"The {self.who} cannot be built: "
                 f"{type(error).__name__}: {error}. Repair it, its options, or take it out of the configuration.",
                 group=self.group,
                 plugin=self.name,
@@ -313,10 +318,10 @@ class ExtensionPoint(Generic[T]):
             )
         if finding.warning:
             _warn(finding)
+        loaded = Loaded(name, plugin, finding.distribution, finding.version, self.group)
         if isinstance(plugin, type):
-            owner = f"{finding.distribution} {finding.version}".strip()
-            _origins[plugin] = f"plugin '{name}' ({self.group}, of {owner})"
-        return Loaded(name, plugin, finding.distribution, finding.version, self.group)
+            _origins[plugin] = loaded.who
+        return loaded
 
     def load_all(self, names: Sequence[str]) -> list[Loaded[T]]:
         """All the named plugins, in that order; everything is checked before anything is returned.
@@ -390,6 +395,8 @@ class ExtensionPoint(Generic[T]):
             remedy = (
                 f"Repair or uninstall {distribution}, or take the plugin out of {self.option or 'the configuration'}."
             )
+            if _only_its_author_can_mend(point, failure):
+                remedy = f"This is a mistake in {distribution}, which its author must mend. {remedy}"
         return Finding(
             self.group,
             point.name,
@@ -521,6 +528,17 @@ def _import(point: importlib.metadata.EntryPoint) -> tuple[Any, BaseException | 
         LOG.debug("Import of %s failed: %s", point.value, "".join(traceback.format_exception(failures[0])))
         return None, failures[0]
     return result[0], None
+
+
+def _only_its_author_can_mend(point: importlib.metadata.EntryPoint, failure: BaseException) -> bool:
+    """Whether an import fails wherever it is tried: the code is none, or lacks what it says that it has."""
+    if isinstance(failure, ImportError):
+        lacking = failure.name or ""
+    elif isinstance(failure, AttributeError):
+        lacking = getattr(failure.obj, "__name__", "")
+    else:
+        return isinstance(failure, SyntaxError | NameError)
+    return lacking.partition(".")[0] == point.module.partition(".")[0]
 
 
 def _distribution(point: importlib.metadata.EntryPoint) -> tuple[str, str]:

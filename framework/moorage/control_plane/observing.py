@@ -84,7 +84,7 @@ def close_unused(built: list[tuple[Loaded[Observer], Observer]]) -> None:
             with foreign.contained(loaded.name):
                 observer.close()
         except Exception:
-            LOG.exception("The observer '%s' of %s could not be closed.", loaded.name, loaded.distribution)
+            LOG.exception("The %s could not be closed.", loaded.who)
 
 
 def of_decision(decision: Decision) -> Event:

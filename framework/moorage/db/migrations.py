@@ -200,7 +200,10 @@ def _load(point: importlib.metadata.EntryPoint, owner: str) -> Migrations | None
         loaded, problem = None, f"{type(error).__name__}: {error}"
     if not problem:
         return loaded if isinstance(loaded, Migrations) else None
-    message = f"The migrations '{point.name}' of {owner} cannot be used ({problem}). Repair or uninstall {owner}."
+    version = f" {point.dist.version}" if point.dist else ""
+    message = (
+        f"The migrations '{point.name}' of {owner}{version} cannot be used ({problem}). Repair or uninstall {owner}."
+    )
     if point.name == _CORE:
         raise errors.PluginLoadError(message)
     LOG.error("%s Its tables are neither upgraded nor checked.", message)

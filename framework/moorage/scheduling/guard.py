@@ -46,7 +46,11 @@ class NamedPlugin(Protocol):
 
     @property
     def distribution(self) -> str:
-        """Where it came from."""
+        """Where it came from, for programs."""
+
+    @property
+    def who(self) -> str:
+        """All of that and the version, for persons: ``plugin 'it' (moorage.filters, of acme 1.0)``."""
 
     @property
     def advisory(self) -> bool:
@@ -162,13 +166,13 @@ class Guard:
 
         :raises PluginFailed: it may not.
         """
-        LOG.error("Plugin %s of %s raised.", plugin.name, plugin.distribution, exc_info=error)
+        LOG.error("The %s raised.", plugin.who, exc_info=error)
         if isinstance(error, foreign.ForeignExit):
             self._record(plugin)
         if plugin.advisory and self._skip_advisory:
             return
         raise errors.PluginFailed(
-            f"The plugin '{plugin.name}' ({plugin.group}, of {plugin.distribution}) raised {type(error).__name__}: {error}. "
+            f"The {plugin.who} raised {type(error).__name__}: {error}. "
             "The request was refused; repair the plugin or take it out of the configuration.",
             group=plugin.group,
             plugin=plugin.name,
@@ -196,7 +200,7 @@ class Guard:
         count = self._incidents.count(plugin.name, self._window)
         if count >= self._threshold:
             raise errors.PluginTimeout(
-                f"The plugin '{plugin.name}' ({plugin.group}, of {plugin.distribution}) hung or exited {count} times in the last "
+                f"The {plugin.who} hung or exited {count} times in the last "
                 f"{self._window:g} seconds and is not run any more. Take it out of the configuration and reload.",
                 group=plugin.group,
                 plugin=plugin.name,
@@ -208,10 +212,7 @@ class Guard:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _hung(self, plugin: NamedPlugin) -> errors.PluginTimeout:
-        reason = (
-            f"The plugin '{plugin.name}' ({plugin.group}, of {plugin.distribution}) ran longer than "
-            f"{self._deadline:g} seconds and is taken for hung"
-        )
+        reason = f"The {plugin.who} ran longer than {self._deadline:g} seconds and is taken for hung"
         with self._blaming:
             first = plugin not in self._blamed
             self._blamed.add(plugin)
@@ -239,4 +240,4 @@ class Guard:
         try:
             self._incidents.record(plugin.name)
         except errors.Unavailable as error:
-            LOG.warning("That plugin %s hung or exited could not be recorded: %s", plugin.name, error.message)
+            LOG.warning("That the %s hung or exited could not be recorded: %s", plugin.who, error.message)

@@ -48,6 +48,7 @@ class _Filter:
     name: str
     group: str
     distribution: str
+    who: str
     advisory: bool
     plugin: HostFilter
     #: Which of the optional hooks it has.
@@ -71,6 +72,7 @@ class _Weigher:
     name: str
     group: str
     distribution: str
+    who: str
     plugin: HostWeigher
     advisory: bool = False
 
@@ -458,11 +460,16 @@ def _normalised(
 
 def of(filters: Sequence[HostFilter], weighers: Sequence[HostWeigher] = ()) -> Pipeline:
     """The pipeline of plugins that are there already, in this order; for their tests."""
-    group = "of objects"
     return Pipeline(
-        [_Filter(type(each).__name__, group, type(each).__module__, each.advisory, each) for each in filters],
-        [_Weigher(type(each).__name__, group, type(each).__module__, each) for each in weighers],
+        [_Filter(*_named_after(each), each.advisory, each) for each in filters],
+        [_Weigher(*_named_after(each), each) for each in weighers],
     )
+
+
+def _named_after(plugin: HostFilter | HostWeigher) -> tuple[str, str, str, str]:
+    """(name, group, distribution, who) of what nobody has loaded."""
+    kind = type(plugin)
+    return kind.__name__, "of objects", kind.__module__, f"plugin '{kind.__name__}' (of {kind.__module__})"
 
 
 def load(conf: Any) -> Pipeline:
@@ -480,8 +487,8 @@ def load(conf: Any) -> Pipeline:
         )
     return Pipeline(
         [
-            _Filter(each.name, each.group, each.distribution, each.plugin.advisory, each.build(conf=conf))
+            _Filter(each.name, each.group, each.distribution, each.who, each.plugin.advisory, each.build(conf=conf))
             for each in filters
         ],
-        [_Weigher(each.name, each.group, each.distribution, each.build(conf=conf)) for each in weighers],
+        [_Weigher(each.name, each.group, each.distribution, each.who, each.build(conf=conf)) for each in weighers],
     )

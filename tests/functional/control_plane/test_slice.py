@@ -432,7 +432,7 @@ interval = 0.1
 
         with self.assertRaises(errors.PluginFailed) as raised:
             self.api.create_instance(flavor("raises"))
-        for part in ("'even'", "acme", "LookupError", "a mistake of the author"):
+        for part in ("The plugin 'even' (moorage.filters, of acme 1.0) raised LookupError", "a mistake of the author"):
             self.assertIn(part, raised.exception.message)
 
         with self.assertRaises(errors.PluginFailed) as raised:

@@ -7,6 +7,7 @@ import abc
 import importlib
 import importlib.metadata
 import pathlib
+import re
 import shutil
 import sys
 import tempfile
@@ -107,6 +108,48 @@ class TestLoading(PluginCase):
         message = self.refusal("it").message
         for part in ("'it'", "acme 1.0", "no_such_library", "uninstall acme"):
             self.assertIn(part, message)
+
+    def test_what_only_the_author_can_mend_is_said_to_be_so(self) -> None:
+        mistake = (
+            "This is a mistake in acme, which its author must mend. Repair or uninstall acme, or take the plugin out of"
+        )
+        for number, (code, target, is_one) in enumerate(
+            (
+                ("def (:\n", "It", True),
+                ("It = Undefined\n", "It", True),
+                (self.GOOD, "Nope", True),
+                ("from {module} import nothing\n", "It", True),
+                ("import {module}.nothing\n", "It", True),
+                ("import no_such_library\n", "It", False),
+                ("import os\nIt = os.of_a_newer_python\n", "It", False),
+                ("raise ValueError('no licence file')\n", "It", False),
+            )
+        ):
+            module = f"acme_m{number}"
+            self.install("acme", f"m{number} = {module}:{target}", code.replace("{module}", module))
+            with self.subTest(code=code, target=target):
+                message = self.refusal(f"m{number}").message
+                self.assertEqual(is_one, mistake in message, message)
+                self.assertIn("Repair or uninstall acme", message)
+        self.install("acme", "absent = acme_m0:It", "")
+        (self.site / "acme_m0.py").unlink()
+        sys.modules.pop("acme_m0", None)
+        importlib.invalidate_caches()
+        self.assertIn(mistake, self.refusal("absent").message)
+
+    def test_what_is_loaded_is_named_with_its_version_in_one_way(self) -> None:
+        self.install(
+            "acme",
+            "it = acme_who:It",
+            self.GOOD + "    def __init__(self, broken):\n                raise ValueError('no')\n",
+        )
+        loaded = self.point.load("it")
+        self.assertEqual(f"plugin 'it' ({GROUP}, of acme 1.0)", loaded.who)
+        self.assertEqual(loaded.who, extensions.origin_of(loaded.plugin.__new__(loaded.plugin)))
+        with self.assertRaisesRegex(
+            errors.PluginLoadError, "^The " + re.escape(loaded.who) + " cannot be built: ValueError: no"
+        ):
+            loaded.build(True)
 
     def test_a_missing_extra_is_named_as_a_pip_command(self) -> None:
         self.install("acme", "it = acme_four:It [gpu]", "import no_such_library\n")

@@ -30,6 +30,10 @@ class Plugin:
     distribution: str = "somebody"
     advisory: bool = False
 
+    @property
+    def who(self) -> str:
+        return f"plugin '{self.name}' ({self.group}, of {self.distribution} 1.0)"
+
 
 class Incidents:
     def __init__(self) -> None:

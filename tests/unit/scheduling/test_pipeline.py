@@ -167,10 +167,22 @@ def pipeline(
 ) -> Pipeline:
     return Pipeline(
         [
-            pipelines._Filter(f"{type(each).__name__}-{number}", "moorage.filters", "tests", advisory, each)
+            pipelines._Filter(
+                f"{type(each).__name__}-{number}",
+                "moorage.filters",
+                "tests",
+                f"plugin '{type(each).__name__}-{number}'",
+                advisory,
+                each,
+            )
             for number, each in enumerate(filters)
         ],
-        [pipelines._Weigher(type(each).__name__, "moorage.weighers", "tests", each) for each in weighers],
+        [
+            pipelines._Weigher(
+                type(each).__name__, "moorage.weighers", "tests", f"plugin '{type(each).__name__}'", each
+            )
+            for each in weighers
+        ],
     )
 
 

@@ -4,15 +4,18 @@
 from __future__ import annotations
 
 import configparser
+import io
 import os
+import pty
 import re
 import shlex
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = ["BIN", "ROOT", "UNITS", "Unit", "blocks", "commands", "exec_start", "here"]
+__all__ = ["BIN", "ROOT", "UNITS", "Unit", "blocks", "commands", "exec_start", "here", "type_in"]
 
 ROOT = Path(__file__).parents[3]
 UNITS = ROOT / "etc/systemd"
@@ -31,18 +34,46 @@ def commands(guide: str) -> list[str]:
 
 
 def exec_start(unit: str) -> list[str]:
-    """The command line of a unit."""
+    """The command line of a unit: an instance of the one template that there is (``moorage@agent``)."""
+    template, _, role = unit.partition("@")
     parsed = configparser.ConfigParser(strict=False, interpolation=None)
     parsed.optionxform = str  # type: ignore[assignment, method-assign]
-    parsed.read(UNITS / f"{unit}.service")
-    return shlex.split(parsed["Service"]["ExecStart"])
+    parsed.read(UNITS / f"{template}@.service")
+    return [word.replace("%i", role) for word in shlex.split(parsed["Service"]["ExecStart"])]
 
 
 def here(command: str, conf: Path) -> list[str]:
-    """A command of a guide on this machine, with the configuration of the test."""
-    words = shlex.split(command.replace("/etc/moorage/moorage.conf", str(conf)))
+    """A command of a guide on this machine, with the configuration of the test; who runs the test is the user ``moorage``."""
+    words = shlex.split(command.removeprefix("sudo -u moorage ").replace("/etc/moorage/moorage.conf", str(conf)))
     words[0] = str(BIN / Path(words[0]).name)
     return words
+
+
+def type_in(words: Sequence[str], answers: Sequence[str], folder: Path) -> str:
+    """Run a command at a terminal of its own, and type an answer for each question that it asks; what was shown."""
+    shown, program = b"", words[0]
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(folder)
+        os.execv(program, [*words])
+    waiting = list(answers)
+    with os.fdopen(terminal, "r+b", buffering=0) as stream:
+        while piece := _read(stream):
+            shown += piece
+            if waiting and shown.rstrip().endswith(b":"):
+                stream.write(waiting.pop(0).encode() + b"\n")
+    _, status = os.waitpid(pid, 0)
+    if status:
+        raise AssertionError(f"{shlex.join(words)} ended with {status}: {shown.decode()}")
+    return shown.decode()
+
+
+def _read(stream: io.FileIO) -> bytes:
+    try:
+        return stream.read(4096) or b""
+    except OSError:
+        # So Linux says that the other side of a terminal was closed.
+        return b""
 
 
 class Unit:

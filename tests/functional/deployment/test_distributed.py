@@ -13,8 +13,9 @@ import tempfile
 import unittest
 from pathlib import Path
 
+from moorage.cli.roles import ROLES
 from tests import servers
-from tests.functional.deployment.guides import BIN, ROOT, UNITS, Unit, blocks, commands, exec_start, here
+from tests.functional.deployment.guides import BIN, ROOT, UNITS, Unit, blocks, commands, exec_start, here, type_in
 
 GUIDE = (ROOT / "doc/source/install/distributed.rst").read_text(encoding="utf-8")
 
@@ -43,20 +44,20 @@ class DistributedTests(unittest.TestCase):
             self.assertEqual(1, count, line)
         self.conf.write_text(file + "\n")
 
-    def run_command(self, command: str, stdin: str = "", **environment: str) -> str:
+    def run_command(self, command: str, **environment: str) -> str:
         done = subprocess.run(
-            here(command, self.conf), input=stdin, env={**os.environ, **environment}, cwd=self.folder,
+            here(command, self.conf), env={**os.environ, **environment}, cwd=self.folder,
             capture_output=True, text=True, timeout=180, check=False,
         )  # fmt: skip
         self.assertEqual(0, done.returncode, f"{command}: {done.stdout}{done.stderr}")
         return done.stdout
 
     def start_units(self, command: str) -> None:
-        names = [word for word in command.split() if word.startswith("moorage-")]
+        names = [word for word in command.split() if word.startswith("moorage@")]
         self.assertEqual(4, len(names))
         for name in names:
             words = here(shlex.join(exec_start(name)), self.conf)
-            unit = Unit(name, [*words, "--name", f"{name}-here"], self.folder)
+            unit = Unit(name.replace("@", "-"), [*words, "--name", f"{name.replace('@', '-')}-here"], self.folder)
             self.addCleanup(unit.kill)
             self.units.append(unit)
         for unit in self.units:
@@ -64,18 +65,16 @@ class DistributedTests(unittest.TestCase):
 
     def test_the_guide_brings_up_a_control_plane_that_takes_a_request_and_ends_in_good_order(self) -> None:
         typed = commands(GUIDE)
-        upgrade, user, start = (
-            next(each for each in typed if part in each) for part in ("db upgrade", "user set", "systemctl")
-        )
+        (exported,) = (each for each in typed if each.startswith("export MOORAGE_URL"))
+        upgrade, user, start = typed[: typed.index(exported)]
         self.assertIn("Upgraded", self.run_command(upgrade))
-        self.run_command(f"{user} --password-file -", stdin="a password\n")
+        self.assertIn("admin is in", type_in(here(user, self.conf), ["a password"] * 2, self.folder))
         self.start_units(start)
 
         validate = re.search(r"``(moorage config validate [^`]*)``", GUIDE)
         assert validate is not None
         self.assertIn("can be used", self.run_command(validate.group(1)))
 
-        (exported,) = (each for each in typed if each.startswith("export MOORAGE_URL"))
         environment = dict(pair.split("=", 1) for pair in exported.split()[1:])
         environment |= {"MOORAGE_URL": f"http://127.0.0.1:{self.port}", "MOORAGE_PASSWORD": "a password"}
         (self.folder / "nodes.csv").write_text("name,vcpus\nrack1-a,16\nrack1-b,16\n")
@@ -103,7 +102,7 @@ class DistributedTests(unittest.TestCase):
 
 
 class UnitFileTests(unittest.TestCase):
-    """Each unit is one that systemd takes, and runs a command that exists."""
+    """The service file is one that systemd takes, and runs commands that exist."""
 
     def test_systemd_finds_nothing_wrong(self) -> None:
         program = servers.program("systemd-analyze")
@@ -118,15 +117,14 @@ class UnitFileTests(unittest.TestCase):
             )
         self.assertEqual((0, ""), (done.returncode, done.stdout + done.stderr))
 
-    def test_there_is_a_unit_for_each_role_with_the_exit_status_of_a_bad_configuration(self) -> None:
-        for role in ("api", "scheduler", "agent", "engine"):
-            command = exec_start(f"moorage-{role}")
+    def test_the_unit_runs_each_role_and_knows_the_exit_status_of_a_bad_configuration(self) -> None:
+        text = (UNITS / "moorage@.service").read_text()
+        for role in ROLES:
+            command = exec_start(f"moorage@{role}")
             self.assertEqual(["/usr/bin/moorage", role], command[:2])
             done = subprocess.run(
                 [str(BIN / "moorage"), role, "--config-file", "/nowhere/moorage.conf"],
                 capture_output=True, text=True, timeout=120, check=False,
             )  # fmt: skip
-            self.assertIn(
-                f"RestartPreventExitStatus={done.returncode}\n", (UNITS / f"moorage-{role}.service").read_text()
-            )
+            self.assertIn(f"RestartPreventExitStatus={done.returncode}\n", text)
             self.assertIn("/nowhere/moorage.conf", done.stderr)

@@ -43,7 +43,7 @@ class ShardingGuideTests(unittest.TestCase):
         self.plan = ""
 
     def start(self, role: str, name: str) -> None:
-        words = here(shlex.join(exec_start(f"moorage-{role}")), self.conf)
+        words = here(shlex.join(exec_start(f"moorage@{role}")), self.conf)
         unit = self.units[name] = Unit(name, [*words, "--name", name], self.folder)
         self.addCleanup(unit.kill)
         unit.wait_for("READY=1")
@@ -55,10 +55,10 @@ class ShardingGuideTests(unittest.TestCase):
 
     def type(self, command: str) -> str:
         """Run it, with what is different here; what it printed."""
-        if command == "systemctl stop moorage-agent":
+        if command == "systemctl stop moorage@agent":
             self.stop("old-1")
             return ""
-        if command == "systemctl restart moorage-agent":
+        if command == "systemctl restart moorage@agent":
             (file,) = blocks(GUIDE, "ini")
             with self.conf.open("a") as conf:
                 conf.write(file + "\n")

@@ -14,7 +14,7 @@ GROUP = cfg.OptGroup("api", title="The HTTP API")
 
 OPTS: Sequence[cfg.Opt] = (
     cfg.StrOpt("bind", default="127.0.0.1:8780", help="Address and port of the embedded server."),
-    cfg.IntOpt("threads", default=16, min=1, help="Requests that one process answers at the same time."),
+    cfg.IntOpt("threads", default=16, min=1, max=1024, help="Requests that one process answers at the same time."),
     cfg.StrOpt(
         "auth_strategy",
         default="http_basic",

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from oslo_config import cfg
@@ -41,6 +42,9 @@ class Policy:
     """Decides. Decisions without a target depend on roles, scope and project alone and are remembered."""
 
     def __init__(self, policies: Sequence[PolicyRule], policy_file: str | None) -> None:
+        if policy_file and not Path(policy_file).is_file():
+            # oslo.policy would go on with the defaults.
+            raise errors.ConfigError(f"[api] policy_file = {policy_file}: there is no such file.")
         conf = cfg.ConfigOpts()
         conf([], default_config_files=[], default_config_dirs=[])
         policy_opts.set_defaults(conf, policy_file=policy_file or "no-policy-file")

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -14,14 +15,29 @@ from moorage import errors
 from moorage.api.lobby import Lobby
 from moorage.clock import Clock, SystemClock
 
-__all__ = ["Server"]
+__all__ = ["Server", "address_of"]
 
 LOG = logging.getLogger(__name__)
 _LAST_PORT = 65535
+#: A name, an IPv4 address, an IPv6 address in brackets or without, or nothing: every address.
+_HOST = re.compile(r"[\w.-]*|\[?[0-9A-Fa-f:.]+(%\w+)?\]?")
 
 #: Seconds for which an idle connection is kept, and for which one that sends a request may be silent.
 _IDLE = 60
 _SILENCE = 10.0
+
+
+def address_of(bind: str) -> tuple[str, int]:
+    """Host and port of ``[api] bind``.
+
+    :raises ConfigError: it is not of the form HOST:PORT.
+    """
+    host, colon, port = bind.rpartition(":")
+    if not colon or not _HOST.fullmatch(host) or not (port.isascii() and port.isdigit()) or int(port) > _LAST_PORT:
+        raise errors.ConfigError(
+            f"[api] bind = {bind!r}: write HOST:PORT with a port from 0 to {_LAST_PORT}, for example 127.0.0.1:8780."
+        )
+    return host.strip("[]"), int(port)
 
 
 class _Request(server.HTTPRequest):
@@ -80,15 +96,7 @@ class Server:
         silence: float = _SILENCE,
         seats: int | None = None,
     ) -> None:
-        host, _, port = bind.rpartition(":")
-        try:
-            address = (host.strip("[]"), int(port))
-        except ValueError:
-            address = ("", -1)
-        if not 0 <= address[1] <= _LAST_PORT:
-            raise errors.ConfigError(
-                f"[api] bind = {bind}: write HOST:PORT with a port from 0 to {_LAST_PORT}, for example 127.0.0.1:8780."
-            )
+        address = address_of(bind)
         self._clock = clock or SystemClock()
         self._seats = seats
         self._server = _Cheroot(

@@ -103,7 +103,7 @@ class Site:
             count=self._metrics.count,
             monotonic=self._platform.clock.monotonic,
         )
-        application = _with_middleware(application, conf)
+        application = with_middleware(application, conf)
         own: dict[str, Wsgi] = {
             "/healthcheck": Health({"store": self._store_answers, "schedulers": self._schedulers_listen}),
             "/metrics": self._metrics,
@@ -231,11 +231,14 @@ def dialects(tools: ApiTools, taken: Mapping[str, Wsgi]) -> dict[str, Wsgi]:
 def _built(loaded: Loaded[ApiExtension], tools: ApiTools) -> Wsgi:
     with loaded.building():
         application = loaded.plugin(tools).application()
-    return _with_middleware(Contained(application, loaded), tools.conf)
+    return with_middleware(Contained(application, loaded), tools.conf)
 
 
-def _with_middleware(application: Wsgi, conf: cfg.ConfigOpts) -> Wsgi:
-    """An application behind what the configuration asks for: Keystone's tokens, and before them other origins (CORS)."""
+def with_middleware(application: Wsgi, conf: cfg.ConfigOpts) -> Wsgi:
+    """An application behind what the configuration asks for: Keystone's tokens, and before them other origins (CORS).
+
+    :raises ConfigError: they cannot be checked as they are configured.
+    """
     if conf.api.auth_strategy == "keystone":
         application = _with_keystone(application, conf)
     if conf.cors.allowed_origin:
@@ -252,6 +255,16 @@ def _with_keystone(application: Wsgi, conf: cfg.ConfigOpts) -> Any:
         raise errors.ConfigError(
             "auth_strategy = keystone needs keystonemiddleware. Try: pip install 'moorage[keystone]'"
         ) from error
-    return auth_token.AuthProtocol(
-        application, {"oslo_config_config": conf, "delay_auth_decision": True, "oslo_config_project": "moorage"}
-    )
+    given = {"oslo_config_config": conf, "delay_auth_decision": True, "oslo_config_project": "moorage"}
+    try:
+        made = auth_token.AuthProtocol(application, given)
+    except Exception as error:
+        raise errors.ConfigError(f"[keystone_authtoken] cannot be used: {error}.") from error
+    section = conf.keystone_authtoken
+    if not section.auth_type and not section.auth_section:
+        # Without it every token would be refused, and nobody told why.
+        raise errors.ConfigError(
+            "auth_strategy = keystone needs a section [keystone_authtoken] that says how Keystone is asked: auth_type = password, "
+            "auth_url, username, password, project_name and their domains."
+        )
+    return made

@@ -32,7 +32,7 @@ from moorage import errors
 from moorage.api.mounts import Dispatcher
 from moorage.api.site import Site
 from moorage.clock import SystemClock
-from moorage.control_plane import config
+from moorage.control_plane import config, logs
 from moorage.control_plane.interface import Wsgi
 from moorage.control_plane.process import Platform, unlisted
 from moorage.control_plane.repeating import Periodic
@@ -72,7 +72,7 @@ def _whole() -> Wsgi:
 def _configuration(name: str) -> cfg.ConfigOpts:
     files = [file for file in os.environ.get(FILES, "").split(":") if file]
     conf = config.load(files=files, state_dir=os.environ.get(STATE_DIR))
-    logging.setup(conf, f"moorage-api-{name}")
+    logs.setup(conf, f"moorage-api-{name}")
     return conf
 
 

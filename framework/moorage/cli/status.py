@@ -99,7 +99,8 @@ class Checks(upgradecheck.UpgradeCommands):
         """Every name in the files is one that something reads; none, and no plugin that is chosen, is an old one."""
         conf = self._conf()
         files = conf.config_file
-        return _of([*config.unknown(files), *config.deprecated(files), *validation.deprecated(conf)], _warning)
+        names = [*config.unknown(files), *config.repeated(files), *config.deprecated(files)]
+        return _of([*names, *validation.doubtful(conf), *validation.deprecated(conf)], _warning)
 
     @_guarded
     def _secrets(self) -> upgradecheck.Result:
@@ -189,7 +190,7 @@ class Checks(upgradecheck.UpgradeCommands):
             return _SUCCESS
         database = Database.from_config(conf)
         make = coordination_loading.factory_from_config(
-            conf, SystemClock(), database=database, services=_Onlooker(database)
+            conf, SystemClock(), database=database, services=validation.Onlooker(database)
         )
         client = make(lambda: None)
         try:
@@ -213,23 +214,6 @@ class Checks(upgradecheck.UpgradeCommands):
         ("messages", _messages),
         ("coordination", _coordination),
     )
-
-
-class _Onlooker:
-    """The lives of services, for a backend that only shall connect."""
-
-    uuid, epoch = "", 0
-
-    def __init__(self, database: Database) -> None:
-        self._registry = ServiceRegistry(database, SystemClock())
-
-    def certain_until(self) -> float:
-        """It is no member."""
-        return float("-inf")
-
-    def living(self) -> frozenset[tuple[str, int]]:
-        """All that have not ended."""
-        return frozenset((each.uuid, each.epoch) for each in self._registry.list() if not each.stopped)
 
 
 def _places(url: str) -> list[tuple[str, int]]:

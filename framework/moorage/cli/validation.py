@@ -7,8 +7,8 @@ a configuration, or none gets it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from moorage import errors, extensions, foreign
@@ -17,39 +17,99 @@ from moorage.api import auth
 from moorage.api.mounts import places
 from moorage.api.policies import POLICIES
 from moorage.api.policy import Policy
-from moorage.control_plane import cleaning
+from moorage.api.server import address_of
+from moorage.api.site import with_middleware
+from moorage.clock import SystemClock
+from moorage.control_plane import cleaning, logs
 from moorage.control_plane.interface import AGENT_SERVICES, API_EXTENSIONS, INSTANCE_STORES
-from moorage.control_plane.periodic import check_tasks
+from moorage.control_plane.opening import load_store
+from moorage.control_plane.periodic import check_tasks, open_backend
 from moorage.coordination import loading as coordination_loading
 from moorage.coordination import options as coordination_options
 from moorage.coordination.interface import BACKENDS
-from moorage.db import engines
+from moorage.db import Database
 from moorage.observers.interface import OBSERVERS
 from moorage.rpc import loading as rpc_loading
 from moorage.rpc.interface import CROSS_PROCESS
 from moorage.scheduling import pipeline
-from moorage.services.heartbeat import check_times
+from moorage.services import options as services_options
+from moorage.services.registry import ServiceRegistry
 from moorage.sharding.interface import STRATEGIES
 
-__all__ = ["CHECKS", "check", "deprecated", "problems"]
+__all__ = ["CHECKS", "Onlooker", "check", "deprecated", "doubtful", "problems"]
+
+
+class Onlooker:
+    """The lives of services, for a backend that only shall connect."""
+
+    uuid, epoch = "", 0
+
+    def __init__(self, database: Database) -> None:
+        self._registry = ServiceRegistry(database, SystemClock())
+
+    def certain_until(self) -> float:
+        """It is no member."""
+        return float("-inf")
+
+    def living(self) -> frozenset[tuple[str, int]]:
+        """All that have not ended."""
+        return frozenset((each.uuid, each.epoch) for each in self._registry.list() if not each.stopped)
+
+
+def _callers(conf: Any) -> None:
+    """Who may call: the authenticator, and Keystone's filter before it."""
+    with_middleware(lambda environ, start: [], conf)
+    # A file of users that nobody named is made by ``moorage up``.
+    if conf.api.http_basic_auth_user_file or auth.users_file(conf).exists():
+        auth.authenticator(conf)
 
 
 def _api(conf: Any) -> None:
+    address_of(conf.api.bind)
     auth.refuse_open_noauth(conf.api.auth_strategy, conf.api.bind)
     extensions = API_EXTENSIONS.load_all(conf.api.enabled_apis)
     places({each.name: each.plugin.mount for each in extensions}, conf.api.mounts, {})
-    given = conf.api.policy_file
-    if given and not Path(given).is_file():
-        raise errors.ConfigError(f"[api] policy_file = {given}: there is no such file.")
-    Policy((*POLICIES, *(rule for each in extensions for rule in each.plugin.policies)), given)
+    Policy((*POLICIES, *(rule for each in extensions for rule in each.plugin.policies)), conf.api.policy_file)
+
+
+@contextlib.contextmanager
+def _database(conf: Any) -> Iterator[Database]:
+    """The database, to which nothing connects."""
+    database = Database.from_config(conf)
+    try:
+        yield database
+    finally:
+        database.close()
+
+
+def _store(conf: Any) -> None:
+    if STORES.load(conf.allocation.store) and _usable_database(conf):
+        with _database(conf) as database:
+            load_store(conf, database, SystemClock())
 
 
 def _coordination(conf: Any) -> None:
-    section = conf.coordination
     coordination_options.check(conf)
-    if section.periodic_coordination_backend:
-        name, _ = coordination_loading.chosen(section.periodic_coordination_backend, section.backend_url)
-        BACKENDS.load(name)
+    section = conf.coordination
+    if not section.periodic_coordination_backend:
+        return
+    BACKENDS.load(coordination_loading.chosen(section.periodic_coordination_backend, section.backend_url)[0])
+    if _usable_database(conf):
+        with _database(conf) as database:
+            open_backend(conf, SystemClock(), database, Onlooker(database))
+
+
+def _usable_database(conf: Any) -> bool:
+    """Whether what needs one can be looked at; what is wrong with it is told by its own check."""
+    try:
+        Database.from_config(conf).close()
+    except errors.ConfigError:
+        return False
+    return True
+
+
+def _messages(conf: Any) -> None:
+    rpc_loading.open_transport(conf, SystemClock(), frozenset({CROSS_PROCESS})).close()
 
 
 #: (what is looked at, a function that raises MoorageError where it cannot be used). Nothing is connected or written.
@@ -58,18 +118,20 @@ CHECKS: Sequence[tuple[str, Callable[[Any], object]]] = (
     ("filters", pipeline.load_filters),
     ("weighers", pipeline.load_weighers),
     ("filters and weighers", pipeline.load),
-    ("allocation store", lambda conf: STORES.load(conf.allocation.store)),
+    ("log", logs.check),
+    ("heartbeats", services_options.check),
+    ("allocation store", _store),
     ("orphan detectors", lambda conf: DETECTORS.load_all(conf.allocation.orphan_detectors)),
     ("instances", lambda conf: INSTANCE_STORES.load(conf.control_plane.instance_store)),
     ("agent", lambda conf: AGENT_SERVICES.load_all(conf.agent.services)),
-    ("messages", lambda conf: rpc_loading.check_transport(conf.rpc.transport_url, frozenset({CROSS_PROCESS}))),
-    ("database", lambda conf: engines.parse(conf.database.connection)),
-    ("heartbeats", lambda conf: check_times(conf.services.report_interval, conf.services.service_down_time)),
+    ("messages", _messages),
+    ("database", lambda conf: Database.from_config(conf).close()),
     ("cleanup", cleaning.check),
     ("shards", lambda conf: STRATEGIES.load(conf.sharding.strategy)),
     ("periodic tasks", check_tasks),
     ("coordination", _coordination),
     ("observers", lambda conf: OBSERVERS.load_all(conf.observers.enabled)),
+    ("callers", _callers),
     ("API", _api),
 )
 
@@ -86,6 +148,15 @@ def problems(conf: Any) -> list[str]:
         except Exception as error:  # noqa: BLE001  (a plugin's check that fails is what was looked for)
             found.append(f"The {what} cannot be checked ({type(error).__name__}: {error}).")
     return list(dict.fromkeys(found))
+
+
+def doubtful(conf: Any) -> list[str]:
+    """What a start takes and hardly anybody can mean, a sentence for each."""
+    if conf.scheduling.enabled_filters:
+        return []
+    return [
+        "[scheduling] enabled_filters is empty: every node is tried for every request, be it silent, disabled or full."
+    ]
 
 
 def deprecated(conf: Any) -> list[str]:

@@ -8,6 +8,7 @@ options of a plugin that was installed today need no change here.
 from __future__ import annotations
 
 import difflib
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,15 +19,16 @@ from oslo_config import cfg
 from oslo_log import log as logging
 
 from moorage import errors, foreign
+from moorage.control_plane import config_files
 from moorage.extensions import entry_points
 from moorage.options import GROUP, option_sets
 from moorage.rpc.interface import TRANSPORTS
 
-__all__ = ["deprecated", "load", "need_restart", "unknown"]
+__all__ = ["deprecated", "load", "need_restart", "repeated", "unknown"]
 
 LOG = logging.getLogger(__name__)
 #: Libraries that read our configuration files: logs, messages, Keystone's tokens.
-_LIBRARIES = frozenset({"oslo.log", "oslo.messaging", "oslo.policy", "keystonemiddleware"})
+_LIBRARIES = frozenset({"oslo.log", "oslo.messaging", "keystonemiddleware"})
 #: Chatty libraries, and what is worth hearing of them.
 _LOG_LEVELS = (
     "alembic=WARN", "sqlalchemy=WARN", "oslo_messaging=WARN", "oslo_service=WARN", "amqp=WARN", "stevedore=ERROR", "cheroot=WARN",
@@ -44,7 +46,7 @@ def load(
     :param files: configuration files, later ones win; none: /etc/moorage/moorage.conf where it exists.
     :param state_dir: wins over ``[control_plane] state_dir``.
     :param overrides: (group, option) -> value, from the command line; they win over the files.
-    :raises ConfigError: a file is missing or wrong; says where.
+    :raises ConfigError: a file is missing or wrong, or a value is; says which, in which file.
     """
     conf = cfg.ConfigOpts()
     logging.register_options(conf)
@@ -52,18 +54,18 @@ def load(
     sets = list(option_sets())
     for group, options in sets:
         conf.register_opts(options, group=group)
+    for file in config_files.chosen(files):
+        config_files.refuse_unreadable(file)
     try:
         conf([], project="moorage", default_config_files=list(files) if files else None, validate_default_values=True)
         for (group, name), value in (overrides or {}).items():
-            conf.set_override(name, value, group=group)
+            _override(conf, group, name, value)
         if state_dir is not None:
             conf.set_override("state_dir", _literal(os.path.abspath(state_dir)), group="control_plane")
         _follow_state_dir(conf)
-        _check_values(conf, sets)
-    except cfg.ConfigFilesNotFoundError as error:
-        raise errors.ConfigError(f"The configuration file {', '.join(error.config_files)} cannot be read.") from error
     except (cfg.Error, ValueError) as error:
         raise errors.ConfigError(f"The configuration cannot be used: {error}") from error
+    _check_values(conf, sets)
     return conf
 
 
@@ -91,7 +93,7 @@ def unknown(files: Sequence[str]) -> list[str]:
             for each in option.deprecated_opts:
                 known.setdefault(each.group or home, set()).add(each.name or option.dest)
     found = []
-    for file, section, names in _written(files):
+    for file, section, names in config_files.written(files):
         if section not in known:
             found.append(f"{file}: nothing reads the section [{section}]{_meant(section, known)}.")
             continue
@@ -118,22 +120,24 @@ def deprecated(files: Sequence[str]) -> list[str]:
                 old[home, option.dest] = option.deprecated_reason or "it is going to be removed"
     return [
         f"{file}: [{section}] {name} is deprecated; {old[section, name.replace('-', '_')]}."
-        for file, section, names in _written(files)
+        for file, section, names in config_files.written(files)
         for name in names
         if (section, name.replace("-", "_")) in old
     ]
 
 
-def _written(files: Sequence[str]) -> Iterator[tuple[str, str, list[str]]]:
-    """(file, section, names) of what the files say."""
-    for file in files:
-        sections: dict[str, dict[str, Any]] = {}
-        try:
-            cfg.ConfigParser(file, sections).parse()
-        except (OSError, cfg.ParseError) as error:
-            raise errors.ConfigError(f"The configuration file {file} cannot be read: {error}") from error
-        for section, values in sections.items():
-            yield file, section, list(values)
+def repeated(files: Sequence[str]) -> list[str]:
+    """Options that a file sets more than once though only the last one counts, a sentence for each.
+
+    :raises ConfigError: a file cannot be read.
+    """
+    many = {
+        (_home(group), option.dest)
+        for group, options in (*option_sets(), *_options_of_libraries())
+        for option in options
+        if getattr(option, "multi", False)
+    }
+    return config_files.repeated(files, many)
 
 
 def _home(group: Any) -> str:
@@ -179,8 +183,51 @@ def _literal(text: str) -> str:
     return text.replace("$", "$$")
 
 
+def _override(conf: cfg.ConfigOpts, group: str, name: str, value: Any) -> None:
+    try:
+        conf.set_override(name, value, group=group)
+    except (cfg.Error, ValueError) as error:
+        raise errors.ConfigError(f"[{group}] {name} = {value}, of the command line: {error}") from error
+
+
 def _check_values(conf: cfg.ConfigOpts, sets: Iterable[tuple[str | None, Sequence[cfg.Opt]]]) -> None:
-    """Read every option once: oslo.config finds a wrong value only when it is asked for."""
+    """Read every option once: oslo.config finds a wrong value only when it is asked for.
+
+    :raises ConfigError: names every option that has one, and its file.
+    """
+    wrong = []
     for group, options in sets:
         for option in options:
-            _value(conf, group, option)
+            try:
+                value = (conf if group in (None, "DEFAULT") else conf[group])[option.dest]
+            except (cfg.Error, ValueError) as error:
+                wrong.append(f"{_place(conf, group, option)}: {_reason(error)}.")
+                continue
+            # Nothing waits for ever, or for no number at all.
+            if isinstance(value, float) and not math.isfinite(value):
+                wrong.append(f"{_place(conf, group, option)}: {value} is no number that can be reckoned with.")
+    if wrong:
+        raise errors.ConfigError(" ".join(wrong))
+
+
+def _place(conf: cfg.ConfigOpts, group: str | None, option: cfg.Opt) -> str:
+    """Where an option got its value, as a deployer finds it: ``file: [group] option``."""
+    names = {(_home(group), option.dest)}
+    names |= {
+        (each.group or _home(group), (each.name or option.dest).replace("-", "_")) for each in option.deprecated_opts
+    }
+    said = [
+        f"{file}: [{section}] {name}"
+        for file, section, values in config_files.written(config_files.chosen(conf.config_file))
+        for name in values
+        if (section, name.replace("-", "_")) in names
+    ]
+    return said[-1] if said else f"[{_home(group)}] {option.dest}"
+
+
+def _reason(error: Exception) -> str:
+    """What oslo.config says, without its own words for the place."""
+    text = str(error)
+    if isinstance(error, cfg.TemplateSubstitutionError | cfg.NoSuchOptError):
+        return f"{text.rstrip('.')}; write $$ for a dollar sign"
+    return (text.partition(" is not valid: ")[2] or text).rstrip(".")

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar
 
 from oslo_config import cfg
 from oslo_log import log as logging
@@ -13,6 +12,7 @@ from typing_extensions import override
 
 from moorage import context, errors
 from moorage.cleanup.workers import WorkerStore
+from moorage.clock import Clock
 from moorage.control_plane.process import Platform
 from moorage.coordination import options
 from moorage.coordination.claims import Claim, ClaimStore, SqlClaims
@@ -20,24 +20,28 @@ from moorage.coordination.interface import (
     BACKENDS,
     PERIODIC_TASKS,
     Capability,
+    CoordinationBackend,
     PeriodicTask,
+    ServiceLives,
     TaskTools,
 )
 from moorage.coordination.keeper import Keeper, RingSettings
 from moorage.coordination.ledger import SqlLedger
-from moorage.coordination.loading import chosen, factory_from_config
+from moorage.coordination.loading import Factory, chosen, factory_from_config
 from moorage.coordination.membership import MemberId, Membership, Timing
 from moorage.coordination.runner import Runner, Settings, TaskRunner
 from moorage.coordination.sweep import Everything, RingShare, Share
 from moorage.coordination.task_store import TaskStore
+from moorage.db import Database
 from moorage.observers.interface import RingChanged
 from moorage.services.heartbeat import LivenessObserver
 from moorage.services.registry import ServiceRegistry
 
-__all__ = ["ALWAYS", "EngineNames", "PeriodicWork", "check", "check_tasks", "enabled_tasks"]
+__all__ = ["ALWAYS", "EngineNames", "PeriodicWork", "check", "check_tasks", "enabled_tasks", "open_backend"]
 
 LOG = logging.getLogger(__name__)
-
+#: What a backend must offer, since every engine is a process.
+_NEEDED = Capability.ACROSS_PROCESSES
 
 #: Tasks that every engine has, enabled or not: without them something is never given back. They can be paused.
 ALWAYS = ("expire_claims",)
@@ -75,6 +79,24 @@ def check_tasks(conf: cfg.ConfigOpts) -> None:
                 raise errors.ConfigError(
                     f"[periodic] {option} names {name}, which is no installed periodic task.{meant}"
                 )
+
+
+def open_backend(
+    conf: cfg.ConfigOpts, clock: Clock, database: Database, services: ServiceLives
+) -> tuple[Factory, CoordinationBackend]:
+    """A function that makes clients of the backend, and a first one; neither connects.
+
+    :raises ConfigError: the backend cannot be used as it is configured, or does not see the members of other processes.
+    """
+    factory = factory_from_config(conf, clock, database=database, services=services)
+    probe = factory(lambda: None)
+    if _NEEDED not in probe.capabilities:
+        name, _ = chosen(conf.coordination.periodic_coordination_backend, conf.coordination.backend_url)
+        raise errors.ConfigError(
+            f"[coordination] periodic_coordination_backend chooses '{name}': members of other processes would not be seen, and "
+            "every engine would take all the work for its own. Choose another backend."
+        )
+    return factory, probe
 
 
 class _Lives:
@@ -138,9 +160,6 @@ class PeriodicWork:
     :raises Unavailable: from ``start``: the backend does not answer, and ``startup_policy`` is ``fail``.
     """
 
-    #: What a backend must be able to do when several processes share the work.
-    NEEDED: ClassVar[Capability] = Capability.ACROSS_PROCESSES
-
     def __init__(self, platform: Platform, conf: cfg.ConfigOpts) -> None:
         self._platform = platform
         self._conf = conf
@@ -191,13 +210,7 @@ class PeriodicWork:
     def _join(self, tasks: dict[str, PeriodicTask]) -> None:
         conf, platform, section = self._conf, self._platform, self._conf.coordination
         lives = _Lives(platform, conf.services.service_down_time)
-        factory = factory_from_config(conf, platform.clock, database=platform.database, services=lives)
-        probe = factory(lambda: None)
-        if self.NEEDED not in probe.capabilities:
-            raise errors.ConfigError(
-                f"[coordination] periodic_coordination_backend = {section.periodic_coordination_backend}: members of other "
-                "processes would not be seen, and every engine would take all the work for its own. Choose another backend."
-            )
+        factory, probe = open_backend(conf, platform.clock, platform.database, lives)
         for caution in probe.cautions:
             LOG.warning("[coordination] periodic_coordination_backend: %s.", caution)
         for number in range(conf.periodic.workers):

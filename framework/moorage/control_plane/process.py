@@ -21,7 +21,7 @@ from oslo_log import log as logging
 
 from moorage import errors, foreign
 from moorage.clock import Clock, SystemClock
-from moorage.control_plane import systemd
+from moorage.control_plane import logs, systemd
 from moorage.control_plane.observing import close_unused, open_observers, settings_of, source_of
 from moorage.control_plane.supervisor import EXIT_CONFIG, EXIT_FATAL
 from moorage.db import Database, migrations
@@ -30,6 +30,7 @@ from moorage.observers.interface import Event, ServiceFenced, ServiceUp
 from moorage.rpc import client as rpc_client
 from moorage.rpc import interface as rpc_interface
 from moorage.rpc import loading as rpc_loading
+from moorage.services import options as services_options
 from moorage.services.heartbeat import Heartbeat
 from moorage.services.interface import ServiceIdentity
 from moorage.services.registry import ServiceRegistry
@@ -104,6 +105,7 @@ def unlisted(binary: str, conf: cfg.ConfigOpts, clock: Clock, opened: contextlib
     :param opened: closes what is opened here.
     :raises ConfigError: the store or the messages cannot be used as they are configured.
     """
+    services_options.check(conf)
     database = Database.from_config(conf, clock=clock)
     opened.callback(database.close)
     check_schema(database)
@@ -133,7 +135,7 @@ def run(role: Role, name: str, load: Callable[[], cfg.ConfigOpts], clock: Clock 
     faulthandler.enable()
     try:
         conf = load()
-        logging.setup(conf, f"moorage-{role.binary}")
+        logs.setup(conf, f"moorage-{role.binary}")
         process = _Process(role, name, load, clock or SystemClock())
         return process.run(conf)
     except errors.MoorageError as error:
@@ -184,6 +186,8 @@ class _Process:
         return True
 
     def _start(self, conf: cfg.ConfigOpts) -> None:
+        # Before anybody is told of this service.
+        services_options.check(conf)
         self._database = Database.from_config(conf, clock=self._clock)
         check_schema(self._database)
         # Every role is a process of its own.

@@ -11,7 +11,7 @@ from moorage import errors
 from moorage.clock import Clock
 from moorage.coordination.interface import BACKENDS, BackendTools, CoordinationBackend, ServiceLives
 
-__all__ = ["chosen", "client_factory", "factory_from_config"]
+__all__ = ["Factory", "chosen", "client_factory", "factory_from_config"]
 
 #: Schemes that mean the same plugin as another name.
 _ALIASES = {"kazoo": "zookeeper"}

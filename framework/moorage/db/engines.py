@@ -56,7 +56,7 @@ def parse(text: str) -> sa.URL:
     """
     try:
         url = sa.make_url(text)
-    except exc.ArgumentError as error:
+    except (exc.ArgumentError, ValueError) as error:
         raise errors.ConfigError(
             "[database] connection is not a database URL; write for example sqlite:////var/lib/moorage/moorage.sqlite."
         ) from error

@@ -12,26 +12,15 @@ from oslo_log import log as logging
 from moorage import errors
 from moorage.clock import Clock
 from moorage.services.interface import Service, ServiceIdentity
+from moorage.services.options import check_times
 from moorage.services.registry import ServiceRegistry
 
-__all__ = ["Heartbeat", "LivenessObserver", "check_times"]
+__all__ = ["Heartbeat", "LivenessObserver"]
 
 LOG = logging.getLogger(__name__)
 
 #: A service stops by itself this share of service_down_time before others may take it for dead.
 _MARGIN = 0.1
-
-
-def check_times(interval: float, service_down_time: float) -> None:
-    """Refuse heartbeats that are too rare for the time after which their absence is death; both in seconds.
-
-    :raises ConfigError: says how they are.
-    """
-    if service_down_time < 3 * interval:
-        raise errors.ConfigError(
-            f"[services] service_down_time = {service_down_time:g} is less than three times report_interval = "
-            f"{interval:g}; one late heartbeat would kill a service."
-        )
 
 
 class Heartbeat:

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 
 from oslo_config import cfg
 
-__all__ = ["GROUP", "OPTS", "list_opts", "register_opts"]
+from moorage import errors
+
+__all__ = ["GROUP", "OPTS", "check", "check_times", "list_opts", "register_opts"]
 
 GROUP = cfg.OptGroup("services", title="Heartbeats of services")
 
@@ -37,3 +39,23 @@ def register_opts(conf: cfg.ConfigOpts) -> None:
 def list_opts() -> Sequence[tuple[str, Sequence[cfg.Opt]]]:
     """Options by group, for the sample configuration."""
     return [(GROUP.name, OPTS)]
+
+
+def check(conf: cfg.ConfigOpts) -> None:
+    """Refuse what the options' own limits cannot see.
+
+    :raises ConfigError: a service would be dead between two heartbeats.
+    """
+    check_times(conf.services.report_interval, conf.services.service_down_time)
+
+
+def check_times(interval: float, down_time: float) -> None:
+    """The same of two numbers, in seconds.
+
+    :raises ConfigError: says which contradict each other.
+    """
+    if down_time < 3 * interval:
+        raise errors.ConfigError(
+            f"[services] service_down_time = {down_time:g} is less than three times report_interval = {interval:g}; one late "
+            "heartbeat would kill a service."
+        )

@@ -15,7 +15,7 @@ import json
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,6 +52,7 @@ _HEADER = "moorage"
 _FANOUT = ".fanout"
 #: Where a broker listens whose URL does not say.
 _PORT = 5672
+_LAST_PORT = 65535
 #: Threads that wait for replies; they are started when needed.
 _CALL_THREADS = 64
 #: Tries to reach the broker for a call, with back-off 1, 2, 4 ... seconds.
@@ -243,6 +244,7 @@ class _Engine:
         self.brokers = ", ".join(
             f"{each.hostname}:{each.port or _PORT}" for each in oslo_messaging.TransportURL.parse(conf, url).hosts
         )
+        _refuse_nowhere(url, oslo_messaging.TransportURL.parse(conf, url).hosts)
         self._client = oslo_messaging.get_rpc_client(self._transport, oslo_messaging.Target())
         bounds: dict[str, Any] = {"limit": conf.rpc.queue_limit, "byte_limit": 4 * self.max_bytes, "clock": clock}
         self._calls: WorkQueue[_Job] = WorkQueue(self._run, threads=_CALL_THREADS, name="rpc-oslo-call", **bounds)
@@ -387,6 +389,16 @@ class OsloTransport(Transport):
         # A connection to the broker must not be used by two processes.
         self._subscriptions = []
         self._engine = _Engine(self._conf, self._url, self._clock)
+
+
+def _refuse_nowhere(url: str, hosts: Sequence[Any]) -> None:
+    """oslo.messaging takes a broker without a name, and waits for it for ever."""
+    if any(not each.hostname or not 0 < (each.port or _PORT) <= _LAST_PORT for each in hosts):
+        raise errors.ConfigError(
+            f"[rpc] transport_url ({url.partition(':')[0]}:...) names a broker without a host, or with a port that is not from "
+            f"1 to {_LAST_PORT}. Write for example rabbit://user:password@host:5672/vhost; in names and passwords write %40 "
+            "for @, %3A for a colon, %2F for a slash."
+        )
 
 
 def _register_oslo_options(conf: cfg.ConfigOpts) -> None:

@@ -13,6 +13,7 @@ from typing_extensions import override
 from moorage import errors
 from moorage.scheduling.interface import Fleet, RequestSpec, Rows
 from moorage_plugins.weighers.base import AggregateWeigher, Floats
+from moorage_plugins.weighers.options import ratio
 
 __all__ = ["MetricsWeigher", "parse_settings"]
 
@@ -40,7 +41,7 @@ class MetricsWeigher(AggregateWeigher):
         column = fleet.property_column("metrics")
         weights = np.zeros(len(rows))
         decided = np.zeros(len(rows), dtype=np.bool_)
-        for name, ratio in self._ratios.items():
+        for name, share in self._ratios.items():
             numbers = np.array([_number(value, name) for value in column.values])[column.codes[rows]]
             known = ~np.isnan(numbers)
             if self.conf.weigher_metrics.required and not known.all():
@@ -48,8 +49,8 @@ class MetricsWeigher(AggregateWeigher):
                 raise LookupError(
                     f"node {node} has no metric {name}; enable the filter metrics, or set [weigher_metrics] required = false"
                 )
-            weights[known & ~decided] += numbers[known & ~decided] * ratio
-            unavailable = ~known & ~decided & (ratio * counts != 0)
+            weights[known & ~decided] += numbers[known & ~decided] * share
+            unavailable = ~known & ~decided & (share * counts != 0)
             weights[unavailable] = self.conf.weigher_metrics.weight_of_unavailable
             decided |= unavailable
         return weights
@@ -60,18 +61,10 @@ def parse_settings(settings: Sequence[str]) -> Mapping[str, float]:
 
     :raises ConfigError: says which is wrong.
     """
-    ratios = {}
-    for setting in settings:
-        name, _, ratio = setting.partition("=")
-        try:
-            ratios[name.strip()] = float(ratio)
-        except ValueError:
-            ratios[name.strip()] = math.nan
-        if not name.strip() or not math.isfinite(ratios[name.strip()]):
-            raise errors.ConfigError(
-                f"[weigher_metrics] settings has {setting!r}; write NAME=RATIO, for example cpu.percent=-1.0."
-            )
-    return ratios
+    try:
+        return dict(map(ratio, settings))
+    except ValueError as error:
+        raise errors.ConfigError(f"[weigher_metrics] settings: {error}.") from error
 
 
 def _number(metrics: Any, name: str) -> float:

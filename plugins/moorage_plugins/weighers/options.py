@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import Any
 
-from oslo_config import cfg
+from oslo_config import cfg, types
+from typing_extensions import override
 
-__all__ = ["list_opts"]
+__all__ = ["list_opts", "ratio"]
 
 #: Weigher -> its multiplier, and what counts.
 _MULTIPLIERS: Sequence[tuple[str, float, str]] = (
@@ -22,9 +25,37 @@ _MULTIPLIERS: Sequence[tuple[str, float, str]] = (
     ("soft_anti_affinity", 1.0, "How much members of the same server group repel, with the policy soft-anti-affinity."),
     ("metrics", 1.0, "How much the sum of the metrics counts."),
 )
+
+
+class _Ratio(types.String):
+    """One of the settings; wrong ones are refused where the file is read, whether the weigher is enabled or not."""
+
+    @override
+    def __call__(self, value: Any) -> str:
+        text = super().__call__(value)
+        ratio(text)
+        return str(text)
+
+
+def ratio(setting: str) -> tuple[str, float]:
+    """Metric and ratio of ``name=ratio``.
+
+    :raises ValueError: it is not of that form, or the ratio is no finite number.
+    """
+    name, _, text = setting.partition("=")
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not name.strip() or not math.isfinite(found):
+        raise ValueError(f"{setting!r} is no setting; write NAME=RATIO, for example cpu.percent=-1.0")
+    return name.strip(), found
+
+
 _METRICS: Sequence[cfg.Opt] = (
     cfg.ListOpt(
         "settings",
+        item_type=_Ratio(),
         mutable=True,
         default=[],
         help="Metrics and their ratios, NAME=RATIO each, for example cpu.percent=-1.0,power=0.5; metrics are the node's "

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import subprocess
 import sys
 import tempfile
@@ -21,6 +22,7 @@ from moorage.cli import validation
 from moorage.cli.up import ControlPlane, Plan
 from moorage.control_plane import config
 from moorage.control_plane.extension_points import EXTENSION_POINTS
+from moorage.control_plane.supervisor import EXIT_CONFIG
 from moorage.db import Database
 from moorage.options import option_sets
 from moorage.scheduling.interface import HostFilter
@@ -156,6 +158,68 @@ class ReloadTests(ConfigCase):
                     self.assertNotIn("reload takes", (option.help or "").lower(), (group, option.name))
 
 
+class FileTests(ConfigCase):
+    def refused(self, path: Path) -> str:
+        with self.assertRaises(errors.ConfigError) as raised:
+            config.load(files=[str(path)], state_dir=str(self.folder))
+        self.assertIn(str(path), raised.exception.message)
+        return raised.exception.message
+
+    def test_what_is_no_text_in_utf_8_is_refused_with_file_line_and_remedy(self) -> None:
+        path = self.folder / "moorage.conf"
+        for data, parts in (
+            ("[api]\n# é\n".encode("latin-1"), ("line 2", "0xe9", "iconv")),
+            ("[api]\n".encode("utf-8-sig"), ("BOM", "UTF-8 without")),
+            ("[api]\n".encode("utf-16"), ("BOM", "UTF-8 without")),
+            (b"[api]\nbind = a\0b\n", ("line 2", "NUL")),
+        ):
+            path.write_bytes(data)
+            for part in parts:
+                self.assertIn(part, self.refused(path))
+
+    def test_what_is_no_regular_file_is_refused_and_not_waited_for(self) -> None:
+        pipe, folder, loop = self.folder / "pipe", self.folder / "folder.conf", self.folder / "loop"
+        os.mkfifo(pipe)
+        folder.mkdir()
+        loop.symlink_to(loop)
+        self.assertIn("is a pipe", self.refused(pipe))
+        self.assertIn("is a folder", self.refused(folder))
+        self.assertIn("cannot be read", self.refused(loop))
+        self.assertIn("cannot be read", self.refused(self.folder / "absent.conf"))
+        config.load(files=[os.devnull], state_dir=str(self.folder))
+
+    def test_every_wrong_value_is_told_with_its_file_and_option(self) -> None:
+        path = self.file(
+            "[api]\nthreads = many\nbind = $nosuch\n[scheduling]\nplugin_deadline = nan\nbreaker_window = inf\n"
+            "[weigher_metrics]\nsettings = a,b\n[periodic]\nworkers = 0\n"
+        )
+        found = self.refused(Path(path))
+        for name in (
+            *("[api] threads", "[api] bind", "[scheduling] plugin_deadline", "[scheduling] breaker_window"),
+            *("[weigher_metrics] settings", "[periodic] workers"),
+        ):
+            self.assertEqual(1, found.count(f"{path}: {name}: "), (name, found))
+        self.assertNotIn("LocationInfo", found)
+        self.assertIn("$$", found)
+
+    def test_a_wrong_value_under_an_old_name_is_told_where_it_stands(self) -> None:
+        path = self.file("[DEFAULT]\nperiodic_workers_number = none\n")
+        self.assertIn(f"{path}: [DEFAULT] periodic_workers_number: ", self.refused(Path(path)))
+
+    def test_a_wrong_value_of_the_command_line_is_told_as_such(self) -> None:
+        with self.assertRaisesRegex(errors.ConfigError, r"\[api\] threads = many, of the command line"):
+            config.load(files=[os.devnull], state_dir=str(self.folder), overrides={("api", "threads"): "many"})
+
+    def test_an_option_that_is_set_twice_is_told_unless_it_is_meant_to_be(self) -> None:
+        file = self.file("[api]\nthreads = 2\nthreads = 3\n[DEFAULT]\nlog_file = a\n[scheduling]\nmax_attempts = 1\n")
+        self.assertEqual(
+            [f"{file}: [api] threads is set 2 times; only the last one counts. Write it once."], config.repeated([file])
+        )
+        many = cfg.MultiStrOpt("threads")
+        with mock.patch.object(config, "option_sets", lambda: iter([("api", [many])])):
+            self.assertEqual([], config.repeated([file]))
+
+
 class UnknownTests(ConfigCase):
     def test_a_misspelt_name_is_told_with_the_one_that_was_meant(self) -> None:
         found = config.unknown([self.file("[scheduling]\nenabeld_filters = compute\n[sheduling]\nmax_attempts = 1\n")])
@@ -289,3 +353,104 @@ class ValidationTests(ConfigCase):
                 self.assertIn(str(policy), found[0])
         policy.write_text("scheduling:instances:get: '!'\nscheduling:instances:delete: 'role:reader'\n")
         self.assertEqual([], validation.problems(self.load(f"[api]\npolicy_file = {policy}\n")))
+
+    def test_what_a_start_refuses_of_the_api_is_refused_before(self) -> None:
+        for bind in ("nonsense", "127.0.0.1:99999", "%(x)s", "a b:80", "127.0.0.1:-1", "127.0.0.1:²"):
+            with self.subTest(bind=bind):
+                (found,) = validation.problems(self.load(f"[api]\nbind = {bind}\n"))
+                self.assertIn("[api] bind", found)
+        for bind in ("127.0.0.1:0", "[::1]:1", "::1:80", "api.example.org:80", ":80"):
+            self.assertEqual([], validation.problems(self.load(f"[api]\nbind = {bind}\n")), bind)
+
+    def test_a_file_of_users_must_be_one_where_it_is_named(self) -> None:
+        for path in (self.folder / "absent", self.folder):
+            (found,) = validation.problems(self.load(f"[api]\nhttp_basic_auth_user_file = {path}\n"))
+            self.assertIn(str(path), found)
+
+    def test_keystone_needs_its_section_and_its_library(self) -> None:
+        asked = "[api]\nauth_strategy = keystone\n"
+        (found,) = validation.problems(self.load(asked))
+        self.assertIn("needs a section [keystone_authtoken]", found)
+        (found,) = validation.problems(self.load(f"{asked}[keystone_authtoken]\nauth_type = nosuch\n"))
+        self.assertIn("[keystone_authtoken] cannot be used", found)
+        how = "auth_type = password\nauth_url = http://127.0.0.1:1\nusername = u\npassword = p\nproject_name = p\n"
+        self.assertEqual([], validation.problems(self.load(f"{asked}[keystone_authtoken]\n{how}")))
+        with mock.patch.dict(sys.modules, {"keystonemiddleware.auth_token": None}):
+            (found,) = validation.problems(self.load(asked))
+        self.assertIn("moorage[keystone]", found)
+
+    def test_a_service_that_would_be_dead_between_two_heartbeats_is_refused(self) -> None:
+        (found,) = validation.problems(self.load("[services]\nreport_interval = 60\nservice_down_time = 30\n"))
+        self.assertIn("service_down_time = 30 is less than three times report_interval = 60", found)
+
+    def test_a_backend_of_coordination_that_could_not_be_opened_is_refused(self) -> None:
+        asked = "[coordination]\nperiodic_coordination_backend = "
+        for url, said in (
+            ("zookeepr://h", "zookeepr"),
+            ("memory", "'memory'"),
+            ("tooz+etcd3+http://h:1", "tooz+etcd3"),
+        ):
+            (found,) = validation.problems(self.load(f"{asked}{url}\n"))
+            self.assertIn(said, found)
+        with mock.patch.dict(sys.modules, {"etcd3gw": None, "tooz.drivers.etcd3gw": None}):
+            (found,) = validation.problems(self.load(f"{asked}etcd3+http://h:2379\n"))
+        self.assertIn("etcd3+http://h:2379", found)
+        self.assertEqual([], validation.problems(self.load(f"{asked}database\n")))
+
+    def test_messages_need_a_broker_with_a_name(self) -> None:
+        for url in ("rabbit://:@@@/", "rabbit://u:p@:5672/v", "rabbit://u:secret@h:99999/"):
+            (found,) = validation.problems(self.load(f"[rpc]\ntransport_url = {url}\n"))
+            self.assertIn("[rpc] transport_url", found)
+            self.assertNotIn("secret", found)
+        self.assertEqual([], validation.problems(self.load("[rpc]\ntransport_url = rabbit://u:p@h,u:p@g:5671/v\n")))
+
+    def test_a_database_needs_its_driver_and_a_port_that_is_one(self) -> None:
+        with mock.patch.dict(sys.modules, {"pymysql": None}):
+            (found,) = validation.problems(self.load("[database]\nconnection = mysql+pymysql://a:secret@h/d\n"))
+        self.assertIn("moorage[mysql]", found)
+        (found,) = validation.problems(self.load("[database]\nconnection = postgresql://a:secret@h:abc/d\n"))
+        self.assertIn("[database] connection", found)
+        self.assertNotIn("secret", found)
+
+    def test_a_store_that_processes_cannot_share_is_refused(self) -> None:
+        (found,) = validation.problems(self.load("[allocation]\nstore = memory\n"))
+        self.assertIn("[allocation] store = memory", found)
+
+    def test_a_log_that_could_not_be_opened_is_refused(self) -> None:
+        for name in ("log_config_append", "log_dir", "log_file"):
+            (found,) = validation.problems(self.load(f"[DEFAULT]\n{name} = {self.folder}/absent/x\n"))
+            self.assertIn(f"[DEFAULT] {name}", found)
+        self.assertEqual([], validation.problems(self.load(f"[DEFAULT]\nlog_dir = {self.folder}\nlog_file = x\n")))
+
+    def test_no_filter_at_all_is_told_and_not_refused(self) -> None:
+        conf = self.load("[scheduling]\nenabled_filters =\n")
+        self.assertEqual([], validation.problems(conf))
+        self.assertIn("enabled_filters is empty", validation.doubtful(conf)[0])
+        self.assertEqual([], validation.doubtful(self.load()))
+
+    def test_looking_writes_nothing(self) -> None:
+        conf = self.load("[coordination]\nperiodic_coordination_backend = database\n")
+        before = sorted(self.folder.rglob("*"))
+        validation.problems(conf)
+        self.assertEqual(before, sorted(self.folder.rglob("*")))
+
+
+class StartTests(ConfigCase):
+    """A start refuses the same in words; before there is anything of it in the database."""
+
+    def test_a_role_says_what_is_wrong(self) -> None:
+        for text, said in (
+            ("[services]\nreport_interval = 60\nservice_down_time = 30\n", "service_down_time = 30"),
+            (f"[DEFAULT]\nlog_config_append = {self.folder}/absent\n", "log_config_append"),
+            (f"[DEFAULT]\nlog_dir = {self.folder}/absent\n", "log_dir"),
+        ):
+            with self.subTest(said=said):
+                ended = subprocess.run(
+                    [sys.executable, "-m", "moorage.cli.roles", "engine", "--state-dir", str(self.folder)]
+                    + ["--config-file", self.file(text)],
+                    capture_output=True, text=True, timeout=120, check=False,
+                )  # fmt: skip
+                self.assertEqual(EXIT_CONFIG, ended.returncode, ended.stderr)
+                self.assertIn(said, ended.stderr)
+                self.assertNotIn("Traceback", ended.stderr)
+                self.assertFalse((self.folder / "moorage.sqlite").exists())

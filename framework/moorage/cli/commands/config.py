@@ -16,6 +16,7 @@ class ConfigValidate(base.LocalCommand):
     """Check configuration files without starting anything; exit status 1 when a start would refuse them.
 
     Names that nothing reads are told as well, with status 0 unless --strict is given: they are what becomes of a misspelt option.
+    So are options that a file sets twice, and a list of filters that is empty.
     Options and plugins that are deprecated are told with what to write instead, and change no status.
     """
 
@@ -26,17 +27,21 @@ class ConfigValidate(base.LocalCommand):
             "--config-file", action="append", default=[], metavar="F", help="may be repeated; later ones win"
         )
         parser.add_argument("--state-dir", help="as the control plane is given it")
-        parser.add_argument("--strict", action="store_true", help="names that nothing reads are mistakes too")
+        parser.add_argument(
+            "--strict", action="store_true", help="what is told with status 0 otherwise is a mistake too"
+        )
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> int:
         """Look and say what is wrong."""
-        # oslo.config logs in its own words what is told here.
-        logging.getLogger("oslo_config").setLevel(logging.ERROR)
+        # Libraries log in their own words what is told here.
+        for name in ("oslo_config", "keystonemiddleware"):
+            logging.getLogger(name).setLevel(logging.ERROR)
         conf = config.load(files=parsed_args.config_file, state_dir=parsed_args.state_dir)
         files = conf.config_file
         old = [*config.deprecated(files), *validation.deprecated(conf)]
-        wrong, unread = validation.problems(conf), config.unknown(files)
+        wrong = validation.problems(conf)
+        unread = [*config.unknown(files), *config.repeated(files), *validation.doubtful(conf)]
         for text in (*wrong, *unread, *(f"deprecated: {each}" for each in old)):
             self.app.stdout.write(f"{text}\n")
         if wrong or (unread and parsed_args.strict):

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The log of a process, as oslo.log's options have it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from oslo_config import cfg
+from oslo_log import log as logging
+
+from moorage import errors
+
+__all__ = ["check", "setup"]
+
+
+def check(conf: cfg.ConfigOpts) -> None:
+    """Refuse a log that could not be opened; opens nothing.
+
+    :raises ConfigError: names the option and the file or folder that is not there.
+    """
+    if conf.log_config_append and not Path(conf.log_config_append).is_file():
+        raise errors.ConfigError(f"[DEFAULT] log_config_append = {conf.log_config_append}: there is no such file.")
+    if conf.log_dir and not Path(conf.log_dir).is_dir():
+        raise errors.ConfigError(f"[DEFAULT] log_dir = {conf.log_dir}: there is no such folder; make it.")
+    if conf.log_file:
+        folder = Path(os.path.join(conf.log_dir or "", conf.log_file)).absolute().parent
+        if not folder.is_dir():
+            raise errors.ConfigError(f"[DEFAULT] log_file = {conf.log_file}: there is no folder {folder}; make it.")
+
+
+def setup(conf: cfg.ConfigOpts, name: str) -> None:
+    """Open the log of the process.
+
+    :param name: what lines are told under, and the file in ``log_dir`` is called.
+    :raises ConfigError: it cannot be opened.
+    """
+    check(conf)
+    try:
+        logging.setup(conf, name)
+    except (OSError, logging.LogConfigError) as error:
+        raise errors.ConfigError(f"The log cannot be opened as [DEFAULT] has it: {error}") from error

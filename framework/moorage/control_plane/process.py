@@ -133,15 +133,26 @@ def run(role: Role, name: str, load: Callable[[], cfg.ConfigOpts], clock: Clock 
     :param load: reads the configuration; called again on SIGHUP.
     """
     faulthandler.enable()
+    process: _Process | None = None
     try:
         conf = load()
         logs.setup(conf, f"moorage-{role.binary}")
         process = _Process(role, name, load, clock or SystemClock())
         return process.run(conf)
-    except errors.MoorageError as error:
-        _tell_parent(f"moorage {role.binary} {name}: {error.message}")
-        sys.stderr.write(f"moorage {role.binary} {name}: {error.message}\n")
-        return EXIT_CONFIG if isinstance(error, errors.ConfigError) else 1
+    except Exception as error:
+        if isinstance(error, errors.MoorageError):
+            said = error.message
+        else:
+            LOG.error("%s %s fails.", role.binary, name, exc_info=error)
+            said = f"It failed ({type(error).__name__}: {error}); the log has it in full."
+        _tell_parent(f"moorage {role.binary} {name}: {said}")
+        sys.stderr.write(f"moorage {role.binary} {name}: {said}\n")
+        status = EXIT_CONFIG if isinstance(error, errors.ConfigError) else 1
+    if process is None:
+        return status
+    process.abandon()
+    # A thread that a library or a plugin has begun must not hold up the end.
+    os._exit(status)
 
 
 class _Process:
@@ -168,14 +179,18 @@ class _Process:
         threading.Thread(target=_into, args=(starting, self._start, conf), name="start", daemon=True).start()
         if not self._await(starting):
             LOG.info("%s %s was ended while it started.", self._role.binary, self._name)
-            if self._heartbeat is not None:
-                self._heartbeat.stop()
-                self._retire()
-            _flush()
+            self.abandon()
             # The thread may hang in a library. What it has begun is what any process leaves that ends at that moment.
             os._exit(0)
         starting.result()
         return self._wait()
+
+    def abandon(self) -> None:
+        """What must be done before the process ends in the midst of something: nobody shall wait for its heartbeats."""
+        if self._heartbeat is not None:
+            self._heartbeat.stop()
+            self._retire()
+        _flush()
 
     def _await(self, starting: futures.Future[None]) -> bool:
         """Wait for the end of the start, well or not; False when it is asked to end and the start goes on."""

@@ -9,13 +9,14 @@ from pathlib import Path
 
 from oslo_config import cfg
 
+from moorage import errors
 from moorage.control_plane import config, process
 
 
 class Script:
     """Does what the words of the command line say.
 
-    They are ``hang-start``, ``fail-start``, ``exit-start``, and so on for ``reload`` and ``stop``; ``serve``, and
+    They are ``hang-start``, ``fail-start``, ``exit-start``, ``refuse-start``, and so on for ``reload`` and ``stop``; ``serve``, and
     ``own-nothing``.
     """
 
@@ -34,6 +35,10 @@ class Script:
         if f"fail-{place}" in self._words:
             self._words.discard(f"fail-{place}")
             raise RuntimeError("a mistake of the author")
+        if f"refuse-{place}" in self._words:
+            # As a library would leave it.
+            threading.Thread(target=threading.Event().wait, daemon=False).start()
+            raise errors.ConfigError("an option is nonsense")
         if f"exit-{place}" in self._words:
             self._words.discard(f"exit-{place}")
             sys.exit(4)

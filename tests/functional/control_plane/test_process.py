@@ -173,7 +173,14 @@ class StartTests(ProcessCase):
     def test_a_plugin_that_exits_while_it_starts_is_told(self) -> None:
         process = self.begin("exit-start")
         self.assertEqual(1, process.wait(PATIENCE))
-        self.assertIn("SystemExit(4) would have ended the process", self.said())
+        self.assertIn("It failed (ForeignExit: SystemExit(4) would have ended the process)", self.said())
+
+    def test_a_configuration_that_is_refused_ends_it_whatever_threads_there_are_and_nobody_waits_for_it(self) -> None:
+        process = self.begin("refuse-start")
+        self.assertEqual(EXIT_CONFIG, process.wait(PATIENCE))
+        self.assertEqual("moorage agent one: an option is nonsense", self.said().splitlines()[-1])
+        (row,) = self.registry.list()
+        self.assertTrue(row.stopped, "others wait for its heartbeats")
 
     def test_messages_that_do_not_leave_a_process_are_refused(self) -> None:
         process = self.begin(conf=CONF + "[rpc]\ntransport_url = memory://\n")

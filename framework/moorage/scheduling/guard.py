@@ -197,7 +197,7 @@ class Guard:
 
         :raises PluginTimeout: names it.
         """
-        count = self._incidents.count(plugin.name, self._window)
+        count = self._incidents.count(_key(plugin), self._window)
         if count >= self._threshold:
             raise errors.PluginTimeout(
                 f"The {plugin.who} hung or exited {count} times in the last "
@@ -238,6 +238,11 @@ class Guard:
     def _record(self, plugin: NamedPlugin) -> None:
         self._unbroken.clear()
         try:
-            self._incidents.record(plugin.name)
+            self._incidents.record(_key(plugin))
         except errors.Unavailable as error:
             LOG.warning("That the %s hung or exited could not be recorded: %s", plugin.who, error.message)
+
+
+def _key(plugin: NamedPlugin) -> str:
+    """A filter and a weigher may have one name."""
+    return f"{plugin.group}:{plugin.name}"

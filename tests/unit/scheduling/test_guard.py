@@ -22,6 +22,8 @@ from moorage.scheduling.interface import HostFilter, HostWeigher
 from moorage.testing import fleets
 from tests.servers import wait_until
 
+SLEEPY = "moorage.filters:sleepy"
+
 
 @dataclass(frozen=True)
 class Plugin:
@@ -111,7 +113,7 @@ class GuardTests(unittest.TestCase):
             guard.request(lambda: self.hang(guard))
         self.assertIn("'sleepy'", caught.exception.message)
         self.assertIn("started anew", caught.exception.message)
-        self.assertEqual(self.incidents.recorded, ["sleepy"])
+        self.assertEqual(self.incidents.recorded, [SLEEPY])
         wait_until(lambda: len(self.fatal) == 1, "the process is told to end", 60)
         self.assertIn("sleepy", self.fatal[0])
 
@@ -161,7 +163,7 @@ class GuardTests(unittest.TestCase):
             each.start()
         for each in threads:
             each.join()
-        self.assertEqual((len(answers), self.incidents.recorded), (4, ["sleepy"]))
+        self.assertEqual((len(answers), self.incidents.recorded), (4, [SLEEPY]))
         wait_until(lambda: len(self.fatal) == 1, "the process is told to end", 60)
 
     def test_a_timeout_of_the_work_itself_comes_out_and_so_does_an_answer_of_the_last_moment(self) -> None:
@@ -173,11 +175,13 @@ class GuardTests(unittest.TestCase):
 
     def test_who_hung_too_often_is_not_run_any_more(self) -> None:
         plugins = (Plugin("good"), Plugin("sleepy"))
-        self.incidents.recorded = ["sleepy"]
+        self.incidents.recorded = [SLEEPY]
         self.make().check_breakers(plugins)
-        self.incidents.recorded = ["sleepy", "sleepy"]
+        self.incidents.recorded = [SLEEPY, SLEEPY]
         with self.assertRaisesRegex(errors.PluginTimeout, "'sleepy'.*hung or exited 2 times.*Take it out"):
             self.make().check_breakers(plugins)
+        # A weigher of the same name has done nothing.
+        self.make().check_breakers((Plugin("sleepy", group="moorage.weighers"),))
 
     def test_one_that_exits_refuses_its_request_by_its_name_and_counts_like_one_that_hangs(self) -> None:
         guard = self.make()

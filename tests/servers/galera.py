@@ -7,6 +7,7 @@ import contextlib
 import re
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 import pymysql
 from typing_extensions import override
@@ -15,7 +16,15 @@ from tests import servers
 from tests.servers.base import HOST, free_port, newest
 from tests.servers.kinds import Mariadb
 
-__all__ = ["GaleraNode", "cluster", "missing", "recover"]
+__all__ = ["GaleraNode", "cluster", "missing", "recover", "settings"]
+
+GUIDE = Path(__file__).parents[2] / "doc/source/install/distributed.rst"
+
+
+def settings() -> list[str]:
+    """What the guide has written into the configuration of every server, as options."""
+    (block,) = re.findall(r"(?m)^ +\[mysqld\]\n((?: +\w+ = .+\n)+)", GUIDE.read_text(encoding="utf-8"))
+    return [f"--{name.replace('_', '-')}={value}" for name, value in re.findall(r"(\w+) = (.+)", block)]
 
 
 class GaleraNode(Mariadb):
@@ -52,13 +61,12 @@ class GaleraNode(Mariadb):
         return [
             [
                 *plain,
+                *settings(),
                 *(
-                    "--binlog-format=ROW",
-                    "--innodb-autoinc-lock-mode=2",
                     "--wsrep-on=ON",
-                    "--default-storage-engine=InnoDB",
+                    f"--wsrep-provider={self.programs()['galera']}",
+                    f"--wsrep-provider-options={provider}",
                 ),
-                *(f"--wsrep-provider={self.programs()['galera']}", f"--wsrep-provider-options={provider}"),
                 *("--wsrep-cluster-name=moorage", f"--wsrep-cluster-address=gcomm://{others}"),
                 *(f"--wsrep-node-address={HOST}:{self.group_port}", "--wsrep-sst-method=rsync"),
                 f"--wsrep-sst-receive-address={HOST}:{self._state_port}",

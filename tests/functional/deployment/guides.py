@@ -8,7 +8,9 @@ import io
 import os
 import pty
 import re
+import select
 import shlex
+import signal
 import socket
 import subprocess
 import sys
@@ -23,9 +25,9 @@ BIN = Path(sys.executable).parent
 
 
 def blocks(guide: str, kind: str) -> list[str]:
-    """The code blocks of a guide, without their indentation."""
-    found = re.findall(rf"\.\. code-block:: {kind}\n\n((?: {{3}}.*\n|\n)+)", guide)
-    return [re.sub(r"(?m)^ {3}", "", block).strip() for block in found]
+    """The code blocks of a guide, those of its lists too, without their indentation."""
+    found = re.findall(rf"(?m)^( *)\.\. code-block:: {kind}\n\n((?:\1 {{3}}.*\n|\n)+)", guide)
+    return [re.sub(rf"(?m)^{indentation} {{3}}", "", block).strip() for indentation, block in found]
 
 
 def commands(guide: str) -> list[str]:
@@ -60,8 +62,11 @@ def type_in(words: Sequence[str], answers: Sequence[str], folder: Path) -> str:
     with os.fdopen(terminal, "r+b", buffering=0) as stream:
         while piece := _read(stream):
             shown += piece
-            if waiting and shown.rstrip().endswith(b":"):
+            # By what came last: the line's end that follows an answer is no question, and what is typed too early is lost.
+            if waiting and piece.rstrip().endswith(b":"):
                 stream.write(waiting.pop(0).encode() + b"\n")
+            if not select.select([stream], [], [], 120)[0]:
+                os.kill(pid, signal.SIGKILL)
     _, status = os.waitpid(pid, 0)
     if status:
         raise AssertionError(f"{shlex.join(words)} ended with {status}: {shown.decode()}")

@@ -13,9 +13,12 @@ import tempfile
 import unittest
 from pathlib import Path
 
+import sqlalchemy as sa
+
 from moorage.cli.roles import ROLES
-from tests import servers
+from tests import SOAK, servers
 from tests.functional.deployment.guides import BIN, ROOT, UNITS, Unit, blocks, commands, exec_start, here, type_in
+from tests.servers import galera
 
 GUIDE = (ROOT / "doc/source/install/distributed.rst").read_text(encoding="utf-8")
 
@@ -28,13 +31,27 @@ class DistributedTests(unittest.TestCase):
             servers.require(name)
         self.folder = Path(tempfile.mkdtemp(prefix="moorage-distributed-"))
         self.addCleanup(shutil.rmtree, self.folder)
-        self.conf = self.folder / "moorage.conf"
         self.port = servers.free_port()
         self.units: list[Unit] = []
-        file, galera = blocks(GUIDE, "ini")
-        self.assertTrue(galera.startswith("[database]\nconnection = mysql+pymysql://"))
+        file, self.server_settings, self.galera = blocks(GUIDE, "ini")
+        #: One for each URL of the database; services take them in turns.
+        self.confs = []
+        for number, url in enumerate(self.database_urls()):
+            conf = self.folder / f"moorage-{number}.conf"
+            conf.write_text(self.filled_in(self.with_database(file), url) + "\n")
+            self.confs.append(conf)
+        self.conf = self.confs[0]
+
+    def database_urls(self) -> list[str]:
+        return [servers.fresh_database(servers.shared("postgresql"))]
+
+    def with_database(self, file: str) -> str:
+        """The file of the guide, with the section for the database that is tried."""
+        return file
+
+    def filled_in(self, file: str, url: str) -> str:
         for line, value in (
-            ("connection", servers.fresh_database(servers.shared("postgresql"))),
+            ("connection", url),
             ("transport_url", servers.shared("rabbitmq").url),
             ("periodic_coordination_backend", servers.shared("zookeeper").url),
             ("bind", f"127.0.0.1:{self.port}"),
@@ -42,7 +59,7 @@ class DistributedTests(unittest.TestCase):
         ):
             file, count = re.subn(rf"(?m)^{line} = .*$", lambda _, each=line, to=value: f"{each} = {to}", file)  # type: ignore[misc]
             self.assertEqual(1, count, line)
-        self.conf.write_text(file + "\n")
+        return file
 
     def run_command(self, command: str, **environment: str) -> str:
         done = subprocess.run(
@@ -55,8 +72,8 @@ class DistributedTests(unittest.TestCase):
     def start_units(self, command: str) -> None:
         names = [word for word in command.split() if word.startswith("moorage@")]
         self.assertEqual(4, len(names))
-        for name in names:
-            words = here(shlex.join(exec_start(name)), self.conf)
+        for number, name in enumerate(names):
+            words = here(shlex.join(exec_start(name)), self.confs[number % len(self.confs)])
             unit = Unit(name.replace("@", "-"), [*words, "--name", f"{name.replace('@', '-')}-here"], self.folder)
             self.addCleanup(unit.kill)
             self.units.append(unit)
@@ -99,6 +116,22 @@ class DistributedTests(unittest.TestCase):
         for unit in self.units:
             unit.wait_for("STOPPING=1")
             self.assertEqual(0, unit.process.wait(120), unit.log.read_text()[-3000:])
+
+
+@unittest.skipUnless(SOAK, "a cluster takes minutes; make soak runs it")
+class GaleraTests(DistributedTests):
+    """The same on a cluster of three with the settings of the guide; each service writes to a node of its own."""
+
+    def database_urls(self) -> list[str]:
+        servers.refuse(galera.missing())
+        nodes = self.enterContext(galera.cluster(3))
+        first = sa.make_url(servers.fresh_database(nodes[0]))
+        return [first.set(port=node.port).render_as_string(hide_password=False) for node in nodes]
+
+    def with_database(self, file: str) -> str:
+        self.assertTrue(self.galera.startswith("[database]\nconnection = mysql+pymysql://"))
+        self.assertEqual(len(self.server_settings.splitlines()) - 1, len(galera.settings()))
+        return re.sub(r"(?s)\[database\]\n.*?\n\n", lambda _: self.galera + "\n\n", file)
 
 
 class UnitFileTests(unittest.TestCase):

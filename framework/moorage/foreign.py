@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What code that is not ours may not do to the process that calls it: end it, copy it, or print among what was asked for."""
+"""What code that is not ours may not do to the process that calls it.
+
+It may not end the process, nor copy it, nor print among what was asked for, nor put into our messages what cannot be sent or shown.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import TextIO
 
-__all__ = ["ForeignExit", "contained", "printing_aside"]
+__all__ = ["ForeignExit", "contained", "plain", "printing_aside", "said"]
 
 #: Exit status of a copy of the process (EX_SOFTWARE of sysexits.h).
 _COPY = 70
@@ -74,6 +77,25 @@ def printing_aside() -> Iterator[None]:
             _blocks -= 1
             if not _blocks and _stdout is not None:
                 sys.stdout, _stdout = _stdout, None
+
+
+def plain(text: str) -> str:
+    """Somebody's text as it may stand within a line of ours: with escapes for what UTF-8 cannot hold, and for what is not printed.
+
+    That is lone surrogates, which no answer and no log can be written with, line ends and the control sequences of terminals.
+    """
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+
+
+def said(error: BaseException) -> str:
+    """What somebody's code raised, for a message of ours: ``ValueError: no licence``. Never raises."""
+    try:
+        text = str(error)
+    except Exception as another:  # noqa: BLE001  (the class is somebody's, too)
+        text = f"its text cannot be had, {type(another).__name__}"
+    return plain(f"{type(error).__name__}: {text}")
 
 
 def _may_be_the_users() -> bool:

@@ -69,7 +69,7 @@ def _read(point: importlib.metadata.EntryPoint) -> tuple[_Sets, str]:
         LOG.debug("The options of %s cannot be read.", point.value, exc_info=True)
         name, version = (point.dist.name, point.dist.version) if point.dist is not None else ("", "")
         return [], (
-            f"The options of {name} {version} ({point.value}) cannot be read ({type(error).__name__}: {error}). Repair or "
+            f"The options of {name} {version} ({point.value}) cannot be read ({foreign.said(error)}). Repair or "
             f"uninstall {name}; until then what a configuration says of them has no effect."
         )
     return found, ""

@@ -355,4 +355,4 @@ def stale_reason(status: str | None, expected: str) -> str:
 
 def refused(error: BaseException) -> str:
     """What a handler raised, for operators."""
-    return error.message if isinstance(error, errors.MoorageError) else f"{type(error).__name__}: {error}"
+    return error.message if isinstance(error, errors.MoorageError) else foreign.said(error)

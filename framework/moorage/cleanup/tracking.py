@@ -14,7 +14,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from moorage import errors
+from moorage import errors, foreign
 from moorage.cleanup.interface import Lease, Renewer, Workers
 from moorage.db import Database
 
@@ -48,7 +48,7 @@ def tracked(
             yield lease
     except BaseException as error:
         if not isinstance(error, errors.Fenced):
-            lease.give_back(f"{type(error).__name__}: {error}")
+            lease.give_back(foreign.said(error))
         raise
     try:
         database.run(lease.end)

@@ -146,7 +146,7 @@ def problems(conf: Any) -> list[str]:
         except errors.MoorageError as error:
             found.append(error.message)
         except Exception as error:  # noqa: BLE001  (a plugin's check that fails is what was looked for)
-            found.append(f"The {what} cannot be checked ({type(error).__name__}: {error}).")
+            found.append(f"The {what} cannot be checked ({foreign.said(error)}).")
     return list(dict.fromkeys(found))
 
 

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import logging as stdlib_logging
 import os
 from pathlib import Path
 
 from oslo_config import cfg
 from oslo_log import log as logging
+from typing_extensions import override
 
 from moorage import errors
 
@@ -32,6 +34,8 @@ def check(conf: cfg.ConfigOpts) -> None:
 def setup(conf: cfg.ConfigOpts, name: str) -> None:
     """Open the log of the process.
 
+    Text of somebody's that UTF-8 cannot hold is written with escapes; logging would tell of its own failure instead.
+
     :param name: what lines are told under, and the file in ``log_dir`` is called.
     :raises ConfigError: it cannot be opened.
     """
@@ -40,3 +44,18 @@ def setup(conf: cfg.ConfigOpts, name: str) -> None:
         logging.setup(conf, name)
     except (OSError, logging.LogConfigError) as error:
         raise errors.ConfigError(f"The log cannot be opened as [DEFAULT] has it: {error}") from error
+    for handler in stdlib_logging.getLogger().handlers:
+        if handler.formatter is not None:
+            handler.setFormatter(_Encodable(handler.formatter))
+
+
+class _Encodable(stdlib_logging.Formatter):
+    """Another formatter's lines, without lone surrogates: messages are ours and have none, tracebacks may."""
+
+    def __init__(self, inner: stdlib_logging.Formatter) -> None:
+        super().__init__()
+        self._inner = inner
+
+    @override
+    def format(self, record: stdlib_logging.LogRecord) -> str:
+        return self._inner.format(record).encode("utf-8", "backslashreplace").decode("utf-8")

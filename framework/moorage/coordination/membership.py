@@ -311,4 +311,4 @@ class Membership:
 
 
 def _said(error: Exception) -> str:
-    return error.message if isinstance(error, errors.MoorageError) else f"{type(error).__name__}: {error}"
+    return error.message if isinstance(error, errors.MoorageError) else foreign.said(error)

@@ -296,7 +296,7 @@ class Sweep:
             LOG.exception(
                 "The %s cannot list its objects; nothing of it is done at this tick. %s", origin_of(self._task), _REMEDY
             )
-            self._ended, self._problem = "failed", f"{type(error).__name__}: {error}"
+            self._ended, self._problem = "failed", foreign.said(error)
             return
         self._owned = len(mine)
         if self._only:
@@ -353,7 +353,7 @@ class Sweep:
                     "The %s could not handle %s, which is put off for longer and longer. %s",
                     origin_of(self._task), claimed.object_id, _REMEDY,
                 )  # fmt: skip
-                self.failed(claimed.object_id, f"{type(error).__name__}: {error}")
+                self.failed(claimed.object_id, foreign.said(error))
             else:
                 # Of one that was given up meanwhile it was told already that it failed.
                 if not lease.over:

@@ -197,7 +197,7 @@ def _load(point: importlib.metadata.EntryPoint, owner: str) -> Migrations | None
             loaded = point.load()
         problem = "" if isinstance(loaded, Migrations) else f"{point.value} is not a moorage.db.migrations.Migrations"
     except Exception as error:  # noqa: BLE001  (whatever a foreign module raises when it is imported)
-        loaded, problem = None, f"{type(error).__name__}: {error}"
+        loaded, problem = None, foreign.said(error)
     if not problem:
         return loaded if isinstance(loaded, Migrations) else None
     version = f" {point.dist.version}" if point.dist else ""
@@ -225,6 +225,6 @@ def _upgraded(each: Migrations, database: Database) -> bool:
         raise
     except Exception as error:
         raise errors.PluginLoadError(
-            f"The migrations of {each.distribution} failed ({type(error).__name__}: {error}). Repair or uninstall "
+            f"The migrations of {each.distribution} failed ({foreign.said(error)}). Repair or uninstall "
             f"{each.distribution}, and upgrade again."
         ) from error

@@ -186,7 +186,7 @@ def _ask(
     except errors.InvalidInput:
         raise
     except Exception as error:
-        raise _failed(name, f"({origin_of(strategy)}) raised {type(error).__name__}: {error}") from error
+        raise _failed(name, f"({origin_of(strategy)}) raised {foreign.said(error)}") from error
 
 
 def _moves(
@@ -271,7 +271,7 @@ def _asked_why(
         with foreign.contained(name):
             return strategy.explain(node, target, params)
     except Exception as error:
-        raise _failed(name, f"({origin_of(strategy)}) raised {type(error).__name__}: {error}") from error
+        raise _failed(name, f"({origin_of(strategy)}) raised {foreign.said(error)}") from error
 
 
 def _reason(source: str | None, size: int, known: Set[str]) -> str:

@@ -44,6 +44,8 @@ class Good(HostFilter):
     def host_passes(self, host_state, spec_obj):
         if spec_obj.flavor.flavorid == "raises":
             raise LookupError("a mistake of the author")
+        if spec_obj.flavor.flavorid == "garbles":
+            raise ValueError("\\ud800 \\x1b[31m\\nis no text")
         if spec_obj.flavor.flavorid == "hangs":
             time.sleep(600)
         if (host_state.nodename, spec_obj.flavor.flavorid) == ("node-0", "forks") and not os.fork():
@@ -436,6 +438,10 @@ interval = 0.1
             self.assertIn(part, raised.exception.message)
 
         with self.assertRaises(errors.PluginFailed) as raised:
+            self.api.create_instance(flavor("garbles"))
+        self.assertIn(r"of acme 1.0) raised ValueError: \ud800 \x1b[31m\nis no text. ", raised.exception.message)
+
+        with self.assertRaises(errors.PluginFailed) as raised:
             self.api.create_instance(flavor("leaves"))
         for part in ("'leaves'", "acme", "SystemExit(5)"):
             self.assertIn(part, raised.exception.message)
@@ -444,6 +450,9 @@ interval = 0.1
         self.delete(self.create(flavor("forks"))["uuid"])
         logs = [self.plane.state / "log" / f"scheduler-{number}.log" for number in (1, 2)]
         servers.wait_until(lambda: any("is a copy that even made" in log.read_text() for log in logs), "its end", 90)
+        written = "".join(log.read_text() for log in logs)
+        self.assertIn(r"ValueError: \ud800", written)
+        self.assertNotIn("--- Logging error ---", written)
 
         said: list[str] = []
 

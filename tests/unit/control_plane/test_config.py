@@ -59,6 +59,24 @@ class StateFolderTests(ConfigCase):
                 self.assertTrue((folder / "moorage.sqlite").exists(), list(self.folder.iterdir()))
 
 
+class LogTests(ConfigCase):
+    def test_a_traceback_with_text_that_utf_8_cannot_hold_is_written_with_escapes(self) -> None:
+        """In a process of its own: the log is the whole process's."""
+        code = (
+            "import logging, sys\n"
+            "from moorage.control_plane import config, logs\n"
+            "logs.setup(config.load(files=sys.argv[1:]), 'moorage-test')\n"
+            "try:\n    raise ValueError('\\ud800')\nexcept ValueError:\n    logging.exception('It raised.')\n"
+        )
+        log = self.folder / "moorage.log"
+        path = self.file(f"[DEFAULT]\nlog_file = {log}\n")
+        done = subprocess.run(
+            [sys.executable, "-c", code, path], capture_output=True, text=True, timeout=120, check=True
+        )
+        self.assertEqual("", done.stderr)
+        self.assertRegex(log.read_text(), r"(?s)It raised\..*ValueError: \\ud800\n")
+
+
 class CommandTests(ConfigCase):
     def run_command(self, *words: str) -> subprocess.CompletedProcess[str]:
         program = Path(sys.executable).parent / words[0]

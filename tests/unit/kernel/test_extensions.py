@@ -151,6 +151,15 @@ class TestLoading(PluginCase):
         ):
             loaded.build(True)
 
+    def test_text_that_cannot_be_sent_or_shown_comes_escaped_into_messages(self) -> None:
+        self.install("acme", "it = acme_raw:It", "raise ValueError('\\ud800\\x1b[31m\\n')\n")
+        self.assertIn(r"(ValueError: \ud800\x1b[31m\n)", self.refusal("it").message)
+        code = self.GOOD + "    def __init__(self):\n                raise ValueError('\\ud800\\x1b[31m\\n')\n"
+        self.install("acme", "built = acme_raw_too:It", code)
+        with self.assertRaises(errors.PluginLoadError) as caught:
+            self.point.load("built").build()
+        self.assertIn(r"cannot be built: ValueError: \ud800\x1b[31m\n. Repair", caught.exception.message)
+
     def test_a_missing_extra_is_named_as_a_pip_command(self) -> None:
         self.install("acme", "it = acme_four:It [gpu]", "import no_such_library\n")
         self.assertIn("pip install 'acme[gpu]'", self.refusal("it").message)

@@ -11,7 +11,7 @@ import sys
 import threading
 import unittest
 
-from moorage.foreign import ForeignExit, contained, printing_aside
+from moorage.foreign import ForeignExit, contained, plain, printing_aside, said
 
 
 def run(error: BaseException) -> BaseException | None:
@@ -61,6 +61,24 @@ class ContainedTests(unittest.TestCase):
             self.assertRegex(
                 done.stderr, "is a copy that the plugin x made by os.fork, and ends. Plugins must not fork"
             )
+
+
+class TextTests(unittest.TestCase):
+    def test_what_cannot_be_sent_or_shown_is_escaped_and_all_else_stays(self) -> None:
+        for text, wanted in (
+            ("Größe 3 µm, 日本, '\\d'", "Größe 3 µm, 日本, '\\d'"),
+            ("\ud800 \x1b[31m\r\n\x00\u202e", r"\ud800 \x1b[31m\r\n\x00\u202e"),
+        ):
+            self.assertEqual(wanted, plain(text))
+            plain(text).encode()
+
+    def test_what_was_raised_is_told_even_if_it_cannot_tell_itself(self) -> None:
+        class Mute(Exception):
+            def __str__(self) -> str:
+                raise LookupError
+
+        self.assertEqual("ValueError: \\ud800", said(ValueError("\ud800")))
+        self.assertEqual("Mute: its text cannot be had, LookupError", said(Mute()))
 
 
 class PrintingTests(unittest.TestCase):

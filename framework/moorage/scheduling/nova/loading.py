@@ -86,7 +86,7 @@ def _of_path(
             with foreign.printing_aside(), foreign.contained(path):
                 classes = list(found())
         except Exception as error:
-            raise _refused(point, path, f"its call failed ({type(error).__name__}: {error})") from error
+            raise _refused(point, path, f"its call failed ({foreign.said(error)})") from error
     loaded = []
     for each in classes:
         name = path if each is found else f"{path}[{getattr(each, '__name__', each)}]"
@@ -110,7 +110,7 @@ def _imported(point: ExtensionPoint[Any], path: str, with_shim: bool) -> Any:
         hint = ""
         if isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] == "nova":
             hint = " It was written on Nova's base classes: install nova, or set [scheduling] nova_shim = true."
-        raise _refused(point, path, f"it cannot be imported ({type(error).__name__}: {error})", hint) from error
+        raise _refused(point, path, f"it cannot be imported ({foreign.said(error)})", hint) from error
 
 
 def _refused(point: ExtensionPoint[Any], path: str, problem: str, hint: str = "") -> errors.PluginLoadError:

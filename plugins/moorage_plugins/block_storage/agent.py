@@ -25,6 +25,7 @@ from moorage.rpc.server import rpc_method
 from moorage_plugins.block_storage import outcomes
 from moorage_plugins.block_storage.collector import Collector
 from moorage_plugins.block_storage.configuration import open_backend
+from moorage_plugins.block_storage.mount import Mount
 from moorage_plugins.block_storage.operations import COMPANIONS, WITH_BACKUP, Job, Write, belong_together, run
 from moorage_plugins.block_storage.outcomes import ROWS
 from moorage_plugins.block_storage.rows import BACKUP, SNAPSHOT, VOLUME
@@ -60,6 +61,11 @@ class BlockStorageAgent(AgentService):
         self._collected_at = tools.clock.monotonic()
         cluster = tools.identity.cluster
         self._names = [tools.identity.host] if cluster is None else [tools.identity.host, cluster]
+        self._mount = Mount(self._backend, tools.database, self._names)
+        try:
+            self._mount.check()
+        except (errors.MoorageError, OSError) as error:
+            LOG.error("No operation is begun until this is mended: %s", error)
         self._asked: queue.SimpleQueue[tuple[str, str] | None] = queue.SimpleQueue()
         self._waiting: set[tuple[str, str]] = set()
         #: The tokens of waiting rows that could not be begun when their turn came, so that nobody is told to wait for them.
@@ -159,12 +165,13 @@ class BlockStorageAgent(AgentService):
             if self._stopping.is_set():
                 continue
             try:
+                self._mount.check()
                 job = self._tools.database.run(lambda tx, asked=asked: self._start(tx, *asked))
             except NotFree:
                 self._note_vain(asked)
                 continue
-            except errors.MoorageError as error:
-                LOG.warning("The operation on %s %s is put off: %s", *asked, error.message)
+            except (errors.MoorageError, OSError) as error:
+                LOG.warning("The operation on %s %s is put off: %s", *asked, error)
                 continue
             except Exception:
                 LOG.exception("The operation on %s %s could not be started.", *asked)

@@ -16,8 +16,10 @@ from pathlib import Path
 
 from moorage import errors
 
-__all__ = ["DirectoryBackend", "Tick"]
+__all__ = ["MARKER", "DirectoryBackend", "Tick"]
 
+#: The name of the file by which the folder is known.
+MARKER = ".moorage-backend"
 #: Called after each chunk; what it raises ends the copy.
 Tick = Callable[[], None]
 _UUID = re.compile("[0-9a-f-]{36}")
@@ -32,12 +34,32 @@ class DirectoryBackend:
     def __init__(self, folder: Path, *, chunk_bytes: int) -> None:
         self.folder = folder
         self.chunk_bytes = chunk_bytes
+        #: The marker under which it is written to; empty: not known yet, and nothing is written.
+        self.identity = ""
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise errors.ConfigError(
                 f"[block_storage] backend_dir {folder} cannot be made ({error.strerror}); give a folder that can be written."
             ) from error
+
+    def marker(self) -> str:
+        """The identity in the folder's marker; empty where there is none."""
+        try:
+            return (self.folder / MARKER).read_text().strip()
+        except FileNotFoundError:
+            return ""
+
+    def mark(self, identity: str) -> str:
+        """Make the marker, unless somebody else has; the identity that is in it."""
+        made = self.folder / f"{MARKER}.{identity}"
+        made.write_text(f"{identity}\n")
+        _sync(made)
+        with contextlib.suppress(FileExistsError):
+            os.link(made, self.folder / MARKER)
+        made.unlink()
+        _sync(self.folder)
+        return self.marker()
 
     def path(self, kind: str, uuid: str, token: int | str) -> Path:
         """Where the data of a try lie."""
@@ -48,8 +70,15 @@ class DirectoryBackend:
         """The empty file of a new try; it is on disk at the end, and so are the names that lead to it.
 
         What is there under its name was made by somebody with another database, and is set aside.
+
+        :raises Unavailable: the folder has not, or no longer, the marker that was found in it.
         """
         path = self.path(kind, uuid, token)
+        if not self.identity or self.marker() != self.identity:
+            raise errors.Unavailable(
+                f"[block_storage] backend_dir {self.folder} is not the folder that it was: its {MARKER} is gone, or another. Mount "
+                "the file system that the data are on."
+            )
         while True:
             # Somebody else may remove the folder, while it is empty.
             with contextlib.suppress(FileNotFoundError):

@@ -219,6 +219,8 @@ class CollectorTests(unittest.TestCase):
             synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
 
         uuid = str(uuid_module.uuid4())
+        self.storage.agent()
+        self.storage.backend.identity = self.storage.backend.marker()
         with (
             mock.patch.object(os, "fsync", fsync),
             self.storage.backend.writing("volume", uuid, 3) as path,

@@ -108,18 +108,32 @@ class DirectoryBackend:
         """A copy, filled up with zeros to the size.
 
         :raises InvalidInput: the source is larger, or is not there.
+        :raises Conflict: it was changed meanwhile, so that the copy may be of no state that it ever had.
         """
         try:
-            given = source.stat().st_size
+            opened = os.open(source, os.O_RDONLY)
         except FileNotFoundError:
             raise errors.InvalidInput(f"There is no {source.name} to copy.") from None
-        if given > size:
-            raise errors.InvalidInput(f"{source.name} has {given} bytes, more than the {size} of its copy.")
-        with open(source, "rb") as reading, open(path, "wb") as stream:
+        with open(opened, "rb") as reading, open(path, "wb") as stream:
+            before = os.fstat(reading.fileno())
+            if before.st_size > size:
+                raise errors.InvalidInput(
+                    f"{source.name} has {before.st_size} bytes, more than the {size} of its copy."
+                )
+            copied = 0
             while chunk := reading.read(self.chunk_bytes):
+                copied += len(chunk)
+                if copied > before.st_size:
+                    break
                 stream.write(chunk)
                 stream.flush()
                 tick()
+            after = os.fstat(reading.fileno())
+            if (copied, after.st_size, after.st_mtime_ns) != (before.st_size, before.st_size, before.st_mtime_ns):
+                raise errors.Conflict(
+                    f"{source.name} was changed while it was copied. Try again when nobody writes to it; put another in its "
+                    "place by renaming."
+                )
             stream.truncate(size)
 
     def tokens(self, kind: str, uuid: str) -> list[str]:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import struct
 import tempfile
@@ -168,6 +169,40 @@ class StorageTests(StorageCase):
         self.assertEqual(self.status("volume", volume.uuid), "error")
         self.assertIn("There is no image goes", self.storage.get("volume", volume.uuid).fault)
         self.assertEqual(self.storage.strays(), [])
+
+    def test_an_image_that_is_changed_while_it_is_downloaded_makes_no_volume(self) -> None:
+        changes = {
+            "rewritten": lambda path: path.write_bytes(b"2" * SIZE),
+            "cut": lambda path: os.truncate(path, SIZE // 2),
+            "longer": lambda path: os.truncate(path, SIZE + 1),
+            "touched": lambda path: os.utime(path, ns=(0, 0)),
+        }
+        for what, change in changes.items():
+            with self.subTest(what=what):
+                path = self.storage.folder / "images" / self.storage.image(what, b"1" * SIZE)
+                # Long ago, since clocks of file systems are coarse.
+                os.utime(path, ns=(1, 1))
+                made = self.service.create_volume(SIZE, image=what).uuid
+                job = self.storage.start("volume", made, member("a"))
+                ticks = iter((lambda path=path, change=change: change(path), lambda: None, lambda: None, lambda: None))
+                job = dataclasses.replace(job, tick=lambda ticks=ticks: next(ticks)())
+                with self.assertLogs("moorage_plugins.block_storage.agent", "WARNING"):
+                    self.storage.agent()._do(job)
+                self.assertEqual((self.status("volume", made), self.storage.strays()), ("error", []))
+                self.assertRegex(self.storage.get("volume", made).fault, f"{what} was changed while it was copied")
+
+    def test_an_image_that_is_replaced_by_renaming_is_downloaded_as_it_was(self) -> None:
+        path = self.storage.folder / "images" / self.storage.image("image", b"1" * SIZE)
+        made = self.service.create_volume(SIZE, image="image").uuid
+        job = self.storage.start("volume", made, member("a"))
+        new = path.with_name("new")
+
+        def replace() -> None:
+            new.write_bytes(b"2" * SIZE)
+            new.rename(path)
+
+        self.storage.agent()._do(dataclasses.replace(job, tick=replace))
+        self.assertEqual(self.storage.data("volume", made), b"1" * SIZE)
 
     def test_backups_and_images_are_worked_on_where_their_data_are(self) -> None:
         """Though their volume is gone, and new volumes are elsewhere."""

@@ -4,7 +4,8 @@
 It is a magic line, then chunks, each with its length, the length of its packed data and the SHA-256 of what it unpacks to, then
 an end mark with the SHA-256 of everything. Integers are unsigned 32 bits, big endian; data are packed by zlib.
 
-A chunk of zeros is kept by its length alone. What is damaged is found before anything that was read from it becomes live.
+A chunk of zeros is kept by its length alone. What is damaged is found before anything that was read from it becomes live. Lengths
+are believed only as far as the size of the volume, and what is read is never more in memory than a piece, whatever they say.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import struct
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from moorage import errors
 from moorage_plugins.block_storage.backend import Tick
@@ -23,6 +25,8 @@ __all__ = ["read_backup", "verify_backup", "write_backup"]
 _MAGIC = b"moorage backup 1\n"
 _HEAD = struct.Struct(">II32s")
 _LEVEL = 1
+#: Bytes that are unpacked at a time.
+_PIECE = 2**20
 
 
 def write_backup(source: Path, path: Path, chunk_bytes: int, tick: Tick) -> str:
@@ -40,13 +44,13 @@ def write_backup(source: Path, path: Path, chunk_bytes: int, tick: Tick) -> str:
     return whole.hexdigest()
 
 
-def verify_backup(path: Path, tick: Tick) -> str:
+def verify_backup(path: Path, size: int, tick: Tick) -> str:
     """Read all of it; the hexadecimal SHA-256 of the content.
 
-    :raises Conflict: it is damaged; says where.
+    :raises Conflict: it is damaged, or larger than the size; says where.
     """
     whole = hashlib.sha256()
-    for chunk in _chunks(path):
+    for chunk in _content(path, size):
         whole.update(chunk)
         tick()
     return whole.hexdigest()
@@ -58,22 +62,20 @@ def read_backup(path: Path, target: Path, size: int, tick: Tick) -> str:
     :raises Conflict: it is damaged, or larger than the size.
     """
     whole = hashlib.sha256()
-    written = 0
     with open(target, "wb") as stream:
-        for chunk in _chunks(path):
-            written += len(chunk)
-            if written > size:
-                raise errors.Conflict(f"The backup has more than the {size} bytes of the volume.")
-            whole.update(chunk)
-            stream.write(chunk)
+        for piece in _content(path, size):
+            whole.update(piece)
+            stream.write(piece)
             stream.flush()
             tick()
         stream.truncate(size)
     return whole.hexdigest()
 
 
-def _chunks(path: Path) -> Iterator[bytes]:
+def _content(path: Path, size: int) -> Iterator[bytes]:
+    """In pieces, which are found to be damaged, if they are, at the latest when the next one is asked for."""
     whole = hashlib.sha256()
+    left = size
     with open(path, "rb") as stream:
         if stream.read(len(_MAGIC)) != _MAGIC:
             raise errors.Conflict(f"{path.name} is no backup of this format.")
@@ -87,20 +89,43 @@ def _chunks(path: Path) -> Iterator[bytes]:
                 if packed or digest != whole.digest() or stream.read(1):
                     raise errors.Conflict("The backup is damaged: its chunks do not add up to what was written.")
                 return
-            chunk = _unpack(stream.read(packed), length, packed, at)
-            if hashlib.sha256(chunk).digest() != digest:
+            if length > left:
+                raise errors.Conflict(
+                    f"The backup is damaged at byte {at}, or has more than the {size} bytes of the volume."
+                )
+            left -= length
+            chunk = hashlib.sha256()
+            for piece in _unpacked(stream, length, packed, at) if packed else _zeros(length):
+                chunk.update(piece)
+                whole.update(piece)
+                yield piece
+            if chunk.digest() != digest:
                 raise errors.Conflict(f"The backup is damaged at byte {at}.")
-            whole.update(chunk)
-            yield chunk
 
 
-def _unpack(data: bytes, length: int, packed: int, at: int) -> bytes:
-    if not packed:
-        return bytes(length)
-    try:
-        chunk = zlib.decompress(data)
-    except zlib.error:
-        raise errors.Conflict(f"The backup is damaged at byte {at}.") from None
-    if len(chunk) != length:
-        raise errors.Conflict(f"The backup is damaged at byte {at}.")
-    return chunk
+def _zeros(length: int) -> Iterator[bytes]:
+    for start in range(0, length, _PIECE):
+        yield bytes(min(_PIECE, length - start))
+
+
+def _unpacked(stream: BinaryIO, length: int, packed: int, at: int) -> Iterator[bytes]:
+    """Exactly as many bytes as were said, from exactly as many."""
+    unpacker = zlib.decompressobj()
+    damaged = errors.Conflict(f"The backup is damaged at byte {at}.")
+    data = b""
+    while not unpacker.eof:
+        if not data:
+            data = stream.read(min(packed, _PIECE))
+            packed -= len(data)
+        try:
+            piece = unpacker.decompress(data, min(length + 1, _PIECE))
+        except zlib.error:
+            raise damaged from None
+        if len(piece) > length or not (data or piece):
+            raise damaged
+        data = unpacker.unconsumed_tail
+        length -= len(piece)
+        if piece:
+            yield piece
+    if length or packed or unpacker.unused_data:
+        raise damaged

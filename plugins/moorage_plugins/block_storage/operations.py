@@ -168,7 +168,7 @@ def _create_backup(job: Job) -> Write:
     row, token, volume = job.row, job.held.token, job.rows[VOLUME]
     with job.backend.writing(BACKUP, row.uuid, token) as path:
         digest = backup_format.write_backup(job.live(VOLUME, volume), path, job.backend.chunk_bytes, job.tick)
-    if backup_format.verify_backup(path, job.tick) != digest:
+    if backup_format.verify_backup(path, volume.size_bytes, job.tick) != digest:
         raise errors.Conflict("The backup is not what was written; the backend is broken.")
 
     def write(tx: sa.Connection) -> None:

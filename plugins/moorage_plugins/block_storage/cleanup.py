@@ -47,7 +47,8 @@ class _Handler(SetCleanupHandler):
     def settle(self, transaction: Any, leases: Mapping[str, Lease], resources: Mapping[str, Any]) -> None:
         for (status, token), uuids in alike(leases.values()).items():
             rows = [resources[uuid] for uuid in uuids]
-            outcomes.give_up(transaction, self.kind, rows, status, token, _fault(leases[uuids[0]]))
+            # All that are cleaned together are so for one cause.
+            outcomes.give_up(transaction, self.kind, rows, status, token, leases[uuids[0]].cause)
 
     @override
     def settled(self, leases: Mapping[str, Lease], resources: Mapping[str, Any]) -> None:
@@ -82,8 +83,3 @@ class BackupHandler(_Handler):
     api_version: ClassVar[tuple[int, int]] = (1, 0)
     kind = BACKUP
     cleanable = outcomes.CLEANABLE[BACKUP]
-
-
-def _fault(lease: Lease) -> str:
-    """All that are cleaned together are so for one cause."""
-    return "" if lease.status == "uploading" else lease.cause

@@ -304,7 +304,9 @@ class BackupReset(_Reset):
 
 
 def _wait_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--wait", action="store_true", help="until nothing is being done to it any more")
+    parser.add_argument(
+        "--wait", action="store_true", help="until it is done; exit status 1 and the reason where that fails"
+    )
 
 
 def _get(api: Any, kind: str, uuid: str) -> dict[str, Any]:
@@ -312,10 +314,17 @@ def _get(api: Any, kind: str, uuid: str) -> dict[str, Any]:
 
 
 def _await(api: Any, kind: str, uuid: str, timeout: float = 600.0) -> dict[str, Any]:
+    """The resource, when nothing is being done to it any more.
+
+    :raises Conflict: what was done failed.
+    """
     deadline = time.monotonic() + timeout
     while True:
         found = _get(api, kind, uuid)
         if found["status"] not in _BUSY:
+            # What succeeds leaves no reason behind, even where the status is that of before.
+            if found["fail_reason"] or found["status"].startswith("error"):
+                raise errors.Conflict(f"The {kind} {uuid} is {found['status']}: {found['fail_reason']}")
             return found
         if time.monotonic() > deadline:
             raise errors.Unavailable(f"{kind} {uuid} is still {found['status']} after {timeout:g} seconds.")

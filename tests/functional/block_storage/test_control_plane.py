@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import io
 import json
 import os
 import signal
@@ -21,6 +22,7 @@ from cinderclient import shell as cinder_shell
 from openstack import connection
 
 from moorage import errors
+from moorage.cli import main
 from tests.commands import in_process
 from tests.functional.block_storage.planes import SOON, Plane
 from tests.servers import wait_until
@@ -74,6 +76,18 @@ class ControlPlaneTests(unittest.TestCase):
         moorage("volume", "delete", volume["id"], "--force")
         wait_until(lambda: volume["id"] not in self.plane.statuses("volume"), "it is gone", SOON)
         wait_until(lambda: not [f for f in self.plane.files() if volume["id"] in f], "its files are gone", SOON)
+
+    def test_who_waits_is_told_that_it_failed_and_why(self) -> None:
+        plane = self.plane
+        volume = plane.moorage("volume", "create", "--size", "1", "--wait")["id"]
+        backup = plane.moorage("backup", "create", volume, "--wait")["id"]
+        (path,) = (plane.state / "block_storage" / "backup" / backup).iterdir()
+        path.write_bytes(path.read_bytes()[:-1])
+        said = io.StringIO()
+        with contextlib.redirect_stderr(said):
+            found = in_process(main.main, ["backup", "restore", backup, "--wait", "--state-dir", str(plane.state)])
+        self.assertEqual(found, (1, ""))
+        self.assertRegex(said.getvalue(), f"The volume {volume} is error_restoring: .*in the middle")
 
     def gone(self, kind: str, uuid: str) -> bool:
         return uuid not in self.plane.statuses(kind)

@@ -11,6 +11,7 @@ import unittest
 import uuid as uuid_module
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 from moorage.cleanup.conditions import Unclaimed
@@ -211,6 +212,24 @@ class CollectorTests(unittest.TestCase):
         ):
             self.collector.collect()
         self.assertEqual(read.call_count, 1)
+
+    def test_a_folder_that_is_removed_while_it_is_empty_is_made_again(self) -> None:
+        """Another's collector does that, between the making of the folder and of the file."""
+        self.storage.agent()
+        backend, uuid = self.storage.backend, str(uuid_module.uuid4())
+        backend.identity = backend.marker()
+        removals = iter((True, True))
+
+        class Contended(type(backend.folder)):  # type: ignore[misc]
+            def mkdir(self, *arguments: Any, **options: Any) -> None:
+                super().mkdir(*arguments, **options)
+                if next(removals, False):
+                    backend.remove("volume", uuid, "1")
+
+        backend.folder = Contended(backend.folder)
+        with backend.writing("volume", uuid, 3) as path:
+            path.write_text("data")
+        self.assertEqual((backend.tokens("volume", uuid), list(removals)), (["3"], []))
 
     def test_the_names_that_lead_to_what_is_written_are_on_disk_too(self) -> None:
         synced: list[str] = []

@@ -63,7 +63,8 @@ class Postgresql(Server):
             "max_connections": "200",
             "shared_buffers": "32MB",
             "dynamic_shared_memory_type": "mmap",  # files of the folder, so that a kill leaves nothing behind
-            **({} if self.durable else {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}),
+            # No synchronous_commit=off: a commit would be answered before it has left the process.
+            **({} if self.durable else {"fsync": "off", "full_page_writes": "off"}),
         }
         flags = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
         return [[str(self.programs()["postgres"]), "-D", str(self.folder / "data"), *flags]]
@@ -77,7 +78,7 @@ class Postgresql(Server):
 
 
 class Mariadb(Server):
-    """MariaDB with one privileged user, ``moorage``."""
+    """MariaDB with one privileged user, ``moorage``; ``durable`` as with PostgreSQL."""
 
     NAME = "mariadb"
     USER = "mysql"
@@ -111,7 +112,7 @@ class Mariadb(Server):
 
     @override
     def commands(self) -> Sequence[Sequence[str]]:
-        quick = ["--innodb-flush-log-at-trx-commit=0", "--sync-binlog=0", "--innodb-doublewrite=0"]
+        quick = ["--innodb-flush-log-at-trx-commit=2", "--sync-binlog=0", "--innodb-doublewrite=0"]
         return [
             [
                 str(self.programs()["mariadbd"]),

@@ -62,6 +62,23 @@ class ServerLife(MixIn):
 
 
 class DatabaseLife(ServerLife):
+    def test_what_was_committed_is_there_after_a_kill(self):
+        """Else what a test sees after it is no fault of what it tests."""
+        with servers.KINDS[self.kind]() as server:
+            url = servers.fresh_database(server)
+            engine = sqlalchemy.create_engine(url, poolclass=sqlalchemy.NullPool)
+            with engine.begin() as connection:
+                connection.execute(sqlalchemy.text("CREATE TABLE boats (name INTEGER)"))
+            connection = engine.connect()
+            for name in range(50):
+                connection.execute(sqlalchemy.text(f"INSERT INTO boats VALUES ({name})"))
+                connection.commit()
+            server.kill(signal.SIGKILL)
+            connection.invalidate()
+            server.restart()
+            with engine.connect() as again:
+                self.assertEqual(50, again.execute(sqlalchemy.text("SELECT count(*) FROM boats")).scalar_one())
+
     def test_fresh_databases_are_empty_and_apart(self):
         server = servers.shared(self.kind)
         self.assertIs(server, servers.shared(self.kind))

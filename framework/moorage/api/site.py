@@ -23,6 +23,7 @@ from moorage.api.policies import POLICIES
 from moorage.api.policy import Policy
 from moorage.api.schedulers import Schedulers
 from moorage.cleanup import api as cleanup_api
+from moorage.cleanup.foreseeing import hindrance
 from moorage.cleanup.requests import RequestStore
 from moorage.cleanup.views import WorkerViews
 from moorage.control_plane import api as control_plane_api
@@ -165,6 +166,10 @@ class Site:
         changed = tell_schedulers(platform)
         plans = open_plans(platform.database, nodes, instances, conf)
         workers, cast = open_workers(platform, conf), cast_to_agent(platform.sender)
+
+        def hinders(resource_type: str) -> str:
+            return hindrance(resource_type, conf.cleanup.paused, conf.cleanup.enabled_handlers)
+
         deleter = Deleter(
             platform.database, instances, workers, cast, lambda uuid: platform.tell(InstanceDeleted(uuid, ""))
         )
@@ -182,10 +187,11 @@ class Site:
             *pools_api.routes(store, open_detectors(platform, conf)),
             *scheduling_api.routes(schedulers, groups.resolved),
             *cleanup_api.routes(
-                WorkerViews(platform.database, open_workers(platform, conf)),
+                WorkerViews(platform.database, open_workers(platform, conf), hinders),
                 RequestStore(platform.database, platform.registry),
                 schedulers,
                 conf.cleanup.enabled_handlers,
+                hinders,
             ),
             *control_plane_api.routes(instances, schedulers, deleter, in_place, groups.resolved),
             *groups_api.routes(groups),

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Protocol
 
@@ -84,6 +84,7 @@ _ANSWER = {
     "properties": {
         **{name: {"type": "array", "items": {"type": "object"}} for name in ("cleaning", "unavailable", "requests")},
         "would_clean": {"type": "array", "items": {"type": "object"}},
+        "left_out": {"type": "integer"},
     },
     "required": ["cleaning", "unavailable", "requests"],
 }
@@ -127,11 +128,16 @@ class _Types:
 
 
 def routes(
-    views: WorkerViews, requests: RequestStore, schedulers: SupervisorClient, types: Sequence[str]
+    views: WorkerViews,
+    requests: RequestStore,
+    schedulers: SupervisorClient,
+    types: Sequence[str],
+    hindrance: Callable[[str], str] = lambda resource_type: "",
 ) -> Sequence[Route]:
     """The routes, over the store and a way to the schedulers.
 
     :param types: of resources that are cleaned (``[cleanup] enabled_handlers``).
+    :param hindrance: why resources of a type are not cleaned at present.
     """
     known = _Types(types)
 
@@ -177,7 +183,7 @@ def routes(
 
     def show_request(request: ApiRequest) -> ApiResponse:
         found = requests.get(request.path["uuid"])
-        return ApiResponse(200, {**_shown(found), **requests.progress(found)})
+        return ApiResponse(200, {**_shown(found), **requests.progress(found, hindrance)})
 
     def history(request: ApiRequest) -> ApiResponse:
         query = dict(request.query)
@@ -231,7 +237,7 @@ def routes(
             "/cleanup",
             ask,
             "Have those services cleaned after that the filters name, all dead ones without filters; dry_run writes nothing and "
-            "lists what would become of each row.",
+            "lists what would become of each row, up to a thousand of each service; left_out is how many more there are.",
             clean,
             {200: _ANSWER, 202: _ANSWER},
             body=_REQUEST,

@@ -20,14 +20,14 @@ from oslo_log import log as logging
 from moorage import errors, foreign
 from moorage.cleanup.conditions import Wanted
 from moorage.cleanup.crew import NOT_BEGUN, OVERDUE, Crew
-from moorage.cleanup.interface import Cleaned, CleanupHandler, Outcome, SetCleanupHandler
+from moorage.cleanup.foreseeing import Key, foresee, hindrance, stale_reason
+from moorage.cleanup.interface import Cleaned, CleanupHandler, Outcome, SetCleanupHandler, Worker
 from moorage.cleanup.orphans import (
     LAST,
     Claimed,
     CleanLease,
     OrphanStore,
     refused,
-    stale_reason,
 )
 from moorage.clock import Clock
 from moorage.extensions import origin_of
@@ -66,10 +66,6 @@ class Policy:
         names = ("batch", "max_attempts", "backoff", "backoff_longest", "unclaimed_timeout")
         values = {name: getattr(section, name) for name in names}
         return cls(**values, paused=frozenset(getattr(section, "paused")), limits=limits)  # noqa: B009
-
-    def pauses(self, resource_type: str) -> bool:
-        """Whether the type is not to be cleaned at present."""
-        return resource_type in self.paused or "*" in self.paused
 
 
 class Cleaner:
@@ -117,7 +113,7 @@ class Cleaner:
         for kind, handler in self._handlers.items():
             if types is not None and kind not in types:
                 continue
-            if self.policy.pauses(kind) or (own and not handler.cleans_own):
+            if hindrance(kind, self.policy.paused, self._handlers) or (own and not handler.cleans_own):
                 continue
             if wanted.resource_type not in ("", kind):
                 continue
@@ -133,6 +129,10 @@ class Cleaner:
         if done:
             LOG.info("Cleaned after %s: %s.", wanted, ", ".join(f"{n} {what}" for what, n in done.items()))
         return done
+
+    def foresee(self, transaction: Any, rows: Sequence[Worker], *, own: bool = False) -> dict[Key, str]:
+        """What a pass would not clean of rows that it may take, and why not; see :mod:`moorage.cleanup.foreseeing`."""
+        return foresee(transaction, rows, self._handlers, self.policy.paused, own=own)
 
     def _clean_type(self, kind: str, handler: CleanupHandler, wanted: Wanted, done: Counter[str]) -> None:
         # Cleaners begin at different places, so that several of them share the work and do not wait for each other.

@@ -24,7 +24,7 @@ from moorage.cleanup.workers import OF_MANY, TRANSFER, Transfer, WorkerLease, Wo
 from moorage.db import MICROSECONDS, Database, now
 from moorage.services.interface import ServiceIdentity
 
-__all__ = ["LAST", "Claimed", "CleanLease", "OrphanStore", "Target", "refused", "stale_reason"]
+__all__ = ["LAST", "Claimed", "CleanLease", "OrphanStore", "Target", "refused"]
 
 _OF_TYPE = workers.c.resource_type == sa.bindparam("of_type")
 _BETWEEN = sa.and_(workers.c.resource_id > sa.bindparam("after"), workers.c.resource_id <= sa.bindparam("last"))
@@ -344,13 +344,6 @@ class OrphanStore:
     ) -> None:
         seconds = self.clock.monotonic() - min(held.began for held in leases)
         tx.execute(_RECORD, {**key, "outcome": outcome, "reason": reason[:1000], "seconds": seconds})
-
-
-def stale_reason(status: str | None, expected: str) -> str:
-    """Why an orphan needs nothing."""
-    if status is None:
-        return "the resource is gone"
-    return f"the resource is {status}, the operation was of {expected}"
 
 
 def refused(error: BaseException) -> str:

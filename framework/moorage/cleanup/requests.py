@@ -8,7 +8,7 @@ same find each other's row.
 from __future__ import annotations
 
 import uuid as uuid_module
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -41,6 +41,13 @@ _SAME = sa.and_(
     cleanup_requests.c.resource_id == sa.bindparam("of_resource"),
 )
 _REOPEN = sa.update(cleanup_requests).where(_SAME).values(done_at=None, until=now())
+#: What is still to happen to rows of a request.
+_AWAITED = {
+    Phase.WAITING: "a cleaner of the cluster is to take them",
+    Phase.WORKING: "a cleaner of the cluster is to take them",
+    Phase.CLEANING: "a cleaner is at them",
+    Phase.RETRYING: "the cleanup failed, and is tried again",
+}
 #: The kind of requests that declare nobody dead.
 LEFTOVERS = "leftovers"
 _DAY = 86_400 * MICROSECONDS
@@ -193,11 +200,17 @@ class RequestStore:
             names = frozenset(tx.execute(queued).scalars())
         return {service: frozenset(phases) for service, phases in found.items()}, names
 
-    def progress(self, request: CleanupRequest) -> dict[str, Mapping[str, int]]:
-        """Computed from the tables: ``left`` by phase, ``outcomes`` of the cleaners' tries so far."""
+    def progress(
+        self, request: CleanupRequest, hindrance: Callable[[str], str] = lambda resource_type: ""
+    ) -> dict[str, Any]:
+        """Computed from the tables: ``left`` by phase, ``outcomes`` of the cleaners' tries so far, and what it ``waits_for``.
+
+        :param hindrance: why resources of a type are not cleaned at present.
+        """
+        of_row = workers.c.resource_type, workers.c.phase
         with self._database.read() as tx:
-            left = tx.execute(
-                sa.select(workers.c.phase, sa.func.count()).where(_rows_of(request)).group_by(workers.c.phase),
+            rows = tx.execute(
+                sa.select(*of_row, sa.func.count()).where(_rows_of(request)).group_by(*of_row).order_by(*of_row),
                 _parameters(request),
             ).all()
             outcomes = tx.execute(
@@ -205,9 +218,18 @@ class RequestStore:
                 .where(*_history_of(request))
                 .group_by(cleanup_history.c.outcome)
             ).all()
+        left: dict[str, int] = {}
+        for _, phase, count in rows:
+            left[str(phase)] = left.get(str(phase), 0) + int(count)
+        waits = [
+            f"{count} of the type {kind}: {hindrance(kind) or _AWAITED[Phase(phase)]}"
+            for kind, phase, count in rows
+            if phase != Phase.QUARANTINED.value
+        ]
         return {
-            "left": {str(phase): int(count) for phase, count in left},
+            "left": left,
             "outcomes": {str(outcome): int(count) for outcome, count in outcomes},
+            "waits_for": waits if request.done_at is None else [],
         }
 
     def close_if_done(self, request: CleanupRequest) -> bool:

@@ -16,7 +16,7 @@ from oslo_log import log as logging
 from moorage import errors
 from moorage.cleanup.interface import Phase
 from moorage.cleanup.requests import CleanupRequest, RequestStore
-from moorage.cleanup.views import WorkerViews
+from moorage.cleanup.views import Forecast, WorkerViews
 from moorage.services.heartbeat import LivenessObserver
 from moorage.services.interface import Service
 from moorage.services.registry import ServiceRegistry
@@ -78,6 +78,7 @@ class Supervisor:
     :param tell: has one service look for requests: ``tell(host, request uuid)``; may be lost.
     :param announce: tells the other schedulers of a request: ``announce(service uuid, epoch)``; may be lost.
     :param checks: ``[cleanup] auto_cleanup_checks``, read anew each time; so is ``automatic``.
+    :param foresee: has a service say what it would do: ``foresee(host, service, dead, filters)``; by the rows alone unless said.
     :param requested: called after a request was made, or opened again.
     :param changed: called by :meth:`sample` with a service and whether it is up, when that is another than the time before.
     """
@@ -93,6 +94,7 @@ class Supervisor:
         announce: Callable[[str, int], None],
         checks: Callable[[], int],
         automatic: Callable[[], bool],
+        foresee: Callable[[str, Service, bool, Filters], Forecast] | None = None,
         requested: Callable[[Service, CleanupRequest], None] = lambda service, request: None,
         changed: Callable[[Service, bool], None] = lambda service, up: None,
     ) -> None:
@@ -104,6 +106,7 @@ class Supervisor:
         self._announce = announce
         self._checks = checks
         self._automatic = automatic
+        self._foresee = foresee or self._by_rows
         self._requested = requested
         self._changed = changed
         self._lock = threading.Lock()
@@ -116,7 +119,8 @@ class Supervisor:
         """Have those cleaned after that the filters name.
 
         :returns: ``cleaning`` and ``unavailable`` (nobody of their cluster can do it now) with a service in each item,
-            ``requests``; with ``dry_run`` nothing is written, and ``would_clean`` lists rows with what would become of each.
+            ``requests``; with ``dry_run`` nothing is written, ``would_clean`` lists rows with what would become of each, up to
+            some of each service, and ``left_out`` is how many more there are.
         :raises Unavailable: services of different versions are running.
         :raises InvalidInput: the named resource has no operation in progress.
         """
@@ -240,7 +244,8 @@ class Supervisor:
         dry_run: bool,
     ) -> dict[str, Any]:
         answer = _Answer()
-        would: list[dict[str, Any]] = []
+        would: list[Mapping[str, Any]] = []
+        left_out = 0
         for row in chosen:
             able = _able(row, rows, up)
             if not able:
@@ -248,7 +253,9 @@ class Supervisor:
                 continue
             if dry_run:
                 answer.cleaning.append(_shown(row, up))
-                would += self._views.would_clean(row, not up[row.uuid], filters.resource_type, filters.resource_id)
+                forecast = self._foresee(able[0].host, row, not up[row.uuid], filters)
+                would += forecast.rows
+                left_out += forecast.left_out
                 continue
             request = self._requests.open(
                 row,
@@ -267,7 +274,10 @@ class Supervisor:
             self._tell(able[0].host, request.uuid)
             self._announce(row.uuid, request.epoch)
         found: dict[str, Any] = asdict(answer)
-        return {**found, "would_clean": would} if dry_run else found
+        return {**found, "would_clean": would, "left_out": left_out} if dry_run else found
+
+    def _by_rows(self, host: str, row: Service, dead: bool, filters: Filters) -> Forecast:
+        return self._views.would_clean(row, dead, filters.resource_type, filters.resource_id)
 
 
 def _able(row: Service, rows: Sequence[Service], up: Mapping[str, bool]) -> list[Service]:

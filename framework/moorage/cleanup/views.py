@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ import sqlalchemy as sa
 
 from moorage import errors
 from moorage.cleanup.conditions import LEFT, OF_QUEUE, Queued
+from moorage.cleanup.foreseeing import Key
 from moorage.cleanup.interface import Phase, Worker
 from moorage.cleanup.tables import cleanup_history, cleanup_requests, workers
 from moorage.cleanup.workers import COLUMNS, WorkerStore, worker_of
@@ -18,7 +19,7 @@ from moorage.db import MICROSECONDS, Database, now, read_now
 from moorage.services.interface import Service
 from moorage.services.tables import services
 
-__all__ = ["WorkerViews"]
+__all__ = ["Forecast", "WorkerViews"]
 
 _HISTORY = tuple(cleanup_history.c)
 _FILTERS = {
@@ -39,12 +40,26 @@ class _Named:
     epoch: int
 
 
-class WorkerViews:
-    """Reads worker rows for people, and the two verbs that people have for rows in quarantine."""
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """Some rows with what would become of each, and how many more there are."""
 
-    def __init__(self, database: Database, store: WorkerStore) -> None:
+    rows: Sequence[Mapping[str, Any]]
+    left_out: int
+
+
+class WorkerViews:
+    """Reads worker rows for people, and the two verbs that people have for rows in quarantine.
+
+    :param hindrance: why resources of a type are not cleaned at present, empty when they are; for all that is known here.
+    """
+
+    def __init__(
+        self, database: Database, store: WorkerStore, hindrance: Callable[[str], str] = lambda resource_type: ""
+    ) -> None:
         self._database = database
         self._store = store
+        self._hindrance = hindrance
 
     def rows(
         self, *, after: tuple[str, str] = ("", ""), limit: int = 1000, host: str | None = None, **filters: str | None
@@ -86,36 +101,48 @@ class WorkerViews:
             return [worker_of(row) for row in tx.execute(query)]
 
     def would_clean(
-        self, service: Service, dead: bool, resource_type: str | None, resource_id: str | None, limit: int = 1000
-    ) -> Sequence[dict[str, Any]]:
+        self,
+        service: Service,
+        dead: bool,
+        resource_type: str | None,
+        resource_id: str | None,
+        limit: int = 1000,
+        foresee: Callable[[Any, Sequence[Worker]], Mapping[Key, str]] = lambda transaction, rows: {},
+    ) -> Forecast:
         """Rows that the service has begun, or that wait for it, each with ``would``: whether it would be cleaned, and why (not).
 
         :param dead: it would be declared dead.
+        :param foresee: of rows that a cleaner may take, what else hinders it; see :meth:`moorage.cleanup.cleaner.Cleaner.foresee`.
         """
         asked, claimed = workers.c.worker == service.uuid, LEFT
         if dead:
             asked, claimed = sa.or_(asked, OF_QUEUE), sa.or_(LEFT, OF_QUEUE)
         wanted = Queued(service.host, service.uuid, service.epoch + dead)
-        query = sa.select(sa.case((claimed, 1), else_=0), *COLUMNS).where(asked).limit(limit)
+        conditions = [asked]
         if resource_type:
-            query = query.where(workers.c.resource_type == resource_type)
+            conditions.append(workers.c.resource_type == resource_type)
         if resource_id:
-            query = query.where(workers.c.resource_id == resource_id)
+            conditions.append(workers.c.resource_id == resource_id)
+        query = sa.select(sa.case((claimed, 1), else_=0), *COLUMNS).where(*conditions)
+        query = query.order_by(workers.c.resource_type, workers.c.resource_id).limit(limit)
+        count = sa.select(sa.func.count()).select_from(workers).where(*conditions)
         with self._database.read() as tx:
             moment = read_now(tx)
-            query = query.order_by(workers.c.resource_type, workers.c.resource_id)
             rows = [(bool(row[0]), worker_of(row[1:])) for row in tx.execute(query, wanted.parameters)]
-        return [
+            all_of_them = len(rows) if len(rows) < limit else tx.execute(count, wanted.parameters).scalar_one()
+            otherwise = foresee(tx, [row for taken, row in rows if taken])
+        found = [
             {
                 "resource_type": row.resource_type,
                 "resource_id": row.resource_id,
                 "status": row.status,
                 "phase": row.phase,
                 "host": service.host,
-                "would": "yes" if taken else _why_not(row, moment),
+                "would": otherwise.get((row.resource_type, row.resource_id), "yes") if taken else _why_not(row, moment),
             }
             for taken, row in rows
         ]
+        return Forecast(found, all_of_them - len(rows))
 
     def history(
         self,
@@ -215,7 +242,16 @@ class WorkerViews:
                 for row in tx.execute(sa.select(*columns).where(services.c.uuid.in_(wanted)))
             }
             moment = read_now(tx)
-        return [{**asdict(row), "why": _why(row, known, moment)} for row in rows]
+        return [{**asdict(row), "why": _why(row, known, moment) + self._but(row, known, moment)} for row in rows]
+
+    def _but(self, row: Worker, known: Mapping[str, _Named], moment: int) -> str:
+        """What keeps cleaners from a row that waits for one."""
+        owner = known.get(row.owner or "")
+        ended = row.phase == Phase.WORKING and (owner is None or row.epoch < owner.epoch)
+        if not ended and row.phase != Phase.RETRYING and not (row.phase == Phase.CLEANING and row.expires_at < moment):
+            return ""
+        hinders = self._hindrance(row.resource_type)
+        return f"; but {hinders}" if hinders else ""
 
 
 def _of(resource_type: str, resource_id: str) -> tuple[Any, ...]:

@@ -6,7 +6,8 @@ from __future__ import annotations
 import difflib
 import random
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from oslo_config import cfg
@@ -15,11 +16,12 @@ from oslo_log import log as logging
 from moorage import errors, foreign
 from moorage.cleanup.cleaner import Cleaner, Policy
 from moorage.cleanup.conditions import Lapsed, Target, Unclaimed, Wanted
-from moorage.cleanup.interface import CLEANUP_HANDLERS, CleanupHandler, CleanupTools
+from moorage.cleanup.foreseeing import Key
+from moorage.cleanup.interface import CLEANUP_HANDLERS, CleanupHandler, CleanupTools, Worker
 from moorage.cleanup.orphans import OrphanStore
 from moorage.cleanup.requests import RequestStore
 from moorage.cleanup.supervisor import Filters, Supervisor
-from moorage.cleanup.views import WorkerViews
+from moorage.cleanup.views import Forecast, WorkerViews
 from moorage.cleanup.workers import WorkerStore
 from moorage.control_plane.observing import of_service, tell_of_request
 from moorage.control_plane.placing import AGENT_TOPIC
@@ -29,6 +31,7 @@ from moorage.observers.interface import CleanupFinished
 from moorage.rpc.server import rpc_method
 from moorage.scheduling.reporter import TOPIC as SCHEDULERS
 from moorage.services.heartbeat import LivenessObserver
+from moorage.services.interface import Service
 
 __all__ = ["AgentCleaning", "SupervisorEndpoint", "check"]
 
@@ -81,6 +84,8 @@ class AgentCleaning:
             Policy.from_config(conf.cleanup),
         )
         self._requests = RequestStore(platform.database, platform.registry)
+        self._registry = platform.registry
+        self._views = WorkerViews(platform.database, workers)
         self._stop = threading.Event()
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run, name="cleaner", daemon=True)
@@ -110,6 +115,19 @@ class AgentCleaning:
         """There is a request to look at."""
         LOG.debug("Told of the cleanup request %s.", request)
         self._wake.set()
+
+    @rpc_method
+    def would_clean_up(
+        self, service: str, dead: bool, resource_type: str | None, resource_id: str | None
+    ) -> dict[str, Any]:
+        """What a request to clean after a service would have this agent do with each of its rows."""
+        own = service == self._identity.uuid
+
+        def foresee(transaction: Any, rows: Sequence[Worker]) -> Mapping[Key, str]:
+            return self._cleaner.foresee(transaction, rows, own=own)
+
+        row = self._registry.get(service)
+        return asdict(self._views.would_clean(row, dead, resource_type, resource_id, foresee=foresee))
 
     def _run(self) -> None:
         while not self._stop.is_set():
@@ -168,7 +186,9 @@ class SupervisorEndpoint:
             changed=lambda service, up: platform.tell(of_service(service, up)),
             checks=lambda: int(self._section.auto_cleanup_checks),
             automatic=lambda: bool(self._section.auto_cleanup_enabled),
+            foresee=self._foresee,
         )
+        self._views = WorkerViews(platform.database, workers)
 
     def reload(self, conf: cfg.ConfigOpts) -> None:
         """Other options from now on."""
@@ -208,6 +228,18 @@ class SupervisorEndpoint:
             self._platform.sender.cast(AGENT_TOPIC, "clean_up", {"request": request}, server=host)
         except errors.TransportError as error:
             LOG.warning("%s was not told of cleanup request %s (%s); it will find it by itself.", host, request, error)
+
+    def _foresee(self, host: str, service: Service, dead: bool, filters: Filters) -> Forecast:
+        of_type, of_id = filters.resource_type, filters.resource_id
+        args = {"service": service.uuid, "dead": dead, "resource_type": of_type, "resource_id": of_id}
+        try:
+            return Forecast(**self._platform.sender.call(AGENT_TOPIC, "would_clean_up", args, server=host))
+        except errors.TransportError as error:
+            text = f"perhaps: {host}, which would clean it, does not answer ({error.message})"
+        unknown: Callable[[Any, Sequence[Worker]], Mapping[Key, str]] = lambda _, rows: {  # noqa: E731
+            (each.resource_type, each.resource_id): text for each in rows
+        }
+        return self._views.would_clean(service, dead, of_type, of_id, foresee=unknown)
 
     def _announce(self, service: str, epoch: int) -> None:
         args = {"service": service, "epoch": epoch, "by": self._platform.identity.uuid}

@@ -31,8 +31,11 @@ from oslo_config import cfg
 
 from moorage import errors
 from moorage.cleanup import options
+from moorage.cleanup.cleaner import Policy
 from moorage.cleanup.conditions import Target
+from moorage.cleanup.foreseeing import hindrance
 from moorage.cleanup.requests import BATCH
+from moorage.cleanup.views import WorkerViews
 from moorage.cleanup.workers import WorkerStore
 from moorage.clock import SystemClock
 from moorage.control_plane import options as control_plane_options
@@ -43,7 +46,7 @@ from moorage.services.interface import ServiceIdentity
 from moorage.services.registry import ServiceRegistry
 from tests.servers import wait_until
 from tests.unit.cleanup.supervisor_tests import SupervisorCase
-from tests.unit.cleanup.worker_tests import TYPE, in_threads, write
+from tests.unit.cleanup.worker_tests import TYPE, in_threads, things, write
 
 HOUR = 3600.0
 
@@ -255,6 +258,78 @@ class FaultTests(SupervisorCase):
         self.cleaning(self.who["b"]).look()
         self.assertEqual((list(self.rows()), self.requests.progress(request)["outcomes"]), (["of-b"], {"done": 4}))
         self.assertIsNotNone(self.requests.get(request.uuid).done_at)
+
+    def test_a_dry_run_says_what_the_run_then_does(self) -> None:
+        for uuid in ("cleaned", "finished", "waits"):
+            if uuid == "waits":
+                self.create(uuid, host="a")
+            else:
+                self.left_by("a", uuid)
+        with self.database.write() as tx:
+            tx.execute(sa.update(things).where(things.c.id == "finished").values(status="active"))
+        self.other_type("a", "unhandled")
+        self.die("a")
+        agent = self.cleaning(self.who["b"])
+        ask = self.who["a"].uuid, True, None, None
+        would = {row["resource_id"]: row["would"] for row in agent.would_clean_up(*ask)["rows"]}
+        self.assertEqual((would.pop("cleaned"), would.pop("waits")), ("yes", "yes"))
+        self.assertRegex(would.pop("finished"), "^stale: the resource is active, the operation was of building")
+        self.assertRegex(would.pop("unhandled"), "^no: no enabled handler cleans a gadget")
+        self.assertEqual(would, {})
+        agent._cleaner.policy = Policy(paused=frozenset({TYPE}))
+        paused = [row["would"] for row in agent.would_clean_up(*ask)["rows"] if row["resource_type"] == TYPE]
+        self.assertEqual(paused, ["no: the cleaning of the type thing is paused ([cleanup] paused)"] * 3)
+        # Now the run.
+        request = self.requests.get(self.ask()["requests"][0]["uuid"])
+        agent.look()
+        self.assertEqual(self.outcomes(), {})
+        agent._cleaner.policy = Policy()
+        agent.look()
+        self.assertEqual((self.outcomes(), list(self.rows())), ({"done": 2, "stale": 1}, ["unhandled"]))
+        self.assertIsNone(self.requests.get(request.uuid).done_at)
+
+    def other_type(self, name: str, uuid: str) -> None:
+        """An operation of a service on something that no handler cleans."""
+
+        def work(tx: sa.Connection) -> None:
+            self.store.create(tx, "gadget", uuid, "build", "building", addressed_to=name)
+            self.store.start_many(tx, "gadget", [uuid], self.who[name])
+
+        self.database.run(work)
+
+    def test_a_request_and_its_rows_say_what_they_wait_for(self) -> None:
+        self.left_by("a", "one")
+        self.other_type("a", "two")
+        self.die("a")
+        request = self.requests.get(self.ask()["requests"][0]["uuid"])
+
+        def hinders(kind: str) -> str:
+            return hindrance(kind, ["thing"], ["thing"])
+
+        waits = self.requests.progress(request, hinders)["waits_for"]
+        self.assertEqual(
+            waits,
+            [
+                "1 of the type gadget: no enabled handler cleans a gadget ([cleanup] enabled_handlers)",
+                "1 of the type thing: the cleaning of the type thing is paused ([cleanup] paused)",
+            ],
+        )
+        self.assertEqual(
+            self.requests.progress(request)["waits_for"][1][-40:], "a cleaner of the cluster is to take them"
+        )
+        why = {row["resource_id"]: row["why"] for row in WorkerViews(self.database, self.store, hinders).rows()}
+        self.assertRegex(why["one"], r"waits for a cleaner .*; but the cleaning of the type thing is paused")
+        self.assertRegex(why["two"], r"waits for a cleaner .*; but no enabled handler cleans a gadget")
+
+    def test_a_dry_run_says_how_many_rows_it_does_not_list(self) -> None:
+        for number in range(5):
+            self.left_by("a", str(number))
+        self.die("a")
+        (service,) = [row for row in self.registry.list() if row.uuid == self.who["a"].uuid]
+        for limit, left_out in ((2, 3), (5, 0), (9, 0)):
+            forecast = self.views.would_clean(service, True, None, None, limit)
+            self.assertEqual((len(forecast.rows), forecast.left_out), (5 - left_out, left_out))
+        self.assertEqual(self.ask(dry_run=True)["left_out"], 0)
 
     def test_who_left_nothing_but_a_queue_is_cleaned_after_automatically(self) -> None:
         self.create("waits", host="a")

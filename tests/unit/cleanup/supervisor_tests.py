@@ -232,12 +232,14 @@ class SupervisorTests(SupervisorCase):
             self.left_by("a", uuid)
         self.die("a")
         request = self.requests.get(self.ask()["requests"][0]["uuid"])
-        self.assertEqual(self.requests.progress(request), {"left": {"working": 3}, "outcomes": {}})
+        waits = ["3 of the type thing: a cleaner of the cluster is to take them"]
+        progress: dict[str, Any] = {"left": {"working": 3}, "outcomes": {}, "waits_for": waits}
+        self.assertEqual(self.requests.progress(request), progress)
         cleaner, handler = self.cleaner(self.who["b"], max_attempts=1)
         handler.answers["two"] = ValueError("broken")
         with self.assertLogs("moorage.cleanup.cleaner", "ERROR"):
             cleaner.clean(request.target)
-        progress = {"left": {"quarantined": 1}, "outcomes": {"done": 2, "quarantined": 1}}
+        progress = {"left": {"quarantined": 1}, "outcomes": {"done": 2, "quarantined": 1}, "waits_for": []}
         self.assertEqual(self.requests.progress(request), progress)
         self.assertTrue(self.requests.close_if_done(request))
         self.assertEqual(self.requests.open_for("b", "one"), [])

@@ -10,6 +10,7 @@ from oslo_config import cfg
 from moorage import errors
 from moorage.cleanup import options
 from moorage.cleanup.cleaner import Policy
+from moorage.cleanup.foreseeing import hindrance
 
 
 class PolicyTests(unittest.TestCase):
@@ -31,6 +32,7 @@ class PolicyTests(unittest.TestCase):
                 self.policy(limits={"volume": wrong})
 
     def test_a_star_pauses_every_type(self) -> None:
-        self.assertTrue(self.policy(paused=["*"]).pauses("volume"))
-        self.assertTrue(self.policy(paused=["volume"]).pauses("volume"))
-        self.assertFalse(self.policy(paused=["volume"]).pauses("backup"))
+        self.assertIn("paused", hindrance("volume", self.policy(paused=["*"]).paused, ["volume"]))
+        self.assertIn("paused", hindrance("volume", self.policy(paused=["volume"]).paused, ["volume"]))
+        self.assertEqual(hindrance("backup", self.policy(paused=["volume"]).paused, ["backup"]), "")
+        self.assertIn("no enabled handler", hindrance("backup", self.policy().paused, ["volume"]))

@@ -49,6 +49,10 @@ class _Ask(base.ApiLister):
         api = base.connection(parsed_args)
         answer = api.request("POST", self.path, body=self.body(parsed_args))
         if parsed_args.dry_run and not parsed_args.wait:
+            if answer.get("left_out"):
+                self.app.stderr.write(
+                    f"{answer['left_out']} more rows are not listed; give --resource-type to see others.\n"
+                )
             return base.table(ROW_COLUMNS, answer["would_clean"])
         asked = {each["service"]: each["uuid"] for each in answer["requests"]}
         if parsed_args.wait:
@@ -67,6 +71,9 @@ class _Ask(base.ApiLister):
         while True:
             found = api.request("GET", f"/cleanup/requests/{uuid}")
             text = f"{uuid}: left {_counts(found['left'])}; outcomes {_counts(found['outcomes'])}"
+            waits = "; ".join(found.get("waits_for", ()))
+            if waits:
+                text += f"; waits: {waits}"
             if text != shown:
                 self.app.stderr.write(text + "\n")
                 shown = text
@@ -74,7 +81,8 @@ class _Ask(base.ApiLister):
                 return
             if time.monotonic() > deadline:
                 raise errors.Unavailable(
-                    f"The cleanup request {uuid} is not done within {timeout:g} seconds; it goes on. Next: moorage cleanup list"
+                    f"The cleanup request {uuid} is not done within {timeout:g} seconds; it goes on, and waits: "
+                    f"{waits or 'for nothing any more'}. Next: moorage cleanup list"
                 )
             time.sleep(_PAUSE)
 

@@ -106,7 +106,7 @@ def _answer(call: Call, found: Mapping[str, Any]) -> Answer:
     if call.version >= NAMES_AND_STATES:
         shown["requests"] = found["requests"]
         if "would_clean" in found:
-            shown["would_clean"] = found["would_clean"]
+            shown |= {"would_clean": found["would_clean"], "left_out": found["left_out"]}
     return Answer(202, shown)
 
 

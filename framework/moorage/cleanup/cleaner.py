@@ -105,7 +105,7 @@ class Cleaner:
         self._renewer.stop(patience)
 
     def clean(self, wanted: Wanted, *, own: bool = False, types: Collection[str] | None = None) -> Counter[str]:
-        """One pass over all types, or some; how many rows had which outcome.
+        """One pass over all types, or some, one after the other; how many rows had which outcome.
 
         :param own: the cleaner's own earlier incarnations: types whose service goes on by itself are left to it.
         """

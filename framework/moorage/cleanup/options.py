@@ -22,8 +22,8 @@ OPTS: Sequence[cfg.Opt] = (
     cfg.ListOpt(
         "enabled_handlers",
         default=["volume", "snapshot", "backup", "instance", "cluster"],
-        help="The plugins (entry-point group moorage.cleanup_handlers) that clean, one for each type of resource, in the order "
-        "in which types are cleaned. The API refuses requests for other types. Needs a restart.",
+        help="The plugins (entry-point group moorage.cleanup_handlers) that clean, one for each type of resource, at the same "
+        "time. The API refuses requests for other types. Needs a restart.",
     ),
     cfg.ListOpt(
         "paused",

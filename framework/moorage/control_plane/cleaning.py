@@ -6,7 +6,7 @@ from __future__ import annotations
 import difflib
 import random
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -62,8 +62,8 @@ def check(conf: cfg.ConfigOpts) -> Sequence[Loaded[CleanupHandler]]:
 class AgentCleaning:
     """The cleaner of one agent: after itself at its start, after others when it is asked or finds that somebody was.
 
-    Its thread looks again every ``[cleanup] interval`` seconds, for requests whose message was lost, for leases of other cleaners
-    that have expired, and for tries that are due.
+    Each type of resource is cleaned in a thread of its own. Another one looks again every ``[cleanup] interval`` seconds: for
+    requests whose message was lost, for leases of other cleaners that have expired, and for tries that are due.
     """
 
     def __init__(self, platform: Platform, conf: cfg.ConfigOpts, tools: CleanupTools, workers: WorkerStore) -> None:
@@ -89,6 +89,8 @@ class AgentCleaning:
         self._stop = threading.Event()
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run, name="cleaner", daemon=True)
+        #: By type, the thread that cleans it, or did.
+        self._passes: dict[str, threading.Thread] = {}
 
     def start(self) -> None:
         """Begin, with what an earlier incarnation of this service left."""
@@ -109,6 +111,7 @@ class AgentCleaning:
         self._cleaner.stop(_PATIENCE)
         if self._thread.ident is not None:
             self._thread.join(_PATIENCE)
+            self._end_of_passes(_PATIENCE)
 
     @rpc_method
     def clean_up(self, request: str) -> None:
@@ -134,35 +137,74 @@ class AgentCleaning:
             self._wake.clear()
             try:
                 with foreign.contained():
-                    self.look()
+                    self._begin()
+                    self._close()
             except errors.Unavailable as error:
-                LOG.warning("Cleaning is put off: %s", error.message)
-                self._orphans.forget_looks()
+                self._put_off(error)
             except Exception:
                 LOG.exception("Cleaning failed.")
             self._clock.wait(self._wake, self._interval)
 
     def look(self) -> None:
-        """One look at all there may be to clean; what nobody left costs one read."""
+        """One look at all there may be to clean, which is cleaned when it returns; what nobody left costs one read."""
+        self._begin()
+        self._end_of_passes()
+        self._close()
+
+    def _begin(self) -> None:
+        """Have each type of which there is something cleaned in a thread of its own: one that is slow holds up no other."""
+        found: dict[str, list[tuple[Wanted, bool]]] = {}
+        for wanted, own in self._all_wanted():
+            for kind in self._orphans.types(wanted):
+                found.setdefault(kind, []).append((wanted, own))
+        for kind, passes in found.items():
+            before = self._passes.get(kind)
+            # What one is at still, it has begun with an earlier look; the next one is after it.
+            if not self._stop.is_set() and (before is None or not before.is_alive()):
+                thread = threading.Thread(target=self._pass, args=(kind, passes), name=f"cleaner-{kind}", daemon=True)
+                self._passes[kind] = thread
+                thread.start()
+
+    def _all_wanted(self) -> Iterator[tuple[Wanted, bool]]:
+        """All that may be left, and whether by this service itself."""
         me = self._identity
-        self._clean(Target(me.uuid, me.epoch), own=True)
-        self._clean(Lapsed(me.uuid, me.epoch, self._lease_seconds), own=True)
+        yield Target(me.uuid, me.epoch), True
+        yield Lapsed(me.uuid, me.epoch, self._lease_seconds), True
         names = (me.host,) if me.cluster is None else (me.host, me.cluster)
-        timeout = max(self._cleaner.policy.unclaimed_timeout, self._announced_within)
-        self._clean(Unclaimed(names, timeout), own=True)
+        yield Unclaimed(names, max(self._cleaner.policy.unclaimed_timeout, self._announced_within)), True
         for request in self._requests.open_for(me.host, me.cluster):
-            if self._stop.is_set():
-                return
             for wanted in request.wanted:
-                self._clean(wanted, own=request.service == me.uuid)
+                yield wanted, request.service == me.uuid
+
+    def _pass(self, kind: str, passes: Sequence[tuple[Wanted, bool]]) -> None:
+        done = 0
+        try:
+            with foreign.contained(kind):
+                for wanted, own in passes:
+                    done += sum(self._cleaner.clean(wanted, own=own, types={kind}).values())
+        except errors.Unavailable as error:
+            self._put_off(error)
+        except Exception:
+            LOG.exception("Cleaning the type %s failed.", kind)
+        if done:
+            # A request may be at its end.
+            self._wake.set()
+
+    def _put_off(self, error: errors.Unavailable) -> None:
+        LOG.warning("Cleaning is put off: %s", error.message)
+        self._orphans.forget_looks()
+
+    def _end_of_passes(self, patience: float | None = None) -> None:
+        end = None if patience is None else self._clock.monotonic() + patience
+        for thread in list(self._passes.values()):
+            thread.join(None if end is None else max(0.0, end - self._clock.monotonic()))
+
+    def _close(self) -> None:
+        """End the requests of which nothing is left."""
+        for request in self._requests.open_for(self._identity.host, self._identity.cluster):
             if self._requests.close_if_done(request):
                 LOG.info("The cleanup request %s is done.", request.uuid)
                 self._tell(CleanupFinished(request.uuid, request.service, request.epoch))
-
-    def _clean(self, wanted: Wanted, *, own: bool = False) -> None:
-        types = self._orphans.types(wanted)
-        if types:
-            self._cleaner.clean(wanted, own=own, types=types)
 
 
 class SupervisorEndpoint:

@@ -21,20 +21,26 @@ What is known of Cinder 29, and where it is tried here:
 
 from __future__ import annotations
 
+import random
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 from unittest import mock
 
 import sqlalchemy as sa
 from oslo_config import cfg
+from typing_extensions import override
 
 from moorage import errors
 from moorage.cleanup import options
-from moorage.cleanup.cleaner import Policy
+from moorage.cleanup.cleaner import Cleaner, Policy
 from moorage.cleanup.conditions import Target
 from moorage.cleanup.foreseeing import hindrance
+from moorage.cleanup.interface import STALE, Lease, Outcome
+from moorage.cleanup.orphans import OrphanStore
 from moorage.cleanup.requests import BATCH
+from moorage.cleanup.tables import workers
 from moorage.cleanup.views import WorkerViews
 from moorage.cleanup.workers import WorkerStore
 from moorage.clock import SystemClock
@@ -45,6 +51,7 @@ from moorage.services.heartbeat import LivenessObserver
 from moorage.services.interface import ServiceIdentity
 from moorage.services.registry import ServiceRegistry
 from tests.servers import wait_until
+from tests.unit.cleanup.cleaner_tests import ThingHandler, Tools
 from tests.unit.cleanup.supervisor_tests import SupervisorCase
 from tests.unit.cleanup.worker_tests import TYPE, in_threads, things, write
 
@@ -100,6 +107,51 @@ class FaultTests(SupervisorCase):
         scheduler.stop()
         scheduler.purge()
         self.assertEqual(len(self.history()), 2)
+
+    def test_a_type_that_is_slow_holds_up_no_other(self) -> None:
+        self.other_type("a", "slow")
+        self.left_by("a", "quick")
+        self.die("a")
+        request = self.requests.get(self.ask()["requests"][0]["uuid"])
+        gate, begun = threading.Event(), threading.Event()
+
+        class Slow(ThingHandler):
+            @override
+            def read(self, transaction: sa.Connection, resource_ids: Sequence[str]) -> Mapping[str, Any]:
+                return {uuid: mock.Mock(status="building") for uuid in resource_ids}
+
+            @override
+            def adopt(self, transaction: sa.Connection, leases: Mapping[str, Lease]) -> None:
+                """Nothing writes early."""
+
+            @override
+            def cleanup(self, lease: Lease, resource: Any) -> Outcome:
+                begun.set()
+                assert gate.wait(60)
+                return STALE
+
+        agent = self.cleaning(self.who["b"])
+        slow = Slow(Tools(self.database, self.who["b"]))
+        store = OrphanStore(self.database, self.store, self.who["b"], SystemClock())
+        handlers = {"gadget": slow, TYPE: self.handler}
+        agent._cleaner = Cleaner(store, handlers, SystemClock(), random.Random(1), Policy())
+        agent.start()
+        try:
+            self.assertTrue(begun.wait(60))
+            wait_until(lambda: list(self.rows()) == ["slow"], "the other type is cleaned meanwhile", 60)
+            # What comes later is too, while the slow one is at its first.
+            self.left_by("b", "later")
+            with self.database.write() as tx:
+                tx.execute(sa.update(workers).where(workers.c.resource_id == "later").values(worker_epoch=0, epoch=0))
+            agent.clean_up(request.uuid)
+            wait_until(lambda: list(self.rows()) == ["slow"], "what comes later is not held up either", 60)
+            self.assertIsNone(self.requests.get(request.uuid).done_at)
+            gate.set()
+            wait_until(lambda: self.requests.get(request.uuid).done_at, "the request ends with the last", 60)
+        finally:
+            gate.set()
+            agent.stop()
+        self.assertEqual(self.outcomes(), {"done": 2, "stale": 1})
 
     def test_a_request_whose_message_was_lost_is_found(self) -> None:
         for uuid in ("one", "two"):

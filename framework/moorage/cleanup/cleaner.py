@@ -306,6 +306,10 @@ class Cleaner:
                     origin_of(handler), type(error).__name__, held.resource_id,
                 )  # fmt: skip
             outcome = Outcome(Cleaned.RETRY, refused(error))
+        if not _makes_sense(outcome):
+            nonsense = f"the {origin_of(handler)} answered {outcome!r}, and not DONE, CONTINUES, STALE or retry(reason)"
+            LOG.error("Of %s %s %s.", held.resource_type, held.resource_id, nonsense)
+            return self._finished(held, nonsense)
         return self._conclude(held, outcome)
 
     def _conclude(self, held: CleanLease, outcome: Outcome) -> str:
@@ -315,12 +319,16 @@ class Cleaner:
             return self._drop([held], outcome.reason or "the handler found nothing to do")[0]
         if outcome.result is Cleaned.CONTINUES:
             return "continues"
+        return self._finished(held, "its handler said that it was done and did not finish the lease")
+
+    def _finished(self, held: CleanLease, otherwise: str) -> str:
+        """Done if the lease has ended, whatever was said; else put back, for the reason."""
         try:
             row = self._orphans.workers.get(held.resource_type, held.resource_id)
         except errors.Unavailable as error:
             return self._unknown(held, error)
         if row is not None and row.token == held.token:
-            return self._put_back(held, "its handler said that it was done and did not finish the lease")
+            return self._put_back(held, otherwise)
         return "done"
 
     def _drop(self, some: Sequence[CleanLease], reason: str) -> Sequence[str]:
@@ -368,3 +376,8 @@ class Cleaner:
     def _unknown(self, held: CleanLease, error: errors.MoorageError) -> str:
         LOG.warning("%s %s stays until its lease ends: %s", held.resource_type, held.resource_id, error.message)
         return "retry"
+
+
+def _makes_sense(answer: Any) -> bool:
+    """Whether a handler answered what its interface asks for; it may not be ours, and not be checked by types."""
+    return isinstance(answer, Outcome) and type(answer.result) is Cleaned

@@ -6,7 +6,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from moorage import foreign
 from moorage.cleanup.interface import CleanupHandler, Worker
+from moorage.extensions import origin_of
 
 __all__ = ["Key", "foresee", "hindrance", "stale_reason"]
 
@@ -57,7 +59,8 @@ def foresee(
 
 def _stale(transaction: Any, handler: CleanupHandler, rows: Sequence[Worker]) -> dict[Key, str]:
     try:
-        resources = handler.read(transaction, [row.resource_id for row in rows])
+        with foreign.contained(origin_of(handler)):
+            resources = handler.read(transaction, [row.resource_id for row in rows])
     except Exception as error:  # noqa: BLE001  (a person is told)
         text = f"unknown: its handler cannot read it ({type(error).__name__}: {error})"
         return {(row.resource_type, row.resource_id): text for row in rows}

@@ -589,6 +589,34 @@ class CleanerTests(CleanerCase):
             self.rows()["three"].last_error, "ForeignExit: SystemExit('cannot be read') would have ended the process"
         )
 
+    def test_a_handler_that_answers_nonsense_is_named_and_its_rows_are_tried_again(self) -> None:
+        for answer in (None, True, "done", Outcome("done")):  # type: ignore[arg-type]
+            with self.subTest(repr(answer)):
+
+                class Nonsense(ThingHandler):
+                    finishes = False
+
+                    @override
+                    def cleanup(self, lease: Lease, resource: Any) -> Outcome:
+                        if self.finishes:
+                            lease.finish_with(lambda tx: self._write(tx, lease))
+                        return answer  # type: ignore[return-value]  # noqa: B023
+
+                self.orphan()
+                cleaner, handler = self.cleaner(handler=Nonsense)
+                with self.assertLogs("moorage.cleanup.cleaner", "WARNING"):
+                    self.assertEqual(cleaner.clean(AFTER_DEAD), {"retry": 1})
+                row = self.rows()["one"]
+                self.assertEqual((row.phase, row.owner), ("retrying", None))
+                self.assertIn(f"Nonsense answered {answer!r}, and not DONE", row.last_error)
+                Nonsense.finishes = True
+                # What it did counts, and not what it says.
+                with self.assertLogs("moorage.cleanup.cleaner", "ERROR"):
+                    done: Counter[str] = Counter()
+                    again = functools.partial(cleaner.clean, AFTER_DEAD)
+                    wait_until(lambda done=done, again=again: done.update(again()) or done, "it is tried again", 20)  # type: ignore[misc]
+                self.assertEqual((done, self.rows()), ({"done": 1}, {}))
+
     def test_owners_that_gave_it_back_are_no_tries_to_clean_it(self) -> None:
         self.create()
         for number in range(8):

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 from urllib.parse import parse_qs, urlsplit
 
-from moorage_plugins import quiet  # noqa: F401  (before tooz)
+from moorage_plugins import eventlet_import  # noqa: F401  (before tooz)
 
 # isort: split
 import tooz

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Imports eventlet where it is installed, in the one way that harms nobody; to be imported before what imports it by itself.
+
+tooz (through futurist) and oslo_messaging import eventlet when it is there, without patching anything:
+
+* It executes the module ``threading`` a second time. CPython (seen with 3.11) then forgets who waits for the end of the present
+  thread: ``join`` on a thread that ran this import never returns. Plugins are imported in such a thread, so eventlet is imported
+  in one that nobody joins.
+* It warns whoever imports it that it is deprecated; users of Moorage can do nothing about that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import threading
+import warnings
+
+__all__: list[str] = []
+
+#: Seconds to wait for eventlet; its import takes tenths of one.
+_SECONDS = 20.0
+
+
+def _import_eventlet() -> None:
+    try:
+        with contextlib.suppress(Exception):  # whatever is wrong with it, who needs it will say
+            patcher = importlib.import_module("eventlet.patcher")
+            patcher.original("threading")
+            importlib.import_module("eventlet")
+    finally:
+        _imported.set()
+
+
+_imported = threading.Event()
+# For good, since the warnings' state belongs to all threads and could not be put back safely.
+warnings.filterwarnings("ignore", message=r"\s*Eventlet is deprecated")
+threading.Thread(target=_import_eventlet, name="import-eventlet", daemon=True).start()
+_imported.wait(_SECONDS)

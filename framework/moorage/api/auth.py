@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import hmac
 import ipaddress
 import json
 import os
 import secrets
+import stat
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -140,10 +142,26 @@ def _write_users(path: Path, lines: Sequence[str]) -> None:
 
 def _write_private(path: Path, text: str) -> None:
     temporary = path.with_name(path.name + ".new")
+    owner, group, mode = _ownership(path)
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+        # Whoever is not root has his own files, and may lack a group.
+        with contextlib.suppress(PermissionError):
+            os.fchown(descriptor, owner if os.geteuid() == 0 else -1, group)
+            os.fchmod(descriptor, mode)
         stream.write(text)
     os.replace(temporary, path)
+
+
+def _ownership(path: Path) -> tuple[int, int, int]:
+    """Owner, group and mode of the file as it is, or as its folder has them: root writes what a service must be able to read."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        found = path.parent.stat()
+        # A folder of root's with a group of its own is that group's to read.
+        return found.st_uid, found.st_gid, 0o640 if found.st_uid == 0 != found.st_gid else 0o600
+    return found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode) & 0o660 | 0o600
 
 
 def _everybody(environ: Mapping[str, Any]) -> RequestContext:

@@ -171,8 +171,12 @@ class TestBuild(unittest.TestCase):
             {"moorage/py.typed", "moorage_plugins/py.typed", "moorage/db/alembic/script.py.mako"}, found
         )
 
-    def test_the_wheel_brings_the_samples_and_the_licence(self):
-        endings = ("data/etc/moorage/moorage.conf.sample", "dist-info/licenses/LICENSE", "dist-info/entry_points.txt")
+    def test_the_wheel_brings_samples_units_user_folders_and_licence(self):
+        endings = (
+            *("data/etc/moorage/moorage.conf.sample", "dist-info/licenses/LICENSE", "dist-info/entry_points.txt"),
+            *("data/lib/systemd/system/moorage@.service", "data/lib/systemd/system/moorage.target"),
+            *("data/lib/sysusers.d/moorage.conf", "data/lib/tmpfiles.d/moorage.conf"),
+        )
         for ending in endings:
             self.assertTrue([name for name in self.members if name.endswith(ending)], ending)
 

@@ -28,6 +28,9 @@ OPTIONAL = (
     *("kazoo", "etcd3gw", "redis", "pymemcache", "tooz", "jsonschema_rs"),
 )
 
+#: Files of etc that somebody wrote, and no program.
+_OURS = frozenset({".service", ".target"})
+
 
 def _setup() -> configparser.ConfigParser:
     parser = configparser.ConfigParser(delimiters=("=",))
@@ -193,6 +196,21 @@ def _imports(node: ast.AST) -> list[str]:
 
 
 class TestSource(unittest.TestCase):
+    def test_files_that_are_no_modules_name_their_licence_too(self):
+        for name in (
+            *(".gitignore", "tox.ini", "setup.cfg", "pyproject.toml"),
+            *("examples/acme/pyproject.toml", "examples/acme/setup.cfg"),
+            *(str(path.relative_to(ROOT)) for path in (ROOT / "etc").rglob("moorage*") if path.suffix in _OURS),
+        ):
+            # An archive has no .gitignore.
+            if (ROOT / name).exists():
+                first = (ROOT / name).read_text(encoding="utf-8").partition("\n")[0]
+                self.assertEqual("# SPDX-License-Identifier: Apache-2.0", first, name)
+
+    def test_the_manifest_names_nothing_twice(self):
+        lines = (ROOT / "MANIFEST.in").read_text(encoding="utf-8").splitlines()
+        self.assertEqual(sorted(set(lines)), sorted(lines))
+
     def test_every_module_names_its_licence_and_says_what_it_is_for(self):
         for folder in ("framework", "plugins", "tests", "benchmarks", "examples", "doc/source"):
             for path in sorted((ROOT / folder).rglob("*.py")):

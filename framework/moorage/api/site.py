@@ -18,6 +18,7 @@ from moorage.allocation import pools_api
 from moorage.api import auth
 from moorage.api.application import PREFIX, Application
 from moorage.api.collectors import CleanupCollector, PeriodicCollector
+from moorage.api.dialect_application import DialectApplication
 from moorage.api.mounts import Contained, Health, Metrics, at_its_path, places
 from moorage.api.policies import POLICIES
 from moorage.api.policy import Policy
@@ -237,7 +238,10 @@ def dialects(tools: ApiTools, taken: Mapping[str, Wsgi]) -> dict[str, Wsgi]:
 def _built(loaded: Loaded[ApiExtension], tools: ApiTools) -> Wsgi:
     with loaded.building():
         application = loaded.plugin(tools).application()
-    return with_middleware(Contained(application, loaded), tools.conf)
+    if not isinstance(application, DialectApplication):
+        # That one contains its handlers itself, and answers in its dialect.
+        application = Contained(application, loaded)
+    return with_middleware(application, tools.conf)
 
 
 def with_middleware(application: Wsgi, conf: cfg.ConfigOpts) -> Wsgi:

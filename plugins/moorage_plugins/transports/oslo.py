@@ -28,7 +28,7 @@ from oslo_log import log as logging
 from oslo_messaging import opts as oslo_messaging_opts
 from typing_extensions import override
 
-from moorage import errors, foreign
+from moorage import errors
 from moorage.clock import Clock
 from moorage.rpc import options, wire
 from moorage.rpc.interface import (
@@ -197,8 +197,7 @@ class _Subscription(Subscription):
     def _foreign(self, body: dict[str, Any], context: dict[str, Any]) -> Any:
         """A bare message: bare reply, and errors as oslo.messaging carries them, without its log of tracebacks."""
         try:
-            with foreign.contained(str(body.get("method"))):
-                return self._handler(_message(body, context, {}))
+            return self._handler(_message(body, context, {}))
         except Exception as error:  # noqa: BLE001  (whatever a handler raises is answered)
             shown = error if isinstance(error, errors.MoorageError) else wire.unexpected(str(body.get("method")), error)
             try:

@@ -7,7 +7,9 @@ import dataclasses
 import os
 import struct
 import tempfile
+import threading
 import unittest
+from typing import Any
 from unittest import mock
 
 import sqlalchemy as sa
@@ -18,6 +20,8 @@ from moorage.cleanup.interface import Lease
 from moorage.cleanup.tables import workers
 from moorage_plugins.block_storage import backup_format
 from moorage_plugins.block_storage.outcomes import ROWS
+from moorage_plugins.block_storage.rows import Rows
+from moorage_plugins.block_storage.service import BlockStorage
 from moorage_plugins.block_storage.tables import volumes
 from tests.servers import wait_until
 from tests.unit.block_storage.storages import CLUSTER, SIZE, SOON, Storage, member
@@ -251,6 +255,38 @@ class StorageTests(StorageCase):
         with self.assertRaises(errors.Conflict):
             self.service.create_snapshot(uuid)
         self.assertEqual(self.storage.get("volume", uuid).snapshots, 0)
+
+    def test_a_restore_that_is_requested_in_the_transaction_of_a_snapshot_is_refused(self) -> None:
+        uuid = self.storage.volume()
+        backup = self.service.create_backup(uuid).uuid
+        self.storage.run_all()
+        moving, refused = threading.Event(), list[str]()
+        insert, move = Rows.insert, BlockStorage._move
+
+        def restore() -> None:
+            try:
+                self.service.restore(backup)
+            except errors.Conflict as error:
+                refused.append(error.message)
+
+        thread = threading.Thread(target=restore)
+
+        def inserting(rows: Rows, *arguments: Any, **values: Any) -> None:
+            # The volume is written, and nothing committed. SQLite lets nobody else begin meanwhile.
+            if not thread.ident:
+                thread.start()
+                moving.wait(0.5 if self.url.startswith("sqlite") else SOON)
+            insert(rows, *arguments, **values)
+
+        def moves(*arguments: Any, **values: Any) -> None:
+            moving.set()
+            move(*arguments, **values)
+
+        with mock.patch.object(Rows, "insert", inserting), mock.patch.object(BlockStorage, "_move", moves):
+            snapshot = self.service.create_snapshot(uuid).uuid
+            thread.join()
+        self.assertRegex(str(refused), f"The snapshot {snapshot} of the volume {uuid} is being made")
+        self.assertEqual((self.status("volume", uuid), self.status("backup", backup)), ("available", "available"))
 
     def test_bad_images_write_nothing(self) -> None:
         self.storage.image("large", bytes(SIZE + 1))

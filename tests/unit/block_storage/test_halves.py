@@ -111,7 +111,7 @@ class HalvesTests(unittest.TestCase):
         self.storage.do("backup", backup)
         return backup
 
-    @settings(max_examples=80, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=50, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
     @given(st.lists(st.sampled_from(_STEPS), min_size=3, max_size=12))
     @example(["restore a", "reset volume", "restore b", "begin a", "end first"])
     @example(["restore a", "clean volume", "restore b", "begin a", "end first"])

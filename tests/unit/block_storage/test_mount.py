@@ -51,7 +51,7 @@ class MountTests(unittest.TestCase):
         agent.sweep()
         wait_until(lambda: self.storage.rows() == 0, "both are done", SOON)
         self.assertEqual(self.storage.data("volume", second), bytes(SIZE))
-        self.assertEqual(self.storage.backend.uuids("volume"), [second])
+        wait_until(lambda: self.storage.backend.uuids("volume") == [second], "the files of the first are removed", SOON)
 
     def test_an_agent_that_starts_before_it_is_mounted_writes_nothing(self) -> None:
         self.storage.volume()

@@ -11,7 +11,7 @@ import functools
 import random as random_module
 import threading
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,6 +68,10 @@ class Policy:
         return cls(**values, paused=frozenset(getattr(section, "paused")), limits=limits)  # noqa: B009
 
 
+class _Hangs(Exception):
+    """A handler does not come back."""
+
+
 class Cleaner:
     """Cleans with one set of handlers. Passes may be asked for by several threads; each row goes to one of them.
 
@@ -122,6 +126,8 @@ class Cleaner:
                     self._clean_type(kind, handler, wanted, done)
             except errors.Unavailable:
                 raise
+            except _Hangs as error:
+                LOG.error("%s Nothing more of the type %s is taken in this pass.", error, kind)
             except Exception:
                 LOG.exception("Orphans of the type %s cannot be cleaned.", kind)
             finally:
@@ -168,9 +174,8 @@ class Cleaner:
                 break
             claim = functools.partial(self._orphans.claim, kind, wanted=wanted, after=at, last=ids[1], alone=alone)
             try:
-                with foreign.contained(kind):
-                    claimed = claim(handler=handler, limit=1 if single else limit)
-            except errors.Unavailable:
+                claimed = self._claim(kind, handler, functools.partial(claim, limit=1 if single else limit))
+            except (errors.Unavailable, _Hangs):
                 raise
             except Exception as error:
                 if not single:
@@ -184,6 +189,29 @@ class Cleaner:
                 done.update(self._process(kind, handler, claimed, concurrency))
             single = max(0, single - 1)
             at = claimed.last
+
+    def _claim(self, kind: str, handler: CleanupHandler, claim: Callable[..., Claimed]) -> Claimed:
+        """Have the handler read, and adopt, what is taken; its code may hang there as anywhere.
+
+        :raises _Hangs: what it takes, should it come back, is nobody's until the leases end.
+        """
+
+        def work() -> Claimed | Exception:
+            try:
+                with foreign.contained(origin_of(handler)):
+                    return claim(handler=handler)
+            except Exception as error:  # noqa: BLE001  (it is raised to who waits)
+                return error
+
+        ((_, found),) = self._crews[kind].run([work], 10**6, handler.deadline)
+        if found is OVERDUE:
+            raise _Hangs(
+                f"The {origin_of(handler)} has not read what it is to clean within {handler.deadline:g} seconds."
+            )
+        if isinstance(found, Exception):
+            raise found
+        claimed: Claimed = found
+        return claimed
 
     # -- what was taken -------------------------------------------------------------------------------------------
 

@@ -412,7 +412,12 @@ class CleanupHandler(abc.ABC):
 
     @abc.abstractmethod
     def read(self, transaction: Any, resource_ids: Sequence[str]) -> Mapping[str, Any]:
-        """The resources by id; each has ``status``. Absent ones are left out. One statement."""
+        """The resources by id; each has ``status``. Absent ones are left out. One statement.
+
+        In the transaction that takes the rows, which holds locks that others wait for: nothing outside of the store may be asked
+        here. After ``deadline`` seconds it is left behind, as a call of :meth:`cleanup` is, but only its end frees the locks, or
+        that of the transaction by the database server (SQLite never ends one).
+        """
 
     @abc.abstractmethod
     def cleanup(self, lease: Lease, resource: Any) -> Outcome:
@@ -426,6 +431,7 @@ class CleanupHandler(abc.ABC):
     def adopt(self, transaction: Any, leases: Mapping[str, Lease]) -> None:  # noqa: B027  (most need none)
         """Write the tokens into the resources, in the transaction that takes the rows: the earlier owner can write nothing more.
 
+        It must not wait for anything outside of the store, as :meth:`read` must not.
         Needed where operations write their resource before they finish. Nothing by itself.
         """
 

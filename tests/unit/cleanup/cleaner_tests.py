@@ -589,6 +589,31 @@ class CleanerTests(CleanerCase):
             self.rows()["three"].last_error, "ForeignExit: SystemExit('cannot be read') would have ended the process"
         )
 
+    def test_a_handler_that_hangs_while_it_reads_holds_up_its_pass_no_longer_than_its_deadline(self) -> None:
+        gate = threading.Event()
+        self.addCleanup(gate.set)
+
+        class Hanging(ThingHandler):
+            deadline: ClassVar[float | None] = 0.05
+
+            @override
+            def read(self, transaction: sa.Connection, resource_ids: Sequence[str]) -> Mapping[str, Any]:
+                assert gate.wait(60)
+                return super().read(transaction, resource_ids)
+
+        self.orphan()
+        cleaner, _ = self.cleaner(handler=Hanging)
+        with self.assertLogs("moorage.cleanup.cleaner", "ERROR") as told:
+            self.assertEqual(cleaner.clean(AFTER_DEAD), {})
+        self.assertRegex(told.output[0], "Hanging has not read what it is to clean within 0.05 seconds")
+        gate.set()
+        # It comes back, and takes what nobody waits for any more: that is cleaned when its lease ends.
+        wait_until(lambda: self.rows()["one"].phase == Phase.CLEANING, "it has come back", 60)
+        with self.database.write() as tx:
+            tx.execute(sa.update(workers).values(expires_at=1))
+        other, _ = self.cleaner(identity("other"))
+        self.assertEqual(other.clean(AFTER_DEAD), {"done": 1})
+
     def test_a_handler_that_answers_nonsense_is_named_and_its_rows_are_tried_again(self) -> None:
         for answer in (None, True, "done", Outcome("done")):  # type: ignore[arg-type]
             with self.subTest(repr(answer)):

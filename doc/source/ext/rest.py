@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import io
 import json
@@ -37,7 +38,9 @@ def _site() -> tuple[Site, Any]:
     database = Database(url)
     migrations.upgrade_all(database)
     database.close()
-    return Site(unlisted("documentation", conf, SystemClock()), conf), conf
+    opened = contextlib.ExitStack()
+    atexit.register(opened.close)
+    return Site(unlisted("documentation", conf, SystemClock(), opened), conf), conf
 
 
 def document() -> Mapping[str, Any]:

@@ -98,7 +98,7 @@ class Agent:
             with loaded.building():
                 service.start()
         self._cleaning.start()
-        self._periodic = [Periodic(platform, "sweep", self._sweep_all, conf.agent.sweep_interval)]
+        self._periodic = self._sweeps(platform, conf.agent.sweep_interval)
         seconds = sync_seconds(conf)
         if seconds is not None:
             # Agents that were started together must not all speak at once.
@@ -133,15 +133,18 @@ class Agent:
         """Take nothing new, end what runs."""
         self._subscription.stop(drain_seconds)
         for each in self._periodic:
-            each.stop()
+            each.stop(drain_seconds)
         self._cleaning.stop()
         for service in self._services:
             attempt(f"end of {type(service).__name__}", service.stop)
 
-    def _sweep_all(self) -> None:
-        for service in self._services:
-            # One that fails holds up no other one.
-            attempt(f"sweep of {type(service).__name__}", service.sweep)
+    def _sweeps(self, platform: Platform, seconds: float) -> list[Periodic]:
+        """A thread for each service: one whose sweep fails, or hangs, holds up no other one."""
+        works = [(f"sweep of {type(service).__name__}", service.sweep) for service in self._services]
+        works.append(("comparison of instances that was asked for", self._tell_if_asked))
+        return [Periodic(platform, name, work, seconds) for name, work in works]
+
+    def _tell_if_asked(self) -> None:
         if self._soon.is_set():
             self._soon.clear()
             self._tell_instances()

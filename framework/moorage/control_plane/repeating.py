@@ -34,10 +34,10 @@ class Periodic:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def stop(self) -> None:
-        """Call it no more; waits for a call that runs."""
+    def stop(self, patience: float | None = None) -> None:
+        """Call it no more; waits for a call that runs, ``patience`` seconds at most where that is given."""
         self._stop.set()
-        self._thread.join()
+        self._thread.join(patience)
 
     def _run(self) -> None:
         seconds = self._first

@@ -5,13 +5,17 @@ from __future__ import annotations
 
 import threading
 import unittest
+from typing import Any
 from unittest import mock
 
 from typing_extensions import override
 
 from moorage import errors
+from moorage.clock import SystemClock
 from moorage.control_plane.agent_role import Agent
 from moorage.control_plane.interface import AgentService, AgentTools
+from moorage.control_plane.process import Platform
+from tests.servers import wait_until
 
 
 class Sweeper(AgentService):
@@ -24,6 +28,7 @@ class Sweeper(AgentService):
         self.error = error
         self.swept = 0
         self.stopped = False
+        self.told: bool | None = None
 
     @override
     def endpoints(self) -> list[object]:
@@ -50,19 +55,47 @@ class Sweeper(AgentService):
 
 
 class SweepingTests(unittest.TestCase):
+    def platform(self) -> Platform:
+        nobody: Any = None
+        return Platform("a", SystemClock(), nobody, nobody, nobody, nobody, nobody, lambda reason: None)
+
+    def sweeps(self, agent: Agent, services: list[Sweeper]) -> None:
+        agent._services = list(services)
+        agent._soon = threading.Event()
+        agent.sync_instances(soon=True)
+        periodic = agent._sweeps(self.platform(), 0.01)
+        for each in periodic:
+            self.addCleanup(each.stop)
+
     def test_a_service_that_fails_holds_up_no_other_one(self) -> None:
         broken, away, well = Sweeper(None, KeyError("bug")), Sweeper(None, errors.Unavailable("away")), Sweeper(None)
         leaves = Sweeper(None, SystemExit(5))
+        services = [broken, leaves, away, well]
         agent = Agent()
-        agent._services = [broken, leaves, away, well]
-        agent._soon = threading.Event()
-        agent.sync_instances(soon=True)
         with self.assertLogs("moorage.control_plane.repeating", "WARNING") as told:
-            agent._sweep_all()
-        self.assertEqual([each.swept for each in (broken, leaves, away, well)], [1, 1, 1, 1])
-        # Nor what is done after them.
-        self.assertEqual((well.told, agent._soon.is_set()), (False, False))
-        self.assertEqual([record.levelname for record in told.records], ["ERROR", "ERROR", "WARNING"])
+            self.sweeps(agent, services)
+            # Each goes on, and so does what is done beside them.
+            wait_until(lambda: all(each.swept > 1 for each in services), "all sweep again", 60)
+            wait_until(lambda: well.told is False and not agent._soon.is_set(), "instances are told", 60)
+            self.doCleanups()
+        self.assertEqual({record.levelname for record in told.records}, {"ERROR", "WARNING"})
+
+    def test_a_service_whose_sweep_hangs_holds_up_no_other_one(self) -> None:
+        gate = threading.Event()
+
+        class Hanging(Sweeper):
+            @override
+            def sweep(self) -> None:
+                super().sweep()
+                assert gate.wait(120)
+
+        hanging, well = Hanging(None), Sweeper(None)
+        self.sweeps(Agent(), [hanging, well])
+        self.addCleanup(gate.set)
+        wait_until(lambda: hanging.swept == 1, "one hangs", 60)
+        before = well.swept
+        wait_until(lambda: well.swept > before + 1 and well.told is False, "the other one, and the rest, go on", 60)
+        self.assertEqual(hanging.swept, 1)
 
     def test_a_service_that_does_not_end_well_keeps_no_other_one_from_its_end(self) -> None:
         leaves, well = Sweeper(None, SystemExit(5)), Sweeper(None)

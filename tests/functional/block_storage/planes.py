@@ -126,4 +126,4 @@ class Plane:
     def files(self) -> list[str]:
         """Files of the backend, as kind/uuid/token."""
         backend = self.state / "block_storage"
-        return sorted(str(path.relative_to(backend)) for path in backend.rglob("*") if path.is_file())
+        return sorted(str(path.relative_to(backend)) for path in backend.glob("*/*/*"))

@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 import numpy as np
 from typing_extensions import override
 
-from moorage import errors
 from moorage.scheduling.interface import WEIGHERS, HostState, HostWeigher, RequestSpec
 from moorage.testing import fleets
 from moorage.testing.scheduling import HostWeigherTests
@@ -118,7 +117,7 @@ class TestMetricsErrors(unittest.TestCase):
 
     def test_a_setting_that_is_none_is_refused_at_the_start(self) -> None:
         for setting in ("cpu.percent", "cpu.percent=much", "=1.0", "cpu=nan"):
-            with self.assertRaisesRegex(errors.ConfigError, "write NAME=RATIO"):
+            with self.assertRaisesRegex(ValueError, "write NAME=RATIO"):
                 self.weigher(weigher_metrics__settings=[setting])
 
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import TextIO
 
-__all__ = ["ForeignExit", "contained", "plain", "printing_aside", "said"]
+__all__ = ["Ending", "ForeignExit", "contained", "plain", "printing_aside", "said"]
 
 #: Exit status of a copy of the process (EX_SOFTWARE of sysexits.h).
 _COPY = 70
@@ -27,6 +27,10 @@ _stdout: TextIO | None = None
 
 class ForeignExit(RuntimeError):
     """Code that is not ours raised what would have ended the thread or the process; the message has it."""
+
+
+class Ending(BaseException):
+    """Ends the process in which it is raised, and nothing contains it: for simulations, whose processes are threads."""
 
 
 class contained:
@@ -52,7 +56,7 @@ class contained:
     ) -> None:
         if os.getpid() != self._pid:
             _end_copy(self._who)
-        if error is None or isinstance(error, Exception):
+        if error is None or isinstance(error, Exception | Ending):
             return
         if isinstance(error, KeyboardInterrupt) and _may_be_the_users():
             return

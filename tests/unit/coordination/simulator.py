@@ -17,6 +17,7 @@ from typing import Any
 
 from typing_extensions import override
 
+from moorage import foreign
 from moorage.coordination.claims import AHEAD, Claim
 from moorage.coordination.interface import PeriodicTask, TaskLease, TaskTools
 from moorage.coordination.keeper import RingSettings
@@ -35,11 +36,11 @@ SPACING = 20
 DEPTH = 3
 
 
-class Dead(BaseException):
+class Dead(foreign.Ending):
     """Ends what a process that was killed was about to do; nothing of production's code catches it."""
 
 
-class Violation(BaseException):
+class Violation(foreign.Ending):
     """A law was broken; the message says which, and when. Production's code must not take it for a failure of a handler."""
 
 

@@ -39,7 +39,6 @@ CONF = """
 [scheduling]
 enabled_filters = compute,capacity,made_filter,gpu_model,firmware,firmware_version
 enabled_weighers = quiet,cool
-refresh_interval = 1
 [sharding]
 strategy = dice
 [api]

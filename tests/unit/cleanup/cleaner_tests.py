@@ -163,6 +163,22 @@ class _Killed(Exception):
     """What stands for the death of a cleaner."""
 
 
+class LateClock(ManualClock):
+    """Time passes once something hangs, so that nothing that is only slow is late."""
+
+    def __init__(self, hangs: threading.Event) -> None:
+        super().__init__()
+        self._hangs = hangs
+
+    @override
+    def wait(self, event: threading.Event, seconds: float | None) -> bool:
+        while not event.wait(0.01):
+            if self._hangs.is_set():
+                self.advance(seconds or 0)
+                return False
+        return True
+
+
 class CleanerCase(worker_tests.WorkerCase):
     """Subclasses give ``url``."""
 
@@ -508,13 +524,13 @@ class CleanerTests(CleanerCase):
         for uuid in ("one", "three", "two"):
             self.orphan(uuid)
         cleaner, handler = self.cleaner(limits={TYPE: 2}, backoff=1000.0, backoff_longest=1000.0)
-        handler.deadline = 0.2  # type: ignore[misc]
+        handler.deadline = 2.0  # type: ignore[misc]
         go_on = threading.Event()
         self.addCleanup(go_on.set)
         handler.answers["one"] = lambda _: go_on.wait(60) and None
         with self.assertLogs("moorage.cleanup.cleaner", "WARNING"):
             self.assertEqual(cleaner.clean(AFTER_DEAD), {"retry": 1, "done": 2})
-        self.assertIn("has not ended after 0.2 seconds", self.rows()["one"].last_error)
+        self.assertIn("has not ended after 2 seconds", self.rows()["one"].last_error)
         cleaner.policy = Policy(limits={TYPE: 1})
         self.orphan("four")
         with self.assertLogs("moorage.cleanup.cleaner", "WARNING"):
@@ -527,12 +543,12 @@ class CleanerTests(CleanerCase):
 
     def test_a_handler_that_comes_back_late_changes_nothing_that_another_has_cleaned(self) -> None:
         self.orphan()
-        first, handler = self.cleaner(identity("first"))
-        handler.deadline = 0.1  # type: ignore[misc]
-        go_on, ended = threading.Event(), threading.Event()
+        go_on, ended, hangs = threading.Event(), threading.Event(), threading.Event()
         self.addCleanup(go_on.set)
+        first, handler = self.cleaner(identity("first"), clock=LateClock(hangs))
 
         def late(held: Lease) -> object:
+            hangs.set()
             go_on.wait(60)
             try:
                 held.check()
@@ -553,11 +569,10 @@ class CleanerTests(CleanerCase):
 
     def test_a_set_that_hangs_is_left_to_its_leases(self) -> None:
         self.orphan()
-        cleaner, handler = self.cleaner(handler=ThingSetHandler, lease=MOMENT)
-        handler.deadline = 0.1  # type: ignore[misc]
-        go_on = threading.Event()
+        go_on, hangs = threading.Event(), threading.Event()
         self.addCleanup(go_on.set)
-        handler.settled = lambda *_: go_on.wait(60)  # type: ignore[attr-defined]
+        cleaner, handler = self.cleaner(handler=ThingSetHandler, lease=MOMENT, clock=LateClock(hangs))
+        handler.settled = lambda *_: hangs.set() or go_on.wait(60)  # type: ignore[attr-defined,func-returns-value]
         with self.assertLogs("moorage.cleanup.cleaner", "ERROR"):
             self.assertEqual(cleaner.clean(AFTER_DEAD), {"overdue": 1})
         self.assertEqual(self.rows(), {}, "it had been committed")
@@ -600,19 +615,8 @@ class CleanerTests(CleanerCase):
                 assert gate.wait(60)
                 return super().read(transaction, resource_ids)
 
-        class LateClock(ManualClock):
-            """Time passes once the handler hangs."""
-
-            @override
-            def wait(self, event: threading.Event, seconds: float | None) -> bool:
-                while not event.wait(0.01):
-                    if reads.is_set():
-                        self.advance(seconds or 0)
-                        return False
-                return True
-
         self.orphan()
-        cleaner, _ = self.cleaner(handler=Hanging, clock=LateClock())
+        cleaner, _ = self.cleaner(handler=Hanging, clock=LateClock(reads))
         with self.assertLogs("moorage.cleanup.cleaner", "ERROR") as told:
             self.assertEqual(cleaner.clean(AFTER_DEAD), {})
         self.assertRegex(told.output[0], "Hanging has not read what it is to clean within 600 seconds")

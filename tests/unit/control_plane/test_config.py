@@ -119,6 +119,14 @@ class Exits(HostFilter):
         return True
 
 
+class Refuses(Exits):
+    """Cannot be used as it is configured."""
+
+    @override
+    def __init__(self, conf: Any = None) -> None:
+        raise errors.ConfigError("[refuses] settings has 'much'; write NAME=RATIO.")
+
+
 def exits() -> Any:
     """Instead of classes of filters."""
     raise SystemExit(5)
@@ -344,11 +352,14 @@ class ValidationTests(ConfigCase):
         self.assertEqual([], validation.problems(self.load("[coordination]\nweight = 1000\n")))
 
     def test_a_plugin_that_refuses_an_option_says_so_in_its_own_words(self) -> None:
-        conf = self.load("[scheduling]\nenabled_weighers = metrics\n[weigher_metrics]\nsettings = much\n")
-        self.assertEqual(
-            ["[weigher_metrics] settings has 'much'; write NAME=RATIO, for example cpu.percent=-1.0."],
-            validation.problems(conf),
-        )
+        conf = self.load(f"[scheduling]\nenabled_filters = {__name__}.Refuses\n")
+        self.assertEqual(["[refuses] settings has 'much'; write NAME=RATIO."], validation.problems(conf))
+
+    def test_a_value_that_an_option_refuses_is_told_with_its_place(self) -> None:
+        with self.assertRaisesRegex(
+            errors.ConfigError, r"moorage.conf: \[weigher_metrics\] settings: 'much' is no setting"
+        ):
+            self.load("[weigher_metrics]\nsettings = much\n")
 
     def test_messages_that_do_not_leave_a_process_are_refused(self) -> None:
         (found,) = validation.problems(self.load("[rpc]\ntransport_url = memory://\n"))

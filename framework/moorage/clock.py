@@ -11,7 +11,20 @@ import threading
 import time
 from typing import Protocol
 
-__all__ = ["Clock", "SystemClock"]
+__all__ = ["Clock", "SignalEvent", "SystemClock"]
+
+
+class SignalEvent(threading.Event):
+    """An event that a signal's handler may set.
+
+    A handler runs in the main thread, between any two steps of what that does; where that waits for a plain event it may hold the
+    event's lock, for which the handler would wait for ever. Wait for this one with a timeout: what is set just before the wait
+    begins wakes nobody.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._cond = threading.Condition(threading.RLock())
 
 
 class Clock(Protocol):

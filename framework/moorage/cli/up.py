@@ -9,7 +9,6 @@ import os
 import signal
 import socket
 import sys
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,7 +20,7 @@ from oslo_log import log as logging
 from moorage import errors, foreign
 from moorage.api import auth
 from moorage.cli import validation
-from moorage.clock import SystemClock
+from moorage.clock import SignalEvent, SystemClock
 from moorage.control_plane import config
 from moorage.control_plane.supervisor import Program, Supervisor, command
 from moorage.db import Database, migrations
@@ -81,7 +80,7 @@ class ControlPlane:
         self.plan = replace(plan, state_dir=plan.state_dir.absolute(), bind=_with_port(plan.bind))
         self._supervisor: Supervisor | None = None
         # Signals may come before there is a supervisor.
-        self._stopping = threading.Event()
+        self._stopping = SignalEvent()
         self._lock: IO[str] | None = None
 
     @property

@@ -20,7 +20,7 @@ from oslo_config import cfg
 from oslo_log import log as logging
 
 from moorage import errors, foreign
-from moorage.clock import Clock, SystemClock
+from moorage.clock import Clock, SignalEvent, SystemClock
 from moorage.control_plane import logs, systemd
 from moorage.control_plane.observing import close_unused, open_observers, settings_of, source_of
 from moorage.control_plane.supervisor import EXIT_CONFIG, EXIT_FATAL
@@ -161,8 +161,8 @@ class _Process:
         self._name = name
         self._load = load
         self._clock = clock
-        self._stop = threading.Event()
-        self._reload = threading.Event()
+        self._stop = SignalEvent()
+        self._reload = SignalEvent()
         self._parent = int(os.environ.get("MOORAGE_PARENT", "0"))
         self._drain = 30.0
         self._heartbeat: Heartbeat | None = None

@@ -27,7 +27,7 @@ from typing import IO
 from oslo_log import log as logging
 
 from moorage import errors
-from moorage.clock import Clock
+from moorage.clock import Clock, SignalEvent
 
 __all__ = ["EXIT_CONFIG", "EXIT_FATAL", "Program", "Supervisor"]
 
@@ -130,9 +130,9 @@ class Supervisor:
         self._start_timeout = start_timeout
         self._stopped_timeout = stopped_timeout
         self._environment = dict(os.environ if environment is None else environment)
-        self._stopping = stopping or threading.Event()
+        self._stopping = stopping or SignalEvent()
         self._may_reload = may_reload
-        self._reload = threading.Event()
+        self._reload = SignalEvent()
 
     def stop(self) -> None:
         """Ask :meth:`run` to end; may be called from a signal handler."""

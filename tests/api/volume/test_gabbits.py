@@ -13,8 +13,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import sqlalchemy as sa
-import yaml
-from gabbi import handlers, suitemaker
 
 from moorage.cleanup.requests import RequestStore
 from moorage.cleanup.supervisor import Filters, Supervisor
@@ -27,6 +25,7 @@ from moorage.services.registry import ServiceRegistry
 from moorage.testing.clock import ManualClock
 from moorage_plugins.block_storage.rows import IMAGE, VOLUME, Rows
 from tests.api.live import LiveDialect
+from tests.gabbits import run_file
 
 FOLDER = pathlib.Path(__file__).parent / "gabbits"
 #: Of the resource whose operation the dead service left.
@@ -124,21 +123,8 @@ class TestGabbits(unittest.TestCase):
         for file in files:
             with self.subTest(file.name):
                 live = self.world()
-                self.run_file(live, file)
+                run_file(self, live.url, file, prefix="/volume")
                 if file.stem == "cleanup":
                     self.assertEqual(set(self.told), {("alive@lvm", "clean_up")})
                     with live.database.read() as tx:
                         self.assertEqual(tx.execute(sa.select(sa.func.count()).select_from(workers)).scalar_one(), 2)
-
-    def run_file(self, live: LiveDialect, file: pathlib.Path) -> None:
-        given = yaml.safe_load(file.read_text())
-        host, _, port = live.url.removeprefix("http://").partition("/")[0].partition(":")
-        suite = suitemaker.test_suite_from_dict(
-            unittest.TestLoader(), file.stem, given, str(FOLDER), host, int(port), None, None, prefix="/volume",
-            handlers=[handler() for handler in handlers.RESPONSE_HANDLERS],
-        )  # fmt: skip
-        found = unittest.TestResult()
-        suite.run(found)
-        self.assertEqual([], [f"{test}: {text}" for test, text in (*found.failures, *found.errors)])
-        self.assertEqual(len(given["tests"]), found.testsRun)
-        self.assertEqual([], found.skipped)

@@ -11,14 +11,13 @@ import pathlib
 import unittest
 
 import sqlalchemy as sa
-import yaml
-from gabbi import handlers, suitemaker
 
 from moorage.api.role import ApiRole
 from moorage.control_plane.opening import open_workers
 from moorage.services.interface import ServiceIdentity
 from moorage_plugins.block_storage.rows import VOLUME, Rows
 from tests.functional.scheduling.plane import Plane
+from tests.gabbits import run_file
 
 FOLDER = pathlib.Path(__file__).parent / "gabbits"
 SOUND, BROKEN, WAITS, HOPELESS, ELSEWHERE = (f"{number * 8}-1111-4111-8111-111111111111" for number in "12345")
@@ -72,17 +71,4 @@ class HttpTests(unittest.TestCase):
             with self.subTest(name):
                 if name == "3-repaired":
                     self.statement("DROP TRIGGER broken")
-                self.run_file(FOLDER / f"{name}.yaml")
-
-    def run_file(self, file: pathlib.Path) -> None:
-        given = yaml.safe_load(file.read_text())
-        host, _, port = self.url.removeprefix("http://").partition(":")
-        suite = suitemaker.test_suite_from_dict(
-            unittest.TestLoader(), file.stem, given, str(FOLDER), host, int(port), None, None, prefix="/scheduling/v1",
-            handlers=[handler() for handler in handlers.RESPONSE_HANDLERS],
-        )  # fmt: skip
-        found = unittest.TestResult()
-        suite.run(found)
-        self.assertEqual([], [f"{test}: {text}" for test, text in (*found.failures, *found.errors)])
-        self.assertEqual(len(given["tests"]), found.testsRun)
-        self.assertEqual([], found.skipped)
+                run_file(self, self.url, FOLDER / f"{name}.yaml", prefix="/scheduling/v1")

@@ -10,12 +10,10 @@ import pathlib
 import unittest
 from typing import Any
 
-import yaml
-from gabbi import handlers, suitemaker
-
 from moorage.api.role import ApiRole
 from moorage.cli import main
 from tests.functional.scheduling.plane import SOON, Plane
+from tests.gabbits import run_file
 from tests.servers import wait_until
 
 FOLDER = pathlib.Path(__file__).parent / "gabbits"
@@ -33,20 +31,7 @@ class HttpTests(_LivePlane):
         self.assertTrue(files)
         for file in files:
             with self.subTest(file.name):
-                self.run_file(file)
-
-    def run_file(self, file: pathlib.Path) -> None:
-        given = yaml.safe_load(file.read_text())
-        host, _, port = self.url.removeprefix("http://").partition(":")
-        suite = suitemaker.test_suite_from_dict(
-            unittest.TestLoader(), file.stem, given, str(FOLDER), host, int(port), None, None,
-            handlers=[handler() for handler in handlers.RESPONSE_HANDLERS],
-        )  # fmt: skip
-        found = unittest.TestResult()
-        suite.run(found)
-        self.assertEqual([], [f"{test}: {text}" for test, text in (*found.failures, *found.errors)])
-        self.assertEqual(len(given["tests"]), found.testsRun)
-        self.assertEqual([], found.skipped)
+                run_file(self, self.url, file)
 
 
 class CommandTests(_LivePlane):

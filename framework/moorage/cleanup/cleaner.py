@@ -88,7 +88,6 @@ class Cleaner:
     ) -> None:
         self._orphans = orphans
         self._handlers = handlers
-        self._clock = clock
         self._random = random
         self.policy = policy or Policy()
         self._stopping = threading.Event()

@@ -6,7 +6,7 @@ from __future__ import annotations
 import difflib
 import random
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -278,9 +278,10 @@ class SupervisorEndpoint:
             return Forecast(**self._platform.sender.call(AGENT_TOPIC, "would_clean_up", args, server=host))
         except errors.TransportError as error:
             text = f"perhaps: {host}, which would clean it, does not answer ({error.message})"
-        unknown: Callable[[Any, Sequence[Worker]], Mapping[Key, str]] = lambda _, rows: {  # noqa: E731
-            (each.resource_type, each.resource_id): text for each in rows
-        }
+
+        def unknown(_transaction: Any, rows: Sequence[Worker]) -> Mapping[Key, str]:
+            return {(each.resource_type, each.resource_id): text for each in rows}
+
         return self._views.would_clean(service, dead, of_type, of_id, foresee=unknown)
 
     def _announce(self, service: str, epoch: int) -> None:

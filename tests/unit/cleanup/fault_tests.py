@@ -230,8 +230,7 @@ class FaultTests(SupervisorCase):
             with mock.patch("time.time", lambda skew=skew: real() - skew):
                 self.supervisor.sample()
                 (request,) = self.ask()["requests"]
-                cleaner, _ = self.cleaner(self.who["b"])
-                cleaner._clock = SkewedClock(-skew)
+                cleaner, _ = self.cleaner(self.who["b"], clock=SkewedClock(-skew))
                 target = self.requests.get(request["uuid"]).target
                 self.assertEqual(cleaner.clean(target), {"done": 1})
                 living = Target(self.who["b"].uuid, self.registry.get(self.who["b"].uuid).epoch)

@@ -22,13 +22,14 @@ export PBR_VERSION ?= 0.0.0
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test gabbi soak check format samples docs man lower clean
+.PHONY: help venv demo test gabbi soak simulate check format samples docs man lower clean
 
 help:
 	@echo "make demo     run a whole control plane on a recorded workload and print what came of it"
 	@echo "make test     run the tests (TESTS=regex selects, WORKERS=n sets the processes)"
 	@echo "make gabbi    Placement's own suite over HTTP, counted file by file (DATABASES='sqlite postgresql mariadb')"
 	@echo "make soak     the tests with many more random cases, and every server required; takes long, prints its seed"
+	@echo "make simulate the whole control plane under a seeded scheduler (WORKLOAD=, SEED=, SCHEDULES=, SECONDS=, MUTANTS=1)"
 	@echo "make lower    unit and conformance tests with the oldest libraries that requirements.txt allows, in .venv-lower"
 	@echo "make check    style, types, layers, release notes, documentation, generated samples"
 	@echo "make format   put the code into the shape that 'make check' asks for"
@@ -73,6 +74,10 @@ soak: export MOORAGE_SEED ?= $(shell date +%s)
 soak: venv
 	@echo "MOORAGE_SEED=$(MOORAGE_SEED)"
 	@$(BIN)/stestr run --concurrency $(WORKERS) $(TESTS)
+
+simulate: venv
+	@$(BIN)/python -m tests.simulation $(if $(WORKLOAD),--workload $(WORKLOAD)) $(if $(SEED),--seed $(SEED)) \
+	    $(if $(SCHEDULES),--schedules $(SCHEDULES)) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(MUTANTS),--mutants)
 
 # What requirements.txt asks for in its lowest version; everything else as constraints.txt has it.
 LOWER := .venv-lower

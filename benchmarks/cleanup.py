@@ -29,7 +29,7 @@ from moorage.cleanup.cleaner import Cleaner, Policy
 from moorage.cleanup.conditions import Target
 from moorage.cleanup.interface import Lease, SetCleanupHandler
 from moorage.cleanup.orphans import OrphanStore
-from moorage.cleanup.tables import cleanup_history, fences, workers
+from moorage.cleanup.tables import cleanup_history, cleanup_totals, fences, workers
 from moorage.cleanup.workers import WorkerStore
 from moorage.clock import SystemClock
 from moorage.db import Database, new_metadata, now
@@ -39,6 +39,8 @@ from moorage.testing.cleanup import Tools
 
 TYPE = "thing"
 METADATA = new_metadata()
+#: All tables that cleaners write.
+TABLES = (workers, fences, cleanup_history, cleanup_totals)
 THINGS = sa.Table(
     "benchmark_things",
     METADATA,
@@ -66,13 +68,13 @@ class NothingHandler(SetCleanupHandler):
 
 def prepare(database: Database) -> None:
     with database.write() as tx:
-        for table in (workers, fences, cleanup_history, THINGS):
+        for table in (*TABLES, THINGS):
             table.create(tx, checkfirst=True)
 
 
 def empty(database: Database) -> None:
     with database.write() as tx:
-        for table in (workers, fences, cleanup_history, THINGS):
+        for table in (*TABLES, THINGS):
             tx.execute(sa.delete(table))
 
 

@@ -41,6 +41,7 @@ from moorage.scheduling.interface import (
     InstanceSource,
     NodeState,
     RequestSpec,
+    Unavailable,
 )
 from moorage.scheduling.pipeline import Pipeline
 from moorage.scheduling.rpc import SchedulerEndpoint
@@ -60,7 +61,7 @@ TOP = 3
 class NoIncidents:
     def record(self, plugin: str) -> None: ...
 
-    def count(self, plugin: str, window: float) -> int:
+    def count(self, plugin: str) -> int:
         return 0
 
 
@@ -73,6 +74,9 @@ class _Forgetful(Decisions):
 class NoNodes:
     def nodes(self) -> list[NodeState]:
         return []
+
+    def unavailable(self) -> Unavailable:
+        return Unavailable()
 
 
 class Grants:

@@ -37,6 +37,7 @@ from moorage.db import Database, migrations
 from moorage.fleet.nodes import NodeStore
 from moorage.fleet.tables import nodes
 from moorage.sharding.interface import STRATEGIES, ShardNode, ShardStrategy
+from moorage.sharding.moving import ShardMover
 from moorage.sharding.planner import make_plan
 from moorage.sharding.plans import PlanRequest, Plans
 from moorage_plugins.api.baremetal.tables import ports
@@ -186,7 +187,12 @@ def carrying_out(database: Database, batch: int) -> dict[str, Any]:
     """Move every node to another shard, and back."""
     store = NodeStore(database)
     plans = Plans(
-        database, store, lambda name: (name or "balanced", load(name or "balanced")), set, batch=batch, keep=5
+        database,
+        store,
+        lambda name: (name or "balanced", load(name or "balanced")),
+        ShardMover(sa.false()),
+        batch=batch,
+        keep=5,
     )
     before = Counter(dict(store.shards()))
     names = [f"new-{number:04}" for number in range(len(before))]

@@ -52,6 +52,8 @@ function configure_moorage {
     fi
     if is_service_enabled keystone; then
         iniset "$MOORAGE_CONF" api auth_strategy keystone
+        # DevStack's administrator has a token of a project.
+        iniset "$MOORAGE_CONF" api enforce_scope False
         configure_keystone_authtoken_middleware "$MOORAGE_CONF" moorage
     else
         iniset "$MOORAGE_CONF" api auth_strategy http_basic

@@ -4,8 +4,8 @@
 Temporary files are kept in memory where there is room for them: SQLite waits for the disk at every commit. ``TMPDIR`` says
 otherwise. ``MOORAGE_SOAK=1`` multiplies the number of random cases; ``MOORAGE_SEED`` repeats what a run with that seed did.
 
-What the code under test logs is thrown away, since faults are what most tests are about and their warnings would bury a
-failing test's report; ``MOORAGE_TEST_LOG=1`` prints it.
+A run prints dots, failures and totals. What a test prints and logs is shown with its failure (see :mod:`tests.output`);
+``MOORAGE_TEST_LOG=1`` prints all of it at once.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import shutil
 import tempfile
 
 import hypothesis
+
+from tests import output
 
 SOAK = os.environ.get("MOORAGE_SOAK", "") not in {"", "0"}
 SOAK_FACTOR = 40
@@ -38,6 +40,7 @@ if os.environ.get("MOORAGE_TEST_LOG", "") not in {"", "0"}:
     logging.basicConfig(level=logging.INFO)
 else:
     logging.getLogger().addHandler(logging.NullHandler())
+    output.install()
 
 
 def cases(quick: int) -> int:

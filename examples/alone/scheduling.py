@@ -11,7 +11,7 @@ from moorage.clock import SystemClock
 from moorage.scheduling import pipeline
 from moorage.scheduling.fleet_view import FleetView
 from moorage.scheduling.guard import Guard
-from moorage.scheduling.interface import ClaimResult, Flavor, NodeState, RequestSpec
+from moorage.scheduling.interface import ClaimResult, Flavor, NodeState, RequestSpec, Unavailable
 from moorage.scheduling.scheduler import Policy, Scheduler
 
 
@@ -23,6 +23,9 @@ class Fleet:
 
     def nodes(self) -> list[NodeState]:
         return [NodeState(f"uuid-{n}", f"node-{n}", f"host-{n}", {"VCPU": 4.0 * n}, {}) for n in (1, 2, 3)]
+
+    def unavailable(self) -> Unavailable:
+        return Unavailable()
 
     def claim(self, spec: RequestSpec, node_uuid: str, host: str, request_id: str) -> ClaimResult:
         self.claims[spec.instance_uuid] = node_uuid
@@ -38,7 +41,7 @@ class Fleet:
     def record(self, plugin: str) -> None:
         """A plugin hung; kept, it would not be run any more after a few times."""
 
-    def count(self, plugin: str, window: float) -> int:
+    def count(self, plugin: str) -> int:
         return 0
 
 

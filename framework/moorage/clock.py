@@ -7,24 +7,26 @@ Nothing in Moorage calls :mod:`time` directly. A clock measures durations and wa
 
 from __future__ import annotations
 
-import threading
 import time
 from typing import Protocol
 
-__all__ = ["Clock", "SignalEvent", "SystemClock"]
+from moorage import threads
+
+__all__ = ["Clock", "SystemClock", "ThreadTime"]
 
 
-class SignalEvent(threading.Event):
-    """An event that a signal's handler may set.
-
-    A handler runs in the main thread, between any two steps of what that does; where that waits for a plain event it may hold the
-    event's lock, for which the handler would wait for ever. Wait for this one with a timeout: what is set just before the wait
-    begins wakes nobody.
-    """
+class ThreadTime:
+    """Measures the processor time of the thread that makes it, for other threads to read."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self._cond = threading.Condition(threading.RLock())
+        self._clock = time.pthread_getcpuclockid(threads.identity())
+
+    def seconds(self) -> float:
+        """Processor time that the thread has used; 0 when the thread has ended."""
+        try:
+            return time.clock_gettime(self._clock)
+        except OSError:
+            return 0.0
 
 
 class Clock(Protocol):
@@ -36,7 +38,7 @@ class Clock(Protocol):
     def sleep(self, seconds: float) -> None:
         """Wait; returns at once for zero or less."""
 
-    def wait(self, event: threading.Event, seconds: float | None) -> bool:
+    def wait(self, event: threads.Event, seconds: float | None) -> bool:
         """Wait until the event is set or the seconds are over; True when it is set."""
 
     def wall(self) -> float:
@@ -55,7 +57,7 @@ class SystemClock:
         if seconds > 0:
             time.sleep(seconds)
 
-    def wait(self, event: threading.Event, seconds: float | None) -> bool:
+    def wait(self, event: threads.Event, seconds: float | None) -> bool:
         """Wait for the event in this thread."""
         return event.wait(seconds)
 

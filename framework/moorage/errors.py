@@ -141,6 +141,10 @@ class ConstraintViolated(Conflict):
     code = "moorage.constraint_violated"
 
 
+class ResidentsChanged(ConstraintViolated):
+    """The instances of a node changed since filters judged them; details: ``provider``. Judge again, or take another node."""
+
+
 class NoValidHost(Conflict):
     """No node can take the request; ``details['reasons']`` counts the nodes that each filter removed."""
 

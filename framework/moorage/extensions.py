@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finding and loading plugins. The only module that touches stevedore.
+"""Finds and loads plugins.
 
 An :class:`ExtensionPoint` is one entry-point group with the interface its plugins implement. ``survey`` looks at everything that
 is installed and never raises; ``load`` takes one plugin by name and refuses, with a remedy, whatever cannot be used.
@@ -14,17 +14,15 @@ import enum
 import importlib.metadata
 import os
 import sys
-import threading
-import traceback
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from oslo_log import log as logging
-from stevedore import named
 
 from moorage import errors, foreign
+from moorage.importing import LateImportError, distribution_of, import_entry_point
 
 __all__ = [
     "ExtensionPoint",
@@ -44,8 +42,6 @@ T = TypeVar("T")
 MethodT = TypeVar("MethodT", bound=Callable[..., Any])
 ClassT = TypeVar("ClassT", bound=type)
 
-#: Seconds after which a plugin whose import has not returned counts as hanging.
-IMPORT_DEADLINE = 30.0
 #: What was installed when entry points were last read; all of them; those that were asked for, by group.
 _last: tuple[object, Any, dict[str, Sequence[importlib.metadata.EntryPoint]]] = (None, None, {})
 
@@ -167,6 +163,7 @@ class State(enum.Enum):
 
     READY = "ready"
     BROKEN = "broken"
+    LATE = "late"
     DUPLICATE = "duplicate"
     WRONG_API = "wrong-api"
     WRONG_TYPE = "wrong-type"
@@ -246,26 +243,6 @@ class Loaded(Generic[T]):
             return self.plugin(*arguments, **options)
 
 
-class _FreshManager(named.NamedExtensionManager[Any]):
-    """stevedore's manager over one given entry point, without its cache."""
-
-    def __init__(self, point: importlib.metadata.EntryPoint) -> None:
-        self._point = point
-        self.failure: BaseException | None = None
-        super().__init__(
-            namespace=point.group,
-            names=[point.name],
-            on_load_failure_callback=self._failed,
-        )
-
-    def list_entry_points(self) -> list[importlib.metadata.EntryPoint]:
-        return [self._point]
-
-    @staticmethod
-    def _failed(manager: Any, point: importlib.metadata.EntryPoint, error: BaseException) -> None:
-        manager.failure = error
-
-
 @dataclass(frozen=True, slots=True)
 class ExtensionPoint(Generic[T]):
     """A group of entry points whose plugins are classes that implement ``interface``.
@@ -303,13 +280,15 @@ class ExtensionPoint(Generic[T]):
         """The plugin class of that name.
 
         :raises PluginLoadError: it is missing, broken, claimed twice, of the wrong type or of another api_version.
+        :raises PluginTimeout: its import did not end in time; a later try may succeed.
         """
         return self._load(name, self.installed().get(name, []))
 
     def _load(self, name: str, owners: Sequence[importlib.metadata.EntryPoint]) -> Loaded[T]:
         finding, plugin = self._examine(name, owners)
         if plugin is None:
-            raise errors.PluginLoadError(
+            refused = errors.PluginTimeout if finding.state is State.LATE else errors.PluginLoadError
+            raise refused(
                 _sentence_case(finding.sentence()),
                 group=self.group,
                 plugin=name,
@@ -327,6 +306,7 @@ class ExtensionPoint(Generic[T]):
         """All the named plugins, in that order; everything is checked before anything is returned.
 
         :raises PluginLoadError: one or more cannot be used; the message lists every one of them.
+        :raises PluginTimeout: the import of one did not end in time; a later try may succeed.
         """
         loaded: list[Loaded[T]] = []
         refused: list[errors.PluginLoadError] = []
@@ -356,7 +336,7 @@ class ExtensionPoint(Generic[T]):
         if len(owners) > 1:
             return self._duplicate(name, owners), None
         point = owners[0]
-        plugin, failure = _import(point)
+        plugin, failure = import_entry_point(point)
         if failure is not None:
             return self._broken(point, failure), None
         finding = self._check(point, plugin)
@@ -381,14 +361,21 @@ class ExtensionPoint(Generic[T]):
             name,
             State.DUPLICATE,
             target=owners[0].value,
-            distribution=", ".join(sorted({_distribution(owner)[0] for owner in owners})),
+            distribution=", ".join(sorted({distribution_of(owner)[0] for owner in owners})),
             problem=f"two owners claim the name: {listed}.",
             remedy="Uninstall one of them; which one would win is not defined.",
         )
 
     def _broken(self, point: importlib.metadata.EntryPoint, failure: BaseException) -> Finding:
-        distribution, version = _distribution(point)
-        if point.extras and isinstance(failure, ImportError):
+        distribution, version = distribution_of(point)
+        state = State.BROKEN
+        if isinstance(failure, LateImportError):
+            state = State.LATE
+            remedy = (
+                f"Try again when the machine is less busy. If it is late again, repair or uninstall {distribution}, or take the "
+                f"plugin out of {self.option or 'the configuration'}."
+            )
+        elif point.extras and isinstance(failure, ImportError):
             extras = ",".join(point.extras)
             remedy = f"Try: pip install '{distribution}[{extras}]'."
         else:
@@ -400,7 +387,7 @@ class ExtensionPoint(Generic[T]):
         return Finding(
             self.group,
             point.name,
-            State.BROKEN,
+            state,
             point.value,
             distribution,
             version,
@@ -409,7 +396,7 @@ class ExtensionPoint(Generic[T]):
         )
 
     def _check(self, point: importlib.metadata.EntryPoint, plugin: Any) -> Finding:
-        distribution, version = _distribution(point)
+        distribution, version = distribution_of(point)
         declared = self._declared_version(plugin)
         state, problem, remedy = State.READY, "", ""
         if self.interface is not None and not (isinstance(plugin, type) and issubclass(plugin, self.interface)):
@@ -499,37 +486,6 @@ def _warn(finding: Finding) -> None:
         LOG.warning("%s", _sentence_case(finding.sentence()))
 
 
-def _import(point: importlib.metadata.EntryPoint) -> tuple[Any, BaseException | None]:
-    """Import one entry point in a thread of its own, so that a module that hangs or exits does not take us along."""
-    result: list[Any] = []
-    failures: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            manager = _FreshManager(point)
-            if manager.failure is not None:
-                failures.append(manager.failure)
-            else:
-                result.append(manager.extensions[0].plugin)
-        except BaseException as error:  # noqa: BLE001  (SystemExit and AssertionError of a plugin must not stop the host)
-            failures.append(error)
-        finally:
-            ended.set()
-
-    # An event, and not the thread's join: a plugin's import may replace the threading module under us (eventlet does).
-    ended = threading.Event()
-    thread = threading.Thread(target=work, name=f"import-{point.name}", daemon=True)
-    # Here and not in the thread, which may never come back.
-    with foreign.printing_aside():
-        thread.start()
-        if not ended.wait(IMPORT_DEADLINE):
-            return None, TimeoutError(f"the import did not return within {IMPORT_DEADLINE:g} seconds")
-    if failures:
-        LOG.debug("Import of %s failed: %s", point.value, "".join(traceback.format_exception(failures[0])))
-        return None, failures[0]
-    return result[0], None
-
-
 def _only_its_author_can_mend(point: importlib.metadata.EntryPoint, failure: BaseException) -> bool:
     """Whether an import fails wherever it is tried: the code is none, or lacks what it says that it has."""
     if isinstance(failure, ImportError):
@@ -541,14 +497,8 @@ def _only_its_author_can_mend(point: importlib.metadata.EntryPoint, failure: Bas
     return lacking.partition(".")[0] == point.module.partition(".")[0]
 
 
-def _distribution(point: importlib.metadata.EntryPoint) -> tuple[str, str]:
-    if point.dist is None:
-        return "an unknown distribution", ""
-    return point.dist.name, point.dist.version
-
-
 def _owner(point: importlib.metadata.EntryPoint) -> str:
-    return " ".join(_distribution(point)).strip()
+    return " ".join(distribution_of(point)).strip()
 
 
 def _dotted(version: tuple[int, int]) -> str:

@@ -10,16 +10,17 @@ import contextlib
 import os
 import signal
 import sys
-import threading
 from collections.abc import Iterator
 from types import TracebackType
 from typing import TextIO
+
+from moorage import threads
 
 __all__ = ["Ending", "ForeignExit", "contained", "plain", "printing_aside", "said"]
 
 #: Exit status of a copy of the process (EX_SOFTWARE of sysexits.h).
 _COPY = 70
-_lock = threading.Lock()
+_lock = threads.lock()
 #: How many blocks of :func:`printing_aside` are running, and the stdout of before the first.
 _blocks = 0
 _stdout: TextIO | None = None
@@ -104,10 +105,7 @@ def said(error: BaseException) -> str:
 
 def _may_be_the_users() -> bool:
     """Whether Ctrl-C raises in this thread: only in the main one, and not where a handler of ours takes it."""
-    return (
-        threading.current_thread() is threading.main_thread()
-        and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    )
+    return threads.in_main_thread() and signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def _end_copy(who: str) -> None:

@@ -114,6 +114,14 @@ class Statement:
         values = {column: self._value(column, parameters) for column in self.effects}
         return sa.update(table).where(*self._conditions(table, key, parameters)).values(values)
 
+    def lock(self, table: sa.Table, key: sa.ColumnElement[bool], parameters: Parameters) -> sa.Select[Any]:
+        """Selects and locks the rows of ``table`` that the statement would change, without those that others have locked.
+
+        The statement keeps its own conditions: on Galera other nodes do not see the locks, and SQLite has none.
+        """
+        chosen = sa.select(table).where(*self._conditions(table, key, parameters))
+        return chosen.with_for_update(skip_locked=True)
+
     def delete(self, table: sa.Table, key: sa.ColumnElement[bool], parameters: Parameters) -> sa.Delete:
         """The DELETE for the rows of ``table`` that ``key`` names."""
         if self.verb is not Verb.DELETE:

@@ -30,6 +30,9 @@ PUBLIC: dict[str, Audience] = {
     # The kernel.
     "moorage.errors": Audience.PLUGINS,
     "moorage.clock": Audience.PLUGINS,
+    "moorage.threads": Audience.PLUGINS,
+    "moorage.randomness": Audience.PLUGINS,
+    "moorage.bounded_pool": Audience.PLUGINS,
     "moorage.context": Audience.PLUGINS,
     "moorage.extensions": Audience.PLUGINS,
     "moorage.lease": Audience.PLUGINS,

@@ -13,11 +13,35 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from moorage import context as context_module
+from moorage import errors
 
-__all__ = ["ApiRequest", "ApiResponse", "PolicyRule", "Route", "Schema"]
+__all__ = ["FIELDS", "PAGE", "ApiRequest", "ApiResponse", "PolicyRule", "Route", "Schema", "wanted_fields"]
 
 #: A JSON schema (draft 2020-12) as plain data.
 Schema = Mapping[str, Any]
+
+
+#: What the query of every list takes: the size of a page, and ``next_after`` of the page before.
+PAGE: Mapping[str, Any] = {
+    "limit": {"type": "integer", "minimum": 1, "maximum": 1000},
+    "after": {"type": "string", "maxLength": 255},
+}
+#: The fields that are shown, separated by commas; see :func:`wanted_fields`.
+FIELDS: Mapping[str, Any] = {"type": "string", "minLength": 1, "maxLength": 1000}
+
+
+def wanted_fields(text: str | None, known: Sequence[str]) -> Sequence[str]:
+    """Returns the fields that a query asks for, and the uuid; all of them where the query names none.
+
+    :raises InvalidInput: names a field that does not exist.
+    """
+    if text is None:
+        return known
+    names = [name.strip() for name in text.split(",")]
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise errors.InvalidInput(f"There is no field {unknown[0]!r}; fields are {', '.join(known)}.", path="fields")
+    return ["uuid", *(name for name in names if name != "uuid")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +64,9 @@ class ApiRequest:
     """A request after authentication, policy and validation.
 
     ``path`` are the parts of the URL that the route names, ``query`` the validated query (typed as its schema says),
-    ``body`` the validated JSON body or None.
+    ``body`` the validated JSON body or None. ``check_policy`` raises Forbidden unless the caller satisfies a rule; handlers call it
+    for fields that need a rule of their own. ``idempotency`` names the work of a request with an Idempotency-Key; it is the same
+    for every repetition, and empty without a key.
     """
 
     context: context_module.RequestContext
@@ -48,6 +74,13 @@ class ApiRequest:
     query: Mapping[str, Any]
     body: Any
     url_prefix: str = ""
+    check_policy: Callable[[str], None] = lambda rule: None
+    idempotency: str = ""
+
+    @property
+    def operation_id(self) -> str:
+        """Names the work: a claim or an operation with this id was begun by this request, or by an earlier try of it."""
+        return self.idempotency or str(self.context.request_id)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import threading
 import warnings
+
+from moorage import threads
 
 __all__: list[str] = []
 
@@ -32,8 +33,8 @@ def _import_eventlet() -> None:
         _imported.set()
 
 
-_imported = threading.Event()
+_imported = threads.event()
 # For good, since the warnings' state belongs to all threads and could not be put back safely.
 warnings.filterwarnings("ignore", message=r"\s*Eventlet is deprecated")
-threading.Thread(target=_import_eventlet, name="import-eventlet", daemon=True).start()
+threads.thread(_import_eventlet, name="import-eventlet").start()
 _imported.wait(_SECONDS)

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checking a store: do its counters count what is held, is anywhere more held than there is, and by somebody who is gone."""
+"""Audits an allocation store: counters against allocations, use against capacity, consumers against what they stand for.
+
+The wiring adds checks that compare the store with other tables (:data:`Check`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from moorage import errors
@@ -19,7 +22,7 @@ from moorage.allocation.interface import (
     ProviderUsage,
 )
 
-__all__ = ["AuditReport", "Overuse", "audit"]
+__all__ = ["AuditReport", "Check", "Finding", "Overuse", "audit"]
 
 _PAGE = 1000
 
@@ -32,6 +35,26 @@ class Overuse:
     resource_class: str
     used: int
     capacity: float
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One contradiction that a check found.
+
+    :param kind: ``provider_without_node``, ``node_without_provider`` or ``instance_without_allocation``.
+    :param message: what is wrong, and what an operator can do.
+    :param provider: uuid of the provider, or empty; likewise ``consumer``.
+    """
+
+    kind: str
+    message: str
+    provider: str = ""
+    consumer: str = ""
+    repaired: bool = False
+
+
+#: Compares the store with another table: ``check(repair)``; with ``repair`` it also repairs what is safe to repair.
+Check = Callable[[bool], Iterable[Finding]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +72,12 @@ class AuditReport:
     repaired: tuple[str, ...] = ()
     orphans: tuple[Consumer, ...] = ()
     released: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()
 
     @property
     def clean(self) -> bool:
         """Whether nothing was found."""
-        return not self.drift and not self.overuse and not self.orphans
+        return not (self.drift or self.overuse or self.orphans or self.findings)
 
 
 def audit(
@@ -62,11 +86,12 @@ def audit(
     repair: bool = False,
     detectors: Sequence[OrphanDetector] = (),
     release_orphans: bool = False,
+    checks: Sequence[Check] = (),
 ) -> AuditReport:
-    """Compare the counters with the stored allocations, and use with capacity; with ``repair`` set wrong counters right.
+    """Compares counters with the stored allocations, and use with capacity; ``repair`` corrects wrong counters.
 
-    Overuse is reported as it stands after the repair and never repaired: what is held is held. Orphans are looked for where there
-    are detectors, and released only when that is asked for by itself. Reads everything once.
+    Overuse is reported as it stands after the repair and never repaired: the audit takes nothing from a consumer. Detectors look
+    for orphans; ``release_orphans`` releases them. Checks run last. Reads everything once.
 
     :raises InvalidInput: the store keeps no counters of its own (it is not :class:`Auditable`).
     """
@@ -90,7 +115,8 @@ def audit(
             for item in usage.provider.inventories
             if usage.used[item.resource_class] > item.capacity
         ]
-    return AuditReport(providers, drift, tuple(overuse), tuple(repaired), orphans, released)
+    findings = tuple(finding for check in checks for finding in check(repair))
+    return AuditReport(providers, drift, tuple(overuse), tuple(repaired), orphans, released, findings)
 
 
 def _orphans(

@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from moorage.allocation.api import INVENTORY_FIELDS, show_inventories
-from moorage.allocation.audit import AuditReport, audit
+from moorage.allocation.audit import AuditReport, Check, audit
 from moorage.allocation.interface import AllocationStore, InventoryItem, OrphanDetector
 from moorage.allocation.pools import Pool, PoolKeeper
 from moorage.routes import ApiRequest, ApiResponse, PolicyRule, Route
@@ -104,13 +105,30 @@ _REPORT = {
             },
         },
         "repaired": {"type": "array", "items": {"type": "string"}, "description": "Providers whose counters were set."},
+        "findings": {
+            "type": "array",
+            "description": "Contradictions between providers and nodes, and between instances and allocations.",
+            "items": {
+                "type": "object",
+                "properties": {
+                    **{name: {"type": "string"} for name in ("kind", "provider", "consumer", "message")},
+                    "repaired": {"type": "boolean"},
+                },
+            },
+        },
     },
-    "required": ["clean", "providers", "drift", "overuse", "orphans", "repaired"],
+    "required": ["clean", "providers", "drift", "overuse", "orphans", "repaired", "findings"],
 }
 
 
-def routes(store: AllocationStore, detectors: Sequence[OrphanDetector] = ()) -> Sequence[Route]:
-    """The routes over a store; pools are refused where it cannot have them. ``detectors``: whom the audit asks for orphans."""
+def routes(
+    store: AllocationStore, detectors: Sequence[OrphanDetector] = (), checks: Sequence[Check] = ()
+) -> Sequence[Route]:
+    """Returns the routes over a store; a store without pools refuses the routes of pools.
+
+    :param detectors: find orphans for the audit.
+    :param checks: further checks of the audit.
+    """
 
     def list_pools(request: ApiRequest) -> ApiResponse:
         return ApiResponse(200, {"pools": [_shown(each) for each in PoolKeeper(store).list()]})
@@ -126,7 +144,7 @@ def routes(store: AllocationStore, detectors: Sequence[OrphanDetector] = ()) -> 
 
     def audit_store(request: ApiRequest) -> ApiResponse:
         repair, release = (bool(request.body.get(name, False)) for name in ("repair", "release_orphans"))
-        found = audit(store, repair=repair, detectors=detectors, release_orphans=release)
+        found = audit(store, repair=repair, detectors=detectors, release_orphans=release, checks=checks)
         return ApiResponse(200, _report(found))
 
     get, change, check = (rule.name for rule in POLICIES)
@@ -151,7 +169,8 @@ def routes(store: AllocationStore, detectors: Sequence[OrphanDetector] = ()) -> 
             "POST",
             "/allocations/audit",
             check,
-            "Compare the counters of the store with its allocations; with repair, set them right.",
+            "Compare the counters of the store with its allocations, nodes with providers, and instances with allocations; repair "
+            "corrects what is safe.",
             audit_store,
             {200: _REPORT},
             body={
@@ -207,4 +226,5 @@ def _report(found: AuditReport) -> dict[str, Any]:
             for each in found.orphans
         ],
         "repaired": list(found.repaired),
+        "findings": [asdict(each) for each in found.findings],
     }

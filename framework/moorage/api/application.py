@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-import re
-import uuid
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import falcon
@@ -13,19 +13,20 @@ from oslo_config import cfg
 from oslo_log import log as logging
 
 from moorage import errors, foreign
-from moorage.api.auth import Authenticator
+from moorage.api.auth import Authenticator, challenge
 from moorage.api.dialect import CORE, Dialect
 from moorage.api.openapi import document
 from moorage.api.policy import Policy
 from moorage.api.validation import Validator, parse_json, refuse_unstorable
-from moorage.routes import ApiRequest, Route
+from moorage.context import global_request_id, new_request_id
+from moorage.control_plane.idempotency import IdempotencyKeys, KeptAnswer
+from moorage.routes import ApiRequest, ApiResponse, Route
 
 __all__ = ["PREFIX", "Application"]
 
 LOG = logging.getLogger(__name__)
 
 PREFIX = "/scheduling/v1"
-_REQUEST_ID = re.compile(r"^[A-Za-z0-9._-]{8,128}$")
 _NO_QUERY = {"type": "object", "additionalProperties": False}
 Counter = Callable[[str, str, int, float], None]
 
@@ -33,7 +34,8 @@ Counter = Callable[[str, str, int, float], None]
 class Application:
     """The core's routes as a WSGI callable.
 
-    :param count: told (method, route, status, seconds) of every request.
+    :param count: called with (method, route, status, seconds) for every request.
+    :param keys: remembers answers by Idempotency-Key; None refuses the header.
     """
 
     def __init__(
@@ -45,13 +47,16 @@ class Application:
         *,
         count: Counter,
         monotonic: Callable[[], float],
+        keys: IdempotencyKeys | None = None,
         dialect: Dialect = CORE,
         prefix: str = PREFIX,
     ) -> None:
         self._authenticate = authenticate
         self._policy = policy
+        self._keys = keys
         self._dialect = dialect
         self._max_body = int(conf.api.max_body_bytes)
+        self._challenge = list(challenge(conf))
         self._count = count
         self._monotonic = monotonic
         self._prefix = prefix
@@ -83,19 +88,31 @@ class Application:
     ) -> None:
         """One request of a known route."""
         began = self._monotonic()
-        request.context.count = lambda status: self._count(route.method, route.path, status, self._monotonic() - began)
+        level = LOG.debug if route.method == "GET" else LOG.info
+
+        def count(status: int) -> None:
+            seconds = self._monotonic() - began
+            level("%s %s: %d in %.3f s.", request.method, request.path, status, seconds)
+            self._count(route.method, route.path, status, seconds)
+
+        request.context.count = count
         request_id = self.request_id(request, response)
         self._dialect.version(request.headers)
         context = self._authenticate(request.env)
         context.request_id = request_id
+        context.global_request_id = global_request_id(request.get_header("X-OpenStack-Request-ID"))
         context.update_store()
         self._policy.check(route.policy, context)
         for name, value in path.items():
             refuse_unstorable(value, name)
         given = query.query(request.params)
         data = self._body(request, body)
-        with foreign.contained(route.path):
-            answer = route.handler(ApiRequest(context, dict(path), given, data, self._prefix))
+        made = ApiRequest(
+            context, dict(path), given, data, self._prefix, lambda rule: self._policy.check(rule, context)
+        )
+        key = request.get_header("Idempotency-Key")
+        repeatable = key is None or route.method == "GET"
+        answer = self._handled(route, made) if repeatable else self._once(route, made, key)
         response.status = falcon.code_to_http_status(answer.status)
         response.set_headers(dict(answer.headers))
         self._version_header(response)
@@ -103,13 +120,43 @@ class Application:
             response.media = answer.body
         request.context.count(answer.status)
 
+    def _handled(self, route: Route, request: ApiRequest) -> ApiResponse:
+        with foreign.contained(route.path):
+            return route.handler(request)
+
+    def _once(self, route: Route, request: ApiRequest, key: str) -> ApiResponse:
+        """Handle a request with an Idempotency-Key once; a repetition gets the answer of the first one.
+
+        A conflict is an answer too. After any other error nothing was done, and the key is free again.
+        """
+        if self._keys is None:
+            raise errors.InvalidInput("Idempotency-Key is not supported here.", path="Idempotency-Key")
+        caller = (request.context.project_id or "", request.context.user_id or "")
+        begun = self._keys.begin(
+            key, caller, f"{route.method} {route.path}", [dict(request.path), dict(request.query), request.body]
+        )
+        if isinstance(begun, KeptAnswer):
+            return ApiResponse(begun.status, begun.body, begun.headers)
+        try:
+            answer = self._handled(route, replace(request, idempotency=begun.operation))
+        except errors.Conflict as error:
+            status = self._dialect.status(error)
+            body = self._dialect.shape(error, status, str(request.context.request_id))
+            answer = ApiResponse(status, body)
+        except BaseException:
+            with _a_store_that_is_away(key):
+                self._keys.forget(begun)
+            raise
+        with _a_store_that_is_away(key):
+            self._keys.keep(begun, KeptAnswer(answer.status, answer.body, answer.headers))
+        return answer
+
     def request_id(self, request: Any, response: Any) -> str:
-        """The request's id: what the client sent, when it is one, or a new one."""
-        given = request.get_header("X-OpenStack-Request-ID")
-        request_id = given if given and _REQUEST_ID.match(given) else f"req-{uuid.uuid4()}"
+        """Make the request's id, for the answer and the logs."""
+        request_id = new_request_id()
         request.context.request_id = request_id
         response.set_header("X-OpenStack-Request-ID", request_id)
-        return str(request_id)
+        return request_id
 
     def _body(self, request: Any, body: Validator | None) -> Any:
         length = request.content_length
@@ -151,7 +198,7 @@ class Application:
             response.set_header("Allow", (error.headers or {}).get("Allow", ""))  # type: ignore[union-attr]
         response.status = falcon.code_to_http_status(status)
         if status == 401:
-            response.set_header("WWW-Authenticate", 'Basic realm="moorage"')
+            response.set_headers(self._challenge)
         if isinstance(known, errors.Unavailable):
             response.set_header("Retry-After", str(max(1, round(known.retry_after))))
         if status == 413:
@@ -179,6 +226,15 @@ class Application:
         low = f"{self._dialect.lowest[0]}.{self._dialect.lowest[1]}"
         response.set_header("OpenStack-API-Version", f"{self._dialect.service_type} {low}")
         response.append_header("Vary", "OpenStack-API-Version")
+
+
+@contextlib.contextmanager
+def _a_store_that_is_away(key: str) -> Iterator[None]:
+    """Let a request have its own outcome although its key cannot be written: a later try takes the key over."""
+    try:
+        yield
+    except errors.Unavailable as error:
+        LOG.warning("The outcome of the request with Idempotency-Key %s was not kept: %s", key, error.message)
 
 
 class _Resource:

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who is calling: noauth, http_basic or Keystone."""
+"""Authentication: from a request to the caller's identity, by noauth, http_basic or Keystone.
+
+An administrator is a caller with role ``admin`` and system scope; policies and handlers of all mounts ask for that alone. Where
+tokens have no system scope, ``[api] enforce_scope = false`` gives it to every caller with role ``admin``.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +14,7 @@ import hmac
 import ipaddress
 import json
 import os
-import secrets
 import stat
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,12 +23,14 @@ from typing import Any
 import bcrypt
 from oslo_config import cfg
 
-from moorage import errors
+from moorage import errors, randomness, threads
 from moorage.context import RequestContext
 
 __all__ = [
+    "KEYSTONE_FAILURE",
     "Authenticator",
     "authenticator",
+    "challenge",
     "ensure_users",
     "refuse_open_noauth",
     "remove_user",
@@ -34,19 +38,23 @@ __all__ = [
     "users_file",
 ]
 
-#: From a WSGI environment to who is calling; raises Unauthenticated.
+#: From a WSGI environment to the caller's identity; raises Unauthenticated.
 Authenticator = Callable[[Mapping[str, Any]], RequestContext]
 
+#: Name in the WSGI environment: the error to answer when Keystone could not check a token.
+KEYSTONE_FAILURE = "moorage.keystone_failure"
+#: The token that keystoneauth sends with its authentication type none.
+_UNUSED = "notused"
 _ADMIN = ("admin", "manager", "member", "reader")
 _CACHE = 1024
 #: Bytes of a password that bcrypt looks at.
 _LONGEST_PASSWORD = 72
 #: A hash that no password is known to have.
-_NOBODY = bcrypt.hashpw(secrets.token_bytes(32), bcrypt.gensalt(10))
+_NOBODY = bcrypt.hashpw(randomness.secret(32), bcrypt.gensalt(10))
 
 
 def refuse_open_noauth(strategy: str, bind: str) -> None:
-    """Everybody an administrator is for one's own machine only.
+    """Refuse noauth on an address that other machines can reach, because it makes every caller an administrator.
 
     :raises ConfigError: noauth, and the address is not a loopback one.
     """
@@ -63,11 +71,29 @@ def refuse_open_noauth(strategy: str, bind: str) -> None:
 
 
 def authenticator(conf: cfg.ConfigOpts) -> Authenticator:
-    """The authenticator of the configuration; Keystone's tokens are checked by a filter of its own before it."""
+    """The authenticator that the configuration names. Keystone's middleware has checked a token before it is asked."""
     strategy = conf.api.auth_strategy
     if strategy == "http_basic":
         return _Basic(users_file(conf))
-    return _everybody if strategy == "noauth" else _from_keystone
+    trusted = _by_what_the_caller_says if strategy == "noauth" else _from_keystone
+    return trusted if conf.api.enforce_scope else _admin_of_the_system(trusted)
+
+
+def _admin_of_the_system(authenticate: Authenticator) -> Authenticator:
+    """Give every caller with role admin system scope, as services do that do not ask for scopes."""
+
+    def widened(environ: Mapping[str, Any]) -> RequestContext:
+        context = authenticate(environ)
+        if "admin" in context.roles:
+            context.system_scope = "all"
+        return context
+
+    return widened
+
+
+def challenge(conf: cfg.ConfigOpts) -> Sequence[tuple[str, str]]:
+    """Headers that a 401 needs. With Keystone there are none here, because the middleware before the application adds its own."""
+    return () if conf.api.auth_strategy == "keystone" else (("WWW-Authenticate", 'Basic realm="moorage"'),)
 
 
 def users_file(conf: cfg.ConfigOpts) -> Path:
@@ -76,18 +102,28 @@ def users_file(conf: cfg.ConfigOpts) -> Path:
 
 
 def ensure_users(path: Path, credentials: Path) -> tuple[str, str]:
-    """Make a file of users with one administrator, and its password, where they are missing; user and password.
+    """Make the file of users and the administrator's password where they are missing; returns user and password.
 
-    Where only the password is missing, the administrator gets a new one and all other users stay. ``credentials`` is readable
-    by its owner alone.
+    If only the password is missing, the administrator gets a new one and all other users stay. Only its owner can read
+    ``credentials``.
     """
     if path.exists() and credentials.exists():
         data = json.loads(credentials.read_text(encoding="utf-8"))
         return str(data["username"]), str(data["password"])
-    password = secrets.token_urlsafe(18)
+    password = _generate_password()
     set_user(path, "admin", password, ["admin"])
     _write_private(credentials, json.dumps({"username": "admin", "password": password}) + "\n")
     return "admin", password
+
+
+def _generate_password() -> str:
+    """24 random characters with 143.9 bits of entropy.
+
+    The first is never ``-``: command lines would take the password for an option.
+    """
+    while (password := base64.urlsafe_b64encode(randomness.secret(18)).decode()).startswith("-"):
+        pass
+    return password
 
 
 def set_user(path: Path, user: str, password: str, roles: Sequence[str]) -> None:
@@ -164,15 +200,37 @@ def _ownership(path: Path) -> tuple[int, int, int]:
     return found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode) & 0o660 | 0o600
 
 
-def _everybody(environ: Mapping[str, Any]) -> RequestContext:
-    return RequestContext(user_id="admin", roles=list(_ADMIN), system_scope="all", overwrite=False)
+def _by_what_the_caller_says(environ: Mapping[str, Any]) -> RequestContext:
+    """Believe the token, as Placement's noauth2 does: ``user[:project]``. Without a token the caller is the administrator.
+
+    The user ``admin`` has every role and system scope. Any other user is a member of the project (by default the project with the
+    user's name). X-Roles, a list with commas, gives other roles.
+    """
+    token = str(environ.get("HTTP_X_AUTH_TOKEN") or _UNUSED)
+    user, _, project = ("admin" if token == _UNUSED else token).partition(":")
+    given = environ.get("HTTP_X_ROLES")
+    administrator = user == "admin"
+    if given is not None:
+        roles = _with_implied(tuple(role.strip() for role in str(given).split(",") if role.strip()))
+    else:
+        roles = (*_ADMIN, "service") if administrator else ("member", "reader")
+    return RequestContext(
+        user_id=user,
+        project_id=project or (None if administrator else user),
+        roles=list(roles),
+        system_scope="all" if administrator else None,
+        overwrite=False,
+    )
 
 
 def _from_keystone(environ: Mapping[str, Any]) -> RequestContext:
+    failure = environ.get(KEYSTONE_FAILURE)
+    if isinstance(failure, errors.MoorageError):
+        raise failure
     if environ.get("HTTP_X_IDENTITY_STATUS") != "Confirmed":
         raise errors.Unauthenticated("The token is missing, wrong or expired; ask Keystone for a new one.")
-    context = RequestContext.from_environ(dict(environ), overwrite=False)
-    return context  # noqa: RET504  (named for the type checker)
+    context: RequestContext = RequestContext.from_environ(dict(environ), overwrite=False)
+    return context
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,8 +250,8 @@ class _Basic:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._lock = threading.Lock()
-        self._key = secrets.token_bytes(32)
+        self._lock = threads.lock()
+        self._key = randomness.secret(32)
         self._users: _Users | None = None
         self._read()
 

@@ -18,9 +18,11 @@ from moorage.coordination.ledger import Adoption, RingRow, SqlLedger
 from moorage.coordination.membership import MemberId
 from moorage.coordination.task_store import COUNTS, TaskStore
 from moorage.db import MICROSECONDS, Database, read_now
+from moorage.fleet.nodes import NodeStore
 from moorage.services.interface import Service
+from moorage.sharding.checks import agents_of_shards
 
-__all__ = ["CleanupCollector", "PeriodicCollector"]
+__all__ = ["CleanupCollector", "PeriodicCollector", "ShardCollector"]
 
 LOG = logging.getLogger(__name__)
 _ROWS = sa.select(
@@ -29,6 +31,34 @@ _ROWS = sa.select(
 _EXPIRED = sa.select(workers.c.resource_type, sa.func.count()).where(
     workers.c.owner.is_not(None), workers.c.expires_at < sa.bindparam("moment")
 )
+
+
+class ShardCollector:
+    """Nodes and working agents of each shard. Two statements each time."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def describe(self) -> list[Any]:
+        """Nothing beforehand: no statement runs when it is registered."""
+        return []
+
+    def collect(self) -> Iterator[Any]:
+        """The metrics; none when the store is away."""
+        members = GaugeMetricFamily("moorage_shard_nodes", "Nodes of a shard; empty: without a shard", labels=["shard"])
+        serving = GaugeMetricFamily("moorage_shard_agents", "Working agents that serve a shard", labels=["shard"])
+        try:
+            with self._database.read() as tx:
+                agents = agents_of_shards(tx)
+            counts = dict(NodeStore(self._database).shards())
+        except errors.MoorageError as error:
+            LOG.warning("The metrics of shards cannot be read: %s", error.message)
+            return
+        for shard in counts.keys() | agents.keys():
+            members.add_metric([shard or ""], counts.get(shard, 0))
+            if agents:
+                serving.add_metric([shard or ""], len(agents.get(shard if shard in agents else None, ())))
+        yield from (members, serving)
 
 
 class CleanupCollector:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import http
 import json
 import re
-import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,19 +19,22 @@ from urllib.parse import parse_qsl, quote
 from oslo_log import log as logging
 
 from moorage import errors, foreign
+from moorage.api.auth import challenge
 from moorage.api.dialect import Dialect
 from moorage.api.validation import Validator, parse_json, refuse_unstorable
-from moorage.context import RequestContext
+from moorage.context import RequestContext, global_request_id, new_request_id
 from moorage.control_plane.interface import ApiTools
 from moorage.routes import Schema
 
-__all__ = ["Answer", "Call", "DialectApplication", "MethodNotAllowed", "Operation", "Version"]
+__all__ = ["ANY_QUERY", "Answer", "Call", "DialectApplication", "MethodNotAllowed", "Operation", "Version"]
 
 LOG = logging.getLogger(__name__)
 
 Version = tuple[int, int]
-_REQUEST_ID = re.compile(r"^req-[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$")
 _NO_CONTEXT = RequestContext(overwrite=False)
+#: The query of an operation whose handler reads all parameters itself, and refuses those that it does not know.
+ANY_QUERY: Schema = {"type": "object"}
+_NO_QUERY: Schema = {"type": "object", "additionalProperties": False}
 
 
 class MethodNotAllowed(errors.InvalidInput):
@@ -92,8 +94,8 @@ class Operation:
     :param policy: enforced before ``handler``; None: the handler asks ``check_policy`` itself.
     :param public: needs no authentication.
     :param since: first and ``until`` last version with it; None: still there.
-    :param body: JSON schema of the body; None: no body is read.
-    :param query: JSON schema of the query as object of lists of texts; None: the handler reads it.
+    :param body: JSON schema of the body; None: the operation takes no body, and refuses one.
+    :param query: JSON schema of the query as object of lists of texts; None: the operation takes no parameters, and refuses any.
     """
 
     method: str
@@ -140,7 +142,7 @@ class DialectApplication:
         self._matched: list[_Path] = []
         # Compiled now, each once: a schema with a mistake must not wait for the first request.  By identity, because schemas
         # are no keys; self.operations keeps them.
-        self._validators: dict[int, Validator] = {}
+        self._validators: dict[int, Validator] = {id(_NO_QUERY): self.compile_schema(_NO_QUERY, "query")}
         paths: dict[str, _Path] = {}
         for operation in operations:
             path = paths.setdefault(operation.path, _Path(operation.path))
@@ -165,7 +167,7 @@ class DialectApplication:
             environ["REQUEST_METHOD"],
             # WSGI hands paths over as bytes in latin-1's clothes.
             environ.get("PATH_INFO", "").encode("latin-1").decode("utf-8", "replace"),
-            self._request_id(environ),
+            new_request_id(),
             self.dialect.lowest,
         )
         path = self._find(call)
@@ -184,7 +186,10 @@ class DialectApplication:
         headers.append((self.request_id_header, call.request_id))
         if status != http.HTTPStatus.NO_CONTENT:
             headers.append(("Content-Length", str(len(body))))
-        self.tools.count(call.method, path.template if path else "", status, monotonic() - began)
+        seconds = monotonic() - began
+        level = LOG.debug if call.method in ("GET", "HEAD") else LOG.info
+        level("%s %s: %d in %.3f s.", call.method, call.path, status, seconds)
+        self.tools.count(call.method, path.template if path else "", status, seconds)
         start_response(f"{status} {http.HTTPStatus(status).phrase}", headers)
         return [] if call.method == "HEAD" else [body]
 
@@ -244,6 +249,7 @@ class DialectApplication:
         if operation is None:
             call.context = self.tools.authenticate(call.environ)
             call.context.request_id = call.request_id
+            call.context.global_request_id = global_request_id(call.header("X-OpenStack-Request-ID"))
         call.context.update_store()
         self.check_call(call)
         if operation is None:
@@ -291,12 +297,12 @@ class DialectApplication:
             for name, value in parse_qsl(text, keep_blank_values=True):
                 found.setdefault(name, []).append(value)
             refuse_unstorable(found, "query")
-        if operation.query is not None:
-            self._validators[id(operation.query)].check(found)
+        self._validators[id(_NO_QUERY if operation.query is None else operation.query)].check(found)
         return found
 
     def _body(self, call: Call, operation: Operation) -> Any:
         if operation.body is None:
+            self._refuse_body(call)
             return None
         data = self.read_json(self._raw(call))
         try:
@@ -305,16 +311,22 @@ class DialectApplication:
             raise self.wrong_body(call, error) from error
         return data
 
+    def _refuse_body(self, call: Call) -> None:
+        """Refuse a body that says something; clients send null or an empty object where they have nothing to say."""
+        raw = self._raw(call)
+        if raw and (data := self.read_json(raw)):
+            names = f" (it has {', '.join(sorted(data)[:10])})" if isinstance(data, dict) else ""
+            raise errors.InvalidInput(f"{call.method} {call.path} takes no body{names}. Leave it out.", path="body")
+
     def _raw(self, call: Call) -> bytes:
         environ = call.environ
-        stream = environ["wsgi.input"]
         if "chunked" in environ.get("HTTP_TRANSFER_ENCODING", "").lower():
-            raw: bytes = stream.read(self._max_body + 1)
+            raw: bytes = environ["wsgi.input"].read(self._max_body + 1)
         else:
             length = self.length(call)
             if length > self._max_body:
                 raise errors.PayloadTooLarge(f"The body has {length} bytes; {self._max_body} are allowed.")
-            raw = stream.read(length) if length else b""
+            raw = environ["wsgi.input"].read(length) if length else b""
         if len(raw) > self._max_body:
             raise errors.PayloadTooLarge(f"The body has more than the {self._max_body} bytes that are allowed.")
         return raw
@@ -328,10 +340,6 @@ class DialectApplication:
         if not text.isascii() or not text.isdigit():
             raise errors.InvalidInput("content-length header must be an integer", path="Content-Length")
         return int(text)
-
-    def _request_id(self, environ: Mapping[str, Any]) -> str:
-        given = str(environ.get("HTTP_X_OPENSTACK_REQUEST_ID", ""))
-        return given if _REQUEST_ID.match(given) else f"req-{uuid.uuid4()}"
 
     def _error(self, call: Call, error: Exception) -> tuple[int, list[tuple[str, str]], bytes]:
         if isinstance(error, errors.MoorageError):
@@ -353,7 +361,7 @@ class DialectApplication:
         if isinstance(known, errors.Unavailable):
             headers.append(("Retry-After", str(max(1, round(known.retry_after)))))
         if status == http.HTTPStatus.UNAUTHORIZED:
-            headers.append(("WWW-Authenticate", 'Basic realm="moorage"'))
+            headers += challenge(self.tools.conf)
         if status == http.HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
             # What is left of the body is not read: the connection cannot be used again.
             headers.append(("Connection", "close"))

@@ -3,19 +3,20 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent import futures
 from typing import Any
 
 import prometheus_client
 from oslo_log import log as logging
 from prometheus_client import multiprocess
 
-from moorage import errors, foreign
+from moorage import errors, foreign, threads
+from moorage.bounded_pool import BoundedPool
+from moorage.clock import Clock, SystemClock
 from moorage.control_plane.interface import Wsgi
 from moorage.extensions import Loaded
 
@@ -124,51 +125,66 @@ class Dispatcher:
         return [b""]
 
 
-class Health:
-    """``/healthcheck``: 200 when every check is content, 503 with what is wrong otherwise. Needs no authentication.
+class _Check:
+    """One asking of one health check."""
 
-    Checks are functions that answer an empty text, or what is wrong in words that everybody may read. One that raises is
-    wrong, and the log says why; one that has not answered within ``patience`` seconds too, and it is not asked again before
-    it has.
+    def __init__(self) -> None:
+        self.ended = threads.event()
+        self.problem = ""
+
+
+class Health:
+    """``/healthcheck``: 200 when no check finds a problem, 503 with the problems otherwise. Needs no authentication.
+
+    A check is a function that returns an empty text, or a problem in words that anybody may read. A check that raises is a problem,
+    and the log says why. A check that has not answered within ``patience`` seconds is a problem too; it is not asked again before
+    it has answered.
     """
 
-    def __init__(self, checks: Mapping[str, Callable[[], str]], patience: float = 3.0) -> None:
+    def __init__(
+        self, checks: Mapping[str, Callable[[], str]], patience: float = 3.0, clock: Clock | None = None
+    ) -> None:
         self._checks = checks
         self._patience = patience
-        self._lock = threading.Lock()
-        self._running: dict[str, futures.Future[str]] = {}
+        self._clock = clock or SystemClock()
+        self._pool = BoundedPool("health", self._clock, max(1, len(checks)))
+        self._lock = threads.lock()
+        self._asked: dict[str, _Check] = {}
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Any:
         """WSGI."""
-        running = {name: self._begin(name) for name in self._checks}
-        futures.wait(running.values(), timeout=self._patience)
-        found = {name: self._answer(name, future) for name, future in running.items()}
+        until = self._clock.monotonic() + self._patience
+        asked = {name: self._ask(name) for name in self._checks}
+        found = {name: self._answer(each, until) for name, each in asked.items()}
         wrong = {name: text for name, text in found.items() if text}
         data = json.dumps({"status": "unhealthy" if wrong else "healthy", "problems": wrong}).encode()
         status = "503 Service Unavailable" if wrong else "200 OK"
         start_response(status, [("Content-Type", "application/json"), ("Content-Length", str(len(data)))])
         return [data]
 
-    def _begin(self, name: str) -> futures.Future[str]:
+    def _ask(self, name: str) -> _Check:
+        """Begin the check, unless it is being made for an earlier request."""
         with self._lock:
-            future = self._running.get(name)
-            if future is None or future.done():
-                future = self._running[name] = futures.Future()
-                # A thread of its own, and a daemon: what hangs must hold up neither others nor the end of the process.
-                threading.Thread(target=self._ask, args=(name, future), name=f"health-{name}", daemon=True).start()
-            return future
+            asked = self._asked.get(name)
+            if asked is None or asked.ended.is_set():
+                asked = self._asked[name] = _Check()
+                self._pool.start(functools.partial(self._make, name, asked))
+            return asked
 
-    def _ask(self, name: str, future: futures.Future[str]) -> None:
+    def _make(self, name: str, check: _Check) -> None:
+        check.problem = "it failed; the log says why"
         try:
             with foreign.contained(name):
-                found = self._checks[name]()
-            future.set_result(found)
+                check.problem = self._checks[name]()
         except Exception as error:  # noqa: BLE001  (whatever is wrong is the answer)
             LOG.warning("The health check of %s failed: %s", name, error)
-            future.set_result("it failed; the log says why")
+        finally:
+            check.ended.set()
 
-    def _answer(self, name: str, future: futures.Future[str]) -> str:
-        return future.result() if future.done() else f"no answer within {self._patience:g} seconds"
+    def _answer(self, check: _Check, until: float) -> str:
+        if self._clock.wait(check.ended, max(0.0, until - self._clock.monotonic())):
+            return check.problem
+        return f"no answer within {self._patience:g} seconds"
 
 
 class Metrics:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who may do what, by oslo.policy: asked once for each request, before its handler."""
+"""Authorisation by oslo.policy: each request is checked once, before its handler runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from moorage.routes import PolicyRule
 
 __all__ = ["BASE_RULES", "Policy", "rules"]
 
-#: Rules that others are made of. A role of the system scope reads and writes everything; projects see their own.
+#: Rules that other rules refer to. Roles with system scope read and write everything; roles of a project its own resources.
+#: ``system_admin`` is the one meaning of administrator; every mount refers to it.
 BASE_RULES: tuple[PolicyRule, ...] = (
     PolicyRule("system_admin", "role:admin and system_scope:all", "Administrator of the system."),
     PolicyRule("system_manager", "role:manager and system_scope:all", "Manager of the system."),
@@ -89,7 +90,13 @@ class Policy:
                 self._known.clear()
             self._known[key] = allowed
         if not allowed:
-            raise errors.Forbidden(f"The policy {rule} does not let you do this.", rule=rule)
+            message = f"The policy {rule} does not let you do this."
+            if "admin" in (context.roles or ()) and not context.system_scope:
+                message += (
+                    " Your role admin is of a project. Use a token of the system scope (openstack --os-system-scope all), or have "
+                    "the operator set [api] enforce_scope = false."
+                )
+            raise errors.Forbidden(message, rule=rule)
 
     def _decide(self, rule: str, context: RequestContext, target: Mapping[str, Any]) -> bool:
         credentials = {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The role ``api``: the site in the embedded server."""
+"""The role ``api``: serves the site with the embedded server."""
 
 from __future__ import annotations
 
@@ -32,18 +32,20 @@ class ApiRole:
             self._dispatcher,
             threads=conf.api.threads,
             drain_seconds=conf.control_plane.drain_timeout,
-            clock=platform.clock,
+            largest_body=conf.api.max_body_bytes,
+            fatal=platform.fatal,
         )
         self._server.start()
         self.url = self._server.url
         self._beats = Periodic(platform, "watch over heartbeats", self._site.watch, conf.services.report_interval)
 
     def reload(self, conf: cfg.ConfigOpts) -> None:
-        """New policy and limits, all or (by an error) none; requests that are being answered keep the old ones."""
+        """Apply a new policy and new limits, all of them or, after an error, none. Requests in progress keep the old ones."""
         auth.refuse_open_noauth(conf.api.auth_strategy, conf.api.bind)
         self._dispatcher.swap(self._site.mounts(conf))
+        self._server.limit_bodies(conf.api.max_body_bytes)
 
     def stop(self, drain_seconds: float) -> None:
-        """Answer what was asked, then end."""
+        """Answer the requests that have arrived, then end."""
         self._server.stop()
         self._beats.stop()

@@ -1,19 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The embedded server: cheroot in a thread."""
+"""The embedded HTTP server: uvicorn in a thread."""
 
 from __future__ import annotations
 
 import re
-import threading
+import socket
 from collections.abc import Callable
-from typing import Any
 
-from cheroot import server, wsgi
+import uvicorn
 from oslo_log import log as logging
 
 from moorage import errors
-from moorage.api.lobby import Lobby
-from moorage.clock import Clock, SystemClock
+from moorage import threads as threads_module
+from moorage.api.bridge import Bridge
+from moorage.api.connections import PendingConnections
+from moorage.control_plane.interface import Wsgi
 
 __all__ = ["Server", "address_of"]
 
@@ -22,9 +23,12 @@ _LAST_PORT = 65535
 #: A name, an IPv4 address, an IPv6 address in brackets or without, or nothing: every address.
 _HOST = re.compile(r"[\w.-]*|\[?[0-9A-Fa-f:.]+(%\w+)?\]?")
 
-#: Seconds for which an idle connection is kept, and for which one that sends a request may be silent.
+#: Seconds for which an idle connection is kept.
 _IDLE = 60
+#: Seconds that the head of a request may take, and that a client may be silent within a body.
 _SILENCE = 10.0
+#: Seconds that the server may take to end, beyond those for the requests that it still answers.
+_GRACE = 5.0
 
 
 def address_of(bind: str) -> tuple[str, int]:
@@ -40,106 +44,119 @@ def address_of(bind: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-class _Request(server.HTTPRequest):
-    """A request of cheroot's."""
-
-    def send_headers(self) -> None:
-        """Where the application has not read the body, cheroot does before it answers; but not one that does not come."""
-        left = getattr(self.rfile, "remaining", 0)
-        if left and not self.chunked_read and not self.server.lobby.has_arrived(self.conn, left):
-            self.close_connection = True
-        super().send_headers()
-
-
-class _Connection(server.HTTPConnection):
-    """A connection of cheroot's."""
-
-    RequestHandlerClass = _Request
-
-
-class _Cheroot(wsgi.Server):
-    """cheroot's server, whose threads get connections once a request has arrived."""
-
-    ConnectionClass = _Connection
-    lobby: Lobby
-    silence: float
-
-    def process_conn(self, conn: Any) -> None:
-        """Called for new connections, and for kept ones of which something has arrived."""
-        # Set after the first request only.
-        kept = conn.last_used is not None
-        if not kept:
-            conn.socket.settimeout(self.silence)
-        self.lobby.enter(conn, readable=kept and not conn.rfile.has_data())
-
-    def let_in(self, conn: Any) -> None:
-        """Give the connection to a thread."""
-        super().process_conn(conn)
-
-
 class Server:
     """Serves a WSGI application.
 
     :param bind: ``host:port``; port 0 takes a free one, see :attr:`url`.
+    :param threads: number of requests that are answered at the same time, not counting streams.
+    :param drain_seconds: how long :meth:`stop` waits for requests that are being answered.
+    :param largest_body: of a request, in bytes.
+    :param fatal: called with a reason if the server fails.
     :param silence: seconds that the head of a request may take to arrive, and that a client may be silent within its body.
-    :param seats: see :class:`moorage.api.lobby.Lobby`.
+    :param most_pending: see :class:`moorage.api.connections.PendingConnections`.
     """
 
     def __init__(
         self,
         bind: str,
-        application: Callable[..., Any],
+        application: Wsgi,
         *,
         threads: int,
         drain_seconds: float,
-        clock: Clock | None = None,
+        largest_body: int = 4 * 1024 * 1024,
+        fatal: Callable[[str], None] | None = None,
         silence: float = _SILENCE,
-        seats: int | None = None,
+        most_pending: int | None = None,
     ) -> None:
-        address = address_of(bind)
-        self._clock = clock or SystemClock()
-        self._seats = seats
-        self._server = _Cheroot(
-            address,
-            application,
-            numthreads=threads,
-            server_name="moorage",
-            shutdown_timeout=round(drain_seconds),
-            timeout=_IDLE,
-        )
-        self._server.silence = silence
-        setattr(self._server, "error_log", self._log)  # noqa: B010  (cheroot means it to be replaced)
-        self._thread = threading.Thread(target=self._serve, name="http", daemon=True)
-
-    @property
-    def url(self) -> str:
-        """Where it listens; valid once started."""
-        host, port = self._server.bind_addr[:2]
-        return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        self._address = address_of(bind)
+        self._drain_seconds = drain_seconds
+        self._fatal = fatal
+        self._pending = PendingConnections(seconds=silence, most=most_pending)
+        self._bridge = Bridge(application, threads=threads, largest_body=largest_body)
+        self._uvicorn = _Uvicorn(self._pending, self._bridge, drain_seconds)
+        #: Where it listens; empty before it is started.
+        self.url = ""
+        self._thread = threads_module.thread(self._serve, name="http")
 
     def start(self) -> None:
         """Listen.
 
-        :raises ConfigError: the address cannot be had.
+        :raises Unavailable: another process has the address, or this machine does not have it yet; time may mend that.
         """
         try:
-            self._server.prepare()
+            self._listener = _listen(*self._address)
         except OSError as error:
-            raise errors.ConfigError(
-                f"The API cannot listen on {self._server.bind_addr[0]}:{self._server.bind_addr[1]}: {error}. Is another "
+            raise errors.Unavailable(
+                f"The API cannot listen on {self._address[0]}:{self._address[1]}: {error}. Is another "
                 "control plane running? Choose another --bind."
             ) from error
-        self._server.lobby = Lobby(self._server.let_in, self._clock, self._server.silence, seats=self._seats)
+        host, port = self._listener.getsockname()[:2]
+        self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         self._thread.start()
 
+    def limit_bodies(self, largest: int) -> None:
+        """Refuse larger bodies from now on."""
+        self._bridge.largest_body = largest
+
     def stop(self) -> None:
-        """Take no new connections and answer what is being asked."""
-        self._server.lobby.close()
-        self._server.stop()
-        self._thread.join(5)
+        """Take no new connections and answer the requests that have arrived."""
+        self._uvicorn.should_exit = True
+        self._thread.join(self._drain_seconds + _GRACE)
 
     def _serve(self) -> None:
-        self._server.serve()
+        try:
+            self._uvicorn.run(sockets=[self._listener])
+        except BaseException as error:
+            LOG.exception("The HTTP server failed.")
+            if self._fatal is not None:
+                self._fatal(f"the HTTP server failed: {type(error).__name__}: {error}")
+        finally:
+            self._listener.close()
 
-    def _log(self, message: str = "", level: int = 20, traceback: bool = False) -> None:
-        LOG.log(level, "%s", message, exc_info=traceback)
+
+class _Uvicorn(uvicorn.Server):
+    """uvicorn's server, which ends pending requests and streams before it waits for the others."""
+
+    def __init__(self, pending: PendingConnections, bridge: Bridge, drain_seconds: float) -> None:
+        config = uvicorn.Config(
+            bridge,
+            http=pending.protocol(),
+            ws="none",
+            loop="asyncio",
+            interface="asgi3",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            # http_proxy_to_wsgi reads them, if the configuration says so.
+            proxy_headers=False,
+            server_header=False,
+            headers=[("Server", "moorage")],
+            timeout_keep_alive=_IDLE,
+            timeout_graceful_shutdown=round(drain_seconds),
+        )
+        super().__init__(config)
+        self._pending = pending
+        self._bridge = bridge
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End."""
+        self._pending.close()
+        self._bridge.end_streams()
+        await super().shutdown(sockets)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    # asyncio turns off Nagle's algorithm for a socket whose protocol is said to be TCP, which create_server() does not say.
+    family, kind, protocol, _, address = found[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if host == "::":
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        listener.bind(address)
+        listener.listen()
+    except OSError:
+        listener.close()
+        raise
+    return listener

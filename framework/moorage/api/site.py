@@ -4,21 +4,19 @@
 from __future__ import annotations
 
 import functools
-import importlib
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import sqlalchemy as sa
 from oslo_config import cfg
-from oslo_middleware import cors
+from oslo_middleware import cors, http_proxy_to_wsgi
 
-from moorage import errors
 from moorage.allocation import api as allocation_api
 from moorage.allocation import pools_api
 from moorage.api import auth
 from moorage.api.application import PREFIX, Application
-from moorage.api.collectors import CleanupCollector, PeriodicCollector
+from moorage.api.collectors import CleanupCollector, PeriodicCollector, ShardCollector
 from moorage.api.dialect_application import DialectApplication
+from moorage.api.keystone import with_keystone
 from moorage.api.mounts import Contained, Health, Metrics, at_its_path, places
 from moorage.api.policies import POLICIES
 from moorage.api.policy import Policy
@@ -30,14 +28,18 @@ from moorage.cleanup.views import WorkerViews
 from moorage.control_plane import api as control_plane_api
 from moorage.control_plane import groups_api
 from moorage.control_plane.enrolment import Enrolment
+from moorage.control_plane.fleet_audit import FleetAudit
+from moorage.control_plane.idempotency import IdempotencyKeys
 from moorage.control_plane.interface import API_EXTENSIONS, ApiExtension, ApiTools, Wsgi
 from moorage.control_plane.opening import open_detectors, open_instances, open_store, open_workers
 from moorage.control_plane.operations import InPlace
 from moorage.control_plane.periodic import EngineNames, enabled_tasks
 from moorage.control_plane.placing import Deleter, cast_to_agent
 from moorage.control_plane.process import Platform
-from moorage.control_plane.sharding import open_plans, shards_for_new
-from moorage.control_plane.telling import tell_schedulers
+from moorage.control_plane.resetting import Resetter
+from moorage.control_plane.shard_hosts import ShardHosts
+from moorage.control_plane.sharding import open_mover, open_plans, shards_for_new
+from moorage.control_plane.telling import ask_to_sync, tell_schedulers
 from moorage.coordination import api as coordination_api
 from moorage.coordination.ledger import SqlLedger
 from moorage.coordination.task_store import TaskStore
@@ -46,7 +48,7 @@ from moorage.fleet import api as fleet_api
 from moorage.fleet import facts_api
 from moorage.fleet.aggregates import AggregateStore
 from moorage.fleet.nodes import NodeStore
-from moorage.fleet.properties import merge_properties
+from moorage.fleet.properties import change_node
 from moorage.observers.interface import InstanceDeleted, ShardReassigned
 from moorage.routes import Route
 from moorage.scheduling import api as scheduling_api
@@ -60,6 +62,8 @@ from moorage.sharding import api as sharding_api
 
 __all__ = ["Site", "dialects", "living"]
 
+#: Seconds that a request takes at most beside waiting for schedulers.
+_SPARE = 30.0
 _CORE = PREFIX.rpartition("/")[0]
 
 
@@ -84,8 +88,13 @@ class Site:
         self._nodes = NodeStore(platform.database)
         self._observer = LivenessObserver(platform.clock, conf.services.service_down_time)
         self._metrics.registry.register(CleanupCollector(platform.database))
+        self._metrics.registry.register(ShardCollector(platform.database))
         names = EngineNames(platform.registry, self._observer)
         self._metrics.registry.register(PeriodicCollector(platform.database, names, self._living))
+        # Every scheduler that is asked may use up its time; then the first request with a key is taken for dead.
+        section = conf.control_plane
+        busy = section.create_attempts * section.create_timeout + _SPARE
+        self._idempotency = IdempotencyKeys(platform.database, busy_seconds=busy)
         self._store = functools.cache(lambda: open_store(platform, conf))
         self._enrolment = functools.cache(self._enrol)
         self._routes = functools.cache(self._all_routes)
@@ -104,6 +113,7 @@ class Site:
             conf,
             count=self._metrics.count,
             monotonic=self._platform.clock.monotonic,
+            keys=self._idempotency,
         )
         application = with_middleware(application, conf)
         own: dict[str, Wsgi] = {
@@ -133,11 +143,16 @@ class Site:
         shards = shards_for_new(self._nodes, self._conf)
         return Enrolment(
             platform.database, self._nodes, self._store(), platform.registry, changed, shards,
-            lambda nodes: self._resharded("", nodes, 0),
+            lambda nodes: self._resharded("", nodes, 0), tell_schedulers(platform, "states_changed"),
         )  # fmt: skip
 
     def _resharded(self, plan: str, moved: int, conflicts: int) -> None:
         self._platform.tell(ShardReassigned(plan, moved, conflicts))
+        if moved:
+            instances = open_instances(self._platform, self._conf)
+            hosts = ShardHosts(self._platform.database, self._platform.registry, instances, open_mover(instances))
+            if hosts.correct() + self._enrolment().assign():
+                tell_schedulers(self._platform)()
 
     def _tools(self, conf: cfg.ConfigOpts, policy: Policy) -> ApiTools:
         platform = self._platform
@@ -164,8 +179,9 @@ class Site:
         section = conf.control_plane
         schedulers = Schedulers(platform.sender, platform.clock, section.create_attempts, section.create_timeout)
         groups = groups_api.Groups(GroupStore(platform.database), instances)
-        changed = tell_schedulers(platform)
-        plans = open_plans(platform.database, nodes, instances, conf)
+        changed, states_changed = tell_schedulers(platform), tell_schedulers(platform, "states_changed")
+        mover = open_mover(instances)
+        plans = open_plans(platform.database, nodes, mover, conf)
         workers, cast = open_workers(platform, conf), cast_to_agent(platform.sender)
 
         def hinders(resource_type: str) -> str:
@@ -175,17 +191,23 @@ class Site:
             platform.database, instances, workers, cast, lambda uuid: platform.tell(InstanceDeleted(uuid, ""))
         )
         in_place = InPlace(platform.database, instances, workers, cast)
+        resetter = Resetter(platform.database, instances, workers, store, ask_to_sync(platform))
         return (
-            *services_api.routes(platform.registry, self._observer, changed),
+            *services_api.routes(platform.registry, self._observer, states_changed),
             *fleet_api.routes(nodes, self._enrolment()),
             *facts_api.routes(
                 nodes,
                 AggregateStore(platform.database),
-                functools.partial(merge_properties, platform.database),
+                functools.partial(change_node, platform.database),
                 changed,
+                states_changed,
             ),
             *allocation_api.routes(store),
-            *pools_api.routes(store, open_detectors(platform, conf)),
+            *pools_api.routes(
+                store,
+                open_detectors(platform, conf),
+                FleetAudit(platform.database, nodes, store, instances, self._enrolment()).checks(),
+            ),
             *scheduling_api.routes(schedulers, groups.resolved),
             *cleanup_api.routes(
                 WorkerViews(platform.database, open_workers(platform, conf), hinders),
@@ -194,9 +216,9 @@ class Site:
                 conf.cleanup.enabled_handlers,
                 hinders,
             ),
-            *control_plane_api.routes(instances, schedulers, deleter, in_place, groups.resolved),
+            *control_plane_api.routes(instances, schedulers, deleter, in_place, resetter, groups.resolved),
             *groups_api.routes(groups),
-            *sharding_api.routes(platform.database, nodes, plans, self._resharded),
+            *sharding_api.routes(platform.database, nodes, plans, mover, self._resharded),
             *coordination_api.routes(
                 SqlLedger(platform.database),
                 TaskStore(platform.database),
@@ -245,36 +267,15 @@ def _built(loaded: Loaded[ApiExtension], tools: ApiTools) -> Wsgi:
 
 
 def with_middleware(application: Wsgi, conf: cfg.ConfigOpts) -> Wsgi:
-    """An application behind what the configuration asks for: Keystone's tokens, and before them other origins (CORS).
+    """Put the configured middleware before an application: a proxy's headers, other origins (CORS), Keystone's tokens.
 
     :raises ConfigError: they cannot be checked as they are configured.
     """
     if conf.api.auth_strategy == "keystone":
-        application = _with_keystone(application, conf)
+        application = with_keystone(application, conf)
     if conf.cors.allowed_origin:
         # Browsers ask beforehand, without a token.
         application = cors.CORS(application, conf)
+    if conf.oslo_middleware.enable_proxy_headers_parsing:
+        application = http_proxy_to_wsgi.HTTPProxyToWSGI(application, conf)
     return application
-
-
-def _with_keystone(application: Wsgi, conf: cfg.ConfigOpts) -> Any:
-    """Keystonemiddleware before the application; it only marks who is calling, the application refuses."""
-    try:
-        auth_token = importlib.import_module("keystonemiddleware.auth_token")
-    except ImportError as error:
-        raise errors.ConfigError(
-            "auth_strategy = keystone needs keystonemiddleware. Try: pip install 'moorage[keystone]'"
-        ) from error
-    given = {"oslo_config_config": conf, "delay_auth_decision": True, "oslo_config_project": "moorage"}
-    try:
-        made = auth_token.AuthProtocol(application, given)
-    except Exception as error:
-        raise errors.ConfigError(f"[keystone_authtoken] cannot be used: {error}.") from error
-    section = conf.keystone_authtoken
-    if not section.auth_type and not section.auth_section:
-        # Without it every token would be refused, and nobody told why.
-        raise errors.ConfigError(
-            "auth_strategy = keystone needs a section [keystone_authtoken] that says how Keystone is asked: auth_type = password, "
-            "auth_url, username, password, project_name and their domains."
-        )
-    return made

@@ -21,14 +21,13 @@ import contextlib
 import functools
 import importlib
 import os
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from oslo_config import cfg
 from oslo_log import log as logging
 
-from moorage import errors
+from moorage import errors, threads
 from moorage.api.mounts import Dispatcher
 from moorage.api.site import Site
 from moorage.clock import SystemClock
@@ -103,7 +102,7 @@ class _Built:
     def __init__(self, what: str, build: Callable[[], Wsgi]) -> None:
         self._what = what
         self._build = build
-        self._lock = threading.Lock()
+        self._lock = threads.lock()
         self._application: Wsgi | None = None
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:

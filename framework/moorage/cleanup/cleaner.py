@@ -8,8 +8,6 @@ end. Leases are renewed while handlers work; a lease that is lost stops nothing 
 from __future__ import annotations
 
 import functools
-import random as random_module
-import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,9 +15,9 @@ from typing import Any
 
 from oslo_log import log as logging
 
-from moorage import errors, foreign
+from moorage import errors, foreign, randomness, threads
+from moorage.bounded_pool import BoundedPool, Overdue
 from moorage.cleanup.conditions import Wanted
-from moorage.cleanup.crew import NOT_BEGUN, OVERDUE, Crew
 from moorage.cleanup.foreseeing import Key, foresee, hindrance, stale_reason
 from moorage.cleanup.interface import Cleaned, CleanupHandler, Outcome, SetCleanupHandler, Worker
 from moorage.cleanup.orphans import (
@@ -83,16 +81,17 @@ class Cleaner:
         orphans: OrphanStore,
         handlers: Mapping[str, CleanupHandler],
         clock: Clock,
-        random: random_module.Random,
+        random: randomness.Random,
         policy: Policy | None = None,
     ) -> None:
         self._orphans = orphans
         self._handlers = handlers
         self._random = random
         self.policy = policy or Policy()
-        self._stopping = threading.Event()
+        self._stopping = threads.event()
         self._renewer = orphans.workers.renewer("clean-renew")
-        self._crews = {kind: Crew(f"clean-{kind}", clock) for kind in handlers}
+        #: Who calls the handlers: one pool for each type, so that a type that hangs holds up no other one.
+        self._pools = {kind: BoundedPool(f"clean-{kind}", clock, 1) for kind in handlers}
 
     @property
     def handlers(self) -> Mapping[str, CleanupHandler]:
@@ -144,13 +143,13 @@ class Cleaner:
         begin = f"{self._random.getrandbits(32):08x}"
         policy = self.policy
         given = (policy.limits or {}).get(kind)
-        concurrency = given or handler.concurrency
+        self._pools[kind].size = concurrency = given or handler.concurrency
         # A set is cleaned at the same time.
         limit = (given or policy.batch) if isinstance(handler, SetCleanupHandler) else concurrency * 4
         limit = min(policy.batch, limit)
         for after, last in ((begin, LAST), ("", begin)):
-            self._clean_range(kind, handler, wanted, (after, last), 1, concurrency, done, alone=True)
-            self._clean_range(kind, handler, wanted, (after, last), limit, concurrency, done)
+            self._clean_range(kind, handler, wanted, (after, last), 1, done, alone=True)
+            self._clean_range(kind, handler, wanted, (after, last), limit, done)
 
     def _clean_range(
         self,
@@ -159,7 +158,6 @@ class Cleaner:
         wanted: Wanted,
         ids: tuple[str, str],
         limit: int,
-        concurrency: int,
         done: Counter[str],
         *,
         alone: bool = False,
@@ -168,8 +166,8 @@ class Cleaner:
         single = 0
         at: str | None = ids[0]
         while at is not None and not self._stopping.is_set():
-            if self._crews[kind].behind >= concurrency:
-                LOG.warning("All %d threads that clean %s hang; nothing more is taken.", concurrency, kind)
+            if self._pools[kind].stuck:
+                LOG.warning("All %d threads that clean %s hang; nothing more is taken.", self._pools[kind].size, kind)
                 break
             claim = functools.partial(self._orphans.claim, kind, wanted=wanted, after=at, last=ids[1], alone=alone)
             try:
@@ -185,7 +183,7 @@ class Cleaner:
                 claimed = claim(handler=None, limit=1)
                 done.update(self._put_back(held, refused(error)) for held in claimed.leases.values())
             else:
-                done.update(self._process(kind, handler, claimed, concurrency))
+                done.update(self._process(kind, handler, claimed))
             single = max(0, single - 1)
             at = claimed.last
 
@@ -194,27 +192,16 @@ class Cleaner:
 
         :raises _Hangs: what it takes, should it come back, is nobody's until the leases end.
         """
-
-        def work() -> Claimed | Exception:
-            try:
-                with foreign.contained(origin_of(handler)):
-                    return claim(handler=handler)
-            except Exception as error:  # noqa: BLE001  (it is raised to who waits)
-                return error
-
-        ((_, found),) = self._crews[kind].run([work], 10**6, handler.deadline)
-        if found is OVERDUE:
+        try:
+            return self._pools[kind].call(functools.partial(claim, handler=handler), handler.deadline)
+        except Overdue as error:
             raise _Hangs(
                 f"The {origin_of(handler)} has not read what it is to clean within {handler.deadline:g} seconds."
-            )
-        if isinstance(found, Exception):
-            raise found
-        claimed: Claimed = found
-        return claimed
+            ) from error
 
     # -- what was taken -------------------------------------------------------------------------------------------
 
-    def _process(self, kind: str, handler: CleanupHandler, claimed: Claimed, concurrency: int) -> Counter[str]:
+    def _process(self, kind: str, handler: CleanupHandler, claimed: Claimed) -> Counter[str]:
         if not claimed.leases:
             return Counter()
         self._renewer.keep(claimed.leases.values())
@@ -222,18 +209,31 @@ class Cleaner:
             ready, done = self._sort_out(handler, claimed)
             if isinstance(handler, SetCleanupHandler) and ready:
                 ready = self._settle_in_time(kind, handler, ready, claimed, done)
-            works = [functools.partial(self._one, handler, held, claimed.resources[held.resource_id]) for held in ready]
-            for number, outcome in self._crews[kind].run(works, concurrency, handler.deadline):
-                held = ready[number]
-                self._renewer.forget([held])
-                if outcome is OVERDUE:
-                    outcome = self._put_back(held, f"its handler has not ended after {handler.deadline:g} seconds")
-                elif outcome is NOT_BEGUN:
-                    outcome = self._put_back(held, "all threads of its type hang", at_once=True)
-                done[outcome or "retry"] += 1
-            return done
+            return done + self._each(kind, handler, ready, claimed.resources)
         finally:
             self._renewer.forget(claimed.leases.values())
+
+    def _each(
+        self, kind: str, handler: CleanupHandler, ready: Sequence[CleanLease], resources: Mapping[str, Any]
+    ) -> Counter[str]:
+        """Clean rows one by one, several at a time; how many had which outcome."""
+        outcomes: dict[str, str] = {}
+
+        def one(held: CleanLease) -> None:
+            outcome = self._one(handler, held, resources[held.resource_id])
+            self._renewer.forget([held])
+            # An abandoned call that returns after all has its outcome already.
+            outcomes.setdefault(held.resource_id, outcome)
+
+        def overdue(held: CleanLease) -> None:
+            self._renewer.forget([held])
+            reason = f"its handler has not ended after {handler.deadline:g} seconds"
+            outcomes[held.resource_id] = self._put_back(held, reason)
+
+        for held in self._pools[kind].for_each(ready, one, handler.deadline, overdue):
+            self._renewer.forget([held])
+            outcomes[held.resource_id] = self._put_back(held, "all threads of its type hang", at_once=True)
+        return Counter(outcomes.values())
 
     def _settle_in_time(
         self,
@@ -245,22 +245,21 @@ class Cleaner:
     ) -> list[CleanLease]:
         """What is left to be done one by one. A set that hangs is nobody's any more once its leases end."""
         counted: Counter[str] = Counter()
-
-        def work() -> list[CleanLease] | errors.Unavailable:
-            try:
-                return self._settle(handler, ready, claimed, counted)
-            except errors.Unavailable as error:
-                return error
-
-        ((_, left),) = self._crews[kind].run([work], 10**6, handler.deadline)
-        if left is OVERDUE:
+        left = ready
+        try:
+            settle = functools.partial(self._settle, handler, ready, claimed, counted)
+            left = self._pools[kind].call(settle, handler.deadline)
+        except Overdue:
             LOG.error("A set of %d %s has not ended after %s seconds.", len(ready), kind, handler.deadline)
             done["overdue"] += len(ready)
             return []
-        done += counted
-        if isinstance(left, errors.Unavailable):
-            raise left
-        return ready if left is None else list(left)
+        except errors.Unavailable:
+            done.update(counted)
+            raise
+        except Exception:
+            LOG.exception("A set of %d %s could not be cleaned together; one by one now.", len(ready), kind)
+        done.update(counted)
+        return left
 
     def _sort_out(self, handler: CleanupHandler, claimed: Claimed) -> tuple[list[CleanLease], Counter[str]]:
         """Those to be cleaned; the others are ended, or (when no cleaner survives them) put aside."""

@@ -23,6 +23,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 from moorage.extensions import ExtensionPoint
 
 __all__ = [
+    "ANY_SCHEDULER",
     "API_VERSION",
     "CLEANUP_HANDLERS",
     "CONTINUES",
@@ -58,6 +59,10 @@ class Phase(enum.StrEnum):
     CLEANING = "cleaning"
     RETRYING = "retrying"
     QUARANTINED = "quarantined"
+
+
+#: Operations that any scheduler may go on with are addressed to this name, which no host has. No service takes them.
+ANY_SCHEDULER = "scheduler:*"
 
 
 @dataclass(frozen=True, slots=True)

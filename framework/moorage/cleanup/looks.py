@@ -8,9 +8,9 @@ clock, nobody has touched meanwhile, whatever time it is.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Mapping
 
+from moorage import threads
 from moorage.clock import Clock
 
 __all__ = ["Looks"]
@@ -24,7 +24,7 @@ class Looks:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._lock = threading.Lock()
+        self._lock = threads.lock()
         self._seen: dict[Key, tuple[object, float]] = {}
 
     def unchanged(self, rows: Mapping[Key, object], seconds: float) -> frozenset[Key]:

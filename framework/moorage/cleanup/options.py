@@ -103,8 +103,8 @@ OPTS: Sequence[cfg.Opt] = (
         mutable=True,
         default=30,
         min=1,
-        help="Days after which lines of the history and ended requests are removed, a thousand in a transaction. What /metrics "
-        "counts stays.",
+        help="Days after which lines of the history, ended requests and fences of resources without an operation are removed, a "
+        "thousand in a transaction. What /metrics counts stays.",
     ),
 )
 

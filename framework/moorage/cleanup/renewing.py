@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable
 
 from oslo_log import log as logging
 from typing_extensions import override
 
-from moorage import errors
+from moorage import errors, threads
 from moorage.cleanup.interface import Lease, Renewer, Workers
 from moorage.clock import Clock
 
@@ -28,12 +27,12 @@ class ThreadRenewer(Renewer):
         self._workers = workers
         self._clock = clock
         self._name = name
-        self._lock = threading.Lock()
+        self._lock = threads.lock()
         self._kept: dict[tuple[str, str], Lease] = {}
         self._lost: set[Lease] = set()
-        self._thread: threading.Thread | None = None
+        self._thread: threads.Thread | None = None
         self._stopping = False
-        self._wake = threading.Event()
+        self._wake = threads.event()
 
     @override
     def keep(self, leases: Iterable[Lease]) -> None:
@@ -42,7 +41,7 @@ class ThreadRenewer(Renewer):
             if self._kept and (self._thread is None or not self._thread.is_alive()):
                 self._stopping = False
                 self._wake.clear()
-                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                self._thread = threads.thread(self._run, name=self._name)
                 self._thread.start()
 
     @override

@@ -7,7 +7,6 @@ same find each other's row.
 
 from __future__ import annotations
 
-import uuid as uuid_module
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +14,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from moorage import errors
+from moorage import errors, randomness
 from moorage.cleanup import totals
 from moorage.cleanup.conditions import OF_QUEUE, OF_SERVICE, Queued, Target, Wanted
 from moorage.cleanup.interface import Phase
@@ -142,7 +141,7 @@ class RequestStore:
         if row is None:
             tx.execute(
                 sa.insert(cleanup_requests).values(
-                    uuid=str(uuid_module.uuid4()), service=service.uuid, epoch=epoch, resource_type=resource[0],
+                    uuid=randomness.new_uuid(), service=service.uuid, epoch=epoch, resource_type=resource[0],
                     resource_id=resource[1], until=now(), cluster=service.cluster, host=service.host, kind=by[0],
                     requested_by=by[1][:255], done_at=None, created_at=now(),
                 )

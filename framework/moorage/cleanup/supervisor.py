@@ -6,14 +6,13 @@ Runs in every scheduler. Nothing is agreed between them: the row of a request is
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from oslo_log import log as logging
 
-from moorage import errors
+from moorage import errors, threads
 from moorage.cleanup.interface import Phase
 from moorage.cleanup.requests import CleanupRequest, RequestStore
 from moorage.cleanup.views import Forecast, WorkerViews
@@ -109,7 +108,7 @@ class Supervisor:
         self._foresee = foresee or self._by_rows
         self._requested = requested
         self._changed = changed
-        self._lock = threading.Lock()
+        self._lock = threads.lock()
         self._was_up: dict[str, bool] = {}
         self._samples: dict[str, _Sample] = {}
 

@@ -37,13 +37,16 @@ workers = sa.Table(
     sa.Index("ix_workers_worker", "worker", "resource_type", "resource_id"),
 )
 
-#: The last token of each resource; the row survives its workers, so that no token is ever used twice.
+#: The last token of each resource. The row survives the worker row, so that no token is used twice. The row with an empty
+#: ``resource_id`` is the floor of its type: no resource of the type without a row of its own ever had a token above the floor.
 fences = sa.Table(
     "fences",
     core_metadata,
     sa.Column("resource_type", exact(40), primary_key=True),
     sa.Column("resource_id", Uuid, primary_key=True),
     sa.Column("token", sa.BigInteger, nullable=False),
+    #: When the token was raised last; :mod:`moorage.cleanup.fences` purges old rows.
+    sa.Column("raised_at", Micros, server_default="0", nullable=False),
 )
 
 #: Who shall be cleaned after. One row for each incarnation that ended and each filter: several who ask are one request.

@@ -8,7 +8,6 @@ own. What a process has counted and not added yet goes with it when it is killed
 from __future__ import annotations
 
 import enum
-import threading
 from collections import Counter
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -16,7 +15,7 @@ from typing import NamedTuple
 import sqlalchemy as sa
 from oslo_log import log as logging
 
-from moorage import errors
+from moorage import errors, threads
 from moorage.cleanup.tables import cleanup_history, cleanup_totals
 from moorage.db import Database, Duplicate
 
@@ -96,7 +95,7 @@ class ClaimCounts:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._lock = threading.Lock()
+        self._lock = threads.lock()
         self._waiting: Counter[tuple[str, str]] = Counter()
 
     def count(self, resource_type: str, how: Claim, number: int) -> None:

@@ -17,12 +17,12 @@ from typing import Any, TypeVar
 
 import sqlalchemy as sa
 from oslo_log import log as logging
-from sqlalchemy.dialects import mysql, postgresql, sqlite
 from typing_extensions import override
 
 from moorage import errors, lease
 from moorage.cleanup import tracking
-from moorage.cleanup.interface import Lease, Phase, Renewer, Worker, Workers
+from moorage.cleanup.fences import RAISE_MANY, last_tokens, raise_fence
+from moorage.cleanup.interface import ANY_SCHEDULER, Lease, Phase, Renewer, Worker, Workers
 from moorage.cleanup.renewing import ThreadRenewer
 from moorage.cleanup.tables import fences, workers
 from moorage.clock import Clock, SystemClock
@@ -92,6 +92,7 @@ _FORCE = lease.FORCE.update(workers, _OF_ONE, {"token": _TOKEN}).values(
     created_at=now(),
     updated_at=now(),
 )
+_READDRESS = _FORCE.where(workers.c.token == sa.bindparam("seen_token", type_=sa.BigInteger))
 _RENEW = lease.RENEW.update(workers, OF_MANY, {"token": _TOKEN, "lease": _LEASE, "now": now()})
 _HELD = sa.select(workers.c.resource_id).where(OF_MANY, workers.c.token == _TOKEN)
 _GIVE_BACK = lease.GIVE_BACK.update(workers, _OF_ONE, {"token": _TOKEN}).values(
@@ -104,32 +105,6 @@ _ADVANCE = lease.RENEW.update(workers, _OF_ONE, {"token": _TOKEN, "lease": _LEAS
 #: By a person's word: whatever is in progress ends.
 _REMOVE = sa.delete(workers).where(_OF_ONE)
 _FINISH = lease.FINISH.delete(workers, _OF_ONE, {"token": _TOKEN})
-
-_RAISE_MANY = (
-    sa.update(fences)
-    .where(
-        fences.c.resource_type == sa.bindparam("of_type"),
-        fences.c.resource_id.in_(sa.bindparam("of_resources", expanding=True)),
-    )
-    .values(token=fences.c.token + 1)
-)
-_READ_FENCE = sa.select(fences.c.token).where(
-    fences.c.resource_type == sa.bindparam("of_type"), fences.c.resource_id == sa.bindparam("of_resource")
-)
-_FIRST = {"resource_type": sa.bindparam("of_type"), "resource_id": sa.bindparam("of_resource"), "token": 1}
-_KEY = [fences.c.resource_type, fences.c.resource_id]
-#: Raise the fence of one resource, from nothing to 1 when it never had one.
-_RAISE: Mapping[str, sa.Insert] = {
-    "sqlite": sqlite.insert(fences)
-    .values(_FIRST)
-    .on_conflict_do_update(index_elements=_KEY, set_={"token": fences.c.token + 1})
-    .returning(fences.c.token),
-    "postgresql": postgresql.insert(fences)
-    .values(_FIRST)
-    .on_conflict_do_update(index_elements=_KEY, set_={"token": fences.c.token + 1})
-    .returning(fences.c.token),
-    "mysql": mysql.insert(fences).values(_FIRST).on_duplicate_key_update(token=fences.c.token + 1),
-}
 
 COLUMNS = (
     workers.c.resource_type, workers.c.resource_id, workers.c.operation, workers.c.status, workers.c.addressed_to,
@@ -182,7 +157,11 @@ class Transfer:
         self.returning = statement.returning(*_TAKEN_COLUMNS)
 
 
-_TAKE = Transfer(lease.TAKE.update(workers, OF_MANY, TRANSFER).where(_NOT_IN_QUARANTINE).values(_WORKS))
+#: A late message must not give an agent again what it has handed to the schedulers.
+_NOT_OF_SCHEDULERS = workers.c.addressed_to != ANY_SCHEDULER
+_TAKE = Transfer(
+    lease.TAKE.update(workers, OF_MANY, TRANSFER).where(_NOT_IN_QUARANTINE, _NOT_OF_SCHEDULERS).values(_WORKS)
+)
 #: A row that a cleaner has given back is a cleaner's.
 _START = Transfer(
     lease.START.update(workers, OF_MANY, TRANSFER).where(workers.c.phase == Phase.WAITING.value).values(_WORKS)
@@ -215,11 +194,11 @@ class WorkerStore(Workers):
         addressed_to: str,
         force: bool = False,
     ) -> int:
-        # Two statements for a resource that never had an operation, three otherwise (one more on MariaDB).
+        # Three statements (one more on MariaDB for a resource that had an operation before).
         tx = transaction
-        token = self._raise_fence(tx, resource_type, resource_id)
+        token, is_new = raise_fence(tx, resource_type, resource_id)
         key = {"of_type": resource_type, "of_resource": resource_id}
-        row = None if token == 1 else tx.execute(_GET, key).first()
+        row = None if is_new else tx.execute(_GET, key).first()
         if row is None:
             tx.execute(
                 sa.insert(workers).values(
@@ -235,6 +214,23 @@ class WorkerStore(Workers):
         if tx.execute(_FORCE, {**key, **values}).rowcount != 1:
             # It finished in this moment. Its owner's write decided what the resource is now; the caller must look again.
             raise errors.Conflict(f"The operation on {resource_type} {resource_id} has just ended; try again.")
+        return token
+
+    def readdress(self, tx: sa.Connection, seen: Worker, addressed_to: str) -> int:
+        """Address an operation to another host; its new token.
+
+        :param seen: the operation as it was read.
+        :raises Conflict: a service has taken, ended or changed it since.
+        """
+        token, _ = raise_fence(tx, seen.resource_type, seen.resource_id)
+        values = {
+            "of_type": seen.resource_type, "of_resource": seen.resource_id, "seen_token": seen.token, "to_token": token,
+            "to_operation": seen.operation, "to_status": seen.status, "to_host": addressed_to,
+        }  # fmt: skip
+        if tx.execute(_READDRESS, values).rowcount != 1:
+            raise errors.Conflict(
+                f"The {seen.operation} of {seen.resource_type} {seen.resource_id} has changed since it was read."
+            )
         return token
 
     def withdraw(self, tx: sa.Connection, resource_type: str, resource_id: str, token: int) -> None:
@@ -305,7 +301,7 @@ class WorkerStore(Workers):
         """
         of_many = {"of_type": key["of_type"], "of_resources": key["of_resources"]}
         mine = {"to_owner": identity.uuid, "to_epoch": identity.epoch}
-        tx.execute(_RAISE_MANY, of_many)
+        tx.execute(RAISE_MANY, of_many)
         values = {**key, **mine, "lease_micros": self._lease_micros}
         if self._database.dialect != "mysql":
             return tx.execute(statement.returning, values).all()
@@ -362,7 +358,7 @@ class WorkerStore(Workers):
 
     @override
     def reset(self, transaction: sa.Connection, resource_type: str, resource_id: str) -> int:
-        token = self._raise_fence(transaction, resource_type, resource_id)
+        token, _ = raise_fence(transaction, resource_type, resource_id)
         transaction.execute(_REMOVE, {"of_type": resource_type, "of_resource": resource_id})
         return token
 
@@ -390,10 +386,7 @@ class WorkerStore(Workers):
 
     @override
     def tokens(self, transaction: sa.Connection, resource_type: str, resource_ids: Sequence[str]) -> dict[str, int]:
-        query = sa.select(fences.c.resource_id, fences.c.token).where(
-            fences.c.resource_type == resource_type, fences.c.resource_id.in_(resource_ids)
-        )
-        return {row.resource_id: row.token for row in transaction.execute(query)}
+        return last_tokens(transaction, resource_type, resource_ids)
 
     # -- for the leases -------------------------------------------------------------------------------------------
 
@@ -444,15 +437,6 @@ class WorkerStore(Workers):
                 "The %s of %s %s was given back after try %d: %s",
                 held.operation, held.resource_type, held.resource_id, held.attempts, reason,
             )  # fmt: skip
-
-    def _raise_fence(self, tx: sa.Connection, resource_type: str, resource_id: str) -> int:
-        """One more than any token the resource ever had; others wait for this transaction to end."""
-        key = {"of_type": resource_type, "of_resource": resource_id}
-        result = tx.execute(_RAISE[self._database.dialect], key)
-        if result.returns_rows:
-            return int(result.scalar_one())
-        # MariaDB says 1 for an inserted row and 2 for an updated one.
-        return 1 if result.rowcount == 1 else int(tx.execute(_READ_FENCE, key).scalar_one())
 
 
 class WorkerLease(Lease):

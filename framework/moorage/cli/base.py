@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 from collections.abc import Iterable, Sequence
@@ -21,13 +22,18 @@ __all__ = [
     "LocalCommand",
     "LocalShow",
     "add_connection_arguments",
+    "add_page_arguments",
     "connection",
     "one",
+    "page",
     "pairs",
     "read_client_file",
     "say",
     "table",
 ]
+
+#: The largest page that a list of the API has.
+_PAGE = 1000
 
 
 def add_connection_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,6 +55,12 @@ def add_connection_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--password", default=os.environ.get("MOORAGE_PASSWORD", os.environ.get("OS_PASSWORD", "")))
     group.add_argument("--auth-url", default=os.environ.get("OS_AUTH_URL", ""), help="URL of Keystone (OS_AUTH_URL)")
     group.add_argument("--project-name", default=os.environ.get("OS_PROJECT_NAME", ""))
+    group.add_argument(
+        "--system-scope",
+        default=os.environ.get("OS_SYSTEM_SCOPE", ""),
+        choices=["", "all"],
+        help="all: a token of the system, for administrators, in place of one of the project (OS_SYSTEM_SCOPE)",
+    )
 
 
 def connection(arguments: argparse.Namespace) -> client.Client:
@@ -75,6 +87,7 @@ def connection(arguments: argparse.Namespace) -> client.Client:
         password=password,
         auth_url=arguments.auth_url,
         project_name=arguments.project_name,
+        system_scope=arguments.system_scope,
     )
 
 
@@ -96,11 +109,16 @@ class LocalCommand(command.Command):
     """A command with Moorage's way of saying what went wrong."""
 
     def run(self, parsed_args: argparse.Namespace) -> int:
-        """Run the command; a known error is told on stderr, with its reasons, and gives exit status 1."""
+        """Run the command; a known error is printed on stderr, with its reasons."""
         try:
             return int(super().run(parsed_args) or 0)
         except errors.MoorageError as error:
-            return say(self.app.stderr, error)
+            say(self.app.stderr, error, as_json=getattr(parsed_args, "formatter", "") == "json")
+            return self.status_of(error)
+
+    def status_of(self, error: errors.MoorageError) -> int:
+        """The exit status for a known error."""
+        return 1
 
 
 class LocalShow(LocalCommand, show.ShowOne):
@@ -137,9 +155,19 @@ def pairs(texts: Sequence[str], option: str) -> list[tuple[str, str]]:
     return [(name, value) for name, _, value in found]
 
 
-def say(stream: Any, error: errors.MoorageError) -> int:
-    """Tell an error and what it counts; the exit status."""
+def say(stream: Any, error: errors.MoorageError, *, as_json: bool = False) -> int:
+    """Print an error with its counts and the id of the request; returns the exit status.
+
+    :param as_json: one JSON object, for ``-f json``.
+    """
+    request_id = error.details.get("request_id")
+    if as_json:
+        shown = {**errors.to_wire(error), **({"request_id": request_id} if request_id else {})}
+        stream.write(json.dumps({"error": shown}, default=str) + "\n")
+        return 1
     stream.write(f"moorage: {error.message}\n")
+    if request_id:
+        stream.write(f"  request id: {request_id}\n")
     reasons = error.details.get("reasons")
     if isinstance(reasons, dict):
         for name, count in reasons.items():
@@ -150,6 +178,33 @@ def say(stream: Any, error: errors.MoorageError) -> int:
 def table(columns: Sequence[str], rows: Iterable[dict[str, Any]]) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
     """Columns and rows as cliff's Lister wants them."""
     return tuple(columns), [tuple(_plain(row.get(column)) for column in columns) for row in rows]
+
+
+def add_page_arguments(parser: argparse.ArgumentParser, columns: Sequence[str]) -> None:
+    """Add the options of a list that is read page by page."""
+    parser.add_argument("--limit", type=int, metavar="N", help="no more than so many")
+    parser.add_argument("--marker", metavar="UUID", help="only those after the one of this uuid")
+    parser.add_argument(
+        "--fields", metavar="NAME,NAME", help=f"what is asked for and shown (default: {','.join(columns)})"
+    )
+
+
+def page(
+    parsed_args: argparse.Namespace, what: str, columns: Sequence[str], filters: Sequence[str]
+) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
+    """Reads a list as its options say; see :func:`add_page_arguments`. Fields that are not shown are not asked for.
+
+    :param what: the list and its path: ``nodes`` of ``/nodes``.
+    :param filters: the options that are filters of the API.
+    """
+    limit = parsed_args.limit
+    if limit is not None and limit < 1:
+        raise errors.InvalidInput(f"--limit is {limit}; it must be 1 or more.")
+    shown = columns if parsed_args.fields is None else [name.strip() for name in parsed_args.fields.split(",")]
+    query = {name: getattr(parsed_args, name) for name in filters}
+    query |= {"after": parsed_args.marker, "fields": ",".join(shown)}
+    found = connection(parsed_args).pages(f"/{what}", what, query, limit=min(limit or _PAGE, _PAGE))
+    return table(shown, itertools.islice(found, limit))
 
 
 def one(data: dict[str, Any]) -> tuple[tuple[str, ...], tuple[Any, ...]]:

@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import csv
 import json
-import random
 import sys
 import tempfile
 from pathlib import Path
 
-from moorage import errors
+from moorage import errors, randomness
 from moorage.cli import base
 from moorage.cli.commands.replay import namespace, replay_files, running
 from moorage.cli.report import readable
@@ -56,7 +55,7 @@ def _run(folder: Path) -> int:
 
 def _sample(folder: Path) -> tuple[Path, Path]:
     """A fleet and a workload of our own format, the same at each call."""
-    chance = random.Random(7)  # noqa: S311  (a sample, no secret)
+    chance = randomness.Random(7)
     nodes, requests = folder / "nodes.jsonl", folder / "requests.csv"
     with open(nodes, "w", encoding="utf-8") as stream:
         for number in range(_SAMPLE_NODES):

@@ -11,9 +11,11 @@ from importlib import metadata
 from typing import Any
 
 from cliff import app, commandmanager
+from cliff.help import HelpExit
 from typing_extensions import override
 
 from moorage import errors
+from moorage.cli import overview
 from moorage.extensions import ExtensionPoint
 
 __all__ = ["MoorageApp", "main"]
@@ -75,6 +77,15 @@ class MoorageApp(app.App):
         )
         return parser
 
+    @override
+    def print_help_if_requested(self) -> None:
+        """As cliff's, without importing every command."""
+        if self.options.deferred_help:
+            self.parser.print_help(self.stdout)
+            installed = {name.replace("_", " "): owners for name, owners in _COMMANDS.installed().items()}
+            overview.write(self.stdout, installed, "moorage")
+            raise HelpExit
+
     def configure_logging(self) -> None:
         """Only warnings, and only from our own code: libraries talk too much for a command line."""
         super().configure_logging()
@@ -86,7 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the ``moorage`` script."""
     try:
         return int(MoorageApp().run(list(sys.argv[1:] if argv is None else argv)))
-    except errors.PluginLoadError as error:
+    except (errors.PluginLoadError, errors.PluginTimeout) as error:
         sys.stderr.write(f"{error.message}\n")
         return 1
     except KeyboardInterrupt:

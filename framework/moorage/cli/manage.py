@@ -13,7 +13,7 @@ from typing import Any
 from moorage import errors
 from moorage.api import auth
 from moorage.cli import base
-from moorage.cli.roles import loader
+from moorage.cli.roles import load
 from moorage.clock import SystemClock
 from moorage.control_plane.interface import INSTANCE_STORES
 from moorage.control_plane.reassign import Reassignment
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the ``moorage-manage`` script."""
     arguments = make_parser().parse_args(argv)
     try:
-        conf = loader(arguments)()
+        conf = load(arguments)
         if arguments.area == "user":
             return _USER_ACTIONS[arguments.action](auth.users_file(conf), arguments)
         if arguments.area == "node":

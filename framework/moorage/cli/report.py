@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
-import time
 from typing import TextIO
 
 from moorage.client.replay import Report
+from moorage.clock import SystemClock
 
 __all__ = ["Progress", "readable"]
+
+_CLOCK = SystemClock()
 
 _WIDTH = 40
 
@@ -23,9 +25,9 @@ class Progress:
 
     def __call__(self, done: int, total: int) -> None:
         """Show it, ten times a second at most."""
-        if not self._terminal or (time.monotonic() - self._shown_at < 0.1 and done < total):
+        if not self._terminal or (_CLOCK.monotonic() - self._shown_at < 0.1 and done < total):
             return
-        self._shown_at = time.monotonic()
+        self._shown_at = _CLOCK.monotonic()
         filled = _WIDTH * done // total
         self._stream.write(f"\r[{'#' * filled}{'.' * (_WIDTH - filled)}] {done}/{total} requests")
         self._stream.flush()

@@ -4,15 +4,19 @@
 from __future__ import annotations
 
 import argparse
+import os
 import pkgutil
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from moorage.control_plane import config, process
+from oslo_config import cfg
 
-__all__ = ["ROLES", "add_role_arguments", "loader", "main", "run"]
+from moorage.control_plane import config, process
+from moorage.control_plane.accepted import ConfigSource
+
+__all__ = ["ROLES", "add_role_arguments", "load", "main", "run"]
 
 #: Where each role's class is. It is imported when it runs: a process needs no other's libraries, and starts the quicker.
 ROLES: Mapping[str, str] = {
@@ -31,19 +35,28 @@ def add_role_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--set", action="append", default=[], metavar="GROUP.OPTION=VALUE", help="wins over the files")
 
 
-def loader(arguments: argparse.Namespace) -> Callable[[], Any]:
-    """A function that reads the configuration anew."""
+def load(arguments: argparse.Namespace) -> cfg.ConfigOpts:
+    """Loads the configuration that the arguments of :func:`add_role_arguments` name."""
+    return _loader(arguments)(arguments.config_file, False)
+
+
+def _loader(arguments: argparse.Namespace) -> Callable[[Sequence[str], bool], cfg.ConfigOpts]:
     overrides: dict[tuple[str, str], Any] = {}
     for text in arguments.set:
         name, _, value = text.partition("=")
         group, _, option = name.partition(".")
         overrides[group, option] = value
-    return lambda: config.load(files=arguments.config_file, state_dir=arguments.state_dir, overrides=overrides)
+    return lambda files, alone: config.load(
+        files=files, state_dir=arguments.state_dir, overrides=overrides, alone=alone
+    )
 
 
 def run(role: str, arguments: argparse.Namespace) -> int:
     """Run the role until SIGTERM."""
-    return process.run(pkgutil.resolve_name(ROLES[role])(), arguments.name, loader(arguments))
+    source = ConfigSource(
+        _loader(arguments), arguments.config_file, arguments.state_dir, f"{role}-{arguments.name}", os.environ
+    )
+    return process.run(pkgutil.resolve_name(ROLES[role])(), arguments.name, source)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

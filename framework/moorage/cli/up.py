@@ -17,11 +17,12 @@ from typing import IO, Any
 from oslo_config import cfg
 from oslo_log import log as logging
 
-from moorage import errors, foreign
+from moorage import errors, foreign, threads
 from moorage.api import auth
 from moorage.cli import validation
-from moorage.clock import SignalEvent, SystemClock
+from moorage.clock import SystemClock
 from moorage.control_plane import config
+from moorage.control_plane.accepted import AcceptedCopy, load_unchanged
 from moorage.control_plane.supervisor import Program, Supervisor, command
 from moorage.db import Database, migrations
 
@@ -73,14 +74,16 @@ class Plan:
 class ControlPlane:
     """Starts, watches and ends the processes of a plan. Everything it writes lies in the state folder.
 
-    :raises ConfigError: from :meth:`start`, when something is wrong; nothing is left running then.
+    :raises ConfigError: from :meth:`start`, when the configuration cannot be used; nothing is left running then.
+    :raises Unavailable: from :meth:`start`, when something else went wrong that a later try may not meet.
     """
 
     def __init__(self, plan: Plan) -> None:
         self.plan = replace(plan, state_dir=plan.state_dir.absolute(), bind=_with_port(plan.bind))
         self._supervisor: Supervisor | None = None
+        self._accepted = AcceptedCopy(self.plan.state_dir / "accepted" / "up")
         # Signals may come before there is a supervisor.
-        self._stopping = SignalEvent()
+        self._stopping = threads.signal_event()
         self._lock: IO[str] | None = None
 
     @property
@@ -91,9 +94,18 @@ class ControlPlane:
         return f"http://{shown}:{port}"
 
     def load(self) -> Any:
-        """The configuration of this plan, with everything checked that a start would refuse."""
-        conf = self.plan.load()
+        """The configuration of this plan, with everything checked that a start would refuse.
+
+        All processes, also those that are restarted later, get a copy of exactly what was checked.
+        """
+        conf, contents = load_unchanged(self.plan.config_files, self.plan.load)
         validation.check(conf)
+        try:
+            self._accepted.store(contents)
+        except OSError as error:
+            raise errors.Unavailable(
+                f"The accepted configuration cannot be copied to {self._accepted.folder}: {error.strerror}."
+            ) from error
         return conf
 
     def start(self) -> None:
@@ -127,6 +139,9 @@ class ControlPlane:
             drain_timeout=section.drain_timeout,
             start_timeout=section.start_timeout,
             stopped_timeout=section.stopped_timeout,
+            writer=database.current_writer,
+            writer_timeout=min(conf.coordination.session_timeout, section.stopped_timeout),
+            environment={**os.environ, **self._accepted.environment()},
             stopping=self._stopping,
             may_reload=self._may_reload,
         )
@@ -148,13 +163,20 @@ class ControlPlane:
             self._supervisor.reload()
 
     def _may_reload(self) -> bool:
-        """Check the new configuration here first, so that either every process takes it or none does."""
+        """Check the new configuration here first, so that either every process takes it or none does.
+
+        A process that is restarted after a refusal gets the copy that was accepted last, and logs that it does.
+        """
         try:
             with foreign.contained():
                 conf = self.load()
         except Exception as error:  # noqa: BLE001  (whatever is wrong with it, the processes run on)
             said = error.message if isinstance(error, errors.MoorageError) else f"{type(error).__name__}: {error}"
-            sys.stderr.write(f"moorage: the new configuration is not taken, the old one stays: {said}\n")
+            self._accepted.explain_refusal(said)
+            sys.stderr.write(
+                f"moorage: the new configuration is not taken, the old one stays: {said}\n"
+                f"moorage: processes that restart use the accepted copy in {self._accepted.folder}.\n"
+            )
             return False
         waiting = config.need_restart(self._running, conf)
         if waiting:
@@ -212,14 +234,14 @@ def _chooses_no_coordination(plan: Plan) -> bool:
 def _only_one(folder: Path) -> IO[str]:
     """Hold the folder until the process ends.
 
-    :raises ConfigError: another control plane holds it.
+    :raises InUse: another control plane holds it.
     """
     held = open(folder / "lock", "a", encoding="utf-8")  # noqa: SIM115  (held until the process ends)
     try:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         held.close()
-        raise errors.ConfigError(
+        raise errors.InUse(
             f"Another control plane runs on {folder}; end it first, or give another --state-dir."
         ) from None
     return held

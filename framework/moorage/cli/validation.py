@@ -138,16 +138,18 @@ CHECKS: Sequence[tuple[str, Callable[[Any], object]]] = (
 
 def problems(conf: Any) -> list[str]:
     """What is wrong, a sentence for each; empty when a start would find nothing."""
-    found = []
+    return list(dict.fromkeys(error.message for error in _failures(conf)))
+
+
+def _failures(conf: Any) -> Iterator[errors.MoorageError]:
     for what, look in CHECKS:
         try:
             with foreign.contained():
                 look(conf)
         except errors.MoorageError as error:
-            found.append(error.message)
+            yield error
         except Exception as error:  # noqa: BLE001  (a plugin's check that fails is what was looked for)
-            found.append(f"The {what} cannot be checked ({foreign.said(error)}).")
-    return list(dict.fromkeys(found))
+            yield errors.ConfigError(f"The {what} cannot be checked ({foreign.said(error)}).")
 
 
 def doubtful(conf: Any) -> list[str]:
@@ -170,7 +172,10 @@ def check(conf: Any) -> None:
     """Refuse what cannot be used.
 
     :raises ConfigError: says everything that is wrong.
+    :raises Unavailable: nothing is wrong, but something was late or away; a later try may succeed.
     """
-    found = problems(conf)
+    found = list(_failures(conf))
     if found:
-        raise errors.ConfigError(" ".join(found))
+        may_be_mended_by_time = all(isinstance(error, errors.Unavailable) for error in found)
+        refused = errors.Unavailable if may_be_mended_by_time else errors.ConfigError
+        raise refused(" ".join(dict.fromkeys(error.message for error in found)))

@@ -28,6 +28,7 @@ def connect(
     password: str = "",
     auth_url: str = "",
     project_name: str = "",
+    system_scope: str = "",
     user_domain_name: str = "Default",
     project_domain_name: str = "Default",
     timeout: float = 120.0,
@@ -35,6 +36,7 @@ def connect(
     """A client of the control plane at ``url`` (``http://host:port``).
 
     :param auth_type: ``none``, ``http_basic`` or ``password`` (Keystone).
+    :param system_scope: ``all`` asks Keystone for a token of the system, which administrators need; empty: one of the project.
     :raises ConfigError: the type is none of these.
     """
     if auth_type == "none":
@@ -42,13 +44,14 @@ def connect(
     elif auth_type == "http_basic":
         auth = http_basic.HTTPBasicAuth(endpoint=url, username=username, password=password)
     elif auth_type == "password":
+        project = {"project_name": project_name, "project_domain_name": project_domain_name}
+        scope: dict[str, Any] = {"system_scope": system_scope} if system_scope else project
         auth = v3.Password(
             auth_url=auth_url,
             username=username,
             password=password,
-            project_name=project_name,
             user_domain_name=user_domain_name,
-            project_domain_name=project_domain_name,
+            **scope,
         )
     else:
         raise errors.ConfigError(
@@ -122,10 +125,11 @@ class Client:
         return Baremetal(request)
 
     def pages(self, path: str, key: str, query: Mapping[str, Any] | None = None, limit: int = 1000) -> Iterator[Any]:
-        """All the items of a listing, page after page."""
-        after: str | None = None
+        """All the items of a listing, page after page; ``after`` in the query: only those after that one."""
+        query = dict(query or {})
+        after: str | None = query.pop("after", None)
         while True:
-            page = self.request("GET", path, query={**(query or {}), "limit": limit, "after": after})
+            page = self.request("GET", path, query={**query, "limit": limit, "after": after})
             yield from page[key]
             after = page.get("next_after")
             if not after:
@@ -142,7 +146,7 @@ class Client:
         return dict(self.request("PATCH", f"/services/{uuid}", body=changes))
 
     def nodes(self, **query: Any) -> Iterator[dict[str, Any]]:
-        """Nodes by name."""
+        """Nodes by uuid. The query takes the filters of the API, ``after``, and ``fields`` (names separated by commas)."""
         return self.pages("/nodes", "nodes", query)
 
     def node(self, name_or_uuid: str) -> dict[str, Any]:
@@ -153,9 +157,15 @@ class Client:
         """Enrol nodes, or bring them up to date; at most 1,000 in a call."""
         return dict(self.request("POST", "/nodes", body={"nodes": list(nodes)}))
 
-    def change_node(self, name_or_uuid: str, properties: Mapping[str, Any]) -> dict[str, Any]:
-        """Set properties of a node; a None takes one away."""
-        return dict(self.request("PATCH", f"/nodes/{_part(name_or_uuid)}", body={"properties": dict(properties)}))
+    def change_node(
+        self, name_or_uuid: str, properties: Mapping[str, Any] | None = None, **states: Any
+    ) -> dict[str, Any]:
+        """Change properties of a node (None removes one) and its states.
+
+        :param states: ``disabled``, ``disabled_reason``, ``maintenance``, ``maintenance_reason``.
+        """
+        body = {**states, **({"properties": dict(properties)} if properties else {})}
+        return dict(self.request("PATCH", f"/nodes/{_part(name_or_uuid)}", body=body))
 
     def aggregates(self) -> Iterator[dict[str, Any]]:
         """Aggregates by name."""
@@ -181,9 +191,9 @@ class Client:
         """``PUT`` or ``DELETE`` a member; ``kind`` is host or node."""
         return dict(self.request(method, f"/aggregates/{_part(aggregate)}/{kind}s/{_part(member)}"))
 
-    def hosts(self) -> list[dict[str, Any]]:
-        """Hosts and nodes as a scheduler sees them."""
-        return list(self.request("GET", "/hosts")["hosts"])
+    def hosts(self, **query: Any) -> list[dict[str, Any]]:
+        """Nodes as a scheduler sees them, by uuid. The query takes the filters of the API, ``after`` and ``fields``."""
+        return list(self.pages("/hosts", "hosts", query))
 
     def host(self, name: str) -> dict[str, Any]:
         """One host with its nodes and instances, as a scheduler sees it."""
@@ -234,7 +244,10 @@ class Client:
     # -- shards ---------------------------------------------------------------------------------------------------
 
     def shards(self) -> list[dict[str, Any]]:
-        """``{"name", "count"}`` of every shard, the largest first; the name is None for the nodes without one."""
+        """``{"name", "count", "agents"}`` of every shard, the largest first; the name is None for the nodes without one.
+
+        ``agents`` are the working agents that serve the shard; empty where no agent declares a shard.
+        """
         return list(self.request("GET", "/shards")["shards"])
 
     def check_shards(self) -> dict[str, Any]:
@@ -249,14 +262,20 @@ class Client:
         """Portgroups, by the bare metal dialect at its own place."""
         return self.baremetal().port_groups(shard=shard, **filters)
 
-    def assign_shards(self, assignments: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    def assign_shards(
+        self, assignments: Sequence[Mapping[str, Any]], *, include_instances: bool = False
+    ) -> dict[str, Any]:
         """Change the shard of many nodes: ``{"node", "shard"}`` and perhaps ``was``, the shard that it must be in.
+
+        :param include_instances: also move nodes with instances from shard to shard while their agents live.
 
         Sent in calls of 1,000; ``moved`` counts, ``conflicts`` names the nodes that were left alone, and why.
         """
         total: dict[str, Any] = {"moved": 0, "conflicts": []}
         for first in range(0, len(assignments), 1000):
-            body = {"assignments": list(assignments[first : first + 1000])}
+            body: dict[str, Any] = {"assignments": list(assignments[first : first + 1000])}
+            if include_instances:
+                body["include_instances"] = True
             answer = self.request("POST", "/shards/assign", body=body)
             total["moved"] += answer["moved"]
             total["conflicts"] += answer["conflicts"]
@@ -321,10 +340,9 @@ class Client:
         """Ask where it would go."""
         return dict(self.request("POST", "/select", body=body))
 
-    def create_instance(self, body: Mapping[str, Any], request_id: str | None = None) -> dict[str, Any]:
-        """Place and build an instance."""
-        headers = {"X-OpenStack-Request-ID": request_id} if request_id else {}
-        return dict(self.request("POST", "/instances", body=body, headers=headers))
+    def create_instance(self, body: Mapping[str, Any], idempotency_key: str | None = None) -> dict[str, Any]:
+        """Place and build an instance; a repetition with the same key gets the first answer."""
+        return dict(self.request("POST", "/instances", body=body, headers=_key(idempotency_key)))
 
     def create_instances(self, body: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
         """Place and build several alike, all or none."""
@@ -342,13 +360,20 @@ class Client:
         """One instance."""
         return dict(self.request("GET", f"/instances/{uuid}"))
 
-    def act_on_instance(self, uuid: str, action: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Begin to rebuild, resize, live_migrate, shelve_offload or unshelve an instance."""
-        return dict(self.request("POST", f"/instances/{uuid}/action", body={action: dict(body or {})}))
+    def act_on_instance(
+        self, uuid: str, action: str, body: Mapping[str, Any] | None = None, idempotency_key: str | None = None
+    ) -> dict[str, Any]:
+        """Begin to rebuild, resize, live_migrate, shelve_offload or unshelve an instance; likewise."""
+        path, asked = f"/instances/{uuid}/action", {action: dict(body or {})}
+        return dict(self.request("POST", path, body=asked, headers=_key(idempotency_key)))
 
     def delete_instance(self, uuid: str, *, force: bool = False) -> None:
         """Begin to delete an instance."""
         self.request("DELETE", f"/instances/{uuid}", query={"force": True} if force else None)
+
+
+def _key(idempotency_key: str | None) -> dict[str, str]:
+    return {"Idempotency-Key": idempotency_key} if idempotency_key else {}
 
 
 def _part(text: str) -> str:
@@ -367,9 +392,15 @@ def _cause(error: Exception) -> str:
 
 
 def _error(answer: Any) -> errors.MoorageError:
+    request_id = answer.headers.get("X-OpenStack-Request-ID")
     try:
-        return errors.from_wire(answer.json()["error"])
-    except (ValueError, KeyError, TypeError):
+        wire = answer.json()["error"]
+        error = errors.from_wire(wire)
+        if wire.get("request_id") or request_id:
+            error.details.setdefault("request_id", wire.get("request_id") or request_id)
+        return error
+    except (AttributeError, ValueError, KeyError, TypeError):
         text = answer.text.strip().splitlines()
         first = text[0][:200] if text else ""
-        return errors.RemoteError(f"The server answered {answer.status_code} {answer.reason}. {first}".strip())
+        known = {"request_id": request_id} if request_id else {}
+        return errors.RemoteError(f"The server answered {answer.status_code} {answer.reason}. {first}".strip(), **known)

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import collections
 import heapq
-import threading
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from moorage import errors
+from moorage import errors, randomness, threads
 from moorage.client.client import Client
 from moorage.client.workload import Request
 from moorage.clock import Clock
@@ -79,7 +77,7 @@ class _Tally:
     """Results of the threads of a replay, under one lock."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self.lock = threads.lock()
         self.report = Report()
         self.seconds: list[float] = []
         #: Acknowledged and not deleted; and all that was ever asked for.
@@ -117,7 +115,7 @@ def replay(
             _raise(done)
         if release:
             _release_due(ends, request.arrival, pool, running, local, tally, clock)
-        instance = str(uuid.uuid4())
+        instance = randomness.new_uuid()
         tally.asked.add(instance)
         client = local[number % len(local)]
         running.add(pool.submit(_place, client, request, instance, tally, clock))

@@ -3,14 +3,12 @@
 
 from __future__ import annotations
 
-import random
-import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from oslo_config import cfg
 
-from moorage import errors
+from moorage import errors, randomness, threads
 from moorage.control_plane.cleaning import AgentCleaning
 from moorage.control_plane.interface import AGENT_SERVICES, AgentService, AgentTools
 from moorage.control_plane.opening import open_instances, open_store, open_workers
@@ -90,7 +88,7 @@ class Agent:
         for loaded, service in services:
             with loaded.building():
                 endpoints += service.endpoints()
-        self._soon = threading.Event()
+        self._soon = threads.event()
         self._subscription: Subscription = platform.transport.serve(
             AGENTS, platform.name, Dispatcher(endpoints_of(self, self._cleaning, *endpoints)), threads=conf.rpc.threads
         )
@@ -102,7 +100,7 @@ class Agent:
         seconds = sync_seconds(conf)
         if seconds is not None:
             # Agents that were started together must not all speak at once.
-            first = random.uniform(0, seconds)  # noqa: S311  (no secret)
+            first = randomness.generator().uniform(0, seconds)
             self._periodic.append(
                 Periodic(platform, "comparison of instances", self._tell_instances, seconds, first=first)
             )

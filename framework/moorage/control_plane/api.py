@@ -9,13 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Protocol
 
-from moorage import errors
+from moorage import errors, randomness
 from moorage.control_plane.interface import Instance, InstanceStore
 from moorage.control_plane.operations import OPERATIONS, InPlace
 from moorage.control_plane.placing import Deleter
+from moorage.control_plane.resetting import RESETTABLE, Resetter
 from moorage.routes import ApiRequest, ApiResponse, PolicyRule, Route
-from moorage.scheduling.api import Resolver
-from moorage.scheduling.request import REQUEST_PROPERTIES
+from moorage.scheduling.api import Resolver, check_request
+from moorage.scheduling.request import REQUEST_PROPERTIES, refuse_unsupported
 
 __all__ = ["POLICIES", "Creator", "routes"]
 
@@ -29,6 +30,17 @@ POLICIES = (
         "scheduling:instances:action",
         "rule:system_member or rule:project_member",
         "Rebuild, resize, move, shelve or unshelve an instance.",
+    ),
+    PolicyRule("scheduling:instances:resize:host", "rule:system_admin", "Choose the host or node of a resize."),
+    PolicyRule(
+        "scheduling:instances:live_migrate:host", "rule:system_admin", "Choose the host or node of a live migration."
+    ),
+    PolicyRule("scheduling:instances:unshelve:host", "rule:system_admin", "Choose the host or node of an unshelving."),
+    PolicyRule(
+        "scheduling:instances:reset_state",
+        "rule:system_admin",
+        "Set the status of an instance, whatever operation is in progress on it.",
+        ("system",),
     ),
 )
 
@@ -84,6 +96,12 @@ _ACTION = {
     "maxProperties": 1,
     "additionalProperties": False,
 }
+_RESET = {
+    "type": "object",
+    "properties": {"status": {"enum": list(RESETTABLE)}},
+    "required": ["status"],
+    "additionalProperties": False,
+}
 _FORCE = {"type": "object", "properties": {"force": {"type": "boolean"}}, "additionalProperties": False}
 _SHOWN = {
     "type": "object",
@@ -108,17 +126,18 @@ def _creating(instances: InstanceStore, creator: Creator, resolve: Resolver) -> 
     """The handler that creates one instance, or several."""
 
     def create(request: ApiRequest) -> ApiResponse:
+        check_request(request)
         body = dict(request.body)
+        # A client that repeats a request gives the same Idempotency-Key or the same uuid again; either one names the claim.
+        key = request.idempotency or body.get("uuid") or request.operation_id
+        body.setdefault("uuid", request.idempotency or randomness.new_uuid())
         if "count" in body:
-            body.setdefault("uuid", str(uuid.uuid4()))
-            return create_many(body, int(body.pop("count")), request)
-        # A client that repeats a request gives the same uuid again: that, and not the message's id, names the claim.
-        if "uuid" not in body:
-            body["uuid"] = str(uuid.uuid4())
-        elif (found := _found(instances, body["uuid"])) is not None:
+            return create_many(body, int(body.pop("count")), request, key)
+        found = _found(instances, body["uuid"])
+        if found is not None:
             return repeated(found, request)
-        with contextlib.suppress(errors.AlreadyExists):  # the first of them was quicker
-            creator.create(resolve(body, request.context), body["uuid"])
+        with contextlib.suppress(errors.AlreadyExists):  # a concurrent repetition was quicker
+            creator.create(resolve(body, request.context), key)
         return repeated(instances.get(body["uuid"]), request)
 
     def repeated(found: Instance, request: ApiRequest) -> ApiResponse:
@@ -126,12 +145,12 @@ def _creating(instances: InstanceStore, creator: Creator, resolve: Resolver) -> 
         _refuse_another(found, request.body)
         return ApiResponse(202, asdict(found), {"Location": f"{request.url_prefix}/instances/{found.uuid}"})
 
-    def create_many(body: Mapping[str, Any], count: int, request: ApiRequest) -> ApiResponse:
+    def create_many(body: Mapping[str, Any], count: int, request: ApiRequest, key: str) -> ApiResponse:
         # The others' uuids follow from the first one's, so that a repeated request names the same claims.
         first = uuid.UUID(body["uuid"])
         uuids = [str(first), *(str(uuid.uuid5(first, str(number))) for number in range(1, count))]
         if any(_found(instances, each) is None for each in uuids):
-            creator.create_many(resolve(body, request.context), uuids, body["uuid"])
+            creator.create_many(resolve(body, request.context), uuids, key)
         found = [instances.get(each) for each in uuids]
         for each in found:
             _visible(each, request)
@@ -141,7 +160,12 @@ def _creating(instances: InstanceStore, creator: Creator, resolve: Resolver) -> 
 
 
 def routes(
-    instances: InstanceStore, creator: Creator, deleter: Deleter, in_place: InPlace, resolve: Resolver
+    instances: InstanceStore,
+    creator: Creator,
+    deleter: Deleter,
+    in_place: InPlace,
+    resetter: Resetter,
+    resolve: Resolver,
 ) -> Sequence[Route]:
     """The routes, over the store of instances.
 
@@ -170,14 +194,21 @@ def routes(
         found = request.path["uuid"]
         _visible(instances.get(found), request)
         ((name, wanted),) = request.body.items()
+        wanted = wanted or {}
+        if wanted.keys() & _TO.keys():
+            request.check_policy(f"scheduling:instances:{name}:host")
+        refuse_unsupported(wanted)
         if OPERATIONS[name].asks:
-            creator.move(found, name, wanted or {}, str(uuid.uuid4()))
+            creator.move(found, name, wanted, request.operation_id)
         else:
-            in_place.begin(found, name, wanted or {})
+            in_place.begin(found, name, {**wanted, "request_id": request.operation_id})
         return ApiResponse(202, asdict(instances.get(found)))
 
+    def reset(request: ApiRequest) -> ApiResponse:
+        return ApiResponse(202, asdict(resetter.reset(request.path["uuid"], request.body["status"])))
+
     tags = ("instances",)
-    may_create, may_get, may_delete, may_act = (rule.name for rule in POLICIES)
+    may_create, may_get, may_delete, may_act = (rule.name for rule in POLICIES[:4])
     listing = {"type": "object", "properties": {"instances": {"type": "array", "items": _SHOWN}}}
     return (
         Route(
@@ -201,6 +232,16 @@ def routes(
             act,
             {202: _SHOWN},
             body=_ACTION,
+            tags=tags,
+        ),
+        Route(
+            "POST",
+            "/instances/{uuid}/reset-state",
+            POLICIES[-1].name,
+            "Set the status of an instance. An operation that is in progress on it ends.",
+            reset,
+            {202: _SHOWN},
+            body=_RESET,
             tags=tags,
         ),
         Route(

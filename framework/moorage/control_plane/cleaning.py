@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import difflib
-import random
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -13,9 +11,10 @@ from typing import Any
 from oslo_config import cfg
 from oslo_log import log as logging
 
-from moorage import errors, foreign
+from moorage import errors, foreign, randomness, threads
 from moorage.cleanup.cleaner import Cleaner, Policy
 from moorage.cleanup.conditions import Lapsed, Target, Unclaimed, Wanted
+from moorage.cleanup.fences import FencePurge
 from moorage.cleanup.foreseeing import Key
 from moorage.cleanup.interface import CLEANUP_HANDLERS, CleanupHandler, CleanupTools, Worker
 from moorage.cleanup.orphans import OrphanStore
@@ -80,17 +79,18 @@ class AgentCleaning:
             self._orphans,
             {each.name: each.build(tools) for each in loaded},
             platform.clock,
-            random.Random(),  # noqa: S311  (spreads cleaners, no secret)
+            randomness.generator(),
             Policy.from_config(conf.cleanup),
         )
         self._requests = RequestStore(platform.database, platform.registry)
         self._registry = platform.registry
         self._views = WorkerViews(platform.database, workers)
-        self._stop = threading.Event()
-        self._wake = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="cleaner", daemon=True)
+        self._stop = threads.event()
+        self._wake = threads.event()
+        self._thread = threads.thread(self._run, name="cleaner")
         #: By type, the thread that cleans it, or did.
-        self._passes: dict[str, threading.Thread] = {}
+        self._passes: dict[str, threads.Thread] = {}
+        self._starting = threads.lock()
 
     def start(self) -> None:
         """Begin, with what an earlier incarnation of this service left."""
@@ -158,12 +158,12 @@ class AgentCleaning:
             for kind in self._orphans.types(wanted):
                 found.setdefault(kind, []).append((wanted, own))
         for kind, passes in found.items():
-            before = self._passes.get(kind)
-            # What one is at still, it has begun with an earlier look; the next one is after it.
-            if not self._stop.is_set() and (before is None or not before.is_alive()):
-                thread = threading.Thread(target=self._pass, args=(kind, passes), name=f"cleaner-{kind}", daemon=True)
-                self._passes[kind] = thread
-                thread.start()
+            # Several threads may look at once: one of them starts the pass, and each waits for it.
+            with self._starting:
+                before = self._passes.get(kind)
+                # A pass that still runs began with an earlier look; the next pass comes after it.
+                if not self._stop.is_set() and (before is None or not before.is_alive()):
+                    self._passes[kind] = threads.start(self._pass, name=f"cleaner-{kind}", args=(kind, passes))
 
     def _all_wanted(self) -> Iterator[tuple[Wanted, bool]]:
         """All that may be left, and whether by this service itself."""
@@ -216,7 +216,8 @@ class SupervisorEndpoint:
         self._platform = platform
         self._section = conf.cleanup
         self._requests = RequestStore(platform.database, platform.registry)
-        self._stopping = threading.Event()
+        self._fences = FencePurge(platform.database, platform.clock)
+        self._stopping = threads.event()
         self.supervisor = Supervisor(
             platform.registry,
             observer,
@@ -241,8 +242,11 @@ class SupervisorEndpoint:
         self.supervisor.sample()
 
     def purge(self) -> None:
-        """Remove what is older than ``[cleanup] history_days``, in short transactions, until nothing of it is left."""
-        while not self._stopping.is_set() and self._requests.purge(int(self._section.history_days)):
+        """Removes history, ended requests and unused fences older than ``[cleanup] history_days``, in short transactions."""
+        days = int(self._section.history_days)
+        while not self._stopping.is_set() and self._requests.purge(days):
+            pass
+        while not self._stopping.is_set() and self._fences.step(days):
             pass
 
     def stop(self) -> None:

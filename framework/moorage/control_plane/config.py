@@ -31,7 +31,7 @@ LOG = logging.getLogger(__name__)
 _LIBRARIES = frozenset({"oslo.log", "oslo.messaging", "keystonemiddleware"})
 #: Chatty libraries, and what is worth hearing of them.
 _LOG_LEVELS = (
-    "alembic=WARN", "sqlalchemy=WARN", "oslo_messaging=WARN", "oslo_service=WARN", "amqp=WARN", "stevedore=ERROR", "cheroot=WARN",
+    "alembic=WARN", "sqlalchemy=WARN", "oslo_messaging=WARN", "oslo_service=WARN", "amqp=WARN", "stevedore=ERROR", "uvicorn=ERROR",
 )  # fmt: skip
 
 
@@ -40,12 +40,14 @@ def load(
     files: Sequence[str] = (),
     state_dir: str | None = None,
     overrides: Mapping[tuple[str, str], Any] | None = None,
+    alone: bool = False,
 ) -> cfg.ConfigOpts:
-    """The configuration of the files, with what follows from the state folder.
+    """Loads the configuration from files, and derives paths from the state folder.
 
     :param files: configuration files, later ones win; none: /etc/moorage/moorage.conf where it exists.
     :param state_dir: wins over ``[control_plane] state_dir``.
     :param overrides: (group, option) -> value, from the command line; they win over the files.
+    :param alone: read the given files only, and none of moorage.conf.d.
     :raises ConfigError: a file is missing or wrong, or a value is; says which, in which file.
     """
     conf = cfg.ConfigOpts()
@@ -54,10 +56,16 @@ def load(
     sets = list(option_sets())
     for group, options in sets:
         conf.register_opts(options, group=group)
-    for file in config_files.chosen(files):
+    for file in config_files.chosen(files, alone=alone):
         config_files.refuse_unreadable(file)
     try:
-        conf([], project="moorage", default_config_files=list(files) if files else None, validate_default_values=True)
+        conf(
+            [],
+            project="moorage",
+            default_config_files=list(files) if files or alone else None,
+            default_config_dirs=[] if alone else None,
+            validate_default_values=True,
+        )
         for (group, name), value in (overrides or {}).items():
             _override(conf, group, name, value)
         if state_dir is not None:

@@ -20,8 +20,13 @@ __all__ = ["chosen", "refuse_unreadable", "repeated", "written"]
 _MARKS = ((codecs.BOM_UTF8, "UTF-8"), (codecs.BOM_UTF16_LE, "UTF-16"), (codecs.BOM_UTF16_BE, "UTF-16"))
 
 
-def chosen(files: Sequence[str]) -> list[str]:
-    """The files that are read: the given ones, or those of /etc/moorage and the like."""
+def chosen(files: Sequence[str], *, alone: bool = False) -> list[str]:
+    """The files that are read: the given ones, or those of /etc/moorage and the like; then those of moorage.conf.d.
+
+    :param alone: only the given ones.
+    """
+    if alone:
+        return list(files)
     found = list(files) or cfg.find_config_files(project="moorage")
     for folder in cfg.find_config_dirs(project="moorage"):
         found += map(str, sorted(Path(folder).glob("*.conf")))

@@ -11,19 +11,22 @@ from typing_extensions import override
 
 from moorage.allocation.interface import AllocationLedger
 from moorage.control_plane.enrolment import Enrolment
-from moorage.control_plane.opening import load_store
+from moorage.control_plane.idempotency import IdempotencyKeys
+from moorage.control_plane.opening import load_store, open_instances
 from moorage.control_plane.process import Platform
+from moorage.control_plane.shard_hosts import ShardHosts
+from moorage.control_plane.sharding import open_mover
 from moorage.control_plane.telling import tell_schedulers
 from moorage.coordination.interface import PeriodicTask, TaskLease, TaskTools
 from moorage.fleet.nodes import NodeStore
 
-__all__ = ["ExpireClaims", "Reconcile"]
+__all__ = ["ExpireClaims", "PurgeIdempotencyKeys", "Reconcile"]
 
 LOG = logging.getLogger(__name__)
 
 
 class Reconcile(PeriodicTask):
-    """Compare nodes with their providers, and give nodes without an agent one."""
+    """Compares nodes with their providers, and gives nodes to the agents that serve their shard."""
 
     api_version: ClassVar[tuple[int, int]] = (1, 0)
     #: The comparison goes by pages over everything: one object, so one engine does it at a time.
@@ -39,6 +42,8 @@ class Reconcile(PeriodicTask):
         self._enrolment = Enrolment(
             platform.database, NodeStore(platform.database), store, platform.registry, self._changed
         )
+        instances = open_instances(platform, tools.conf)
+        self._shard_hosts = ShardHosts(platform.database, platform.registry, instances, open_mover(instances))
 
     @override
     def list_objects(self) -> Sequence[str]:
@@ -47,7 +52,7 @@ class Reconcile(PeriodicTask):
     @override
     def handle(self, object_id: str, lease: TaskLease) -> object:
         """Every write of it is conditional and may be done twice, so it needs no fence."""
-        changes = self._enrolment.reconcile() + self._enrolment.assign()
+        changes = self._enrolment.reconcile() + self._shard_hosts.correct() + self._enrolment.assign()
         if changes:
             self._changed()
         return changes
@@ -78,3 +83,29 @@ class ExpireClaims(PeriodicTask):
             found += len(expired)
             lease.check()
         return found
+
+
+class PurgeIdempotencyKeys(PeriodicTask):
+    """Remove answers to requests with an Idempotency-Key after 24 hours."""
+
+    api_version: ClassVar[tuple[int, int]] = (1, 0)
+    timeout = 3600.0
+    spacing = 600.0
+    WHOLE: ClassVar[str] = "idempotency keys"
+
+    def __init__(self, tools: TaskTools) -> None:
+        super().__init__(tools)
+        self._keys = IdempotencyKeys(tools.database, busy_seconds=0)
+
+    @override
+    def list_objects(self) -> Sequence[str]:
+        return [self.WHOLE]
+
+    @override
+    def handle(self, object_id: str, lease: TaskLease) -> object:
+        """Each statement removes at most 1,000 rows that are still expired, so it needs no fence."""
+        removed = 0
+        while count := self._keys.purge():
+            removed += count
+            lease.check()
+        return removed

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -13,15 +13,14 @@ from typing_extensions import override
 
 from moorage import errors
 from moorage.allocation.interface import AllocationStore, InventoryItem, PoolSource, ProviderUsage, ResourceProvider
+from moorage.control_plane.availability import Availability
 from moorage.control_plane.pooling import offer
+from moorage.control_plane.shard_hosts import AgentRings
 from moorage.db import Database, Duplicate
 from moorage.fleet.aggregates import AggregateStore
-from moorage.fleet.interface import Along, FleetWriter, NodeSpec
+from moorage.fleet.interface import STATES, Along, FleetWriter, Node, NodeSpec, merged_inventories
 from moorage.fleet.nodes import Change, NodeStore
-from moorage.ring import Ring
-from moorage.scheduling.interface import Aggregate, NodeState
-from moorage.services.heartbeat import LivenessObserver
-from moorage.services.interface import Service
+from moorage.scheduling.interface import Aggregate, NodeState, Unavailable
 from moorage.services.registry import ServiceRegistry
 
 __all__ = ["Enrolment", "StoreFleet"]
@@ -41,6 +40,7 @@ class Enrolment(FleetWriter):
     :param shards: gives new nodes without a shard one; None leaves them without.
     :param changed: called after nodes were written, so that schedulers read them soon.
     :param resharded: called after nodes that there were got another shard, with how many.
+    :param states_changed: called after a node was disabled, enabled, or began or ended its maintenance.
     """
 
     def __init__(
@@ -52,6 +52,7 @@ class Enrolment(FleetWriter):
         changed: Callable[[], None],
         shards: Callable[[Sequence[NodeSpec]], Sequence[NodeSpec]] | None = None,
         resharded: Callable[[int], None] = lambda nodes: None,
+        states_changed: Callable[[], None] = lambda: None,
     ) -> None:
         self._database = database
         self._nodes = nodes
@@ -60,6 +61,7 @@ class Enrolment(FleetWriter):
         self._changed = changed
         self._shards = shards
         self._resharded = resharded
+        self._states_changed = states_changed
 
     def enrol(self, specs: Sequence[NodeSpec]) -> Mapping[str, int]:
         """Ensure nodes and providers in one transaction, all or nothing; counts by what became of them.
@@ -76,22 +78,12 @@ class Enrolment(FleetWriter):
                 raise errors.InvalidInput(f"The {what} {twice[0]} stands twice among the nodes.", path="nodes")
         if self._shards is not None:
             specs = self._shards(specs)
-        providers = [_provider(spec) for spec in specs]
-
-        def work(tx: sa.Connection) -> Sequence[Change]:
-            changes = self._nodes.ensure(tx, specs)
-            touched = self._store.ensure_providers(providers, tx)
-            same = sum(change is Change.SAME for change in changes)
-            if touched > len(changes) - same:
-                LOG.info("%d providers were brought in line with their nodes.", touched - (len(changes) - same))
-            return changes
-
         for attempt in range(1, _ATTEMPTS + 1):
             try:
-                changes = self._database.run(work)
+                changes = self._database.run(lambda tx: self._write(tx, specs))
                 break
-            except Duplicate:
-                # Somebody else enrolled one of them at the same time; a new transaction sees that.
+            except (Duplicate, _NodeRemoved):
+                # Another transaction wrote one of the nodes at the same time; a new transaction sees what it wrote.
                 if attempt == _ATTEMPTS:
                     raise
         self.assign()
@@ -101,6 +93,25 @@ class Enrolment(FleetWriter):
             self._resharded(resharded)
             counts[Change.CHANGED] += resharded
         return {kind.value: counts[kind] for kind in (Change.CREATED, Change.CHANGED, Change.SAME)}
+
+    def _write(self, tx: sa.Connection, specs: Sequence[NodeSpec]) -> Sequence[Change]:
+        changes = self._nodes.ensure(tx, specs)
+        by_uuid = {spec.uuid: spec for spec in specs}
+        existing: set[str] = set()
+
+        def merge(uuid: str, present: Mapping[str, InventoryItem]) -> Sequence[InventoryItem]:
+            existing.add(uuid)
+            return merged_inventories(by_uuid[uuid], present)
+
+        touched = self._store.merge_providers([_provider(spec) for spec in specs], merge, tx)
+        unwritten = {each.uuid for each, change in zip(specs, changes, strict=True) if change is Change.SAME}
+        # A provider was made for these nodes, and their rows were only read.
+        alone = sorted(unwritten - existing)
+        if len(self._nodes.touch(tx, alone)) < len(alone):
+            raise _NodeRemoved("A node was removed while it was enrolled; try again.")
+        if touched > len(changes) - len(unwritten):
+            LOG.info("%d providers were brought in line with their nodes.", touched - len(changes) + len(unwritten))
+        return changes
 
     @override
     def create(self, spec: NodeSpec) -> None:
@@ -128,13 +139,17 @@ class Enrolment(FleetWriter):
         *,
         along: Along | None = None,
     ) -> bool:
-        provider = self._changed_provider(uuid, changes, inventories)
+        provider = None
+        if inventories is not None or "name" in changes:
+            provider = self._changed_provider(uuid, changes, inventories or ())
 
         def work(tx: sa.Connection) -> bool:
             if not self._nodes.change(tx, uuid, generation, changes):
                 return False
             if provider is not None:
-                self._store.ensure_providers([provider], tx)
+                self._store.merge_providers(
+                    [provider], lambda _, present: list(present.values()) if inventories is None else inventories, tx
+                )
             if along is not None:
                 along(tx)
             return True
@@ -145,6 +160,8 @@ class Enrolment(FleetWriter):
             raise self._taken(uuid, str(changes.get("name", "")), creating=False) from error
         if done and (provider is not None or changes.keys() & _SEEN):
             self._changed()
+        if done and not changes.keys().isdisjoint(STATES):
+            self._states_changed()
         if done and "shard" in changes:
             self._resharded(1)
         return done
@@ -152,6 +169,9 @@ class Enrolment(FleetWriter):
     @override
     def remove(self, uuid: str, *, along: Along | None = None) -> None:
         def work(tx: sa.Connection) -> bool:
+            # The node's row is written first: a reconciliation that makes its provider waits, and then finds no node.
+            if not self._nodes.touch(tx, [uuid]):
+                return False
             if along is not None:
                 along(tx)
             self._store.delete_provider(uuid, tx)
@@ -163,18 +183,12 @@ class Enrolment(FleetWriter):
         self._changed()
 
     def _changed_provider(
-        self, uuid: str, changes: Mapping[str, Any], inventories: Sequence[InventoryItem] | None
-    ) -> ResourceProvider | None:
-        if inventories is None and "name" not in changes:
-            return None
+        self, uuid: str, changes: Mapping[str, Any], inventories: Sequence[InventoryItem]
+    ) -> ResourceProvider:
         usages = self._store.usages(providers=[uuid])
         known = usages[0].provider if usages else ResourceProvider(uuid, uuid)
-        return ResourceProvider(
-            uuid,
-            str(changes.get("name", known.name)),
-            known.can_host,
-            inventories=known.inventories if inventories is None else tuple(inventories),
-        )
+        name = str(changes.get("name", known.name))
+        return ResourceProvider(uuid, name, known.can_host, inventories=tuple(inventories))
 
     def _taken(self, uuid: str, name: str, *, creating: bool) -> errors.AlreadyExists:
         if name and (found := self._uuid_of(name)) not in (None, uuid):
@@ -192,33 +206,55 @@ class Enrolment(FleetWriter):
             return None
 
     def assign(self) -> int:
-        """Give nodes that have no agent one, by a ring of the agents that are enlisted; how many were given one."""
-        agents = [row.host for row in self._registry.list(binary="agent") if not (row.stopped or row.forced_down)]
-        if not agents:
+        """Gives nodes that have no agent one; returns how many got one. See :class:`AgentRings` for which agent it is."""
+        rings = AgentRings(self._registry.list(binary="agent"))
+        if not rings:
             return 0
-        ring = Ring(agents)
         assigned, after = 0, ""
         while True:
             page = self._nodes.list(after=after, limit=_PAGE, without_host=True)
-            assigned += self._nodes.assign_hosts({node.uuid: str(ring.owner(node.uuid)) for node in page})
+            owners = {node.uuid: (node.shard, rings.owner(node.uuid, node.shard)) for node in page}
+            assigned += self._nodes.assign_hosts(
+                {uuid: (shard, host) for uuid, (shard, host) in owners.items() if host is not None}
+            )
             if len(page) < _PAGE:
                 return assigned
             after = page[-1].uuid
 
     def reconcile(self) -> int:
-        """Compare page by page: a node whose provider is missing gets an empty one and a line in the log."""
-        missing, after = 0, ""
+        """Gives a provider without inventories to each node that has none; returns how many nodes lacked one.
+
+        Compares page by page. A provider is made in the transaction that writes its node's row, so a node that is removed at
+        the same time leaves no provider behind.
+        """
+        made = sum(self.make_provider(node.uuid) for node in self.nodes_without_provider())
+        if made:
+            LOG.warning("%d nodes had no provider; import them again to give them inventories.", made)
+        return made
+
+    def nodes_without_provider(self) -> Iterator[Node]:
+        """Reads all nodes page by page, and yields those whose provider does not exist."""
+        after = ""
         while True:
             page = self._nodes.list(after=after, limit=_PAGE)
             known = {usage.provider.uuid for usage in self._store.usages(providers=[node.uuid for node in page])}
-            lost = [node for node in page if node.uuid not in known]
-            if lost:
-                self._store.ensure_providers([ResourceProvider(node.uuid, node.name) for node in lost])
-                LOG.warning("%d nodes had no provider; import them again to give them inventories.", len(lost))
-            missing += len(lost)
+            yield from (node for node in page if node.uuid not in known)
             if len(page) < _PAGE:
-                return missing
+                return
             after = page[-1].uuid
+
+    def make_provider(self, uuid: str) -> bool:
+        """Makes the provider of a node that has none; False when the node is gone, or has one by now."""
+
+        def work(tx: sa.Connection) -> bool:
+            providers = [ResourceProvider(uuid, name) for name in self._nodes.touch(tx, [uuid]).values()]
+            return bool(self._store.merge_providers(providers, lambda _, present: list(present.values()), tx))
+
+        return self._database.run(work)
+
+
+class _NodeRemoved(errors.StoreBusy):
+    """A node was removed by another transaction after this one had read it."""
 
 
 def _provider(spec: NodeSpec) -> ResourceProvider:
@@ -232,24 +268,23 @@ class StoreFleet:
         self,
         nodes: NodeStore,
         store: AllocationStore,
-        registry: ServiceRegistry,
-        observer: LivenessObserver,
+        availability: Availability,
         aggregates: AggregateStore,
     ) -> None:
         self._aggregates = aggregates
         self._nodes = nodes
         self._store = store
-        self._registry = registry
-        self._observer = observer
+        self._availability = availability
+        #: Hosts of nodes without an agent, when the fleet was last read.
+        self._absent: frozenset[str] = frozenset()
         self._names: dict[str, str] = {}
         self._pools: dict[str, Mapping[str, Sequence[str]]] = {}
 
     def nodes(self) -> Iterable[NodeState]:
         """All nodes that have an agent, by pages; four statements a page, two for all aggregates, and a few more for pools."""
         membership = self._aggregates.membership()
-        services = self._registry.list(binary="agent")
-        up = self._observer.observe(services)
-        by_host = {row.host: row for row in services}
+        enlisted, absent = self._availability.enlisted(), set()
+        unavailable = self._availability.read(())
         after = ""
         while True:
             page = self._nodes.list(after=after, limit=_PAGE)
@@ -267,22 +302,30 @@ class StoreFleet:
                     continue
                 offered = offer(usage, shared.get(node.uuid, ()))
                 self._pools[node.uuid] = offered.pools
-                service = by_host.get(node.host)
-                yield NodeState(
+                if node.host not in enlisted:
+                    absent.add(node.host)
+                found = NodeState(
                     node.uuid,
                     node.name,
                     node.host,
                     offered.capacity,
                     offered.used,
                     usage.provider.can_host,
-                    service is not None and up[service.uuid],
-                    _enabled(service),
-                    node.properties,
-                    tuple(Aggregate(name, metadata) for name, metadata in membership.of(node.host, node.uuid)),
+                    node.host in enlisted,
+                    properties=node.properties,
+                    aggregates=tuple(
+                        Aggregate(name, metadata) for name, metadata in membership.of(node.host, node.uuid)
+                    ),
                 )
+                yield unavailable.applied(found) if found.up else found
             if len(page) < _PAGE:
+                self._absent = frozenset(absent)
                 return
             after = page[-1].uuid
+
+    def unavailable(self) -> Unavailable:
+        """What gets no new instances now."""
+        return self._availability.read(self._absent)
 
     def node_name(self, uuid: str) -> str:
         """The name of a node that was read."""
@@ -291,7 +334,3 @@ class StoreFleet:
     def pools_of(self, uuid: str) -> Mapping[str, Sequence[str]]:
         """The pools that a node that was read takes of, by the class that it lacks; the roomiest first."""
         return self._pools.get(uuid, {})
-
-
-def _enabled(service: Service | None) -> bool:
-    return service is not None and not service.disabled

@@ -15,19 +15,21 @@ from typing import Any, ClassVar, Protocol
 
 from moorage import errors
 from moorage.allocation.interface import AllocationStore
-from moorage.cleanup.interface import Workers
+from moorage.cleanup.interface import ANY_SCHEDULER, Workers
 from moorage.context import RequestContext
 from moorage.extensions import ExtensionPoint
 from moorage.fleet.interface import FleetWriter, Node
 from moorage.observers.interface import Event
 from moorage.routes import PolicyRule
-from moorage.scheduling.interface import InstanceSource
+from moorage.scheduling.interface import InstanceRecord, InstanceSource
 from moorage.services.interface import Service
 
 __all__ = [
     "AGENT_SERVICES",
+    "ANY_SCHEDULER",
     "API_EXTENSIONS",
     "API_VERSION",
+    "DEPARTURE",
     "INSTANCE_STORES",
     "AgentService",
     "AgentTools",
@@ -38,10 +40,13 @@ __all__ = [
     "PolicyCheck",
     "Reassignable",
     "Wsgi",
+    "departed_consumer",
     "move_consumer",
 ]
 
 API_VERSION = (1, 0)
+#: Resource type of the operation by which the source of a move lets go of an instance; its resource_id is the instance's uuid.
+DEPARTURE = "instance_source"
 _MOVES = uuid.UUID("0f3d1a52-6f8b-5f0e-9a3c-6c1f6f1f7a11")
 
 #: A WSGI application (PEP 3333).
@@ -81,8 +86,13 @@ class Instance:
 
 
 def move_consumer(instance_uuid: str) -> str:
-    """Who holds the room on the destination while an instance moves."""
+    """The consumer that holds resources on the destination while an instance moves."""
     return str(uuid.uuid5(_MOVES, instance_uuid))
+
+
+def departed_consumer(instance_uuid: str) -> str:
+    """The consumer that holds resources on the source of a move from its end until the source's agent has let go."""
+    return str(uuid.uuid5(_MOVES, f"{instance_uuid}/source"))
 
 
 class InstanceStore(InstanceSource):
@@ -124,13 +134,23 @@ class InstanceStore(InstanceSource):
         """
         return ()
 
-    def on_node(self, node_uuid: str, transaction: Any) -> Sequence[tuple[str, bool]]:
-        """(uuid, busy) of the instances that occupy a node or are moving to it, read in an open transaction.
+    def on_node(self, node_uuid: str, transaction: Any) -> Sequence[InstanceRecord]:
+        """The instances that occupy a node or are moving to it, read in an open transaction.
 
-        A store that does not answer this has limits on instances of a node (``num_instances``, ``num_io_ops``) looked at by filters
-        only, and not with the claim.
+        An instance that leaves the node has its old flavor here, one that moves in has its new flavor. An instance that is
+        resized on its own node stands here twice; the second record has the uuid :func:`move_consumer`.
+
+        The claim asks filters that judge instances again with this answer. A store that does not keep it up to date breaks
+        their promises when requests are concurrent.
         """
         return ()
+
+    def occupies(self, node_uuid: Any) -> Any | None:
+        """Returns a condition (SQLAlchemy): an instance occupies the node of the column ``node_uuid``, or moves to that node.
+
+        Statements that may write only free nodes carry it. None: the store cannot tell, so every node counts as occupied.
+        """
+        return None
 
     @abc.abstractmethod
     def set_status(
@@ -191,6 +211,9 @@ class AgentService(abc.ABC):
     """
 
     api_version: ClassVar[tuple[int, int]]
+    #: Names of agent services that this one offers beside its own name. A replacement of ``compute`` offers ``compute``, so that
+    #: its agent gets instances.
+    offers: ClassVar[Sequence[str]] = ()
 
     @abc.abstractmethod
     def __init__(self, tools: AgentTools) -> None:
@@ -234,7 +257,8 @@ class AgentTools:
     :param workers: the leases of operations.
     :param nodes: the nodes that this agent works on, read anew each time: those of its shard where ``[sharding] my_shard`` is
         set (none when the shard is empty), else those of its host.
-    :param release: gives back the claim of a consumer, inside a transaction: ``release(consumer, transaction)``.
+    :param release: gives back the claim of a consumer, inside a transaction: ``release(consumer, transaction, residents=nodes)``;
+        ``nodes`` are the uuids of the nodes that an instance leaves with it.
     :param reporter: :class:`moorage.scheduling.reporter.Reporter`, tells every scheduler what changed.
     :param store: the allocation store; where it is an ``AllocationLedger`` too, instances can be moved and resized.
     :param cast: tells another host's agent something of an instance: ``cast(host, method, uuid)``.
@@ -247,7 +271,7 @@ class AgentTools:
     identity: Any
     workers: Workers
     instances: InstanceStore
-    release: Callable[[str, Any], bool]
+    release: Callable[..., bool]
     reporter: Any
     nodes: Callable[[], Iterable[Node]] = tuple
     store: Any = None

@@ -2,9 +2,13 @@
 """What can be done with an instance that exists: rebuild, resize, live_migrate, shelve_offload, unshelve.
 
 Each begins with one transaction that records the worker, the status while it is in progress and what is to come of it
-(``pending``); the agent of the host that has the work to do ends it with another. A move holds the room on its destination under
-a uuid of its own (``move_consumer``) until it ends: then the instance has that room and its old one is given back, in one
-transaction. Of a pool that both nodes share it holds both meanwhile, too.
+(``pending``); the agent of the host that has the work to do ends it with another.
+
+A move between hosts ends in two steps. While it runs, ``move_consumer`` holds the resources on the destination. The destination's
+agent ends the move: the instance then holds the resources on the destination, ``departed_consumer`` those on the source, and an
+operation ``let_go`` is addressed to the source. The source's agent removes what is left of the instance and ends that operation,
+which releases the resources. A source that is down keeps them held until its agent is back. Of a pool that both nodes share, both
+amounts are held meanwhile.
 
 The id of the last request is kept with the instance when its operation has ended (``request["last_request_id"]``), so that a
 repetition after a lost reply is known for one however late it comes.
@@ -13,8 +17,10 @@ repetition after a lost reply is known for one however late it comes.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+from oslo_log import log as logging
 
 from moorage import errors
 from moorage.allocation.interface import (
@@ -26,7 +32,8 @@ from moorage.allocation.interface import (
     Expect,
 )
 from moorage.cleanup.workers import WorkerStore
-from moorage.control_plane.interface import Instance, InstanceStore, move_consumer
+from moorage.control_plane.availability import Availability
+from moorage.control_plane.interface import DEPARTURE, Instance, InstanceStore, move_consumer
 from moorage.control_plane.placing import NodeNames, check_neighbours
 from moorage.control_plane.pooling import claim_somewhere
 from moorage.db import Database
@@ -35,8 +42,9 @@ from moorage.scheduling.groups import GroupStore
 from moorage.scheduling.interface import Claimer, ClaimResult, Flavor, InstanceRecord, RequestSpec, ServerGroup
 from moorage.scheduling.scheduler import Scheduler
 
-__all__ = ["OPERATIONS", "InPlace", "MoveClaimer", "MovesEndpoint", "Operation"]
+__all__ = ["OPERATIONS", "InPlace", "MoveClaimer", "MovesEndpoint", "Operation", "spec_of"]
 
+LOG = logging.getLogger(__name__)
 OPERATE = "operate_instance"
 
 
@@ -107,7 +115,7 @@ class InPlace:
     cast: Callable[[str, str, str], None]
 
     def begin(self, uuid: str, name: str, pending: Mapping[str, Any], *, known: Instance | None = None) -> None:
-        """Record it, then tell the agent.
+        """Record the operation, then send a message to the agent. Does nothing when ``pending["request_id"]`` has begun it already.
 
         :param known: the instance as it was when the operation was decided on; it must not have changed since.
 
@@ -115,6 +123,8 @@ class InPlace:
         :raises Conflict: its status does not allow it (InUse: an operation on it is in progress).
         """
         instance, operation = known or self.instances.get(uuid), OPERATIONS[name]
+        if "request_id" in pending and _known(instance, pending["request_id"]):
+            return
         _check(instance, operation)
         stores = (self.instances, self.workers)
         values = {"pending": {"operation": name, **pending}}
@@ -131,6 +141,7 @@ class MoveClaimer:
     workers: WorkerStore
     node_names: NodeNames
     groups: GroupStore
+    availability: Availability
     instance: Instance
     operation: Operation
 
@@ -147,7 +158,7 @@ class MoveClaimer:
             **to,
         }
         stores = (self.instances, self.workers)
-        uuid = spec.instance_uuid
+        uuid, residents = spec.instance_uuid, {node_uuid: spec.residents}
 
         def take(held: Mapping[str, Mapping[str, int]]) -> ClaimOutcome:
             values: dict[str, Any] = {"pending": {**pending, "holds": {each: dict(held[each]) for each in held}}}
@@ -156,14 +167,25 @@ class MoveClaimer:
                 values |= to
 
             def record(transaction: Any) -> None:
+                if self.instance.host:
+                    self.availability.check_source(transaction, self.instance.host)
+                self.availability.check(transaction, node_uuid, host)
                 check_neighbours(transaction, self.groups, self.instances, spec, node_uuid)
                 _begin(transaction, stores, self.instance, self.operation, host, values)
 
             if not self.instance.host:
-                request = ClaimRequest(uuid, held, request_id, project=spec.project_id, user=spec.user_id)
+                request = ClaimRequest(
+                    uuid, held, request_id, project=spec.project_id, user=spec.user_id, residents=residents
+                )
                 return self.store.claim(request, record)
             change = AllocationChange(
-                move_consumer(uuid), held, Expect.NOTHING, spec.project_id, spec.user_id, consumer_type="MIGRATION"
+                move_consumer(uuid),
+                held,
+                Expect.NOTHING,
+                spec.project_id,
+                spec.user_id,
+                consumer_type="MIGRATION",
+                residents=residents,
             )
             return _ledger(self.store).replace([change], record)[0]
 
@@ -234,7 +256,7 @@ class MovesEndpoint:
 
     def _begin(self, instance: Instance, kind: Operation, wanted: Mapping[str, Any], request_id: str) -> None:
         _check(instance, kind)
-        spec = _spec(instance, kind, wanted)
+        spec = self._away_from_source(instance, kind, _moving(instance, kind, wanted))
         if spec.rebuild:
             self._scheduler.confirm(spec, request_id)
             pending = {"image": dict(spec.image), "request_id": request_id}
@@ -246,7 +268,26 @@ class MovesEndpoint:
         chosen = self._scheduler.place(
             spec, request_id, claimer=self._claimer(instance, kind), held=held if instance.host else None
         )
+        LOG.info("The %s of instance %s goes to host %s.", kind.name, instance.uuid, chosen.record.host)
         self._in_place.cast(chosen.record.host, OPERATE, instance.uuid)
+
+    def _away_from_source(self, instance: Instance, kind: Operation, spec: RequestSpec) -> RequestSpec:
+        """The request without the host that has not let go of the instance since its last move.
+
+        :raises Conflict: the instance would move again, which needs that the source of its last move has let go.
+        """
+        departure = None if spec.rebuild else self._in_place.workers.get(DEPARTURE, instance.uuid)
+        if departure is None:
+            return spec
+        source = departure.addressed_to
+        if instance.host:
+            raise errors.Conflict(
+                f"Instance {instance.uuid} has moved away from host {source}, and the agent there has not removed what is left of "
+                f"it. Check with moorage service list that the agent of {source} is up, and try the {kind.name} again.",
+                instance=instance.uuid,
+                host=source,
+            )
+        return replace(spec, ignore_hosts=(*spec.ignore_hosts, source))
 
 
 def _done(instance: Instance, request_id: str) -> bool:
@@ -258,27 +299,35 @@ def _known(instance: Instance, request_id: str) -> bool:
     return instance.pending.get("request_id") == request_id or _done(instance, request_id)
 
 
-def _spec(instance: Instance, operation: Operation, wanted: Mapping[str, Any]) -> RequestSpec:
-    """The request of which an instance came, for the place where it goes next."""
+def spec_of(instance: Instance) -> RequestSpec:
+    """The request that an instance came from."""
     request = instance.request
-    flavor = wanted.get("flavor") or {
-        "flavorid": instance.flavorid,
-        "resources": instance.resources,
-        "extra_specs": request.get("extra_specs") or {},
-    }
     group = request.get("server_group")
-    rebuild = operation.name == "rebuild"
     return RequestSpec(
         instance_uuid=instance.uuid,
-        flavor=Flavor(flavor["flavorid"], dict(flavor["resources"]), dict(flavor.get("extra_specs") or {})),
+        flavor=Flavor(instance.flavorid, dict(instance.resources), dict(request.get("extra_specs") or {})),
         project_id=instance.project_id,
         user_id=instance.user_id,
         hints=request.get("hints") or {},
-        image=(wanted if rebuild else request).get("image") or {},
+        image=request.get("image") or {},
         availability_zone=request.get("availability_zone"),
         server_group=None
         if group is None
         else ServerGroup(group["name"], group["policy"], group.get("max_server_per_host", 1)),
+        all_projects=bool(request.get("all_projects")),
+    )
+
+
+def _moving(instance: Instance, operation: Operation, wanted: Mapping[str, Any]) -> RequestSpec:
+    """The request for the place where an instance goes next."""
+    spec = spec_of(instance)
+    if flavor := wanted.get("flavor"):
+        extra_specs = dict(flavor.get("extra_specs") or {})
+        spec = replace(spec, flavor=Flavor(flavor["flavorid"], dict(flavor["resources"]), extra_specs))
+    rebuild = operation.name == "rebuild"
+    return replace(
+        spec,
+        image=(wanted.get("image") or {}) if rebuild else spec.image,
         requested_host=instance.host if rebuild else wanted.get("host"),
         requested_node=instance.node_uuid if rebuild else wanted.get("node"),
         rebuild=rebuild,

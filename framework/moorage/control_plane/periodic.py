@@ -43,8 +43,8 @@ LOG = logging.getLogger(__name__)
 #: What a backend must offer, since every engine is a process.
 _NEEDED = Capability.ACROSS_PROCESSES
 
-#: Tasks that every engine has, enabled or not: without them something is never given back. They can be paused.
-ALWAYS = ("expire_claims",)
+#: Tasks that every engine has, enabled or not: without them rows would never be removed. They can be paused.
+ALWAYS = ("expire_claims", "purge_idempotency_keys")
 
 
 def enabled_tasks(conf: cfg.ConfigOpts) -> list[str]:

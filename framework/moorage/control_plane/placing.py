@@ -7,6 +7,7 @@ claim; an agent that missed the message finds the worker row.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -14,16 +15,17 @@ from typing import Any, Protocol
 from oslo_log import log as logging
 
 from moorage import errors
-from moorage.allocation.interface import AllocationStore, Capability, ClaimOutcome, ClaimRequest
+from moorage.allocation.interface import AllocationStore, Capability, ClaimOutcome, ClaimRequest, GenerationConflict
 from moorage.cleanup.workers import WorkerStore
-from moorage.control_plane.interface import Instance, InstanceStore
+from moorage.control_plane.availability import Availability
+from moorage.control_plane.interface import Instance, InstanceStore, move_consumer
 from moorage.control_plane.pooling import claim_somewhere
 from moorage.db import Database
 from moorage.rpc.client import Sender
-from moorage.scheduling.groups import GroupStore, check_policy
-from moorage.scheduling.interface import ClaimResult, RequestSpec
+from moorage.scheduling.groups import GroupStore, check_policy, is_promised
+from moorage.scheduling.interface import ClaimResult, RequestSpec, Residents
 
-__all__ = ["AGENT_TOPIC", "Deleter", "StoreClaimer", "check_neighbours", "check_store"]
+__all__ = ["AGENT_TOPIC", "Deleter", "StoreClaimer", "check_neighbours", "check_store", "read_residents"]
 
 LOG = logging.getLogger(__name__)
 
@@ -48,6 +50,22 @@ class NodeNames(Protocol):
         """The pools the node takes of, by the class that it lacks, in the order in which they are tried."""
 
 
+def read_residents(database: Database, store: AllocationStore, instances: InstanceStore) -> Callable[[str], Residents]:
+    """A function that reads the instances of a node with their version.
+
+    The version is read first, and both over one connection: a claim that finds this version finds these instances.
+    """
+
+    def read(node_uuid: str) -> Residents:
+        def work(transaction: Any) -> Residents:
+            version = store.residents(node_uuid, transaction)
+            return Residents(version, tuple(instances.on_node(node_uuid, transaction)))
+
+        return database.read_run(work)
+
+    return read
+
+
 def check_store(store: AllocationStore, name: str) -> None:
     """Refuse a store that cannot write claim, instance and worker together.
 
@@ -69,14 +87,19 @@ class StoreClaimer:
     workers: WorkerStore
     node_names: NodeNames
     groups: GroupStore
+    availability: Availability
     database: Database | None = None
     cast: Callable[[str, str, str], None] | None = None
+    #: How often a build that fails is tried again on another node.
+    retries: Callable[[], int] = lambda: 0
 
     def claim(self, spec: RequestSpec, node_uuid: str, host: str, request_id: str) -> ClaimResult:
         """Take the room and record what is to be done there, all in one transaction."""
-        instance = self._instance(spec, node_uuid, host)
+        instance = self._instance(spec, node_uuid, host, request_id)
 
         def record(transaction: Any) -> None:
+            self._refuse_deleted(transaction, instance.uuid)
+            self.availability.check(transaction, node_uuid, host)
             check_neighbours(transaction, self.groups, self.instances, spec, node_uuid)
             self.instances.insert(transaction, instance)
             self.workers.create(
@@ -90,11 +113,19 @@ class StoreClaimer:
                 request_id=request_id,
                 project=spec.project_id,
                 user=spec.user_id,
+                residents={node_uuid: spec.residents},
             )
             return self.store.claim(request, record)
 
         pools = self.node_names.pools_of(node_uuid)
-        outcome = claim_somewhere(node_uuid, spec.flavor.resources, pools, take)
+        try:
+            outcome = claim_somewhere(node_uuid, spec.flavor.resources, pools, take)
+        except GenerationConflict:
+            # A retry of its build has moved the claim of an earlier try of this request.
+            moved = self._moved(spec.instance_uuid, request_id)
+            if moved is None:
+                raise
+            return moved
         return ClaimResult(self._node(outcome, node_uuid), outcome.repeated)
 
     def earlier(self, spec: RequestSpec, request_id: str) -> ClaimResult | None:
@@ -104,6 +135,26 @@ class StoreClaimer:
         except errors.NotFound:
             return None
         return ClaimResult(found.node_uuid, repeated=True) if found.node_uuid and found.status != "error" else None
+
+    def _moved(self, instance_uuid: str, request_id: str) -> ClaimResult | None:
+        try:
+            found = self.instances.get(instance_uuid)
+        except errors.NotFound:
+            return None
+        known = (found.pending.get("request_id"), found.request.get("last_request_id"))
+        return ClaimResult(found.node_uuid, repeated=True) if found.node_uuid and request_id in known else None
+
+    def _refuse_deleted(self, transaction: Any, uuid: str) -> None:
+        """Refuse an instance that existed before: the client deleted it while an earlier try of its request was still running.
+
+        The fence shows that, for ``[cleanup] history_days``; a try cannot be that late.
+
+        :raises Conflict: the uuid is used up.
+        """
+        if self.workers.tokens(transaction, self.instances.resource_type, [uuid]):
+            raise errors.Conflict(
+                f"Instance {uuid} existed before and was deleted. Create the instance with a new uuid.", instance=uuid
+            )
 
     def _node(self, outcome: ClaimOutcome, node_uuid: str) -> str:
         """Which of the providers of a claim is the node."""
@@ -124,21 +175,21 @@ class StoreClaimer:
             )
             self.instances.remove(transaction, instance_uuid, token)
             self.workers.withdraw(transaction, of_type, instance_uuid, token)
-            self.store.release(instance_uuid, transaction)
+            self.store.release(instance_uuid, transaction, residents=nodes)
 
         if self.database is None:
             self.store.release(instance_uuid)
             return
-        try:
-            host = self.instances.get(instance_uuid).host
-        except errors.NotFound:
-            host = ""
+        host, nodes = "", []
+        with contextlib.suppress(errors.NotFound):
+            instance = self.instances.get(instance_uuid)
+            host, nodes = instance.host, [instance.node_uuid] if instance.node_uuid else []
         self.database.run(undo)
         if host and self.cast is not None:
             # It may have built it already, and told of it.
             self.cast(host, "look_at_instance", instance_uuid)
 
-    def _instance(self, spec: RequestSpec, node_uuid: str, host: str) -> Instance:
+    def _instance(self, spec: RequestSpec, node_uuid: str, host: str, request_id: str) -> Instance:
         return Instance(
             uuid=spec.instance_uuid,
             name=str(spec.properties.get("name", "")),
@@ -152,30 +203,43 @@ class StoreClaimer:
             user_id=spec.user_id,
             request=request_of(spec),
             server_group=spec.server_group.name if spec.server_group is not None else "",
-            pending={"operation": BUILD, "limits": dict(spec.limits)} if spec.limits else {},
+            pending=self._pending(spec, request_id),
         )
+
+    def _pending(self, spec: RequestSpec, request_id: str) -> dict[str, Any]:
+        """What the agent and later tries of the build need. A request that names its host or node is tried nowhere else."""
+        named = spec.force_hosts or spec.force_nodes or spec.requested_host or spec.requested_node
+        optional = {
+            "limits": dict(spec.limits),
+            "retries": 0 if named else self.retries(),
+            "ignore_hosts": list(spec.ignore_hosts),
+            "ignore_nodes": list(spec.ignore_nodes),
+        }
+        return {"operation": BUILD, "request_id": request_id, **{name: each for name, each in optional.items() if each}}
 
 
 def check_neighbours(
     transaction: Any, groups: GroupStore, instances: InstanceStore, spec: RequestSpec, node_uuid: str
 ) -> None:
-    """Check what depends on the other instances where nobody else can come meanwhile; the view may not know of them yet.
+    """Check inside the claim what depends on other instances: the policy of a server group, and limits that filters promised.
 
-    That is the policy of a server group, and limits that filters promised. All who claim room of a node take turns there, and this
-    runs after the room was taken; that also two who go to different nodes see each other is the row of a stored group. (So the
-    first two members of a group with the policy affinity that requests bring along may miss each other.)
+    The scheduler's view may not know these instances yet. The claim has written the node's row before, so that claims of one node
+    run one after the other. It writes the group's row here, so that claims of one group do so on different nodes, too.
 
-    :raises ConstraintViolated: it may not be there; another node may do.
+    :raises ConstraintViolated: the instance may not be on this node; another node may do.
     """
     group = spec.server_group
-    if group is not None:
-        stored = groups.hold(transaction, group.name)
+    if group is not None and is_promised(group):
+        stored = groups.hold(transaction, group.name, spec.project_id)
         members = instances.group_members(group.name, transaction, project_id=None if stored else spec.project_id)
         check_policy(group, node_uuid, [node for uuid, node in members if uuid != spec.instance_uuid])
     counted = {"num_instances": False, "num_io_ops": True}
     if spec.limits.keys().isdisjoint(counted):
         return
-    there = [busy for uuid, busy in instances.on_node(node_uuid, transaction) if uuid != spec.instance_uuid]
+    residents = instances.on_node(node_uuid, transaction)
+    # An instance that is resized on its own node stands there twice and counts once.
+    resized = {move_consumer(each.uuid) for each in residents}
+    there = [each.busy for each in residents if each.uuid != spec.instance_uuid and each.uuid not in resized]
     for name, only_busy in counted.items():
         number = sum(busy or not only_busy for busy in there)
         limit = spec.limits.get(name)
@@ -194,6 +258,8 @@ def request_of(spec: RequestSpec) -> dict[str, Any]:
         "extra_specs": dict(spec.flavor.extra_specs),
         "hints": {name: list(values) for name, values in spec.hints.items()},
     }
+    if spec.all_projects:
+        request["all_projects"] = True
     if spec.image:
         request["image"] = dict(spec.image)
     if spec.availability_zone is not None:

@@ -5,24 +5,25 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import functools
 import logging as standard_logging
 import os
 import signal
 import sys
-import threading
-import uuid
 from collections.abc import Callable
-from concurrent import futures
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from oslo_config import cfg
 from oslo_log import log as logging
 
-from moorage import errors, foreign
-from moorage.clock import Clock, SignalEvent, SystemClock
+from moorage import errors, foreign, randomness, threads
+from moorage.clock import Clock, SystemClock
 from moorage.control_plane import logs, systemd
+from moorage.control_plane.accepted import ConfigSource
+from moorage.control_plane.interface import AGENT_SERVICES
 from moorage.control_plane.observing import close_unused, open_observers, settings_of, source_of
+from moorage.control_plane.sharding import declared_shard
 from moorage.control_plane.supervisor import EXIT_CONFIG, EXIT_FATAL
 from moorage.db import Database, migrations
 from moorage.observers.hub import Hub
@@ -32,7 +33,7 @@ from moorage.rpc import interface as rpc_interface
 from moorage.rpc import loading as rpc_loading
 from moorage.services import options as services_options
 from moorage.services.heartbeat import Heartbeat
-from moorage.services.interface import ServiceIdentity
+from moorage.services.interface import AGENT, ServiceIdentity
 from moorage.services.registry import ServiceRegistry
 
 __all__ = ["RPC_VERSION", "Platform", "Role", "check_schema", "run", "unlisted"]
@@ -111,7 +112,7 @@ def unlisted(binary: str, conf: cfg.ConfigOpts, clock: Clock, opened: contextlib
     check_schema(database)
     transport = rpc_loading.open_transport(conf, clock, needs=frozenset({rpc_interface.CROSS_PROCESS}))
     opened.callback(transport.close)
-    identity = ServiceIdentity(str(uuid.uuid4()), f"{os.uname().nodename}-{os.getpid()}", binary, None, 1)
+    identity = ServiceIdentity(randomness.new_uuid(), f"{os.uname().nodename}-{os.getpid()}", binary, None, 1)
     sender = rpc_client.Sender(transport, identity.uuid, identity.epoch, timeout=conf.rpc.call_timeout)
     hub = Hub(source_of(identity), clock)
     hub.use(open_observers(conf, clock, source_of(identity)), settings_of(conf))
@@ -120,24 +121,35 @@ def unlisted(binary: str, conf: cfg.ConfigOpts, clock: Clock, opened: contextlib
     return Platform(identity.host, clock, database, registry, identity, transport, sender, _end_at_once, tell=hub.tell)
 
 
+def _offers(conf: cfg.ConfigOpts) -> frozenset[str]:
+    """The names of the agent services that an agent with this configuration offers.
+
+    :raises PluginLoadError: one of them cannot be used.
+    """
+    loaded = AGENT_SERVICES.load_all(conf.agent.services)
+    return frozenset(name for each in loaded for name in (each.name, *each.plugin.offers))
+
+
 def _end_at_once(reason: str) -> None:
     LOG.critical("The process stops at once: %s", reason)
     _flush()
     os._exit(EXIT_FATAL)
 
 
-def run(role: Role, name: str, load: Callable[[], cfg.ConfigOpts], clock: Clock | None = None) -> int:
+def run(role: Role, name: str, source: ConfigSource, clock: Clock | None = None) -> int:
     """Run a role until SIGTERM; the exit status.
 
     :param name: the host name of the service (``agent-1``).
-    :param load: reads the configuration; called again on SIGHUP.
+    :param source: where the configuration is read, also on SIGHUP.
     """
     faulthandler.enable()
     process: _Process | None = None
     try:
-        conf = load()
+        conf = source.load()
         logs.setup(conf, f"moorage-{role.binary}")
-        process = _Process(role, name, load, clock or SystemClock())
+        if warning := source.warning():
+            LOG.warning("%s %s: %s", role.binary, name, warning)
+        process = _Process(role, name, source, clock or SystemClock())
         return process.run(conf)
     except Exception as error:
         if isinstance(error, errors.MoorageError):
@@ -147,22 +159,53 @@ def run(role: Role, name: str, load: Callable[[], cfg.ConfigOpts], clock: Clock 
             said = f"It failed ({type(error).__name__}: {error}); the log has it in full."
         _tell_parent(f"moorage {role.binary} {name}: {said}")
         sys.stderr.write(f"moorage {role.binary} {name}: {said}\n")
-        status = EXIT_CONFIG if isinstance(error, errors.ConfigError) else 1
+        status, start_again = 1, None
+        if isinstance(error, errors.ConfigError):
+            status, start_again = EXIT_CONFIG, source.fall_back(said)
+    if process is not None:
+        process.abandon()
+    if start_again is not None:
+        sys.stderr.write(f"moorage {role.binary} {name}: it starts again with the copy that was accepted last.\n")
+        _flush()
+        start_again()
     if process is None:
         return status
-    process.abandon()
     # A thread that a library or a plugin has begun must not hold up the end.
     os._exit(status)
 
 
+class _Attempt:
+    """One call in another thread, and how it ended."""
+
+    def __init__(self, work: Callable[[], object]) -> None:
+        self._work = work
+        self._error: Exception | None = None
+        self.ended = threads.event()
+
+    def run(self) -> None:
+        """Call it."""
+        try:
+            with foreign.contained():
+                self._work()
+        except Exception as error:  # noqa: BLE001  (raised by check)
+            self._error = error
+        finally:
+            self.ended.set()
+
+    def check(self) -> None:
+        """Raise what the call raised."""
+        if self._error is not None:
+            raise self._error
+
+
 class _Process:
-    def __init__(self, role: Role, name: str, load: Callable[[], cfg.ConfigOpts], clock: Clock) -> None:
+    def __init__(self, role: Role, name: str, source: ConfigSource, clock: Clock) -> None:
         self._role = role
         self._name = name
-        self._load = load
+        self._source = source
         self._clock = clock
-        self._stop = SignalEvent()
-        self._reload = SignalEvent()
+        self._stop = threads.signal_event()
+        self._reload = threads.signal_event()
         self._parent = int(os.environ.get("MOORAGE_PARENT", "0"))
         self._drain = 30.0
         self._heartbeat: Heartbeat | None = None
@@ -175,14 +218,15 @@ class _Process:
         signal.signal(signal.SIGHUP, lambda *_: self._reload.set())
         self._drain = float(conf.control_plane.drain_timeout)
         # In a thread of its own: the store or the broker may be away, and signals must be heard meanwhile.
-        starting: futures.Future[None] = futures.Future()
-        threading.Thread(target=_into, args=(starting, self._start, conf), name="start", daemon=True).start()
-        if not self._await(starting):
+        starting = _Attempt(functools.partial(self._start, conf))
+        threads.start(starting.run, name="start")
+        if not self._await(starting.ended):
             LOG.info("%s %s was ended while it started.", self._role.binary, self._name)
             self.abandon()
             # The thread may hang in a library. What it has begun is what any process leaves that ends at that moment.
             os._exit(0)
-        starting.result()
+        starting.check()
+        self._source.accept()
         return self._wait()
 
     def abandon(self) -> None:
@@ -192,24 +236,32 @@ class _Process:
             self._retire()
         _flush()
 
-    def _await(self, starting: futures.Future[None]) -> bool:
-        """Wait for the end of the start, well or not; False when it is asked to end and the start goes on."""
-        while not futures.wait([starting], _PAUSE).done:
+    def _await(self, started: threads.Event) -> bool:
+        """Wait until the start has succeeded or failed; False when the process is asked to end and the start goes on."""
+        while not self._clock.wait(started, _PAUSE):
             self._look_for_parent()
             if self._stop.is_set():
-                return bool(futures.wait([starting], _GRACE).done)
+                return self._clock.wait(started, _GRACE)
         return True
 
     def _start(self, conf: cfg.ConfigOpts) -> None:
         # Before anybody is told of this service.
         services_options.check(conf)
-        self._database = Database.from_config(conf, clock=self._clock)
+        # A frozen process must not hold locks longer than it counts as a member of its group.
+        self._database = Database.from_config(conf, clock=self._clock, idle_timeout=conf.coordination.session_timeout)
         check_schema(self._database)
         # Every role is a process of its own.
         self._transport = rpc_loading.open_transport(conf, self._clock, needs=frozenset({rpc_interface.CROSS_PROCESS}))
         self._registry = ServiceRegistry(self._database, self._clock)
-        cluster = (conf.agent.cluster or None) if self._role.binary == "agent" else None
-        self._identity = self._registry.enlist(self._role.binary, self._name, cluster=cluster, rpc_version=RPC_VERSION)
+        is_agent = self._role.binary == AGENT
+        self._identity = self._registry.enlist(
+            self._role.binary,
+            self._name,
+            cluster=(conf.agent.cluster or None) if is_agent else None,
+            rpc_version=RPC_VERSION,
+            offers=_offers(conf) if is_agent else None,
+            shard=declared_shard(conf) if is_agent else None,
+        )
         me = self._identity
         hub = Hub(source_of(me), self._clock)
         hub.use(open_observers(conf, self._clock, source_of(me)), settings_of(conf))
@@ -297,7 +349,7 @@ class _Process:
             self._tell_the_end(reason)
 
         # In a thread of its own: a log that cannot be written must not hold up the end.
-        last_words = threading.Thread(target=say, name="last-words", daemon=True)
+        last_words = threads.thread(say, name="last-words")
         last_words.start()
         last_words.join(_GRACE)
         os._exit(EXIT_FATAL)
@@ -322,24 +374,14 @@ class _Process:
     def _take_configuration(self) -> None:
         try:
             with foreign.contained():
-                self._reload_with(self._load())
+                self._reload_with(self._source.load())
         except errors.MoorageError as error:
             LOG.error("The new configuration is not taken, the old one stays: %s", error.message)
         except Exception:
             LOG.exception("The new configuration is not taken, the old one stays.")
         else:
+            self._source.accept()
             LOG.info("The new configuration is in force.")
-
-
-def _into(future: futures.Future[None], work: Callable[[cfg.ConfigOpts], None], conf: cfg.ConfigOpts) -> None:
-    """Do it and keep what came of it."""
-    try:
-        with foreign.contained():
-            work(conf)
-    except Exception as error:  # noqa: BLE001  (raised again in the main thread)
-        future.set_exception(error)
-    else:
-        future.set_result(None)
 
 
 def _flush() -> None:

@@ -77,7 +77,7 @@ class Reassignment:
         ]
         problems = [
             *([] if members else [f"No node is in shard {shard}."]),
-            *self._wrong_destination(host),
+            *self._wrong_destination(host, shard),
             *(problem for source in sorted(sources) if source for problem in self._wrong_source(source)),
             *_wrong_instances(found),
         ]
@@ -158,12 +158,14 @@ class Reassignment:
     def _agent(self, host: str) -> Service | None:
         return next(iter(self._registry.list(binary=_AGENT, host=host)), None)
 
-    def _wrong_destination(self, host: str) -> list[str]:
+    def _wrong_destination(self, host: str, shard: str) -> list[str]:
         agent = self._agent(host)
         if agent is None:
             return [
                 f"There is no agent {host}; start it once, or correct the name (moorage service list --binary agent)."
             ]
+        if agent.shard not in (None, shard):
+            return [f"Agent {host} serves shard {agent.shard}; choose an agent that serves {shard}, or all shards."]
         if agent.forced_down:
             return [
                 f"Agent {host} is declared dead; say that it lives (moorage service set agent:{host} --up), or choose another."

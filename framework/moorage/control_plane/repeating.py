@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 
 from oslo_log import log as logging
 
-from moorage import errors, foreign
+from moorage import errors, foreign, threads
 from moorage.control_plane.process import Platform
 
 __all__ = ["Periodic", "attempt"]
@@ -30,8 +29,8 @@ class Periodic:
         self._work = work
         self._seconds = seconds
         self._first = seconds if first is None else first
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._stop = threads.event()
+        self._thread = threads.thread(self._run, name=name)
         self._thread.start()
 
     def stop(self, patience: float | None = None) -> None:

@@ -4,17 +4,19 @@
 from __future__ import annotations
 
 import gc
-import random
 
 from oslo_config import cfg
 from oslo_log import log as logging
 
+from moorage import randomness
+from moorage.control_plane.availability import Availability
+from moorage.control_plane.build_retries import BuildRetries, RetryStores
 from moorage.control_plane.cleaning import SupervisorEndpoint
 from moorage.control_plane.enrolment import StoreFleet
 from moorage.control_plane.observing import ObservedClaimer, of_decision
 from moorage.control_plane.opening import open_instances, open_store, open_workers
 from moorage.control_plane.operations import InPlace, MoveClaimer, MovesEndpoint
-from moorage.control_plane.placing import StoreClaimer, cast_to_agent
+from moorage.control_plane.placing import StoreClaimer, cast_to_agent, read_residents
 from moorage.control_plane.process import Platform
 from moorage.control_plane.repeating import Periodic
 from moorage.control_plane.telling import ask_agent, ask_agents, tell_of_claim
@@ -23,11 +25,12 @@ from moorage.fleet.nodes import NodeStore
 from moorage.rpc.server import Dispatcher, endpoints_of
 from moorage.scheduling import pipeline
 from moorage.scheduling.decisions import StoredRefusals
+from moorage.scheduling.epochs import ConfirmedEpochs
 from moorage.scheduling.fleet_view import FleetView
 from moorage.scheduling.groups import GroupStore
 from moorage.scheduling.guard import Guard
 from moorage.scheduling.healing import Healer, SilentHosts
-from moorage.scheduling.incidents import StoredIncidents
+from moorage.scheduling.incidents import REFRESH_INTERVAL, StoredIncidents
 from moorage.scheduling.reporter import TOPIC as SCHEDULERS
 from moorage.scheduling.rpc import SchedulerEndpoint
 from moorage.scheduling.scheduler import Policy, Scheduler, Selection
@@ -39,6 +42,8 @@ __all__ = ["SchedulerRole"]
 LOG = logging.getLogger(__name__)
 #: Seconds between writings of refusals.
 _REFUSALS = 1.0
+#: Seconds between readings of the states of agents and nodes.
+_STATES = 1.0
 #: Seconds between looks at the hosts whose view is in doubt.
 _HEALING = 0.5
 
@@ -52,19 +57,25 @@ class SchedulerRole:
     def start(self, platform: Platform, conf: cfg.ConfigOpts) -> None:
         """Load the fleet and the instances, then serve."""
         self._platform = platform
-        self._incidents = StoredIncidents(platform.database, platform.clock)
+        self._incidents = StoredIncidents(platform.database, lambda: self._breaker_window)
         self._policy = self._make_policy(conf)
+        self._incidents.refresh()
         section = conf.scheduling
         store, instances = open_store(platform, conf), open_instances(platform, conf)
         observer = LivenessObserver(platform.clock, conf.services.service_down_time)
         aggregates = AggregateStore(platform.database)
-        source = StoreFleet(NodeStore(platform.database), store, platform.registry, observer, aggregates)
+        availability = Availability(platform.database, conf.services.service_down_time)
+        source = StoreFleet(NodeStore(platform.database), store, availability, aggregates)
         view = FleetView(tracked=section.track_instance_changes)
-        tracker = InstanceTracker(view, platform.clock)
+        epochs = ConfirmedEpochs(platform.registry.epochs, platform.clock)
+        tracker = InstanceTracker(view, platform.clock, epochs)
         silent = SilentHosts(tracker, instances, platform.clock, max_age=section.silent_hosts_age)
         cast = cast_to_agent(platform.sender)
         groups = GroupStore(platform.database)
-        claimer = StoreClaimer(store, instances, open_workers(platform, conf), source, groups, platform.database, cast)
+        claimer = StoreClaimer(
+            store, instances, open_workers(platform, conf), source, groups, availability, platform.database, cast,
+            lambda: self._policy.alternates,
+        )  # fmt: skip
         refused = StoredRefusals(platform.database)
         self._scheduler = Scheduler(
             view,
@@ -72,12 +83,13 @@ class SchedulerRole:
             ObservedClaimer(claimer, platform.tell),
             lambda: self._policy,
             platform.clock,
-            random.Random(),  # noqa: S311  (spreads equal choices, no secret)
+            randomness.generator(),
             decisions=section.decisions,
             reserver=tracker if section.track_instance_changes else None,
             refused=refused,
             freshen=silent.freshen if section.track_instance_changes else None,
             decided=lambda decision: platform.tell(of_decision(decision)),
+            residents=read_residents(platform.database, store, instances),
         )
 
         def placed(selection: Selection) -> None:
@@ -90,7 +102,7 @@ class SchedulerRole:
         moves = MovesEndpoint(
             self._scheduler,
             lambda of, how: ObservedClaimer(
-                MoveClaimer(store, instances, workers, source, groups, of, how), platform.tell
+                MoveClaimer(store, instances, workers, source, groups, availability, of, how), platform.tell
             ),
             instances,
             InPlace(platform.database, instances, workers, cast),
@@ -116,6 +128,7 @@ class SchedulerRole:
         # What was read at the start stays: it need not be looked at by each collection of garbage.
         gc.collect()
         gc.freeze()
+        self._periodic.append(Periodic(platform, "count of hangs", self._incidents.refresh, REFRESH_INTERVAL))
         self._periodic.append(Periodic(platform, "writing of refusals", refused.flush, _REFUSALS))
         self._periodic.append(
             Periodic(platform, "sample of services", self._cleanup.sample, conf.services.service_down_time)
@@ -124,6 +137,12 @@ class SchedulerRole:
             # Apart from the samples, which must not wait for it.
             Periodic(platform, "purge of the history of cleanup", self._cleanup.purge, conf.services.service_down_time)
         )
+        stores = RetryStores(platform.database, store, instances, workers, source, groups, availability)
+        retries = BuildRetries(stores, self._scheduler, platform.clock, view.down_hosts, placed, cast, platform.tell)
+        # Schedulers that were started together look at different moments, so that one of them finds a build first.
+        first = randomness.generator().uniform(0, _STATES)
+        self._periodic.append(Periodic(platform, "retries of builds", retries.tick, _STATES, first=first))
+        self._periodic.append(Periodic(platform, "states of agents and nodes", self._scheduler.observe, _STATES))
         self._periodic.append(
             Periodic(platform, "refresh of the fleet", self._scheduler.refresh, section.refresh_interval)
         )
@@ -143,6 +162,8 @@ class SchedulerRole:
 
     def _make_policy(self, conf: cfg.ConfigOpts) -> Policy:
         section = conf.scheduling
+        loaded = pipeline.load(conf)
+        self._breaker_window = section.breaker_window
         guard = Guard(
             self._platform.clock,
             self._incidents,
@@ -154,7 +175,7 @@ class SchedulerRole:
             threads=conf.rpc.threads,
         )
         return Policy(
-            pipeline.load(conf),
+            loaded,
             guard,
             section.host_subset_size,
             section.max_attempts,

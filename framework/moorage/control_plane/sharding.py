@@ -3,25 +3,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import sqlalchemy as sa
+
 from moorage import errors
+from moorage.control_plane.interface import InstanceStore
 from moorage.db import Database
-from moorage.fleet.interface import NodeSpec
+from moorage.fleet import tables as fleet_tables
+from moorage.fleet.interface import NodeSpec, check_shard
 from moorage.fleet.nodes import NodeStore
-from moorage.scheduling.interface import InstanceSource
 from moorage.sharding.interface import STRATEGIES, ShardStrategy
+from moorage.sharding.moving import ShardMover
 from moorage.sharding.placing import ShardsForNew
 from moorage.sharding.plans import Plans
 
-__all__ = ["open_plans", "shards_for_new"]
-
-_PAGE = 1000
+__all__ = ["declared_shard", "open_mover", "open_plans", "shards_for_new"]
 
 
-def open_plans(database: Database, nodes: NodeStore, instances: InstanceSource, conf: Any) -> Plans:
-    """The plans of the store, made by the configured strategy unless a request names another."""
+def open_mover(instances: InstanceStore) -> ShardMover:
+    """Returns what writes the shard of nodes. Where the instance store cannot tell, every node counts as occupied."""
+    has_instances = instances.occupies(fleet_tables.nodes.c.uuid)
+    return ShardMover(sa.true() if has_instances is None else has_instances)
+
+
+def declared_shard(conf: Any) -> str | None:
+    """Returns the shard that an agent serves (``[sharding] my_shard``); None: it serves the nodes that are given to its host.
+
+    :raises ConfigError: it is no name of a shard; it is not taken for "everything".
+    """
+    if conf.sharding.my_shard is None:
+        return None
+    try:
+        return check_shard(conf.sharding.my_shard, "[sharding] my_shard")
+    except errors.InvalidInput as error:
+        raise errors.ConfigError(error.message) from error
+
+
+def open_plans(database: Database, nodes: NodeStore, mover: ShardMover, conf: Any) -> Plans:
+    """Returns the plans of the store; the configured strategy makes them unless a request names another one."""
 
     def strategy(name: str | None) -> tuple[str, ShardStrategy]:
         try:
@@ -33,19 +54,7 @@ def open_plans(database: Database, nodes: NodeStore, instances: InstanceSource, 
             raise errors.InvalidInput(error.message, path="strategy") from error
         return loaded.name, loaded.build()
 
-    def occupied() -> Set[str]:
-        found: set[str] = set()
-        after = ""
-        while True:
-            page = instances.all(after=after, limit=_PAGE)
-            found |= {record.node for record in page}
-            if len(page) < _PAGE:
-                return found
-            after = page[-1].uuid
-
-    return Plans(
-        database, nodes, strategy, occupied, batch=int(conf.sharding.batch), keep=int(conf.sharding.keep_plans)
-    )
+    return Plans(database, nodes, strategy, mover, batch=int(conf.sharding.batch), keep=int(conf.sharding.keep_plans))
 
 
 def shards_for_new(nodes: NodeStore, conf: Any) -> Callable[[Sequence[NodeSpec]], Sequence[NodeSpec]] | None:

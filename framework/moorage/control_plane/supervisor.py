@@ -18,7 +18,6 @@ import select
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,8 +25,8 @@ from typing import IO
 
 from oslo_log import log as logging
 
-from moorage import errors
-from moorage.clock import Clock, SignalEvent
+from moorage import errors, threads
+from moorage.clock import Clock
 
 __all__ = ["EXIT_CONFIG", "EXIT_FATAL", "Program", "Supervisor"]
 
@@ -41,6 +40,8 @@ EXIT_FATAL = 70
 #: A process that ran this many seconds starts again with the shortest delay.
 _STABLE_AFTER = 20.0
 _PAUSE = 0.05
+#: How many times as long as a stopped process one that runs may hold the writer's turn.
+_RUNNING_WRITER = 3
 _PAGE = resource.getpagesize()
 
 
@@ -100,6 +101,9 @@ class Supervisor:
     :param delay: seconds before the first new start; doubles up to ``longest_delay``.
     :param max_rss: bytes.
     :param stopped_timeout: seconds after which a child that is stopped (SIGSTOP) is killed; 0: never.
+    :param writer: what writes to the store now, as (something that differs for each transaction, process id); None: nothing does.
+    :param writer_timeout: seconds after which a stopped child is killed that ``writer`` names all the time; one that runs is
+        killed after three times as long. 0: never.
     :param stopping: set to have :meth:`start` and :meth:`run` end; a new one when None.
     :param may_reload: asked before SIGHUP is passed on, in the thread of :meth:`run`; False keeps it from the children.
     """
@@ -116,8 +120,10 @@ class Supervisor:
         drain_timeout: float,
         start_timeout: float,
         stopped_timeout: float = 0.0,
+        writer: Callable[[], tuple[int, int] | None] = lambda: None,
+        writer_timeout: float = 0.0,
         environment: Mapping[str, str] | None = None,
-        stopping: threading.Event | None = None,
+        stopping: threads.Event | None = None,
         may_reload: Callable[[], bool] = lambda: True,
     ) -> None:
         self._children = [_Child(program) for program in programs]
@@ -129,10 +135,14 @@ class Supervisor:
         self._drain_timeout = drain_timeout
         self._start_timeout = start_timeout
         self._stopped_timeout = stopped_timeout
+        self._writer = writer
+        self._writer_timeout = writer_timeout
+        self._writes: tuple[int, int] | None = None
+        self._writes_since = 0.0
         self._environment = dict(os.environ if environment is None else environment)
-        self._stopping = stopping or SignalEvent()
+        self._stopping = stopping or threads.signal_event()
         self._may_reload = may_reload
-        self._reload = SignalEvent()
+        self._reload = threads.signal_event()
 
     def stop(self) -> None:
         """Ask :meth:`run` to end; may be called from a signal handler."""
@@ -145,7 +155,8 @@ class Supervisor:
     def start(self) -> None:
         """Start all programs and wait until every one is ready.
 
-        :raises ConfigError: one refused its configuration, ended or was not ready in time; all others are ended.
+        :raises ConfigError: a child refused its configuration; all others are ended.
+        :raises Unavailable: a child ended or was not ready in time; all others are ended. A later try may succeed.
         """
         (self._folder / "run").mkdir(parents=True, exist_ok=True, mode=0o700)
         (self._folder / "log").mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -158,10 +169,11 @@ class Supervisor:
                 self._listen()
                 for child in self._children:
                     if child.status() is not None:
-                        raise errors.ConfigError(self._why(child))
+                        refused = errors.ConfigError if child.status() == EXIT_CONFIG else errors.Unavailable
+                        raise refused(self._why(child))
                 if self._clock.monotonic() > deadline:
                     late = ", ".join(child.program.name for child in self._children if not child.ready)
-                    raise errors.ConfigError(
+                    raise errors.Unavailable(
                         f"Not ready within {self._start_timeout:g} seconds: {late}. See the files in {self._folder / 'log'}."
                     )
                 self._clock.sleep(_PAUSE)
@@ -177,6 +189,7 @@ class Supervisor:
                 self._reload.clear()
                 if self._may_reload():
                     self._signal_all(signal.SIGHUP)
+            self._free_writers_turn()
             changed = [self._watch(child) for child in self._children]
             if any(changed):
                 self._write_table()
@@ -188,7 +201,7 @@ class Supervisor:
         try:
             self._spawn(child)
         except OSError as error:
-            raise errors.ConfigError(f"{child.program.name} cannot be started: {error}.") from error
+            raise errors.Unavailable(f"{child.program.name} cannot be started: {error}.") from error
 
     # -- one child ------------------------------------------------------------------------------------------------
 
@@ -257,6 +270,25 @@ class Supervisor:
             child.ending, child.kill_at = True, now + self._drain_timeout
             child.send(signal.SIGTERM)
         return False
+
+    def _free_writers_turn(self) -> None:
+        """Kill a child that does not end its transaction on SQLite: all other processes wait for it."""
+        if not self._writer_timeout:
+            return
+        now, writes = self._clock.monotonic(), self._writer()
+        child = None if writes is None else next((each for each in self._children if each.pid == writes[1]), None)
+        if writes is None or child is None or writes != self._writes:
+            self._writes, self._writes_since = writes, now
+            return
+        limit = self._writer_timeout * (1 if _stopped(writes[1]) else _RUNNING_WRITER)
+        if now - self._writes_since > limit:
+            LOG.warning(
+                "%s has not ended its transaction within %g s, and all other processes wait for it. It is killed and started "
+                "again.",
+                child.program.name,
+                limit,
+            )
+            child.send(signal.SIGKILL)
 
     def _stopped_too_long(self, child: _Child, pid: int, now: float) -> bool:
         if not self._stopped_timeout or not _stopped(pid):

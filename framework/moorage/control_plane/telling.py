@@ -14,7 +14,7 @@ from moorage.scheduling.reporter import TOPIC as SCHEDULERS
 from moorage.scheduling.scheduler import Selection
 from moorage.scheduling.tracking import record_to_json
 
-__all__ = ["ask_agent", "ask_agents", "tell_of_claim", "tell_schedulers"]
+__all__ = ["ask_agent", "ask_agents", "ask_to_sync", "tell_of_claim", "tell_schedulers"]
 
 LOG = logging.getLogger(__name__)
 
@@ -37,6 +37,18 @@ def ask_agent(platform: Platform) -> Callable[[str, str], None]:
     return ask
 
 
+def ask_to_sync(platform: Platform) -> Callable[[str], None]:
+    """A function that asks the agent of a host to compare its instances with schedulers soon, because an instance was changed."""
+
+    def ask(host: str) -> None:
+        try:
+            platform.sender.cast(AGENTS, "sync_instances", {"soon": True}, server=host)
+        except errors.TransportError as error:
+            LOG.info("Agent %s was not asked to compare its instances (%s); it does so periodically.", host, error)
+
+    return ask
+
+
 def ask_agents(platform: Platform) -> None:
     """Have all agents speak soon, so that this scheduler, which has just started, can trust what it has loaded."""
     try:
@@ -45,13 +57,13 @@ def ask_agents(platform: Platform) -> None:
         LOG.info("Agents were not asked to speak (%s); they do so by themselves.", error)
 
 
-def tell_schedulers(platform: Platform) -> Callable[[], None]:
-    """A function that has all schedulers read the fleet anew."""
+def tell_schedulers(platform: Platform, method: str = "fleet_changed") -> Callable[[], None]:
+    """A function that has all schedulers read the fleet again; with ``states_changed`` only the states of agents and nodes."""
 
     def tell() -> None:
         try:
-            platform.sender.fanout(SCHEDULERS, "fleet_changed")
+            platform.sender.fanout(SCHEDULERS, method)
         except errors.TransportError as error:
-            LOG.info("No scheduler was told of new nodes (%s); they read them by themselves.", error)
+            LOG.info("Schedulers did not receive %s (%s); they find the change by themselves.", method, error)
 
     return tell

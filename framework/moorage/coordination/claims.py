@@ -87,7 +87,10 @@ class ClaimStore(abc.ABC):
 
     @abc.abstractmethod
     def claim(self, claim: Claim, object_ids: Sequence[str]) -> list[str]:
-        """Claim objects for a tick, in one transaction of a few statements; those that were, in the order given."""
+        """Claim objects for a tick in one transaction; returns the claimed ones in the order given.
+
+        Objects whose rows another transaction has locked are left out: it does not wait for them.
+        """
 
     @abc.abstractmethod
     def end(self, transaction: Any, claim: Claim, object_id: str) -> None:
@@ -118,19 +121,17 @@ _ONE = sa.and_(claims.c.task == sa.bindparam("of_task"), claims.c.object_id == s
 _TICK = sa.bindparam("to_tick", type_=sa.BigInteger)
 _TOKEN = sa.bindparam("to_token", type_=sa.BigInteger)
 _SWEEP = sa.bindparam("to_sweep", type_=sa.String)
-_CLAIM = CLAIM.update(
-    claims,
-    _MANY,
-    {
-        "tick": _TICK,
-        "token": _TOKEN,
-        "owner": sa.bindparam("to_owner", type_=sa.String),
-        "sweep": _SWEEP,
-        "unfinished": sa.false(),
-        "now": now(),
-        "ahead": sa.bindparam("may_be_ahead", type_=sa.BigInteger),
-    },
-)
+_PARAMETERS = {
+    "tick": _TICK,
+    "token": _TOKEN,
+    "owner": sa.bindparam("to_owner", type_=sa.String),
+    "sweep": _SWEEP,
+    "unfinished": sa.false(),
+    "now": now(),
+    "ahead": sa.bindparam("may_be_ahead", type_=sa.BigInteger),
+}
+_CLAIM = CLAIM.update(claims, _MANY, _PARAMETERS)
+_LOCK = CLAIM.lock(claims, _MANY, _PARAMETERS).with_only_columns(claims.c.object_id).order_by(claims.c.object_id)
 _END = END.update(claims, _ONE, {"sweep": _SWEEP, "unfinished": sa.false(), "done": sa.true()})
 _THERE = sa.select(claims.c.object_id).where(_MANY)
 _CLAIMED = _THERE.where(claims.c.sweep == _SWEEP, claims.c.tick == _TICK)
@@ -159,9 +160,14 @@ class SqlClaims(ClaimStore):
         return [each for each in object_ids if each in mine]
 
     def _claim(self, tx: sa.Connection, claim: Claim, wanted: Sequence[str]) -> frozenset[str]:
-        key = {"of_task": claim.task, "of_objects": wanted}
-        values = {"to_tick": claim.tick, "to_token": claim.token, "to_sweep": claim.sweep}
-        changed = tx.execute(_CLAIM, {**key, **values, "to_owner": claim.owner, "may_be_ahead": claim.ahead}).rowcount
+        key: dict[str, Any] = {"of_task": claim.task, "of_objects": wanted}
+        values: dict[str, Any] = {"to_tick": claim.tick, "to_token": claim.token, "may_be_ahead": claim.ahead}
+        # An engine that froze within its transaction keeps its rows locked. The others must not wait for them.
+        free = tx.execute(_LOCK, {**key, **values}).scalars().all()
+        changed = 0
+        if free:
+            values |= {"to_sweep": claim.sweep, "to_owner": claim.owner}
+            changed = tx.execute(_CLAIM, {**key, **values, "of_objects": free}).rowcount
         if changed < len(wanted):
             there = frozenset(tx.execute(_THERE, key).scalars())
             new = [

@@ -7,14 +7,12 @@ Nothing is fenced here but by time: a member that is not certainly one gets noth
 
 from __future__ import annotations
 
-import threading
-import uuid
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from oslo_log import log as logging
 
-from moorage import errors
+from moorage import errors, randomness, threads
 from moorage.clock import Clock, SystemClock
 from moorage.coordination.loading import client_factory
 from moorage.coordination.membership import MemberId, Membership, Timing
@@ -53,9 +51,9 @@ class Coordinator:
         self._factory = (
             client_factory(backend_url, clock=self._clock, session_timeout=session_timeout) if backend_url else None
         )
-        self._id = uuid.uuid4().hex
+        self._id = randomness.new_hex()
         self._groups: dict[str, Membership] = {}
-        self._lock = threading.Lock()
+        self._lock = threads.lock()
 
     def is_started(self) -> bool:
         """Whether there is coordination at all."""
@@ -90,7 +88,7 @@ class Coordinator:
         try:
             found = membership.view().members
         except errors.Unavailable as error:
-            LOG.warning("The members of %s are not known: %s", group_id, error.message)
+            LOG.debug("The members of %s are not known: %s", group_id, error.message)
             return []
         me = membership.member_id
         return sorted(found) if me in found and membership.holds(me) else []

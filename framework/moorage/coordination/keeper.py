@@ -11,14 +11,13 @@ Overlaps of two owners, and what bounds them (one handling of the slowest object
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from oslo_log import log as logging
 
-from moorage import errors, foreign
+from moorage import errors, foreign, threads
 from moorage.clock import Clock
 from moorage.coordination.interface import View
 from moorage.coordination.ledger import Ledger, RingRow
@@ -105,7 +104,7 @@ class Working:
     def __init__(self, allowed: bool, end: Callable[[], None]) -> None:
         self._allowed = allowed
         self._end = end
-        self._lock = threading.Lock()
+        self._lock = threads.lock()
         self._counted = allowed
 
     def __enter__(self) -> bool:
@@ -138,10 +137,10 @@ class Keeper:
         #: Adopted, and not to be worked under yet: others still work under an older one.
         self._waiting: RingSnapshot | None = None
         self._working: Counter[int] = Counter()
-        self._lock = threading.Lock()
-        self._stepping = threading.Lock()
-        self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._lock = threads.lock()
+        self._stepping = threads.lock()
+        self._stop = threads.event()
+        self._thread: threads.Thread | None = None
         self._looked_at = float("-inf")
         #: When the ring's row was last read, from before the question, and the token that it had.
         self._seen: tuple[float, int | None] = (float("-inf"), None)
@@ -190,7 +189,7 @@ class Keeper:
 
     def start(self) -> None:
         """Look again and again in a thread of its own."""
-        self._thread = threading.Thread(target=self._run, name="ring-keeper", daemon=True)
+        self._thread = threads.thread(self._run, name="ring-keeper")
         self._thread.start()
 
     def stop(self) -> None:

@@ -7,13 +7,12 @@ All of it happens in :meth:`Membership.step`, which a thread calls again and aga
 from __future__ import annotations
 
 import enum
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from oslo_log import log as logging
 
-from moorage import errors, foreign
+from moorage import errors, foreign, threads
 from moorage.clock import Clock
 from moorage.coordination.interface import MEMBER_PREFIX, CoordinationBackend, NotMember, View
 
@@ -120,11 +119,12 @@ class Membership:
         self._stays = 0
         self._strange: set[bytes] = set()
         self._failures = 0
+        self._in_trouble = False
         self._next_join = float("-inf")
-        self._wake = threading.Event()
-        self._stop = threading.Event()
-        self._stepping = threading.Lock()
-        self._thread: threading.Thread | None = None
+        self._wake = threads.event()
+        self._stop = threads.event()
+        self._stepping = threads.lock()
+        self._thread: threads.Thread | None = None
         #: The id of the present stay; None while there is none.
         self.member_id: bytes | None = None
         self.state = State.STARTING
@@ -180,7 +180,7 @@ class Membership:
 
     def start(self) -> None:
         """Keep the membership in a thread of its own."""
-        self._thread = threading.Thread(target=self._run, name=f"member-{self._base.worker}", daemon=True)
+        self._thread = threads.thread(self._run, name=f"member-{self._base.worker}")
         self._thread.start()
 
     def stop(self) -> None:
@@ -241,6 +241,7 @@ class Membership:
         self._answered_at = self._clock.monotonic()
         if self.state is not State.CONNECTED:
             LOG.info("Member of %s as %s.", self._group, (self.member_id or b"").decode())
+        self._in_trouble = False
         self.state, self.problem = State.CONNECTED, ""
 
     def _doubt(self, problem: str) -> None:
@@ -248,13 +249,26 @@ class Membership:
         over = self._clock.monotonic() >= self._certain_until
         state = State.LOST if over else State.SUSPENDED
         if self.state is not state:
-            LOG.warning("Membership in %s is %s: %s", self._group, state.value, problem)
+            self._log_trouble(f"is {state.value}: {problem}")
             self.state = state
 
     def _lose(self, problem: str) -> None:
         self.problem, self.state = problem, State.LOST
         self._certain_until = float("-inf")
-        LOG.warning("Membership in %s is over: %s", self._group, problem)
+        self._log_trouble(f"is over: {problem}")
+
+    def _log_trouble(self, what: str) -> None:
+        """Warn once for each outage; what follows until the member is back is for debugging."""
+        if self._in_trouble:
+            LOG.debug("Membership in %s %s", self._group, what)
+            return
+        self._in_trouble = True
+        LOG.warning(
+            "Membership in %s %s. This member works on for as long as its session certainly stands. The next message comes when it "
+            "is a member again.",
+            self._group,
+            what.rstrip("."),
+        )
 
     # -- joining --------------------------------------------------------------------------------------------------
 
@@ -269,8 +283,7 @@ class Membership:
             self._failures += 1
             pause = min(_PAUSE_LONGEST, self._timing.interval * 2 ** min(self._failures, 10))
             self._next_join = self._clock.monotonic() + pause
-            if self.problem != said:
-                LOG.warning("Cannot join %s: %s", self._group, said)
+            self._log_trouble(f"cannot begin: {said}")
             self.problem = said
 
     def _join(self) -> None:
@@ -302,7 +315,7 @@ class Membership:
                 if leave:
                     client.leave()
         except Exception as error:  # noqa: BLE001  (as above)
-            LOG.info("%s was not left in good order (%s); the session ends by itself.", self._group, _said(error))
+            LOG.debug("%s was not left in good order (%s); the session ends by itself.", self._group, _said(error))
         try:
             with foreign.contained(self._group):
                 client.close()

@@ -120,7 +120,8 @@ PERIODIC_OPTS: Sequence[cfg.Opt] = (
     cfg.ListOpt(
         "enabled_tasks",
         default=["reconcile"],
-        help="The plugins (entry-point group moorage.periodic_tasks) that engines run, besides expire_claims, which all do. "
+        help="The plugins (entry-point group moorage.periodic_tasks) that engines run, besides expire_claims and "
+        "purge_idempotency_keys, which all do. "
         "Needs a restart.",
     ),
     cfg.IntOpt(

@@ -6,20 +6,19 @@ A task never overlaps itself: while it sweeps, its ticks are missed, and coalesc
 
 from __future__ import annotations
 
+import functools
 import hashlib
-import random as random_module
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from oslo_config import cfg
 from oslo_log import log as logging
 
-from moorage import errors, foreign
+from moorage import errors, foreign, randomness, threads
+from moorage.bounded_pool import BoundedPool
 from moorage.clock import Clock
 from moorage.coordination.claims import ClaimStore
 from moorage.coordination.interface import PeriodicTask
-from moorage.coordination.lanes import Lanes
 from moorage.coordination.sweep import PARTS, Backoff, Claimed, Share, Sweep, Ticks
 from moorage.coordination.task_store import Control, TaskStore
 from moorage.db import MICROSECONDS
@@ -35,6 +34,8 @@ _REQUEST_LASTS = 600 * MICROSECONDS
 _CLAIMS_LAST = 86400 * MICROSECONDS
 _CLAIMS_LAST_TICKS = 10
 _PRUNE_EVERY = 3600.0
+#: Handlings of one task that may hang, beyond its concurrency, before nothing more is begun.
+_HANGING = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,15 +107,8 @@ class TaskRunner:
         #: The request that was heeded, and the ring that it was heeded under.
         self._heeded = 0
         self._heeded_token: int | None = None
-        self._stopping = threading.Event()
-        self._lanes: Lanes[tuple[Sweep, Claimed]] = Lanes(
-            f"task-{name}",
-            clock,
-            width=settings.concurrency,
-            timeout=settings.timeout,
-            work=lambda item: item[0].handle(item[1]),
-            overdue=self._overdue,
-        )
+        self._stopping = threads.event()
+        self._pool = BoundedPool(f"task-{name}", clock, settings.concurrency, spare=_HANGING)
         self._pruned_at = float("-inf")
 
     def due(self, moment: int, control: Control | None) -> Ticks | None:
@@ -165,15 +159,15 @@ class TaskRunner:
         sweep.begin()
         try:
             for claim, object_ids in sweep.batches():
-                # What is claimed now, and cannot begin, would wait for the next tick without a word.
-                left = (
-                    0
-                    if self._lanes.stuck
-                    else self._lanes.run((sweep, each) for each in sweep.claim(claim, object_ids))
+                # Claim nothing that cannot begin: it would wait for the next tick without a word.
+                stuck = self._pool.stuck
+                claimed = [] if stuck else sweep.claim(claim, object_ids)
+                left = self._pool.for_each(
+                    claimed, sweep.handle, settings.timeout, functools.partial(self._overdue, sweep)
                 )
-                if left or self._lanes.stuck:
+                if stuck or left or self._pool.stuck:
                     LOG.error("All threads of task %s hang in handlings; it handles nothing until one ends.", self.name)
-                    sweep.abandon("all threads hang in handlings", left)
+                    sweep.abandon("all threads hang in handlings", len(left))
                     break
                 if sweep.stale:
                     break
@@ -185,8 +179,7 @@ class TaskRunner:
         self._prune(ticks.moment)
         return True
 
-    def _overdue(self, item: tuple[Sweep, Claimed]) -> None:
-        sweep, claimed = item
+    def _overdue(self, sweep: Sweep, claimed: Claimed) -> None:
         LOG.error(
             "The handling of %s by %s has not ended within %g seconds; it is left alone, and cannot write any more. Repair the "
             "task, or take it out of [periodic] enabled_tasks.",
@@ -247,18 +240,18 @@ class Runner:
         *,
         poll: float,
         initial_delay: float = 0.0,
-        random: random_module.Random | None = None,
+        random: randomness.Random | None = None,
     ) -> None:
         self._tasks = tasks
         self._store = store
         self._clock = clock
         self._poll = poll
-        chance = random or random_module.Random()  # noqa: S311  (spreads the load, no secret)
+        chance = random or randomness.generator()
         self._delay = chance.uniform(0, initial_delay)
-        self._stop = threading.Event()
-        self._busy: dict[str, threading.Thread] = {}
+        self._stop = threads.event()
+        self._busy: dict[str, threads.Thread] = {}
         self._latest = 0
-        self._thread = threading.Thread(target=self._run, name="periodic", daemon=True)
+        self._thread = threads.thread(self._run, name="periodic")
 
     def start(self) -> None:
         """Begin to look."""
@@ -317,9 +310,7 @@ class Runner:
             if ticks is None:
                 continue
             only = control.requested_object if control is not None and ticks.requested else ""
-            thread = threading.Thread(
-                target=self._sweep, args=(task, ticks, only), name=f"sweep-{task.name}", daemon=True
-            )
+            thread = threads.thread(self._sweep, name=f"sweep-{task.name}", args=(task, ticks, only))
             self._busy[task.name] = thread
             thread.start()
 

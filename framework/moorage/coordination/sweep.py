@@ -7,8 +7,6 @@ The parts are called by :mod:`moorage.coordination.runner` with threads, and by 
 from __future__ import annotations
 
 import contextlib
-import threading
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -16,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 from oslo_log import log as logging
 from typing_extensions import override
 
-from moorage import errors, foreign
+from moorage import errors, foreign, randomness, threads
 from moorage.clock import Clock
 from moorage.coordination.claims import AHEAD, Claim, ClaimStore
 from moorage.coordination.interface import PeriodicTask, TaskLease
@@ -137,7 +135,7 @@ class Backoff:
 
     def __init__(self, first: float) -> None:
         self._first = first
-        self._lock = threading.Lock()
+        self._lock = threads.lock()
         #: Failures in a row, and the last tick that the object is left out of.
         self._failed: dict[str, tuple[int, int]] = {}
 
@@ -268,9 +266,9 @@ class Sweep:
         self._timeout = timeout
         self._batch = batch
         self._only = only
-        self._sweep = uuid.uuid4().hex
+        self._sweep = randomness.new_hex()
         self._began = clock.monotonic()
-        self._lock = threading.Lock()
+        self._lock = threads.lock()
         self._objects: list[str] = []
         self._counts = {"handled": 0, "acted": 0, "failed": 0, "fenced": 0, "lost": 0, "skipped": 0}
         self._owned = 0

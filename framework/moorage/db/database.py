@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random as random_module
-import threading
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
@@ -17,7 +15,7 @@ from sqlalchemy import event
 from sqlalchemy import exc as sa_errors
 from sqlalchemy.engine import ExceptionContext
 
-from moorage import errors
+from moorage import errors, randomness, threads
 from moorage.clock import Clock, SystemClock
 from moorage.db import engines, failures, sqlite
 from moorage.db.queue import WritersQueue
@@ -28,6 +26,8 @@ __all__ = ["Database"]
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 
+#: A writing transaction may be idle for at most so many times ``lock_timeout``.
+_IDLE = 3
 #: For how many times ``lock_timeout`` a transaction that loses races is run again: what is held that long is not let go soon.
 _PATIENCE = 2
 #: Seconds: the longest wait before the first retry (it doubles with each), and the longest of all.
@@ -44,6 +44,9 @@ class Database:
     :param lock_timeout: seconds that a statement (on SQLite: a transaction) waits for others that write.
     :param recycle: seconds after which a connection is replaced.
     :param attempts: how often :meth:`run` runs a transaction that loses races, in all.
+    :param idle_timeout: seconds without a statement after which the server ends a writing transaction, because its process was
+        paused or its machine is gone, so that others get its locks; at most, and by default, three times ``lock_timeout``.
+        MariaDB counts whole seconds, at least one. MySQL and SQLite have no such limit.
     :param wsrep_sync_wait: Galera's causality checks; None leaves them as the server has them.
     :raises ConfigError: the URL cannot be used, or its driver is missing.
     """
@@ -53,26 +56,30 @@ class Database:
         url: str,
         *,
         clock: Clock | None = None,
-        random: random_module.Random | None = None,
+        random: randomness.Random | None = None,
         pool_size: int = 10,
         pool_timeout: int = 30,
         lock_timeout: int = 10,
         recycle: int = 3600,
         attempts: int = 10,
         wsrep_sync_wait: int | None = None,
+        idle_timeout: float | None = None,
     ) -> None:
         self._url = engines.parse(url)
         self._clock: Clock = clock or SystemClock()
-        self._random = random or random_module.Random()  # noqa: S311  (spreads retries, no secret)
-        self._settings = Settings(pool_size, pool_timeout, recycle, lock_timeout, wsrep_sync_wait)
+        self._random = random or randomness.generator()
+        longest_idle = float(_IDLE * lock_timeout)
+        idle = longest_idle if idle_timeout is None else min(idle_timeout, longest_idle)
+        self._settings = Settings(pool_size, pool_timeout, recycle, lock_timeout, idle, wsrep_sync_wait)
         self._attempts = attempts
         self._open()
         _LIVING.add(self)
 
     @classmethod
-    def from_config(cls, conf: Any, *, clock: Clock | None = None) -> Database:
+    def from_config(cls, conf: Any, *, clock: Clock | None = None, idle_timeout: float | None = None) -> Database:
         """The database of the ``[database]`` section.
 
+        :param idle_timeout: as for the class.
         :raises ConfigError: no or an unusable connection is configured.
         """
         section = conf.database
@@ -89,6 +96,7 @@ class Database:
             recycle=section.connection_recycle_time,
             attempts=section.attempts,
             wsrep_sync_wait=section.mysql_wsrep_sync_wait,
+            idle_timeout=idle_timeout,
         )
 
     @property
@@ -178,6 +186,10 @@ class Database:
         except failures.LostRaceError as error:
             raise _lost_once(error) from error
 
+    def current_writer(self) -> tuple[int, int] | None:
+        """(number of the transaction, process id) of what writes now; SQLite only, None elsewhere."""
+        return None if self._queue is None else self._queue.writer()
+
     def close(self) -> None:
         """Close all connections; the object may be used again."""
         self._write_engine.dispose()
@@ -189,7 +201,7 @@ class Database:
 
     def _open(self) -> None:
         """Make the engines for this process; connections are opened when first used."""
-        self._local = threading.local()
+        self._local = threads.local()
         self._write_engine = self._engine(writer=True)
         self._read_engine = self._engine(writer=False)
         self._path = sqlite.file(self._url)
@@ -231,10 +243,15 @@ class Database:
     @contextlib.contextmanager
     def _write_once(self, *, schema: bool = False) -> Iterator[sa.Connection]:
         self._refuse("write")
-        with self._turn(schema), self._transaction(self._write_engine, writer=True, schema=schema) as connection:
+        with (
+            self._turn(schema) as ticket,
+            self._transaction(self._write_engine, writer=True, schema=schema) as connection,
+        ):
+            if self._queue is not None and ticket is not None:
+                self._queue.record_writer(ticket)
             yield connection
 
-    def _turn(self, schema: bool) -> contextlib.AbstractContextManager[None]:
+    def _turn(self, schema: bool) -> contextlib.AbstractContextManager[int | None]:
         if self._queue is None:
             return contextlib.nullcontext()
         return self._queue.turn(self._settings.lock_timeout * (6 if schema else 1))
@@ -376,6 +393,8 @@ def _end(transaction: sa.RootTransaction, *, commit: bool, same_process: bool) -
         transaction.commit()
     except errors.StoreUnavailable as error:
         error.details["outcome"] = "unknown"
+        # The transaction may still be open. SQLAlchemy takes it for ended, so the pool would not roll it back.
+        transaction.connection.invalidate()
         raise
     except BaseException:
         _undo(transaction)

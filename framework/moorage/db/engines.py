@@ -131,18 +131,14 @@ def _check_after_rest(engine: sa.Engine, clock: Clock) -> None:
 # -- PostgreSQL and MariaDB ---------------------------------------------------------------------------------------
 
 
-#: A writer that does nothing inside of its transaction for so many times ``lock_timeout`` was paused, or its machine is gone: the
-#: server ends its session, so that others need not wait for its locks for ever. (MySQL has no such setting.)
-_IDLE = 3
-
-
 def _prepare_postgresql(settings: Settings, writer: bool) -> Callable[[Any, Any], None]:
     def connect(connection: Any, record: Any) -> None:
         with connection.cursor() as cursor:
             mode = "WRITE" if writer else "ONLY"
-            idle = _IDLE * settings.lock_timeout if writer else 0
+            # Milliseconds.
+            idle = round(settings.idle_timeout * 1000) if writer else 0
             cursor.execute(
-                f"SET lock_timeout = '{settings.lock_timeout}s'; SET idle_in_transaction_session_timeout = '{idle}s'; "
+                f"SET lock_timeout = '{settings.lock_timeout}s'; SET idle_in_transaction_session_timeout = {idle}; "
                 f"SET SESSION CHARACTERISTICS AS TRANSACTION READ {mode}; SET TIME ZONE 'UTC'"
             )
         connection.commit()
@@ -160,7 +156,8 @@ def _prepare_mysql(settings: Settings, writer: bool) -> Callable[[Any, Any], Non
             "innodb_lock_wait_timeout": settings.lock_timeout,
         }
         if writer and "MariaDB" in connection.get_server_info():
-            values["idle_write_transaction_timeout"] = _IDLE * settings.lock_timeout
+            # Whole seconds; 0 would be no limit. MySQL has no such setting.
+            values["idle_write_transaction_timeout"] = max(1, int(settings.idle_timeout))
         if settings.wsrep_sync_wait is not None:
             values["wsrep_sync_wait"] = settings.wsrep_sync_wait
         with connection.cursor() as cursor:

@@ -19,12 +19,10 @@ import collections
 import contextlib
 import fcntl
 import os
-import random as random_module
 import struct
-import threading
 from collections.abc import Iterator
 
-from moorage import errors
+from moorage import errors, randomness, threads
 from moorage.clock import Clock
 
 __all__ = ["WritersQueue"]
@@ -34,6 +32,8 @@ _FLOCK = struct.Struct("hhqqi4x")
 _SETLK = getattr(fcntl, "F_OFD_SETLK", None)
 _GETLK = getattr(fcntl, "F_OFD_GETLK", None)
 _COUNTER = struct.Struct("<q")
+#: After the counter: ticket and process id of the transaction that wrote last.
+_WRITER = struct.Struct("<qq")
 #: The byte that guards the counter, and the byte of ticket 0.
 _DOOR = 0
 _TICKETS = 1024
@@ -47,7 +47,7 @@ PATIENCE = 2.0
 class WritersQueue:
     """The queue of one SQLite file as one process sees it. Not for use by a forked child: make a new one there."""
 
-    def __init__(self, path: str, clock: Clock, random: random_module.Random) -> None:
+    def __init__(self, path: str, clock: Clock, random: randomness.Random) -> None:
         self._path = path
         self._clock = clock
         self._random = random
@@ -57,8 +57,8 @@ class WritersQueue:
         self._passed = 0
 
     @contextlib.contextmanager
-    def turn(self, seconds: float) -> Iterator[None]:
-        """Hold the turn for the length of the block.
+    def turn(self, seconds: float) -> Iterator[int | None]:
+        """Hold the turn for the length of the block; gives its ticket, or None where the system has no such locks.
 
         :param seconds: how long to wait for it.
         :raises StoreBusy: it did not come in time.
@@ -69,16 +69,33 @@ class WritersQueue:
             raise self._too_late("Other threads of this process have", seconds)
         try:
             if _SETLK is None:
-                yield
+                yield None
                 return
             ticket = self._take_ticket(deadline, seconds)
             try:
                 self._await(ticket, deadline, seconds)
-                yield
+                yield ticket
             finally:
                 self._lock(fcntl.F_UNLCK, _TICKETS + ticket)
         finally:
             self._threads.release()
+
+    def record_writer(self, ticket: int) -> None:
+        """Write down that this process writes under the ticket; call it when SQLite has begun the transaction."""
+        with contextlib.suppress(OSError):
+            os.pwrite(self._descriptor(), _WRITER.pack(ticket, os.getpid()), _COUNTER.size)
+
+    def writer(self) -> tuple[int, int] | None:
+        """(ticket, process id) of the transaction that writes now; None when nothing does, or nobody knows."""
+        if _GETLK is None or not os.path.exists(self._path):
+            return None
+        raw = os.pread(self._descriptor(), _WRITER.size, _COUNTER.size)
+        if len(raw) != _WRITER.size:
+            return None
+        ticket, pid = _WRITER.unpack(raw)
+        asked = _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, _TICKETS + ticket, 1, 0)
+        held = _FLOCK.unpack(fcntl.fcntl(self._descriptor(), _GETLK, asked))[0] != fcntl.F_UNLCK
+        return (ticket, pid) if held else None
 
     def close(self) -> None:
         """Close the file of the queue; it is opened again when needed. In a forked child this takes nothing from the parent."""
@@ -179,16 +196,16 @@ class _FairLock:
     """A lock that goes to whoever waits longest (that of threading goes to anybody)."""
 
     def __init__(self) -> None:
-        self._mutex = threading.Lock()
+        self._mutex = threads.lock()
         self._held = False
-        self._waiting: collections.deque[threading.Event] = collections.deque()
+        self._waiting: collections.deque[threads.Event] = collections.deque()
 
     def acquire(self, clock: Clock, seconds: float) -> bool:
         with self._mutex:
             if not self._held:
                 self._held = True
                 return True
-            mine = threading.Event()
+            mine = threads.event()
             self._waiting.append(mine)
         try:
             if clock.wait(mine, seconds):
@@ -209,7 +226,7 @@ class _FairLock:
             else:
                 self._held = False
 
-    def _leave(self, mine: threading.Event) -> None:
+    def _leave(self, mine: threads.Event) -> None:
         with self._mutex:
             if mine in self._waiting:
                 self._waiting.remove(mine)

@@ -16,4 +16,6 @@ class Settings:
     pool_timeout: int = 30
     recycle: int = 3600
     lock_timeout: int = 10
+    #: The server ends a writing transaction that does nothing for so long.
+    idle_timeout: float = 30.0
     wsrep_sync_wait: int | None = None

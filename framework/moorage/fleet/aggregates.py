@@ -8,14 +8,13 @@ aggregate that somebody has just removed.
 
 from __future__ import annotations
 
-import uuid as uuid_module
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import sqlalchemy as sa
 
-from moorage import errors
+from moorage import errors, randomness
 from moorage.db import Database, Duplicate, now
 from moorage.fleet.tables import aggregate_members as members
 from moorage.fleet.tables import aggregates, nodes
@@ -73,7 +72,7 @@ class AggregateStore:
 
         :raises AlreadyExists: the name is taken.
         """
-        values: dict[str, Any] = {"uuid": str(uuid_module.uuid4()), "name": name, "metadata": dict(metadata)}
+        values: dict[str, Any] = {"uuid": randomness.new_uuid(), "name": name, "metadata": dict(metadata)}
 
         def work(tx: sa.Connection) -> None:
             tx.execute(sa.insert(aggregates).values(generation=0, created_at=now(), updated_at=now(), **values))

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from dataclasses import fields as dataclass_fields
 from typing import Any, Protocol
 
 from moorage import errors
 from moorage.fleet.importer import from_json
-from moorage.fleet.interface import Node, NodeSpec
+from moorage.fleet.interface import STATES, Node, NodeSpec
 from moorage.fleet.nodes import NodeStore
-from moorage.routes import ApiRequest, ApiResponse, PolicyRule, Route
+from moorage.routes import FIELDS, PAGE, ApiRequest, ApiResponse, PolicyRule, Route, wanted_fields
 
 __all__ = ["POLICIES", "Enroller", "routes"]
 
@@ -51,7 +52,7 @@ _NODE = {
         "inventories": {
             "type": "object",
             "propertyNames": {"pattern": "^[A-Z0-9_]{1,255}$"},
-            "additionalProperties": {"oneOf": [_WHOLE, _INVENTORY]},
+            "additionalProperties": {"oneOf": [_WHOLE, _INVENTORY, {"type": "null"}]},
             "maxProperties": 256,
         },
     },
@@ -64,15 +65,17 @@ _IMPORT = {
     "required": ["nodes"],
     "additionalProperties": False,
 }
-PAGE = {
-    "limit": {"type": "integer", "minimum": 1, "maximum": 1000},
-    "after": {"type": "string", "maxLength": 255},
-}
 _QUERY = {
     "type": "object",
-    "properties": {"host": _TEXT, "shard": _TEXT, "sharded": {"type": "boolean"}, **PAGE},
+    "properties": {
+        **dict.fromkeys(("host", "shard", "resource_class"), _TEXT),
+        **dict.fromkeys(("sharded", *STATES), {"type": "boolean"}),
+        **PAGE,
+        "fields": FIELDS,
+    },
     "additionalProperties": False,
 }
+_FIELDS = tuple(each.name for each in dataclass_fields(Node))
 _SHOWN = {"type": "object", "properties": {"uuid": {"type": "string"}, "name": {"type": "string"}}}
 
 
@@ -97,9 +100,11 @@ def routes(nodes: NodeStore, enroller: Enroller) -> Sequence[Route]:
     def list_nodes(request: ApiRequest) -> ApiResponse:
         query = dict(request.query)
         limit = query.pop("limit", 1000)
+        names = wanted_fields(query.pop("fields", None), _FIELDS)
         found = nodes.list(limit=limit, **query)
         following = found[-1].uuid if len(found) == limit else None
-        return ApiResponse(200, {"nodes": [shown(node) for node in found], "next_after": following})
+        page = [{name: value for name, value in shown(node).items() if name in names} for node in found]
+        return ApiResponse(200, {"nodes": page, "next_after": following})
 
     def show_node(request: ApiRequest) -> ApiResponse:
         return ApiResponse(200, shown(nodes.get(request.path["node"])))
@@ -128,7 +133,7 @@ def routes(nodes: NodeStore, enroller: Enroller) -> Sequence[Route]:
             "POST",
             "/nodes",
             create,
-            "Enrol nodes, or bring them up to date; all or nothing.",
+            "Enrol nodes, or merge what is given into nodes that exist (null removes a member of an object); all or nothing.",
             import_nodes,
             {200: counts},
             body=_IMPORT,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What operators say of nodes, in ``/scheduling/v1``: their properties, and the aggregates that they are in."""
+"""Routes of ``/scheduling/v1`` that change properties and states of nodes, and aggregates."""
 
 from __future__ import annotations
 
@@ -8,14 +8,19 @@ from dataclasses import asdict
 from typing import Any
 
 from moorage.fleet.aggregates import HOST, NODE, AggregateStore, StoredAggregate
-from moorage.fleet.api import PAGE
+from moorage.fleet.interface import STATES, check_states
 from moorage.fleet.nodes import NodeStore
-from moorage.routes import ApiRequest, ApiResponse, PolicyRule, Route
+from moorage.routes import PAGE, ApiRequest, ApiResponse, PolicyRule, Route
 
 __all__ = ["POLICIES", "routes"]
 
 POLICIES = (
-    PolicyRule("scheduling:nodes:update", "rule:system_admin", "Change properties of a node.", ("system",)),
+    PolicyRule(
+        "scheduling:nodes:update",
+        "rule:system_admin",
+        "Change properties of a node, disable it or set maintenance.",
+        ("system",),
+    ),
     PolicyRule("scheduling:aggregates:get", "rule:system_reader", "List aggregates and show one.", ("system",)),
     PolicyRule("scheduling:aggregates:create", "rule:system_admin", "Create an aggregate.", ("system",)),
     PolicyRule(
@@ -23,6 +28,8 @@ POLICIES = (
     ),
     PolicyRule("scheduling:aggregates:delete", "rule:system_admin", "Remove an aggregate.", ("system",)),
 )
+#: Writes properties and states of a node, by its uuid.
+ChangeNode = Callable[[str, Mapping[str, Any], Mapping[str, Any]], None]
 _NAME = {"type": "string", "minLength": 1, "maxLength": 255}
 _TEXT = {"type": "string", "maxLength": 255}
 
@@ -31,10 +38,15 @@ def _metadata(value: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"type": "object", "propertyNames": _NAME, "additionalProperties": value, "maxProperties": 256}
 
 
-_PROPERTIES = {
+_REASON = {"type": ["string", "null"], "maxLength": 65_535}
+_FACTS = {
     "type": "object",
-    "properties": {"properties": {"type": "object", "propertyNames": _NAME, "minProperties": 1, "maxProperties": 256}},
-    "required": ["properties"],
+    "properties": {
+        "properties": {"type": "object", "propertyNames": _NAME, "minProperties": 1, "maxProperties": 256},
+        **{flag: {"type": "boolean"} for flag in STATES},
+        **{f"{flag}_reason": _REASON for flag in STATES},
+    },
+    "minProperties": 1,
     "additionalProperties": False,
 }
 _CREATE = {
@@ -61,31 +73,49 @@ _SHOWN = {
         "generation": {"type": "integer"},
     },
 }
-_NODE = {"type": "object", "properties": {"uuid": {"type": "string"}, "properties": {"type": "object"}}}
+_NODE = {
+    "type": "object",
+    "properties": {
+        "uuid": {"type": "string"},
+        "properties": {"type": "object"},
+        **{flag: {"type": "boolean"} for flag in STATES},
+        **{f"{flag}_reason": {"type": ["string", "null"]} for flag in STATES},
+        **{f"{flag}_since": {"type": ["integer", "null"]} for flag in STATES},
+    },
+}
 
 
 def routes(
     nodes: NodeStore,
     aggregates: AggregateStore,
-    merge: Callable[[str, Mapping[str, Any]], None],
+    change: ChangeNode,
     changed: Callable[[], None],
+    states_changed: Callable[[], None],
 ) -> Sequence[Route]:
     """The routes.
 
-    :param merge: changes properties of a node, by its uuid.
-    :param changed: called after a change, so that schedulers read the fleet soon.
+    :param change: changes properties and states of a node, by its uuid.
+    :param changed: called after a change; schedulers then read the whole fleet.
+    :param states_changed: called after a node changed its states; schedulers then read only the states.
     """
     _, get, create, update, delete = (rule.name for rule in POLICIES)
-    return (*_property_routes(nodes, merge, changed), *_routes(aggregates, changed, get, create, update, delete))
+    return (
+        *_node_routes(nodes, change, changed, states_changed),
+        *_routes(aggregates, changed, get, create, update, delete),
+    )
 
 
-def _property_routes(
-    nodes: NodeStore, merge: Callable[[str, Mapping[str, Any]], None], changed: Callable[[], None]
+def _node_routes(
+    nodes: NodeStore, change: ChangeNode, changed: Callable[[], None], states_changed: Callable[[], None]
 ) -> Sequence[Route]:
     def change_node(request: ApiRequest) -> ApiResponse:
         uuid = nodes.get(request.path["node"]).uuid
-        merge(uuid, request.body["properties"])
-        changed()
+        properties, states = request.body.get("properties", {}), check_states(request.body)
+        change(uuid, properties, states)
+        if properties:
+            changed()
+        if states:
+            states_changed()
         return ApiResponse(200, asdict(nodes.get(uuid)))
 
     return (
@@ -93,10 +123,11 @@ def _property_routes(
             "PATCH",
             "/nodes/{node}",
             POLICIES[0].name,
-            "Set properties of a node; null takes one away, those that are not named stay.",
+            "Change properties of a node (null removes one, those that are not named stay), disable or enable it, or begin or end "
+            "its maintenance. A disabled node and one in maintenance get no new instances; the instances on them stay.",
             change_node,
             {200: _NODE},
-            body=_PROPERTIES,
+            body=_FACTS,
             tags=("nodes",),
         ),
     )

@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of nodes.
+"""Reads files of nodes.
+
+What a line does not give stays as it is when the node exists: an import adds to a node and changes it, and removes only what is
+named. Objects (``properties``, ``extra``, ``inventories``) are merged; the value ``null`` removes a member.
 
 * JSON lines as the openb data set has them: ``{"uuid", "name", "cluster", "vcpus", "memory_mb", "gpus", "gpu_model"}``; the cluster
   becomes the shard.
 * JSON lines of our own: ``{"name": ..., "uuid"?, "host"?, "shard"?, "resource_class"?, "properties"?: {},
-  "inventories": {"VCPU": 8, "MEMORY_MB": {"total": 4096, "reserved": 512, "allocation_ratio": 1.5}}}``.
-  And of what else a node may have: ``driver``, ``conductor_group``, ``owner``, ``lessee``, ``description``, ``extra`` (an object).
+  "inventories"?: {"VCPU": 8, "MEMORY_MB": {"total": 4096, "reserved": 512, "allocation_ratio": 1.5}, "PGPU": null}}``.
+  Further fields: ``driver``, ``conductor_group``, ``owner``, ``lessee``, ``description``, ``extra`` (an object).
 * CSV with a header: ``name``, and any of ``uuid, host, shard, resource_class, vcpus, memory_mb, disk_gb, gpus``; every other column
-  in upper case is a resource class.
+  in upper case is a resource class. An empty field gives nothing; 0 removes the inventory of that class.
 
 ``.gz`` files are read too.
 """
@@ -20,7 +23,7 @@ import io
 import json
 import uuid as uuid_module
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -54,7 +57,7 @@ def read_nodes(path: Path) -> Iterator[NodeSpec]:
 
 
 def from_json(data: Any) -> NodeSpec:
-    """A node from JSON of our own format.
+    """Returns the specification of a node in our own JSON format.
 
     :raises ValueError: says what is wrong.
     """
@@ -69,17 +72,25 @@ def from_json(data: Any) -> NodeSpec:
     properties = data.get("properties") or {}
     if not isinstance(properties, dict):
         raise ValueError("properties must be an object")
-    return _spec(data, properties, [_inventory(name, value) for name, value in given.items()])
+    return _spec(data, properties, given)
 
 
 def to_json(spec: NodeSpec) -> dict[str, Any]:
-    """JSON of our own format."""
-    data = asdict(spec)
-    data |= data.pop("details")
-    data["inventories"] = {
-        each.resource_class: {key: value for key, value in asdict(each).items() if key != "resource_class"}
+    """Returns a specification in our own JSON format: what it gives, and nothing else."""
+    data = {name: getattr(spec, name) for name in ("uuid", "name", "host", "shard", "resource_class")} | dict(
+        spec.details
+    )
+    if spec.properties:
+        data["properties"] = dict(spec.properties)
+    inventories: dict[str, Any] = {
+        each.resource_class: {
+            name: getattr(each, name) for name in spec.inventory_fields.get(each.resource_class, _INVENTORY)
+        }
         for each in spec.inventories
     }
+    inventories |= dict.fromkeys(spec.removed_inventories)
+    if inventories:
+        data["inventories"] = inventories
     return {key: value for key, value in data.items() if value is not None}
 
 
@@ -119,7 +130,7 @@ def _json_line(line: str) -> NodeSpec:
     data = json.loads(line)
     if isinstance(data, dict) and "vcpus" in data:
         properties = {key: data[key] for key in ("gpu_model", "source") if data.get(key)}
-        inventories = [_inventory(_SHORT[key], data[key]) for key in _SHORT if data.get(key)]
+        inventories = {name: data[key] or None for key, name in _SHORT.items() if key in data}
         return _spec({**data, "shard": data.get("cluster")}, properties, inventories)
     return from_json(data)
 
@@ -128,11 +139,11 @@ def _csv_row(row: Mapping[str, Any]) -> NodeSpec:
     if None in row or None in row.values():
         raise ValueError("the line has not as many fields as the header")
     named = {key: (row[key].strip() or None) for key in _NAMED if key in row}
-    inventories = [
-        _inventory(_SHORT.get(key, key), _whole(key, value))
+    inventories = {
+        _SHORT.get(key, key): _whole(key, value) or None
         for key, value in row.items()
-        if key not in _NAMED and value.strip() not in ("", "0")
-    ]
+        if key not in _NAMED and value.strip()
+    }
     return _spec(named, {}, inventories)
 
 
@@ -143,7 +154,7 @@ def _whole(name: str, text: str) -> int:
         raise ValueError(f"{name} is {text!r}, which is not a whole number") from None
 
 
-def _spec(data: Mapping[str, Any], properties: Mapping[str, Any], inventories: list[InventoryItem]) -> NodeSpec:
+def _spec(data: Mapping[str, Any], properties: Mapping[str, Any], inventories: Mapping[str, Any]) -> NodeSpec:
     name = data.get("name")
     if not isinstance(name, str) or not 0 < len(name) <= 255 or name != name.strip():
         raise ValueError("name must be a text of 1 to 255 characters without blanks around it")
@@ -161,8 +172,19 @@ def _spec(data: Mapping[str, Any], properties: Mapping[str, Any], inventories: l
             check_shard(texts["shard"])
         except errors.InvalidInput as error:
             raise ValueError(error.message.rstrip(".")) from None
-    inside = tuple(inventories)
-    return NodeSpec(uuid, name, properties=dict(properties), inventories=inside, details=_details(data), **texts)
+    given = {key: value for key, value in inventories.items() if value is not None}
+    return NodeSpec(
+        uuid,
+        name,
+        properties=dict(properties),
+        inventories=tuple(_inventory(key, value) for key, value in given.items()),
+        inventory_fields={
+            key: frozenset(value) if isinstance(value, dict) else frozenset({"total"}) for key, value in given.items()
+        },
+        removed_inventories=frozenset(_checked_class(key) for key, value in inventories.items() if value is None),
+        details=_details(data),
+        **texts,
+    )
 
 
 def _details(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -176,13 +198,18 @@ def _details(data: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+def _checked_class(name: str) -> str:
+    if not name.replace("_", "").isalnum() or not name.isupper():
+        raise ValueError(f"{name!r} is no resource class: upper case letters, digits and _ are allowed")
+    return name
+
+
 def _inventory(resource_class: str, value: Any) -> InventoryItem:
     settings = dict(value) if isinstance(value, dict) else {"total": value}
     unknown = set(settings) - _INVENTORY
     if unknown:
         raise ValueError(f"{resource_class}: unknown field {', '.join(sorted(unknown))}")
-    if not resource_class.replace("_", "").isalnum() or not resource_class.isupper():
-        raise ValueError(f"{resource_class!r} is no resource class: upper case letters, digits and _ are allowed")
+    _checked_class(resource_class)
     if "total" not in settings:
         raise ValueError(f"{resource_class}: total is missing")
     for key, number in settings.items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from moorage import errors
@@ -13,6 +13,7 @@ from moorage.inventory import InventoryItem
 
 __all__ = [
     "DETAILS",
+    "STATES",
     "Along",
     "FleetWriter",
     "InventoryItem",
@@ -20,7 +21,11 @@ __all__ = [
     "NodeSpec",
     "ShardMove",
     "check_shard",
+    "check_states",
+    "describe_states",
     "inventory_of_class",
+    "merged",
+    "merged_inventories",
     "uuid_of_name",
 ]
 
@@ -28,15 +33,25 @@ __all__ = [
 _NAMESPACE = uuid.UUID("6ddc1d1c-2b80-5d0a-9e4e-5f3a1f6f0c53")
 
 
-#: What more a node may have, and is kept for whoever asks: the core itself acts on none of it. Texts but for ``driver_info``,
-#: ``instance_info`` and ``extra`` (objects) and ``maintenance`` (true or false).
+#: Further columns of a node. Schedulers act on ``disabled`` and ``maintenance`` (see :mod:`moorage.fleet.states`); the core stores
+#: the others and acts on none. All are texts, except ``driver_info``, ``instance_info`` and ``extra`` (objects) and the two flags.
 DETAILS = frozenset(
     {
         *("driver", "driver_info", "conductor_group", "owner", "lessee", "description", "extra"),
         *("instance_uuid", "instance_info", "reservation", "provision_state", "target_provision_state", "power_state"),
-        *("target_power_state", "maintenance", "maintenance_reason", "fault", "last_error"),
+        *(
+            "target_power_state",
+            "maintenance",
+            "maintenance_reason",
+            "disabled",
+            "disabled_reason",
+            "fault",
+            "last_error",
+        ),
     }
 )
+#: The states of a node that keep new instances away. Each is a column, with two more for its reason and since when.
+STATES = ("disabled", "maintenance")
 #: How "no shard" is written in queries; in no case of letters a shard's name.
 _NO_SHARD = frozenset({"none", "null"})
 _LONGEST = 255
@@ -69,6 +84,36 @@ def check_shard(value: object, path: str = "shard") -> str:
     return value
 
 
+def check_states(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns of a request that changes states. A flag that is cleared clears its reason.
+
+    :raises InvalidInput: a reason comes without its flag, or with a flag that is cleared.
+    """
+    found: dict[str, Any] = {}
+    for flag in STATES:
+        reason = given.get(f"{flag}_reason")
+        if flag in given:
+            found |= {flag: given[flag], f"{flag}_reason": reason if given[flag] else None}
+        if reason is not None and not given.get(flag):
+            raise errors.InvalidInput(
+                f"{flag}_reason is given, but {flag} is not true. Send both: {flag}: true and {flag}_reason.",
+                path=f"{flag}_reason",
+            )
+    return found
+
+
+def describe_states(
+    disabled: bool, disabled_reason: str | None, maintenance: bool, maintenance_reason: str | None
+) -> str:
+    """Why a node gets no new instances; empty when neither flag is set."""
+    found = []
+    if maintenance:
+        found.append("in maintenance" + (f" ({maintenance_reason})" if maintenance_reason else ""))
+    if disabled:
+        found.append("disabled" + (f" ({disabled_reason})" if disabled_reason else ""))
+    return " and ".join(found)
+
+
 def inventory_of_class(resource_class: str) -> InventoryItem:
     """What a machine of a resource class has to give when it is given away whole: one ``CUSTOM_<CLASS>``, as nova reports it."""
     letters = "".join(letter if letter.isascii() and letter.isalnum() else "_" for letter in resource_class.upper())
@@ -83,9 +128,15 @@ def uuid_of_name(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class NodeSpec:
-    """What an operator says of a node. ``host`` None: some live agent is chosen, or the present one kept.
+    """Describes a node that is enrolled, or brought up to date. What a specification does not give stays as it is.
 
-    :param details: some of :data:`DETAILS`; what is left out stays as it is.
+    :param host: None: a node that exists keeps its agent; another one is given an agent.
+    :param properties: merged into those of the node; the value None removes a property.
+    :param inventories: merged into those of the node, class by class.
+    :param inventory_fields: resource class -> the fields of its inventory that were given; the other fields of an inventory that
+        exists stay. A class without an entry gives all fields.
+    :param removed_inventories: resource classes that the node shall not have any more.
+    :param details: some of :data:`DETAILS`. ``extra`` is merged as ``properties`` are.
     """
 
     uuid: str
@@ -95,12 +146,34 @@ class NodeSpec:
     resource_class: str | None = None
     properties: Mapping[str, Any] = field(default_factory=dict)
     inventories: tuple[InventoryItem, ...] = ()
+    inventory_fields: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    removed_inventories: frozenset[str] = frozenset()
     details: Mapping[str, Any] = field(default_factory=dict)
+
+
+def merged(present: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the members of both objects; given members win, and a given None removes a member."""
+    return {key: value for key, value in {**present, **given}.items() if value is not None}
+
+
+def merged_inventories(spec: NodeSpec, present: Mapping[str, InventoryItem]) -> list[InventoryItem]:
+    """Returns the inventories that a node has after ``spec`` was merged into its present inventories."""
+    found = {name: item for name, item in present.items() if name not in spec.removed_inventories}
+    for item in spec.inventories:
+        old, given = present.get(item.resource_class), spec.inventory_fields.get(item.resource_class)
+        found[item.resource_class] = (
+            item if old is None or given is None else replace(old, **{name: getattr(item, name) for name in given})
+        )
+    return list(found.values())
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A machine: a row of ``nodes``. Timestamps are microseconds since the Unix epoch."""
+    """A machine: a row of ``nodes``. Timestamps are microseconds since the Unix epoch.
+
+    :param disabled: an operator wants no new instances on it; ``maintenance``: it is being repaired. Either keeps new instances and
+        moves away; the instances on the node stay. Both have a reason and the time since when.
+    """
 
     uuid: str
     name: str
@@ -111,15 +184,25 @@ class Node:
     generation: int
     created_at: int
     updated_at: int
+    disabled: bool = False
+    disabled_reason: str | None = None
+    disabled_since: int | None = None
+    maintenance: bool = False
+    maintenance_reason: str | None = None
+    maintenance_since: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ShardMove:
-    """A node shall go from one shard to another, if it is still in the first, unused and not reserved. None: no shard."""
+    """Asks that a node goes from one shard to another. None: no shard.
+
+    :param undoes: the move takes back an earlier move out of no shard, so it needs no more permission than that one.
+    """
 
     node: str
     source: str | None
     target: str | None
+    undoes: bool = False
 
 
 #: Writes that shall happen in the same transaction (an SQLAlchemy connection); may be called again for a retried one.

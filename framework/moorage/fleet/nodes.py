@@ -11,19 +11,28 @@ import sqlalchemy as sa
 
 from moorage import errors
 from moorage.db import Database, now
-from moorage.fleet.interface import DETAILS, Node, NodeSpec, ShardMove
+from moorage.fleet.interface import DETAILS, Node, NodeSpec, merged
+from moorage.fleet.states import BEGIN_STATES, with_since
 from moorage.fleet.tables import nodes
 
 __all__ = ["Change", "NodeStore"]
 
 _COLUMNS = (
     nodes.c.uuid, nodes.c.name, nodes.c.host, nodes.c.shard, nodes.c.resource_class, nodes.c.properties,
-    nodes.c.generation, nodes.c.created_at, nodes.c.updated_at,
+    nodes.c.generation, nodes.c.created_at, nodes.c.updated_at, nodes.c.disabled, nodes.c.disabled_reason,
+    nodes.c.disabled_since, nodes.c.maintenance, nodes.c.maintenance_reason, nodes.c.maintenance_since,
 )  # fmt: skip
 _DETAILS = {name: nodes.c[name] for name in sorted(DETAILS)}
 _EMPTY: Mapping[str, Any] = {
     **dict.fromkeys(DETAILS),
-    **{"driver_info": {}, "instance_info": {}, "extra": {}, "conductor_group": "", "maintenance": False},
+    **{
+        "driver_info": {},
+        "instance_info": {},
+        "extra": {},
+        "conductor_group": "",
+        "maintenance": False,
+        "disabled": False,
+    },
     "provision_state": "available",
 }
 _CHANGEABLE = DETAILS | {"name", "shard", "resource_class", "properties"}
@@ -33,24 +42,13 @@ _PLANNING = (
     nodes.c.shard, nodes.c.instance_uuid, nodes.c.reservation, nodes.c.provision_state, nodes.c.maintenance,
 )  # fmt: skip
 _SHARDS = sa.select(nodes.c.shard, sa.func.count()).group_by(nodes.c.shard)
-#: The condition of a move is in the row that is written; nobody needs to have looked before.
-_MOVE = (
+_ASSIGN = (
     sa.update(nodes)
     .where(
         nodes.c.uuid == sa.bindparam("of_uuid"),
-        nodes.c.shard.is_not_distinct_from(sa.bindparam("from_shard", type_=nodes.c.shard.type)),
-        nodes.c.instance_uuid.is_(None),
-        nodes.c.reservation.is_(None),
+        nodes.c.host.is_(None),
+        nodes.c.shard.is_not_distinct_from(sa.bindparam("of_shard", type_=nodes.c.shard.type)),
     )
-    .values(
-        shard=sa.bindparam("to_shard", type_=nodes.c.shard.type),
-        generation=nodes.c.generation + 1,
-        updated_at=now(),
-    )
-)
-_ASSIGN = (
-    sa.update(nodes)
-    .where(nodes.c.uuid == sa.bindparam("of_uuid"), nodes.c.host.is_(None))
     .values(host=sa.bindparam("to_host"), generation=nodes.c.generation + 1, updated_at=now())
 )
 _CHANGE = (
@@ -58,13 +56,12 @@ _CHANGE = (
     .where(nodes.c.uuid == sa.bindparam("of_uuid"))
     .values(
         name=sa.bindparam("new_name"),
-        # What is not given stays as it is in the row, not as it was when it was read: somebody may be moving the node.
+        # A value that is not given stays as it is in the row now; it may have changed since it was read.
         host=sa.func.coalesce(sa.bindparam("new_host", type_=nodes.c.host.type), nodes.c.host),
         shard=sa.func.coalesce(sa.bindparam("new_shard", type_=nodes.c.shard.type), nodes.c.shard),
         resource_class=sa.func.coalesce(
             sa.bindparam("new_class", type_=nodes.c.resource_class.type), nodes.c.resource_class
         ),
-        properties=sa.bindparam("new_properties", type_=nodes.c.properties.type),
         generation=nodes.c.generation + 1,
         updated_at=now(),
     )
@@ -88,12 +85,12 @@ class NodeStore:
         self._database = database
 
     def ensure(self, tx: sa.Connection, specs: Sequence[NodeSpec]) -> list[Change]:
-        """Create nodes, or bring existing ones (same uuid) to what is given; a None leaves host and shard as they are.
+        """Creates nodes, or merges what is given into existing nodes of the same uuid.
 
-        One query, one insert for all that are new, one update for each that differs.
+        One query, one insert for all new nodes, one update for each node that differs.
 
         :raises AlreadyExists: a name belongs to a node of another uuid; nothing is written then.
-        :raises Duplicate: somebody else created one of them at the same time; a new transaction sees it.
+        :raises Duplicate: another transaction created or changed one of the nodes at the same time; a new transaction sees it.
         """
         uuids = [spec.uuid for spec in specs]
         names = [spec.name for spec in specs]
@@ -116,21 +113,26 @@ class NodeStore:
             row = known.get(spec.uuid)
             if row is not None and not _differs(spec, row):
                 changes.append(Change.SAME)
-            # No row is changed when somebody else has removed the node since it was read; it is new then.
-            elif row is not None and tx.execute(_CHANGE, _new_values(spec)).rowcount == 1:
-                if spec.details:
-                    tx.execute(sa.update(nodes).where(nodes.c.uuid == spec.uuid).values(**spec.details))
+            # No row is changed when the node was removed since it was read: then it is inserted. Merged objects are written
+            # only over the generation that they were merged into; the insert below then fails with Duplicate.
+            elif row is not None and tx.execute(*_change(spec, row)).rowcount == 1:
                 changes.append(Change.RESHARDED if spec.shard not in (None, row.shard) else Change.CHANGED)
             else:
                 fresh.append(_values(spec))
                 changes.append(Change.CREATED)
         if fresh:
-            tx.execute(sa.insert(nodes).values(generation=0, created_at=now(), updated_at=now()), fresh)
+            self._insert(tx, fresh)
         return changes
 
     def insert(self, tx: sa.Connection, spec: NodeSpec) -> None:
         """Create one node; Duplicate when uuid, name or instance are taken."""
-        tx.execute(sa.insert(nodes).values(generation=0, created_at=now(), updated_at=now()), [_values(spec)])
+        self._insert(tx, [_values(spec)])
+
+    def _insert(self, tx: sa.Connection, rows: Sequence[Mapping[str, Any]]) -> None:
+        tx.execute(sa.insert(nodes).values(generation=0, created_at=now(), updated_at=now()), rows)
+        marked = [row["uuid"] for row in rows if row["disabled"] or row["maintenance"]]
+        if marked:
+            tx.execute(BEGIN_STATES.where(nodes.c.uuid.in_(marked)))
 
     def change(self, tx: sa.Connection, uuid: str, generation: int, changes: Mapping[str, Any]) -> bool:
         """Write some columns of a node that has this generation; False when it has another one, or is gone."""
@@ -140,9 +142,20 @@ class NodeStore:
         statement = (
             sa.update(nodes)
             .where(nodes.c.uuid == uuid, nodes.c.generation == generation)
-            .values(**changes, generation=nodes.c.generation + 1, updated_at=now())
+            .ordered_values(*with_since(changes).items(), ("generation", nodes.c.generation + 1), ("updated_at", now()))
         )
         return bool(tx.execute(statement).rowcount == 1)
+
+    def touch(self, tx: sa.Connection, uuids: Sequence[str]) -> Mapping[str, str]:
+        """Raises the generation of nodes, so that no other transaction writes or removes them before ``tx`` ends.
+
+        Returns uuid -> name of those that exist.
+        """
+        if not uuids:
+            return {}
+        found = nodes.c.uuid.in_(uuids)
+        tx.execute(sa.update(nodes).where(found).values(generation=nodes.c.generation + 1, updated_at=now()))
+        return {row.uuid: row.name for row in tx.execute(sa.select(nodes.c.uuid, nodes.c.name).where(found))}
 
     def shards(self) -> list[tuple[str | None, int]]:
         """(shard, how many nodes) of every shard that has any, None for nodes without one; the largest first, then by name.
@@ -153,23 +166,13 @@ class NodeStore:
             found = [(row[0], int(row[1])) for row in tx.execute(_SHARDS)]
         return sorted(found, key=lambda pair: (-pair[1], pair[0] is None, pair[0] or ""))
 
-    def for_planning(self) -> Sequence[Any]:
-        """All nodes as of one moment, as rows of ``ShardNode``'s fields and then shard and what may lock it; by number."""
-        with self._database.read() as tx:
-            return tx.execute(sa.select(*_PLANNING).order_by(nodes.c.id)).all()
+    def for_planning(self, *more: sa.ColumnElement[Any]) -> Sequence[Any]:
+        """Reads all nodes in one statement, by id: the fields of ``ShardNode``, then the shard and what may lock a node.
 
-    def move(self, tx: sa.Connection, moves: Sequence[ShardMove]) -> list[bool]:
-        """Change the shard of nodes that are still in the first one, have no instance and are not reserved; which were."""
-        rows = [{"of_uuid": move.node, "from_shard": move.source, "to_shard": move.target} for move in moves]
-        if not rows:
-            return []
-        # As a rule nobody interfered, and one round is enough; who did is found one by one.
-        point = tx.begin_nested()
-        if tx.execute(_MOVE, rows).rowcount == len(rows):
-            point.commit()
-            return [True] * len(rows)
-        point.rollback()
-        return [tx.execute(_MOVE, row).rowcount == 1 for row in rows]
+        :param more: further columns, as expressions over the columns of ``nodes``.
+        """
+        with self._database.read() as tx:
+            return tx.execute(sa.select(*_PLANNING, *more).order_by(nodes.c.id)).all()
 
     def find_many(self, idents: Sequence[str]) -> Mapping[str, Any]:
         """Names and uuids -> rows with uuid and shard, of those that there are; one statement."""
@@ -199,19 +202,15 @@ class NodeStore:
         )
         return int(tx.execute(statement).rowcount)
 
-    def what_holds(self, tx: sa.Connection, uuids: Sequence[str]) -> Mapping[str, Any]:
-        """Uuid -> row with shard, instance_uuid and reservation, of the nodes that are there."""
-        columns = (nodes.c.uuid, nodes.c.shard, nodes.c.instance_uuid, nodes.c.reservation)
-        return {row.uuid: row for row in tx.execute(sa.select(*columns).where(nodes.c.uuid.in_(uuids)))}
-
-    def assign_hosts(self, hosts: Mapping[str, str]) -> int:
-        """Give nodes without a host one (node uuid -> host); how many were still without."""
+    def assign_hosts(self, hosts: Mapping[str, tuple[str | None, str]]) -> int:
+        """Gives nodes a host (uuid -> shard, host) that have none and still are in the shard; returns how many got one."""
         if not hosts:
             return 0
 
         def work(tx: sa.Connection) -> int:
             return sum(
-                tx.execute(_ASSIGN, {"of_uuid": uuid, "to_host": host}).rowcount for uuid, host in sorted(hosts.items())
+                tx.execute(_ASSIGN, {"of_uuid": uuid, "of_shard": shard, "to_host": host}).rowcount
+                for uuid, (shard, host) in sorted(hosts.items(), key=lambda item: item[0])
             )
 
         return self._database.run(work)
@@ -238,13 +237,16 @@ class NodeStore:
         shard: str | None = None,
         sharded: bool | None = None,
         without_host: bool = False,
+        **equal: Any,
     ) -> Sequence[Node]:
-        """Nodes ordered by uuid, a page of ``limit`` after the given uuid."""
+        """Returns nodes ordered by uuid: a page of ``limit`` after the given uuid.
+
+        :param equal: further columns -> the value that they must have.
+        """
         query = sa.select(*_COLUMNS).where(nodes.c.uuid > after).order_by(nodes.c.uuid).limit(limit)
-        if host is not None:
-            query = query.where(nodes.c.host == host)
-        if shard is not None:
-            query = query.where(nodes.c.shard == shard)
+        for name, value in {"host": host, "shard": shard, **equal}.items():
+            if value is not None:
+                query = query.where(nodes.c[name] == value)
         if sharded is not None:
             query = query.where(nodes.c.shard.is_not(None) if sharded else nodes.c.shard.is_(None))
         if without_host:
@@ -264,10 +266,17 @@ def _values(spec: NodeSpec) -> dict[str, Any]:
         "host": spec.host,
         "shard": spec.shard,
         "resource_class": spec.resource_class,
-        "properties": dict(spec.properties),
+        "properties": merged({}, spec.properties),
         **_EMPTY,
-        **spec.details,
+        **_merged_details(spec, _EMPTY["extra"]),
     }
+
+
+def _merged_details(spec: NodeSpec, extra: Mapping[str, Any]) -> dict[str, Any]:
+    given = dict(spec.details)
+    if given.get("extra") is not None:
+        given["extra"] = merged(extra, given["extra"])
+    return given
 
 
 def _differs(spec: NodeSpec, row: Any) -> bool:
@@ -276,17 +285,24 @@ def _differs(spec: NodeSpec, row: Any) -> bool:
         or (spec.host is not None and spec.host != row.host)
         or (spec.shard is not None and spec.shard != row.shard)
         or (spec.resource_class is not None and spec.resource_class != row.resource_class)
-        or dict(spec.properties) != row.properties
-        or any(getattr(row, name) != value for name, value in spec.details.items())
+        or merged(row.properties, spec.properties) != row.properties
+        or any(getattr(row, name) != value for name, value in _merged_details(spec, row.extra).items())
     )
 
 
-def _new_values(spec: NodeSpec) -> dict[str, Any]:
-    return {
+def _change(spec: NodeSpec, row: Any) -> tuple[sa.Update, dict[str, Any]]:
+    """The statement, and its parameters, that merges a specification into the row."""
+    statement, details = _CHANGE, _merged_details(spec, row.extra)
+    if spec.properties:
+        details["properties"] = merged(row.properties, spec.properties)
+    if details:
+        statement = statement.values(**details)
+    if "properties" in details or "extra" in details:
+        statement = statement.where(nodes.c.generation == row.generation)
+    return statement, {
         "of_uuid": spec.uuid,
         "new_name": spec.name,
         "new_host": spec.host,
         "new_shard": spec.shard,
         "new_class": spec.resource_class,
-        "new_properties": dict(spec.properties),
     }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Changing single properties of a node, without saying the others again."""
+"""Changes single properties of a node, and its states; what is not named stays."""
 
 from __future__ import annotations
 
@@ -10,25 +10,31 @@ import sqlalchemy as sa
 
 from moorage import errors
 from moorage.db import Database, now
+from moorage.fleet.states import with_since
 from moorage.fleet.tables import nodes
 
-__all__ = ["merge_properties"]
+__all__ = ["change_node"]
 
 
-def merge_properties(database: Database, node_uuid: str, changes: Mapping[str, Any]) -> None:
-    """Set properties of a node; a None takes one away.
+def change_node(
+    database: Database, node_uuid: str, properties: Mapping[str, Any], states: Mapping[str, Any] | None = None
+) -> None:
+    """Change single properties of a node and its states, all in one transaction. A property that is None is removed.
 
-    The row is written first (its generation), so of two who change different properties at the same time none is lost.
+    The node's row is written first (its generation), so that two concurrent changes of different properties both last.
 
+    :param states: columns as :func:`moorage.fleet.interface.check_states` returns them.
     :raises NotFound: there is no such node.
     """
 
     def work(tx: sa.Connection) -> None:
-        touch = sa.update(nodes).where(nodes.c.uuid == node_uuid)
-        if tx.execute(touch.values(generation=nodes.c.generation + 1, updated_at=now())).rowcount != 1:
+        row = sa.update(nodes).where(nodes.c.uuid == node_uuid)
+        columns = {**with_since(states or {}), "generation": nodes.c.generation + 1, "updated_at": now()}
+        if tx.execute(row.ordered_values(*columns.items())).rowcount != 1:
             raise errors.NotFound(f"There is no node {node_uuid}; moorage node list shows all.")
-        present = tx.execute(sa.select(nodes.c.properties).where(nodes.c.uuid == node_uuid)).scalar_one()
-        merged = {key: value for key, value in {**present, **changes}.items() if value is not None}
-        tx.execute(touch.values(properties=merged))
+        if properties:
+            present = tx.execute(sa.select(nodes.c.properties).where(nodes.c.uuid == node_uuid)).scalar_one()
+            merged = {key: value for key, value in {**present, **properties}.items() if value is not None}
+            tx.execute(row.values(properties=merged))
 
     database.run(work)

@@ -39,6 +39,10 @@ nodes = sa.Table(
     sa.Column("target_power_state", exact(40)),
     sa.Column("maintenance", sa.Boolean(create_constraint=False), nullable=False, server_default=sa.false()),
     sa.Column("maintenance_reason", sa.Text),
+    sa.Column("maintenance_since", Micros),
+    sa.Column("disabled", sa.Boolean(create_constraint=False), nullable=False, server_default=sa.false()),
+    sa.Column("disabled_reason", sa.Text),
+    sa.Column("disabled_since", Micros),
     sa.Column("fault", exact(255)),
     sa.Column("last_error", sa.Text),
     sa.Column("generation", sa.BigInteger, nullable=False, default=0),
@@ -49,6 +53,9 @@ nodes = sa.Table(
     sa.UniqueConstraint("instance_uuid", name="uq_nodes_instance_uuid"),
     sa.Index("ix_nodes_shard_id", "shard", "id"),
     sa.Index("ix_nodes_host", "host"),
+    # Schedulers read the few nodes with one of these flags every second.
+    sa.Index("ix_nodes_disabled", "disabled"),
+    sa.Index("ix_nodes_maintenance", "maintenance"),
     # Without it SQLite gives the number of a node that was removed to the next one.
     sqlite_autoincrement=True,
 )

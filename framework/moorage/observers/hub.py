@@ -8,9 +8,7 @@ looks whether any of them hangs.
 from __future__ import annotations
 
 import itertools
-import queue
 import sys
-import threading
 import traceback
 from collections import Counter
 from collections.abc import Sequence
@@ -18,11 +16,11 @@ from dataclasses import dataclass
 
 from oslo_log import log as logging
 
-from moorage import foreign
+from moorage import foreign, threads
+from moorage.bounded_pool import HangDetector
 from moorage.clock import Clock
 from moorage.extensions import Loaded
 from moorage.observers.interface import Event, Notice, Observer, Source
-from moorage.patience import Patience
 
 __all__ = ["Hub", "Settings", "Told"]
 
@@ -65,8 +63,8 @@ class _Lane:
         self._kinds = observer.kinds
         self._clock = clock
         self._settings = settings
-        self._patience = Patience(clock, settings.deadline)
-        self._waiting: queue.Queue[Notice | None] = queue.Queue(settings.queue)
+        self._detector = HangDetector(clock, settings.deadline)
+        self._waiting: threads.Queue[Notice | None] = threads.queue(settings.queue)
         #: The number of the call that runs, and when it began; None while none runs.
         self._running: tuple[int, float] | None = None
         self._calls = 0
@@ -75,9 +73,9 @@ class _Lane:
         self._in_a_row: Counter[str] = Counter()
         self._complained = float("-inf")
         self._off = ""
-        self._lock = threading.Lock()
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"observer-{loaded.name}", daemon=True)
+        self._lock = threads.lock()
+        self._ended = threads.event()
+        self._thread = threads.thread(self._run, name=f"observer-{loaded.name}")
         self._thread.start()
 
     def put(self, event: Event, source: Source, sequence: int, at: float) -> None:
@@ -89,7 +87,7 @@ class _Lane:
             return
         try:
             self._waiting.put_nowait(Notice(event, source, sequence, at, self._dropped))
-        except queue.Full:
+        except threads.Full:
             self._fell_behind()
 
     def counts(self) -> Told:
@@ -101,12 +99,12 @@ class _Lane:
             try:
                 self._waiting.put_nowait(None)
                 return
-            except queue.Full:
+            except threads.Full:
                 try:
                     self._waiting.get_nowait()
                     with self._lock:
                         self._dropped += 1
-                except queue.Empty:
+                except threads.Empty:
                     continue
 
     def join(self, seconds: float) -> bool:
@@ -115,9 +113,8 @@ class _Lane:
     # -- what hurts -----------------------------------------------------------------------------------------------
 
     def look_whether_it_hangs(self) -> None:
-        """To be called by one thread, every ``Patience.pause`` seconds."""
-        running = self._running
-        if not self._patience.look(running, 0.0 if running is None else running[1]):
+        """Switch the observer off when its present call hangs. Called by one thread, every ``HangDetector.pause`` seconds."""
+        if not self._detector.look(self._running):
             return
         frame = sys._current_frames().get(self._thread.ident or 0)
         where = "".join(traceback.format_stack(frame)) if frame is not None else ""
@@ -156,7 +153,7 @@ class _Lane:
         while not self._off:
             try:
                 notice = self._waiting.get(timeout=_IDLE if collected else None)
-            except queue.Empty:
+            except threads.Empty:
                 collected = False
                 self._call("flush")
                 continue
@@ -195,17 +192,17 @@ class Hub:
         self._numbers = itertools.count(1)
         self._lanes: tuple[_Lane, ...] = ()
         #: Ends who looks at the lanes.
-        self._unwatched = threading.Event()
+        self._unwatched = threads.event()
 
     def use(self, observers: Sequence[tuple[Loaded[Observer], Observer]], settings: Settings | None = None) -> None:
         """Tell these from now on, and those that were told before no more; they get a few seconds to end."""
         old, chosen = self._lanes, settings or Settings()
         self._lanes = tuple(_Lane(loaded, observer, self._clock, chosen) for loaded, observer in observers)
         self._unwatched.set()
-        self._unwatched = threading.Event()
+        self._unwatched = threads.event()
         if self._lanes:
-            watched = (self._lanes, Patience(self._clock, chosen.deadline).pause, self._unwatched)
-            threading.Thread(target=self._watch, args=watched, name="observers-watch", daemon=True).start()
+            watched = (self._lanes, HangDetector(self._clock, chosen.deadline).pause, self._unwatched)
+            threads.thread(self._watch, name="observers-watch", args=watched).start()
         _end(old, self._clock, _REPLACED)
 
     def tell(self, event: Event) -> None:
@@ -227,7 +224,7 @@ class Hub:
         _end(lanes, self._clock, seconds)
         self._unwatched.set()
 
-    def _watch(self, lanes: Sequence[_Lane], pause: float, unwatched: threading.Event) -> None:
+    def _watch(self, lanes: Sequence[_Lane], pause: float, unwatched: threads.Event) -> None:
         while not self._clock.wait(unwatched, pause):
             for lane in lanes:
                 lane.look_whether_it_hangs()

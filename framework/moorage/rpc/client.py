@@ -4,13 +4,12 @@
 from __future__ import annotations
 
 import itertools
-import threading
 from collections.abc import Mapping
 from typing import Any
 
 from oslo_context import context as oslo_context
 
-from moorage import errors
+from moorage import errors, threads
 from moorage.context import RequestContext
 from moorage.rpc.interface import Message, Origin, Transport
 from moorage.rpc.server import remaining_seconds
@@ -33,7 +32,7 @@ class Sender:
         self._epoch = epoch
         self._timeout = timeout
         self._numbers = itertools.count(1)
-        self._lock = threading.Lock()
+        self._lock = threads.lock()
 
     @property
     def transport(self) -> Transport:

@@ -8,7 +8,6 @@ the process for work that hangs; hence this one.
 from __future__ import annotations
 
 import enum
-import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
@@ -16,6 +15,7 @@ from typing import Generic, TypeVar
 from oslo_log import log as logging
 
 from moorage import foreign
+from moorage import threads as threads_module
 from moorage.clock import Clock
 
 __all__ = ["Offer", "WorkQueue"]
@@ -64,7 +64,7 @@ class WorkQueue(Generic[T]):
         self._drop_oldest = drop_oldest
         self._items: deque[tuple[T, int]] = deque()
         self._bytes = 0
-        self._changed = threading.Condition(threading.Lock())
+        self._changed = threads_module.condition()
         self._idle = 0
         self._threads = 0
         self._running = 0
@@ -126,7 +126,7 @@ class WorkQueue(Generic[T]):
     def _start_thread(self) -> None:
         """Called with the lock held."""
         self._threads += 1
-        threading.Thread(target=self._loop, name=f"{self._name}-{self._threads}", daemon=True).start()
+        threads_module.thread(self._loop, name=f"{self._name}-{self._threads}").start()
 
     def _loop(self) -> None:
         while (item := self._next()) is not None:

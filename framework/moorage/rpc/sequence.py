@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 import enum
-import threading
 from collections import OrderedDict
 from dataclasses import dataclass
 
+from moorage import threads
 from moorage.rpc.interface import Origin
 
 __all__ = ["OriginFilter", "Verdict"]
@@ -58,7 +58,7 @@ class OriginFilter:
         self._limit = services
         self._full = (1 << window) - 1
         self._services: OrderedDict[str, _Seen] = OrderedDict()
-        self._lock = threading.Lock()
+        self._lock = threads.lock()
 
     def accept(self, origin: Origin) -> Verdict:
         """Judge a message and remember it. Two calls with equal origins: the second is never NEW, GAP or LATE."""

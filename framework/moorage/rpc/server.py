@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextvars
 import inspect
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,12 +14,12 @@ from oslo_context import context as oslo_context
 from oslo_log import log as logging
 
 from moorage import context as request_context
-from moorage import errors, foreign
+from moorage import errors, foreign, threads
 from moorage.clock import Clock, SystemClock
 from moorage.rpc import wire
 from moorage.rpc.interface import Message
 
-__all__ = ["Dispatcher", "endpoints_of", "incoming", "remaining_seconds", "rpc_method"]
+__all__ = ["Dispatcher", "endpoints_of", "incoming", "remaining_seconds", "request_id", "rpc_method"]
 
 LOG = logging.getLogger(__name__)
 F = TypeVar("F", bound=Callable[..., Any])
@@ -54,6 +53,12 @@ def remaining_seconds() -> float | None:
     if handling is None or handling.until is None:
         return None
     return handling.until - handling.clock.monotonic()
+
+
+def request_id(default: str) -> str:
+    """The id of the request that the present message belongs to; the default outside of a handler, or when there is none."""
+    message = incoming()
+    return str((message.context.get("request_id") if message is not None else None) or default)
 
 
 def rpc_method(function: F) -> F:
@@ -158,14 +163,14 @@ class Dispatcher:
             (before or _nobody()).update_store()
 
 
-_local = threading.local()
+_local = threads.local()
 
 
 def _nobody() -> request_context.RequestContext:
     """An empty context for this thread between two messages, so that logs do not name the last one's user."""
     empty: request_context.RequestContext | None = getattr(_local, "nobody", None)
     if empty is None:
-        empty = _local.nobody = request_context.RequestContext(overwrite=False)
+        empty = _local.nobody = request_context.anonymous()
     return empty
 
 

@@ -9,13 +9,12 @@ A message is an object with ``method``, ``args``, ``version``, and where present
 from __future__ import annotations
 
 import json
-import uuid
 from collections.abc import Mapping
 from typing import Any
 
 from oslo_log import log as logging
 
-from moorage import errors, foreign
+from moorage import errors, foreign, randomness
 from moorage.rpc.interface import Handler, Message, Origin
 
 __all__ = [
@@ -153,7 +152,7 @@ def absorb(handler: Handler, message: Message, topic: str) -> None:
 
 def unexpected(method: str, error: Exception) -> errors.MoorageError:
     """Log a surprise in full under a new id and make the error that may be shown: it has the id and no text of the surprise."""
-    identity = uuid.uuid4().hex[:12]
+    identity = randomness.new_hex()[:12]
     LOG.error("Error %s: handling of '%s' failed.", identity, method, exc_info=error)
     return errors.MoorageError(
         f"The handling of '{method}' failed unexpectedly; the log of the service has it as error {identity}.",

@@ -6,14 +6,34 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+from moorage import errors
 from moorage.context import RequestContext
-from moorage.routes import ApiRequest, ApiResponse, PolicyRule, Route
-from moorage.scheduling.request import REQUEST_PROPERTIES
+from moorage.routes import FIELDS, PAGE, ApiRequest, ApiResponse, PolicyRule, Route, wanted_fields
+from moorage.scheduling.hosts import HOST_FIELDS
+from moorage.scheduling.request import REQUEST_PROPERTIES, refuse_unsupported
 
-__all__ = ["POLICIES", "Resolver", "SchedulerClient", "routes"]
+__all__ = ["POLICIES", "Resolver", "SchedulerClient", "check_request", "routes"]
 
+FORCED_HOST = "scheduling:instances:create:forced_host"
+REQUESTED_DESTINATION = "scheduling:instances:create:requested_destination"
+SELECT_HOSTS = "scheduling:select:hosts"
 POLICIES = (
-    PolicyRule("scheduling:select", "rule:system_reader or rule:project_member", "Ask where an instance would go."),
+    PolicyRule(
+        "scheduling:select",
+        "rule:system_reader or rule:project_member",
+        "Ask whether an instance could be placed. Names of hosts and nodes need scheduling:select:hosts.",
+    ),
+    PolicyRule(SELECT_HOSTS, "rule:system_reader", "See the names of hosts and nodes where an instance would go."),
+    PolicyRule(
+        FORCED_HOST,
+        "rule:system_admin",
+        "Choose the host or node of a new instance with force_hosts or force_nodes, which skips all filters.",
+    ),
+    PolicyRule(
+        REQUESTED_DESTINATION,
+        "rule:system_admin",
+        "Choose the host or node of a new instance with requested_host or requested_node; the filters must pass it.",
+    ),
     PolicyRule("scheduling:hosts:get", "rule:system_reader", "See the fleet as a scheduler does.", ("system",)),
     PolicyRule("scheduling:decisions:get", "rule:system_reader", "See why a request was decided so.", ("system",)),
 )
@@ -29,7 +49,26 @@ _SELECT = {
     "required": ["flavor"],
     "additionalProperties": False,
 }
+#: Fields of a request that need a rule of their own, as in Nova.
+_RULES_OF_FIELDS = {
+    "force_hosts": FORCED_HOST,
+    "force_nodes": FORCED_HOST,
+    "requested_host": REQUESTED_DESTINATION,
+    "requested_node": REQUESTED_DESTINATION,
+}
 _ANY = {"type": "object"}
+_NAME = {"type": "string", "minLength": 1, "maxLength": 255}
+_HOSTS = {
+    "type": "object",
+    "properties": {
+        "host": _NAME,
+        "node": _NAME,
+        **dict.fromkeys(("up", "enabled", "can_host"), {"type": "boolean"}),
+        **PAGE,
+        "fields": FIELDS,
+    },
+    "additionalProperties": False,
+}
 _DECISION = {
     "type": "object",
     "properties": {"node": {"type": "string", "minLength": 1, "maxLength": 255}},
@@ -51,6 +90,31 @@ class SchedulerClient(Protocol):
 Resolver = Callable[[Mapping[str, Any], RequestContext], Mapping[str, Any]]
 
 
+def check_request(request: ApiRequest) -> None:
+    """Check what the body of a request for an instance asks for beyond the route's own policy.
+
+    :raises Forbidden: it chooses hosts or nodes, and the caller may not.
+    :raises InvalidInput: it asks for something that is not supported.
+    """
+    for field, rule in _RULES_OF_FIELDS.items():
+        if request.body.get(field):
+            request.check_policy(rule)
+    refuse_unsupported(request.body)
+
+
+def _allowed(request: ApiRequest, rule: str) -> bool:
+    try:
+        request.check_policy(rule)
+    except errors.Forbidden:
+        return False
+    return True
+
+
+def _without_hosts(answer: Mapping[str, Any]) -> dict[str, Any]:
+    """An answer of select for callers who may not see the fleet: how many would find a place, without names."""
+    return {**answer, "selections": [{"weight": each["weight"]} for each in answer["selections"]]}
+
+
 def routes(schedulers: SchedulerClient, resolve: Resolver) -> Sequence[Route]:
     """The routes, over a way to reach schedulers.
 
@@ -58,16 +122,26 @@ def routes(schedulers: SchedulerClient, resolve: Resolver) -> Sequence[Route]:
     """
 
     def select(request: ApiRequest) -> ApiResponse:
+        check_request(request)
+        if request.body.get("explain"):
+            request.check_policy(SELECT_HOSTS)
         body = {key: value for key, value in request.body.items() if key not in ("count", "dry_run", "explain")}
         args = {
             "request": resolve(body, request.context),
             "count": int(request.body.get("count", 1)),
             "explain": request.body.get("explain", False),
         }
-        return ApiResponse(200, schedulers.ask("select", args))
+        answer = schedulers.ask("select", args)
+        return ApiResponse(200, answer if _allowed(request, SELECT_HOSTS) else _without_hosts(answer))
 
     def list_hosts(request: ApiRequest) -> ApiResponse:
-        return ApiResponse(200, {"hosts": schedulers.ask("list_hosts", {})})
+        filters = dict(request.query)
+        limit, after = filters.pop("limit", 1000), filters.pop("after", "")
+        fields = wanted_fields(filters.pop("fields", None), HOST_FIELDS)
+        args = {"after": after, "limit": limit, "filters": filters, "fields": fields}
+        found = schedulers.ask("list_hosts", args)
+        following = found[-1]["uuid"] if len(found) == limit else None
+        return ApiResponse(200, {"hosts": found, "next_after": following})
 
     def show_host(request: ApiRequest) -> ApiResponse:
         return ApiResponse(200, schedulers.ask("show_host", {"host": request.path["host"]}))
@@ -92,9 +166,10 @@ def routes(schedulers: SchedulerClient, resolve: Resolver) -> Sequence[Route]:
             "GET",
             "/hosts",
             "scheduling:hosts:get",
-            "Nodes as a scheduler sees them.",
+            "Nodes as a scheduler sees them, by uuid.",
             list_hosts,
             {200: _ANY},
+            query=_HOSTS,
             tags=tags,
         ),
         Route("GET", "/hosts/{host}", "scheduling:hosts:get", "One host.", show_host, {200: _ANY}, tags=tags),

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import collections
 import json
-import threading
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import sqlalchemy as sa
 from oslo_log import log as logging
 
+from moorage import threads
 from moorage.db import MICROSECONDS, Database, now
 from moorage.scheduling.interface import RequestSpec
 from moorage.scheduling.tables import refusals
@@ -30,6 +31,7 @@ class Decision:
     """What was decided of a request for one instance.
 
     :param best: the nodes that came out best, with their weights.
+    :param tried: earlier builds of the instance that failed: host, node and fault of each.
     """
 
     request_id: str
@@ -43,6 +45,7 @@ class Decision:
     best: tuple[tuple[str, str, float], ...] = ()
     host: str = ""
     node: str = ""
+    tried: tuple[Mapping[str, Any], ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """As JSON data."""
@@ -58,6 +61,7 @@ class Decision:
             "claims_refused": list(self.refusals),
             "host": self.host,
             "node": self.node,
+            "tried": [dict(each) for each in self.tried],
         }
 
 
@@ -66,7 +70,7 @@ class Decisions:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._lock = threading.Lock()
+        self._lock = threads.lock()
         self._kept: collections.OrderedDict[str, Decision] = collections.OrderedDict()
         self._instances: dict[str, str] = {}
 

@@ -11,15 +11,18 @@ two readings in a row agree on it, because a reading is always a little older th
 
 from __future__ import annotations
 
-import threading
+import operator
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
+from moorage import threads
+from moorage.frozen import frozen_array
 from moorage.scheduling.digest import instance_digest
 from moorage.scheduling.instance_index import InstanceIndex
-from moorage.scheduling.interface import InstanceRecord, NodeState, Rows
+from moorage.scheduling.interface import InstanceRecord, NodeState, Rows, Unavailable
 from moorage.scheduling.snapshot import COUNTED_FLAVORS, Counts, Floats, Snapshot, plus
 
 __all__ = ["FleetView"]
@@ -49,12 +52,14 @@ class FleetView:
     def __init__(self, *, tracked: bool = True) -> None:
         self._tracked = tracked
         self._held: dict[str, InstanceRecord] = {}
-        self._lock = threading.RLock()
+        self._lock = threads.rlock()
         self._homeless: dict[str, InstanceRecord] = {}
         self._groups: dict[tuple[str, str], set[str]] = {}
         self._last_foreign: dict[str, Floats] = {}
         self._last_rows: dict[str, int] = {}
         self._snapshot: Snapshot | None = None
+        #: What was applied to the nodes last; None when nodes were read since.
+        self._unavailable: Unavailable | None = None
         self._index = InstanceIndex(0)
         self._nodes: tuple[NodeState, ...] = ()
         self._build([])
@@ -92,22 +97,42 @@ class FleetView:
                 for record in self._held.values():
                     self._hold(record, 1)
             self._count_foreign()
+            self._unavailable = None
             self._snapshot = None
+
+    def set_unavailable(self, unavailable: Unavailable) -> None:
+        """Apply the states of agents and nodes, which were read just now. It costs nothing when nothing has changed."""
+        with self._lock:
+            if unavailable == self._unavailable:
+                return
+            self._unavailable = unavailable
+            nodes = tuple(map(unavailable.applied, self._nodes))
+            if all(map(operator.is_, nodes, self._nodes)):
+                return
+            self._nodes = nodes
+            self._read_availability()
+            self._snapshot = None
+
+    def down_hosts(self) -> frozenset[str]:
+        """The hosts whose agents were down when the states were last read."""
+        unavailable = self._unavailable
+        return frozenset() if unavailable is None else unavailable.down
 
     def _build(self, nodes: Sequence[NodeState]) -> None:
         size = len(nodes)
         self._nodes = tuple(nodes)
         self._read_columns()
-        self._used = {name: np.zeros(size) for name in self._capacities}
-        self._counts = np.zeros(size, dtype=np.int64)
-        self._io_ops = np.zeros(size, dtype=np.int64)
+        self._used = {name: frozen_array(np.zeros(size)) for name in self._capacities}
+        self._counts = frozen_array(np.zeros(size, dtype=np.int64))
+        self._io_ops = frozen_array(np.zeros(size, dtype=np.int64))
         self._flavors: dict[str, Counts] = {}
         self._row_of_node = {node.uuid: row for row, node in enumerate(nodes)}
         self._hosts: dict[str, _Host] = {}
         for node in nodes:
             self._host(node.host).rows[node.name] = self._row_of_node[node.uuid]
         self._rows_of_host = {
-            host: np.array(sorted(each.rows.values()), dtype=np.intp) for host, each in self._hosts.items()
+            host: frozen_array(np.array(sorted(each.rows.values()), dtype=np.intp))
+            for host, each in self._hosts.items()
         }
         self._index = InstanceIndex(size)
         self._homeless, self._groups = {}, {}
@@ -116,11 +141,18 @@ class FleetView:
     def _read_columns(self) -> None:
         nodes = self._nodes
         classes = sorted({name for node in nodes for name in node.capacity})
-        self._capacities = {
-            name: np.array([node.capacity.get(name, 0.0) for node in nodes], dtype=np.float64) for name in classes
-        }
-        self._foreign = {name: np.zeros(len(nodes)) for name in classes}
-        self._available = np.array([node.up and node.enabled and node.can_host for node in nodes], dtype=np.bool_)
+        self._capacities = MappingProxyType(
+            {
+                name: frozen_array(np.array([node.capacity.get(name, 0.0) for node in nodes], dtype=np.float64))
+                for name in classes
+            }
+        )
+        self._foreign = {name: frozen_array(np.zeros(len(nodes))) for name in classes}
+        self._read_availability()
+
+    def _read_availability(self) -> None:
+        available = [node.up and node.enabled and node.can_host for node in self._nodes]
+        self._available = frozen_array(np.array(available, dtype=np.bool_))
         self._derived: dict[Hashable, Any] = {}
 
     def _count_foreign(self) -> None:
@@ -128,7 +160,8 @@ class FleetView:
         for name, used in self._used.items():
             stored = np.array([node.used.get(name, 0) for node in self._nodes], dtype=np.float64)
             measured[name] = np.maximum(stored - used, 0.0) if self._tracked else stored
-            self._foreign[name] = np.minimum(measured[name], self._foreign_before(name)) if self._tracked else stored
+            foreign = np.minimum(measured[name], self._foreign_before(name)) if self._tracked else stored
+            self._foreign[name] = frozen_array(foreign)
         self._last_foreign, self._last_rows = measured, self._row_of_node
 
     def _foreign_before(self, name: str) -> Floats:
@@ -380,9 +413,9 @@ class FleetView:
                     self._available,
                     self._counts,
                     self._io_ops,
-                    dict(self._flavors),
                     self._row_of_node,
                     self._rows_of_host,
+                    dict(self._flavors),
                     self._index.view(),
                     self._derived,
                 )
@@ -390,7 +423,8 @@ class FleetView:
 
 
 def _added(column: Any, rows: Rows, amounts: Any) -> Any:
-    """A copy of the column with the amounts added to those rows, of which some may stand there several times."""
+    """Return a read-only copy of the column with the amounts added to the rows; a row may appear several times."""
     changed = column.copy()
     np.add.at(changed, rows, amounts)
+    changed.flags.writeable = False
     return changed

@@ -3,11 +3,9 @@
 
 from __future__ import annotations
 
-import threading
-
 from oslo_log import log as logging
 
-from moorage import errors
+from moorage import errors, threads
 from moorage.clock import Clock
 from moorage.scheduling.asked import ever_fits
 from moorage.scheduling.fleet_view import FleetView
@@ -30,14 +28,37 @@ class Freshness:
         self._view = view
         self._source = source
         self._clock = clock
-        self._refreshing = threading.Lock()
+        self._refreshing = threads.lock()
         self._refreshed_at = -1e9
         self._reading_took = 0.0
         #: A node was found to be gone.
         self._outdated = False
         self._changed_at = -1e9
         self._catching_up = False
-        self._changing = threading.Lock()
+        self._changing = threads.lock()
+        self._observing = threads.lock()
+        #: A claim has met an agent or a node that is unavailable, which the view does not know.
+        self._states_outdated = False
+        self._store_away = False
+
+    def observe(self) -> None:
+        """Read the states of agents and nodes and apply them to the view. A store that is away is logged once."""
+        with self._observing:
+            self._states_outdated = False
+            try:
+                self._view.set_unavailable(self._source.unavailable())
+            except errors.Unavailable as error:
+                level = LOG.debug if self._store_away else LOG.warning
+                self._store_away = True
+                level(
+                    "The states of agents and nodes cannot be read now; the last known ones are used: %s", error.message
+                )
+            else:
+                self._store_away = False
+
+    def states_outdated(self) -> None:
+        """A claim was refused for the state of an agent or a node: read the states before nodes are ranked again."""
+        self._states_outdated = True
 
     def refresh(self, *, older_than: float = 0.0) -> bool:
         """Read the nodes anew, unless that was done within ``older_than`` seconds; True when it was done now."""
@@ -51,6 +72,8 @@ class Freshness:
             self._view.set_nodes(sorted(self._source.nodes(), key=lambda node: node.uuid), held=held)
             self._refreshed_at = began
             self._reading_took = self._clock.monotonic() - began
+            # The states that were read with the nodes are as old as the beginning of the reading.
+            self.observe()
             return True
 
     def changed(self) -> None:
@@ -63,7 +86,7 @@ class Freshness:
             if self._catching_up:
                 return
             self._catching_up = True
-        threading.Thread(target=self._catch_up, name="reading of the fleet", daemon=True).start()
+        threads.thread(self._catch_up, name="reading of the fleet").start()
 
     def _catch_up(self) -> None:
         while True:
@@ -86,9 +109,11 @@ class Freshness:
         self._outdated = True
 
     def before_ranking(self) -> None:
-        """Read anew what is known to be outdated."""
+        """Read again what is known to be outdated."""
         if self._outdated:
             self.doubt()
+        if self._states_outdated:
+            self.observe()
 
     def doubt(self) -> None:
         """Something does not agree with the view: read it anew, unless that was done a moment ago."""

@@ -1,26 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
 """Server groups in the store.
 
-Who is a member is written where the instance is, so that a member goes with its instance. What must not change while a member
-joins is held by one statement on the group's row, inside the transaction that writes the claim: two who join one after the other
-see each other, however many schedulers there are.
+Membership is written in the instance's row, so that it ends with the instance. A claim of a member writes the group's row first:
+claims of one group run one after the other, and each sees the members that joined before, however many schedulers there are.
+
+A group that a request brings along has no row in the table of groups. Its claims write one of a fixed number of rows instead,
+chosen by a hash of project and name: two groups that share a row only wait for each other.
 """
 
 from __future__ import annotations
 
-import uuid as uuid_module
+import contextlib
+import zlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
 
-from moorage import errors
+from moorage import errors, randomness
 from moorage.db import Database, Duplicate, now
 from moorage.scheduling.interface import ServerGroup
-from moorage.scheduling.tables import server_groups
+from moorage.scheduling.tables import group_turns, server_groups
 
-__all__ = ["GroupStore", "StoredGroup", "check_policy"]
+__all__ = ["GroupStore", "StoredGroup", "check_policy", "is_promised"]
 
 _COLUMNS = (
     server_groups.c.uuid, server_groups.c.name, server_groups.c.project_id, server_groups.c.policy,
@@ -31,6 +34,15 @@ _TOUCH = (
     .where(server_groups.c.uuid == sa.bindparam("of_uuid"))
     .values(generation=server_groups.c.generation + 1)
 )
+#: Rows on which groups that requests bring along take turns.
+_SLOTS = 256
+_TOUCH_SLOT = (
+    sa.update(group_turns)
+    .where(group_turns.c.slot == sa.bindparam("of_slot"))
+    .values(generation=group_turns.c.generation + 1)
+)
+#: Policies that are promises; the soft ones only rank nodes.
+_HARD = frozenset({"affinity", "anti-affinity"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +74,7 @@ class GroupStore:
                 f"max_server_per_host has a meaning with the policy anti-affinity only, not with {policy}.",
                 path="body/max_server_per_host",
             )
-        uuid = str(uuid_module.uuid4())
+        uuid = randomness.new_uuid()
         values: dict[str, Any] = {"uuid": uuid, "name": name, "project_id": project_id, "policy": policy}
         values |= {"max_server_per_host": max_server_per_host, "generation": 0, "created_at": now()}
         try:
@@ -110,9 +122,24 @@ class GroupStore:
 
         self._database.run(work)
 
-    def hold(self, tx: sa.Connection, uuid: str) -> bool:
-        """From here to the end of the transaction nobody else holds the group; False when there is none."""
-        return bool(tx.execute(_TOUCH, {"of_uuid": uuid}).rowcount == 1)
+    def hold(self, tx: sa.Connection, name: str, project_id: str) -> bool:
+        """Keep other transactions from holding the group until this one ends; False: no group of that uuid is stored.
+
+        :param name: the uuid of a stored group, or the name of one that a request brought along.
+        """
+        if tx.execute(_TOUCH, {"of_uuid": name}).rowcount == 1:
+            return True
+        slot = {"of_slot": zlib.crc32(f"{project_id}\0{name}".encode()) % _SLOTS}
+        if tx.execute(_TOUCH_SLOT, slot).rowcount != 1:
+            with contextlib.suppress(Duplicate), tx.begin_nested():
+                tx.execute(sa.insert(group_turns).values(slot=slot["of_slot"], generation=0))
+            tx.execute(_TOUCH_SLOT, slot)
+        return False
+
+
+def is_promised(group: ServerGroup | None) -> bool:
+    """Whether a claim must keep the policy of the group."""
+    return group is not None and group.policy in _HARD
 
 
 def check_policy(group: ServerGroup, node_uuid: str, nodes_of_members: Collection[str]) -> None:

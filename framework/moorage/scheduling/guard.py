@@ -11,18 +11,20 @@ at all.
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import faulthandler
 import sys
-import threading
 from collections.abc import Callable, Sequence
-from concurrent import futures
 from typing import Protocol, Self, TypeVar
 
+from oslo_context import context as oslo_context
 from oslo_log import log as logging
 
 from moorage import errors, foreign
+from moorage import threads as threads_module
+from moorage.bounded_pool import BoundedPool, Overdue, Progress
 from moorage.clock import Clock
-from moorage.patience import Patience
+from moorage.context import anonymous
 
 __all__ = ["Guard", "IncidentLog", "NamedPlugin", "Slot"]
 
@@ -58,13 +60,13 @@ class NamedPlugin(Protocol):
 
 
 class IncidentLog(Protocol):
-    """Remembers hangs and exits over the end of the process."""
+    """Remembers hangs and exits of plugins beyond the end of the process."""
 
     def record(self, plugin: str) -> None:
         """The plugin hung, or exited."""
 
-    def count(self, plugin: str, window: float) -> int:
-        """How often it did within the last ``window`` seconds."""
+    def count(self, plugin: str) -> int:
+        """How often the plugin did within the window that counts. Answers from memory."""
 
 
 class Slot:
@@ -80,7 +82,7 @@ class Slot:
         self.calls = 0
 
     def __enter__(self) -> Self:
-        self._ident = threading.get_ident()
+        self._ident = threads_module.identity()
         self._before = self._running.get(self._ident)
         self._running[self._ident] = self
         return self
@@ -123,10 +125,10 @@ class Guard:
         self._threshold = threshold
         self._window = window
         self._skip_advisory = skip_advisory
-        self._pool = futures.ThreadPoolExecutor(threads, thread_name_prefix="select")
+        self._pool = BoundedPool("select", clock, threads)
         self._running: dict[int, Slot] = {}
         self._unbroken: dict[int, float] = {}
-        self._blaming = threading.Lock()
+        self._blaming = threads_module.lock()
         self._blamed: set[NamedPlugin] = set()
 
     def request(self, work: Callable[[], T]) -> T:
@@ -134,28 +136,26 @@ class Guard:
 
         :raises PluginTimeout: one did; the process is about to end.
         """
-        thread_id: list[int] = []
+        called: list[NamedPlugin] = []
+        # What the caller's thread knows of its request, for logs and decisions.
+        variables, context = contextvars.copy_context(), oslo_context.get_current() or anonymous()
 
-        def run() -> T:
-            thread_id.append(threading.get_ident())
-            with foreign.contained():
-                return work()
+        def work_of_request() -> T:
+            context.update_store()
+            return variables.run(work)
 
-        future = self._pool.submit(run)
-        patience = Patience(self._clock, self._deadline)
-        while True:
-            try:
-                return future.result(timeout=patience.pause)
-            except futures.TimeoutError:
-                if future.done():
-                    # What the work itself raised, or it has ended in this moment.
-                    return future.result()
-            running = self._running.get(thread_id[0]) if thread_id else None
+        def progress(thread: int) -> Progress:
+            running = self._running.get(thread)
             plugin = running.plugin if running is not None else None
             if running is None or plugin is None:
-                continue
-            if patience.look((running, running.calls), running.since):
-                raise self._hung(plugin)
+                return None
+            called[:] = [plugin]
+            return (running, running.calls), running.since
+
+        try:
+            return self._pool.call(work_of_request, self._deadline, progress)
+        except Overdue as error:
+            raise self._hung(called[0]) from error
 
     def slot(self) -> Slot:
         """Where this thread says which plugin it is calling; a context for one run of a pipeline."""
@@ -180,7 +180,7 @@ class Guard:
         ) from error
 
     def check_breakers(self, plugins: Sequence[NamedPlugin]) -> None:
-        """Refuse plugins of which one hung or exited too often; looked up once a second.
+        """Refuse plugins when one of them hung or exited too often. Looks at most once a second, and reads no store.
 
         :param plugins: always the same object for the same plugins.
         :raises PluginTimeout: names it.
@@ -197,7 +197,7 @@ class Guard:
 
         :raises PluginTimeout: names it.
         """
-        count = self._incidents.count(_key(plugin), self._window)
+        count = self._incidents.count(_key(plugin))
         if count >= self._threshold:
             raise errors.PluginTimeout(
                 f"The {plugin.who} hung or exited {count} times in the last "
@@ -209,7 +209,7 @@ class Guard:
 
     def close(self) -> None:
         """Take no more requests; does not wait for what hangs."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._pool.close()
 
     def _hung(self, plugin: NamedPlugin) -> errors.PluginTimeout:
         reason = f"The {plugin.who} ran longer than {self._deadline:g} seconds and is taken for hung"
@@ -231,9 +231,11 @@ class Guard:
         with contextlib.suppress(OSError, ValueError):
             faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
         self._record(plugin)
-        timer = threading.Timer(_LAST_WORDS, self._fatal, [reason])
-        timer.daemon = True
-        timer.start()
+        threads_module.start(lambda: self._end(reason), name="last-words")
+
+    def _end(self, reason: str) -> None:
+        self._clock.sleep(_LAST_WORDS)
+        self._fatal(reason)
 
     def _record(self, plugin: NamedPlugin) -> None:
         self._unbroken.clear()

@@ -7,12 +7,11 @@ within the timeout (it is down, or of an older release) is read from the store, 
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping
 
 from oslo_log import log as logging
 
-from moorage import errors
+from moorage import errors, threads
 from moorage.clock import Clock
 from moorage.scheduling.interface import InstanceSource
 from moorage.scheduling.tracking import InstanceTracker
@@ -93,7 +92,7 @@ class SilentHosts:
         self._source = source
         self._clock = clock
         self._max_age = max_age
-        self._lock = threading.Lock()
+        self._lock = threads.lock()
         self._read_at = float("-inf")
         self._took = 0.0
 

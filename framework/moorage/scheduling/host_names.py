@@ -11,6 +11,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from moorage.frozen import FrozenDict, frozen_mapping
+
 __all__ = ["NovaNames"]
 
 _MB = 1024
@@ -110,7 +112,7 @@ class NovaNames:
                 info = json.loads(info)
             except ValueError:
                 info = None
-        return info if isinstance(info, dict) else {}
+        return frozen_mapping(info if isinstance(info, dict) else {})
 
     @property
     def failed_builds(self) -> int:
@@ -120,7 +122,7 @@ class NovaNames:
     @property
     def metrics(self) -> Mapping[str, float]:
         """The property of that name: metric -> number."""
-        return self.stats.get("metrics") or {}
+        return self.stats.get("metrics") or FrozenDict()
 
 
 def _whole(number: float) -> float:

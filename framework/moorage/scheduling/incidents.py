@@ -1,47 +1,58 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hangs and exits of plugins, remembered in the store; read seldom."""
+"""Hangs and exits of plugins: kept in the store, counted in memory.
+
+No request reads them from the store. A scheduler refreshes its counts periodically, by one statement for all plugins.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import sqlalchemy as sa
 
-from moorage.clock import Clock
 from moorage.db import MICROSECONDS, Database, now
 from moorage.scheduling.tables import plugin_incidents
 
-__all__ = ["StoredIncidents"]
+__all__ = ["REFRESH_INTERVAL", "StoredIncidents"]
 
-#: Seconds for which a count is believed; the breaker is asked for every request.
-_FRESH = 5.0
+#: Seconds between two readings of the counts.
+REFRESH_INTERVAL = 5.0
 
 
 class StoredIncidents:
-    """See :class:`moorage.scheduling.guard.IncidentLog`."""
+    """See :class:`moorage.scheduling.guard.IncidentLog`.
 
-    def __init__(self, database: Database, clock: Clock) -> None:
+    :param window: how many seconds back incidents count; called at each refresh.
+    """
+
+    def __init__(self, database: Database, window: Callable[[], float]) -> None:
         self._database = database
-        self._clock = clock
-        self._counts: dict[str, tuple[float, int]] = {}
+        self._window = window
+        self._counts: dict[str, int] = {}
 
     def record(self, plugin: str) -> None:
-        """Write it down, and forget what is older than a day."""
+        """Write one incident, and remove those that are older than a day."""
+        self._counts[plugin] = self._counts.get(plugin, 0) + 1
 
         def work(tx: sa.Connection) -> None:
             tx.execute(sa.insert(plugin_incidents).values(plugin=plugin, at=now()))
             tx.execute(sa.delete(plugin_incidents).where(plugin_incidents.c.at < now() - 86_400 * MICROSECONDS))
 
         self._database.run(work)
-        self._counts.pop(plugin, None)
 
-    def count(self, plugin: str, window: float) -> int:
-        """How many within ``window`` seconds; up to five seconds old."""
-        known = self._counts.get(plugin)
-        if known is not None and self._clock.monotonic() - known[0] < _FRESH:
-            return known[1]
-        query = sa.select(sa.func.count()).where(
-            plugin_incidents.c.plugin == plugin, plugin_incidents.c.at > now() - int(window * MICROSECONDS)
+    def count(self, plugin: str) -> int:
+        """How many incidents the plugin had within the window, as of the last refresh."""
+        return self._counts.get(plugin, 0)
+
+    def refresh(self) -> None:
+        """Read the counts of all plugins.
+
+        :raises Unavailable: the store is away; the old counts stay.
+        """
+        query = (
+            sa.select(plugin_incidents.c.plugin, sa.func.count())
+            .where(plugin_incidents.c.at > now() - int(self._window() * MICROSECONDS))
+            .group_by(plugin_incidents.c.plugin)
         )
         with self._database.read() as tx:
-            count = int(tx.execute(query).scalar_one())
-        self._counts[plugin] = (self._clock.monotonic(), count)
-        return count
+            self._counts = {plugin: int(count) for plugin, count in tx.execute(query)}

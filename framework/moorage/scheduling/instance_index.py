@@ -95,19 +95,18 @@ class IndexView:
 
 
 class Overlay:
-    """An index with some instances more; for trying out."""
+    """An index with other instances on some rows. ``extra``: where those are that differ; None: nowhere."""
 
     __slots__ = ("_base", "_extra", "_on_row")
 
-    def __init__(self, base: Places, extra: Mapping[str, int], on_row: Mapping[int, Here]) -> None:
+    def __init__(self, base: Places, extra: Mapping[str, int | None], on_row: Mapping[int, Here]) -> None:
         self._base = base
         self._extra = extra
         self._on_row = on_row
 
     def row_of(self, uuid: str) -> int | None:
         """The row of an instance, where known."""
-        row = self._extra.get(uuid)
-        return self._base.row_of(uuid) if row is None else row
+        return self._extra[uuid] if uuid in self._extra else self._base.row_of(uuid)
 
     def locate(self, uuids: Iterable[str]) -> dict[str, int]:
         """Instance -> row, for the known ones."""
@@ -118,10 +117,11 @@ class Overlay:
         found = self._on_row.get(row)
         return self._base.on_row(row) if found is None else found
 
-    def with_one(self, record: InstanceRecord, row: int) -> Overlay:
-        """The same and one more."""
-        here = {**self.on_row(row), record.uuid: record}
-        return Overlay(self._base, {**self._extra, record.uuid: row}, {**self._on_row, row: here})
+    def with_row(self, row: int, here: Here) -> Overlay:
+        """The index with these instances on a row, and no others."""
+        gone = {uuid: None for uuid in self.on_row(row) if uuid not in here}
+        extra = {**self._extra, **gone, **dict.fromkeys(here, row)}
+        return Overlay(self._base, extra, {**self._on_row, row: here})
 
 
 class InstanceIndex:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import abc
 import enum
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final, Protocol
 
 import numpy as np
@@ -15,6 +15,7 @@ from oslo_log import log as logging
 
 from moorage import errors
 from moorage.extensions import ExtensionPoint
+from moorage.frozen import FrozenDict, freeze_fields, frozen_mapping
 
 __all__ = [
     "API_VERSION",
@@ -31,6 +32,7 @@ __all__ = [
     "HostState",
     "HostWeigher",
     "NodeState",
+    "Residents",
     "Rows",
     "Skip",
     "ClaimResult",
@@ -76,6 +78,9 @@ class Flavor:
     resources: Mapping[str, int]
     extra_specs: Mapping[str, str] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        freeze_fields(self, "resources", "extra_specs")
+
 
 @dataclass(frozen=True, slots=True)
 class ServerGroup:
@@ -106,7 +111,11 @@ class RequestSpec:
     :param ignore_nodes: uuids or names of nodes where it shall not go.
     :param limits: what the filters promised of the node that is being claimed (:meth:`HostFilter.limits`); filled in by the
         scheduler.
+    :param residents: the version of the node's instances (:class:`Residents`) that the filters judged: the claim must fail when
+        the node has another one. None: no filter judged them. Filled in by the scheduler.
     :param properties: further fields of the request that only some filters read.
+    :param all_projects: the requester may see every project. Otherwise hints and server groups that name an instance of another
+        project are treated as if the instance did not exist.
     """
 
     instance_uuid: str
@@ -126,6 +135,11 @@ class RequestSpec:
     server_group: ServerGroup | None = None
     rebuild: bool = False
     limits: Mapping[str, Any] = field(default_factory=dict)
+    residents: int | None = None
+    all_projects: bool = True
+
+    def __post_init__(self) -> None:
+        freeze_fields(self, "hints", "properties", "image", "limits")
 
     def get_scheduler_hint(self, name: str, default: Any = None) -> Any:
         """A hint in Nova's way: the text itself when it is the only one, the list otherwise, the default when absent."""
@@ -149,9 +163,27 @@ class InstanceRecord:
     flavorid: str
     resources: Mapping[str, int]
     project_id: str = ""
-    fields: Mapping[str, Any] = field(default_factory=dict)
+    fields: Mapping[str, Any] = field(default_factory=FrozenDict)
     busy: bool = False
     server_group: str = ""
+
+    def __post_init__(self) -> None:
+        # Without a loop: a scheduler makes one for each instance that a message names.
+        if type(self.resources) is not FrozenDict:
+            object.__setattr__(self, "resources", frozen_mapping(self.resources))
+        if type(self.fields) is not FrozenDict:
+            object.__setattr__(self, "fields", frozen_mapping(self.fields))
+
+
+@dataclass(frozen=True, slots=True)
+class Residents:
+    """The instances of a node as the store has them, those that are moving in included.
+
+    :param version: rises with every change of them. It was read before the instances were.
+    """
+
+    version: int
+    records: tuple[InstanceRecord, ...]
 
 
 class InstanceSource(abc.ABC):
@@ -182,7 +214,10 @@ class Claimer(Protocol):
 
         :raises CapacityExceeded: somebody was faster; the next candidate may do.
         :raises ConstraintViolated: this node never takes such a size, or a limit of ``spec.limits`` is reached by now.
+        :raises ResidentsChanged: the node's instances have another version than ``spec.residents``.
         :raises NotFound: the node is gone (details: ``provider``); the next candidate may do.
+
+        A ConstraintViolated with the detail ``state`` says that the node or its agent is unavailable by now.
         """
 
     def earlier(self, spec: RequestSpec, request_id: str) -> ClaimResult | None:
@@ -198,6 +233,9 @@ class Aggregate:
 
     name: str
     metadata: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        freeze_fields(self, "metadata")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -223,7 +261,12 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class NodeState:
-    """What is known of a node beside its instances, as the control plane reads it from fleet, allocation and services."""
+    """What is known of a node beside its instances, as the control plane reads it from fleet, allocation and services.
+
+    :param up: its agent's heartbeats arrive.
+    :param enabled: neither the node nor its agent is disabled, and the node is not in maintenance.
+    :param disabled_reason: why it is not enabled; empty when it is.
+    """
 
     uuid: str
     name: str
@@ -235,6 +278,32 @@ class NodeState:
     enabled: bool = True
     properties: Mapping[str, Any] = field(default_factory=dict)
     aggregates: tuple[Aggregate, ...] = ()
+    disabled_reason: str = ""
+
+    def __post_init__(self) -> None:
+        freeze_fields(self, "capacity", "used", "properties")
+
+
+@dataclass(frozen=True, slots=True)
+class Unavailable:
+    """What gets no new instances at one moment.
+
+    :param down: hosts whose agent is down.
+    :param disabled: host -> why, of agents that are disabled or do not work on instances.
+    :param nodes: uuid -> why, of nodes that are disabled or in maintenance.
+    """
+
+    down: frozenset[str] = frozenset()
+    disabled: Mapping[str, str] = field(default_factory=dict)
+    nodes: Mapping[str, str] = field(default_factory=dict)
+
+    def applied(self, node: NodeState) -> NodeState:
+        """The node with these states; the same object when nothing differs."""
+        up = node.host not in self.down
+        reason = self.nodes.get(node.uuid) or self.disabled.get(node.host, "")
+        if up == node.up and reason == node.disabled_reason:
+            return node
+        return replace(node, up=up, enabled=not reason, disabled_reason=reason)
 
 
 class FleetSource(Protocol):
@@ -242,6 +311,9 @@ class FleetSource(Protocol):
 
     def nodes(self) -> Iterable[NodeState]:
         """All nodes that have a host."""
+
+    def unavailable(self) -> Unavailable:
+        """What gets no new instances now; cheap enough to be called every second."""
 
 
 class HostState(Protocol):
@@ -293,7 +365,11 @@ class HostState(Protocol):
 
     @property
     def service_enabled(self) -> bool:
-        """No operator has disabled the agent."""
+        """No operator has disabled the node or its agent, and the node is not in maintenance."""
+
+    @property
+    def disabled_reason(self) -> str:
+        """Why ``service_enabled`` is False; empty otherwise."""
 
     @property
     def can_host(self) -> bool:
@@ -305,9 +381,11 @@ class HostState(Protocol):
 
 
 class Fleet(Protocol):
-    """An immutable snapshot of all nodes: a row for each, columns as arrays that must not be written to.
+    """A read-only snapshot of all nodes. Each node has a row; columns are arrays with one value per row.
 
-    It does not change while a request is decided.
+    The snapshot does not change while a request is decided, and other requests read it too. Every array, mapping and list that a
+    plugin gets from it raises an error when it is written to (``free -= 8``). To compute with a column, make a new array
+    (``free = free - 8``) or copy it (``fleet.free("VCPU").copy()``).
     """
 
     @property
@@ -370,7 +448,7 @@ class Fleet(Protocol):
 class HostFilter(abc.ABC):
     """Decides on which nodes an instance may go. Built once as ``plugin(conf=...)``, used by several threads at once.
 
-    It is given an immutable snapshot and nothing else; it must not block, keep state between requests or change anything. It is
+    It is given a read-only snapshot and nothing else; it must not block, keep state between requests or change anything. It is
     called for every request, so it should look at sets: ``prepare``, ``mask_rows`` or ``filter_rows``. A filter that raises
     refuses the request, with an error that names it; one that runs longer than ``[scheduling] plugin_deadline`` costs the
     process its life. It must not fork: a copy of the process (``os.fork``) is ended as soon as it returns from the filter.
@@ -387,8 +465,11 @@ class HostFilter(abc.ABC):
     prepare_is_final: ClassVar[bool] = False
     #: It is only advice: with ``[scheduling] advisory_errors = skip`` a request goes on without it when it raises.
     advisory: ClassVar[bool] = False
-    #: It reads ``instances`` (or their indexes), which tracking must then provide.
+    #: It reads ``instances`` (or their indexes), which tracking must then provide. The scheduler asks it again about the node
+    #: that it claims, with the node's instances as the store has them: what it promised is true when the claim commits.
     needs_instances: ClassVar[bool] = False
+    #: It may read instances or their number although it works without tracking; it is asked again as well.
+    judges_instances: bool = False
     #: Fields of instances that it reads beyond those of InstanceRecord.
     instance_fields: ClassVar[tuple[str, ...]] = ()
 
@@ -409,7 +490,7 @@ class HostFilter(abc.ABC):
 
         The form for filters that compare columns, and the fastest one: ``fleet.free("VCPU")[where] >= 2``. While nearly all nodes
         are left it is asked for all of them (``slice(None)``), which copies nothing. The answer may be a column of the fleet
-        itself: nobody writes to it.
+        itself; the scheduler does not write to it.
         """
         return None
 

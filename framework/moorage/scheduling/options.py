@@ -51,7 +51,7 @@ OPTS: Sequence[cfg.Opt] = (
         mutable=True,
         default=2,
         min=0,
-        help="How many of the next best nodes are told with each answer.",
+        help="How many of the next best nodes each answer has, and how often a build that fails is tried again on another node.",
     ),
     cfg.IntOpt(
         "max_attempts",
@@ -118,7 +118,11 @@ OPTS: Sequence[cfg.Opt] = (
         "asked. The host can be chosen meanwhile.",
     ),
     cfg.FloatOpt(
-        "refresh_interval", default=60.0, min=0.1, help="Seconds between readings of nodes, use and services."
+        "refresh_interval",
+        default=60.0,
+        min=0.1,
+        help="Seconds between readings of all nodes and their use. The states of agents and nodes (up, disabled, maintenance) are "
+        "read every second.",
     ),
     cfg.IntOpt("decisions", default=2000, min=1, help="How many recent decisions a scheduler remembers."),
 )

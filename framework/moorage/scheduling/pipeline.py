@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from moorage import errors, foreign
+from moorage.frozen import frozen_array
 from moorage.scheduling.guard import Guard, Slot
 from moorage.scheduling.interface import (
     SKIP,
@@ -57,6 +58,11 @@ class _Filter:
     masks: bool = field(init=False)
     bulk: bool = field(init=False)
 
+    @property
+    def judges(self) -> bool:
+        """Whether its answer may follow from the instances of a node."""
+        return self.plugin.needs_instances or self.plugin.judges_instances
+
     def __post_init__(self) -> None:
         kind = type(self.plugin)
         object.__setattr__(self, "prepares", kind.prepare is not HostFilter.prepare)
@@ -84,6 +90,8 @@ class Ranking:
     :param rows: the best of the rows that passed, best first; equal ones in the order of the fleet.
     :param passed: how many passed.
     :param removed: filter -> how many nodes it removed, in the order in which they were asked.
+    :param promising: the filters that judged the instances of nodes, and which rows those were shown whose answer depends on
+        that (``needs_order``).
     """
 
     rows: Rows
@@ -92,6 +100,7 @@ class Ranking:
     passed: int
     removed: dict[str, int] = field(default_factory=dict)
     skipped: tuple[str, ...] = ()
+    promising: tuple[tuple[_Filter, Rows | None], ...] = ()
 
 
 @dataclass(slots=True)
@@ -111,19 +120,21 @@ class _Run:
     mask: Mask | None = None
     removed: dict[str, int] = field(default_factory=dict)
     skipped: list[str] = field(default_factory=list)
+    #: The filters that had something to say, and the rows that those with ``needs_order`` were shown.
+    asked: list[tuple[_Filter, Rows | None]] = field(default_factory=list)
 
     def left(self) -> Rows:
         """The rows that are left."""
         if self.rows is None:
             if self.mask is None:
                 return self.fleet.all_rows
-            self.rows = np.flatnonzero(self.mask)
+            self.rows = frozen_array(np.flatnonzero(self.mask))
         return self.rows
 
     def keep(self, name: str, left: Rows) -> None:
         """The filter leaves these."""
         self._count(name, len(left))
-        self.rows = left
+        self.rows = frozen_array(left)
 
     def keep_where(self, name: str, passed: Mask) -> None:
         """The filter says yes or no of each that was shown: of the rows, or of the whole fleet while much of it is left."""
@@ -202,7 +213,7 @@ class Pipeline:
         guard.check_breakers(self._all)
         spec = fleet.resolved(spec)
         with guard.slot() as slot:
-            run = _Run(guard, slot, fleet, spec, None if len(rows) == fleet.size else rows, len(rows))
+            run = _Run(guard, slot, fleet, spec, None if len(rows) == fleet.size else frozen_array(rows), len(rows))
             if not spec.rebuild and not fleet.all_can_host:
                 where = _EVERYWHERE if run.rows is None else run.rows
                 run.keep_where("can_host", fleet.can_host[where])
@@ -211,7 +222,27 @@ class Pipeline:
             left = run.left()
             weights = self._weigh(run, left)
         best = _best(weights, most)
-        return Ranking(left[best], weights[best], len(rows), len(weights), run.removed, tuple(run.skipped))
+        # Asked last: a class written for Nova shows only by running what it reads.
+        promising = tuple(pair for pair in run.asked if pair[0].judges)
+        return Ranking(left[best], weights[best], len(rows), len(weights), run.removed, tuple(run.skipped), promising)
+
+    def refused_by(self, guard: Guard, fleet: Snapshot, row: int, spec: RequestSpec, ranking: Ranking) -> str:
+        """Ask the filters that judged instances again about one node; the name of one that refuses it, or nothing.
+
+        Each is asked in the way in which it was asked for the ranking, so that on an unchanged fleet it answers the same.
+
+        :param fleet: the fleet of the ranking, with what is known of the node by now.
+        """
+        spec = fleet.resolved(spec)
+        alone = np.array([row], dtype=np.intp)
+        with guard.slot() as slot:
+            for each, shown in ranking.promising:
+                rows = alone if shown is None else shown
+                run = _Run(guard, slot, fleet, spec, rows, len(rows))
+                self._in_any_order(run, [each])
+                if row not in run.left():
+                    return each.name
+        return ""
 
     def limits(self, guard: Guard, fleet: Snapshot, row: int, spec: RequestSpec) -> Mapping[str, Any]:
         """What the filters promise of a node that passed them.
@@ -304,14 +335,14 @@ class Pipeline:
         asked: list[_Filter] = []
         sets: list[tuple[int, str, Rows]] = []
         for each in filters:
-            if each.prepares:
-                answer = run.ask(each, lambda plugin: _prepared(plugin, run.spec, run.fleet))
-                if answer is SKIP:
+            answer = run.ask(each, lambda plugin: _prepared(plugin, run.spec, run.fleet)) if each.prepares else None
+            if answer is SKIP:
+                continue
+            run.asked.append((each, run.left() if each.plugin.needs_order else None))
+            if answer is not None:
+                sets.append((len(answer), each.name, answer))
+                if each.plugin.prepare_is_final:
                     continue
-                if answer is not None:
-                    sets.append((len(answer), each.name, answer))
-                    if each.plugin.prepare_is_final:
-                        continue
             asked.append(each)
         if len(sets) > 1:
             sets.sort(key=lambda entry: entry[0])

@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Mapping
 from typing import Any
 
+from moorage import errors, randomness
 from moorage.scheduling.interface import Flavor, RequestSpec, ServerGroup
 
-__all__ = ["REQUEST_PROPERTIES", "spec_from_json"]
+__all__ = ["REQUEST_PROPERTIES", "refuse_unsupported", "spec_from_json"]
 
 _LARGEST = 2**31 - 1
 _NAME = {"type": "string", "minLength": 1, "maxLength": 255}
@@ -90,14 +92,36 @@ REQUEST_PROPERTIES: Mapping[str, Any] = {
 }
 
 
-def spec_from_json(data: Mapping[str, Any], project_id: str, user_id: str) -> RequestSpec:
+#: Extra specs and image properties with which Nova asks Placement for traits, resources and request groups.
+_PLACEMENT_KEYS = re.compile(r"(resources|trait)[A-Za-z0-9_-]*:.*|group_policy|same_subtree.*", re.DOTALL)
+
+
+def refuse_unsupported(body: Mapping[str, Any]) -> None:
+    """Refuse what a flavor or an image asks for and no part of Moorage looks at.
+
+    :raises InvalidInput: an extra spec or an image property asks for traits, resources or request groups; names it.
+    """
+    for path, found in (
+        ("flavor/extra_specs", (body.get("flavor") or {}).get("extra_specs")),
+        ("image/properties", (body.get("image") or {}).get("properties")),
+    ):
+        for key in found or ():
+            if _PLACEMENT_KEYS.fullmatch(key):
+                raise errors.InvalidInput(
+                    f"{path} has {key!r}, which is not supported: it would be ignored. Take it out. Ask for amounts in "
+                    "flavor/resources, and for properties of nodes with extra specs such as capabilities:NAME.",
+                    path=f"body/{path}/{key}",
+                )
+
+
+def spec_from_json(data: Mapping[str, Any], project_id: str, user_id: str, *, all_projects: bool = True) -> RequestSpec:
     """A request from a body that has been validated; a hint may be a text or a list."""
     flavor = data["flavor"]
     hints = {
         name: [value] if isinstance(value, str) else list(value) for name, value in (data.get("hints") or {}).items()
     }
     return RequestSpec(
-        instance_uuid=str(data.get("uuid") or uuid.uuid4()),
+        instance_uuid=str(data.get("uuid") or uuid.UUID(randomness.new_uuid())),
         flavor=Flavor(
             flavor["flavorid"],
             {name: int(units) for name, units in flavor["resources"].items()},
@@ -115,6 +139,7 @@ def spec_from_json(data: Mapping[str, Any], project_id: str, user_id: str) -> Re
         availability_zone=data.get("availability_zone"),
         server_group=_group(data.get("server_group")),
         properties={"name": data.get("name", "")},
+        all_projects=all_projects,
     )
 
 

@@ -3,22 +3,23 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from oslo_context import context as oslo_context
+from oslo_log import log as logging
 
-from moorage import errors
+from moorage import errors, threads
 from moorage.rpc.server import incoming, rpc_method
+from moorage.scheduling.hosts import host_page, hosts_json
 from moorage.scheduling.interface import RequestSpec
 from moorage.scheduling.request import spec_from_json
 from moorage.scheduling.scheduler import Scheduler, Selection
-from moorage.scheduling.snapshot import Snapshot
 from moorage.scheduling.tracking import InstanceTracker, record_from_json
 
 __all__ = ["SchedulerEndpoint"]
 
+LOG = logging.getLogger(__name__)
 #: Seconds that a question waits for a scheduler that has just started.
 _PATIENCE = 30.0
 
@@ -38,7 +39,7 @@ class SchedulerEndpoint:
         *,
         enabled: bool = True,
     ) -> None:
-        self._ready = threading.Event()
+        self._ready = threads.event()
         self._scheduler = scheduler
         self._tracker = tracker
         self._placed = placed
@@ -53,7 +54,7 @@ class SchedulerEndpoint:
         """Place an instance. Repeating it with the same uuid and request_id finds the earlier claim."""
         spec = self._spec(request)
         selection = self._scheduler.place(spec, request_id)
-        self._placed(selection)
+        self._tell_placed([selection])
         record = selection.record
         return {
             "uuid": record.uuid,
@@ -67,8 +68,7 @@ class SchedulerEndpoint:
     def create_instances(self, request: Mapping[str, Any], uuids: Sequence[str], request_id: str) -> list[str]:
         """Place several instances alike, all or none; repeating it with the same uuids and request_id finds the earlier claims."""
         selections = self._scheduler.place_many(self._spec(request), uuids, request_id)
-        for selection in selections:
-            self._placed(selection)
+        self._tell_placed(selections)
         return [selection.record.uuid for selection in selections]
 
     @rpc_method
@@ -82,11 +82,19 @@ class SchedulerEndpoint:
         return self._scheduler.decision(request_id, node)
 
     @rpc_method
-    def list_hosts(self) -> list[dict[str, Any]]:
-        """All nodes as this scheduler sees them."""
+    def list_hosts(
+        self,
+        after: str = "",
+        limit: int | None = None,
+        filters: Mapping[str, Any] | None = None,
+        fields: Sequence[str] | None = None,
+    ) -> list[dict[str, Any]]:
+        """Nodes as this scheduler sees them, ordered by uuid: a page of ``limit`` after the given uuid.
+
+        See :func:`moorage.scheduling.hosts.host_page`.
+        """
         self._await_fleet()
-        fleet = self._scheduler.view.snapshot()
-        return _hosts_json(fleet, range(fleet.size))
+        return host_page(self._scheduler.view.snapshot(), after, limit, filters or {}, fields)
 
     @rpc_method
     def show_host(self, host: str) -> dict[str, Any]:
@@ -98,7 +106,7 @@ class SchedulerEndpoint:
             raise errors.NotFound(f"There is no host {host}; moorage host list shows all.")
         return {
             "host": host,
-            "nodes": _hosts_json(fleet, [int(row) for row in rows]),
+            "nodes": hosts_json(fleet, [int(row) for row in rows]),
             "instances": sorted(uuid for row in rows for uuid in fleet.instances_on(int(row))),
         }
 
@@ -106,6 +114,11 @@ class SchedulerEndpoint:
     def fleet_changed(self) -> None:
         """Nodes or services were changed: read them anew, soon."""
         self._scheduler.changed()
+
+    @rpc_method
+    def states_changed(self) -> None:
+        """An agent or a node was disabled, enabled, forced down or put into maintenance: read the states now."""
+        self._scheduler.observe()
 
     # -- the seed's three -----------------------------------------------------------------------------------------
 
@@ -136,6 +149,12 @@ class SchedulerEndpoint:
         if self._enabled:
             self._tracker.claimed(record_from_json(instance, host_name))
 
+    def _tell_placed(self, selections: Sequence[Selection]) -> None:
+        for selection in selections:
+            record = selection.record
+            LOG.info("Instance %s was placed on host %s, node %s.", record.uuid, record.host, record.node)
+            self._placed(selection)
+
     def _await_fleet(self) -> None:
         if not self._ready.wait(_PATIENCE):
             raise errors.Unavailable("This scheduler is still reading the fleet; try again.")
@@ -143,35 +162,13 @@ class SchedulerEndpoint:
     def _spec(self, request: Mapping[str, Any]) -> RequestSpec:
         self._await_fleet()
         context = oslo_context.get_current()
+        if context is None:
+            return spec_from_json(request, "", "")
         return spec_from_json(
-            request, (context.project_id or "") if context else "", (context.user_id or "") if context else ""
+            request, context.project_id or "", context.user_id or "", all_projects=bool(context.system_scope)
         )
 
 
 def _origin() -> Any:
     message = incoming()
     return message.origin if message is not None else None
-
-
-def _hosts_json(fleet: Snapshot, rows: Sequence[int]) -> list[dict[str, Any]]:
-    """Nodes as the API shows them."""
-    shown = []
-    for row in rows:
-        node = fleet.nodes[row]
-        state = fleet.host_state(row)
-        capacity = state.capacity
-        free = state.free
-        shown.append(
-            {
-                "host": node.host,
-                "node": node.name,
-                "uuid": node.uuid,
-                "up": node.up,
-                "enabled": node.enabled,
-                "can_host": node.can_host,
-                "instances": state.num_instances,
-                "capacity": capacity,
-                "used": {name: capacity[name] - free[name] for name in capacity},
-            }
-        )
-    return shown

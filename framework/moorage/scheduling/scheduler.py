@@ -3,15 +3,17 @@
 
 from __future__ import annotations
 
-import random as random_module
-from collections.abc import Callable, Collection, Mapping, Sequence
+import contextlib
+import itertools
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from oslo_log import log as logging
 
-from moorage import errors
+from moorage import errors, randomness
 from moorage.clock import Clock
+from moorage.rpc.server import request_id as id_of_request
 from moorage.scheduling.asked import rows_asked_for, shortest, unfiltered
 from moorage.scheduling.decisions import Decision, Decisions
 from moorage.scheduling.fleet_view import FleetView
@@ -24,16 +26,22 @@ from moorage.scheduling.interface import (
     InstanceRecord,
     NodeState,
     RequestSpec,
+    Residents,
 )
 from moorage.scheduling.pipeline import Pipeline, Ranking
+from moorage.scheduling.reservations import Reservations
 from moorage.scheduling.snapshot import Snapshot
 
 __all__ = ["Policy", "Scheduler", "Selection"]
 
 LOG = logging.getLogger(__name__)
 
-#: How often ``max_attempts`` nodes are tried for one request, with the fleet ranked anew in between.
+#: How often ``max_attempts`` nodes are tried for one request; the fleet is ranked again in between.
 _ROUNDS = 4
+#: Earlier claims that a request awaits before it is refused because of them, and the seconds for which it awaits each.
+_AWAITED, _PATIENCE = 16, 2.0
+#: How often a node is judged again because its instances changed between the judgement and the claim.
+_JUDGEMENTS = 10
 
 
 #: Nodes of a decision that are remembered, and nodes of which a dry run tells why they fell.
@@ -73,13 +81,29 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """One placement on its way."""
+    """One placement on its way. ``key`` names its claim; the decision has the id of the request, by which users find it."""
 
     policy: Policy
     spec: RequestSpec
     decision: Decision
     claimer: Claimer
     held: InstanceRecord | None
+    key: str
+    #: Rises from request to request; an earlier request does not give way to a reservation of a later one.
+    number: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """A node that a ranking offers, and what it was judged by."""
+
+    fleet: Snapshot
+    ranking: Ranking
+    row: int
+
+    @property
+    def node(self) -> NodeState:
+        return self.fleet.nodes[self.row]
 
 
 class Reserver(Protocol):
@@ -90,6 +114,9 @@ class Reserver(Protocol):
 
     def unreserve(self, record: InstanceRecord) -> None:
         """Nothing came of it; harmless when somebody has said something else meanwhile."""
+
+    def claimed(self, record: InstanceRecord) -> None:
+        """The store has an instance that the view may not know yet."""
 
 
 class Refused(Protocol):
@@ -116,6 +143,9 @@ class _Held:
         """Count it no more."""
         self._view.let_go(record.uuid)
 
+    def claimed(self, record: InstanceRecord) -> None:
+        """Do nothing: this view keeps no instances."""
+
 
 class Scheduler:
     """Selects nodes. Safe for use by several threads; no method reads a store but to repair a stale refusal.
@@ -125,6 +155,8 @@ class Scheduler:
     :param freshen: called with the hosts before each ranking: reads the instances of those that do not tell of theirs.
     :param refused: where refusals are kept beyond this process's memory.
     :param decided: called after each decision of :meth:`place` and :meth:`place_many`, good or bad; a repeated one is none.
+    :param residents: reads the instances of a node from the store. Filters that judge instances are asked again with them, and
+        the claim holds only while they are as they were judged. None: concurrent requests may break what these filters promise.
     """
 
     def __init__(
@@ -134,13 +166,14 @@ class Scheduler:
         claimer: Claimer,
         policy: Callable[[], Policy],
         clock: Clock,
-        random: random_module.Random,
+        random: randomness.Random,
         *,
         decisions: int = 2000,
         reserver: Reserver | None = None,
         freshen: Callable[[Mapping[str, object]], object] | None = None,
         refused: Refused | None = None,
         decided: Callable[[Decision], object] = lambda decision: None,
+        residents: Callable[[str], Residents] | None = None,
     ) -> None:
         self.view = view
         self._claimer = claimer
@@ -151,6 +184,9 @@ class Scheduler:
         self._freshen = freshen
         self._refused = refused
         self._decided = decided
+        self._residents = residents
+        self._numbers = itertools.count(1)
+        self._reservations = Reservations()
         self._freshness = Freshness(view, source, clock)
         self._decisions = Decisions(decisions)
 
@@ -162,6 +198,10 @@ class Scheduler:
         """See :meth:`moorage.scheduling.freshness.Freshness.changed`."""
         self._freshness.changed()
 
+    def observe(self) -> None:
+        """See :meth:`moorage.scheduling.freshness.Freshness.observe`."""
+        self._freshness.observe()
+
     def place(
         self,
         spec: RequestSpec,
@@ -169,17 +209,20 @@ class Scheduler:
         *,
         claimer: Claimer | None = None,
         held: InstanceRecord | None = None,
+        tried: Sequence[Mapping[str, Any]] = (),
     ) -> Selection:
         """Select a node and claim it; the next best when a claim is refused, a bounded number of times.
 
         :param claimer: claims in place of the one for new instances.
         :param held: for an instance that stays where it is until it has moved: what is held on the node meanwhile.
+        :param tried: builds of the instance that failed before, for the decision.
         :raises NoValidHost: no node can take it; says why.
         :raises PluginFailed: a plugin raised.
         :raises PluginTimeout: a plugin hung; this process is about to end.
         """
         policy = self._policy()
         work = self._work(policy, spec, request_id, claimer, held)
+        work.decision.tried = tuple(tried)
         return policy.guard.request(lambda: self._place(work))
 
     def place_many(self, spec: RequestSpec, uuids: Sequence[str], request_id: str) -> list[Selection]:
@@ -239,13 +282,13 @@ class Scheduler:
         self,
         policy: Policy,
         spec: RequestSpec,
-        request_id: str,
+        key: str,
         claimer: Claimer | None = None,
         held: InstanceRecord | None = None,
     ) -> _Work:
-        decision = Decision(request_id, spec)
+        decision = Decision(id_of_request(key), spec)
         self._decisions.add(decision)
-        return _Work(policy, spec, decision, claimer or self._claimer, held)
+        return _Work(policy, spec, decision, claimer or self._claimer, held, key, next(self._numbers))
 
     def _place_many(self, policy: Policy, spec: RequestSpec, uuids: Sequence[str], request_id: str) -> list[Selection]:
         done: list[Selection] = []
@@ -302,9 +345,12 @@ class Scheduler:
             for place, row in enumerate(candidates):
                 node = fleet.nodes[row]
                 limits = self._limits(work, fleet, row)
-                result = self._claim(work, node, limits)
+                result = self._claim(work, _Choice(fleet, ranking, row), limits)
                 if result is None:
                     refused.add(node.uuid)
+                    if "state" in decision.refusals[-1]:
+                        # An agent may have more nodes than are tried: none of them is ranked again.
+                        break
                     continue
                 others = [fleet.nodes[other] for other in candidates[place + 1 :]][: policy.alternates]
                 alternates = tuple((other.host, other.name) for other in others)
@@ -323,7 +369,7 @@ class Scheduler:
 
         :raises NoValidHost: there is none.
         """
-        result = work.claimer.earlier(work.spec, work.decision.request_id)
+        result = work.claimer.earlier(work.spec, work.key)
         if result is not None:
             for _ in range(2):
                 now = self.view.snapshot()
@@ -333,26 +379,88 @@ class Scheduler:
                 self._freshness.doubt()
         raise self._refusal(fleet, ranking, work)
 
-    def _claim(self, work: _Work, node: NodeState, limits: Mapping[str, Any]) -> ClaimResult | None:
-        """Claim it there; None when that is refused. Others who are deciding see it as taken meanwhile."""
+    def _claim(self, work: _Work, choice: _Choice, limits: Mapping[str, Any]) -> ClaimResult | None:
+        """Claim a node; None when that is refused. Other requests see it as taken meanwhile."""
+        node = choice.node
         record = _record(work, node)
+        if work.held is not None:
+            # An instance that moves is on its old node until it has moved; its destination is reserved under another uuid.
+            record = replace(record, uuid=work.held.uuid)
         spec = replace(work.spec, limits=limits) if limits else work.spec
-        reserved = work.held is None
-        if reserved:
-            self._reserver.reserve(record)
         try:
-            return work.claimer.claim(spec, node.uuid, node.host, work.decision.request_id)
-        except BaseException as error:
-            if reserved:
-                self._reserver.unreserve(record)
+            with self._reserved(work, record):
+                return self._claim_as_judged(work, choice, spec)
+        except errors.MoorageError as error:
             gone = isinstance(error, errors.NotFound) and error.details.get("provider") == node.uuid
             full = isinstance(error, errors.CapacityExceeded | errors.ConstraintViolated)
-            if not isinstance(error, errors.MoorageError) or not (gone or full):
+            if not (gone or full):
                 raise
             if gone:
                 self._freshness.outdated()
+            if "state" in error.details:
+                self._freshness.states_outdated()
             work.decision.refusals.append({"node": node.name, **error.details})
             return None
+
+    @contextlib.contextmanager
+    def _reserved(self, work: _Work, record: InstanceRecord) -> Iterator[None]:
+        """Show other requests what is being claimed; a new instance stays in the view when its claim holds."""
+        with self._reservations.holding(work.number, record):
+            self._reserver.reserve(record)
+            try:
+                yield
+            except BaseException:
+                self._reserver.unreserve(record)
+                raise
+            if work.held is not None:
+                self._reserver.unreserve(record)
+
+    def _claim_as_judged(self, work: _Work, choice: _Choice, spec: RequestSpec) -> ClaimResult:
+        """Claim a node while its instances are those that the filters judge.
+
+        :raises ConstraintViolated: a filter refuses the node by now, or its instances change all the time.
+        """
+        node, key = choice.node, work.key
+        if self._residents is None or not choice.ranking.promising:
+            return work.claimer.claim(spec, node.uuid, node.host, key)
+        # Requests of this scheduler do not race each other for one node; the version decides among schedulers.
+        with self._reservations.turn(node.uuid):
+            for _ in range(_JUDGEMENTS):
+                found = self._residents(node.uuid)
+                self._judge(work, choice, found)
+                try:
+                    return work.claimer.claim(replace(spec, residents=found.version), node.uuid, node.host, key)
+                except errors.ResidentsChanged as error:
+                    LOG.debug("%s (%s)", error.message, spec.instance_uuid)
+        raise errors.ConstraintViolated(
+            f"The instances of node {node.name} changed {_JUDGEMENTS} times while it was being claimed.",
+            provider=node.uuid,
+        )
+
+    def _judge(self, work: _Work, choice: _Choice, found: Residents) -> None:
+        """Ask the filters that judged instances again, with the node's instances as the store has them.
+
+        :raises ConstraintViolated: one of them refuses the node.
+        """
+        fleet = choice.fleet.with_residents(choice.row, found.records)
+        group, project = work.spec.server_group, work.spec.project_id
+        members = [
+            each.uuid
+            for each in found.records
+            if group is not None and (each.server_group, each.project_id) == (group.name, project)
+        ]
+        spec = self._with_members(work.spec, members)
+        refusing = work.policy.pipeline.refused_by(work.policy.guard, fleet, choice.row, spec, choice.ranking)
+        if not refusing:
+            return
+        known = choice.fleet.instances_on(choice.row)
+        for each in found.records:
+            if each.uuid not in known:
+                # The next ranking shall know it.
+                self._reserver.claimed(each)
+        raise errors.ConstraintViolated(
+            f"Filter {refusing} refuses node {choice.node.name} by now.", provider=choice.node.uuid, filter=refusing
+        )
 
     def _placed(self, work: _Work, node: NodeState, result: ClaimResult) -> Selection:
         if result.node_uuid != node.uuid:
@@ -372,7 +480,7 @@ class Scheduler:
         return Selection(_record(work, node), result.node_uuid, result.repeated, attempts)
 
     def _rank(self, work: _Work, refused: Collection[str]) -> tuple[Snapshot, Ranking]:
-        """Rank without the nodes that refused this request; a fleet without any candidate is read anew first."""
+        """Rank without the nodes that refused this request. With no candidate, read the fleet again and rank again."""
         self._freshness.before_ranking()
         fleet = self._fleet()
         ranking = self._run(work, fleet, refused)
@@ -382,6 +490,33 @@ class Scheduler:
             newer = self.view.snapshot()
             if newer is not fleet:
                 fleet, ranking = newer, self._run(work, newer, refused)
+        return (fleet, ranking) if len(ranking.rows) else self._rank_beside_reservations(work, refused, fleet, ranking)
+
+    def _rank_beside_reservations(
+        self, work: _Work, refused: Collection[str], fleet: Snapshot, ranking: Ranking
+    ) -> tuple[Snapshot, Ranking]:
+        """Rank again where only reservations of other requests stand in the way; otherwise return the empty ranking.
+
+        Reservations of later requests do not count: two requests would exclude each other everywhere, and the claim decides
+        anyway. An earlier request may still fail, so that the end of its claim is awaited. No request waits for a later one.
+        """
+        for _ in range(_AWAITED):
+            later, earlier = self._reservations.beside(work.number)
+            if later:
+                without = fleet.without(later)
+                found = self._run(work, without, refused)
+                if len(found.rows):
+                    return without, found
+            if not earlier:
+                break
+            records = [*later, *(each.record for each in earlier)]
+            if not len(self._run(work, fleet.without(records), refused).rows):
+                break
+            self._clock.wait(earlier[0].ended, _PATIENCE)
+            fleet = self.view.snapshot()
+            ranking = self._run(work, fleet, refused)
+            if len(ranking.rows):
+                break
         return fleet, ranking
 
     def _run(self, work: _Work, fleet: Snapshot, refused: Collection[str] = ()) -> Ranking:
@@ -432,8 +567,11 @@ class Scheduler:
         reasons = {name: count for name, count in ranking.removed.items() if count}
         refused = [refusal["provider"] for refusal in decision.refusals if "provider" in refusal]
         short = "" if spec.rebuild else shortest(fleet, spec, refused)
+        states = [refusal for refusal in decision.refusals if "state" in refusal]
         if not fleet.size:
             summary = "the fleet has no nodes"
+        elif states and len(states) == len(decision.refusals):
+            summary = f"node {states[-1]['node']} gets no new instances: {states[-1]['state']}"
         elif len(ranking.rows):
             summary = "others claimed every node that was tried first"
         elif short:
@@ -447,6 +585,7 @@ class Scheduler:
         if self._refused is not None:
             self._refused.record(decision)
         self._decided(decision)
+        LOG.info("Instance %s was refused: %s.", spec.instance_uuid, summary)
         return errors.NoValidHost(
             f"No node of {ranking.considered} can take the instance: {summary}.",
             reasons=reasons,
@@ -461,7 +600,7 @@ class Scheduler:
         ranking: Ranking | None = None
         for number in range(count):
             one = self._with_members(spec, [f"dry-run-{other}" for other in range(number)])
-            work = _Work(policy, one, Decision("", one), self._claimer, None)
+            work = _Work(policy, one, Decision("", one), self._claimer, None, "")
             ranking = self._run(work, fleet)
             if not len(ranking.rows):
                 break

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fleet at one moment: what a request is decided by."""
+"""The fleet at one moment, read-only: the data by which a request is decided."""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -12,14 +13,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from moorage.frozen import frozen_array
 from moorage.scheduling.host_names import NovaNames
 from moorage.scheduling.instance_index import Overlay, Places
 from moorage.scheduling.interface import Aggregate, Column, HostFilter, InstanceRecord, NodeState, RequestSpec, Rows
 
-__all__ = ["COUNTED_FLAVORS", "Counts", "Floats", "Snapshot", "SnapshotHost", "plus"]
+__all__ = ["COUNTED_FLAVORS", "NO_INSTANCE", "Counts", "Floats", "Snapshot", "SnapshotHost", "plus"]
 
 #: Flavors whose instances are counted by row all the time; those of others are counted when somebody asks.
 COUNTED_FLAVORS = 256
+#: Stands in hints for an instance that the requester may not see.
+NO_INSTANCE = "no-such-instance"
 #: How many columns that follow from requests are kept.
 _DERIVED = 1024
 Floats = npt.NDArray[np.float64]
@@ -37,13 +41,20 @@ class Snapshot:
     available: npt.NDArray[np.bool_]
     num_instances: Counts
     num_io_ops: Counts
-    flavors: dict[str, Counts]
     row_of_node: Mapping[str, int]
     rows_of_host: Mapping[str, Rows]
-    places: Places
-    derived: dict[Hashable, Any]
+    _flavors: dict[str, Counts]
+    _places: Places
+    #: Columns that follow from the nodes alone; shared by all snapshots of one reading of the nodes.
+    _derived: dict[Hashable, Any]
     #: What is free, computed at the first use.
-    frees: dict[str, Floats] = field(default_factory=dict)
+    _frees: dict[str, Floats] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("capacities", "used", "foreign", "row_of_node", "rows_of_host"):
+            mapping = getattr(self, name)
+            if type(mapping) is not MappingProxyType:
+                object.__setattr__(self, name, MappingProxyType(mapping))
 
     @property
     def size(self) -> int:
@@ -53,91 +64,134 @@ class Snapshot:
     def capacity(self, resource_class: str) -> Floats:
         """Capacity of a class by row."""
         found = self.capacities.get(resource_class)
-        return np.zeros(self.size) if found is None else found
+        return frozen_array(np.zeros(self.size)) if found is None else found
 
     def free(self, resource_class: str) -> Floats:
         """Free amount of a class by row."""
-        free = self.frees.get(resource_class)
+        free = self._frees.get(resource_class)
         if free is None:
             capacity = self.capacities.get(resource_class)
             if capacity is None:
-                return np.zeros(self.size)
-            free = capacity - self.used[resource_class] - self.foreign[resource_class]
-            self.frees[resource_class] = free
+                return frozen_array(np.zeros(self.size))
+            free = frozen_array(capacity - self.used[resource_class] - self.foreign[resource_class])
+            self._frees[resource_class] = free
         return free
 
     def flavor_counts(self, flavorid: str) -> Counts:
         """Instances of a flavor by row."""
-        found = self.flavors.get(flavorid)
+        found = self._flavors.get(flavorid)
         if found is None:
             found = np.zeros(self.size, dtype=np.int64)
-            if len(self.flavors) >= COUNTED_FLAVORS:
+            if len(self._flavors) >= COUNTED_FLAVORS:
                 for row in range(self.size):
-                    here = self.places.on_row(row)
+                    here = self._places.on_row(row)
                     found[row] = sum(each.flavorid == flavorid for each in here.values())
-                self.flavors[flavorid] = found
-        return found
+                found = frozen_array(found)
+                self._flavors[flavorid] = found
+        return frozen_array(found)
 
     def rows_of_instances(self, uuids: Iterable[str]) -> Rows:
         """Rows of the known ones of these instances."""
-        return np.array(sorted(set(self.places.locate(uuids).values())), dtype=np.intp)
+        return frozen_array(np.array(sorted(set(self._places.locate(uuids).values())), dtype=np.intp))
 
-    def locate(self, uuids: Iterable[str]) -> dict[str, int]:
+    def locate(self, uuids: Iterable[str]) -> Mapping[str, int]:
         """Instance -> row, for the known ones."""
-        return self.places.locate(uuids)
+        return MappingProxyType(self._places.locate(uuids))
 
     def instances_on(self, row: int) -> Mapping[str, InstanceRecord]:
         """The instances of a row by uuid."""
-        return self.places.on_row(row)
+        return MappingProxyType(self._places.on_row(row))
 
     def with_placed(self, record: InstanceRecord, row: int) -> Snapshot:
-        """The same fleet with one instance more; for trying out."""
+        """The fleet with one more instance on a row."""
+        return self.with_residents(row, [*self._places.on_row(row).values(), record])
+
+    def without(self, records: Iterable[InstanceRecord]) -> Snapshot:
+        """The fleet without some instances."""
+        fleet = self
+        for row, gone in self._by_row(each.uuid for each in records).items():
+            here = fleet._places.on_row(row)
+            fleet = fleet.with_residents(row, [here[uuid] for uuid in here if uuid not in gone])
+        return fleet
+
+    def _by_row(self, uuids: Iterable[str]) -> dict[int, set[str]]:
+        found: dict[int, set[str]] = {}
+        for uuid, row in self._places.locate(uuids).items():
+            found.setdefault(row, set()).add(uuid)
+        return found
+
+    def with_residents(self, row: int, records: Iterable[InstanceRecord]) -> Snapshot:
+        """The fleet with these instances on a row, and no others there. Copies the columns that differ."""
+        before = self._places.on_row(row)
+        here = {each.uuid: each for each in records}
         used = dict(self.used)
-        for name, amount in record.resources.items():
+        for name, change in _difference(_amounts(before.values()), _amounts(here.values())).items():
             if name in used:
-                used[name] = plus(used[name], row, amount)
-        flavors = dict(self.flavors)
-        flavors[record.flavorid] = plus(self.flavor_counts(record.flavorid), row, 1)
-        places = self.places if isinstance(self.places, Overlay) else Overlay(self.places, {}, {})
+                used[name] = plus(used[name], row, change)
+        flavors = dict(self._flavors)
+        counted = (Counter(each.flavorid for each in some) for some in (before.values(), here.values()))
+        for flavorid, change in _difference(*counted).items():
+            flavors[flavorid] = plus(self.flavor_counts(flavorid), row, change)
+        busy = sum(each.busy for each in here.values()) - sum(each.busy for each in before.values())
+        places = self._places if isinstance(self._places, Overlay) else Overlay(self._places, {}, {})
         return replace(
             self,
             used=used,
-            num_instances=plus(self.num_instances, row, 1),
-            num_io_ops=plus(self.num_io_ops, row, 1) if record.busy else self.num_io_ops,
-            flavors=flavors,
-            places=places.with_one(record, row),
-            frees={},
+            num_instances=plus(self.num_instances, row, len(here) - len(before)),
+            num_io_ops=plus(self.num_io_ops, row, busy) if busy else self.num_io_ops,
+            _flavors=flavors,
+            _places=places.with_row(row, here),
+            _frees={},
         )
 
     def rows_of_hosts(self, hosts: Iterable[str]) -> Rows:
         """Rows of the known ones of these agents."""
         found = [self.rows_of_host[host] for host in set(hosts) if host in self.rows_of_host]
-        return np.sort(np.concatenate(found)) if found else np.array([], dtype=np.intp)
+        return frozen_array(np.sort(np.concatenate(found)) if found else np.array([], dtype=np.intp))
 
     def rows_of_folded_hosts(self, hosts: Iterable[str]) -> Rows:
         """As :meth:`rows_of_hosts`, without regard to case."""
-        names = self.derived.get("folded")
+        names = self._derived.get("folded")
         if names is None:
             names = {}
             for host, rows in self.rows_of_host.items():
                 names.setdefault(host.casefold(), []).append(rows)
             self._keep("folded", names)
         found = [rows for host in {host.casefold() for host in hosts} for rows in names.get(host, ())]
-        return np.sort(np.concatenate(found)) if found else np.array([], dtype=np.intp)
+        return frozen_array(np.sort(np.concatenate(found)) if found else np.array([], dtype=np.intp))
 
     def rows_of_nodes(self, uuids: Iterable[str]) -> Rows:
         """Rows of the known ones of these nodes."""
-        return np.array(
-            sorted({row for uuid in uuids if (row := self.row_of_node.get(uuid)) is not None}), dtype=np.intp
-        )
+        rows = {row for uuid in uuids if (row := self.row_of_node.get(uuid)) is not None}
+        return frozen_array(np.array(sorted(rows), dtype=np.intp))
 
     def resolved(self, spec: RequestSpec) -> RequestSpec:
-        """The request with the nodes of its server group's members filled in."""
+        """Fill in the nodes of the server group's members; hide instances of projects that the requester may not see."""
+        if not spec.all_projects:
+            spec = self._without_other_projects(spec)
         group = spec.server_group
         if group is None:
             return spec
         nodes = tuple(self.nodes[row].uuid for row in self.rows_of_instances(group.members))
         return replace(spec, server_group=replace(group, nodes=nodes))
+
+    def _without_other_projects(self, spec: RequestSpec) -> RequestSpec:
+        """Replace each instance of another project in hints by a name that no instance has, so that all plugins agree."""
+        group = spec.server_group
+        named = [*(value for values in spec.hints.values() for value in values), *(group.members if group else ())]
+        hidden = {
+            uuid
+            for uuid, row in self._places.locate(named).items()
+            if (record := self._places.on_row(row).get(uuid)) is not None and record.project_id != spec.project_id
+        }
+        if not hidden:
+            return spec
+        hints = {
+            name: [NO_INSTANCE if value in hidden else value for value in values] for name, values in spec.hints.items()
+        }
+        if group is not None:
+            group = replace(group, members=tuple(uuid for uuid in group.members if uuid not in hidden))
+        return replace(spec, hints=hints, server_group=group)
 
     def property_column(self, name: str) -> Column:
         """A property of the nodes."""
@@ -149,7 +203,7 @@ class Snapshot:
 
     @property
     def _property_names(self) -> frozenset[str]:
-        found = self.derived.get("property_names")
+        found = self._derived.get("property_names")
         if found is None:
             found = frozenset().union(*(node.properties for node in self.nodes))
             self._keep("property_names", found)
@@ -158,9 +212,11 @@ class Snapshot:
 
     def property_numbers(self, name: str) -> Floats:
         """A property as a number."""
-        found = self.derived.get(("numbers", name))
+        found = self._derived.get(("numbers", name))
         if found is None:
-            found = np.array([_number(node.properties.get(name)) for node in self.nodes], dtype=np.float64)
+            found = frozen_array(
+                np.array([_number(node.properties.get(name)) for node in self.nodes], dtype=np.float64)
+            )
             self._keep(("numbers", name), found)
         numbers: Floats = found
         return numbers
@@ -180,22 +236,32 @@ class Snapshot:
     def key_column(self, plugin: HostFilter) -> Column | None:
         """The rows by the filter's ``host_key``: a value is the first row with that key. None when it gives no keys."""
         name = ("key", plugin)
-        if name not in self.derived:
+        if name not in self._derived:
             keys = [plugin.host_key(self.host_state(row)) for row in range(min(self.size, 1))]
             if not keys or keys[0] is NotImplemented:
                 self._keep(name, None)
             else:
                 self._column(name, ((plugin.host_key(self.host_state(row)), row) for row in range(self.size)))
-        found: Column | None = self.derived.get(name)
+        found: Column | None = self._derived.get(name)
         return found
+
+    @property
+    def by_uuid(self) -> tuple[Sequence[str], Sequence[int]]:
+        """The uuids of all nodes in order, and the row of each."""
+        found = self._derived.get("by_uuid")
+        if found is None:
+            pairs = sorted((node.uuid, row) for row, node in enumerate(self.nodes))
+            found = tuple(uuid for uuid, _ in pairs), tuple(row for _, row in pairs)
+            self._keep("by_uuid", found)
+        ordered: tuple[Sequence[str], Sequence[int]] = found
+        return ordered
 
     @property
     def all_rows(self) -> Rows:
         """Every row."""
-        found = self.derived.get("all_rows")
+        found = self._derived.get("all_rows")
         if found is None:
-            found = np.arange(self.size, dtype=np.intp)
-            found.flags.writeable = False
+            found = frozen_array(np.arange(self.size, dtype=np.intp))
             self._keep("all_rows", found)
         rows: Rows = found
         return rows
@@ -203,9 +269,9 @@ class Snapshot:
     @property
     def can_host(self) -> npt.NDArray[np.bool_]:
         """Rows on which instances may land at all."""
-        found = self.derived.get("can_host")
+        found = self._derived.get("can_host")
         if found is None:
-            found = np.array([node.can_host for node in self.nodes], dtype=np.bool_)
+            found = frozen_array(np.array([node.can_host for node in self.nodes], dtype=np.bool_))
             self._keep("can_host", found)
         column: npt.NDArray[np.bool_] = found
         return column
@@ -213,14 +279,14 @@ class Snapshot:
     @property
     def all_can_host(self) -> bool:
         """Instances may land on every row."""
-        found = self.derived.get("all_can_host")
+        found = self._derived.get("all_can_host")
         if found is None:
             found = bool(self.can_host.all())
             self._keep("all_can_host", found)
         return bool(found)
 
     def _column(self, name: Hashable, pairs: Iterable[tuple[Hashable, Any]]) -> Column:
-        found = self.derived.get(name)
+        found = self._derived.get(name)
         if found is None:
             codes = np.empty(self.size, dtype=np.intp)
             values: list[Any] = []
@@ -230,15 +296,15 @@ class Snapshot:
                 if code == len(values):
                     values.append(value)
                 codes[row] = code
-            found = Column(codes, tuple(values))
+            found = Column(frozen_array(codes), tuple(values))
             self._keep(name, found)
         column: Column = found
         return column
 
     def _keep(self, name: Hashable, value: Any) -> None:
-        if len(self.derived) >= _DERIVED:
-            self.derived.clear()
-        self.derived[name] = value
+        if len(self._derived) >= _DERIVED:
+            self._derived.clear()
+        self._derived[name] = value
 
     def host_state(self, row: int) -> SnapshotHost:
         """One row by itself."""
@@ -272,7 +338,7 @@ class SnapshotHost(NovaNames):
     @property
     def instances(self) -> Mapping[str, InstanceRecord]:
         """Instances on the node by uuid."""
-        return MappingProxyType(self._fleet.places.on_row(self._row))
+        return self._fleet.instances_on(self._row)
 
     @property
     def num_instances(self) -> int:
@@ -287,12 +353,13 @@ class SnapshotHost(NovaNames):
     @property
     def capacity(self) -> Mapping[str, float]:
         """Resource class -> capacity."""
-        return {name: float(column[self._row]) for name, column in self._fleet.capacities.items() if column[self._row]}
+        row, columns = self._row, self._fleet.capacities
+        return MappingProxyType({name: float(column[row]) for name, column in columns.items() if column[row]})
 
     @property
     def free(self) -> Mapping[str, float]:
         """Resource class -> what is free."""
-        return {name: float(self._fleet.free(name)[self._row]) for name in self.capacity}
+        return MappingProxyType({name: float(self._fleet.free(name)[self._row]) for name in self.capacity})
 
     @property
     def service_up(self) -> bool:
@@ -301,8 +368,13 @@ class SnapshotHost(NovaNames):
 
     @property
     def service_enabled(self) -> bool:
-        """The agent is not disabled."""
+        """Neither the node nor its agent is disabled, and the node is not in maintenance."""
         return self._fleet.nodes[self._row].enabled
+
+    @property
+    def disabled_reason(self) -> str:
+        """Why it is not enabled; empty otherwise."""
+        return self._fleet.nodes[self._row].disabled_reason
 
     @property
     def can_host(self) -> bool:
@@ -321,10 +393,24 @@ class SnapshotHost(NovaNames):
 
 
 def plus(column: Any, row: int, amount: float) -> Any:
-    """A copy of the column with that much more on one row."""
+    """Return a read-only copy of the column with ``amount`` added to one row."""
     changed = column.copy()
     changed[row] += amount
+    changed.flags.writeable = False
     return changed
+
+
+def _amounts(records: Iterable[InstanceRecord]) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for each in records:
+        found.update(each.resources)
+    return found
+
+
+def _difference(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:
+    """What was added (or, below zero, taken away) by name; only what differs."""
+    changes = {name: after.get(name, 0) - before.get(name, 0) for name in before.keys() | after.keys()}
+    return {name: change for name, change in changes.items() if change}
 
 
 def _number(value: Any) -> float:

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from moorage.db.schema import BigId, Micros, Uuid, core_metadata, exact
 
-__all__ = ["plugin_incidents", "refusals", "server_groups"]
+__all__ = ["group_turns", "plugin_incidents", "refusals", "server_groups"]
 
 plugin_incidents = sa.Table(
     "plugin_incidents",
@@ -35,6 +35,14 @@ server_groups = sa.Table(
     sa.Column("created_at", Micros, nullable=False),
     sa.UniqueConstraint("uuid", name="uq_server_groups_uuid"),
     sa.UniqueConstraint("project_id", "name", name="uq_server_groups_name"),
+)
+
+#: Rows on which claims of groups that requests bring along take turns, made when first needed.
+group_turns = sa.Table(
+    "group_turns",
+    core_metadata,
+    sa.Column("slot", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("generation", sa.BigInteger, nullable=False),
 )
 
 refusals = sa.Table(

@@ -14,15 +14,16 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from oslo_log import log as logging
 
-from moorage import errors
+from moorage import errors, threads
 from moorage.clock import Clock, SystemClock
+from moorage.frozen import FrozenDict, frozen_mapping
 from moorage.rpc.interface import Origin
+from moorage.scheduling.epochs import ConfirmedEpochs
 from moorage.scheduling.fleet_view import FleetView
 from moorage.scheduling.interface import InstanceRecord, InstanceSource
 
@@ -52,12 +53,16 @@ class _Service:
 
 
 class InstanceTracker:
-    """Feeds a view. Safe for use by several threads."""
+    """Feeds a view. Safe for use by several threads.
 
-    def __init__(self, view: FleetView, clock: Clock | None = None) -> None:
+    :param epochs: confirms the epochs of messages; None believes every epoch.
+    """
+
+    def __init__(self, view: FleetView, clock: Clock | None = None, epochs: ConfirmedEpochs | None = None) -> None:
         self._view = view
+        self._epochs = epochs
         self._clock: Clock = clock or SystemClock()
-        self._lock = threading.Lock()
+        self._lock = threads.lock()
         self._services: dict[str, _Service] = {}
         #: Instance -> number of the last message that spoke of it; two generations, so that the older one can be forgotten.
         self._said: dict[str, int] = {}
@@ -90,9 +95,12 @@ class InstanceTracker:
             return dict(self._stale)
 
     def take_missed(self, older_than: float) -> list[str]:
-        """Hosts of which a message has been missing for ``older_than`` seconds; each is told once."""
+        """Hosts of which a message has been missing for ``older_than`` seconds; each is returned once."""
         before = self._clock.monotonic() - older_than
+        refused = self._epochs.take_confirmed() if self._epochs is not None else ()
         with self._lock:
+            for host in refused:
+                self._missed.setdefault(host, before)
             found = [host for host, since in self._missed.items() if since <= before]
             for host in found:
                 del self._missed[host]
@@ -152,6 +160,8 @@ class InstanceTracker:
         self, host: str, records: Sequence[InstanceRecord], origin: Origin | None, *, replace: bool = False
     ) -> None:
         """Instances are on the host; with ``replace`` these and no others."""
+        if not self._believes(host, origin):
+            return
         with self._lock:
             number = self._heard(host, origin)
             if number < 0:
@@ -192,6 +202,8 @@ class InstanceTracker:
 
     def delete(self, host: str, uuids: str | Sequence[str], origin: Origin | None) -> None:
         """Instances are not on the host any more; one that another host told of since stays there."""
+        if not self._believes(host, origin):
+            return
         with self._lock:
             number = self._heard(host, origin)
             if number < 0:
@@ -209,6 +221,8 @@ class InstanceTracker:
 
     def sync(self, host: str, uuids: Sequence[str], digest: str | None, origin: Origin | None) -> bool:
         """Compare with what the host has; a difference is noted, see :meth:`stale`. True when they agree."""
+        if not self._believes(host, origin):
+            return True
         with self._lock:
             if self._heard(host, origin) < 0 or self._late:
                 # The host has said something newer already.
@@ -226,6 +240,10 @@ class InstanceTracker:
         if not agree:
             LOG.info("The view of host %s differs from what the host says; it is asked.", host)
         return agree
+
+    def _believes(self, host: str, origin: Origin | None) -> bool:
+        """Whether the epoch of a message is confirmed. Not under the lock: it may read the table of services."""
+        return origin is None or self._epochs is None or self._epochs.confirms(origin, host)
 
     # -- under the lock -------------------------------------------------------------------------------------------
 
@@ -347,11 +365,11 @@ def _own(record: InstanceRecord) -> InstanceRecord:
     return record
 
 
-_NONE: Mapping[str, Any] = {}
+_NONE: Mapping[str, Any] = FrozenDict()
 #: What a column holds exactly.
 _LARGEST = 2**53
 #: Flavor -> its resources, as most instances of it have them.
-_resources: dict[str, Mapping[str, int]] = {}
+_resources: dict[str, FrozenDict] = {}
 
 
 def _shared(flavorid: str, resources: Mapping[str, int]) -> Mapping[str, int]:
@@ -363,8 +381,8 @@ def _shared(flavorid: str, resources: Mapping[str, int]) -> Mapping[str, int]:
             raise TypeError(f"resources has {str(amount)[:40]} units of {name!r}")
     if len(_resources) >= 10_000:
         _resources.clear()
-    _resources[flavorid] = resources
-    return resources
+    shared = _resources[flavorid] = frozen_mapping(resources)
+    return shared
 
 
 def record_from_json(data: Any, host: str) -> InstanceRecord:

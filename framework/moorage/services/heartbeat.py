@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from oslo_log import log as logging
 
-from moorage import errors
+from moorage import errors, threads
 from moorage.clock import Clock
 from moorage.services.interface import Service, ServiceIdentity
 from moorage.services.options import check_times
@@ -53,11 +52,11 @@ class Heartbeat:
         self._patience = service_down_time * (1 - _MARGIN)
         self._on_lost = on_lost
         self._owns_work = owns_work
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
-        self._guard = threading.Thread(target=self._watch, name="heartbeat-guard", daemon=True)
+        self._stop = threads.event()
+        self._thread = threads.thread(self._run, name="heartbeat")
+        self._guard = threads.thread(self._watch, name="heartbeat-guard")
         self._good_from = clock.monotonic()
-        self._told = threading.Lock()
+        self._told = threads.lock()
 
     def start(self) -> None:
         """Begin to beat."""
@@ -121,7 +120,7 @@ class LivenessObserver:
         self._clock = clock
         self._down_time = service_down_time
         self._seen: dict[str, _Seen] = {}
-        self._lock = threading.Lock()
+        self._lock = threads.lock()
 
     def observe(self, rows: Iterable[Service]) -> dict[str, bool]:
         """Take note of rows that were read just now; uuid -> whether the service is up."""

@@ -5,7 +5,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Service", "ServiceIdentity"]
+__all__ = ["AGENT", "Service", "ServiceIdentity"]
+
+#: The binary of agents.
+AGENT = "agent"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +32,11 @@ class Service:
     :param beat: rises with every heartbeat; 0 when the service ended in good order.
     :param beat_at: microseconds since the Unix epoch, of the database's clock; for people, it decides nothing.
     :param disabled: an operator wants nothing new to be placed on it.
+    :param offers: the agent services that it runs (``compute``, ``block_storage``); None: an agent of an earlier version does not
+        say, and other services than agents run none.
     :param id: a number, for clients that want one instead of the uuid.
     :param forced_down: an operator says that it is dead, whatever its heartbeats say.
+    :param shard: the shard that an agent declares (``[sharding] my_shard``).
     """
 
     uuid: str
@@ -45,6 +51,12 @@ class Service:
     disabled_reason: str
     forced_down: bool
     id: int = 0
+    offers: frozenset[str] | None = None
+    shard: str | None = None
+
+    def can(self, agent_service: str) -> bool:
+        """It is an agent that runs that agent service, as far as is known."""
+        return self.binary == AGENT and (self.offers is None or agent_service in self.offers)
 
     @property
     def stopped(self) -> bool:

@@ -6,13 +6,12 @@ Every statement that can race carries its condition: a beat and an eviction of t
 
 from __future__ import annotations
 
-import uuid as uuid_module
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
 
-from moorage import errors
+from moorage import errors, randomness
 from moorage.clock import Clock
 from moorage.db import Database, Duplicate, now
 from moorage.services.interface import Service, ServiceIdentity
@@ -52,7 +51,7 @@ _HOLD_UP = (
 _COLUMNS = (
     services.c.uuid, services.c.host, services.c.binary, services.c.cluster, services.c.epoch, services.c.beat,
     services.c.beat_at, services.c.rpc_version, services.c.disabled, services.c.disabled_reason, services.c.forced_down,
-    services.c.id,
+    services.c.id, services.c.offers, services.c.shard,
 )  # fmt: skip
 
 
@@ -63,17 +62,29 @@ class ServiceRegistry:
         self._database = database
         self._clock = clock
 
-    def enlist(self, binary: str, host: str, *, cluster: str | None = None, rpc_version: str) -> ServiceIdentity:
-        """Begin a new incarnation of the service (binary, host).
+    def enlist(
+        self,
+        binary: str,
+        host: str,
+        *,
+        cluster: str | None = None,
+        rpc_version: str,
+        offers: Iterable[str] | None = None,
+        shard: str | None = None,
+    ) -> ServiceIdentity:
+        """Registers a new incarnation of the service (binary, host).
 
-        An earlier incarnation that still runs loses its rights: its next beat changes no row. ``disabled`` and
-        ``forced_down`` are an operator's words and stay.
+        An earlier incarnation that still runs loses its rights: its next heartbeat changes no row. ``disabled`` and
+        ``forced_down`` are an operator's settings and stay.
 
-        :raises StoreBusy: others keep starting the same service.
+        :param offers: the names of the agent services that an agent runs.
+        :param shard: the shard whose nodes an agent serves.
+        :raises StoreBusy: other processes keep starting the same service.
         """
+        declared = {"cluster": cluster, "rpc_version": rpc_version, "offers": _joined(offers), "shard": shard}
         for _ in range(20):
             try:
-                identity = self._database.run(lambda tx: self._begin(tx, binary, host, cluster, rpc_version))
+                identity = self._database.run(lambda tx: self._begin(tx, binary, host, declared))
             except Duplicate:
                 continue
             if identity is not None:
@@ -83,28 +94,26 @@ class ServiceRegistry:
         )
 
     def _begin(
-        self, tx: sa.Connection, binary: str, host: str, cluster: str | None, rpc_version: str
+        self, tx: sa.Connection, binary: str, host: str, declared: Mapping[str, str | None]
     ) -> ServiceIdentity | None:
+        cluster = declared["cluster"]
         row = tx.execute(
             sa.select(services.c.uuid, services.c.epoch).where(services.c.binary == binary, services.c.host == host)
         ).first()
         if row is None:
-            uuid = str(uuid_module.uuid4())
+            uuid = randomness.new_uuid()
             tx.execute(
                 sa.insert(services).values(
-                    uuid=uuid, host=host, binary=binary, cluster=cluster, epoch=1, beat=1, beat_at=now(),
-                    started_at=now(), rpc_version=rpc_version, disabled=False, disabled_reason="", forced_down=False,
+                    uuid=uuid, host=host, binary=binary, epoch=1, beat=1, beat_at=now(), started_at=now(), disabled=False,
+                    disabled_reason="", forced_down=False, **declared,
                 )
             )  # fmt: skip
             return ServiceIdentity(uuid, host, binary, cluster, 1)
         begun = tx.execute(
             sa.update(services)
             .where(services.c.uuid == row.uuid, services.c.epoch == row.epoch)
-            .values(
-                epoch=row.epoch + 1, beat=services.c.beat + 1, beat_at=now(), started_at=now(), cluster=cluster,
-                rpc_version=rpc_version,
-            )
-        )  # fmt: skip
+            .values(epoch=row.epoch + 1, beat=services.c.beat + 1, beat_at=now(), started_at=now(), **declared)
+        )
         return ServiceIdentity(row.uuid, host, binary, cluster, row.epoch + 1) if begun.rowcount == 1 else None
 
     def beat(self, identity: ServiceIdentity) -> bool:
@@ -143,7 +152,12 @@ class ServiceRegistry:
             if value is not None:
                 query = query.where(column == value)
         with self._database.read() as tx:
-            return [Service(*row) for row in tx.execute(query)]
+            return [_service(row) for row in tx.execute(query)]
+
+    def epochs(self) -> dict[str, int]:
+        """The epoch of every service by its uuid."""
+        with self._database.read() as tx:
+            return {row.uuid: row.epoch for row in tx.execute(sa.select(services.c.uuid, services.c.epoch))}
 
     def get(self, uuid: str) -> Service:
         """One service.
@@ -154,7 +168,7 @@ class ServiceRegistry:
             row = tx.execute(sa.select(*_COLUMNS).where(services.c.uuid == uuid)).first()
         if row is None:
             raise errors.NotFound(f"There is no service {uuid}; moorage service list shows all.")
-        return Service(*row)
+        return _service(row)
 
     def set(
         self,
@@ -185,3 +199,14 @@ class ServiceRegistry:
 
     def _conditional(self, statement: sa.Update, **values: Any) -> bool:
         return self._database.run(lambda tx: tx.execute(statement, values).rowcount == 1)
+
+
+def _joined(offers: Iterable[str] | None) -> str | None:
+    """The names as one text, each between spaces, so that SQL can look for one."""
+    return None if offers is None else f" {' '.join(sorted(set(offers)))} "
+
+
+def _service(row: Any) -> Service:
+    values = dict(row._mapping)
+    offers = values.pop("offers")
+    return Service(**values, offers=None if offers is None else frozenset(offers.split()))

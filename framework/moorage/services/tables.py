@@ -7,7 +7,7 @@ import sqlalchemy as sa
 
 from moorage.db.schema import BigId, Micros, Uuid, core_metadata, exact
 
-__all__ = ["services"]
+__all__ = ["offering", "services"]
 
 services = sa.Table(
     "services",
@@ -17,6 +17,8 @@ services = sa.Table(
     sa.Column("host", exact(255), nullable=False),
     sa.Column("binary", exact(64), nullable=False),
     sa.Column("cluster", exact(255)),
+    #: The shard whose nodes an agent serves; NULL: the nodes that are given to its host.
+    sa.Column("shard", exact(255)),
     sa.Column("epoch", sa.BigInteger, nullable=False),
     sa.Column("beat", sa.BigInteger, nullable=False),
     sa.Column("beat_at", Micros, nullable=False),
@@ -24,7 +26,15 @@ services = sa.Table(
     sa.Column("rpc_version", sa.String(16), nullable=False),
     sa.Column("disabled", sa.Boolean(create_constraint=False), nullable=False, default=False),
     sa.Column("disabled_reason", sa.String(255), nullable=False, default=""),
+    #: The agent services that an agent runs, as " compute block_storage "; NULL: an agent of an earlier version, which may run any.
+    sa.Column("offers", exact(1000)),
     sa.Column("forced_down", sa.Boolean(create_constraint=False), nullable=False, default=False),
     sa.UniqueConstraint("uuid", name="uq_services_uuid"),
     sa.UniqueConstraint("host", "binary", name="uq_services_host_binary"),
 )
+
+
+def offering(service: str) -> sa.ColumnElement[bool]:
+    """The condition that an agent runs an agent service, as far as is known."""
+    found = services.c.offers
+    return sa.or_(found.is_(None), found.contains(f" {service} ", autoescape=True))

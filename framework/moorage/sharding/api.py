@@ -12,7 +12,8 @@ from moorage.db import Database
 from moorage.fleet.interface import ShardMove, check_shard
 from moorage.fleet.nodes import NodeStore
 from moorage.routes import ApiRequest, ApiResponse, PolicyRule, Route
-from moorage.sharding.checks import problems
+from moorage.sharding.checks import agents_of_shards, problems
+from moorage.sharding.moving import ShardMover
 from moorage.sharding.plans import LOCKS, PlanRequest, Plans, Progress
 
 __all__ = ["POLICIES", "routes"]
@@ -39,6 +40,7 @@ _PLAN = {
         "locked": {"type": "array", "items": _NAME, "maxItems": 100_000},
         "max_moves": {"type": "integer", "minimum": 0},
         "threshold": {"type": "number", "minimum": 0},
+        "include_instances": {"type": "boolean"},
     },
     "additionalProperties": False,
 }
@@ -73,7 +75,11 @@ _ASSIGN = {
                 "required": ["node", "shard"],
                 "additionalProperties": False,
             },
-        }
+        },
+        "include_instances": {
+            "type": "boolean",
+            "description": "Also move nodes with instances from shard to shard while their agents live.",
+        },
     },
     "required": ["assignments"],
     "additionalProperties": False,
@@ -83,16 +89,30 @@ _ANY = {"type": "object"}
 
 class _Handlers:
     def __init__(
-        self, database: Database, nodes: NodeStore, plans: Plans, reassigned: Callable[[str, int, int], None]
+        self,
+        database: Database,
+        nodes: NodeStore,
+        plans: Plans,
+        mover: ShardMover,
+        reassigned: Callable[[str, int, int], None],
     ) -> None:
         self._database = database
+        self._mover = mover
         self._nodes = nodes
         self._plans = plans
         self._reassigned = reassigned
 
     def shards(self, request: ApiRequest) -> ApiResponse:
         """``GET /shards``."""
-        return ApiResponse(200, {"shards": [{"name": name, "count": count} for name, count in self._nodes.shards()]})
+        with self._database.read() as tx:
+            agents = agents_of_shards(tx)
+        counts = self._nodes.shards()
+        counts += [(name, 0) for name in sorted(filter(None, agents)) if name not in dict(counts)]
+        shown = [
+            {"name": name, "count": count, "agents": list(agents.get(name if name in agents else None, ()))}
+            for name, count in counts
+        ]
+        return ApiResponse(200, {"shards": shown})
 
     def check(self, request: ApiRequest) -> ApiResponse:
         """``GET /shards/check``."""
@@ -104,10 +124,9 @@ class _Handlers:
         moves = _moves(self._nodes, request.body["assignments"])
 
         def work(tx: Any) -> list[dict[str, Any]]:
-            happened = self._nodes.move(tx, moves)
+            happened = self._mover.move(tx, moves, include_instances=request.body.get("include_instances", False))
             lost = [move for move, done in zip(moves, happened, strict=True) if not done]
-            holders = self._nodes.what_holds(tx, [move.node for move in lost])
-            return [_conflict(move, holders.get(move.node)) for move in lost]
+            return [{"node": node, "reason": reason} for node, reason in self._mover.reasons(tx, lost).items()]
 
         conflicts = self._database.run(work)
         self._reassigned("", len(moves) - len(conflicts), len(conflicts))
@@ -157,14 +176,16 @@ def routes(
     database: Database,
     nodes: NodeStore,
     plans: Plans,
+    mover: ShardMover,
     reassigned: Callable[[str, int, int], None] = lambda plan, moved, conflicts: None,
 ) -> Sequence[Route]:
-    """The routes, over the nodes and their plans.
+    """Returns the routes over the nodes and their plans.
 
+    :param mover: writes the shard of nodes.
     :param reassigned: called after the shards of nodes were changed: ``reassigned(plan, moved, conflicts)``, an empty plan for
         nodes that were named one by one.
     """
-    serve = _Handlers(database, nodes, plans, reassigned)
+    serve = _Handlers(database, nodes, plans, mover, reassigned)
     tags = ("shards",)
     get, plan, update = (rule.name for rule in POLICIES)
     one = "/shards/plans/{plan}"
@@ -173,7 +194,7 @@ def routes(
         Route("GET", "/shards", get, "Shards and how many nodes each has.", serve.shards, answer, tags=tags),
         Route("GET", "/shards/check", get, "What looks wrong with the shards of the fleet.", serve.check, answer, tags=tags),
         Route(
-            "POST", "/shards/assign", update, "Change the shard of nodes, each if nobody else did.", serve.assign, answer,
+            "POST", "/shards/assign", update, "Change the shard of nodes.", serve.assign, answer,
             body=_ASSIGN, tags=tags,
         ),
         Route("POST", "/shards/plans", plan, "Make a plan and keep it.", serve.make, {201: _ANY}, body=_PLAN, tags=tags),
@@ -205,15 +226,3 @@ def _moves(nodes: NodeStore, assignments: Sequence[Mapping[str, Any]]) -> list[S
     if len({move.node for move in found}) < len(found):
         raise errors.InvalidInput("A node stands twice among the assignments.", path="body/assignments")
     return found
-
-
-def _conflict(move: ShardMove, row: Any) -> dict[str, Any]:
-    if row is None:
-        reason = "the node is gone"
-    elif row.shard != move.source:
-        reason = f"it is in {row.shard or 'no shard'}, not in {move.source or 'no shard'}"
-    elif row.instance_uuid is not None:
-        reason = f"instance {row.instance_uuid} is on it"
-    else:
-        reason = f"{row.reservation} has reserved it"
-    return {"node": move.node, "reason": reason}

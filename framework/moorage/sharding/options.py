@@ -30,8 +30,9 @@ OPTS: Sequence[cfg.Opt] = (
     ),
     cfg.StrOpt(
         "my_shard",
-        help="The shard that this agent works on: it then sees nodes of that shard alone, and none when there are none; never "
-        "the whole fleet. Unset: the nodes that are given to its host. Needs a restart.",
+        help="The shard that this agent serves. It then gets the nodes of that shard and no others, and none when the shard is "
+        "empty; never the whole fleet. The shard belongs to the agents that name it here: other agents do not get its nodes, also "
+        "while those agents are away. Unset: the agent shares the nodes of all other shards with all such agents. Needs a restart.",
     ),
     cfg.IntOpt("batch", default=500, min=1, max=10_000, help="Moves of a plan that one transaction does."),
     cfg.IntOpt("keep_plans", default=50, min=1, help="Plans that are kept, with their journals; the oldest go first."),

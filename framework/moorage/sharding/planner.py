@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from moorage import errors, foreign
 from moorage.extensions import origin_of
+from moorage.frozen import frozen_mapping
 from moorage.sharding.interface import ShardNode, ShardStrategy
 
 __all__ = ["Move", "Plan", "ShardLine", "imbalance", "level", "lower_bound", "make_plan"]
@@ -182,7 +184,10 @@ def _ask(
 ) -> Mapping[str, str | None]:
     try:
         with foreign.contained(name):
-            return strategy.assign(nodes, shards, current, locked, params)
+            # Read-only: the planner compares the answer with these afterwards.
+            return strategy.assign(
+                tuple(nodes), tuple(shards), MappingProxyType(current), frozenset(locked), frozen_mapping(params)
+            )
     except errors.InvalidInput:
         raise
     except Exception as error:

@@ -1,33 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans in the store: made, carried out, taken back, each step of it once.
+"""Keeps plans in the store, applies them and takes them back; each move happens at most once.
 
-A plan's journal lies beside the nodes. A batch of moves is one transaction: it writes the plan's row first, so that of several who
-carry out the same plan one does a batch and the others wait, then the nodes, each on the condition that it still is where the plan
-found it, without instance or reservation, then the journal. Killed anywhere, a batch happened or did not, and the journal says
-which; whoever goes on takes what is pending.
+A plan's journal lies beside the nodes. A batch of moves is one transaction. It writes the plan's row first, so processes that apply
+the same plan take turns. Then it writes the nodes, each on the conditions of :mod:`moorage.sharding.moving`, then the journal. When
+a process is killed, its batch happened or did not, and the journal says which. The next process goes on with pending moves.
 """
 
 from __future__ import annotations
 
-import uuid as uuid_module
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import sqlalchemy as sa
 
-from moorage import errors
+from moorage import errors, randomness
 from moorage.db import Database, now
 from moorage.fleet.interface import ShardMove, check_shard
 from moorage.fleet.nodes import NodeStore
 from moorage.fleet.tables import nodes
 from moorage.sharding import planner
 from moorage.sharding.interface import ShardNode, ShardStrategy
+from moorage.sharding.moving import ShardMover
 from moorage.sharding.tables import shard_moves, shard_plans
 
 __all__ = ["LOCKS", "PlanRequest", "Plans", "Progress", "StoredPlan"]
 
-#: What keeps a node where it is. The first two always do, since no move of such a node would be carried out.
+#: What keeps a node where it is. A reservation always does; an instance does where the node has a shard (see
+#: :mod:`moorage.sharding.moving`), and with ``instance`` or ``occupied`` also where the node has none.
 LOCKS = ("instance", "reservation", "maintenance", "state", "occupied")
 _SETTLED = frozenset({"available", "enroll", "manageable", "active"})
 _FIELDS = len(ShardNode._fields)
@@ -46,10 +46,11 @@ class PlanRequest:
     """What an operator asks for.
 
     :param strategy: None: that of the configuration.
-    :param shards: names, or how many there shall be, or None for those that there are. A number keeps the largest, and makes
-        names (``shard-1``, ...) for what is missing.
-    :param locks: kinds of :data:`LOCKS` beyond the first two; ``occupied``: something of the instance store is on the node.
+    :param shards: names, or how many there shall be, or None for those that exist. A number keeps the largest, and makes names
+        (``shard-1``, ...) for the others.
+    :param locks: kinds of :data:`LOCKS` that keep further nodes where they are.
     :param locked: names or uuids of nodes that stay.
+    :param include_instances: also move nodes with instances from shard to shard while their agents live.
     """
 
     strategy: str | None = None
@@ -59,6 +60,7 @@ class PlanRequest:
     locked: Sequence[str] = ()
     max_moves: int | None = None
     threshold: float = 0.0
+    include_instances: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +95,7 @@ class Plans:
     """Makes plans and carries them out. Safe for use by several threads and processes.
 
     :param strategy: loads a strategy by name, or (None) the configured one; its name and an instance.
-    :param occupied: names of the nodes on which something of the instance store is.
+    :param mover: writes the shard of nodes.
     :param keep: how many plans are kept.
     """
 
@@ -102,7 +104,7 @@ class Plans:
         database: Database,
         store: NodeStore,
         strategy: Callable[[str | None], tuple[str, ShardStrategy]],
-        occupied: Callable[[], Set[str]],
+        mover: ShardMover,
         *,
         batch: int,
         keep: int,
@@ -110,7 +112,7 @@ class Plans:
         self._database = database
         self._nodes = store
         self._strategy = strategy
-        self._occupied = occupied
+        self._mover = mover
         self._batch = batch
         self._keep = keep
 
@@ -120,7 +122,9 @@ class Plans:
         """The plan, without keeping it: a dry run. Reads all nodes once."""
         _check_locks(request.locks)
         name, strategy = self._strategy(request.strategy)
-        rows = self._nodes.for_planning()
+        rows = self._nodes.for_planning(
+            self._mover.may_leave.label("may_leave"), self._mover.occupied.label("occupied")
+        )
         fleet = [ShardNode._make(row[:_FIELDS]) for row in rows]
         current = {row[0]: row.shard for row in rows}
         counts: dict[str, int] = {}
@@ -142,7 +146,7 @@ class Plans:
     def make(self, request: PlanRequest) -> StoredPlan:
         """The plan, kept. Of many plans the oldest go."""
         plan = self.compute(request)
-        uuid = str(uuid_module.uuid4())
+        uuid = randomness.new_uuid()
         summary = {key: value for key, value in asdict(plan).items() if key != "moves"} | {"needed": plan.needed}
 
         def work(tx: sa.Connection) -> None:
@@ -177,12 +181,16 @@ class Plans:
 
     def _locked(self, rows: Sequence[Any], request: PlanRequest) -> Set[str]:
         kinds = set(request.locks)
-        found = {row[0] for row in rows if row.instance_uuid is not None or row.reservation is not None}
+        found = {row[0] for row in rows if row.reservation is not None}
+        if not request.include_instances:
+            found |= {row[0] for row in rows if row.shard is not None and not row.may_leave}
+        if kinds & {"instance", "occupied"}:
+            found |= {row[0] for row in rows if row.occupied}
         if "maintenance" in kinds:
             found |= {row[0] for row in rows if row.maintenance}
         if "state" in kinds:
             found |= {row[0] for row in rows if row.provision_state not in _SETTLED}
-        names = set(request.locked) | (set(self._occupied()) if "occupied" in kinds else set())
+        names = set(request.locked)
         if names:
             found |= {row[0] for row in rows if row[0] in names or row[1] in names}
         return found
@@ -224,9 +232,11 @@ class Plans:
             return tx.execute(query).all()
 
     def verify(self, uuid: str) -> Mapping[str, Any]:
-        """Compare the journal with the nodes: what was moved is there, and every node is counted once.
+        """Compares the journal with the nodes.
 
-        ``elsewhere``: how many moved nodes are in another shard by now, with the first of them as ``examples``.
+        ``ok``: the plan is applied without conflicts, its nodes are where it moved them, and every node has a shard.
+        ``elsewhere``: how many moved nodes are in another shard by now, with the first of them as ``examples``;
+        ``without_shard``: how many nodes of the fleet have no shard.
         """
         with self._database.read() as tx:
             row = self._row(tx, uuid)
@@ -243,16 +253,16 @@ class Plans:
             found = tx.execute(strays).all()
             counts = self._counts(tx, [row.id]).get(row.id, {})
             total = tx.execute(sa.select(sa.func.count()).select_from(nodes)).scalar_one()
-            by_shard = tx.execute(sa.select(sa.func.count()).select_from(nodes).group_by(nodes.c.shard)).scalars().all()
-        complete = sum(by_shard) == total
+            without = sa.select(sa.func.count()).select_from(nodes).where(nodes.c.shard.is_(None))
+            unsharded = int(tx.execute(without).scalar_one())
         return {
-            "ok": complete and not found and row.status == "applied" and not counts.get("conflict"),
+            "ok": not (unsharded or found or counts.get("conflict")) and row.status == "applied",
             "status": row.status,
             "moves": dict(counts),
             "elsewhere": len(found),
             "examples": [{"node": node, "planned": target, "found": shard} for node, target, shard in found[:10]],
             "nodes": total,
-            "counted": sum(by_shard),
+            "without_shard": unsharded,
         }
 
     def _row(self, tx: sa.Connection, uuid: str) -> Any:
@@ -306,7 +316,8 @@ class Plans:
         mine = sa.and_(shard_moves.c.plan_id == row.id, shard_moves.c.status == way.takes)
         order = shard_moves.c.id.desc() if way.backwards else shard_moves.c.id
         taken = tx.execute(sa.select(*_MOVES).where(mine).order_by(order).limit(size)).all()
-        done = self._nodes.move(tx, [way.move(move) for move in taken])
+        include = bool(row.request.get("include_instances"))
+        done = self._mover.move(tx, [way.move(move) for move in taken], include_instances=include)
         lost = [move for move, happened in zip(taken, done, strict=True) if not happened]
         if taken:
             self._journal(tx, mine, taken, lost, way)
@@ -317,14 +328,14 @@ class Plans:
 
     def _journal(self, tx: sa.Connection, mine: Any, taken: Sequence[Any], lost: Sequence[Any], way: _Way) -> None:
         if lost:
-            holders = self._nodes.what_holds(tx, [move.node_uuid for move in lost])
+            reasons = self._mover.reasons(tx, [way.move(move) for move in lost])
             tx.execute(
                 _MARK,
                 [
                     {
                         "of_id": move.id,
                         "to_status": way.lost,
-                        "to_note": _why(holders.get(move.node_uuid), way.move(move)),
+                        "to_note": reasons[move.node_uuid],
                     }
                     for move in lost
                 ],
@@ -349,24 +360,12 @@ class _Way:
 
     def move(self, row: Any) -> ShardMove:
         if self.backwards:
-            return ShardMove(row.node_uuid, row.target, row.source)
+            return ShardMove(row.node_uuid, row.target, row.source, undoes=row.source is None)
         return ShardMove(row.node_uuid, row.source, row.target)
 
 
 _APPLY = _Way(("planned", "applying"), "applying", "applied", "pending", "moved", "conflict", False)
 _UNDO = _Way(("planned", "applying", "applied", "undoing"), "undoing", "undone", "moved", "undone", "stuck", True)
-
-
-def _why(row: Any, move: ShardMove) -> str:
-    if row is None:
-        return "the node is gone"
-    if row.shard != move.source:
-        return f"it is in {row.shard or 'no shard'} by now"
-    if row.instance_uuid is not None:
-        return f"instance {row.instance_uuid} is on it"
-    if row.reservation is not None:
-        return f"{row.reservation} has reserved it"
-    return "it was being changed; it can be planned again"
 
 
 def _stored(row: Any, counts: Mapping[int, Mapping[str, int]]) -> StoredPlan:
@@ -381,8 +380,17 @@ def _check_locks(locks: Sequence[str]) -> None:
         raise errors.InvalidInput(f"{unknown[0]} is no kind of lock; there are {', '.join(LOCKS)}.", path="locks")
 
 
+def _usable(shard: str) -> bool:
+    """Whether queries can ask for a shard; nodes that are in another one are given a new shard."""
+    try:
+        check_shard(shard)
+    except errors.InvalidInput:
+        return False
+    return True
+
+
 def _shards(wanted: Sequence[str] | int | None, counts: Mapping[str, int]) -> Sequence[str]:
-    largest = sorted(counts, key=lambda shard: (-counts[shard], shard))
+    largest = sorted(filter(_usable, counts), key=lambda shard: (-counts[shard], shard))
     if wanted is None:
         if not largest:
             raise errors.InvalidInput(

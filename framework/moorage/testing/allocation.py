@@ -22,6 +22,7 @@ from typing import Any
 from moorage import errors
 from moorage.allocation.interface import ClaimOutcome, ClaimRequest, InventoryItem, ResourceProvider
 from moorage.testing.companions import CompanionTests
+from moorage.testing.residents import ResidentsTests
 from moorage.testing.store_kit import (
     LARGEST,
     THREADS,
@@ -65,7 +66,7 @@ _WRONG_INVENTORIES: Sequence[Mapping[str, Any]] = (
 )
 
 
-class AllocationStoreTests(CompanionTests):
+class AllocationStoreTests(CompanionTests, ResidentsTests):
     """The contract of :class:`moorage.allocation.interface.AllocationStore`."""
 
     # -- providers ------------------------------------------------------------------------------------------------

@@ -57,7 +57,7 @@ class _NoIncidents:
     def record(self, plugin: str) -> None:
         """It is not remembered."""
 
-    def count(self, plugin: str, window: float) -> int:
+    def count(self, plugin: str) -> int:
         """Never."""
         return 0
 
@@ -67,9 +67,9 @@ def _give_up(reason: str) -> None:
 
 
 class _FleetCases(_Base):
-    def ranked(self, line: pipeline.Pipeline, fleet: Snapshot, spec: RequestSpec) -> list[int]:
-        """The rows that the scheduler's own runner finds, best first."""
-        guard = Guard(
+    def guard(self) -> Guard:
+        """What plugins run under; closed with the test."""
+        made = Guard(
             SystemClock(),
             _NoIncidents(),
             _give_up,
@@ -79,10 +79,12 @@ class _FleetCases(_Base):
             skip_advisory=False,
             threads=1,
         )
-        try:
-            return [int(row) for row in line.run(guard, fleet, np.arange(fleet.size, dtype=np.intp), spec).rows]
-        finally:
-            guard.close()
+        self.addCleanup(made.close)
+        return made
+
+    def ranked(self, line: pipeline.Pipeline, fleet: Snapshot, spec: RequestSpec) -> list[int]:
+        """The rows that the scheduler's own runner finds, best first."""
+        return [int(row) for row in line.run(self.guard(), fleet, np.arange(fleet.size, dtype=np.intp), spec).rows]
 
     #: How many requests are asked; for each few of them there is a new fleet.
     cases = 400
@@ -199,6 +201,15 @@ class HostFilterTests(_FleetCases):
             # Nothing ever lands on what cannot host; what is rebuilt is there already.
             wanted = [row for row in wanted if spec.rebuild or fleet.can_host[row]]
             self.assertEqual(wanted, self.ranked(line, fleet, spec))
+
+    def test_it_passes_again_what_it_passed_while_nothing_changes(self) -> None:
+        plugin, guard = self.make_filter(), self.guard()
+        line = pipeline.of([plugin])
+        for fleet, spec, _, _ in self.asked(plugin):
+            ranking = line.run(guard, fleet, np.arange(fleet.size, dtype=np.intp), spec)
+            for row in ranking.rows.tolist():
+                same = fleet.with_residents(row, fleet.instances_on(row).values())
+                self.assertEqual("", line.refused_by(guard, same, row, spec, ranking), spec)
 
     def test_a_refusal_is_explained(self) -> None:
         plugin = self.make_filter()

@@ -9,8 +9,6 @@ sees what became of it.
 from __future__ import annotations
 
 import functools
-import queue
-import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -18,7 +16,7 @@ import sqlalchemy as sa
 from oslo_log import log as logging
 from typing_extensions import override
 
-from moorage import errors
+from moorage import errors, threads
 from moorage.cleanup.interface import Lease, Phase, Worker
 from moorage.control_plane.interface import AgentService, AgentTools
 from moorage.rpc.server import rpc_method
@@ -66,17 +64,14 @@ class BlockStorageAgent(AgentService):
             self._mount.check()
         except (errors.MoorageError, OSError) as error:
             LOG.error("No operation is begun until this is mended: %s", error)
-        self._asked: queue.SimpleQueue[tuple[str, str] | None] = queue.SimpleQueue()
+        self._asked: threads.Queue[tuple[str, str] | None] = threads.queue()
         self._waiting: set[tuple[str, str]] = set()
         #: The tokens of waiting rows that could not be begun when their turn came, so that nobody is told to wait for them.
         self._vain: dict[tuple[str, str], int] = {}
         self._leases = tools.workers.renewer("block-renew")
-        self._lock = threading.Lock()
-        self._stopping = threading.Event()
-        self._threads = [
-            threading.Thread(target=self._operate, name=f"block-{number}", daemon=True)
-            for number in range(section.operations)
-        ]
+        self._lock = threads.lock()
+        self._stopping = threads.event()
+        self._threads = [threads.thread(self._operate, name=f"block-{number}") for number in range(section.operations)]
 
     @override
     def endpoints(self) -> list[object]:

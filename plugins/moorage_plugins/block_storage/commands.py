@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 import argparse
-import time
 from typing import Any, ClassVar
 
 from moorage import errors
 from moorage.cli import base
+from moorage.clock import SystemClock
 
 __all__ = [
     "BackupCreate",
@@ -32,6 +32,8 @@ __all__ = [
     "VolumeShow",
     "VolumeUpload",
 ]
+
+_CLOCK = SystemClock()
 
 _PREFIX = "/volume/v3"
 _PAUSE = 0.1
@@ -182,20 +184,22 @@ class VolumeUpload(base.ApiShow):
 
 
 class BackupRestore(base.ApiShow):
-    """Restore a backup, to its own volume or another one."""
+    """Restore a backup to a new volume, or to an existing one, whose data it replaces."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Which, where to."""
+        """Adds the backup and the volume."""
         parser = super().get_parser(prog_name)
         parser.add_argument("backup", help="uuid")
-        parser.add_argument("--volume", help="uuid of another volume")
+        target = parser.add_mutually_exclusive_group()
+        target.add_argument("--volume", help="uuid of an existing volume, whose data the backup replaces")
+        target.add_argument("--name", help="name of the new volume; restore_backup_<uuid> unless given")
         _wait_argument(parser)
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Ask, perhaps wait, and print."""
         api = base.connection(parsed_args)
-        body = {"restore": {"volume_id": parsed_args.volume}}
+        body = {"restore": {"volume_id": parsed_args.volume, "name": parsed_args.name}}
         found = api.request("POST", f"/backups/{parsed_args.backup}/restore", body=body, prefix=_PREFIX)["restore"]
         return base.one(_await(api, "volume", found["volume_id"]) if parsed_args.wait else found)
 
@@ -318,7 +322,7 @@ def _await(api: Any, kind: str, uuid: str, timeout: float = 600.0) -> dict[str, 
 
     :raises Conflict: what was done failed.
     """
-    deadline = time.monotonic() + timeout
+    deadline = _CLOCK.monotonic() + timeout
     while True:
         found = _get(api, kind, uuid)
         if found["status"] not in _BUSY:
@@ -326,6 +330,6 @@ def _await(api: Any, kind: str, uuid: str, timeout: float = 600.0) -> dict[str, 
             if found["fail_reason"] or found["status"].startswith("error"):
                 raise errors.Conflict(f"The {kind} {uuid} is {found['status']}: {found['fail_reason']}")
             return found
-        if time.monotonic() > deadline:
+        if _CLOCK.monotonic() > deadline:
             raise errors.Unavailable(f"{kind} {uuid} is still {found['status']} after {timeout:g} seconds.")
-        time.sleep(_PAUSE)
+        _CLOCK.sleep(_PAUSE)

@@ -7,13 +7,12 @@ be missing, or where data that it knows of are there (they were made by a versio
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Sequence
 from typing import Any
 
 import sqlalchemy as sa
 
-from moorage import errors
+from moorage import errors, randomness
 from moorage_plugins.block_storage.backend import MARKER, DirectoryBackend
 from moorage_plugins.block_storage.rows import BACKUP, IMAGE, TABLES, VOLUME
 
@@ -50,7 +49,7 @@ class Mount:
                 "that the database knows of: mount the file system that they are on. If this is the right folder, "
                 f"{'start the agent again' if found else f'write any word into {backend.folder / MARKER}'}."
             )
-        backend.identity = found or backend.mark(str(uuid.uuid4()))
+        backend.identity = found or backend.mark(randomness.new_uuid())
 
     def _known(self) -> list[tuple[str, str, str]]:
         """Some of the data that must be there."""

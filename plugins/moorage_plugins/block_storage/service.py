@@ -6,14 +6,13 @@ Immediate changes (attach, detach) are one conditional statement. Nothing here w
 
 from __future__ import annotations
 
-import uuid as uuid_module
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
 from oslo_log import log as logging
 
-from moorage import errors
+from moorage import errors, randomness
 from moorage.cleanup.interface import Workers
 from moorage_plugins.block_storage import outcomes
 from moorage_plugins.block_storage.configuration import image_file
@@ -44,7 +43,7 @@ RESETTABLE = {
 
 #: What a volume's status, when it is set, says of its attachment: later operations bring it back to where that says it was.
 _ATTACHED: Mapping[str, Mapping[str, Any]] = {
-    "available": {"attached_to": ""},
+    "available": {"attached_to": "", "mountpoint": ""},
     "in-use": {"attached_to": sa.case((volumes.c.attached_to == "", UNKNOWN), else_=volumes.c.attached_to)},
 }
 
@@ -101,7 +100,7 @@ class BlockStorage:
         self._check_size(size_bytes)
         found = self._check_image(image, size_bytes, project_id) if image else None
         # Where the image's data are, if it was uploaded.
-        uuid, location = str(uuid_module.uuid4()), getattr(found, "location", "") or self._place()
+        uuid, location = randomness.new_uuid(), getattr(found, "location", "") or self._place()
         values = {"name": name, "project_id": project_id, "size_bytes": size_bytes, "image": image}
 
         def work(tx: sa.Connection) -> None:
@@ -163,7 +162,7 @@ class BlockStorage:
     def upload(self, uuid: str, image_name: str) -> Any:
         """Begin to upload it to a new image, whose row is returned."""
         volume = self.get(VOLUME, uuid, None)
-        image = str(uuid_module.uuid4())
+        image = randomness.new_uuid()
 
         def work(tx: sa.Connection) -> None:
             token = self._workers.create(tx, VOLUME, uuid, "upload", "uploading", addressed_to=volume.location)
@@ -188,21 +187,27 @@ class BlockStorage:
 
         self._database.run(work)
 
-    def attach(self, uuid: str, server: str) -> None:
-        """At once, by one conditional statement.
+    def attach(self, uuid: str, server: str, mountpoint: str = "") -> None:
+        """Records at once, by one conditional statement, that a server uses the volume.
 
-        :raises Conflict: it is not available.
+        :param mountpoint: the device under which the server sees the volume; only shown.
+        :raises Conflict: the volume is not available.
         """
+        condition = volumes.c.status == "available"
         self._immediate(
-            uuid, "attached", ("available",), volumes.c.status == "available", status="in-use", attached_to=server
-        )
+            uuid, "attached", ("available",), condition, status="in-use", attached_to=server, mountpoint=mountpoint,
+            fault="",
+        )  # fmt: skip
 
     def detach(self, uuid: str) -> None:
-        """At once; never brings back what is being deleted.
+        """Records at once that no server uses the volume; a volume that is being deleted stays so.
 
-        :raises Conflict: it is not in use.
+        :raises Conflict: the volume is not in use.
         """
-        self._immediate(uuid, "detached", ("in-use",), volumes.c.status == "in-use", status="available", attached_to="")
+        condition = volumes.c.status == "in-use"
+        self._immediate(
+            uuid, "detached", ("in-use",), condition, status="available", attached_to="", mountpoint="", fault=""
+        )
 
     def _immediate(self, uuid: str, verb: str, allowed: Sequence[str], *conditions: Any, **values: Any) -> None:
         def work(tx: sa.Connection) -> None:
@@ -216,7 +221,7 @@ class BlockStorage:
     def create_snapshot(self, volume_uuid: str, *, name: str = "", project_id: str = "") -> Any:
         """Begin to copy the volume into a snapshot."""
         volume = self.get(VOLUME, volume_uuid, None)
-        uuid = str(uuid_module.uuid4())
+        uuid = randomness.new_uuid()
 
         def work(tx: sa.Connection) -> None:
             idle = volumes.c.status.in_(_IDLE)
@@ -246,7 +251,7 @@ class BlockStorage:
     def create_backup(self, volume_uuid: str, *, name: str = "", project_id: str = "") -> Any:
         """Begin to back a volume up; both have a worker row, and end together."""
         volume = self.get(VOLUME, volume_uuid, None)
-        uuid = str(uuid_module.uuid4())
+        uuid = randomness.new_uuid()
 
         def work(tx: sa.Connection) -> None:
             token = self._workers.create(tx, VOLUME, volume_uuid, "backup", "backing-up", addressed_to=volume.location)
@@ -259,36 +264,60 @@ class BlockStorage:
         return self._done(work, BACKUP, uuid, volume.location)
 
     def restore(self, backup_uuid: str, volume_uuid: str | None = None, *, name: str = "") -> Any:
-        """Begin to restore a backup to a volume that nobody uses: the given one, or its own; the volume is returned.
+        """Requests the restoration of a backup, to a new volume unless a volume is given. Returns the volume.
 
-        :raises Conflict: the volume is where the backup's data are not, a snapshot of it is being made, or something is being done
-            to one of them.
+        :param volume_uuid: a volume that nothing uses; the restoration replaces its data.
+        :param name: of the new volume; ``restore_backup_<uuid of the backup>`` unless given, as with Cinder.
+        :raises Conflict: the given volume is at another location than the backup's data, a snapshot of it is being made, or an
+            operation on the volume or the backup is in progress.
+        :raises PayloadTooLarge: the new volume is larger than ``[block_storage] max_volume_gb``.
         """
         backup = self.get(BACKUP, backup_uuid, None)
-        volume = self.get(VOLUME, volume_uuid or backup.volume_uuid, None)
+        if volume_uuid is None:
+            self._check_size(backup.size_bytes)
+            uuid, location = randomness.new_uuid(), self._location(backup)
+        else:
+            target = self._target(backup, volume_uuid)
+            uuid, location = target.uuid, target.location
+
+        def work(tx: sa.Connection) -> None:
+            token = self._workers.create(tx, VOLUME, uuid, "restore", "restoring-backup", addressed_to=location)
+            if volume_uuid is None:
+                self._insert_target(tx, uuid, token, location, backup, name)
+            else:
+                self._move(tx, uuid, token, "restoring-backup", ("available", "error_restoring"), upload_to=backup_uuid)
+                self._refuse_while_read(tx, uuid)
+            token = self._workers.create(tx, BACKUP, backup_uuid, "restore", "restoring", addressed_to=location)
+            written = ROWS[BACKUP].write(
+                tx, backup_uuid, token, expected=("available",), status="restoring", restore_to=uuid, fault=""
+            )
+            if not written:
+                raise self._refused(tx, BACKUP, backup_uuid, "restored", ("available",))
+
+        self._done(work, BACKUP, backup_uuid, location)
+        return self.get(VOLUME, uuid, None)
+
+    def _target(self, backup: Any, volume_uuid: str) -> Any:
+        """Returns the volume that a backup is to be restored to, if the backup fits and lies at the volume's location."""
+        volume = self.get(VOLUME, volume_uuid, None)
         if volume.size_bytes < backup.size_bytes:
             raise errors.InvalidInput(
                 f"The volume has {volume.size_bytes} bytes, the backup {backup.size_bytes}.", path="volume_id"
             )
         if backup.location not in ("", volume.location):
             raise errors.Conflict(
-                f"The backup lies at {backup.location}, the volume at {volume.location}; restore it to a volume there."
+                f"The backup lies at {backup.location}, the volume at {volume.location}; restore it to a volume there, or to a "
+                "new one."
             )
+        return volume
 
-        def work(tx: sa.Connection) -> None:
-            location, allowed = volume.location, ("available", "error_restoring")
-            token = self._workers.create(tx, VOLUME, volume.uuid, "restore", "restoring-backup", addressed_to=location)
-            self._move(tx, volume.uuid, token, "restoring-backup", allowed, upload_to=backup_uuid)
-            self._refuse_while_read(tx, volume.uuid)
-            token = self._workers.create(tx, BACKUP, backup_uuid, "restore", "restoring", addressed_to=location)
-            written = ROWS[BACKUP].write(
-                tx, backup_uuid, token, expected=("available",), status="restoring", restore_to=volume.uuid
-            )
-            if not written:
-                raise self._refused(tx, BACKUP, backup_uuid, "restored", ("available",))
-
-        self._done(work, BACKUP, backup_uuid, volume.location)
-        return self.get(VOLUME, volume.uuid, None)
+    @staticmethod
+    def _insert_target(tx: sa.Connection, uuid: str, token: int, location: str, backup: Any, name: str) -> None:
+        """Inserts the new volume that a backup is restored to. It has no data until the restoration ends."""
+        ROWS[VOLUME].insert(
+            tx, uuid, "restoring-backup", token, name=name or f"restore_backup_{backup.uuid}", project_id=backup.project_id,
+            size_bytes=backup.size_bytes, location=location, image="", upload_to=backup.uuid, attached_to="", snapshots=0,
+        )  # fmt: skip
 
     @staticmethod
     def _refuse_while_read(tx: sa.Connection, uuid: str) -> None:
@@ -297,24 +326,25 @@ class BlockStorage:
         To be called after the volume's row is written: the request of a snapshot writes it too, so that an earlier one is seen
         here, and a later one finds the volume's status.
 
-        :raises Conflict: there is one; the transaction must be rolled back.
+        :raises InUse: there is one; the transaction must be rolled back.
         """
         if not ROWS[VOLUME].get(tx, uuid).snapshots:
             return
         reading = [snapshots.c.volume_uuid == uuid, snapshots.c.status == "creating"]
         holder = tx.execute(sa.select(snapshots.c.uuid).where(*reading).limit(1)).scalar()
         if holder is not None:
-            raise errors.Conflict(
-                f"The snapshot {holder} of the volume {uuid} is being made; wait until that has ended, or delete it by force."
+            raise errors.InUse(
+                f"The snapshot {holder} of the volume {uuid} is being made; wait until that has ended, or delete it by force.",
+                holder=holder,
             )
 
     # -- all ------------------------------------------------------------------------------------------------------
 
     def reset(self, kind: str, uuid: str, status: str) -> None:
-        """Set the status by a person's word; a volume that is available is attached to nothing, one in use to something.
+        """Sets the status as an operator says. An available volume is attached to nothing, a volume in use to something.
 
-        Whatever is being done to the resource, by whichever service, ends here: its worker row is removed and its later writes are
-        refused; what it wrote is collected.
+        An operation that is in progress on the resource ends here: its row is removed, its later writes are refused, and the files
+        that it wrote are collected. A status without an error leaves no reason of an earlier failure behind.
 
         :raises InvalidInput: that status cannot be set.
         """
@@ -329,19 +359,19 @@ class BlockStorage:
             row = ROWS[kind].get(tx, uuid)
             if status in _IDLE and not row.path:
                 raise errors.Conflict(f"The {kind} {uuid} has no data, so it cannot be {status}.")
+            changes: dict[str, Any] = {} if status.startswith("error") else {"fault": ""}
             if kind == VOLUME:
                 outcomes.kill_uploads(tx, [row], "Its volume was reset.")
-                ROWS[kind].must_write(tx, uuid, token, status=status, upload_to="", **_ATTACHED.get(status, {}))
-            else:
-                ROWS[kind].must_write(tx, uuid, token, status=status)
+                changes |= {"upload_to": "", **_ATTACHED.get(status, {})}
+            ROWS[kind].must_write(tx, uuid, token, status=status, **changes)
 
         self._database.run(work)
 
     def _move(
         self, tx: sa.Connection, uuid: str, token: int, status: str, allowed: Sequence[str], **values: Any
     ) -> None:
-        """A volume into the status of an operation."""
-        if not ROWS[VOLUME].write(tx, uuid, token, expected=allowed, status=status, **values):
+        """Moves a volume into the status of an operation. The reason of an earlier failure goes."""
+        if not ROWS[VOLUME].write(tx, uuid, token, expected=allowed, status=status, fault="", **values):
             raise self._refused(tx, VOLUME, uuid, status, allowed)
 
     def _refused(
@@ -352,10 +382,10 @@ class BlockStorage:
             return errors.NotFound(f"There is no {kind} {uuid}.")
         if kind == VOLUME and row.snapshots and row.status in allowed:
             return errors.Conflict(f"The volume {uuid} has {row.snapshots} snapshots; delete them first.")
-        busy = "; an operation on it is in progress" if row.status in _IN_PROGRESS[kind] else ""
-        return errors.Conflict(
-            f"The {kind} {uuid} is {row.status}{busy}. It must be {' or '.join(allowed)} to be {verb}."
-        )
+        needed = f"It must be {' or '.join(allowed)} to be {verb}."
+        if row.status in _IN_PROGRESS[kind]:
+            return errors.InUse(f"The {kind} {uuid} is {row.status}; an operation on it is in progress. {needed}")
+        return errors.Conflict(f"The {kind} {uuid} is {row.status}. {needed}")
 
     def _location(self, row: Any) -> str:
         """Where the services are that work on what was made from a volume."""

@@ -49,6 +49,8 @@ volumes = sa.Table(
     sa.Column("upload_to", exact(36), nullable=False),
     #: The server it is attached to.
     sa.Column("attached_to", sa.String(255), nullable=False),
+    #: The device under which that server sees the volume; only shown.
+    sa.Column("mountpoint", sa.String(255), server_default="", nullable=False),
     #: How many snapshots there are: a volume with some cannot go.
     sa.Column("snapshots", sa.Integer, nullable=False),
     sa.UniqueConstraint("uuid", name="uq_block_volumes_uuid"),

@@ -4,29 +4,38 @@
 Three stages, each in threads of its own: one takes what waits (up to ``batch``) with one transaction, ``operations`` of them work
 on the hypervisor, one finishes what is done (up to ``batch``) with one transaction and then tells the schedulers, in the order of
 the commits. What is held is renewed meanwhile. A message that was lost, doubled or came late changes nothing: the worker row
-decides what there is to do.
+decides what there is to do. Worker rows are of instances, or of the sources of moves (``DEPARTURE``), which let go of them.
 
-An instance whose build fails gets the status ``error`` and the fault's text, and its claim is given back: it occupies nothing.
+An instance whose build fails is handed to a scheduler, which places it on another node. After the last try it gets the status
+``error`` and the fault's text, and its claim is released: it occupies nothing.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import queue
-import threading
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from oslo_context import context as oslo_context
 from oslo_log import log as logging
 from typing_extensions import override
 
-from moorage import errors
-from moorage.allocation.interface import AllocationChange
+from moorage import errors, threads
+from moorage.allocation.interface import AllocationChange, ConsumerHolding, Expect
 from moorage.cleanup.interface import Lease
-from moorage.control_plane.interface import AgentService, AgentTools, Instance, move_consumer
-from moorage.rpc.server import rpc_method
+from moorage.context import anonymous
+from moorage.control_plane.interface import (
+    ANY_SCHEDULER,
+    DEPARTURE,
+    AgentService,
+    AgentTools,
+    Instance,
+    departed_consumer,
+    move_consumer,
+)
+from moorage.rpc.server import incoming, rpc_method
 from moorage_plugins.compute.driver import DriverError, SimulatedDriver
 from moorage_plugins.compute.operations import MOVES, OPERATIONS, Done, Held, event_of
 
@@ -34,6 +43,8 @@ __all__ = ["ComputeAgent"]
 
 LOG = logging.getLogger(__name__)
 TYPE = "instance"
+#: Resource type and uuid of a worker row.
+_Key = tuple[str, str]
 #: Seconds before a transaction is tried again that the store could not do.
 _PAUSE = 0.5
 #: Rows that a sweep reads at a time.
@@ -77,22 +88,22 @@ class ComputeAgent(AgentService):
         )
         self._batch = int(section.batch)
         self._limit = int(section.queue)
-        self._lock = threading.Lock()
+        self._lock = threads.lock()
         self._sweeps = 0
-        self._waiting: set[str] = set()
+        self._waiting: set[_Key] = set()
+        self._requests: dict[str, oslo_context.RequestContext] = {}
         self._leases = tools.workers.renewer("compute-renew")
         # Room for what is taken and not finished: no more than a batch waits for the hypervisor.
-        self._room = threading.Semaphore(self._batch + int(section.operations))
-        self._asked: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        self._taken: queue.SimpleQueue[Lease | None] = queue.SimpleQueue()
-        self._done: queue.SimpleQueue[Done | _Tell | _Look | None] = queue.SimpleQueue()
-        self._stopping = threading.Event()
-        self._taker = threading.Thread(target=self._take, name="compute-take", daemon=True)
+        self._room = threads.semaphore(self._batch + int(section.operations))
+        self._asked: threads.Queue[_Key | None] = threads.queue()
+        self._taken: threads.Queue[Lease | None] = threads.queue()
+        self._done: threads.Queue[Done | _Tell | _Look | None] = threads.queue()
+        self._stopping = threads.event()
+        self._taker = threads.thread(self._take, name="compute-take")
         self._operators = [
-            threading.Thread(target=self._operate, name=f"compute-{number}", daemon=True)
-            for number in range(section.operations)
+            threads.thread(self._operate, name=f"compute-{number}") for number in range(section.operations)
         ]
-        self._finisher = threading.Thread(target=self._finish, name="compute-finish", daemon=True)
+        self._finisher = threads.thread(self._finish, name="compute-finish")
 
     @override
     def endpoints(self) -> Sequence[object]:
@@ -110,19 +121,23 @@ class ComputeAgent(AgentService):
     @override
     def sweep(self) -> None:
         """Take up operations whose message was lost, and those of an earlier epoch or with an expired lease."""
-        after = ""
-        while True:
-            page = self._tools.workers.pending(TYPE, self._tools.identity, after=after, limit=_PAGE)
-            for worker in page:
-                # Kept, and yet to be had: its lease could not be renewed. The store decides when it finishes.
-                if not self._leases.keeps(TYPE, worker.resource_id):
-                    self._ask(worker.resource_id)
-            if len(page) < _PAGE:
-                break
-            after = page[-1].resource_id
+        for of_type in (TYPE, DEPARTURE):
+            self._sweep(of_type)
         self._sweeps += 1
         if self._sweeps % _STRANGERS == 0:
             self._remove_strangers({each.uuid for each in self._tools.instances.by_hosts([self._tools.identity.host])})
+
+    def _sweep(self, of_type: str) -> None:
+        after = ""
+        while True:
+            page = self._tools.workers.pending(of_type, self._tools.identity, after=after, limit=_PAGE)
+            for worker in page:
+                # Kept, and yet to be had: its lease could not be renewed. The store decides when it finishes.
+                if not self._leases.keeps(of_type, worker.resource_id):
+                    self._ask(worker.resource_id, of_type)
+            if len(page) < _PAGE:
+                return
+            after = page[-1].resource_id
 
     @override
     def tell_instances(self, *, everything: bool) -> None:
@@ -164,45 +179,63 @@ class ComputeAgent(AgentService):
         self._done.put(_Look(instance_uuid))
 
     @rpc_method
+    def let_go_instance(self, instance_uuid: str) -> None:
+        """An instance has moved away from this host: remove what is left of it."""
+        self._ask(instance_uuid, DEPARTURE)
+
+    @rpc_method
     def delete_instance(self, instance_uuid: str) -> None:
         """There is an instance to delete."""
         self._ask(instance_uuid)
 
-    def _ask(self, uuid: str) -> None:
+    def _ask(self, uuid: str, of_type: str = TYPE) -> None:
+        key = (of_type, uuid)
+        context = oslo_context.get_current() if incoming() is not None else None
         with self._lock:
-            if uuid in self._waiting:
+            if context is not None:
+                # Kept until the operation ends, so that its lines in the log have the id of the request.
+                self._requests[uuid] = context
+                while len(self._requests) > self._limit:
+                    del self._requests[next(iter(self._requests))]
+            if key in self._waiting:
                 return
             if len(self._waiting) >= self._limit:
-                LOG.warning("%d operations wait already; that of %s will be found by the sweep.", self._limit, uuid)
+                LOG.warning("%d operations wait already; the sweep will find that of %s.", self._limit, uuid)
                 return
-            self._waiting.add(uuid)
-        self._asked.put(uuid)
+            self._waiting.add(key)
+        self._asked.put(key)
 
     # -- taking ---------------------------------------------------------------------------------------------------
 
     def _take(self) -> None:
         running = True
         while running:
-            uuids, running = _drain(self._asked, self._batch)
+            keys, running = _drain(self._asked, self._batch)
             if self._stopping.is_set():
                 return
             with self._lock:
                 # From here on a new message for the same instance counts again: it may be of another operation.
-                self._waiting.difference_update(uuids)
-            for _ in uuids:
+                self._waiting.difference_update(keys)
+            for _ in keys:
                 self._room.acquire()
-            taken: Mapping[str, Lease] = {}
-            try:
-                taken = self._tools.workers.take_many(TYPE, uuids, self._tools.identity)
-            except errors.Unavailable as error:
-                LOG.warning("%d operations are put off until the next sweep: %s", len(uuids), error.message)
-            except Exception:
-                LOG.exception("Operations on %s could not be taken.", ", ".join(uuids))
-            if len(taken) < len(uuids):
-                self._room.release(len(uuids) - len(taken))
-            self._leases.keep(taken.values())
-            for held in taken.values():
-                self._taken.put(held)
+            for of_type in (TYPE, DEPARTURE):
+                self._take_many(of_type, [uuid for each, uuid in keys if each == of_type])
+
+    def _take_many(self, of_type: str, uuids: Sequence[str]) -> None:
+        if not uuids:
+            return
+        taken: Mapping[str, Lease] = {}
+        try:
+            taken = self._tools.workers.take_many(of_type, uuids, self._tools.identity)
+        except errors.Unavailable as error:
+            LOG.warning("%d operations are put off until the next sweep: %s", len(uuids), error.message)
+        except Exception:
+            LOG.exception("Operations on %s could not be taken.", ", ".join(uuids))
+        if len(taken) < len(uuids):
+            self._room.release(len(uuids) - len(taken))
+        self._leases.keep(taken.values())
+        for held in taken.values():
+            self._taken.put(held)
 
     # -- the hypervisor -------------------------------------------------------------------------------------------
 
@@ -214,6 +247,8 @@ class ComputeAgent(AgentService):
             if self._stopping.is_set():
                 self._give_back(held, "the agent is stopping")
                 continue
+            (self._requests.get(held.resource_id) or anonymous()).update_store()
+            LOG.info("The %s of instance %s begins.", held.operation, held.resource_id)
             try:
                 self._done.put(self._do(held))
             except errors.MoorageError as error:
@@ -223,6 +258,8 @@ class ComputeAgent(AgentService):
                 self._give_back(held, f"{type(error).__name__}: {error}")
 
     def _do(self, held: Lease) -> Done:
+        if held.resource_type == DEPARTURE:
+            return self._let_go(held.resource_id, held)
         try:
             instance = self._tools.instances.get(held.resource_id)
         except errors.NotFound:
@@ -239,6 +276,23 @@ class ComputeAgent(AgentService):
         if done.made and done.changes is not None and done.changes["fault"]:
             self._discard(held)
         return done
+
+    def _let_go(self, uuid: str, held: Lease) -> Done:
+        """Remove what a move left on this host. The end of the operation releases the resources on this host."""
+        try:
+            if not self._is_here(uuid):
+                self._driver.destroy(uuid, newest=self._driver.running().get(uuid, 0))
+        except DriverError as error:
+            raise errors.Unavailable(
+                f"Instance {uuid}, which has moved away, cannot be destroyed here: {error}"
+            ) from error
+        return Done(held, None, None, (departed_consumer(uuid),), tell="left")
+
+    def _is_here(self, uuid: str) -> bool:
+        try:
+            return bool(self._tools.instances.get(uuid).host == self._tools.identity.host)
+        except errors.NotFound:
+            return False
 
     def _discard(self, held: Lease) -> None:
         """Remove from the hypervisor what this try left; what cannot be removed goes with the next start."""
@@ -326,7 +380,10 @@ class ComputeAgent(AgentService):
         tools = self._tools
         try:
             instance = tools.instances.get(uuid)
-            if instance.host == tools.identity.host:
+            if instance.host == tools.identity.host and instance.status == "error":
+                # A scheduler gave up its build; it occupies nothing.
+                tools.reporter.deleted([uuid])
+            elif instance.host == tools.identity.host:
                 tools.reporter.created([instance])
             elif self._remove_stranger(uuid, self._driver.running().get(uuid, 0)):
                 tools.reporter.live_migrated(instance, source=True)
@@ -338,9 +395,12 @@ class ComputeAgent(AgentService):
         except Exception:
             LOG.exception("What instance %s left could not be removed.", uuid)
 
-    def _commit(self, batch: Sequence[Done]) -> list[Done]:
-        """Write all in one transaction; those that were written. Waits for a store that is away, until the agent stops."""
-        # Claims are given back in the order of their providers, so that two agents do not wait for each other.
+    def _commit(self, batch: Sequence[Done], *, unknown: bool = False) -> list[Done]:
+        """Write all in one transaction and return those that are written. Waits for a store that is away, until the agent stops.
+
+        :param unknown: an earlier commit of this batch has an unknown outcome, so its rows may be written already.
+        """
+        # Claims are released in the order of their providers, so that two agents do not wait for each other.
         ordered = sorted(
             batch, key=lambda each: (each.instance.node_uuid if each.instance else "", each.held.resource_id)
         )
@@ -348,33 +408,72 @@ class ComputeAgent(AgentService):
         if moved and len(ordered) > 1:
             # The claims of a move change in a transaction that is the store's own.
             kept = [each for each in ordered if each.holds is None]
-            return [written for part in (kept, *([each] for each in moved)) if part for written in self._commit(part)]
+            parts = (kept, *([each] for each in moved))
+            return [written for part in parts if part for written in self._commit(part, unknown=unknown)]
         while True:
             try:
+                if len(ordered) == 1 and unknown and self._is_written(ordered[0]):
+                    return ordered
                 self._write_together(ordered)
                 return ordered
             except errors.Fenced as error:
                 if len(ordered) > 1:
-                    # One of the batch was taken over: the others must not suffer for it.
-                    return [written for each in ordered for written in self._commit([each])]
+                    # One operation of the batch was taken over, or is written; each is now committed alone.
+                    return [written for each in ordered for written in self._commit([each], unknown=unknown)]
                 LOG.warning("%s", error.message)
-                if ordered[0].made:
+                if ordered[0].made and not unknown:
+                    # After an unknown outcome it may be the instance itself; the sweep removes it if it is not.
                     self._discard(ordered[0].held)
                 return []
             except errors.Unavailable as error:
                 LOG.warning("%d operations are done but not written yet: %s", len(ordered), error.message)
+                unknown = unknown or error.details.get("outcome") == "unknown"
                 if self._tools.clock.wait(self._stopping, _PAUSE):
                     # The next epoch does them again.
                     return []
 
+    def _is_written(self, done: Done) -> bool:
+        """Whether an earlier commit of this operation succeeded: only that writes its token into the instance's row."""
+        try:
+            return self._tools.instances.get(done.held.resource_id).fence == done.held.token
+        except errors.NotFound:
+            return done.changes is None
+
     def _write_together(self, batch: Sequence[Done]) -> None:
         (first, *others) = batch
-        if first.holds is None or others:
+        owner = first.instance
+        if first.holds is None or owner is None or others:
             self._tools.database.run(lambda tx: self._write_all(tx, batch))
             return
         uuid = first.held.resource_id
-        changes = [AllocationChange(uuid, first.holds), *(AllocationChange(each, {}) for each in first.releases)]
-        self._tools.store.replace(changes, lambda tx: self._write_row(tx, first))
+        # A client of Placement may have deleted the consumer. This creates it again, with its owner and type.
+        changes = [
+            AllocationChange(
+                uuid,
+                first.holds,
+                project=owner.project_id,
+                user=owner.user_id,
+                consumer_type="INSTANCE",
+                residents=dict.fromkeys(first.leaves(uuid)),
+            ),
+            *(AllocationChange(each, {}) for each in first.releases),
+        ]
+        if not first.left:
+            self._tools.store.replace(changes, lambda tx: self._write_row(tx, first))
+            return
+        source = self._tools.store.consumer(uuid)
+        if source is not None:
+            kept = AllocationChange(
+                departed_consumer(uuid), _resources(source), Expect.NOTHING, owner.project_id, owner.user_id,
+                consumer_type="MIGRATION_SOURCE",
+            )  # fmt: skip
+            changes = [dataclasses.replace(changes[0], expected=source.consumer.generation), *changes[1:], kept]
+        self._tools.store.replace(changes, lambda tx: self._write_move(tx, first))
+
+    def _write_move(self, tx: Any, done: Done) -> None:
+        """The end of a move from another host, and the operation by which that host lets go of the instance."""
+        self._write_row(tx, done)
+        self._tools.workers.create(tx, DEPARTURE, done.held.resource_id, "let_go", "leaving", addressed_to=done.left)
 
     def _write_all(self, tx: Any, batch: Sequence[Done]) -> None:
         for each in batch:
@@ -383,7 +482,7 @@ class ComputeAgent(AgentService):
     def _write(self, tx: Any, done: Done) -> None:
         self._write_row(tx, done)
         for consumer in done.releases:
-            self._tools.release(consumer, tx)
+            self._tools.release(consumer, tx, residents=done.leaves(consumer))
 
     def _write_row(self, tx: Any, done: Done) -> None:
         """The fenced write of one operation and the end of its worker row."""
@@ -397,10 +496,18 @@ class ComputeAgent(AgentService):
             written = instances.change(tx, held.resource_id, held.token, done.changes)
         if not written:
             raise errors.Fenced(f"Instance {held.resource_id} was written by a later operation, or removed.")
+        if done.elsewhere:
+            self._tools.workers.create(
+                tx, TYPE, held.resource_id, held.operation, held.status, addressed_to=ANY_SCHEDULER
+            )
 
     def _observe(self, written: Sequence[Done]) -> None:
         for each in written:
-            self._tools.tell(event_of(each, self._tools.identity.host))
+            context = self._requests.pop(each.held.resource_id, None)
+            (context or anonymous()).update_store()
+            LOG.info("The %s of instance %s has ended.", each.held.operation, each.held.resource_id)
+            if each.held.resource_type == TYPE and not each.elsewhere:
+                self._tools.tell(event_of(each, self._tools.identity.host))
 
     def _report(self, written: Sequence[Done]) -> None:
         """After the commit: tell every scheduler, and the host that an instance has left."""
@@ -409,10 +516,11 @@ class ComputeAgent(AgentService):
         for each in written:
             told.setdefault(each.tell, []).append(each)
             if each.left and each.left != self._tools.identity.host:
-                self._tools.cast(each.left, "look_at_instance", each.held.resource_id)
+                method = "look_at_instance" if each.holds is None else "let_go_instance"
+                self._tools.cast(each.left, method, each.held.resource_id)
         if created := told.pop("created", []):
             reporter.created([_now(each) for each in created])
-        if gone := told.pop("deleted", []):
+        if gone := [*told.pop("deleted", []), *told.pop("left", [])]:
             reporter.deleted([each.held.resource_id for each in gone])
         for name, several in told.items():
             for each in several:
@@ -428,6 +536,13 @@ class ComputeAgent(AgentService):
         self._room.release(len(leases))
 
 
+def _resources(holding: ConsumerHolding) -> dict[str, dict[str, int]]:
+    found: dict[str, dict[str, int]] = {}
+    for item in holding.allocations:
+        found.setdefault(item.provider, {})[item.resource_class] = item.used
+    return found
+
+
 def _now(done: Done) -> Instance:
     """The instance as it was written."""
     if done.instance is None or done.changes is None:
@@ -435,7 +550,7 @@ def _now(done: Done) -> Instance:
     return dataclasses.replace(done.instance, **done.changes)
 
 
-def _drain(source: queue.SimpleQueue[Any], limit: int) -> tuple[list[Any], bool]:
+def _drain(source: threads.Queue[Any], limit: int) -> tuple[list[Any], bool]:
     """What waits in the queue, at least one and at most ``limit``; and whether to go on: None in the queue ends it."""
     found: list[Any] = []
     item = source.get()
@@ -445,6 +560,6 @@ def _drain(source: queue.SimpleQueue[Any], limit: int) -> tuple[list[Any], bool]
             return found, True
         try:
             item = source.get_nowait()
-        except queue.Empty:
+        except threads.Empty:
             return found, True
     return found, False

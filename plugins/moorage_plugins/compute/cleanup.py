@@ -61,16 +61,22 @@ class InstanceHandler(SetCleanupHandler):
                 written = tools.instances.change(transaction, uuid, held.token, {"pending": {}, **changes})
             if not written:
                 raise errors.Fenced(f"Instance {uuid} was written by a later operation, or removed.")
+            row = resources[uuid]
             if held.status in ("building", "deleting", "unshelving"):
-                tools.release(uuid, transaction)
+                tools.release(uuid, transaction, residents=_nodes(row.node_uuid))
             if held.status in ("deleting", "resizing", "migrating"):
-                tools.release(move_consumer(uuid), transaction)
+                destination = (row.pending or {}).get("node_uuid", "")
+                tools.release(move_consumer(uuid), transaction, residents=_nodes(destination))
 
     @override
     def settled(self, leases: Mapping[str, Lease], resources: Mapping[str, Any]) -> None:
         tools: Any = self.tools
         for uuid, held in leases.items():
             tools.tell(_event(held, resources[uuid]))
+
+
+def _nodes(uuid: str) -> tuple[str, ...]:
+    return (uuid,) if uuid else ()
 
 
 def _event(held: Lease, row: Any) -> Event:

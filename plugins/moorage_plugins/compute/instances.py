@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -11,12 +12,12 @@ from typing_extensions import override
 
 from moorage import errors, lease
 from moorage.clock import Clock
-from moorage.control_plane.interface import Instance, InstanceStore, Reassignable
+from moorage.control_plane.interface import Instance, InstanceStore, Reassignable, move_consumer
 from moorage.db import Database, now
 from moorage.scheduling.interface import NO_FIELDS, InstanceRecord, declared_fields
 from moorage_plugins.compute.tables import instances
 
-__all__ = ["ComputeInstances"]
+__all__ = ["MOVING", "ComputeInstances"]
 
 _COLUMNS = (
     instances.c.uuid, instances.c.name, instances.c.status, instances.c.host, instances.c.node, instances.c.node_uuid,
@@ -32,15 +33,26 @@ _RECORD = (
 _MORE = (instances.c.name, instances.c.user_id, instances.c.created_at, instances.c.request)
 #: No operation is in progress.
 _SETTLED = frozenset({"active", "error", "shelved_offloaded"})
-#: What is on one node and goes to another.
-_MOVING = ("resizing", "migrating")
+#: Statuses of an instance that may already run on its destination.
+MOVING = ("resizing", "migrating", "deleting")
+#: Operations that move an instance to ``pending["node_uuid"]``.
+_MOVES = frozenset({"resize", "live_migrate"})
 #: An instance in error holds no room any more: its claim is given back when the build fails. One that is shelved has none.
 _OCCUPIES = instances.c.status.not_in(("error", "shelved_offloaded"))
+#: The node that an instance is on, and the node that it moves to.
+_PLACES = (instances.c.node_uuid, instances.c.destination_uuid)
 _OF_UUID = instances.c.uuid == sa.bindparam("of_uuid")
 _FENCE = {"token": sa.bindparam("token", type_=sa.BigInteger)}
 _SET = lease.WRITE.update(instances, _OF_UUID, _FENCE).values(
     status=sa.bindparam("to_status"), fault=sa.bindparam("to_fault"), updated_at=now()
 )
+_OF_NODE = sa.bindparam("of_node", type_=sa.String)
+_ON_NODE = (
+    sa.select(*_RECORD, instances.c.node_uuid, instances.c.destination_uuid, instances.c.pending)
+    .where(_OCCUPIES, sa.or_(instances.c.node_uuid == _OF_NODE, instances.c.destination_uuid == _OF_NODE))
+    .order_by(instances.c.uuid)
+)
+_ON_NODE_IN_FULL = _ON_NODE.add_columns(*_MORE)
 _CHANGED = frozenset(
     {"status", "fault", "host", "node", "node_uuid", "flavorid", "resources", "request", "server_group", "pending"}
 )
@@ -79,15 +91,14 @@ class ComputeInstances(InstanceStore, Reassignable):
         columns = (*_RECORD, *_MORE) if self._fields else _RECORD
         query = sa.select(*columns).where(condition, _OCCUPIES).order_by(instances.c.uuid).limit(limit)
         with self._database.read() as tx:
-            rows = tx.execute(query).all()
-        return [
-            InstanceRecord(
-                row.uuid, row.host, row.node, row.flavorid, row.resources, row.project_id,
-                fields=self._fields.of(row) if self._fields else {}, busy=row.status not in _SETTLED,
-                server_group=row.server_group,
-            )
-            for row in rows
-        ]  # fmt: skip
+            return [self._record(row) for row in tx.execute(query)]
+
+    def _record(self, row: Any) -> InstanceRecord:
+        return InstanceRecord(
+            row.uuid, row.host, row.node, row.flavorid, row.resources, row.project_id,
+            fields=self._fields.of(row) if self._fields else {}, busy=row.status not in _SETTLED,
+            server_group=row.server_group,
+        )  # fmt: skip
 
     @override
     def insert(self, transaction: Any, instance: Instance) -> None:
@@ -140,11 +151,21 @@ class ComputeInstances(InstanceStore, Reassignable):
             return [(row.uuid, node) for row in tx.execute(query) for node in _nodes(row)]
 
     @override
-    def on_node(self, node_uuid: str, transaction: Any) -> Sequence[tuple[str, bool]]:
-        query = sa.select(instances.c.uuid, instances.c.node_uuid, instances.c.status, instances.c.pending)
-        query = query.where(_OCCUPIES, sa.or_(instances.c.node_uuid == node_uuid, instances.c.status.in_(_MOVING)))
-        rows = transaction.execute(query).all()
-        return [(row.uuid, row.status not in _SETTLED) for row in rows if node_uuid in _nodes(row)]
+    def on_node(self, node_uuid: str, transaction: Any) -> Sequence[InstanceRecord]:
+        found = []
+        query = _ON_NODE_IN_FULL if self._fields else _ON_NODE
+        for row in transaction.execute(query, {"of_node": node_uuid}).all():
+            record = self._record(row)
+            here = row.node_uuid == node_uuid
+            if here:
+                found.append(record)
+            if row.destination_uuid == node_uuid and row.status in MOVING:
+                found.append(_moved_in(record, row.pending or {}, beside_itself=here))
+        return found
+
+    @override
+    def occupies(self, node_uuid: Any) -> Any:
+        return sa.or_(*(sa.exists().where(column == node_uuid).correlate(node_uuid.table) for column in _PLACES))
 
     @override
     def set_status(
@@ -177,6 +198,8 @@ class ComputeInstances(InstanceStore, Reassignable):
             raise TypeError(f"instances have no {', '.join(sorted(unknown))} that could be changed")
         # JSON is written as plain mappings.
         plain = {name: dict(value) if isinstance(value, Mapping) else value for name, value in values.items()}
+        if "pending" in values:
+            plain["destination_uuid"] = _destination(values["pending"])
         statement = lease.WRITE.update(instances, _OF_UUID, _FENCE).values(**plain, updated_at=now())
         if expected:
             statement = statement.where(instances.c.status.in_(expected))
@@ -192,6 +215,26 @@ class ComputeInstances(InstanceStore, Reassignable):
     def reassign(self, transaction: Any, hosts: Mapping[str, str], host: str) -> int:
         rows = [{"of_uuid": uuid, "from_host": source, "to_host": host} for uuid, source in sorted(hosts.items())]
         return int(transaction.execute(_REASSIGN, rows).rowcount) if rows else 0
+
+
+def _destination(pending: Mapping[str, Any]) -> str:
+    """The node to which an operation moves its instance; empty when the instance stays."""
+    return str(pending.get("node_uuid") or "") if pending.get("operation") in _MOVES else ""
+
+
+def _moved_in(record: InstanceRecord, pending: Mapping[str, Any], *, beside_itself: bool) -> InstanceRecord:
+    """An instance as its destination sees it: with the flavor that it will have there.
+
+    :param beside_itself: it is resized on its own node, where it is a resident under its own uuid already.
+    """
+    return dataclasses.replace(
+        record,
+        uuid=move_consumer(record.uuid) if beside_itself else record.uuid,
+        host=pending.get("host", record.host),
+        node=pending.get("node", record.node),
+        flavorid=pending.get("flavorid", record.flavorid),
+        resources=pending.get("resources", record.resources),
+    )
 
 
 def _nodes(row: Any) -> set[str]:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What each operation does on the hypervisor, and what the store, the claims and the schedulers are told afterwards.
 
-An operation that fails leaves the instance as it was, with the fault's text; but a build that fails leaves an instance in error
-that occupies nothing, and one that cannot be brought back stays shelved.
+An operation that fails leaves the instance as it was, with the fault's text. A build that fails is tried on other nodes
+(:mod:`moorage.control_plane.build_retries`); the last one leaves an instance in error that occupies nothing. An instance that
+cannot be unshelved stays shelved.
 """
 
 from __future__ import annotations
@@ -51,6 +52,21 @@ class Done:
     left: str = ""
     #: Something of this try is on the hypervisor, which must go when it turns out to have been taken over.
     made: bool = field(default=False)
+    #: The build shall be tried on another node.
+    elsewhere: bool = False
+
+    def leaves(self, consumer: str) -> tuple[str, ...]:
+        """The nodes whose instances change when this consumer's claim goes, uuids in order."""
+        if self.instance is None:
+            return ()
+        destination = self.instance.pending.get("node_uuid", "")
+        if consumer != self.instance.uuid:
+            nodes = {destination}
+        elif self.holds is None:
+            nodes = {self.instance.node_uuid}
+        else:
+            nodes = {self.instance.node_uuid, destination}
+        return tuple(sorted(nodes - {""}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +114,19 @@ def _build(held: Held) -> Done:
     try:
         held.make()
     except DriverError as error:
+        if held.instance.pending.get("retries"):
+            return _try_elsewhere(held, error)
         return held.failed(error, {"status": "error"}, releases=(held.instance.uuid,), tell="deleted", made=True)
     return held.done({"status": "active"}, tell="created", made=True)
+
+
+def _try_elsewhere(held: Held, error: DriverError) -> Done:
+    """The build failed, and a scheduler shall place the instance on another node. Its claim stays until then."""
+    instance, pending = held.instance, held.instance.pending
+    tried = {"host": instance.host, "node": instance.node, "node_uuid": instance.node_uuid, "fault": str(error)}
+    left = {**pending, "retries": pending["retries"] - 1, "tried": [*pending.get("tried", ()), tried]}
+    changes = {"status": "building", "fault": str(error), "pending": left}
+    return Done(held.lease, instance, changes, tell="deleted", made=True, elsewhere=True)
 
 
 def _delete(held: Held) -> Done:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Claims of instances that are gone."""
+"""Finds claims of instances and of moves that are gone."""
 
 from __future__ import annotations
 
@@ -10,19 +10,26 @@ import sqlalchemy as sa
 from typing_extensions import override
 
 from moorage.allocation.interface import OrphanDetector
+from moorage.control_plane.interface import move_consumer
 from moorage.db import Database
+from moorage_plugins.compute.instances import MOVING
 from moorage_plugins.compute.tables import instances
 
 __all__ = ["InstanceDetector"]
 
+_MOVING = sa.select(instances.c.uuid).where(instances.c.status.in_(MOVING))
 _THERE = sa.select(instances.c.uuid).where(instances.c.uuid.in_(sa.bindparam("uuids", expanding=True)))
 
 
 class InstanceDetector(OrphanDetector):
-    """Knows the instances that were placed here; a claim and its instance's row come and go in one transaction."""
+    """Knows the instances that were placed here, and the moves of them.
 
-    api_version: ClassVar[tuple[int, int]] = (1, 0)
-    consumer_types = frozenset({"INSTANCE"})
+    The claim of an instance comes and goes with the instance's row in one transaction, that of a move with the instance's status.
+    What the source of a move holds (``MIGRATION_SOURCE``) goes by an operation of its own, and is no orphan before.
+    """
+
+    api_version: ClassVar[tuple[int, int]] = (2, 0)
+    consumer_types = frozenset({"INSTANCE", "MIGRATION"})
 
     def __init__(self, *, conf: Any, database: Database, clock: Any) -> None:
         self._database = database
@@ -30,4 +37,6 @@ class InstanceDetector(OrphanDetector):
     @override
     def missing(self, consumers: Sequence[str]) -> Set[str]:
         with self._database.read() as tx:
-            return set(consumers) - set(tx.execute(_THERE, {"uuids": list(consumers)}).scalars())
+            there = set(tx.execute(_THERE, {"uuids": list(consumers)}).scalars())
+            there |= set(map(move_consumer, tx.execute(_MOVING).scalars()))
+        return set(consumers) - there

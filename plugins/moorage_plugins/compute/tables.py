@@ -32,7 +32,11 @@ instances = sa.Table(
     sa.Column("server_group", exact(255), nullable=False, server_default=""),
     #: What the operation in progress is to make of it.
     sa.Column("pending", JsonText),
+    #: The node to which a resize or a live migration moves it; empty while it stays.
+    sa.Column("destination_uuid", Uuid, nullable=False, default="", server_default=""),
     sa.UniqueConstraint("uuid", name="uq_instances_uuid"),
     sa.Index("ix_instances_host", "host", "uuid"),
     sa.Index("ix_instances_server_group", "server_group"),
+    sa.Index("ix_instances_node", "node_uuid"),
+    sa.Index("ix_instances_destination", "destination_uuid"),
 )

@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import ClassVar
 
 from typing_extensions import override
 
-from moorage import errors
+from moorage import errors, threads
 from moorage.coordination.interface import MEMBER_PREFIX, BackendTools, Capability, CoordinationBackend, NotMember, View
 
 __all__ = ["MemoryBackend", "MemoryServer"]
@@ -23,7 +22,7 @@ class MemoryServer:
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
-        self._lock = threading.Lock()
+        self._lock = threads.lock()
         self._groups: dict[str, dict[bytes, float]] = {}
 
     def put(self, group: str, member: bytes, seconds: float) -> None:
@@ -63,7 +62,7 @@ class MemoryServer:
 
 
 _servers: dict[str, MemoryServer] = {}
-_servers_lock = threading.Lock()
+_servers_lock = threads.lock()
 
 
 class MemoryBackend(CoordinationBackend):

@@ -9,6 +9,7 @@ client is made for the next time (a ZooKeeper that lost its data is never joined
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -23,8 +24,8 @@ from tooz import coordination
 from typing_extensions import override
 
 from moorage import errors
+from moorage.bounded_pool import BoundedPool, Overdue
 from moorage.coordination.interface import MEMBER_PREFIX, BackendTools, Capability, CoordinationBackend, NotMember, View
-from moorage_plugins.coordination.bounded import Bounded
 
 __all__ = ["ToozBackend"]
 
@@ -77,7 +78,7 @@ class ToozBackend(CoordinationBackend):
             ) from error
         self.capabilities = _CAPABILITIES[self._scheme]
         self.cautions = _CAUTIONS.get(self._scheme, ())
-        self._bounded: Bounded | None = None
+        self._calls: BoundedPool | None = None
         self._client: Any = None
         self._group = b""
         self._member = b""
@@ -168,7 +169,7 @@ class ToozBackend(CoordinationBackend):
 
     def _connect(self, member_id: bytes) -> None:
         self._disconnect()
-        bounded = self._bounded = Bounded(f"tooz-{self._scheme}", self.tools.clock)
+        calls = self._calls = BoundedPool(f"tooz-{self._scheme}", self.tools.clock, 1)
         made: list[Any] = []
 
         def start() -> Any:
@@ -179,11 +180,11 @@ class ToozBackend(CoordinationBackend):
             return client
 
         try:
-            self._client = self._translated(functools.partial(bounded.call, start, self.tools.connect_timeout))
+            self._client = self._translated(functools.partial(calls.call, start, self.tools.connect_timeout))
         except errors.MoorageError:
             # A client whose start was given up may connect later, and would keep that connection for ever.
-            self._bounded = None
-            bounded.end(lambda: [each.stop() for each in made])
+            self._calls = None
+            _end(calls, lambda: [each.stop() for each in made])
             raise
 
     def _made(self, member_id: bytes) -> Any:
@@ -193,10 +194,10 @@ class ToozBackend(CoordinationBackend):
         return coordination.get_coordinator(self.tools.url, member_id, **given)
 
     def _disconnect(self) -> None:
-        bounded, self._bounded = self._bounded, None
+        calls, self._calls = self._calls, None
         client, self._client = self._client, None
-        if bounded is not None:
-            bounded.end(client.stop if client is not None else lambda: None)
+        if calls is not None:
+            _end(calls, client.stop if client is not None else lambda: None)
 
     def _join_group(self) -> None:
         """Join, making the group where there is none; others may do the same at this moment."""
@@ -213,15 +214,17 @@ class ToozBackend(CoordinationBackend):
         raise errors.Unavailable(f"The group {self._group.decode()} on {self._where} is deleted again and again.")
 
     def _call(self, work: Callable[[], T]) -> T:
-        bounded = self._bounded
-        if bounded is None or self._client is None:
+        calls = self._calls
+        if calls is None or self._client is None:
             raise errors.Unavailable(f"There is no connection to {self._where}.")
         # Two calls of the driver may be made in one of ours.
-        return self._translated(functools.partial(bounded.call, work, self.tools.call_timeout))
+        return self._translated(functools.partial(calls.call, work, self.tools.call_timeout))
 
     def _translated(self, call: Callable[[], T]) -> T:
         try:
             return call()
+        except Overdue as error:
+            raise errors.Unavailable(f"{self._where}: {error}.") from error
         except coordination.GroupNotCreated as error:
             raise NotMember(f"{self._where} has lost the group {self._group.decode()}, with all members.") from error
         except errors.MoorageError as error:
@@ -234,6 +237,17 @@ class ToozBackend(CoordinationBackend):
             # Drivers let the exceptions of their libraries through.
             said = " ".join(str(error).split())[:200] or "no details"
             raise errors.Unavailable(f"{self._where} does not work: {type(error).__name__}: {said}") from error
+
+
+def _end(calls: BoundedPool, last: Callable[[], object]) -> None:
+    """Call ``last`` after the call that runs, then end the thread. Does not wait."""
+
+    def quietly() -> None:
+        with contextlib.suppress(Exception):
+            last()
+
+    calls.start(quietly)
+    calls.close()
 
 
 def _checked(url: str) -> str:

@@ -19,7 +19,11 @@ _SESSION_CREATED = "Session created"
 
 
 class _SessionLog(logging.LoggerAdapter[logging.Logger]):
-    """Kazoo tells the negotiated timeout of a session to its log alone. A server may give less than was asked for."""
+    """Takes what kazoo logs: keeps the negotiated timeout of the session, and passes everything below ERROR on as DEBUG.
+
+    Kazoo tells the negotiated timeout nowhere else; a server may give less than was asked for. While no server answers it logs 20
+    warnings a second. The membership logs the beginning and the end of such an outage.
+    """
 
     def __init__(self, logger: logging.Logger) -> None:
         super().__init__(logger, {})
@@ -29,7 +33,7 @@ class _SessionLog(logging.LoggerAdapter[logging.Logger]):
     def log(self, level: int, msg: object, *args: Any, **kwargs: Any) -> None:
         if str(msg).startswith(_SESSION_CREATED) and len(args) > _NEGOTIATED:
             self.negotiated = float(args[_NEGOTIATED]) / 1000
-        super().log(level, msg, *args, **kwargs)
+        super().log(level if level >= logging.ERROR else min(level, logging.DEBUG), msg, *args, **kwargs)
 
 
 class ZooKeeperBackend(ToozBackend):
@@ -60,7 +64,7 @@ class ZooKeeperBackend(ToozBackend):
     def connected(self, client: Any) -> None:
         kazoo = client._coord
         self._log = _SessionLog(kazoo.logger)
-        kazoo._connection.logger = self._log
+        kazoo.logger = kazoo._connection.logger = self._log
         kazoo.add_listener(self._state_changed)
 
     def _state_changed(self, state: Any) -> None:

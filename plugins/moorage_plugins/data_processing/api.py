@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, ClassVar
@@ -11,12 +10,12 @@ from typing import Any, ClassVar
 from oslo_log import log as logging
 from typing_extensions import override
 
-from moorage import errors
+from moorage import errors, randomness
 from moorage.api.dialect import Dialect
 from moorage.api.dialect_application import Answer, Call, DialectApplication, Operation
 from moorage.control_plane.interface import ApiExtension, ApiTools, Wsgi
 from moorage.routes import PolicyRule
-from moorage_plugins.data_processing.store import Cluster, DataStore, Job
+from moorage_plugins.data_processing.store import RESETTABLE, Cluster, DataStore, Job
 from moorage_plugins.data_processing.tasks import AGENTS
 
 __all__ = ["POLICIES", "DataProcessingApi"]
@@ -34,11 +33,19 @@ POLICIES = (
 )
 _SEE, _CHANGE = (rule.name for rule in POLICIES)
 _LIMIT = 1000
+#: The agent service that works on clusters.
+_SERVICE = "data_processing"
 _NAME = {"type": "string", "minLength": 1, "maxLength": 255}
 _CREATE_CLUSTER = {
     "type": "object",
     "properties": {"name": _NAME, "host": _NAME, "transient": {"type": "boolean"}},
     "required": ["name"],
+    "additionalProperties": False,
+}
+_RESET = {
+    "type": "object",
+    "properties": {"status": {"enum": list(RESETTABLE)}},
+    "required": ["status"],
     "additionalProperties": False,
 }
 _CREATE_JOB = {
@@ -82,6 +89,7 @@ class DataProcessingApi(ApiExtension):
             ("GET", "/v1/clusters", routes.clusters, _SEE, None, _CLUSTERS),
             ("GET", "/v1/clusters/{uuid}", routes.cluster, _SEE, None, None),
             ("DELETE", "/v1/clusters/{uuid}", routes.delete_cluster, _CHANGE, None, None),
+            ("POST", "/v1/clusters/{uuid}/reset-state", routes.reset_cluster, _CHANGE, _RESET, None),
             ("POST", "/v1/jobs", routes.create_job, _CHANGE, _CREATE_JOB, None),
             ("GET", "/v1/jobs", routes.jobs, _SEE, None, _JOBS),
             ("GET", "/v1/jobs/{uuid}", routes.job, _SEE, None, None),
@@ -123,6 +131,9 @@ class _Routes:
         self._tell(found.host, "terminate_cluster", {"cluster": found.uuid, "token": found.fence})
         return Answer(202, _cluster(found))
 
+    def reset_cluster(self, call: Call) -> Answer:
+        return Answer(202, _cluster(self._store.reset_cluster(call.parts["uuid"], call.body["status"])))
+
     def _must_cluster(self, uuid: str) -> Cluster:
         found = self._store.cluster(uuid)
         if found is None:
@@ -130,17 +141,16 @@ class _Routes:
         return found
 
     def _place(self, host: str | None) -> str:
-        living = sorted(
-            service.host
-            for service, up in self._tools.services()
-            if up and service.binary == AGENTS and not service.disabled
-        )
+        able = [each.host for each, up in self._tools.services() if up and each.can(_SERVICE) and not each.disabled]
+        advice = "See the column offers of moorage service list; [agent] services of an agent says what it runs."
         if host is None:
-            if not living:
-                raise errors.Unavailable("No agent lives that could make it; moorage service list shows all.")
-            return random.choice(living)  # noqa: S311  (spreads, no secret)
-        if host not in living:
-            raise errors.InvalidInput(f"No agent of host {host} lives and is enabled.", path="host")
+            if not able:
+                raise errors.Unavailable(f"No agent that is up and enabled offers {_SERVICE}. {advice}")
+            return randomness.generator().choice(able)
+        if host not in able:
+            raise errors.InvalidInput(
+                f"Host {host} has no agent that is up, enabled and offers {_SERVICE}. {advice}", path="host"
+            )
         return host
 
     # -- jobs -----------------------------------------------------------------------------------------------------

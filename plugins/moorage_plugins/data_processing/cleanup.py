@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clusters whose agent is dead and does not come back.
+"""Cleans up clusters whose agent is dead and does not come back.
 
-An agent that starts again goes on with its operations by itself. Who cleans after one that does not may not reach its machine: a
-cluster that was being made is called ``Error``, one that was being terminated goes, and its jobs count as killed. What is left
-on the machine is removed by an agent there.
+An agent that starts again continues its operations itself. A cleaner may not reach the machine of a dead agent. So a cluster
+that was being made gets the status ``Error``. A cluster that was being terminated is removed, and its jobs count as killed. An
+agent on that machine removes the files that are left there.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from typing_extensions import override
 
 from moorage import errors
-from moorage.cleanup.interface import CleanupTools, Lease, SetCleanupHandler
+from moorage.cleanup.interface import CleanupTools, Lease, SetCleanupHandler, alike
 from moorage_plugins.data_processing.store import DataStore
 from moorage_plugins.data_processing.tables import clusters
 
@@ -39,11 +39,16 @@ class ClusterHandler(SetCleanupHandler):
         return {row.uuid: row for row in transaction.execute(query)}
 
     @override
+    def adopt(self, transaction: Any, leases: Mapping[str, Lease]) -> None:
+        for (_, token), uuids in alike(leases.values()).items():
+            self._store.adopt(transaction, uuids, token)
+
+    @override
     def settle(self, transaction: Any, leases: Mapping[str, Lease], resources: Mapping[str, Any]) -> None:
         for uuid in sorted(leases):
             if leases[uuid].status == "Deleting":
-                written = self._store.remove_cluster(transaction, uuid)
+                written = self._store.remove_cluster(transaction, uuid, leases[uuid].token)
             else:
-                written = self._store.settle(transaction, uuid, "Error")
+                written = self._store.settle(transaction, uuid, "Error", leases[uuid].token)
             if not written:
                 raise errors.Fenced(f"Cluster {uuid} was written by a later operation, or removed.")

@@ -4,18 +4,19 @@
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Callable
 from typing import Any
 
 from moorage import errors
 from moorage.cli import base
-from moorage_plugins.data_processing.store import ENDED
+from moorage.clock import SystemClock
+from moorage_plugins.data_processing.store import ENDED, RESETTABLE
 
 __all__ = [
     "ClusterCreate",
     "ClusterDelete",
     "ClusterList",
+    "ClusterReset",
     "ClusterShow",
     "JobCancel",
     "JobCreate",
@@ -24,6 +25,8 @@ __all__ = [
     "JobShow",
     "ProxyUserList",
 ]
+
+_CLOCK = SystemClock()
 
 _PREFIX = "/data-processing/v1"
 _PAGE = 1000
@@ -50,14 +53,14 @@ def _all(arguments: argparse.Namespace, path: str, key: str, by: str, **filters:
 
 
 def _await(arguments: argparse.Namespace, path: str, over: Callable[[str], bool]) -> Any:
-    deadline = time.monotonic() + _PATIENCE
+    deadline = _CLOCK.monotonic() + _PATIENCE
     while True:
         found = _ask(arguments, "GET", path)
         if over(found["status"]):
             return found
-        if time.monotonic() > deadline:
+        if _CLOCK.monotonic() > deadline:
             raise errors.Unavailable(f"{path.lstrip('/')} is still {found['status']} after {_PATIENCE:g} seconds.")
-        time.sleep(_PAUSE)
+        _CLOCK.sleep(_PAUSE)
 
 
 class _OfCluster(base.ApiShow):
@@ -123,6 +126,21 @@ class ClusterShow(_OfCluster):
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Ask and print."""
         return base.one(_ask(parsed_args, "GET", f"/clusters/{parsed_args.cluster}"))
+
+
+class ClusterReset(_OfCluster):
+    """Set a cluster's status. An operation that is in progress on it ends."""
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Adds the status."""
+        parser = super().get_parser(prog_name)
+        parser.add_argument("--status", choices=RESETTABLE, default="Active", help="Active unless given")
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> Any:
+        """Sends the request and prints the cluster."""
+        path = f"/clusters/{parsed_args.cluster}/reset-state"
+        return base.one(_ask(parsed_args, "POST", path, {"status": parsed_args.status}))
 
 
 class ClusterDelete(_OfCluster):

@@ -11,13 +11,15 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from moorage import errors
+from moorage.clock import SystemClock
 
 __all__ = ["LocalEngine"]
+
+_CLOCK = SystemClock()
 
 #: Runs $2... when it is told to, and leaves the exit code in $1. Whoever starts it first writes down who it is; should that one die
 #: before, nothing runs.
@@ -113,9 +115,9 @@ class LocalEngine:
         for each in jobs:
             _kill(each)
         # What is dying may still write.
-        end = time.monotonic() + _DYING
-        while any(_group(each) is not None for each in jobs) and time.monotonic() < end:
-            time.sleep(_LOOK)
+        end = _CLOCK.monotonic() + _DYING
+        while any(_group(each) is not None for each in jobs) and _CLOCK.monotonic() < end:
+            _CLOCK.sleep(_LOOK)
         try:
             shutil.rmtree(path)
         except (FileNotFoundError, NotADirectoryError):

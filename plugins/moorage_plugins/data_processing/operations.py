@@ -8,14 +8,13 @@ a smaller token than the cluster has seen is refused, and what two sweeps ask fo
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 from oslo_log import log as logging
 from typing_extensions import override
 
-from moorage import errors
+from moorage import errors, threads
 from moorage.cleanup.interface import Lease
 from moorage.control_plane.interface import AgentService, AgentTools
 from moorage.rpc.server import rpc_method
@@ -45,7 +44,7 @@ class DataProcessingAgent(AgentService):
         self._host = tools.identity.host
         self._sweeps = 0
         #: One operation at a time: what is done to a cluster then has an order.
-        self._lock = threading.Lock()
+        self._lock = threads.lock()
 
     @override
     def endpoints(self) -> Sequence[object]:
@@ -102,7 +101,9 @@ class DataProcessingAgent(AgentService):
     def _operate(self, cluster: str) -> bool:
         """Do the operation that is recorded for a cluster, if nobody does; whether it was done."""
         with self._lock:
-            held = self._tools.workers.take_many(CLUSTER, [cluster], self._tools.identity).get(cluster)
+            held = self._tools.workers.take_many(CLUSTER, [cluster], self._tools.identity, adopt=self._adopt).get(
+                cluster
+            )
             if held is None:
                 return False
             try:
@@ -113,11 +114,15 @@ class DataProcessingAgent(AgentService):
                 held.give_back(error.message)
             return False
 
+    def _adopt(self, transaction: Any, taken: Mapping[str, Lease]) -> None:
+        for uuid, held in taken.items():
+            self._store.adopt(transaction, [uuid], held.token)
+
     def _do(self, held: Lease) -> bool:
         uuid = held.resource_id
         if held.operation == "terminate":
             self._engine.remove(uuid)
-            done = held.finish_with(lambda tx: self._store.remove_cluster(tx, uuid))
+            done = held.finish_with(lambda tx: self._store.remove_cluster(tx, uuid, held.token))
             LOG.info("Cluster %s was terminated.", uuid)
             return done
         status = "Active"
@@ -128,7 +133,7 @@ class DataProcessingAgent(AgentService):
                 raise
             LOG.warning("Cluster %s is given up: %s", uuid, error.message)
             status = "Error"
-        return held.finish_with(lambda tx: self._store.settle(tx, uuid, status)) and status == "Active"
+        return held.finish_with(lambda tx: self._store.settle(tx, uuid, status, held.token)) and status == "Active"
 
     @rpc_method
     def report_health(self, cluster: str, token: int) -> bool:

@@ -1,39 +1,50 @@
 # SPDX-License-Identifier: Apache-2.0
 """The rows of data processing. Every change of a state is one statement with its condition and its fence.
 
-Two things are ordered. What periodic tasks write, or have written, carries the ring's token, in ``fence`` of the row. What agents
-and cleaners do to a cluster is an operation with a worker row: it ends in the transaction of the last write, and is its fence.
+Periodic tasks and operations have tokens of different origins, so the row of a cluster has two fences. ``fence`` is the highest
+token of the ring that a periodic task wrote with. ``operation_fence`` is the highest token of a worker row: the request of an
+operation, the agent or cleaner that takes it, and its last write each carry theirs, and a smaller token writes nothing.
 """
 
 from __future__ import annotations
 
-import uuid as uuid_module
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import sqlalchemy as sa
 
-from moorage import errors, lease
+from moorage import errors, lease, randomness
 from moorage.cleanup.interface import Workers
 from moorage.db import MICROSECONDS, Database, now
 from moorage.db.ranges import within
 from moorage.ring import position_of
 from moorage_plugins.data_processing.tables import clusters, jobs, proxy_users
 
-__all__ = ["CLUSTER", "ENDED", "OPEN", "Cluster", "DataStore", "Job", "ProxyUser"]
+__all__ = ["CLUSTER", "ENDED", "OPEN", "RESETTABLE", "Cluster", "DataStore", "Job", "ProxyUser"]
 
 #: The type of the worker rows of clusters.
 CLUSTER = "cluster"
 #: Statuses of jobs that change no more, and those before.
 ENDED = ("Succeeded", "Failed", "Killed")
 OPEN = ("Pending", "Running", "ToBeKilled")
+#: Statuses of clusters that an operator may set.
+RESETTABLE = ("Active", "Error")
 _FENCE = {"token": sa.bindparam("token", type_=sa.BigInteger)}
 _SET_CLUSTER = lease.WRITE.update(clusters, clusters.c.uuid == sa.bindparam("of_uuid"), _FENCE).values(changed_at=now())
 _SET_JOB = lease.WRITE.update(jobs, jobs.c.uuid == sa.bindparam("of_uuid"), _FENCE).values(changed_at=now())
 _REMOVE_USER = lease.REMOVE.delete(proxy_users, proxy_users.c.name == sa.bindparam("of_name"), _FENCE)
 
 Ranges = Sequence[tuple[int, int]] | None
+
+
+def _of_operation(uuids: Sequence[str], token: int) -> sa.Update:
+    """The fenced write of an operation to its clusters."""
+    return (
+        sa.update(clusters)
+        .where(clusters.c.uuid.in_(uuids), clusters.c.operation_fence <= token)
+        .values(operation_fence=token)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,16 +103,17 @@ class DataStore:
 
     def create_cluster(self, name: str, host: str, *, transient: bool = False, status: str = "Starting") -> str:
         """A cluster that the agent of the host is to make; its uuid. With another status it is a row alone."""
-        uuid = str(uuid_module.uuid4())
+        uuid = randomness.new_uuid()
         row = {
             "uuid": uuid, "name": name, "host": host, "status": status, "transient": transient, "health": "unknown",
             "changed_at": now(), "used_at": now(), "fence": 0, "position": position_of(uuid),
         }  # fmt: skip
 
         def work(tx: sa.Connection) -> None:
+            token = 0
             if status == "Starting":
-                self._workers.create(tx, CLUSTER, uuid, "create", status, addressed_to=host)
-            tx.execute(sa.insert(clusters).values(row))
+                token = self._workers.create(tx, CLUSTER, uuid, "create", status, addressed_to=host)
+            tx.execute(sa.insert(clusters).values({**row, "operation_fence": token}))
 
         self._database.run(work)
         return uuid
@@ -117,24 +129,49 @@ class DataStore:
             if found is None:
                 raise errors.NotFound(f"There is no cluster {uuid}.")
             if found.status != "Deleting":
-                self._terminate(tx, found)
-                change = sa.update(clusters).where(clusters.c.uuid == uuid, clusters.c.status == found.status)
+                token = self._terminate(tx, found)
+                change = _of_operation([uuid], token).where(clusters.c.status == found.status)
                 if tx.execute(change.values(status="Deleting", changed_at=now())).rowcount != 1:
                     raise errors.Conflict(f"Cluster {uuid} has just changed; try again.")
             return replace(found, status="Deleting")
 
         return self._database.run(work)
 
-    def _terminate(self, tx: Any, cluster: Cluster) -> None:
-        """Record the termination. An operation that is in progress is overtaken: it cannot write any more."""
-        self._workers.create(tx, CLUSTER, cluster.uuid, "terminate", "Deleting", addressed_to=cluster.host, force=True)
+    def reset_cluster(self, uuid: str, status: str) -> Cluster:
+        """Sets the status as an operator says and returns the cluster. An operation in progress ends: it writes nothing more.
+
+        :raises InvalidInput: that status cannot be set.
+        :raises NotFound: there is no such cluster.
+        """
+        if status not in RESETTABLE:
+            raise errors.InvalidInput(
+                f"The status of a cluster can be reset to {' or '.join(RESETTABLE)}, not to {status!r}.",
+                path="body/status",
+            )
+
+        def work(tx: sa.Connection) -> Cluster:
+            token = self._workers.reset(tx, CLUSTER, uuid)
+            change = _of_operation([uuid], token).values(status=status, changed_at=now())
+            written = tx.execute(change).rowcount == 1
+            found = self._cluster(tx, uuid)
+            if found is None or not written:
+                raise errors.NotFound(f"There is no cluster {uuid}.")
+            return found
+
+        return self._database.run(work)
+
+    def _terminate(self, tx: Any, cluster: Cluster) -> int:
+        """Records the termination and returns its token. An operation in progress is overtaken: it writes nothing more."""
+        return self._workers.create(
+            tx, CLUSTER, cluster.uuid, "terminate", "Deleting", addressed_to=cluster.host, force=True
+        )
 
     def create_job(self, cluster: str, command: Sequence[str]) -> str:
         """A job that is to run in an active cluster, with its proxy user; its uuid.
 
         :raises Conflict: the cluster is not active. :raises NotFound: there is none.
         """
-        uuid = str(uuid_module.uuid4())
+        uuid = randomness.new_uuid()
         job = {
             "uuid": uuid, "cluster": cluster, "command": list(command), "status": "Pending", "exit_code": None,
             "fence": 0, "changed_at": now(), "position": position_of(uuid),
@@ -293,9 +330,13 @@ class DataStore:
 
     # -- changing, in the caller's transaction ----------------------------------------------------------------------
 
-    def settle(self, tx: Any, uuid: str, status: str) -> bool:
-        """A cluster that was being made has this status now; False when it was not. The end of its operation is the fence."""
-        change = sa.update(clusters).where(clusters.c.uuid == uuid, clusters.c.status == "Starting")
+    def adopt(self, tx: Any, uuids: Sequence[str], token: int) -> None:
+        """Writes the token of operations that were just taken into their clusters, so that earlier owners can write nothing."""
+        tx.execute(_of_operation(uuids, token))
+
+    def settle(self, tx: Any, uuid: str, status: str, token: int) -> bool:
+        """Ends the making of a cluster with a status; False when a later operation wrote the cluster or it is not being made."""
+        change = _of_operation([uuid], token).where(clusters.c.status == "Starting")
         return bool(tx.execute(change.values(status=status, changed_at=now())).rowcount == 1)
 
     def idle(self, tx: Any, uuid: str, token: int, *, seconds: float) -> bool:
@@ -317,9 +358,10 @@ class DataStore:
         row = tx.execute(sa.select(*_CLUSTER).where(clusters.c.uuid == uuid, *conditions)).first()
         if row is None or Cluster(*row).fence > token:
             return False
-        # The worker row first, as everybody does who writes both.
-        self._terminate(tx, Cluster(*row))
-        flip = _SET_CLUSTER.where(*conditions).values(status="Deleting")
+        # The worker row first, as all do that write both.
+        operation = self._terminate(tx, Cluster(*row))
+        flip = _SET_CLUSTER.where(*conditions, clusters.c.operation_fence <= operation)
+        flip = flip.values(status="Deleting", operation_fence=operation)
         if tx.execute(flip, {"of_uuid": uuid, "token": token}).rowcount != 1:
             raise errors.Conflict(f"Cluster {uuid} has just changed.")
         return True
@@ -346,10 +388,12 @@ class DataStore:
         needed = sa.exists().where(jobs.c.uuid == proxy_users.c.job, jobs.c.status.not_in(ENDED))
         return bool(tx.execute(_REMOVE_USER.where(~needed), {"of_name": name, "token": token}).rowcount == 1)
 
-    def remove_cluster(self, tx: Any, uuid: str) -> bool:
-        """Remove the row of a cluster that is being deleted; its jobs were killed. The end of its operation is the fence."""
+    def remove_cluster(self, tx: Any, uuid: str, token: int) -> bool:
+        """Removes the row of a cluster that is being deleted, whose jobs were killed; False when a later operation wrote it."""
         killed = sa.update(jobs).where(jobs.c.cluster == uuid, jobs.c.status.not_in(ENDED))
-        gone = sa.delete(clusters).where(clusters.c.uuid == uuid, clusters.c.status == "Deleting")
+        gone = sa.delete(clusters).where(
+            clusters.c.uuid == uuid, clusters.c.status == "Deleting", clusters.c.operation_fence <= token
+        )
         if tx.execute(gone).rowcount != 1:
             return False
         tx.execute(killed.values(status="Killed", changed_at=now()))

@@ -22,7 +22,10 @@ clusters = sa.Table(
     sa.Column("health", exact(10), nullable=False),
     sa.Column("changed_at", Micros, nullable=False),
     sa.Column("used_at", Micros, nullable=False),
+    #: The highest token of a periodic task (of the ring) that wrote the row.
     sa.Column("fence", sa.BigInteger, nullable=False),
+    #: The highest token of an operation (of its worker row) that wrote the row.
+    sa.Column("operation_fence", sa.BigInteger, server_default="0", nullable=False),
     #: Place on the ring (md5), so that an engine reads its own clusters alone.
     sa.Column("position", sa.BigInteger, nullable=False),
     sa.UniqueConstraint("uuid", name="uq_dp_clusters_uuid"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Only nodes whose agent works."""
+"""Passes nodes that are available."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["ComputeFilter"]
 
 
 class ComputeFilter(HostFilter):
-    """Passes nodes whose agent is up and not disabled, and that may host instances at all."""
+    """Passes nodes whose agent is up, that are neither disabled nor in maintenance, and that may host instances at all."""
 
     api_version: ClassVar[tuple[int, int]] = (1, 0)
     run_filter_once_per_request = True
@@ -30,4 +30,6 @@ class ComputeFilter(HostFilter):
     def explain(self, host_state: HostState, spec: RequestSpec) -> str:
         if not host_state.can_host:
             return "it may not host instances"
-        return f"its agent {host_state.host} is {'disabled' if host_state.service_up else 'down'}"
+        if not host_state.service_up:
+            return f"its agent {host_state.host} is down"
+        return host_state.disabled_reason or f"it or its agent {host_state.host} is disabled"

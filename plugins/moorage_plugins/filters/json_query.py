@@ -59,6 +59,7 @@ class JsonFilter(HostFilter):
     """
 
     api_version: ClassVar[tuple[int, int]] = (1, 0)
+    judges_instances = True
 
     @override
     def host_passes(self, host_state: HostState, spec_obj: RequestSpec) -> bool:

@@ -145,6 +145,7 @@ def as_change(request: ClaimRequest) -> AllocationChange:
         request.consumer_type,
         request.request_id,
         request.lifetime,
+        request.residents,
     )
 
 

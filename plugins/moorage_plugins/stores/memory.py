@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from typing_extensions import override
@@ -22,6 +23,7 @@ from moorage.allocation.interface import (
     Drift,
     FullStore,
     HasChildren,
+    Merge,
     ProviderUsage,
     ResourceProvider,
 )
@@ -37,22 +39,38 @@ __all__ = ["MemoryStore"]
 class MemoryStore(MemoryCatalogue, MemoryNames, MemoryLedger, MemoryPools, MemoryCandidates, FullStore):
     """Claims in the memory of one process. A companion is called with None, under the lock; its error undoes the claim."""
 
-    api_version: ClassVar[tuple[int, int]] = (1, 0)
+    api_version: ClassVar[tuple[int, int]] = (2, 0)
     capabilities: ClassVar[frozenset[Capability]] = frozenset()
 
     # -- providers ------------------------------------------------------------------------------------------------
 
     @override
     def ensure_providers(self, providers: Sequence[ResourceProvider], transaction: Any | None = None) -> int:
+        return self._ensure_all(providers, None, transaction)
+
+    @override
+    def merge_providers(
+        self, providers: Sequence[ResourceProvider], merge: Merge, transaction: Any | None = None
+    ) -> int:
+        return self._ensure_all(providers, merge, transaction)
+
+    def _ensure_all(self, providers: Sequence[ResourceProvider], merge: Merge | None, transaction: Any | None) -> int:
         _refuse_transaction(transaction)
         check_providers(providers)
         for each in providers:
             for item in each.inventories:
                 check_class(item.resource_class, item.resource_class in self._classes)
         with self._lock:
-            for each in providers:
-                self._check_ensured(each, providers)
-            return sum(self._ensure(each) for each in providers)
+            wanted = [self._merged(each, merge) for each in providers]
+            for each in wanted:
+                self._check_ensured(each, wanted)
+            return sum(self._ensure(each) for each in wanted)
+
+    def _merged(self, given: ResourceProvider, merge: Merge | None) -> ResourceProvider:
+        present = self._providers.get(given.uuid)
+        if merge is None or present is None:
+            return given
+        return replace(given, inventories=tuple(merge(given.uuid, dict(present.items))))
 
     def _check_ensured(self, wanted: ResourceProvider, beside: Sequence[ResourceProvider]) -> None:
         holder = self._names.get(wanted.name, wanted.uuid)
@@ -120,10 +138,16 @@ class MemoryStore(MemoryCatalogue, MemoryNames, MemoryLedger, MemoryPools, Memor
             return self._change([as_change(request)], (), companion)[0]
 
     @override
-    def release(self, consumer: str, transaction: Any | None = None) -> bool:
+    def release(self, consumer: str, transaction: Any | None = None, *, residents: Sequence[str] = ()) -> bool:
         _refuse_transaction(transaction)
         with self._lock:
-            return self._drop(consumer)
+            return self._drop(consumer, residents)
+
+    @override
+    def residents(self, provider: str, transaction: Any | None = None) -> int:
+        _refuse_transaction(transaction)
+        with self._lock:
+            return self._get(provider).residents
 
     # -- reading --------------------------------------------------------------------------------------------------
 

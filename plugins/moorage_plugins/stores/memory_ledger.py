@@ -60,9 +60,10 @@ class MemoryLedger(MemoryPart, AllocationLedger):
             self._expect(each)
         reshaped = {each.provider: {item.resource_class: item for item in each.items} for each in inventories}
         self._check(changes, inventories, reshaped)
+        seen = self._check_residents(changes)
         moved = {uuid for each in changes for uuid in each.resources}
         moved |= {item.provider for each in changes for item in self._held(each.consumer)}
-        touched = moved | reshaped.keys()
+        touched = moved | reshaped.keys() | seen
         saved = {uuid: copy.deepcopy(self._providers[uuid]) for uuid in touched}
         consumers = {each.consumer: self._consumers.get(each.consumer) for each in changes}
         self._write(changes, reshaped)
@@ -78,6 +79,22 @@ class MemoryLedger(MemoryPart, AllocationLedger):
                     self._put(uuid, before)
                 raise
         return tuple(self._outcome(each.consumer) for each in changes)
+
+    def _check_residents(self, changes: Sequence[AllocationChange]) -> set[str]:
+        """The nodes whose instances change.
+
+        :raises ResidentsChanged: one has another version than was seen.
+        """
+        found = set()
+        for uuid, version in ((uuid, version) for each in changes for uuid, version in each.residents.items()):
+            if version is not None and self._get(uuid).residents != version:
+                raise errors.ResidentsChanged(
+                    f"The instances of node {uuid} changed since the filters judged them. Ask the filters again.",
+                    provider=uuid,
+                )
+            if uuid in self._providers:
+                found.add(uuid)
+        return found
 
     def _held(self, consumer: str) -> tuple[AllocationItem, ...]:
         found = self._consumers.get(consumer)
@@ -223,14 +240,13 @@ class MemoryLedger(MemoryPart, AllocationLedger):
             if item.resource_class in used:
                 used[item.resource_class] += sign * item.used
 
-    def _drop(self, consumer: str) -> bool:
+    def _drop(self, consumer: str, residents: Sequence[str] = ()) -> bool:
         found = self._consumers.pop(consumer, None)
-        if found is None:
-            return False
-        self._count_held(found.held, -1)
-        for uuid in {item.provider for item in found.held}:
+        held = () if found is None else found.held
+        self._count_held(held, -1)
+        for uuid in {*(item.provider for item in held), *residents} & self._providers.keys():
             self._written(self._providers[uuid], 0)
-        return True
+        return found is not None
 
     # -- reading --------------------------------------------------------------------------------------------------
 

@@ -3,11 +3,10 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass, field
 from typing import Any
 
-from moorage import errors
+from moorage import errors, threads
 from moorage.allocation.interface import (
     AllocationItem,
     GenerationConflict,
@@ -37,6 +36,8 @@ class MemoryProvider:
     traits: frozenset[str] = frozenset()
     aggregates: frozenset[str] = frozenset()
     updated_at: int = 0
+    #: Version of the node's instances.
+    residents: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ class MemoryPart:
         self._max_candidates = int(conf.allocation.max_candidates)
         self._clock = clock or SystemClock()
         # Reentrant, so that a companion may read.
-        self._lock = threading.RLock()
+        self._lock = threads.rlock()
         self._count = 0
         self._providers: dict[str, MemoryProvider] = {}
         self._names: dict[str, str] = {}
@@ -101,6 +102,7 @@ class MemoryPart:
 
     def _written(self, present: MemoryProvider, steps: int = 1) -> None:
         present.generation += steps
+        present.residents += 1
         present.updated_at = self._now()
 
     def _check_classes(self, names: Any) -> None:

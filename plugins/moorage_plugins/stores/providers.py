@@ -9,7 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from moorage import errors
-from moorage.allocation.interface import InventoryItem, ResourceProvider
+from moorage.allocation.interface import InventoryItem, Merge, ResourceProvider
 from moorage.db import now
 from moorage_plugins.stores.classes import ResourceClasses
 from moorage_plugins.stores.rows import insert_unless_taken
@@ -60,9 +60,11 @@ _SET_ROOT = (
 )
 
 
-def ensure(tx: sa.Connection, classes: ResourceClasses, providers: Sequence[ResourceProvider]) -> int:
-    """Create or change what differs; how many providers that were. See the store's interface for the errors."""
-    return sum(_ensure_batch(tx, classes, batch) for batch in _batches(providers))
+def ensure(
+    tx: sa.Connection, classes: ResourceClasses, providers: Sequence[ResourceProvider], merge: Merge | None = None
+) -> int:
+    """Creates or changes providers; returns how many were written. See the store's interface for parameters and errors."""
+    return sum(_ensure_batch(tx, classes, batch, merge) for batch in _batches(providers))
 
 
 def _batches(providers: Sequence[ResourceProvider]) -> Iterator[Sequence[ResourceProvider]]:
@@ -70,7 +72,9 @@ def _batches(providers: Sequence[ResourceProvider]) -> Iterator[Sequence[Resourc
         yield providers[start : start + _BATCH]
 
 
-def _ensure_batch(tx: sa.Connection, classes: ResourceClasses, batch: Sequence[ResourceProvider]) -> int:
+def _ensure_batch(
+    tx: sa.Connection, classes: ResourceClasses, batch: Sequence[ResourceProvider], merge: Merge | None
+) -> int:
     numbers = classes.ensure(tx, (item.resource_class for each in batch for item in each.inventories))
     known, fresh = _create(tx, batch)
     added: set[int] = set()
@@ -82,7 +86,7 @@ def _ensure_batch(tx: sa.Connection, classes: ResourceClasses, batch: Sequence[R
         added |= {row["resource_class_id"] for row in rows}
     present = present_inventories(tx, [row.id for row in known.values()])
     changed = sum(
-        _bring(tx, classes, numbers, known[each.uuid], present.get(known[each.uuid].id, {}), each, added)
+        _bring(tx, classes, numbers, known[each.uuid], present.get(known[each.uuid].id, {}), each, added, merge)
         for each in batch
         if each.uuid in known
     )
@@ -262,20 +266,42 @@ def _bring(
     present: Mapping[int, Any],
     provider: ResourceProvider,
     added: set[int],
+    merge: Merge | None,
 ) -> bool:
-    """Bring one provider that exists to its state; False when it is there already. Adds new classes to ``added``."""
-    wanted = {numbers[item.resource_class]: item for item in provider.inventories}
+    """Brings a provider that exists to its state; False when nothing differs. Adds new classes to ``added``."""
+    wanted = _wanted(tx, classes, numbers, provider, present, merge)
     same = wanted.keys() == present.keys() and not any(_differs(present[key], item) for key, item in wanted.items())
     renamed = row.name != provider.name or bool(row.can_host) != provider.can_host
     if not same:
-        # The turn first, then the look that counts: no claim and no other change comes between.
+        # The provider's row is written before its inventories are read again: no claim and no other change comes between.
         if tx.execute(TURN, {"of_provider": row.id, "of_uuid": provider.uuid}).rowcount != 1:
             raise DeletedMeanwhile(f"Provider {provider.uuid} was deleted while it was changed; try again.")
         present = present_inventories(tx, [row.id]).get(row.id, {})
+        wanted = _wanted(tx, classes, numbers, provider, present, merge)
         added |= set_inventories(tx, classes, row.id, provider.uuid, wanted, present)
     if renamed:
         tx.execute(_RENAME, {"of_provider": row.id, "new_name": provider.name, "new_can_host": provider.can_host})
     return renamed or not same
+
+
+def _wanted(
+    tx: sa.Connection,
+    classes: ResourceClasses,
+    numbers: Mapping[str, int],
+    provider: ResourceProvider,
+    present: Mapping[int, Any],
+    merge: Merge | None,
+) -> dict[int, InventoryItem]:
+    """The inventories that a provider which exists shall have, by the class's number."""
+    if merge is None:
+        return {numbers[item.resource_class]: item for item in provider.inventories}
+    names = classes.names(tx, present)
+    items = {
+        names[key]: InventoryItem(names[key], **{name: getattr(row, name) for name in _FIELDS})
+        for key, row in present.items()
+    }
+    known = {**numbers, **{name: key for key, name in names.items()}}
+    return {known[item.resource_class]: item for item in merge(provider.uuid, items)}
 
 
 def set_inventories(

@@ -21,6 +21,7 @@ from moorage.allocation.interface import (
     Drift,
     FullStore,
     HasChildren,
+    Merge,
     ProviderUsage,
     ResourceProvider,
 )
@@ -34,7 +35,7 @@ from moorage_plugins.stores.sql_catalogue import SqlCatalogue
 from moorage_plugins.stores.sql_group import Group, Member, groupable
 from moorage_plugins.stores.sql_ledger import SqlLedger
 from moorage_plugins.stores.sql_names import SqlNames
-from moorage_plugins.stores.sql_part import shown
+from moorage_plugins.stores.sql_part import no_such_provider, shown
 from moorage_plugins.stores.sql_pools import SqlPools
 from moorage_plugins.stores.tables import allocations, resource_providers
 
@@ -51,7 +52,7 @@ class SqlStore(SqlCatalogue, SqlNames, SqlLedger, SqlPools, SqlCandidates, FullS
     A claim of one provider costs four statements and a commit, one of k providers 2 + 2k, however many consumers they have.
     """
 
-    api_version: ClassVar[tuple[int, int]] = (1, 0)
+    api_version: ClassVar[tuple[int, int]] = (2, 0)
     capabilities = frozenset({Capability.SHARED, Capability.DURABLE, Capability.SHARED_TRANSACTION})
 
     def __init__(self, *, conf: Any, database: Database, clock: Clock) -> None:
@@ -63,15 +64,24 @@ class SqlStore(SqlCatalogue, SqlNames, SqlLedger, SqlPools, SqlCandidates, FullS
 
     @override
     def ensure_providers(self, providers: Sequence[ResourceProvider], transaction: Any | None = None) -> int:
+        return self._ensure(providers, None, transaction)
+
+    @override
+    def merge_providers(
+        self, providers: Sequence[ResourceProvider], merge: Merge, transaction: Any | None = None
+    ) -> int:
+        return self._ensure(providers, merge, transaction)
+
+    def _ensure(self, providers: Sequence[ResourceProvider], merge: Merge | None, transaction: Any | None) -> int:
         check_providers(providers)
         if transaction is not None:
-            return ensure(transaction, self._classes, providers)
+            return ensure(transaction, self._classes, providers, merge)
         for _ in range(_ENSURE_TRIES - 1):
             try:
-                return self._database.run(lambda tx: ensure(tx, self._classes, providers))
+                return self._database.run(lambda tx: ensure(tx, self._classes, providers, merge))
             except (Duplicate, DeletedMeanwhile) as error:
                 LOG.debug("Others write the same providers (%s); looking again.", error)
-        return self._database.run(lambda tx: ensure(tx, self._classes, providers))
+        return self._database.run(lambda tx: ensure(tx, self._classes, providers, merge))
 
     @override
     def delete_provider(self, uuid: str, transaction: Any | None = None) -> bool:
@@ -128,10 +138,21 @@ class SqlStore(SqlCatalogue, SqlNames, SqlLedger, SqlPools, SqlCandidates, FullS
         return self._persistently([member.change], (), member.companion)[0]
 
     @override
-    def release(self, consumer: str, transaction: Any | None = None) -> bool:
-        if transaction is not None:
-            return self._drop(transaction, consumer)
-        return self._database.run(lambda tx: self._drop(tx, consumer))
+    def release(self, consumer: str, transaction: Any | None = None, *, residents: Sequence[str] = ()) -> bool:
+        def work(tx: sa.Connection) -> bool:
+            return self._drop(tx, consumer, residents=residents)
+
+        return work(transaction) if transaction is not None else self._database.run(work)
+
+    @override
+    def residents(self, provider: str, transaction: Any | None = None) -> int:
+        if transaction is None:
+            with self._database.read() as tx:
+                return self.residents(provider, tx)
+        found: int | None = transaction.execute(statements.RESIDENTS, {"of_uuid": provider}).scalar()
+        if found is None:
+            raise no_such_provider(provider)
+        return found
 
     # -- reading --------------------------------------------------------------------------------------------------
 

@@ -9,10 +9,10 @@ that wants it: what each is told does not depend on the others, and a provider t
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 
+from moorage import threads
 from moorage.allocation.interface import AllocationChange, ClaimOutcome, Companion, Expect
 
 __all__ = ["Group", "Member", "groupable"]
@@ -29,7 +29,7 @@ class Member:
     #: The transaction of all was refused.
     refused: bool = False
     #: Set when the claim is made or refused, and when it is this thread's turn to lead.
-    woken: threading.Event = field(default_factory=threading.Event)
+    woken: threads.Event = field(default_factory=threads.event)
 
     @property
     def done(self) -> bool:
@@ -38,8 +38,13 @@ class Member:
 
 
 def groupable(change: AllocationChange) -> bool:
-    """New consumers can be claimed for together; others have things to give back."""
-    return change.expected is Expect.NOTHING and bool(change.resources)
+    """Whether a claim may share a transaction with others.
+
+    New consumers may; others have resources to give back. A claim that expects a version of a node's residents may not: the
+    claims before it in the same transaction raise that version.
+    """
+    expects = any(version is not None for version in change.residents.values())
+    return change.expected is Expect.NOTHING and bool(change.resources) and not expects
 
 
 class Group:
@@ -59,7 +64,7 @@ class Group:
         self._alone = alone
         self._together = together
         self._largest = largest
-        self._lock = threading.Lock()
+        self._lock = threads.lock()
         #: There is a line where somebody leads; it holds those who wait.
         self._lines: dict[Hashable, list[Member]] = {}
 

@@ -77,6 +77,8 @@ class _AtProvider:
     uuid: str
     gives: dict[int, int] = field(default_factory=dict)
     takes: list[dict[int, int]] = field(default_factory=list)
+    #: The version of its residents that is expected; None: any.
+    seen: int | None = None
 
 
 class SqlLedger(SqlPart, AllocationLedger):
@@ -251,8 +253,8 @@ class SqlLedger(SqlPart, AllocationLedger):
                 if self._turn(tx, plan.uuid, change.expected_generation).id != number:
                     raise _StaleError  # deleted and made anew since its id was remembered
                 added |= self._reshape(tx, number, change, keep=True)
-            elif tx.execute(statements.TURN, {"of_provider": number, "of_uuid": plan.uuid}).rowcount != 1:
-                raise _StaleError
+            else:
+                _take_turn(tx, number, plan)
             if plan.gives:
                 tx.execute(statements.give_back(len(plan.gives)), _values(number, plan.gives))
             self._take(tx, number, plan)
@@ -289,10 +291,16 @@ class SqlLedger(SqlPart, AllocationLedger):
             plan = plans.setdefault(row.id, _AtProvider(row.uuid))
             plan.gives[row.resource_class_id] = plan.gives.get(row.resource_class_id, 0) + row.used
         wanted = {uuid for each in changes for uuid in each.resources} | {each.provider for each in inventories}
+        seen = {uuid: version for each in changes for uuid, version in each.residents.items()}
+        wanted |= {uuid for uuid, version in seen.items() if version is not None}
         ids = self._provider_ids(tx, wanted)
+        if not seen.keys() <= wanted:
+            ids |= self._known_ids(tx, seen.keys() - wanted)
         for uuid, number in ids.items():
-            if plans.setdefault(number, _AtProvider(uuid)).uuid != uuid:
+            plan = plans.setdefault(number, _AtProvider(uuid))
+            if plan.uuid != uuid:
                 raise _StaleError  # a remembered id that was given to another provider since
+            plan.seen = seen.get(uuid)
         names = {name for each in changes for amounts in each.resources.values() for name in amounts}
         numbers = self._classes.numbers(tx, names)
         rows = []
@@ -348,18 +356,21 @@ class SqlLedger(SqlPart, AllocationLedger):
         :raises NotFound: there is no such provider.
         """
         wanted = list(uuids)
+        found = self._known_ids(tx, wanted)
+        for uuid in wanted:
+            if uuid not in found:
+                raise no_such_provider(uuid)
+        return found
+
+    def _known_ids(self, tx: sa.Connection, uuids: Iterable[str]) -> dict[str, int]:
+        """Ids by uuid of the providers that exist; what ``tx`` read is remembered."""
+        wanted = list(uuids)
         missing = [uuid for uuid in wanted if uuid not in self._ids]
         if missing:
             rows = tx.execute(statements.PROVIDER_IDS, {"uuids": missing}).all()
             with self._lock:
                 self._ids.update({row.uuid: row.id for row in rows})
-        found = {}
-        for uuid in wanted:
-            number = self._ids.get(uuid)
-            if number is None:
-                raise no_such_provider(uuid)
-            found[uuid] = number
-        return found
+        return {uuid: number for uuid in wanted if (number := self._ids.get(uuid)) is not None}
 
     def _forget(self, uuids: Iterable[str]) -> None:
         with self._lock:
@@ -411,8 +422,7 @@ class SqlLedger(SqlPart, AllocationLedger):
         plans, rows = self._plans(tx, changes, (), ())
         for number in sorted(plans):
             plan = plans[number]
-            if tx.execute(statements.TURN, {"of_provider": number, "of_uuid": plan.uuid}).rowcount != 1:
-                raise _StaleError
+            _take_turn(tx, number, plan)
             # Those that want the same of it take it in one statement.
             for amounts, times in collections.Counter(tuple(sorted(each.items())) for each in plan.takes).items():
                 taken = statements.take(len(amounts), self._step_rule, False, True)
@@ -492,11 +502,26 @@ class SqlLedger(SqlPart, AllocationLedger):
             if self._database.run(lambda tx, uuid=uuid: self._drop(tx, uuid, statements.DROP_OVERDUE))  # type: ignore[misc]
         ]
 
-    def _drop(self, tx: sa.Connection, consumer: str, statement: sa.Delete = statements.DROP_CONSUMER) -> bool:
-        """Give back all that a consumer holds whose row the statement deletes; False when it deletes none."""
-        # The consumer's row first: of two that release at once the second waits here, and then finds nothing.
-        if tx.execute(statement, {"of_consumer": consumer}).rowcount != 1:
-            return False
+    def _drop(
+        self,
+        tx: sa.Connection,
+        consumer: str,
+        statement: sa.Delete = statements.DROP_CONSUMER,
+        residents: Sequence[str] = (),
+    ) -> bool:
+        """Give back all that a consumer holds whose row the statement deletes; False when it deletes none.
+
+        :param residents: nodes that the consumer leaves, whether it holds anything of them or not.
+        """
+        # The consumer's row first: of two releases at once the second waits here, and then finds nothing.
+        dropped = tx.execute(statement, {"of_consumer": consumer}).rowcount == 1
+        held = self._give_back(tx, consumer) if dropped else set()
+        for uuid in sorted(set(residents) - held):
+            tx.execute(statements.LEAVE, {"of_uuid": uuid})
+        return dropped
+
+    def _give_back(self, tx: sa.Connection, consumer: str) -> set[str]:
+        """Give back all that a consumer holds; the providers of which it held anything."""
         held: dict[tuple[int, str], dict[int, int]] = {}
         for row in tx.execute(statements.HELD_BY, {"consumers": [consumer]}).all():
             held.setdefault((row.id, row.uuid), {})[row.resource_class_id] = row.used
@@ -504,7 +529,28 @@ class SqlLedger(SqlPart, AllocationLedger):
             tx.execute(statements.GIVERS_TURN, {"of_provider": number, "of_uuid": uuid})
             tx.execute(statements.give_back(len(amounts)), _values(number, amounts))
         tx.execute(statements.DROP_ALLOCATIONS, {"of_consumer": consumer})
-        return True
+        return {uuid for _, uuid in held}
+
+
+def _take_turn(tx: sa.Connection, number: int, plan: _AtProvider) -> None:
+    """Write the provider's row, so that no other transaction changes its counters or residents.
+
+    :raises ResidentsChanged: its residents have another version than was seen.
+    """
+    key = {"of_provider": number, "of_uuid": plan.uuid}
+    if plan.seen is None:
+        taken = tx.execute(statements.TURN, key).rowcount == 1
+    else:
+        taken = tx.execute(statements.TURN_SEEN, {**key, "of_residents": plan.seen}).rowcount == 1
+    if taken:
+        return
+    # A provider that was deleted and created again has another id under its uuid.
+    if plan.seen is None or tx.execute(statements.PROVIDER_ID, {"of_uuid": plan.uuid}).scalar() != number:
+        raise _StaleError
+    raise errors.ResidentsChanged(
+        f"The instances of node {plan.uuid} changed since the filters judged them. Ask the filters again.",
+        provider=plan.uuid,
+    )
 
 
 def _conflict(change: AllocationChange, row: Any) -> GenerationConflict:

@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import sqlalchemy as sa
 
-from moorage import errors
+from moorage import errors, threads
 from moorage.allocation.interface import GenerationConflict, InventoryItem, ProviderUsage, ResourceProvider
 from moorage.clock import Clock
 from moorage.db import Database
@@ -58,7 +57,7 @@ class SqlPart:
         self._classes = ResourceClasses()
         # uuid -> id of providers, as seen in committed rows; a use of it asks for the uuid again, so it may be outdated.
         self._ids: dict[str, int] = {}
-        self._lock = threading.Lock()
+        self._lock = threads.lock()
 
     def _provider_row(self, tx: sa.Connection, uuid: str) -> Any:
         """:raises NotFound: there is none."""

@@ -46,6 +46,7 @@ __all__ = [
     "HELD_BY",
     "HELD_OF",
     "INVENTORIES_OF",
+    "LEAVE",
     "MORE_GENERATIONS",
     "NEXT_GENERATION",
     "OVERDUE",
@@ -55,8 +56,10 @@ __all__ = [
     "PROVIDER_ROW",
     "RECOUNT",
     "RENEW",
+    "RESIDENTS",
     "TOUCH",
     "TURN",
+    "TURN_SEEN",
     "change_consumer",
     "give_back",
     "project_usages",
@@ -138,25 +141,33 @@ INVENTORIES_OF = (
     .order_by(inventories.c.resource_provider_id, inventories.c.resource_class_id)
 )  # fmt: skip
 
-#: Every write that can change what fits.
-NEXT_GENERATION = {
-    resource_providers.c.generation: resource_providers.c.generation + 1,
+#: What every write of a provider's counters does to its row. The version of its residents rises with each: one that rises
+#: needlessly costs a claim another look, one that does not rise breaks the promise of a filter.
+NEXT_RESIDENTS = {
+    resource_providers.c.residents: resource_providers.c.residents + 1,
     resource_providers.c.updated_at: now(),
 }
-#: Whoever has raised the generation has the turn until the transaction ends: all writers of a provider's counters come this
-#: way first. The uuid is asked for as well, since a remembered id may have been given to another provider since.
+#: Every write that can change what fits.
+NEXT_GENERATION = {resource_providers.c.generation: resource_providers.c.generation + 1, **NEXT_RESIDENTS}
+#: A transaction that has raised the generation has the turn until it ends: all writers of a provider's counters begin with this.
+#: The condition names the uuid too, because a remembered id may belong to another provider by now.
 TURN = (
     sa.update(resource_providers)
     .where(resource_providers.c.id == _OF_PROVIDER, resource_providers.c.uuid == sa.bindparam("of_uuid"))
     .values(NEXT_GENERATION)
 )
-#: The turn of who only gives back: it waits and makes wait as TURN does, yet the generation stays, as it does for Placement's
-#: clients when allocations are deleted. It changes the row, since Galera compares only what transactions write.
+#: The turn of a claim whose filters judged the provider's instances at this version. No row: the instances changed since.
+TURN_SEEN = TURN.where(resource_providers.c.residents == sa.bindparam("of_residents", type_=sa.BigInteger))
+#: The turn of a transaction that only gives back: it waits and makes wait as TURN does, yet the generation stays, as it does
+#: for Placement's clients when allocations are deleted. It changes the row, since Galera compares only what transactions write.
 GIVERS_TURN = (
     sa.update(resource_providers)
     .where(resource_providers.c.id == _OF_PROVIDER, resource_providers.c.uuid == sa.bindparam("of_uuid"))
-    .values(updated_at=now())
+    .values(NEXT_RESIDENTS)
 )
+#: An instance left a node of which it may have held nothing itself.
+LEAVE = sa.update(resource_providers).where(resource_providers.c.uuid == sa.bindparam("of_uuid")).values(NEXT_RESIDENTS)
+RESIDENTS = sa.select(resource_providers.c.residents).where(resource_providers.c.uuid == sa.bindparam("of_uuid"))
 #: More steps of a reshape; for who has the turn.
 MORE_GENERATIONS = (
     sa.update(resource_providers)

@@ -43,6 +43,8 @@ resource_providers = sa.Table(
     sa.Column("parent_uuid", Uuid),
     sa.Column("root_uuid", Uuid, nullable=False),
     sa.Column("updated_at", Micros, nullable=False, default=0),
+    #: Version of the node's instances; unlike the generation it also rises when resources are given back.
+    sa.Column("residents", sa.BigInteger, nullable=False, default=0, server_default="0"),
     sa.UniqueConstraint("uuid", name="uq_resource_providers_uuid"),
     sa.UniqueConstraint("name", name="uq_resource_providers_name"),
     sa.Index("ix_resource_providers_parent", "parent_uuid"),

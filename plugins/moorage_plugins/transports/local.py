@@ -12,8 +12,6 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 import os
-import random
-import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -23,7 +21,8 @@ from oslo_config import cfg
 from oslo_log import log as logging
 from typing_extensions import override
 
-from moorage import errors
+from moorage import errors, randomness
+from moorage import threads as threads_module
 from moorage.clock import Clock
 from moorage.rpc import options, wire
 from moorage.rpc.interface import (
@@ -57,7 +56,7 @@ class _Pool:
 
     def __init__(self) -> None:
         self._idle: dict[str, list[Link]] = {}
-        self._lock = threading.Lock()
+        self._lock = threads_module.lock()
 
     def take(self, path: str) -> Link | None:
         """A connection whose peer has not closed it, the one used last first."""
@@ -177,7 +176,7 @@ class LocalTransport(Transport):
         """Fresh connections, queues and locks, at the beginning and after a fork."""
         self._pool = _Pool()
         self._fanouts = Fanouts(self._open_for_fanout, self._settings, self._clock)
-        self._turns = itertools.count(random.randrange(1 << 16))  # noqa: S311  (only spreads the load)
+        self._turns = itertools.count(randomness.generator().randrange(1 << 16))
 
     def _after_fork(self) -> None:
         """In the child: what was inherited belongs to the parent."""

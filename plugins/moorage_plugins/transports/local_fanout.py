@@ -4,12 +4,11 @@
 from __future__ import annotations
 
 import multiprocessing
-import threading
 from collections.abc import Callable, Sequence
 
 from oslo_log import log as logging
 
-from moorage import errors
+from moorage import errors, threads
 from moorage.clock import Clock
 from moorage.rpc.queues import Offer, WorkQueue
 from moorage_plugins.transports.local_link import LINK_ERRORS, Link
@@ -31,7 +30,7 @@ class _Outbox:
         self._topic = topic
         self._open = open_link
         self._link: Link | None = None
-        self._closing = threading.Event()
+        self._closing = threads.event()
         self.queue: WorkQueue[bytes] = WorkQueue(
             self._send,
             threads=1,
@@ -94,7 +93,7 @@ class Fanouts:
         self._settings = settings
         self._clock = clock
         self._topics: dict[str, dict[str, _Outbox]] = {}
-        self._lock = threading.Lock()
+        self._lock = threads.lock()
 
     def send(self, topic: str, places: Sequence[Place], frame: bytes) -> None:
         """Queue a frame for each place; never waits for a listener."""

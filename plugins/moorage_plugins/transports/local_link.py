@@ -12,10 +12,9 @@ import os
 import select
 import socket
 import struct
-import threading
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 
-from moorage import errors
+from moorage import errors, threads
 from moorage_plugins.transports.local_registry import socket_address
 
 __all__ = ["LINK_ERRORS", "STALL_SECONDS", "Link", "connect", "listen"]
@@ -36,8 +35,8 @@ class Link:
         self._connection: Connection = Connection(connected.detach())
         self._poller = select.poll()
         self._poller.register(self._connection.fileno(), select.POLLIN)
-        self._sending = threading.Lock()
-        self._closing = threading.Lock()
+        self._sending = threads.lock()
+        self._closing = threads.lock()
 
     def prove_first(self, key: bytes) -> None:
         """The connecting side of the handshake.

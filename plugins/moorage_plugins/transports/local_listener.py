@@ -6,7 +6,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import socket
-import threading
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +13,7 @@ from oslo_log import log as logging
 from typing_extensions import override
 
 from moorage import errors
+from moorage import threads as threads_module
 from moorage.clock import Clock
 from moorage.rpc import wire
 from moorage.rpc.interface import Handler, Message, Subscription
@@ -78,15 +78,15 @@ class LocalSubscription(Subscription):
         self._key = key
         self._clock = clock
         self._links: set[Link] = set()
-        self._lock = threading.Lock()
-        self._stopped = threading.Event()
+        self._lock = threads_module.lock()
+        self._stopped = threads_module.event()
         self._pid = os.getpid()
         name = f"rpc-{topic}-{server}"
         bounds: dict[str, Any] = {"limit": settings.queue_limit, "byte_limit": settings.queue_bytes, "clock": clock}
         self._requests = WorkQueue(self._handle, threads=threads, name=name, **bounds)
         self._fanouts = WorkQueue(self._absorb, threads=1, name=f"{name}-fanout", drop_oldest=True, **bounds)
         self._socket = listen(claim.place.socket)
-        threading.Thread(target=self._accept, args=(self._socket,), name=f"{name}-accept", daemon=True).start()
+        threads_module.thread(self._accept, name=f"{name}-accept", args=(self._socket,)).start()
 
     @property
     def waiting(self) -> int:
@@ -139,7 +139,7 @@ class LocalSubscription(Subscription):
             if not self._admit(link):
                 link.close()
                 continue
-            threading.Thread(target=self._read, args=(link,), name=f"rpc-{self._topic}-read", daemon=True).start()
+            threads_module.thread(self._read, name=f"rpc-{self._topic}-read", args=(link,)).start()
 
     def _admit(self, link: Link) -> bool:
         with self._lock:

@@ -15,12 +15,11 @@ import functools
 import hashlib
 import json
 import os
-import secrets
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from moorage import errors
+from moorage import errors, randomness
 from moorage.clock import Clock
 
 __all__ = ["Claim", "Place", "Registry", "socket_address"]
@@ -182,10 +181,10 @@ class Registry:
 
     def _make_key(self, path: str) -> None:
         """Write the whole key under another name, then link it: nobody can see half of it, and the first one wins."""
-        draft = f"{path}.{os.getpid()}.{secrets.token_hex(4)}"
+        draft = f"{path}.{os.getpid()}.{randomness.secret(4).hex()}"
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            os.write(descriptor, secrets.token_hex(32).encode() + b"\n")
+            os.write(descriptor, randomness.secret(32).hex().encode() + b"\n")
             os.fsync(descriptor)
             with contextlib.suppress(FileExistsError):
                 os.link(draft, path)

@@ -6,7 +6,6 @@ Messages are turned to JSON and back, so that what works here works with the oth
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +15,7 @@ from oslo_config import cfg
 from typing_extensions import override
 
 from moorage import errors
+from moorage import threads as threads_module
 from moorage.clock import Clock
 from moorage.rpc import options, wire
 from moorage.rpc.interface import (
@@ -38,7 +38,7 @@ class Hub:
     """Who listens; the transports of one hub reach each other."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threads_module.lock()
         self._topics: dict[str, dict[str, _Subscription]] = {}
         self._turn = 0
 
@@ -83,7 +83,7 @@ class _Job:
     encoded: bytes
     until: float | None = None
     reply: bytes | None = None
-    done: threading.Event = field(default_factory=threading.Event)
+    done: threads_module.Event = field(default_factory=threads_module.event)
 
 
 class _Subscription(Subscription, Listener):
@@ -161,7 +161,7 @@ class _Subscription(Subscription, Listener):
 
 
 _hubs: dict[str, Hub] = {}
-_hubs_lock = threading.Lock()
+_hubs_lock = threads_module.lock()
 
 
 class MemoryTransport(Transport):

@@ -13,7 +13,6 @@ import contextlib
 import importlib
 import json
 import os
-import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -29,6 +28,7 @@ from oslo_messaging import opts as oslo_messaging_opts
 from typing_extensions import override
 
 from moorage import errors
+from moorage import threads as threads_module
 from moorage.clock import Clock
 from moorage.rpc import options, wire
 from moorage.rpc.interface import (
@@ -76,7 +76,7 @@ class _Job:
     work: Callable[[], Any]
     until: float
     outcome: Callable[[], Any] | None = None
-    done: threading.Event = field(default_factory=threading.Event)
+    done: threads_module.Event = field(default_factory=threads_module.event)
 
 
 class _Dispatcher(oslo_messaging.RPCDispatcher):  # type: ignore[misc]  # oslo.messaging ships no types
@@ -105,7 +105,7 @@ class _Subscription(Subscription):
         self._limit = engine.max_bytes
         self._clock = clock
         self._pid = os.getpid()
-        self._stopping = threading.Lock()
+        self._stopping = threads_module.lock()
         self._stopped = False
         # oslo.messaging queues without bound in front of its threads; a fanout handler that stands still must not eat memory.
         self._fanouts: WorkQueue[Message] = WorkQueue(
@@ -123,7 +123,7 @@ class _Subscription(Subscription):
 
     def _begin(self, engine: _Engine, topic: str, server: str, threads: int) -> None:
         """Start both servers; oslo.messaging waits for the broker without bound, so it does in a thread of its own."""
-        begun = threading.Event()
+        begun = threads_module.event()
         failed: list[Exception] = []
 
         def begin() -> None:
@@ -139,7 +139,7 @@ class _Subscription(Subscription):
                 _end(self._requests)
                 _end(self._fanout_server)
 
-        threading.Thread(target=begin, name="rpc-oslo-serve", daemon=True).start()
+        threads_module.thread(begin, name="rpc-oslo-serve").start()
         self._clock.wait(begun, engine.connect_timeout)
         with self._stopping:
             self._stopped = late = not begun.is_set()
@@ -170,7 +170,7 @@ class _Subscription(Subscription):
         until = self._clock.monotonic() + drain_seconds
         # oslo.messaging waits without bound for handlers that run, so it waits in threads of its own.
         waiters = [
-            threading.Thread(target=_end, args=(server,), name="rpc-oslo-stop", daemon=True)
+            threads_module.thread(_end, name="rpc-oslo-stop", args=(server,))
             for server in (self._requests, self._fanout_server)
         ]
         for waiter in waiters:
@@ -300,7 +300,7 @@ class _Engine:
         self._casts.stop(_FLUSH_SECONDS)
         self._fanouts.stop(_FLUSH_SECONDS)
         self._calls.stop(0.0)
-        closer = threading.Thread(target=self._transport.cleanup, name="rpc-oslo-close", daemon=True)
+        closer = threads_module.thread(self._transport.cleanup, name="rpc-oslo-close")
         closer.start()
         closer.join(_CLOSE_SECONDS)
 

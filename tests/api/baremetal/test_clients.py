@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import warnings
 from typing import Any
@@ -17,6 +15,7 @@ from keystoneauth1 import noauth, session
 
 from moorage.fleet.importer import from_json
 from tests.api.baremetal.ironic import IronicCase, everybody
+from tests.commands import in_process
 
 
 class ClientCase(IronicCase):
@@ -38,15 +37,10 @@ class ClientCase(IronicCase):
 
     def cli(self, *words: str, fails: bool = False) -> Any:
         """The ``baremetal`` command; JSON where it prints any, else the text."""
-        out, err = io.StringIO(), io.StringIO()
         arguments = ["--os-auth-type", "none", "--os-endpoint", self.live.url, *words]
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            try:
-                status: object = shell.main(arguments)
-            except SystemExit as ended:
-                status = ended.code
-        self.assertEqual(fails, bool(status), err.getvalue())
-        return json.loads(out.getvalue()) if "json" in words else out.getvalue() + err.getvalue()
+        status, out, err = in_process(shell.main, arguments)
+        self.assertEqual(fails, bool(status), err)
+        return json.loads(out) if "json" in words else out + err
 
 
 class TestIronicClient(ClientCase):

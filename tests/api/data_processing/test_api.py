@@ -9,6 +9,8 @@ import urllib.error
 import urllib.request
 from typing import Any
 
+from moorage import errors
+from moorage.services.interface import ServiceIdentity
 from moorage_plugins.data_processing.store import DataStore
 from tests.api.live import LiveDialect
 
@@ -48,7 +50,7 @@ class ApiTests(unittest.TestCase):
 
     def active(self) -> str:
         uuid: str = self.cluster()["uuid"]
-        self.assertTrue(self.live.database.run(lambda tx: self.store.settle(tx, uuid, "Active")))
+        self.assertTrue(self.live.database.run(lambda tx: self.store.settle(tx, uuid, "Active", token=2)))
         with self.live.database.write() as tx:
             self.live.tools.workers().reset(tx, "cluster", uuid)
         return uuid
@@ -76,6 +78,32 @@ class ApiTests(unittest.TestCase):
         self.assertEqual(self.ask("POST", f"/jobs/{job['uuid']}/cancel")[0], 409)
         self.assertEqual(self.ask("DELETE", f"/jobs/{job['uuid']}"), (204, None))
         self.assertEqual(self.ask("GET", f"/jobs/{job['uuid']}")[0], 404)
+
+    def test_a_status_is_reset_and_what_was_being_done_ends(self) -> None:
+        uuid = self.cluster()["uuid"]
+        identity = ServiceIdentity("an-agent", "here", "agent", None, 1)
+        workers = self.live.tools.workers()
+        held = workers.take_many("cluster", [uuid], identity)[uuid]
+        path = f"/clusters/{uuid}/reset-state"
+        self.assertEqual(self.ask("POST", path, {"status": "Deleting"})[0], 400)
+        self.assertEqual(self.ask("POST", path, {"status": "Error"}, roles="reader")[0], 403)
+        self.assertEqual(self.ask("POST", "/clusters/nowhere/reset-state", {"status": "Error"})[0], 404)
+        status, found = self.ask("POST", path, {"status": "Error"})
+        self.assertEqual((status, found["status"]), (202, "Error"))
+        self.assertIsNone(workers.get("cluster", uuid))
+        with self.assertRaises(errors.Fenced):
+            held.finish_with(lambda tx: self.store.settle(tx, uuid, "Active", held.token))
+
+    def test_a_cluster_is_written_by_no_operation_with_a_smaller_token(self) -> None:
+        uuid = self.cluster()["uuid"]
+        workers, run = self.live.tools.workers(), self.live.database.run
+        first = workers.take_many("cluster", [uuid], ServiceIdentity("an-agent", "here", "agent", None, 1))[uuid]
+        second = workers.take_many("cluster", [uuid], ServiceIdentity("an-agent", "here", "agent", None, 2))[uuid]
+        run(lambda tx: self.store.adopt(tx, [uuid], second.token))
+        self.assertFalse(run(lambda tx: self.store.settle(tx, uuid, "Active", first.token)))
+        self.assertTrue(run(lambda tx: self.store.settle(tx, uuid, "Active", second.token)))
+        self.assertEqual(self.ask("DELETE", f"/clusters/{uuid}")[0], 202)
+        self.assertFalse(run(lambda tx: self.store.remove_cluster(tx, uuid, second.token)))
 
     def test_pages_give_each_once(self) -> None:
         made = {self.cluster()["uuid"] for _ in range(5)}

@@ -6,8 +6,6 @@ keystoneauth as Nova and Ironic use it, openstacksdk, and the commands of osc-pl
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import pathlib
 import signal
@@ -25,6 +23,7 @@ from openstackclient import shell
 from typing_extensions import override
 
 from tests.api.placement.wire import new_uuid
+from tests.commands import in_process
 
 
 class _Running:
@@ -186,17 +185,14 @@ class TestCommands(unittest.TestCase):
     """osc-placement, in this process; each command logs in anew, as on a command line."""
 
     def run_command(self, *words: str, status: int = 0) -> str:
-        out, told = io.StringIO(), io.StringIO()
         given = [
             *("--os-auth-type", "http_basic", "--os-endpoint", _Running.url),
             *("--os-username", _Running.user, "--os-password", _Running.password, "--os-placement-api-version", "1.39"),
             *words,
         ]
-        with warnings.catch_warnings(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(told):
-            warnings.simplefilter("ignore")
-            code = shell.main(given)
-        self.assertEqual(status, code, f"{words}: {out.getvalue()} {told.getvalue()}")
-        return out.getvalue() if status == 0 else told.getvalue()
+        code, out, told = in_process(shell.main, given)
+        self.assertEqual(status, code, f"{words}: {out} {told}")
+        return out if status == 0 else told
 
     def json(self, *words: str) -> Any:
         return json.loads(self.run_command(*words, "-f", "json"))

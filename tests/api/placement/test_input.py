@@ -108,7 +108,11 @@ class TestInput(unittest.TestCase):
                 found = requests.post(
                     self.live.url + "/resource_providers",
                     data=raw,
-                    headers={"X-Auth-Token": "admin", "Content-Type": "application/json"},
+                    headers={
+                        "X-Auth-Token": "admin",
+                        "OpenStack-System-Scope": "all",
+                        "Content-Type": "application/json",
+                    },
                     timeout=60,
                 )
                 self.assertEqual(400, found.status_code, found.text)

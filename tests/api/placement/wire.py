@@ -57,7 +57,13 @@ class Wire:
             method,
             self._url + path,
             json=body,
-            headers={"X-Auth-Token": self._token, "OpenStack-API-Version": f"placement {version}", **named},
+            headers={
+                "X-Auth-Token": self._token,
+                # The administrator of the system, whose token has no project.
+                **({"OpenStack-System-Scope": "all"} if self._token == "admin" else {}),
+                "OpenStack-API-Version": f"placement {version}",
+                **named,
+            },
             timeout=120,
         )
         return found

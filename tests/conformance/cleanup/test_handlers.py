@@ -83,7 +83,7 @@ class VolumeHandlerTests(_BlockStorageCase, unittest.TestCase):
             backup = service.create_backup(made.uuid)
             if status == "restoring-backup":
                 self.finish("backup", backup.uuid)
-                service.restore(backup.uuid)
+                service.restore(backup.uuid, made.uuid)
             self.begin("backup", backup.uuid, identity)
             with self.database.write() as tx:
                 # The backup's own row is the affair of its own handler.
@@ -141,7 +141,7 @@ class BackupHandlerTests(_BlockStorageCase, unittest.TestCase):
             if status == "deleting":
                 service.delete("backup", made.uuid)
             else:
-                service.restore(made.uuid)
+                service.restore(made.uuid, volume.uuid)
         return self.begin("backup", made.uuid, identity)
 
 

@@ -36,7 +36,7 @@ class NoIncidents:
     def record(self, plugin: str) -> None:
         raise AssertionError(f"{plugin} hung")
 
-    def count(self, plugin: str, window: float) -> int:
+    def count(self, plugin: str) -> int:
         return 0
 
 

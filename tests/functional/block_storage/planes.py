@@ -118,9 +118,9 @@ class Plane:
         command = [*words, "--state-dir", str(self.state)]
         if words[1] not in ("delete", "retry", "discard", "reset-state"):
             command += ["-f", "json"]
-        status, said = in_process(main.main, command)
+        status, said, error = in_process(main.main, command)
         if status:
-            raise AssertionError(f"moorage {' '.join(words)}: {status}\n{said}")
+            raise AssertionError(f"moorage {' '.join(words)}: {status}\n{said}{error}")
         return json.loads(said) if said.strip() else None
 
     def files(self) -> list[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import io
 import json
 import os
 import signal
@@ -58,7 +57,11 @@ class ControlPlaneTests(unittest.TestCase):
         snapshot = moorage("snapshot", "create", volume["id"], "--wait")
         backup = moorage("backup", "create", volume["id"], "--wait")
         self.assertEqual((snapshot["status"], backup["status"]), ("available", "available"))
-        self.assertEqual(moorage("backup", "restore", backup["id"], "--wait")["status"], "available")
+        new = moorage("backup", "restore", backup["id"], "--name", "restored", "--wait")
+        self.assertEqual((new["status"], new["name"], new["id"] == volume["id"]), ("available", "restored", False))
+        moorage("volume", "delete", new["id"])
+        old = moorage("backup", "restore", backup["id"], "--volume", volume["id"], "--wait")
+        self.assertEqual((old["status"], old["id"]), ("available", volume["id"]))
         image = moorage("volume", "upload", volume["id"], "image", "--wait")
         again = moorage("volume", "create", "--size", "2", "--image", image["image_id"], "--wait")
         self.assertEqual(again["status"], "available")
@@ -77,17 +80,26 @@ class ControlPlaneTests(unittest.TestCase):
         wait_until(lambda: volume["id"] not in self.plane.statuses("volume"), "it is gone", SOON)
         wait_until(lambda: not [f for f in self.plane.files() if volume["id"] in f], "its files are gone", SOON)
 
+    def test_volumes_never_go_to_agents_without_block_storage(self) -> None:
+        for number in range(2):
+            self.plane.agent(f"no-storage-{number}", "agent.services=compute", "agent.cluster=")
+        offers = {row["host"]: row["offers"] for row in self.plane.api.services(binary="agent")}
+        self.assertEqual((offers["no-storage-0"], offers["dead"]), (["compute"], ["block_storage", "compute"]))
+        made = [self.plane.volume("POST", "/volumes", {"volume": {"size": 1}})["volume"] for _ in range(12)]
+        self.assertEqual({each["os-vol-host-attr:host"] for each in made}, {"one"})
+        for each in made:
+            wait_until(functools.partial(self.available, each["id"]), "it is made", SOON)
+
     def test_who_waits_is_told_that_it_failed_and_why(self) -> None:
         plane = self.plane
         volume = plane.moorage("volume", "create", "--size", "1", "--wait")["id"]
         backup = plane.moorage("backup", "create", volume, "--wait")["id"]
         (path,) = (plane.state / "block_storage" / "backup" / backup).iterdir()
         path.write_bytes(path.read_bytes()[:-1])
-        said = io.StringIO()
-        with contextlib.redirect_stderr(said):
-            found = in_process(main.main, ["backup", "restore", backup, "--wait", "--state-dir", str(plane.state)])
-        self.assertEqual(found, (1, ""))
-        self.assertRegex(said.getvalue(), f"The volume {volume} is error_restoring: .*in the middle")
+        command = ["backup", "restore", backup, "--volume", volume, "--wait", "--state-dir", str(plane.state)]
+        status, printed, said = in_process(main.main, command)
+        self.assertEqual((status, printed), (1, ""))
+        self.assertRegex(said, f"The volume {volume} is error_restoring: .*in the middle")
 
     def gone(self, kind: str, uuid: str) -> bool:
         return uuid not in self.plane.statuses(kind)
@@ -173,8 +185,8 @@ class ControlPlaneTests(unittest.TestCase):
     # -- python-cinderclient, openstackclient and openstacksdk, as they are ---------------------------------------
 
     def run_client(self, program: Callable[[list[str]], Any], *words: str) -> str:
-        status, said = in_process(program, list(words))
-        self.assertEqual(status, 0, f"{words}\n{said}")
+        status, said, error = in_process(program, list(words))
+        self.assertEqual(status, 0, f"{words}\n{said}{error}")
         return said
 
     def cinder(self, *words: str, project: str = "") -> str:
@@ -231,6 +243,57 @@ class ControlPlaneTests(unittest.TestCase):
         self.cinder("delete", uuid)
         wait_until(lambda: uuid not in self.plane.statuses("volume"), "it is gone", SOON)
 
+    def test_both_clients_restore_to_a_new_volume_and_leave_the_original_alone(self) -> None:
+        volume = self.plane.moorage("volume", "create", "--size", "1", "--name", "original", "--wait")["id"]
+        self.openstack("volume", "backup", "create", "--name", "kept", volume)
+        (backup,) = [each["id"] for each in self.plane.volume("GET", "/backups?name=kept")["backups"]]
+        wait_until(lambda: self.plane.statuses("backup")[backup] == "available", "it is backed up", SOON)
+        before = self.plane.volume("GET", f"/volumes/{volume}")["volume"]
+        restore = functools.partial(self.openstack, "volume", "backup", "restore")
+        for request, name in (
+            (functools.partial(restore, "kept", "newvol"), "newvol"),
+            (functools.partial(self.cinder, "backup-restore", "kept"), f"restore_backup_{backup}"),
+            (functools.partial(self.cinder, "backup-restore", "kept", "--name", "by-name"), "by-name"),
+        ):
+            with self.subTest(name):
+                request()
+                (new,) = [each["id"] for each in self.volumes() if each["name"] == name]
+                self.assertNotEqual(new, volume)
+                wait_until(functools.partial(self.available, new), "it is restored", SOON)
+                wait_until(lambda: self.plane.statuses("backup")[backup] == "available", "the backup is free", SOON)
+        self.assertEqual(self.plane.volume("GET", f"/volumes/{volume}")["volume"], before)
+        restore("--force", "kept", volume)
+        wait_until(lambda: self.available(volume), "it is restored", SOON)
+        self.assertNotEqual(self.plane.volume("GET", f"/volumes/{volume}")["volume"], before)
+
+    def available(self, volume: str) -> bool:
+        return self.plane.statuses("volume")[volume] == "available"
+
+    def test_openstack_creates_lists_attaches_and_deletes(self) -> None:
+        self.openstack("volume", "create", "--size", "1", "by-openstack")
+        (uuid,) = [each["id"] for each in self.volumes() if each["name"] == "by-openstack"]
+        wait_until(lambda: self.plane.statuses("volume")[uuid] == "available", "it is made", SOON)
+        self.assertIn("by-openstack", self.openstack("volume", "list", "--all-projects", "--status", "available"))
+        self.openstack("volume", "snapshot", "create", "--volume", uuid, "its-snapshot")
+        wait_until(lambda: "available" in self.plane.statuses("snapshot").values(), "the snapshot is made", SOON)
+        self.openstack("volume", "snapshot", "delete", "its-snapshot")
+        wait_until(lambda: not self.plane.statuses("snapshot"), "the snapshot is gone", SOON)
+        sdk: Any = self.sdk().block_storage
+        sdk.attach_volume(uuid, "/dev/vdb", instance="11111111-1111-4111-8111-111111111111")
+        (attachment,) = sdk.get_volume(uuid).attachments
+        self.assertEqual((attachment["device"], attachment["server_id"][:8]), ("/dev/vdb", "11111111"))
+        sdk.detach_volume(uuid, attachment["attachment_id"])
+        self.assertEqual(sdk.get_volume(uuid).attachments, [])
+        self.openstack("volume", "delete", "--force", uuid)
+        wait_until(lambda: uuid not in self.plane.statuses("volume"), "it is gone", SOON)
+
+    def test_what_the_service_does_not_support_is_refused_through_the_clients_too(self) -> None:
+        before = len(self.volumes())
+        for words in (("--type", "fast"), ("--property", "a=b"), ("--availability-zone", "nova"), ("--hint", "a=b")):
+            with self.subTest(words), self.assertRaisesRegex(AssertionError, "is not supported"):
+                self.openstack("volume", "create", "--size", "1", *words, "refused")
+        self.assertEqual(len(self.volumes()), before)
+
     def volumes(self) -> list[dict[str, Any]]:
         return list(self.plane.volume("GET", "/volumes")["volumes"])
 
@@ -239,14 +302,16 @@ class ControlPlaneTests(unittest.TestCase):
         said = self.openstack(*given, "--binary", "cinder-volume")
         self.assertIn("dead", said)
 
-    def test_the_sdk(self) -> None:
+    def sdk(self) -> connection.Connection:
         openstack.enable_logging(debug=False)
-        sdk = connection.Connection(
+        return connection.Connection(
             auth_type="none", endpoint=self.endpoint, block_storage_endpoint_override=self.endpoint,
             block_storage_default_microversion="3.24",
         )  # fmt: skip
+
+    def test_the_sdk(self) -> None:
         given = {"binary": "cinder-volume", "host": "dead", "cluster_name": "one"}
-        proxy: Any = sdk.block_storage
+        proxy: Any = self.sdk().block_storage
         found: Any = proxy.cleanup_service_workers(**given)
         self.assertIn("dead", str(found.to_dict() if hasattr(found, "to_dict") else found))
 

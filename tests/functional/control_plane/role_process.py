@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from pathlib import Path
@@ -11,13 +12,14 @@ from oslo_config import cfg
 
 from moorage import errors
 from moorage.control_plane import config, process
+from moorage.control_plane.accepted import ConfigSource
 
 
 class Script:
     """Does what the words of the command line say.
 
     They are ``hang-start``, ``fail-start``, ``exit-start``, ``refuse-start``, and so on for ``reload`` and ``stop``; ``serve``, and
-    ``own-nothing``.
+    ``own-nothing``. A ``[agent] cluster`` that is called ``refused`` is refused too.
     """
 
     binary = "agent"
@@ -44,12 +46,19 @@ class Script:
             sys.exit(4)
 
     def start(self, platform: process.Platform, conf: cfg.ConfigOpts) -> None:
+        self._use(conf)
         self._come_to("start")
         if "serve" in self._words:
             platform.transport.serve("agent", "one", lambda message: None)
         self._come_to("ready")
 
+    def _use(self, conf: cfg.ConfigOpts) -> None:
+        if conf.agent.cluster == "refused":
+            raise errors.ConfigError("[agent] cluster = refused cannot be used")
+        self._come_to(f"cluster {conf.agent.cluster}")
+
     def reload(self, conf: cfg.ConfigOpts) -> None:
+        self._use(conf)
         self._come_to("reload")
         self._come_to("reloaded")
 
@@ -59,11 +68,14 @@ class Script:
 
 def main() -> int:
     folder, words = Path(sys.argv[1]), set(sys.argv[2:])
-    return process.run(
-        Script(folder, words),
-        "one",
-        lambda: config.load(files=[str(folder / "moorage.conf")], state_dir=str(folder)),
+    source = ConfigSource(
+        lambda files, alone: config.load(files=files, alone=alone, state_dir=str(folder)),
+        [str(folder / "moorage.conf")],
+        str(folder),
+        "agent-one",
+        os.environ,
     )
+    return process.run(Script(folder, words), "one", source)
 
 
 if __name__ == "__main__":

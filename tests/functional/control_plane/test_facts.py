@@ -26,8 +26,8 @@ required = false
 """
 
     def moorage(self, *words: str) -> Any:
-        status, said = in_process(main.main, [*words, "--state-dir", str(self.plane.state)])
-        self.assertEqual(0, status, said)
+        status, said, error = in_process(main.main, [*words, "--state-dir", str(self.plane.state)])
+        self.assertEqual(0, status, said + error)
         return json.loads(said) if "json" in words else None
 
     def candidates(self, **request: Any) -> set[str]:

@@ -25,8 +25,8 @@ class PoolTests(SliceCase):
     """The methods of one class run by name, each on what it makes itself."""
 
     def cli(self, *words: str) -> Any:
-        status, said = in_process(main.main, [*words, "--state-dir", str(self.plane.state), "-f", "json"])
-        self.assertEqual(0, status, said)
+        status, said, error = in_process(main.main, [*words, "--state-dir", str(self.plane.state), "-f", "json"])
+        self.assertEqual(0, status, said + error)
         return json.loads(said)
 
     def test_two_hosts_share_a_pool_and_it_is_counted_once(self) -> None:

@@ -12,6 +12,7 @@ import tempfile
 import unittest
 
 from moorage.clock import SystemClock
+from moorage.control_plane.accepted import AcceptedCopy
 from moorage.control_plane.supervisor import EXIT_CONFIG, EXIT_FATAL
 from moorage.db import Database, migrations
 from moorage.services.registry import ServiceRegistry
@@ -154,6 +155,61 @@ class ReloadTests(ProcessCase):
         self.await_place(process, "reloaded")
         process.send_signal(signal.SIGTERM)
         self.assertEqual(0, process.wait(PATIENCE))
+
+
+class AcceptedTests(ProcessCase):
+    """A role that runs alone, and is killed while its file is wrong."""
+
+    def conf_of(self, cluster: str) -> str:
+        return f"{CONF}[agent]\ncluster = {cluster}\n"
+
+    def kill(self, process: subprocess.Popen[str]) -> None:
+        process.kill()
+        process.wait(PATIENCE)
+
+    def test_after_a_refused_file_it_starts_with_the_accepted_copy_and_says_so(self) -> None:
+        process = self.begin(conf=self.conf_of("first"))
+        self.await_place(process, "ready")
+        for number, wrong in enumerate((self.conf_of("refused"), "[agent\n", f"{CONF}[rpc]\ncall_timeout = soon\n")):
+            self.kill(process)
+            process = self.begin(conf=wrong)
+            self.await_place(process, "ready", number + 2)
+            self.assertEqual(number + 2, self.progress().count("cluster first"))
+            self.assertRegex(
+                self.said(), r"WARNING.*The configuration in use is the copy in .*accepted at 20.*refused: "
+            )
+        # A reload tries the file again, and keeps what it accepts.
+        (self.folder / "moorage.conf").write_text(self.conf_of("second"))
+        process.send_signal(signal.SIGHUP)
+        self.await_place(process, "cluster second")
+        self.kill(process)
+        process = self.begin(conf=self.conf_of("refused"))
+        self.await_place(process, "cluster second", 2)
+
+    def progress(self) -> list[str]:
+        return (self.folder / "progress").read_text().splitlines()
+
+    def test_a_wrong_file_at_the_first_start_is_an_error(self) -> None:
+        process = self.begin(conf=self.conf_of("refused"))
+        self.assertEqual(EXIT_CONFIG, process.wait(PATIENCE))
+        self.assertIn("[agent] cluster = refused cannot be used", self.said())
+
+    def test_only_the_owner_can_read_the_copy(self) -> None:
+        process = self.begin()
+        self.await_place(process, "ready")
+        copies = self.folder / "accepted" / "agent-one"
+        servers.wait_until(lambda: (copies / "current").exists(), "the copy", PATIENCE)
+        (file,) = (copies / "current").iterdir()
+        self.assertEqual((0o600, CONF), (file.stat().st_mode & 0o777, file.read_text()))
+        self.assertEqual(0o700, copies.stat().st_mode & 0o777)
+
+    def test_of_many_copies_the_last_two_stay(self) -> None:
+        copy = AcceptedCopy(self.folder / "accepted" / "up")
+        self.assertIsNone(copy.contents())
+        for number in range(4):
+            copy.store([("moorage.conf", b"[api]\n" * number), ("more.conf", b"")])
+            self.assertEqual([("moorage.conf", b"[api]\n" * number), ("more.conf", b"")], copy.contents())
+        self.assertEqual(2, len(list(copy.folder.glob("copy-*"))))
 
 
 class StartTests(ProcessCase):

@@ -144,6 +144,8 @@ class ViewTests(unittest.TestCase):
         wait_for(lambda: self.command("cluster", "show", uuid)["health"] == "green", "its health to be known")
         listed = self.command("job", "list", "--cluster", uuid, "--status", "Killed")
         self.assertEqual([each["uuid"] for each in listed], [job])
+        self.assertEqual(self.command("cluster", "reset-state", uuid, "--status", "Error")["status"], "Error")
+        self.assertEqual(self.command("cluster", "reset-state", uuid)["status"], "Active")
         self.assertEqual(self.command("cluster", "delete", uuid)["status"], "Deleting")
         wait_for(lambda: not self.command("cluster", "list"), "it to go")
 

@@ -18,9 +18,15 @@ import sqlalchemy as sa
 
 import moorage.db.alembic
 from moorage import errors
-from moorage.db import Database, autogenerate, migrations, new_metadata
+from moorage.cleanup.fences import FencePurge
+from moorage.cleanup.tables import fences
+from moorage.cleanup.workers import WorkerStore
+from moorage.clock import SystemClock
+from moorage.db import Database, autogenerate, migrations, new_metadata, now, upgrading
 from moorage.db.schema import BigId, JsonText, Uuid, exact
+from moorage.services.registry import ServiceRegistry
 from moorage.testing import database as testing_database
+from moorage_plugins.compute.tables import instances
 from tests import servers
 from tests.functional.db.databases import FORK, Mixin, sqlite_url
 
@@ -81,6 +87,13 @@ def _upgrade(url: str, start: Any, answers: Any) -> None:
         answers.put(repr(error))
 
 
+_upgrade_to = upgrading.command.upgrade
+
+
+def _upgrade_to_0011(config: Any, revision: str) -> None:
+    _upgrade_to(config, "0011")
+
+
 class MigrationCases(Mixin):
     """What the three have in common."""
 
@@ -115,6 +128,67 @@ class MigrationCases(Mixin):
         testing_database.create_all(self.database)
         for each in migrations.discover():
             self.assertEqual([], each.differences(self.database))
+
+    def test_a_node_in_maintenance_keeps_it_and_gets_a_beginning(self) -> None:
+        core = next(each for each in migrations.discover() if each.distribution == "moorage")
+        with mock.patch.object(upgrading.command, "upgrade", _upgrade_to_0011):
+            core.upgrade(self.database)
+        insert = (
+            "INSERT INTO nodes (uuid, name, properties, maintenance, maintenance_reason, generation, created_at, updated_at)"
+            " VALUES (:name, :name, '{}', :on, 'disk', 0, 5, 7)"
+        )
+        with self.database.write() as tx:
+            tx.execute(sa.text(insert), [{"name": "broken", "on": True}, {"name": "good", "on": False}])
+        migrations.upgrade_all(self.database)
+        columns = "name, maintenance_reason, maintenance_since, disabled, disabled_since"
+        with self.database.read() as tx:
+            found = tx.execute(sa.text(f"SELECT {columns} FROM nodes ORDER BY name")).all()
+        self.assertEqual(
+            [("broken", "disk", 7, False, None), ("good", "disk", None, False, None)], [tuple(r) for r in found]
+        )
+
+    def test_fences_and_services_that_there_were_keep_what_they_had(self) -> None:
+        core = next(each for each in migrations.discover() if each.distribution == "moorage")
+        with mock.patch.object(upgrading.command, "upgrade", _upgrade_to_0011):
+            core.upgrade(self.database)
+        service = (
+            "INSERT INTO services (uuid, host, binary_, epoch, beat, beat_at, started_at, rpc_version, disabled, disabled_reason, "
+            "forced_down) VALUES ('s', 'h', 'agent', 3, 4, 5, 6, '1.0', :no, '', :no)"
+        ).replace("binary_", self.database_quote("binary"))
+        with self.database.write() as tx:
+            tx.execute(sa.text(service), {"no": False})
+            tx.execute(sa.text("INSERT INTO fences (resource_type, resource_id, token) VALUES ('thing', 'one', 7)"))
+        migrations.upgrade_all(self.database)
+        (found,) = ServiceRegistry(self.database, SystemClock()).list()
+        self.assertEqual((found.host, found.epoch, found.offers, found.can("anything")), ("h", 3, None, True))
+        with self.database.read() as tx:
+            token, age = tx.execute(sa.select(fences.c.token, now() - fences.c.raised_at)).one()
+        self.assertEqual((token, 0 <= age < 600 * 1_000_000), (7, True))
+        walk = FencePurge(self.database, SystemClock())
+        self.assertFalse(walk.step(days=1))
+        token = self.database.run(lambda tx: WorkerStore(self.database, lease_seconds=60).reset(tx, "thing", "one"))
+        self.assertEqual(token, 8)
+
+    def database_quote(self, name: str) -> str:
+        with self.database.read() as tx:
+            return tx.dialect.identifier_preparer.quote_identifier(name)
+
+    def test_instances_that_are_being_moved_keep_their_destination(self) -> None:
+        migrations.upgrade_all(self.database)
+        revision = importlib.import_module("moorage_plugins.alembic.versions.0011_who_is_on_a_node")
+        moves = {"operation": "live_migrate", "node_uuid": "n2"}
+        with self.database.write() as tx:
+            for uuid, status, pending in (("a", "migrating", moves), ("b", "active", None), ("c", "unshelving", moves)):
+                values: dict[str, Any] = dict.fromkeys(
+                    ("name", "host", "node", "flavorid", "project_id", "user_id", "fault"), ""
+                )
+                values |= {"uuid": uuid, "status": status, "node_uuid": "n1", "pending": pending}
+                numbers = dict.fromkeys(("fence", "created_at", "updated_at"), 0)
+                tx.execute(sa.insert(instances).values(**values, **numbers, resources={}, request={}))
+            revision.fill_destinations(tx)
+        with self.database.read() as tx:
+            found = tx.execute(sa.select(instances.c.uuid, instances.c.destination_uuid).order_by(instances.c.uuid))
+            self.assertEqual([("a", "n2"), ("b", ""), ("c", "")], [tuple(row) for row in found])
 
     def test_a_difference_is_found(self) -> None:
         migrations.upgrade_all(self.database)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Aggregates and server groups on real database servers."""
+"""Aggregates, server groups and states on real database servers."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import unittest
 from moorage.db import Database, migrations
 from tests import servers
 from tests.unit.fleet.aggregate_tests import AggregateTests
+from tests.unit.fleet.state_tests import StateTests
 from tests.unit.scheduling.group_tests import GroupTests
 
 
@@ -35,4 +36,12 @@ class TestGroupsOnPostgresql(GroupTests, ServerCase):
 
 
 class TestGroupsOnMariadb(GroupTests, ServerCase):
+    kind = "mariadb"
+
+
+class TestStatesOnPostgresql(StateTests, ServerCase):
+    kind = "postgresql"
+
+
+class TestStatesOnMariadb(StateTests, ServerCase):
     kind = "mariadb"

@@ -18,6 +18,7 @@ from moorage.allocation.interface import ClaimRequest
 from moorage.clock import SystemClock
 from moorage.control_plane.enrolment import Enrolment
 from moorage.db import Database
+from moorage.fleet import importer
 from moorage.fleet.interface import InventoryItem, NodeSpec, uuid_of_name
 from moorage.fleet.nodes import NodeStore
 from moorage.fleet.tables import nodes
@@ -88,6 +89,71 @@ class EnrolmentCase(Mixin):
         node = self.nodes.get(given.name)
         self.assertEqual(("east", "h", "gold"), (node.shard, node.host, node.resource_class))
         self.assertEqual(({"rack": 1}, 1, 16), (node.properties, node.generation, self.total(given.uuid)))
+
+    def test_an_import_without_inventories_and_properties_keeps_what_the_node_has(self) -> None:
+        (given,) = self.specs(1)
+        full = importer.from_json(
+            {
+                "name": given.name,
+                "properties": {"rack": 1, "row": 2},
+                "extra": {"a": 1},
+                "inventories": {
+                    "VCPU": {"total": 8, "allocation_ratio": 4.0, "reserved": 1},
+                    "MEMORY_MB": 1024,
+                    "PGPU": 2,
+                },
+            }
+        )
+        self.enrolment.enrol([full])
+        present = self.inventories(given.uuid)
+        self.assertEqual(1, self.enrolment.enrol([NodeSpec(given.uuid, given.name)])["same"])
+        self.assertEqual(present, self.inventories(given.uuid))
+        renamed = f"renamed-{self.mark}"
+        self.assertEqual(
+            1, self.enrolment.enrol([importer.from_json({"name": renamed, "uuid": given.uuid})])["changed"]
+        )
+        self.assertEqual(present, self.inventories(given.uuid))
+        self.assertEqual({"rack": 1, "row": 2}, self.nodes.get(renamed).properties)
+        (usage,) = self.store.usages(providers=[given.uuid])
+        self.assertEqual(renamed, usage.provider.name)
+        # What is given is merged, and null removes.
+        partial = {
+            "inventories": {"VCPU": 16, "PGPU": None},
+            "properties": {"rack": None, "unit": 3},
+            "extra": {"b": 2},
+        }
+        self.enrolment.enrol([importer.from_json({"name": renamed, "uuid": given.uuid, **partial})])
+        self.assertEqual(
+            {"VCPU": InventoryItem("VCPU", 16, 1, allocation_ratio=4.0), "MEMORY_MB": InventoryItem("MEMORY_MB", 1024)},
+            self.inventories(given.uuid),
+        )
+        self.assertEqual({"row": 2, "unit": 3}, self.nodes.get(given.uuid).properties)
+        with self.database.read() as tx:
+            self.assertEqual(
+                {"a": 1, "b": 2}, tx.execute(sa.select(nodes.c.extra).where(nodes.c.name == renamed)).scalar()
+            )
+
+    def test_imports_of_different_properties_and_inventories_at_once_are_all_kept(self) -> None:
+        (given,) = self.specs(1)
+        self.enrolment.enrol([given])
+        start = threading.Barrier(4)
+
+        def work(number: int) -> None:
+            data = {"properties": {f"p{number}": number}, "inventories": {f"CUSTOM_C{number}": number + 1}}
+            start.wait()
+            self.enrolment.enrol([importer.from_json({"name": given.name, **data})])
+
+        with futures.ThreadPoolExecutor(4) as pool:
+            list(pool.map(work, range(4)))
+        self.assertEqual({f"p{number}": number for number in range(4)}, self.nodes.get(given.uuid).properties)
+        self.assertEqual(
+            {"VCPU": 8, **{f"CUSTOM_C{number}": number + 1 for number in range(4)}},
+            {name: item.total for name, item in self.inventories(given.uuid).items()},
+        )
+
+    def inventories(self, uuid_of_node: str) -> dict[str, InventoryItem]:
+        (usage,) = self.store.usages(providers=[uuid_of_node])
+        return {item.resource_class: item for item in usage.provider.inventories}
 
     def test_nodes_that_get_another_shard_are_told_of_whoever_changes_it(self) -> None:
         given = self.specs(4, shard="east")

@@ -129,9 +129,9 @@ class TestKeystone(unittest.TestCase):
         self.assertEqual(201, answer.status_code, answer.text)
         return answer.headers["X-Subject-Token"]
 
-    def ask(self, path: str, token: str | None) -> requests.Response:
+    def ask(self, path: str, token: str | None, mount: str = "/scheduling/v1") -> requests.Response:
         headers = {"X-Auth-Token": token} if token else {}
-        return requests.get(f"{self.moorage}/scheduling/v1{path}", headers=headers, timeout=60)
+        return requests.get(f"{self.moorage}{mount}{path}", headers=headers, timeout=60)
 
     def test_a_good_token_passes_and_an_expired_one_gets_401(self) -> None:
         token = self.token({"system": {"all": True}})
@@ -145,10 +145,13 @@ class TestKeystone(unittest.TestCase):
         self.assertEqual(401, self.ask("/nodes", None).status_code)
         self.assertEqual(401, self.ask("/nodes", "made-up").status_code)
 
-    def test_a_token_of_a_project_may_not_see_the_system(self) -> None:
+    def test_a_token_of_a_project_may_not_see_the_system_on_any_mount(self) -> None:
         token = self.token({"project": {"name": "admin", "domain": {"id": "default"}}})
         self.assertEqual(403, self.ask("/nodes", token).status_code)
         self.assertEqual(200, self.ask("/instances", token).status_code)
+        self.assertEqual(403, self.ask("/resource_providers", token, "/placement").status_code)
+        system = self.token({"system": {"all": True}})
+        self.assertEqual(200, self.ask("/resource_providers", system, "/placement").status_code)
 
 
 def _answers(url: str) -> bool:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random as random_module
 import tempfile
 import threading
@@ -177,6 +178,19 @@ class Plane:
     def load(self, **overrides: Any) -> Any:
         changed = {tuple(name.split("__")): value for name, value in overrides.items()}
         return config.load(files=["/dev/null"], state_dir=self.folder, overrides={**self.settings, **changed})  # type: ignore[dict-item]
+
+    def start_scheduler(self, name: str, url: str = "") -> SchedulerRole:
+        """A scheduler, perhaps on another server of the same cluster of databases."""
+        conf = self.load(database__connection=url) if url else self.conf
+        database = self.database
+        if url:
+            database = Database.from_config(conf, clock=self.clock)
+            self.test.addCleanup(database.close)
+        role = SchedulerRole()
+        role.start(dataclasses.replace(self.platform(role.binary, name), database=database), conf)
+        self.roles[name] = role
+        self.test.addCleanup(self.stop, name)
+        return role
 
     def platform(self, binary: str, name: str) -> Platform:
         transport = CountingTransport(self, self._open(self.conf, self.clock, self.folder))

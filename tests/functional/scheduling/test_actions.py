@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import pathlib
 import unittest
@@ -12,6 +10,7 @@ from typing import Any
 
 from moorage.api.role import ApiRole
 from moorage.cli import main
+from tests.commands import in_process
 from tests.functional.scheduling.plane import SOON, Plane
 from tests.gabbits import run_file
 from tests.servers import wait_until
@@ -37,12 +36,10 @@ class HttpTests(_LivePlane):
 class CommandTests(_LivePlane):
     def moorage(self, *words: str, status: int = 0) -> str:
         """What a command wrote: on its output when it succeeded, on stderr otherwise."""
-        out, err = io.StringIO(), io.StringIO()
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            found = main.main([*words, "--url", self.url, "--auth-type", "none"])
-        self.assertEqual(status, found, out.getvalue() + err.getvalue())
-        self.assertNotIn("Traceback", err.getvalue())
-        return err.getvalue() if status else out.getvalue()
+        found, out, err = in_process(main.main, [*words, "--url", self.url, "--auth-type", "none"])
+        self.assertEqual(status, found, out + err)
+        self.assertNotIn("Traceback", err)
+        return err if status else out
 
     def shown(self, *words: str) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(self.moorage(*words, "-f", "json"))

@@ -10,16 +10,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import sqlalchemy as sa
+
 from moorage import errors
-from moorage.allocation.interface import InventoryItem
+from moorage.allocation.interface import AllocationLedger, InventoryItem
 from moorage.allocation.pools import PoolKeeper
 from moorage.control_plane.agent_role import Agent
-from moorage.control_plane.interface import Instance, move_consumer
+from moorage.control_plane.interface import DEPARTURE, Instance, departed_consumer, move_consumer
 from moorage.control_plane.opening import open_workers
 from moorage.control_plane.operations import InPlace
 from moorage.control_plane.placing import cast_to_agent
 from moorage.fleet.interface import uuid_of_name
 from moorage.scheduling.groups import GroupStore
+from moorage.services.tables import services
+from moorage_plugins.compute.orphans import InstanceDetector
+from moorage_plugins.compute.tables import instances
 from tests import servers
 from tests.functional.scheduling.plane import SOON, Plane
 from tests.servers import wait_until
@@ -63,6 +68,7 @@ class _KeyOperationTests(unittest.TestCase):
     def assert_whole(self) -> None:
         """Rows, claims, hypervisors and the views of all schedulers agree, and nothing is in progress."""
         plane = self.plane
+        self.wait_departures()
         rows = {each.uuid: each for each in plane.instances.list()}
         placed = {uuid: each for uuid, each in rows.items() if each.status not in ("error", "shelved_offloaded")}
         held: dict[str, dict[str, int]] = {}
@@ -79,6 +85,98 @@ class _KeyOperationTests(unittest.TestCase):
         workers = open_workers(plane.client, plane.conf)
         self.assertEqual([workers.get("instance", uuid) for uuid in rows], [None] * len(rows))
 
+    def wait_departures(self) -> None:
+        """The sources of all moves have let go."""
+        names = {each.consumer for each in self.plane.store.allocations()} | {
+            each.uuid for each in self.plane.instances.list()
+        }
+        workers = open_workers(self.plane.client, self.plane.conf)
+        for uuid in names:
+            wait_until(lambda uuid=uuid: workers.get(DEPARTURE, uuid) is None, "the source has let go", SOON)  # type: ignore[misc]
+
+    def silence(self, host: str) -> None:
+        """Let the last heartbeat of the host's agent be older than service_down_time, as if the agent were paused."""
+        self.plane.stop(host)
+        with self.plane.database.write() as tx:
+            tx.execute(
+                sa.update(services).where(services.c.host == host).values(beat_at=services.c.beat_at - 60_000_000)
+            )
+
+    def on_h1(self, **extra_specs: str) -> str:
+        request = self.plane.request(2, requested_host="h1")
+        request["flavor"]["extra_specs"] = extra_specs
+        uuid: str = self.plane.ask("create_instance", {"request": request, "request_id": request["uuid"]})["uuid"]
+        self.plane.wait_status(uuid, "active")
+        return uuid
+
+    def held(self) -> dict[tuple[str, str], int]:
+        """(consumer, provider) -> VCPUs."""
+        return {
+            (item.consumer, item.provider): item.used
+            for item in self.plane.store.allocations()
+            if item.resource_class == "VCPU"
+        }
+
+    def test_an_instance_is_not_moved_off_a_host_whose_agent_is_silent(self) -> None:
+        uuid = self.on_h1()
+        before, held = self.instance(uuid), self.held()
+        self.silence("h1")
+        big = {"flavorid": "big", "resources": {"VCPU": 12, "MEMORY_MB": 64}, "extra_specs": {}}
+        for operation, wanted in (("live_migrate", {}), ("resize", {"flavor": big, "host": "h2"})):
+            with self.assertRaisesRegex(errors.Conflict, "The agent of host h1.* is down.*Start the agent of h1"):
+                self.move(uuid, operation, f"to-{operation}", **wanted)
+        self.assertEqual((before, held), (self.instance(uuid), self.held()))
+        self.assertIsNone(open_workers(self.plane.client, self.plane.conf).get("instance", uuid))
+        self.plane.start(Agent(), "h1")
+        self.move(uuid, "live_migrate", "again")
+        wait_until(lambda: self.instance(uuid).host == "h2", "it has moved", SOON)
+        self.assert_whole()
+
+    def test_the_source_of_a_move_holds_its_room_until_its_own_agent_has_let_go(self) -> None:
+        uuid = self.on_h1(**{"sim:live_migrate_delay_ms": "700"})
+        source, destination = uuid_of_name("h1-node-0"), uuid_of_name("h2-node-0")
+        self.move(uuid, "live_migrate")
+        self.plane.stop("h1")
+        self.plane.wait_status(uuid, "active")
+        self.assertEqual("h2", self.instance(uuid).host)
+        self.assertEqual({(uuid, destination): 2, (departed_consumer(uuid), source): 2}, self.held())
+        self.assertEqual(self.running(), {"h1": {uuid}, "h2": {uuid}})
+        departure = open_workers(self.plane.client, self.plane.conf).get(DEPARTURE, uuid)
+        assert departure is not None
+        self.assertEqual(("let_go", "h1", None), (departure.operation, departure.addressed_to, departure.owner))
+        detector = InstanceDetector(conf=self.plane.conf, database=self.plane.database, clock=self.plane.clock)
+        stray = move_consumer(uuid)
+        self.assertEqual({stray}, detector.missing([uuid, stray]))
+        assert isinstance(self.plane.store, AllocationLedger)
+        source_type = {each.uuid: each.consumer_type for each in self.plane.store.consumers()}[departed_consumer(uuid)]
+        self.assertEqual("MIGRATION_SOURCE", source_type)
+        self.assertNotIn(source_type, detector.consumer_types)
+        with self.assertRaisesRegex(
+            errors.Conflict, "has moved away from host h1, and the agent there has not removed"
+        ):
+            self.move(uuid, "live_migrate", "back")
+        # What is on the destination can be worked with meanwhile.
+        self.in_place.begin(uuid, "rebuild", {})
+        self.plane.wait_status(uuid, "active")
+        self.assertIn((departed_consumer(uuid), source), self.held())
+        self.plane.start(Agent(), "h1")
+        wait_until(lambda: self.held() == {(uuid, destination): 2}, "the source has let go", SOON)
+        self.assert_whole()
+        self.move(uuid, "live_migrate", "back")
+        wait_until(lambda: self.instance(uuid).host == "h1", "it is back", SOON)
+        self.assert_whole()
+
+    def test_what_a_source_holds_outlives_the_instance_until_the_source_has_let_go(self) -> None:
+        uuid = self.on_h1(**{"sim:live_migrate_delay_ms": "700"})
+        self.move(uuid, "live_migrate")
+        self.plane.stop("h1")
+        self.plane.wait_status(uuid, "active")
+        self.plane.deleter().delete(uuid)
+        self.plane.wait_status(uuid, "gone")
+        self.assertEqual({(departed_consumer(uuid), uuid_of_name("h1-node-0")): 2}, self.held())
+        self.plane.start(Agent(), "h1")
+        wait_until(lambda: self.held() == {} and self.running() == {"h1": set(), "h2": set()}, "nothing is left", SOON)
+
     def test_a_resize_moves_room_and_instance_and_shows_everywhere(self) -> None:
         uuid, other = self.made(2), self.made(2)
         before = self.instance(uuid)
@@ -91,6 +189,38 @@ class _KeyOperationTests(unittest.TestCase):
         self.assert_whole()
         self.assertEqual(self.plane.view("scheduler-2")[uuid].flavorid, "big")
         self.assertIn(other, self.plane.view())
+        self.assert_owned(uuid)
+
+    def test_an_instance_without_an_allocation_has_its_owner_and_type_again_after_it_moved(self) -> None:
+        moves: Mapping[str, Any] = {
+            "resize": {"flavor": {"flavorid": "big", "resources": {"VCPU": 3, "MEMORY_MB": 64}, "extra_specs": {}}},
+            "live_migrate": {},
+        }
+        for operation, wanted in moves.items():
+            with self.subTest(operation):
+                uuid = self.made(2)
+                with self.plane.database.write() as tx:
+                    owned = sa.update(instances).where(instances.c.uuid == uuid)
+                    tx.execute(owned.values(project_id="p", user_id="u"))
+                before = self.instance(uuid)
+                self.plane.store.release(uuid)
+                self.move(uuid, operation, **wanted)
+                moved = lambda before=before: (  # noqa: E731
+                    (after := self.instance(before.uuid)).fence > before.fence and not after.pending
+                )
+                wait_until(moved, "it has moved", SOON)
+                self.assert_owned(uuid)
+
+    def assert_owned(self, uuid: str) -> None:
+        """The allocation says whose it is."""
+        assert isinstance(self.plane.store, AllocationLedger)
+        held, instance = self.plane.store.consumer(uuid), self.instance(uuid)
+        assert held is not None
+        consumer = held.consumer
+        self.assertEqual(
+            ("INSTANCE", instance.project_id, instance.user_id),
+            (consumer.consumer_type, consumer.project, consumer.user),
+        )
 
     def test_a_live_migration_leaves_nothing_on_its_source(self) -> None:
         uuid = self.made()
@@ -138,10 +268,12 @@ class _KeyOperationTests(unittest.TestCase):
         source = self.instance(uuid).host
         self.move(uuid, "live_migrate", "r1")
         wait_until(lambda: self.instance(uuid).host != source and not self.instance(uuid).pending, "it moved", SOON)
+        self.wait_departures()
         self.assertEqual(held(), {self.instance(uuid).node_uuid: {"VCPU": 2, "MEMORY_MB": 128}, pool: {"DISK_GB": 10}})
         flavor = {"flavorid": "big", "resources": {"VCPU": 3, "DISK_GB": 30}, "extra_specs": {}}
         self.move(uuid, "resize", "r2", flavor=flavor)
         wait_until(lambda: self.instance(uuid).flavorid == "big" and not self.instance(uuid).pending, "resized", SOON)
+        self.wait_departures()
         self.assertEqual(held(), {self.instance(uuid).node_uuid: {"VCPU": 3}, pool: {"DISK_GB": 30}})
         self.in_place.begin(uuid, "shelve_offload", {})
         self.plane.wait_status(uuid, "shelved_offloaded")
@@ -319,7 +451,7 @@ class RebuildTests(unittest.TestCase):
         self.assertEqual(caught.exception.details["reasons"], {"isolated_hosts": 1})
         self.assertIn("filter isolated_hosts removed", caught.exception.message)
         self.assertEqual(plane.instances.get(uuid).request["image"], {"id": "plain"})
-        self.assertEqual(plane.ask("decision", {"request_id": "to-secret"})["outcome"][:8], "refused:")
+        self.assertEqual(plane.ask("decision", {"request_id": uuid})["outcome"][:8], "refused:")
 
 
 class PostgresqlOperationTests(_KeyOperationTests):

@@ -32,7 +32,7 @@ class RestartTests(unittest.TestCase):
             {
                 "uuid": str(uuid.UUID(int=number)), "name": "", "status": "active", "host": f"h{number % 99 + 1}",
                 "node": f"h{number % 99 + 1}-node-0", "node_uuid": uuid_of_name(f"h{number % 99 + 1}-node-0"),
-                "flavorid": "f1", "resources": {"VCPU": 1}, "project_id": "p", "user_id": "u", "fault": "", "fence": 1,
+                "flavorid": "f1", "resources": {"VCPU": 1}, "project_id": "", "user_id": "u", "fault": "", "fence": 1,
                 "created_at": 0, "updated_at": 0, "request": {},
             }
             for number in range(MANY)

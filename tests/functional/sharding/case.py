@@ -3,14 +3,17 @@
 
 from __future__ import annotations
 
+import uuid as uuid_module
 from collections import Counter
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 
 from moorage.clock import SystemClock
 from moorage.control_plane.enrolment import Enrolment
+from moorage.control_plane.interface import Instance
+from moorage.control_plane.sharding import open_mover
 from moorage.db import Database
 from moorage.fleet.interface import NodeSpec, uuid_of_name
 from moorage.fleet.nodes import NodeStore
@@ -21,25 +24,30 @@ from moorage.sharding.interface import STRATEGIES
 from moorage.sharding.plans import Plans
 from moorage.sharding.tables import shard_moves, shard_plans
 from moorage.testing.database import create_all
+from moorage_plugins.compute.instances import ComputeInstances
 from moorage_plugins.compute.tables import instances
 from tests import servers
 from tests.conformance.allocation.stores import sql_store
 from tests.functional.db.databases import Mixin, sqlite_url
 
-__all__ = ["FleetCase", "make_plans"]
+__all__ = ["FleetCase", "make_instances", "make_plans"]
 
 if TYPE_CHECKING:
     from moorage.sharding.interface import ShardStrategy
 
 
-def make_plans(database: Database, *, batch: int = 10, occupied: Sequence[str] = ()) -> Plans:
+def make_instances(database: Database) -> ComputeInstances:
+    return ComputeInstances(conf=None, database=database, clock=SystemClock())
+
+
+def make_plans(database: Database, *, batch: int = 10) -> Plans:
     """Plans as the API makes them."""
 
     def strategy(name: str | None) -> tuple[str, ShardStrategy]:
         loaded = STRATEGIES.load(name or "balanced")
         return loaded.name, loaded.plugin()
 
-    return Plans(database, NodeStore(database), strategy, lambda: set(occupied), batch=batch, keep=5)
+    return Plans(database, NodeStore(database), strategy, open_mover(make_instances(database)), batch=batch, keep=5)
 
 
 class FleetCase(Mixin):
@@ -68,6 +76,7 @@ class FleetCase(Mixin):
         self.registry = ServiceRegistry(self.database, SystemClock())
         self.enrolment = Enrolment(self.database, self.nodes, sql_store(self.database), self.registry, lambda: None)
         self.plans = make_plans(self.database)
+        self.instances = make_instances(self.database)
 
     def fleet(self, **sizes: int) -> None:
         """Nodes by shard; ``_`` are those without one."""
@@ -77,6 +86,25 @@ class FleetCase(Mixin):
                 given = None if shard == "_" else shard
                 with self.database.write() as tx:
                     self.nodes.insert(tx, NodeSpec(uuid_of_name(name), name, shard=given))
+
+    def instance(
+        self, node: str, host: str = "h", status: str = "active", pending: Mapping[str, Any] | None = None
+    ) -> str:
+        """An instance of ours on a node; its uuid."""
+        found = Instance(
+            str(uuid_module.uuid4()),
+            "i",
+            status,
+            host,
+            node,
+            uuid_of_name(node),
+            "small",
+            {"VCPU": 1},
+            pending=pending or {},
+        )
+        with self.database.write() as tx:
+            self.instances.insert(tx, found)
+        return found.uuid
 
     def sizes(self) -> dict[str | None, int]:
         return dict(self.nodes.shards())

@@ -4,14 +4,16 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import pathlib
+import re
 import signal
+import sqlite3
 import subprocess
 import sys
 import tempfile
 import unittest
+import uuid
 from typing import Any
 
 import requests
@@ -19,6 +21,8 @@ import requests
 from moorage import client
 from moorage.cli import main as cli
 from moorage.client.baremetal import ShardConsumer
+from tests import servers
+from tests.commands import in_process
 
 
 class TestCommands(unittest.TestCase):
@@ -52,11 +56,9 @@ class TestCommands(unittest.TestCase):
             process.communicate()
 
     def run_command(self, *words: str, status: int = 0) -> str:
-        out, err = io.StringIO(), io.StringIO()
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            found = cli.main([*words, "--state-dir", str(self.state)])
-        self.assertEqual(status, found, out.getvalue() + err.getvalue())
-        return out.getvalue() if status in (0, 2) else out.getvalue() + err.getvalue()
+        found, out, err = in_process(cli.main, [*words, "--state-dir", str(self.state)])
+        self.assertEqual(status, found, out + err)
+        return out if status in (0, 2) else out + err
 
     def table(self, *words: str, status: int = 0) -> Any:
         return json.loads(self.run_command(*words, "-f", "json", status=status))
@@ -72,6 +74,7 @@ class TestCommands(unittest.TestCase):
             ["n09", "n10", "n11"], sorted(row["name"] for row in self.table("node", "list", "--unsharded"))
         )
         self.assertIn("3 of 12 nodes have no shard", self.run_command("shard", "verify", status=1))
+        self.check_pages()
 
         # A plan says what it would do, and ends with 2 while there is something to do.
         plan = self.table("shard", "plan", "--shards", "east,west", "--keep", "n00", status=2)
@@ -104,6 +107,60 @@ class TestCommands(unittest.TestCase):
         self.assertIn(plan["plan"], self.run_command("shard", "show"))
         self.check_other_strategies()
         self.check_the_dialect()
+
+    def test_the_advice_of_the_checks_works_when_it_is_followed(self) -> None:
+        names = [f"used-{number}" for number in range(6)]
+        file = self.folder / "used.csv"
+        file.write_text("\n".join(["name,vcpus,shard", *(f"{name},4,advised" for name in names)]) + "\n")
+        self.run_command("node", "import", str(file))
+        with contextlib.closing(sqlite3.connect(self.state / "moorage.sqlite", timeout=60)) as database:
+            # Three are in use, and have no shard, or one that no query can ask for.
+            for number, name in enumerate(names[:3]):
+                shard = "a,b" if number == 0 else None
+                database.execute(
+                    "UPDATE nodes SET instance_uuid = ?, shard = ? WHERE name = ?", (str(uuid.uuid4()), shard, name)
+                )
+            database.commit()
+        said = self.table("shard", "verify", status=1)["problems"]
+        self.assertIn("no query can ask for", said.lower())
+        planned = None
+        # Whatever the sentences say is done as it stands there, with names for what they write in capitals.
+        while "moorage shard plan" in said:
+            command = re.search(r"moorage (shard plan(?: --shards SHARD,SHARD)?)", said)
+            assert command is not None
+            words = command[1].replace("SHARD,SHARD", "advised,other").split()
+            planned = self.table(*words, *(["--include-instances"] if "SHARD,SHARD" in command[1] else []), status=2)
+            self.run_command("shard", "apply", planned["plan"])
+            problems = client.connect(**json.loads((self.state / "client.json").read_text())).check_shards()["problems"]
+            said = json.dumps(problems)
+        self.run_command("shard", "verify")
+        assert planned is not None
+        self.assertTrue(self.table("shard", "verify", planned["plan"])["ok"])
+        self.assertEqual([], self.table("node", "list", "--unsharded"))
+        # From shard to shard such a node is not moved, and the reason names what does it.
+        refused = self.run_command("node", "set", names[0], "--shard", "west", status=1)
+        option = re.search(r"give (--include-instances)", refused)
+        assert option is not None
+        self.assertEqual("west", self.table("node", "set", names[0], "--shard", "west", option[1])["shard"])
+        for name in names:
+            self.run_command("node", "set", name, "--shard", "advised", "--include-instances")
+
+    def check_pages(self) -> None:
+        """Lists of nodes and hosts begin and end where they are told to, and hold what is asked for."""
+        every = [row["uuid"] for row in self.table("node", "list")]
+        self.assertEqual(sorted(every), every)
+        page = self.table("node", "list", "--limit", "2", "--marker", every[3], "--fields", "uuid,shard")
+        self.assertEqual(every[4:6], [row["uuid"] for row in page])
+        self.assertEqual({"uuid", "shard"}, set(page[0]))
+        self.assertEqual(1, len(self.table("node", "list", "--shard", "east", "--limit", "1")))
+        self.assertEqual([], self.table("node", "list", "--maintenance"))
+        self.assertIn("no field 'colour'", self.run_command("node", "list", "--fields", "colour", status=1))
+        self.assertIn("--limit is 0", self.run_command("host", "list", "--limit", "0", status=1))
+        servers.wait_until(lambda: len(self.table("host", "list", "--up", "--fields", "node")) == 12, "all nodes", 60)
+        self.assertEqual([], self.table("host", "list", "--down"))
+        (one,) = self.table("host", "list", "--node", "n03", "--fields", "uuid,host,enabled")
+        self.assertEqual({"uuid", "host", "enabled"}, set(one))
+        self.assertEqual(12, len(self.table("host", "list", "--host", one["host"], "--enabled")))
 
     def check_other_strategies(self) -> None:
         params = self.folder / "params.json"

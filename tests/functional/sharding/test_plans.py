@@ -9,8 +9,11 @@ import unittest
 from concurrent import futures
 from typing import Any
 
+import sqlalchemy as sa
+
 from moorage import errors
 from moorage.fleet.interface import uuid_of_name
+from moorage.fleet.tables import nodes
 from moorage.sharding.plans import PlanRequest, Progress
 from tests.functional.sharding.case import FleetCase, make_plans
 
@@ -63,7 +66,7 @@ class PlanCase(FleetCase):
         self.assertEqual(
             [
                 "it is in elsewhere by now",
-                "instance 00000000-0000-4000-8000-000000000001 is on it",
+                "instance 00000000-0000-4000-8000-000000000001 is on it: give --include-instances",
                 "agent-1 has reserved it",
                 "the node is gone",
             ],
@@ -97,19 +100,86 @@ class PlanCase(FleetCase):
         self.assertEqual((40, 0), (sum(each.done for each in every), sum(each.conflicts for each in every)))
         self.assertEqual({"a": 20, "b": 20, "c": 20}, self.sizes())
 
+    def test_a_fleet_in_use_gets_its_shards(self) -> None:
+        self.fleet(_=6)
+        self.write("_-000", instance_uuid="00000000-0000-4000-8000-000000000001")
+        self.instance("_-001")
+        self.instance("_-002", status="error")
+        self.write("_-003", reservation="agent-1")
+        before = self.homes()
+        plan = self.plan(("a", "b"))
+        self.assertEqual(Progress("applied", 5, 0, 0), self.plans.apply(plan, 100))
+        found = self.plans.verify(plan)
+        self.assertEqual((False, 1), (found["ok"], found["without_shard"]))
+        self.write("_-003", reservation=None)
+        self.assertEqual(Progress("undone", 5, 0, 0), self.plans.rollback(plan, 100))
+        self.assertEqual(before, self.homes())
+        whole = self.plan(("a", "b"))
+        self.plans.apply(whole, 100)
+        found = self.plans.verify(whole)
+        self.assertEqual((True, 0), (found["ok"], found["without_shard"]))
+        held = PlanRequest(shards=("c",), locks=("occupied",))
+        self.assertEqual(3, len(self.plans.compute(held).moves))
+
+    def test_an_occupied_node_leaves_its_shard_when_its_agent_is_dead_or_instances_are_included(self) -> None:
+        self.fleet(a=5)
+        for number, host in enumerate(("h1", "h1", "h2", "h2", "h2")):
+            with self.database.write() as tx:
+                tx.execute(sa.update(nodes).where(nodes.c.name == f"a-{number:03}").values(host=host))
+        agents = {host: self.registry.enlist("agent", host, rpc_version="1.0") for host in ("h1", "h2")}
+        self.write("a-000", instance_uuid="00000000-0000-4000-8000-000000000001")
+        self.instance("a-001", "h1")
+        for number in (2, 3, 4):
+            self.instance(f"a-00{number}", "h2")
+        request = PlanRequest(shards=("b",))
+        self.assertEqual((0, 5), (len(self.plans.compute(request).moves), self.plans.compute(request).locked))
+        self.registry.set(agents["h1"].uuid, forced_down=True)
+        found = self.plans.make(request)
+        self.assertEqual({"pending": 2}, found.moves)
+        # It lives again: the condition is in the statement, so nothing moves.
+        self.registry.set(agents["h1"].uuid, forced_down=False)
+        self.assertEqual(Progress("applied", 0, 2, 0), self.plans.apply(found.uuid, 100))
+        notes = sorted(row.note for row in self.plans.moves(found.uuid))
+        self.assertEqual("instances are on it: declare its agent dead (moorage service set agent:h1 --forced-down) or give "
+                         "--include-instances", notes[1])  # fmt: skip
+        self.registry.set(agents["h1"].uuid, forced_down=True)
+        self.assertEqual(Progress("applied", 2, 0, 0), self.plans.apply(self.plans.make(request).uuid, 100))
+        self.assertEqual({"a": 3, "b": 2}, self.sizes())
+        every = self.plans.make(PlanRequest(shards=("b",), include_instances=True))
+        self.assertEqual(Progress("applied", 3, 0, 0), self.plans.apply(every.uuid, 100))
+        self.assertEqual(Progress("undone", 3, 0, 0), self.plans.rollback(every.uuid, 100))
+
+    def test_a_node_to_which_an_instance_moves_is_occupied(self) -> None:
+        self.fleet(a=2)
+        uuid = self.instance("a-000", "h", "active")
+        self.assertEqual(1, len(self.plans.compute(PlanRequest(shards=("b",))).moves))
+        pending = {"operation": "live_migrate", "node_uuid": uuid_of_name("a-001"), "host": "h"}
+        with self.database.write() as tx:
+            self.assertTrue(self.instances.change(tx, uuid, 1, {"status": "migrating", "pending": pending}))
+        self.assertEqual(0, len(self.plans.compute(PlanRequest(shards=("b",))).moves))
+
+    def test_an_instance_that_arrives_after_the_plan_keeps_its_node(self) -> None:
+        self.fleet(a=4)
+        plan = self.plan(("a", "b"))
+        moving = [row.name for row in self.plans.moves(plan)]
+        self.instance(moving[0])
+        self.assertEqual(Progress("applied", 1, 1, 0), self.plans.apply(plan, 100))
+        self.assertEqual("a", self.nodes.get(moving[0]).shard)
+
     def test_locked_nodes_are_in_no_plan(self) -> None:
         self.fleet(a=6)
         self.write("a-000", instance_uuid="00000000-0000-4000-8000-000000000001")
         self.write("a-001", reservation="agent-1")
         self.write("a-002", maintenance=True)
         self.write("a-003", provision_state="deploying")
-        plans = make_plans(self.database, occupied=["a-004"])
+        self.instance("a-004")
+        plans = make_plans(self.database)
         free = PlanRequest(shards=("b",))
-        self.assertEqual(4, len(plans.compute(free).moves))
+        self.assertEqual(3, len(plans.compute(free).moves))
         every = PlanRequest(shards=("b",), locks=("maintenance", "state", "occupied"))
         self.assertEqual([uuid_of_name("a-005")], [move.node for move in plans.compute(every).moves])
         named = PlanRequest(shards=("b",), locked=("a-005", uuid_of_name("a-004")))
-        self.assertEqual(2, len(plans.compute(named).moves))
+        self.assertEqual(2, len(plans.compute(named).moves))  # a-002 and a-003
         with self.assertRaises(errors.InvalidInput):
             plans.compute(PlanRequest(shards=("b",), locks=("weather",)))
 

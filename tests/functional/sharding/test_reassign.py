@@ -3,30 +3,23 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import unittest
-import uuid as uuid_module
 from typing import Any
 
 import sqlalchemy as sa
 
 from moorage import errors
 from moorage.cli import manage
-from moorage.clock import SystemClock
 from moorage.control_plane.agent_role import nodes_of_agent
-from moorage.control_plane.interface import Instance
 from moorage.control_plane.reassign import Reassignment
-from moorage.fleet.interface import uuid_of_name
 from moorage.fleet.tables import nodes
-from moorage_plugins.compute.instances import ComputeInstances
+from tests.commands import in_process
 from tests.functional.sharding.case import FleetCase
 
 
 class ReassignCase(FleetCase):
     def setUp(self) -> None:
         super().setUp()
-        self.instances = ComputeInstances(conf=None, database=self.database, clock=SystemClock())
         self.work = Reassignment(self.database, self.registry, self.nodes, self.instances)
         self.agents = {
             host: self.registry.enlist("agent", host, rpc_version="1.0") for host in ("old-1", "old-2", "new")
@@ -40,14 +33,6 @@ class ReassignCase(FleetCase):
     def own(self, name: str, host: str | None) -> None:
         with self.database.write() as tx:
             tx.execute(sa.update(nodes).where(nodes.c.name == name).values(host=host))
-
-    def instance(self, node: str, host: str, status: str = "active") -> str:
-        found = Instance(
-            str(uuid_module.uuid4()), "i", status, host, node, uuid_of_name(node), "small", {"VCPU": 1},
-        )  # fmt: skip
-        with self.database.write() as tx:
-            self.instances.insert(tx, found)
-        return found.uuid
 
     def force_down(self, *hosts: str, down: bool = True) -> None:
         for host in hosts:
@@ -123,20 +108,8 @@ class ReassignCase(FleetCase):
 
     def test_the_command_previews_acts_and_says_what_is_left(self) -> None:
         def command(*words: str) -> tuple[int, str, str]:
-            out, err = io.StringIO(), io.StringIO()
-            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-                status = manage.main(
-                    [
-                        "--config-file",
-                        "/dev/null",
-                        "--set",
-                        f"database.connection={self.url}",
-                        "node",
-                        "reassign",
-                        *words,
-                    ]
-                )
-            return status, out.getvalue(), err.getvalue()
+            given = ["--config-file", "/dev/null", "--set", f"database.connection={self.url}", "node", "reassign"]
+            return in_process(manage.main, [*given, *words])
 
         status, said, refused = command("a", "new")
         self.assertEqual(1, status)

@@ -47,7 +47,7 @@ def statements(work: Callable[[], Any]) -> list[str]:
 class _Detector(OrphanDetector):
     """Knows who is alive, and does something while it looks."""
 
-    api_version = (1, 0)
+    api_version = (2, 0)
     consumer_types = frozenset({"INSTANCE"})
 
     def __init__(self, alive: set[str], meanwhile: Callable[[], None]) -> None:

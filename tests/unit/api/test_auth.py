@@ -92,6 +92,15 @@ class BasicTests(unittest.TestCase):
 
 
 class UsersFileTests(unittest.TestCase):
+    def test_a_generated_password_never_begins_like_an_option(self) -> None:
+        drawn = [b"\xfb" + bytes(17), b"\x6d" * 18]
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            mock.patch("moorage.randomness.secret", side_effect=drawn.copy()),
+        ):
+            _, password = auth.ensure_users(Path(folder) / "users", Path(folder) / "credentials")
+        self.assertEqual("bW1t" * 6, password)
+
     def test_a_lost_password_is_replaced_and_all_other_users_stay(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
             users, credentials = Path(folder) / "users", Path(folder) / "credentials"

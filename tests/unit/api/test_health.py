@@ -52,5 +52,5 @@ class HealthTests(unittest.TestCase):
             self.assertEqual(("503", "no answer within 0.2 seconds"), (status, said["problems"]["store"]))
         self.assertEqual(1, len(asked))
         go_on.set()
-        health._running["store"].result(60)
+        self.assertTrue(health._asked["store"].ended.wait(60))
         self.assertEqual("200", self.ask(health)[0])

@@ -44,10 +44,11 @@ OPERATIONS: Mapping[str, tuple[str, str | None, str | None]] = {
     "snapshot-delete": ("snapshot", None, None),
     "backup": ("backup", "available", "error"),
     "restore": ("backup", "available", "available"),
+    "restore-new": ("backup", "available", "available"),
     "backup-delete": ("backup", None, None),
 }
 #: Those that ``make test`` tries; ``make soak`` tries all.
-QUICK = ("download", "restore")
+QUICK = ("download", "restore", "restore-new")
 _OWNED = workers.c.owner.is_not(None)
 
 
@@ -120,6 +121,8 @@ class CrashCase(unittest.TestCase):
     """Subclasses give ``url``."""
 
     url: str
+    #: The new volume of a restore that names none.
+    restored: str
 
     def setUp(self) -> None:
         folder = tempfile.TemporaryDirectory()
@@ -164,7 +167,9 @@ class CrashCase(unittest.TestCase):
             return kind, uuid
         self.do(kind, uuid, member("ready"))
         if operation == "restore":
-            service.restore(uuid)
+            service.restore(uuid, self.volume)
+        elif operation == "restore-new":
+            self.restored = service.restore(uuid).uuid
         else:
             service.delete(kind, uuid)
         return kind, uuid
@@ -226,6 +231,11 @@ class CrashCase(unittest.TestCase):
         status = self.storage.status(kind, uuid)
         self.assertIn(status, (succeeded, interrupted), f"{operation}, killed at {at}")
         self.assertEqual(self.storage.strays(), [], f"{operation}, killed at {at}")
+        if operation == "restore-new":
+            new = self.storage.get("volume", self.restored)
+            data = self.storage.data("volume", self.restored) if new.path else b""
+            found = new.status, data
+            self.assertIn(found, (("available", bytes(SIZE)), ("error_restoring", b"")), f"killed at {at}")
         volume = self.storage.status("volume", self.volume)
         wanted = ("available", "error_restoring") if operation == "restore" else ("available",)
         self.assertIn(volume, wanted, f"{operation}, killed at {at}")

@@ -9,6 +9,7 @@ import struct
 import tempfile
 import threading
 import unittest
+from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
@@ -19,6 +20,7 @@ from moorage.cleanup.conditions import Unclaimed
 from moorage.cleanup.interface import Lease
 from moorage.cleanup.tables import workers
 from moorage_plugins.block_storage import backup_format
+from moorage_plugins.block_storage.backend import DirectoryBackend
 from moorage_plugins.block_storage.outcomes import ROWS
 from moorage_plugins.block_storage.rows import Rows
 from moorage_plugins.block_storage.service import BlockStorage
@@ -149,6 +151,68 @@ class StorageTests(StorageCase):
         self.storage.run_all()
         self.assertEqual((self.storage.strays(), self.storage.backend.uuids("backup")), ([], []))
 
+    def test_a_restore_without_a_volume_makes_a_new_one_and_leaves_the_original_alone(self) -> None:
+        before = os.urandom(SIZE)
+        uuid = self.storage.volume(image=before)
+        backup = self.service.create_backup(uuid, project_id="p").uuid
+        self.storage.run_all()
+        original = self.storage.get("volume", uuid)
+        for name, shown in (("", f"restore_backup_{backup}"), ("mine", "mine")):
+            made = self.service.restore(backup, name=name)
+            self.assertNotEqual(made.uuid, uuid)
+            self.assertEqual((made.name, made.status, made.size_bytes), (shown, "restoring-backup", SIZE))
+            self.assertEqual((made.project_id, made.location), ("p", original.location))
+            self.assertEqual(self.storage.told[-1], (original.location, "backup", backup))
+            self.storage.run_all()
+            self.assertEqual((self.status("volume", made.uuid), self.status("backup", backup)), ("available",) * 2)
+            self.assertEqual(self.storage.data("volume", made.uuid), before)
+        self.assertEqual(self.storage.get("volume", uuid), original)
+        self.assertEqual(self.storage.strays(), [])
+
+    def test_a_new_volume_is_made_where_the_backup_lies_even_when_its_volume_is_gone(self) -> None:
+        uuid = self.storage.volume()
+        backup = self.service.create_backup(uuid).uuid
+        self.storage.run_all()
+        self.service.delete_volume(uuid)
+        self.storage.run_all()
+        self.storage.place = "another cluster"
+        made = self.service.restore(backup)
+        self.assertEqual(made.location, CLUSTER)
+        self.storage.run_all()
+        self.assertEqual(self.status("volume", made.uuid), "available")
+
+    def test_a_restore_to_a_new_volume_that_fails_leaves_a_volume_without_data(self) -> None:
+        uuid = self.storage.volume()
+        backup = self.service.create_backup(uuid).uuid
+        self.storage.run_all()
+        path = self.storage.backend.path("backup", backup, self.storage.get("backup", backup).path)
+        path.write_bytes(path.read_bytes()[:-1])
+        made = self.service.restore(backup).uuid
+        self.storage.run_all()
+        self.assertEqual((self.status("volume", made), self.storage.get("volume", made).path), ("error_restoring", ""))
+        self.assertEqual((self.status("backup", backup), self.storage.strays()), ("available", []))
+        with self.assertRaisesRegex(errors.Conflict, "has no data"):
+            self.service.reset("volume", made, "available")
+        self.service.delete_volume(made)
+        self.storage.run_all()
+        self.assertIsNone(self.status("volume", made))
+
+    def test_a_restore_of_a_busy_backup_makes_no_volume(self) -> None:
+        uuid = self.storage.volume()
+        backup = self.service.create_backup(uuid).uuid
+        with self.assertRaises(errors.InUse):
+            self.service.restore(backup)
+        self.storage.run_all()
+        self.service.reset("backup", backup, "error")
+        with self.assertRaisesRegex(errors.Conflict, "is error"):
+            self.service.restore(backup)
+        self.storage.conf.set_override("max_volume_gb", 1, group="block_storage")
+        self.storage.conf.set_override("gigabyte_bytes", SIZE - 1, group="block_storage")
+        with self.assertRaises(errors.PayloadTooLarge):
+            self.service.restore(backup)
+        self.assertEqual([row.uuid for row in self.service.page("volume", None)], [uuid])
+        self.assertEqual(self.storage.rows(), 0)
+
     def test_a_damaged_backup_is_not_restored_and_the_volume_keeps_its_data(self) -> None:
         data = os.urandom(SIZE)
         uuid = self.storage.volume(image=data)
@@ -158,7 +222,7 @@ class StorageTests(StorageCase):
         content = bytearray(path.read_bytes())
         content[len(content) // 2] ^= 1
         path.write_bytes(content)
-        self.service.restore(backup.uuid)
+        self.service.restore(backup.uuid, uuid)
         self.storage.run_all()
         self.assertEqual((self.status("volume", uuid), self.status("backup", backup.uuid)),
                          ("error_restoring", "available"))  # fmt: skip
@@ -265,7 +329,7 @@ class StorageTests(StorageCase):
 
         def restore() -> None:
             try:
-                self.service.restore(backup)
+                self.service.restore(backup, uuid)
             except errors.Conflict as error:
                 refused.append(error.message)
 
@@ -340,6 +404,54 @@ class StorageTests(StorageCase):
         agent._collector.collect()
         self.assertEqual((self.status("volume", made.uuid), self.storage.strays()), (None, []))
 
+    def test_a_reason_of_an_earlier_failure_does_not_stay(self) -> None:
+        uuid = self.storage.volume()
+
+        def fail() -> None:
+            with mock.patch.object(DirectoryBackend, "copy", side_effect=OSError("broken, for this test")):
+                self.service.upload(uuid, "image")
+                self.storage.run_all()
+            self.assertRegex(self.storage.get("volume", uuid).fault, "broken, for this test")
+
+        ends: tuple[Callable[[], Any], ...] = (
+            lambda: self.service.reset("volume", uuid, "available"),
+            lambda: self.service.attach(uuid, "server"),
+            lambda: self.service.detach(uuid),
+            lambda: self.service.create_backup(uuid),
+        )
+        for end in ends:
+            fail()
+            end()
+            self.assertEqual(self.storage.get("volume", uuid).fault, "")
+            self.storage.run_all()
+        fail()
+        self.service.reset("volume", uuid, "error")
+        self.assertRegex(self.storage.get("volume", uuid).fault, "broken, for this test")
+
+    def test_what_is_in_progress_refuses_as_in_use_and_names_it(self) -> None:
+        uuid = self.storage.volume()
+        backup = self.service.create_backup(uuid).uuid
+        requests: dict[str, Callable[[], Any]] = {
+            "snapshot": lambda: self.service.create_snapshot(uuid),
+            "upload": lambda: self.service.upload(uuid, "image"),
+            "delete": lambda: self.service.delete_volume(uuid),
+            "attach": lambda: self.service.attach(uuid, "server"),
+            "detach": lambda: self.service.detach(uuid),
+            "restore": lambda: self.service.restore(backup, uuid),
+        }
+        for name, request in requests.items():
+            with self.subTest(name), self.assertRaisesRegex(errors.InUse, uuid):
+                request()
+        self.storage.run_all()
+        snapshot = self.service.create_snapshot(uuid).uuid
+        with self.assertRaisesRegex(errors.InUse, snapshot):
+            self.service.restore(backup, uuid)
+        self.storage.run_all()
+        self.service.reset("volume", uuid, "error")
+        with self.assertRaises(errors.Conflict) as refused:
+            self.service.create_backup(uuid)
+        self.assertNotIsInstance(refused.exception, errors.InUse)
+
     def test_reset_state_fences_off_whoever_works(self) -> None:
         uuid = self.storage.volume()
         backup = self.service.create_backup(uuid)
@@ -359,7 +471,7 @@ class StorageTests(StorageCase):
                     backup = self.service.create_backup(uuid).uuid
                     if operation == "restore":
                         self.storage.run_all()
-                        self.service.restore(backup)
+                        self.service.restore(backup, uuid)
                     job = self.storage.start("backup", backup, member("a"))
                     if forced == "volume":
                         self.service.delete_volume(uuid, force=True)
@@ -388,7 +500,7 @@ class StorageTests(StorageCase):
         backup = self.service.create_backup(uuid).uuid
         self.storage.run_all()
         for half, kept in (("volume", ("available", "available")), ("backup", ("error_restoring", "available"))):
-            self.service.restore(backup)
+            self.service.restore(backup, uuid)
             self.service.reset(half, {"volume": uuid, "backup": backup}[half], "available")
             self.storage.run_all()
             self.assertEqual((self.status("volume", uuid), self.status("backup", backup)), kept)

@@ -21,15 +21,19 @@ _BEFORE, _OTHER = b"b" * _SIZE, b"o" * _SIZE
 _READS = {"snapshot": "snapshot", "backup": "backup", "upload": "image"}
 #: Ends what is being done to the resource.
 _ENDS = {"reset": "volume", "delete by force": "volume", "reset backup": "backup", "delete backup by force": "backup"}
-_ALL = (*_READS, *_ENDS, "restore", "restore elsewhere", "delete", "delete backup", "attach", "volume of the image")
+_RESTORES = ("restore", "restore elsewhere", "restore to new")
+_ALL = (*_READS, *_ENDS, *_RESTORES, "delete", "delete backup", "attach", "volume of the image")
 #: By what is under way: what is let in. All the rest is refused.
 _LET_IN = {
-    "snapshot": {"snapshot", "backup", "upload", "reset", "attach", "restore elsewhere"},
-    "backup": {"reset", "delete by force", "restore elsewhere"},
-    "upload": {"reset", "delete by force", "restore elsewhere"},
+    "snapshot": {"snapshot", "backup", "upload", "reset", "attach", "restore elsewhere", "restore to new"},
+    "backup": {"reset", "delete by force", "restore elsewhere", "restore to new"},
+    "upload": {"reset", "delete by force", "restore elsewhere", "restore to new"},
     "restore": {"reset", "delete by force", "reset backup", "delete backup by force"},
-    "delete": {"reset", "delete by force", "restore elsewhere"},
+    "delete": {"reset", "delete by force", "restore elsewhere", "restore to new"},
     "restore elsewhere": {
+        "snapshot", "backup", "upload", "reset", "delete by force", "delete", "attach", "reset backup", "delete backup by force",
+    },
+    "restore to new": {
         "snapshot", "backup", "upload", "reset", "delete by force", "delete", "attach", "reset backup", "delete backup by force",
     },
     "delete backup": {
@@ -63,6 +67,7 @@ class _World:
             "upload": lambda: service.upload(self.volume, "another"),
             "restore": lambda: service.restore(self.backup, self.volume),
             "restore elsewhere": lambda: service.restore(self.backup, self.third),
+            "restore to new": lambda: service.restore(self.backup),
             "reset": lambda: service.reset("volume", self.volume, "available"),
             "reset backup": lambda: service.reset("backup", self.backup, "available"),
             "delete": lambda: service.delete_volume(self.volume),
@@ -96,7 +101,7 @@ class _World:
             assert before is not None
             self.results[what] = found.uuid, before
         elif what.startswith("restore"):
-            holds[self.volume if what == "restore" else self.third] = _OTHER
+            holds[found.uuid] = _OTHER
         elif what.startswith("delete"):
             holds[self.volume if "backup" not in what else self.backup] = None
         elif what == "volume of the image":
@@ -155,7 +160,7 @@ class PairTests(unittest.TestCase):
         if row is None or row.status not in ("available", "in-use", "active", "error_restoring"):
             return None
         if kind != "backup":
-            return self.storage.data(kind, uuid)
+            return self.storage.data(kind, uuid) if row.path else None
         into = self.storage.service.create_volume(_SIZE).uuid
         self.storage.do("volume", into)
         self.storage.service.restore(uuid, into)

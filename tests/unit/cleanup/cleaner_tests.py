@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import sqlalchemy as sa
 from typing_extensions import override
 
-from moorage import errors
+from moorage import errors, threads
 from moorage.cleanup import totals
 from moorage.cleanup.cleaner import Cleaner, Policy
 from moorage.cleanup.conditions import Lapsed, Queued, Target, Unclaimed
@@ -171,7 +171,7 @@ class LateClock(ManualClock):
         self._hangs = hangs
 
     @override
-    def wait(self, event: threading.Event, seconds: float | None) -> bool:
+    def wait(self, event: threads.Event, seconds: float | None) -> bool:
         while not event.wait(0.01):
             if self._hangs.is_set():
                 self.advance(seconds or 0)
@@ -683,10 +683,10 @@ class CleanerTests(CleanerCase):
         for number in range(4):
             killed, handler = self.cleaner(identity(f"killed-{number}"), lease=MOMENT, max_attempts=2)
 
-            def process(kind: str, handler: object, claimed: Any, concurrency: int, real: Any = killed._process) -> Any:
+            def process(kind: str, handler: object, claimed: Any, real: Any = killed._process) -> Any:
                 if "two" in claimed.leases:
                     raise _Killed
-                return real(kind, handler, claimed, concurrency)
+                return real(kind, handler, claimed)
 
             killed._process = process  # type: ignore[method-assign]
             with self.assertLogs("moorage.cleanup.cleaner", "ERROR"):

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import sqlalchemy as sa
 from typing_extensions import override
 
-from moorage import errors, lease
+from moorage import errors, lease, threads
 from moorage.cleanup.interface import Lease
 from moorage.cleanup.tables import fences
 from moorage.cleanup.workers import WorkerLease, WorkerStore
@@ -70,7 +70,7 @@ class ImpatientClock(SystemClock):
         self.asked: list[float | None] = []
 
     @override
-    def wait(self, event: threading.Event, seconds: float | None) -> bool:
+    def wait(self, event: threads.Event, seconds: float | None) -> bool:
         self.asked.append(seconds)
         return super().wait(event, None if seconds is None else seconds / 1000)
 

@@ -31,8 +31,8 @@ class CompletionTests(unittest.TestCase):
         folder = tempfile.TemporaryDirectory()
         cls.addClassCleanup(folder.cleanup)
         cls.script = Path(folder.name) / "moorage"
-        found, said = in_process(main.main, ["complete"])
-        assert found == 0, said
+        found, said, error = in_process(main.main, ["complete"])
+        assert found == 0, error
         cls.script.write_text(said)
 
     def completed(self, *words: str) -> set[str]:

@@ -22,14 +22,16 @@ from typing_extensions import override
 
 from moorage import errors
 from moorage.allocation import options as allocation_options
-from moorage.allocation.interface import InventoryItem, ResourceProvider
+from moorage.allocation.interface import ClaimRequest, InventoryItem, ResourceProvider
 from moorage.cleanup.tables import workers as workers_table
 from moorage.cleanup.workers import WorkerStore
 from moorage.clock import SystemClock
 from moorage.control_plane import options as control_plane_options
-from moorage.control_plane.interface import AgentTools, Instance
+from moorage.control_plane.availability import Availability
+from moorage.control_plane.interface import AgentTools, Instance, move_consumer
 from moorage.control_plane.operations import InPlace
 from moorage.control_plane.placing import Deleter, StoreClaimer
+from moorage.control_plane.resetting import Resetter
 from moorage.db import Database
 from moorage.db.schema import core_metadata
 from moorage.observers.interface import Event, InstanceCreated, InstanceDeleted, InstanceFailed, InstanceRebuilt
@@ -42,10 +44,12 @@ from moorage.testing.database import empty_tables
 from moorage_plugins.compute import options as compute_options
 from moorage_plugins.compute.agent import ComputeAgent
 from moorage_plugins.compute.instances import ComputeInstances
+from moorage_plugins.compute.tables import instances
 from moorage_plugins.migrations import MIGRATIONS
 from moorage_plugins.schema import plugins_metadata
 from moorage_plugins.stores import options as store_options
 from moorage_plugins.stores.sql import SqlStore
+from tests.ready import ready_node
 from tests.servers import wait_until
 
 # So that the metadata has all tables.
@@ -111,6 +115,8 @@ class FlakyDatabase(Database):
     """Cannot be reached for the next few transactions that are run, or fails as nobody foresaw."""
 
     failures = 0
+    #: Commits that end several instances and whose answer is lost.
+    lost_answers = 0
     error: type[Exception] = errors.StoreUnavailable
 
     @override
@@ -118,7 +124,11 @@ class FlakyDatabase(Database):
         if self.failures:
             self.failures -= 1
             raise self.error("The store is away, for this test.")
-        return super().run(work, attempts=attempts, **more)
+        done = super().run(work, attempts=attempts, **more)
+        if self.lost_answers and "_write_all" in work.__code__.co_names:
+            self.lost_answers -= 1
+            raise errors.StoreUnavailable("The connection ended at the commit, for this test.", outcome="unknown")
+        return done
 
 
 class Fleet:
@@ -146,13 +156,17 @@ class Fleet:
         cast = lambda *cast: self.casts.append(cast)  # noqa: E731
         self.deleter = Deleter(self.database, self.instances, self.workers, cast, self.gone.append)
         self.in_place = InPlace(self.database, self.instances, self.workers, cast)
-        self.claimer = StoreClaimer(self.store, self.instances, self.workers, NodeNames(), GroupStore(self.database))
+        self.claimer = StoreClaimer(
+            self.store, self.instances, self.workers, NodeNames(), GroupStore(self.database),
+            Availability(self.database, 3600.0),
+        )  # fmt: skip
 
     def create_tables(self) -> None:
         with self.database.write() as tx:
             empty_tables(tx, core_metadata, plugins_metadata)
         inventory = InventoryItem("VCPU", 1000)
         self.store.ensure_providers([ResourceProvider(NODE, "node-1", inventories=(inventory,))])
+        ready_node(self.database, NODE, HOST)
 
     def place(self, extra_specs: Mapping[str, str] | None = None) -> str:
         """Claim, instance row and worker row, as a scheduler does it; the uuid."""
@@ -265,6 +279,92 @@ class AgentTests(unittest.TestCase):
         self.await_rows()
         self.assert_consistent(0)
         wait_until(lambda: self.fleet.told.deleted() == [uuid], "it was told", SOON)
+
+    def test_a_late_try_of_a_request_does_not_create_a_deleted_instance_again(self) -> None:
+        # Found by the simulation: a scheduler was paused in the first try, the client repeated its request and then deleted.
+        agent, claimer = self.started(), self.fleet.claimer
+        uuid = self.fleet.place()
+        agent.build_instance(uuid)
+        self.await_rows()
+        self.fleet.deleter.delete(uuid)
+        agent.delete_instance(uuid)
+        self.await_rows()
+        with self.assertRaisesRegex(errors.Conflict, "existed before and was deleted"):
+            claimer.claim(RequestSpec(uuid, Flavor("small", {"VCPU": 2}, {})), NODE, HOST, f"req-{uuid}")
+        self.assertIsNone(self.fleet.status(uuid))
+        self.assert_consistent(0)
+
+    def resetter(self) -> Resetter:
+        fleet = self.fleet
+        return Resetter(fleet.database, fleet.instances, fleet.workers, fleet.store, self.reset_hosts.append)
+
+    def test_reset_state_ends_what_is_in_progress_and_keeps_the_claim(self) -> None:
+        self.reset_hosts: list[str] = []
+        uuid = self.fleet.place()
+        held = self.fleet.workers.take_many("instance", [uuid], self.fleet.identity(1))[uuid]
+        found = self.resetter().reset(uuid, "error")
+        self.assertEqual((found.status, found.pending, self.reset_hosts), ("error", {}, [HOST]))
+        self.assertRegex(found.fault, "operator")
+        self.assertEqual((self.fleet.rows(), self.fleet.used()), (0, 2))
+        with self.assertRaises(errors.Fenced):
+            held.finish_with(lambda tx: self.fleet.instances.change(tx, uuid, held.token, {"status": "active"}))
+        with self.fleet.database.write() as tx:
+            self.assertFalse(self.fleet.instances.change(tx, uuid, held.token, {"status": "active"}))
+        self.assertEqual(self.resetter().reset(uuid, "active").fault, "")
+        self.assertEqual((self.fleet.status(uuid), self.fleet.used()), ("active", 2))
+
+    def test_reset_state_releases_what_a_move_holds_on_its_destination(self) -> None:
+        self.reset_hosts = []
+        uuid = self.fleet.place()
+        self.fleet.store.claim(ClaimRequest(move_consumer(uuid), {NODE: {"VCPU": 2}}, "req-move"))
+        self.assertEqual(self.fleet.used(), 4)
+        before = self.fleet.store.residents(NODE)
+        self.resetter().reset(uuid, "active")
+        self.assertEqual(self.fleet.used(), 2)
+        self.assertGreater(self.fleet.store.residents(NODE), before)
+        before = self.fleet.store.residents(NODE)
+        self.resetter().reset(uuid, "error")
+        self.assertGreater(self.fleet.store.residents(NODE), before)
+
+    def test_an_instance_without_host_or_claim_cannot_be_active(self) -> None:
+        self.reset_hosts = []
+        uuid = self.fleet.place()
+        self.fleet.store.release(uuid)
+        with self.assertRaisesRegex(errors.Conflict, "holds no claim"):
+            self.resetter().reset(uuid, "active")
+        self.assertEqual((self.fleet.status(uuid), self.fleet.rows()), ("building", 1))
+        with self.fleet.database.write() as tx:
+            tx.execute(sa.update(instances).where(instances.c.uuid == uuid).values(host=""))
+        with self.assertRaisesRegex(errors.Conflict, "on no host"):
+            self.resetter().reset(uuid, "active")
+        with self.assertRaises(errors.NotFound):
+            self.resetter().reset("nowhere", "error")
+
+    def test_a_reset_looks_again_when_the_operation_ends_in_between(self) -> None:
+        self.reset_hosts = []
+        uuid = self.fleet.place()
+        held = self.fleet.workers.take_many("instance", [uuid], self.fleet.identity(1))[uuid]
+        run, ended = self.fleet.database.run, list[bool]()
+
+        def fails_first(work: Callable[[Any], Any]) -> Any:
+            if not ended:
+                # The build fails, and gives its claim back, after the reset has looked.
+                ended.append(True)
+
+                def fail(tx: sa.Connection) -> None:
+                    held.end(tx)
+                    self.fleet.instances.change(tx, uuid, held.token, {"status": "error"})
+                    self.fleet.store.release(uuid, tx)
+
+                run(fail)
+            return run(work)
+
+        with (
+            mock.patch.object(self.fleet.database, "run", fails_first),
+            self.assertRaisesRegex(errors.Conflict, "is error and holds no claim"),
+        ):
+            self.resetter().reset(uuid, "active")
+        self.assertEqual((self.fleet.status(uuid), self.fleet.used()), ("error", 0))
 
     def test_observers_are_told_of_what_became_of_each_operation(self) -> None:
         agent, fleet = self.started(), self.fleet
@@ -479,14 +579,18 @@ class AgentTests(unittest.TestCase):
         # Nor can the only operator, who does not even learn what there is to do.
         real = fleet.instances.get
 
+        asked: list[str] = []
+
         def broken(uuid: str) -> Instance:
+            asked.append(uuid)
             fleet.database.failures = 1
             raise LookupError(uuid)
 
         third = fleet.place()
         with mock.patch.object(fleet.instances, "get", broken):
             agent.build_instance(third)
-            wait_until(lambda: agent._room._value == agent._batch + 1, "it was let go", SOON)
+            room: Any = agent._room
+            wait_until(lambda: asked and room._value == agent._batch + 1, "it was let go", SOON)
             self.assertFalse(agent._leases.keeps("instance", third))
         self.assertEqual("building", real(third).status)
         fourth = fleet.place()
@@ -523,6 +627,19 @@ class AgentTests(unittest.TestCase):
         self.assertIn("done but not written yet", logs.output[0])
         self.assert_consistent(1)
         self.assertEqual(self.fleet.status(uuid), "active")
+
+    def test_a_commit_that_succeeded_with_unknown_outcome_keeps_and_reports_the_instances(self) -> None:
+        # Found by the simulation: the agent took the second commit's refusal for a takeover and destroyed what it had built.
+        uuids = [self.fleet.place({"sim:delay_ms": GATED_MS}) for _ in range(2)]
+        self.started()
+        wait_until(lambda: self.fleet.clock.sleepers == 2, "the builds run", SOON)
+        self.fleet.database.lost_answers = 1
+        self.fleet.clock.gate.set()
+        self.await_rows()
+        wait_until(lambda: sorted(self.fleet.told.created()) == sorted(uuids), "the schedulers know", SOON)
+        self.assertEqual(self.fleet.database.lost_answers, 0)
+        self.assertEqual([self.fleet.status(uuid) for uuid in uuids], ["active", "active"])
+        self.assertEqual(sorted(self.fleet.running()), sorted(uuids))
 
     # -- start and stop -------------------------------------------------------------------------------------------
 

@@ -152,6 +152,21 @@ class ExitingTests(ConfigCase):
             self.assertIn("the new configuration is not taken, the old one stays", told.getvalue())
             self.assertIn("SystemExit(4)" if text else "SystemExit(6)", told.getvalue())
 
+    def test_what_time_can_mend_is_no_configuration_error(self) -> None:
+        def late(conf: Any) -> None:
+            raise errors.PluginTimeout("the import of a plugin was late")
+
+        def wrong(conf: Any) -> None:
+            raise errors.ConfigError("an option is nonsense")
+
+        for checks, expected in (([late], errors.Unavailable), ([late, wrong], errors.ConfigError)):
+            with (
+                mock.patch.object(validation, "CHECKS", [("it", each) for each in checks]),
+                self.assertRaises(expected) as raised,
+            ):
+                validation.check(self.load())
+            self.assertIn("was late", raised.exception.message)
+
     def test_options_that_cannot_be_listed_are_told_and_left_out(self) -> None:
         point = mock.Mock(value="acme.options:list_opts", dist=mock.Mock())
         point.load.return_value = exits

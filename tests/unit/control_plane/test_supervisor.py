@@ -18,6 +18,7 @@ from collections.abc import Callable
 from moorage import errors
 from moorage.clock import SystemClock
 from moorage.control_plane import supervisor
+from moorage.db import Database
 
 READY = "import os, sys, time\nos.write(int(os.environ['MOORAGE_READY_FD']), b'ready\\n')\n"
 SLEEP = READY + "time.sleep(600)\n"
@@ -103,6 +104,33 @@ class TestSupervisor(unittest.TestCase):
         self.assertTrue(until(lambda: keeper._children[0].stopped_at is None))
         self.assertEqual(before, self.table())
 
+    def test_a_stopped_process_is_killed_when_it_holds_the_writers_turn(self) -> None:
+        path = self.folder / "x.sqlite"
+        writes = f"""
+import os, signal, sys
+from moorage.db import Database
+database = Database("sqlite:///{path}", lock_timeout=60)
+if not os.path.exists("{path}.made"):
+    open("{path}.made", "w").close()
+    with database.write() as tx:
+        tx.exec_driver_sql("CREATE TABLE t (n INTEGER)")
+        {READY.replace(chr(10), chr(10) + "        ")}
+        os.kill(os.getpid(), signal.SIGSTOP)
+{READY}
+signal.pause()
+"""
+        database = Database(f"sqlite:///{path}", lock_timeout=60)
+        self.addCleanup(database.close)
+        keeper = self.make({"one": writes}, writer_timeout=0.5)
+        keeper._writer = database.current_writer
+        self.run_in_thread(keeper)
+        first = self.table()["one"]["pid"]
+        # What waits for the turn gets it, and the killed transaction left nothing.
+        with database.write() as tx:
+            self.assertEqual(0, tx.exec_driver_sql("SELECT count(*) FROM sqlite_master").scalar())
+        self.assertTrue(until(lambda: self.table()["one"]["restarts"] == 1))
+        self.assertNotEqual(first, self.table()["one"]["pid"])
+
     def test_a_refused_configuration_ends_the_start_with_the_childs_own_words(self) -> None:
         refuse = (
             "import os, sys\nos.write(int(os.environ['MOORAGE_READY_FD']), b'the plugin x is missing\\n')\n"
@@ -116,9 +144,15 @@ class TestSupervisor(unittest.TestCase):
 
     def test_a_process_that_is_never_ready_fails_the_start_by_name(self) -> None:
         keeper = self.make({"slow": "import time; time.sleep(600)"}, start_timeout=0.5)
-        with self.assertRaises(errors.ConfigError) as caught:
+        with self.assertRaises(errors.Unavailable) as caught:
             keeper.start()
         self.assertIn("slow", caught.exception.message)
+
+    def test_a_process_that_fails_for_another_reason_is_no_configuration_error(self) -> None:
+        keeper = self.make({"bad": "import sys; sys.exit(1)"})
+        with self.assertRaises(errors.Unavailable) as caught:
+            keeper.start()
+        self.assertIn("bad ended at its start (exit status 1)", caught.exception.message)
 
     def test_a_process_that_ignores_sigterm_is_killed_in_the_end(self) -> None:
         deaf = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + SLEEP

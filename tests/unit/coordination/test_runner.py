@@ -21,7 +21,6 @@ from moorage.coordination import tables
 from moorage.coordination.claims import Claim, SqlClaims
 from moorage.coordination.interface import PeriodicTask, TaskLease, TaskTools
 from moorage.coordination.keeper import RingSnapshot, Working
-from moorage.coordination.lanes import Lanes
 from moorage.coordination.runner import Runner, Settings, TaskRunner
 from moorage.coordination.sweep import PARTS, Backoff, Everything, RingShare, Share, Sweep, Ticks
 from moorage.coordination.task_store import Run, TaskStore
@@ -514,42 +513,3 @@ class TickTests(unittest.TestCase):
                 self.assertIn(found, (expected - 1, expected))
             backoff.handled("x")
             self.assertEqual(backoff.due(["x"], Ticks(moment, 100, spread)), ["x"])
-
-
-class LanesTests(unittest.TestCase):
-    def test_everything_is_done_once_by_no_more_than_its_width(self) -> None:
-        lock, running, most, done = threading.Lock(), 0, 0, []
-
-        def work(item: int) -> None:
-            nonlocal running, most
-            with lock:
-                running += 1
-                most = max(most, running)
-            with lock:
-                running -= 1
-                done.append(item)
-
-        lanes: Lanes[int] = Lanes("t", SystemClock(), width=3, timeout=60, work=work, overdue=lambda item: None)
-        for _ in range(3):
-            lanes.run(range(100))
-        self.assertEqual(sorted(done), sorted(list(range(100)) * 3))
-        self.assertLessEqual(most, 3)
-
-    def test_with_too_many_that_hang_nothing_more_is_begun(self) -> None:
-        go_on = threading.Event()
-        self.addCleanup(go_on.set)
-        late: list[int] = []
-
-        def hang(item: int) -> None:
-            go_on.wait(60)
-
-        lanes: Lanes[int] = Lanes("t", SystemClock(), width=8, timeout=0.05, work=hang, overdue=late.append)
-        self.assertFalse(lanes.stuck)
-        self.assertEqual(lanes.run(range(100)), 76)
-        self.assertEqual(len(late), 24)
-        self.assertTrue(lanes.stuck)
-        self.assertEqual(lanes.run(range(5)), 5)
-        self.assertEqual(len(late), 24)
-        go_on.set()
-        wait_for(lambda: not lanes.stuck, "the threads to end")
-        self.assertEqual(lanes.run([]), 0)

@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 from typing_extensions import override
 
-from moorage import errors
+from moorage import errors, threads
 from moorage.coordination.claims import CLAIM, END, Claim, ClaimStore
 from moorage.coordination.interface import BackendTools
 from moorage.coordination.keeper import Keeper, RingSettings
@@ -40,7 +39,7 @@ class FakeClock:
     def sleep(self, seconds: float) -> None:
         raise AssertionError("nothing sleeps here")
 
-    def wait(self, event: threading.Event, seconds: float | None) -> bool:
+    def wait(self, event: threads.Event, seconds: float | None) -> bool:
         raise AssertionError("nothing waits here")
 
     def wall(self) -> float:

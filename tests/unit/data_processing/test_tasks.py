@@ -286,7 +286,7 @@ class TerminationTests(DataProcessingCase):
         self.store.delete_cluster(uuid)
         self.assertEqual(self.store.delete_cluster(uuid).status, "Deleting")
         with self.assertRaises(errors.Fenced):
-            held.finish_with(lambda tx: self.store.settle(tx, uuid, "Active"))
+            held.finish_with(lambda tx: self.store.settle(tx, uuid, "Active", held.token))
         self.agent.sweep()
         self.assertEqual(self.status(uuid), "gone")
         with self.assertRaises(errors.NotFound):
@@ -307,7 +307,7 @@ class TerminationTests(DataProcessingCase):
         job = self.run_job(cluster, "sleep", "600")
         group = engine._group(self.agent._engine._path(cluster) / job)
         self.store.delete_cluster(cluster)
-        self.database.run(lambda tx: self.store.remove_cluster(tx, cluster))
+        self.database.run(lambda tx: self.store.remove_cluster(tx, cluster, 1_000))
         self.make_agent(epoch=2).start()
         self.assertEqual(self.agent._engine.clusters(), [other])
         assert group is not None

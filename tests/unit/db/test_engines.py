@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import sqlite3
 import sys
 import tempfile
 import unittest
 from unittest import mock
 
+import sqlalchemy as sa
 from oslo_config import cfg
 
 from moorage import errors
@@ -68,6 +70,28 @@ class UrlTest(unittest.TestCase):
         with self.assertRaises(errors.StoreUnavailable) as caught, database.read():
             self.fail("it was reached")
         self.assertNotIn("hunter2", caught.exception.message)
+
+
+class FailedCommitTest(unittest.TestCase):
+    """A commit that the store could not do."""
+
+    def test_leaves_no_transaction_open(self) -> None:
+        # Found by the simulation: the connection went back to its pool inside of the transaction, which locked the file.
+        folder = self.enterContext(tempfile.TemporaryDirectory())
+        one, other = (Database(f"sqlite:///{folder}/test.sqlite", lock_timeout=1) for _ in range(2))
+        for each in (one, other):
+            self.addCleanup(each.close)
+        create = sa.text("CREATE TABLE IF NOT EXISTS things (id INTEGER PRIMARY KEY)")
+        full = sqlite3.OperationalError("database or disk is full")
+        full.sqlite_errorcode = sqlite3.SQLITE_FULL
+        dialect = one._write_engine.dialect
+        failing = mock.patch.object(dialect, "do_commit", side_effect=full)
+        with failing, self.assertRaises(errors.StoreUnavailable) as raised, one.write() as tx:
+            tx.execute(create)
+        self.assertEqual(raised.exception.details["outcome"], "unknown")
+        for each in (other, one):
+            with each.write() as tx:
+                tx.execute(create)
 
 
 class FileSystemTest(unittest.TestCase):

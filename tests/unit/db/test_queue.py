@@ -93,6 +93,16 @@ class QueueTest(unittest.TestCase):
                 pass
         self.assertEqual([], clock.slept)
 
+    def test_it_knows_the_process_that_writes_now(self) -> None:
+        process, other = self._process(), self._process()
+        self.assertIsNone(other.writer())
+        with process.turn(30) as ticket:
+            self.assertIsNone(other.writer(), "SQLite has not begun its transaction")
+            assert ticket is not None
+            process.record_writer(ticket)
+            self.assertEqual((ticket, os.getpid()), other.writer())
+        self.assertIsNone(other.writer())
+
     def test_the_dead_hold_nobody_up(self) -> None:
         dead, clock = self._process(), ManualClock(shortest=0.001)
         dead.turn(1).__enter__()

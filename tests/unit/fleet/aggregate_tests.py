@@ -15,7 +15,7 @@ from moorage.db import Database
 from moorage.fleet.aggregates import HOST, NODE, AggregateStore
 from moorage.fleet.interface import NodeSpec, uuid_of_name
 from moorage.fleet.nodes import NodeStore
-from moorage.fleet.properties import merge_properties
+from moorage.fleet.properties import change_node
 
 if TYPE_CHECKING:
     _Base = unittest.TestCase
@@ -134,15 +134,15 @@ class AggregateTests(_Base):
             self.assertEqual([], self.store.membership().of("other", self.node))
 
     def test_properties_are_merged_and_none_is_lost(self) -> None:
-        merge_properties(self.database, self.node, {"ssd": True, "rack": "a"})
+        change_node(self.database, self.node, {"ssd": True, "rack": "a"})
         together(
             *(
-                lambda number=number: merge_properties(self.database, self.node, {f"p{number}": number})
+                lambda number=number: change_node(self.database, self.node, {f"p{number}": number})
                 for number in range(6)
             )
         )
-        merge_properties(self.database, self.node, {"rack": None})
+        change_node(self.database, self.node, {"rack": None})
         wanted = {"ssd": True, **{f"p{number}": number for number in range(6)}}
         self.assertEqual(wanted, self.nodes.get(self.node).properties)
         with self.assertRaisesRegex(errors.NotFound, "There is no node nothing"):
-            merge_properties(self.database, "nothing", {"a": 1})
+            change_node(self.database, "nothing", {"a": 1})

@@ -47,6 +47,14 @@ class TestReading(unittest.TestCase):
         self.assertEqual(uuid_of_name("a"), row.uuid)
         self.assertEqual((InventoryItem("VCPU", 8), InventoryItem("CUSTOM_FPGA", 1)), row.inventories)
 
+    def test_an_empty_field_gives_nothing_and_zero_removes(self) -> None:
+        (row,) = self.read("name,host,vcpus,gpus\na,,,0\n")
+        (line,) = self.read('{"name": "a", "inventories": {"PGPU": null}}\n')
+        self.assertEqual(line, row)
+        self.assertEqual({"uuid": uuid_of_name("a"), "name": "a", "inventories": {"PGPU": None}}, importer.to_json(row))
+        (bare,) = self.read('{"name": "a"}\n')
+        self.assertEqual({"uuid": uuid_of_name("a"), "name": "a"}, importer.to_json(bare))
+
     def test_what_is_written_reads_back_the_same(self) -> None:
         (spec,) = self.read(OPENB)
         self.assertEqual(spec, importer.from_json(importer.to_json(spec)))

@@ -15,7 +15,7 @@ import textwrap
 import unittest
 from unittest import mock
 
-from moorage import errors, extensions
+from moorage import errors, extensions, importing
 
 GROUP = "moorage.test_things"
 
@@ -172,8 +172,29 @@ class TestLoading(PluginCase):
 
     def test_a_module_that_hangs_is_refused_in_time(self) -> None:
         self.install("acme", "it = acme_six:It", "import threading\nthreading.Event().wait(20)\n")
-        with mock.patch.object(extensions, "IMPORT_DEADLINE", 0.2):
-            self.assertIn("did not return within 0.2 seconds", self.refusal("it").message)
+        with mock.patch.object(importing, "PROCESSOR_LIMIT", 0.02), self.assertRaises(errors.PluginTimeout) as raised:
+            self.point.load("it")
+        self.assertIn("within 0.02 seconds of processor time and 0.2 seconds of wall time", raised.exception.message)
+        self.assertNotIsInstance(raised.exception, errors.ConfigError)
+
+    def test_a_module_that_computes_is_late_by_its_processor_time(self) -> None:
+        self.install("acme", "it = acme_computes:It", "while True:\n    pass\n")
+        with (
+            mock.patch.multiple(importing, PROCESSOR_LIMIT=0.2, WALL_FACTOR=1000),
+            self.assertRaises(errors.PluginTimeout),
+        ):
+            self.point.load("it")
+
+    def test_a_module_that_only_waits_for_the_processor_is_not_late(self) -> None:
+        # A wait stands for the processor being busy with other processes: it costs wall time only.
+        self.install("acme", "it = acme_waits:It", "import time\ntime.sleep(0.5)\n" + textwrap.dedent(self.GOOD))
+        with mock.patch.multiple(importing, PROCESSOR_LIMIT=0.2, WALL_FACTOR=100):
+            self.assertEqual("it", self.point.load("it").name)
+
+    def test_modules_of_moorage_have_no_limit(self) -> None:
+        self.install("moorage", "it = moorage_slow:It", "import time\ntime.sleep(0.5)\n" + textwrap.dedent(self.GOOD))
+        with mock.patch.multiple(importing, PROCESSOR_LIMIT=0.001, WALL_FACTOR=1):
+            self.assertEqual("it", self.point.load("it").name)
 
     def test_two_owners_of_a_name_are_both_named(self) -> None:
         self.install("acme", "it = acme_seven:It", self.GOOD)

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
-from moorage import errors, extensions
+from moorage import errors, extensions, importing
 from moorage.cleanup.cleaner import Cleaner
 from moorage.cli.commands.plugin import PluginCheck
 from moorage.control_plane.extension_points import EXTENSION_POINTS
@@ -89,7 +89,7 @@ class FailureCase(unittest.TestCase):
                 yield point
 
     def refused(self, point: ExtensionPoint[Any], state: State, *parts: str) -> None:
-        with self.assertRaises(errors.PluginLoadError) as caught:
+        with self.assertRaises((errors.PluginLoadError, errors.PluginTimeout)) as caught:
             point.load("gadget")
         self.said(caught.exception.message, point, *parts)
         self.assertEqual(state.value, caught.exception.details["state"])
@@ -128,8 +128,8 @@ class LoadingTests(FailureCase):
     def test_a_module_that_hangs(self) -> None:
         for point in self.points():
             self.install(point, "import threading\nthreading.Event().wait(20)\n")
-            with mock.patch.object(extensions, "IMPORT_DEADLINE", 0.05):
-                self.refused(point, State.BROKEN, "did not return within 0.05 seconds", "Repair or uninstall acme")
+            with mock.patch.object(importing, "PROCESSOR_LIMIT", 0.005):
+                self.refused(point, State.LATE, "within 0.005 seconds of processor time", "repair or uninstall acme")
 
     def test_a_class_of_another_type(self) -> None:
         for point in self.points():

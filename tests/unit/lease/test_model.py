@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The lease, model-checked: every interleaving of the statements, made from the declarations that production runs.
 
-A resource has a worker row for a build, from the start. An *owner* (service A, epoch 1, of which a write has said that it is over,
-though it goes on) starts it; two *cleaners* take it over: service B what A left, and the next incarnation of A its own. Each writes
-the resource while it works, and finishes, or gives it back. A *forcer* makes another
-operation of it, a deletion, takes that and finishes it; once it has ended, somebody may make the resource anew under the same
-uuid. All of them may be killed (which is more than the two kills that are asked for, and fewer states), and a lease may expire at
-any moment; a process that pauses and goes on later is one that is not chosen for a while. A transaction's writes lock their rows
-until it ends, others wait; a killed one is rolled back. (One that is killed between transactions is one that is not chosen any
-more: all that follows without it is explored anyway.)
+A resource has a worker row for a build, from the start. An *owner* (service A, epoch 1, of which a write has said that it is
+over, though it goes on) starts it; two *cleaners* take it over: service B what A left, and the next incarnation of A its own.
+Each writes the resource while it works, and finishes, or gives it back. A *forcer* makes another operation of it, a deletion,
+takes that and finishes it; once it has ended, somebody may make the resource anew under the same uuid. A *purger* removes the
+counter when no row is there, at any moment, and raises the floor. All of them may be killed (which is more than the two kills
+that are asked for, and fewer states), and a lease may expire at any moment; a process that pauses and goes on later is one that
+is not chosen for a while. A transaction's writes lock their rows until it ends, others wait; a killed one is rolled back. (One
+that is killed between transactions is one that is not chosen any more: all that follows without it is explored anyway.)
 """
 
 from __future__ import annotations
@@ -44,17 +44,18 @@ class Resource(NamedTuple):
 
 
 class Store(NamedTuple):
-    """What is committed."""
+    """What is committed. ``counter`` is None when it was purged; a new one starts above ``floor``."""
 
-    counter: int
+    counter: int | None
     row: Row | None
     resource: Resource | None
+    floor: int = 0
 
 
 #: Tables of the store, and what an open transaction says of those that it has not written.
-COUNTER, ROW, RESOURCE = range(3)
+COUNTER, ROW, RESOURCE, FLOOR = range(4)
 KEPT = "kept"
-NOTHING: tuple[Any, Any, Any] = (KEPT, KEPT, KEPT)
+NOTHING: tuple[Any, Any, Any, Any] = (KEPT, KEPT, KEPT, KEPT)
 
 
 class Process(NamedTuple):
@@ -65,7 +66,7 @@ class Process(NamedTuple):
     unit: int = 0
     operation: str = ""
     found: bool = True
-    writes: tuple[Any, Any, Any] = NOTHING
+    writes: tuple[Any, Any, Any, Any] = NOTHING
 
 
 class State(NamedTuple):
@@ -87,6 +88,9 @@ class Rules:
     :param writes_early: the work writes its resource before it finishes.
     :param counter: tokens come from the counter that survives the row; otherwise from the row.
     :param one_transaction: the row's end and the last write are one transaction.
+    :param floor: a purge raises the floor.
+    :param floor_last: a new counter reads the floor after it was inserted, and not before.
+    :param purges_seen: a purge removes the counter only with the value that it had when no row was there.
     """
 
     without: tuple[lease.Statement, lease.Guard] | None = None
@@ -94,6 +98,9 @@ class Rules:
     writes_early: bool = True
     counter: bool = True
     one_transaction: bool = True
+    floor: bool = True
+    floor_last: bool = True
+    purges_seen: bool = True
 
     def applies(self, statement: lease.Statement, row: Any, parameters: dict[str, Any]) -> bool:
         left_out = self.without[1].name if self.without is not None and self.without[0] is statement else None
@@ -132,7 +139,7 @@ class Model:
     def explore(self) -> Violation | None:
         """Every state that can be reached; the first violation, or None."""
         store = Store(1, Row(1, None, 0, 0, "build", FIRST), Resource(BUSY, 1))
-        at = ["raise", "raise", "raise", "force raise"]
+        at = ["raise", "raise", "raise", "force raise", "look"]
         start = State(store, tuple(Process(each) for each in at), frozenset())
         seen = {start}
         waiting = deque([start])
@@ -180,7 +187,7 @@ class Model:
 
     def _commit(self, state: State, number: int, process: Process, at: str, finishes: bool = False) -> State:
         """All writes at once, and what must hold of what is committed."""
-        store = Store(*(view(state.store, process, table) for table in (COUNTER, ROW, RESOURCE)))
+        store = Store(*(view(state.store, process, table) for table in (COUNTER, ROW, RESOURCE, FLOOR)))
         finished = state.finished
         if finishes:
             if process.unit in finished:
@@ -189,6 +196,8 @@ class Model:
             self.finishes += 1
         if store.resource is not None and store.resource.status == BUSY and store.row is None:
             raise Violation("a resource is in transition and no row says so: it is stuck")
+        if store.row is not None and store.counter is None:
+            raise Violation("a row has no counter: nobody can take it")
         following = self._with(state, number, Process(at, *process[1:5]))
         return State(store, following.processes, finished)
 
@@ -343,9 +352,45 @@ class Model:
             yield self._commit(state, number, wrote(process, RESOURCE, Resource(BUSY, process.token)), "end")
 
     def _raise_for(self, state: State, number: int, process: Process, at: str) -> Iterator[State]:
-        if not self._locked(state, number, COUNTER):
+        """Raise the counter. Who requests an operation inserts a new one; who takes a row only updates."""
+        inserts = at != "take"
+        if inserts and not self.rules.floor_last:
+            yield self._with(state, number, process._replace(at=f"insert {at}", token=state.store.floor))
+            return
+        if self._locked(state, number, COUNTER):
+            return
+        if state.store.counter is not None:
             token = state.store.counter + 1
             yield self._with(state, number, wrote(process._replace(at=at, token=token), COUNTER, token))
+        elif inserts:
+            yield self._with(state, number, wrote(process._replace(at=f"above {at}"), COUNTER, 1))
+
+    def _above(self, state: State, number: int, process: Process, at: str) -> Iterator[State]:
+        """The counter was inserted, so that no purge of it is going on: read what floor is committed."""
+        token = state.store.floor + 1
+        yield self._with(state, number, wrote(process._replace(at=at, token=token), COUNTER, token))
+
+    def _insert(self, state: State, number: int, process: Process, at: str) -> Iterator[State]:
+        """The mutation: the floor was read before."""
+        if not self._locked(state, number, COUNTER):
+            counter = state.store.counter
+            token = process.token + 1 if counter is None else counter + 1
+            yield self._with(state, number, wrote(process._replace(at=at, token=token), COUNTER, token))
+
+    # -- a purge: a look, and one transaction ---------------------------------------------------------------------
+
+    def _look(self, state: State, number: int, process: Process, rest: str) -> Iterator[State]:
+        if state.store.row is None and state.store.counter is not None:
+            yield self._with(state, number, process._replace(at="purge", token=state.store.counter))
+
+    def _purge(self, state: State, number: int, process: Process, rest: str) -> Iterator[State]:
+        if self._locked(state, number, COUNTER):
+            return
+        if self.rules.purges_seen and state.store.counter != process.token:
+            yield self._rollback(state, number, process, "end")
+            return
+        floor = max(state.store.floor, process.token) if self.rules.floor else state.store.floor
+        yield self._commit(state, number, wrote(wrote(process, FLOOR, floor), COUNTER, None), "end")
 
 
 class LeaseModelTests(unittest.TestCase):
@@ -371,6 +416,15 @@ class LeaseModelTests(unittest.TestCase):
         for rules in (Rules(adopts=False), Rules(counter=False), Rules(one_transaction=False)):
             with self.subTest(rules=rules):
                 self.assertIsInstance(Model(rules).explore(), Violation)
+
+    def test_each_part_of_the_purge_is_needed(self) -> None:
+        for rules, said in (
+            (Rules(floor=False), "tokens of accepted effects fell|not the owner"),
+            (Rules(floor_last=False), "tokens of accepted effects fell|not the owner"),
+            (Rules(purges_seen=False), "has no counter"),
+        ):
+            with self.subTest(rules=rules):
+                self.assertRegex(str(Model(rules).explore()), said)
 
 
 if __name__ == "__main__":

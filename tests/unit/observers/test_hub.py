@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from typing_extensions import override
 
+from moorage import threads
 from moorage.clock import Clock, SystemClock
 from moorage.extensions import Loaded
 from moorage.observers.hub import Hub, Settings
@@ -61,14 +62,14 @@ class SteppedClock(ManualClock):
         self._stands = False
 
     @override
-    def wait(self, happened: threading.Event, seconds: float | None) -> bool:
+    def wait(self, moment: threads.Event, seconds: float | None) -> bool:
         self._waits.release()
         step = None if self._stands else self.steps.get()
         if step is None:
             self._stands = True
-            return happened.wait(SOON)
+            return moment.wait(SOON)
         self.advance(step)
-        return happened.is_set()
+        return moment.is_set()
 
     def step(self, seconds: float) -> None:
         """Until who waits has looked at what there is then, and waits again."""

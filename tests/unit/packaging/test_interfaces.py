@@ -146,7 +146,14 @@ DEMANDS: dict[int, dict[str, set[str]]] = {
         "moorage.sharding.interface.ShardStrategy": {
             "assign(nodes, shards, current, locked, params)",
         },
-    }
+    },
+}
+# A store that does not count the residents of a node would break the promises of filters in silence.
+_STORE = "moorage.allocation.interface.claims.AllocationStore"
+DEMANDS[2] = {name: asked for name, asked in DEMANDS[1].items() if name.startswith("moorage.allocation.")}
+DEMANDS[2][_STORE] = (DEMANDS[1][_STORE] - {"release(consumer, transaction)"}) | {
+    "release(consumer, transaction, residents)",
+    "residents(provider, transaction)",
 }
 #: What Moorage itself implements, and gives to plugins: whatever stands in an interface and is not here is theirs to implement.
 GIVEN = {

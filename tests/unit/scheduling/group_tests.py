@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import sqlalchemy as sa
 from oslo_config import cfg
 
 from moorage import errors
@@ -23,6 +24,7 @@ from moorage.scheduling.interface import Flavor, RequestSpec, ServerGroup
 from moorage_plugins.compute.instances import ComputeInstances
 from moorage_plugins.stores import options as store_options
 from moorage_plugins.stores.sql import SqlStore
+from tests.ready import ready_node
 from tests.unit.fleet.aggregate_tests import together
 
 if TYPE_CHECKING:
@@ -55,7 +57,9 @@ class GroupTests(_Base):
         self.store = SqlStore(conf=conf, database=self.database, clock=clock)
         self.instances = ComputeInstances(conf=conf, database=self.database, clock=clock)
         workers = WorkerStore(self.database, lease_seconds=60)
-        self.claimer = StoreClaimer(self.store, self.instances, workers, NoPools(), self.groups)
+        for node in NODES:
+            availability = ready_node(self.database, node, "host")
+        self.claimer = StoreClaimer(self.store, self.instances, workers, NoPools(), self.groups, availability)
         self.store.ensure_providers(
             [ResourceProvider(each, each, inventories=(InventoryItem("VCPU", 1000),)) for each in NODES]
         )
@@ -133,8 +137,39 @@ class GroupTests(_Base):
         self.assertEqual(3, len(refused), answers)
         self.assertEqual(1, len({node for _, node in self.instances.group_members(group.uuid)}))
 
+    def test_affinity_holds_also_for_a_group_that_requests_bring_along(self) -> None:
+        def claim(name: str, project: str, node: str) -> str:
+            spec = RequestSpec(
+                str(uuid.uuid4()), Flavor("small", {"VCPU": 1}), project, server_group=ServerGroup(name, "affinity")
+            )
+            self.claimer.claim(spec, node, "host", spec.instance_uuid)
+            return spec.instance_uuid
+
+        for number in range(5):
+            name = f"together-{number}"
+            calls = [functools.partial(claim, name, self.project, NODES[each % 2]) for each in range(6)]
+            answers = together(*calls)
+            refused = [each for each in answers if isinstance(each, errors.ConstraintViolated)]
+            self.assertEqual(3, len(refused), answers)
+            members = self.instances.group_members(name, project_id=self.project)
+            self.assertEqual((3, 1), (len(members), len({node for _, node in members})))
+
+    def test_a_soft_policy_takes_no_turns(self) -> None:
+        statements: list[str] = []
+
+        def note(connection: Any, cursor: Any, statement: str, *rest: Any) -> None:
+            statements.append(statement)
+
+        group = self.groups.create("soft", self.project, "soft-affinity")
+        sa.event.listen(sa.Engine, "before_cursor_execute", note)
+        self.addCleanup(sa.event.remove, sa.Engine, "before_cursor_execute", note)
+        self.claim(group, NODES[0])
+        self.assertTrue(any("instances" in each for each in statements))
+        self.assertEqual([], [each for each in statements if "server_groups" in each or "group_turns" in each])
+
     def test_what_filters_promised_holds_however_many_claim_at_the_same_moment(self) -> None:
         node = str(uuid.uuid4())
+        ready_node(self.database, node, "host")
         self.store.ensure_providers([ResourceProvider(node, node, inventories=(InventoryItem("VCPU", 1000),))])
 
         def claim(**limits: int) -> str:

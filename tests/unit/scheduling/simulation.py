@@ -14,9 +14,10 @@ from typing_extensions import override
 
 from moorage.rpc.client import Sender
 from moorage.rpc.server import Dispatcher, endpoints_of, rpc_method
+from moorage.scheduling.epochs import ConfirmedEpochs
 from moorage.scheduling.fleet_view import FleetView
 from moorage.scheduling.healing import Healer, SilentHosts
-from moorage.scheduling.interface import InstanceRecord, InstanceSource, NodeState
+from moorage.scheduling.interface import InstanceRecord, InstanceSource, NodeState, Unavailable
 from moorage.scheduling.reporter import AGENTS, TOPIC, Reporter
 from moorage.scheduling.rpc import SchedulerEndpoint
 from moorage.scheduling.tracking import InstanceTracker
@@ -109,7 +110,10 @@ class Watcher:
     def __init__(self, simulation: Simulation, name: str, *, load: bool = True) -> None:
         self.view = FleetView()
         self.view.set_nodes(simulation.nodes())
-        self.tracker = InstanceTracker(self.view, simulation.clock)
+        epochs = ConfirmedEpochs(
+            lambda: {f"service-{each.host}": each.epoch for each in simulation.agents}, simulation.clock
+        )
+        self.tracker = InstanceTracker(self.view, simulation.clock, epochs)
         transport = simulation.transport(name)
         sender = Sender(transport, f"service-{name}", 1)
         self.endpoint = SchedulerEndpoint(None, self.tracker, lambda _: None, enabled=simulation.tracked)  # type: ignore[arg-type]
@@ -166,6 +170,9 @@ class Simulation:
 
     def nodes(self) -> list[NodeState]:
         return [NodeState(f"uuid-{host}", f"{host}-node", host, {"VCPU": 100.0}, {}) for host in sorted(self._hosts)]
+
+    def unavailable(self) -> Unavailable:
+        return Unavailable()
 
     def pass_time(self, seconds: float) -> None:
         """Time goes by; schedulers look after what is in doubt, and what is sent arrives."""

@@ -44,7 +44,7 @@ class Incidents:
     def record(self, plugin: str) -> None:
         self.recorded.append(plugin)
 
-    def count(self, plugin: str, window: float) -> int:
+    def count(self, plugin: str) -> int:
         return self.recorded.count(plugin)
 
 

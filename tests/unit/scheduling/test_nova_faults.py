@@ -39,10 +39,13 @@ class NovaFaultTests(unittest.TestCase):
             agent.create(uuid)
         simulation.network.deliver_all()
         del simulation.store.rows["1"]
+        # A new epoch is looked up in the table of services at most once a second.
+        simulation.clock.advance(2)
         agent.restart()
         simulation.network.deliver_all()
         self.assertEqual(set(scheduler.known()), {"2", "3"})
         simulation.store.rows.clear()
+        simulation.clock.advance(2)
         agent.restart()
         simulation.network.deliver_all()
         self.assertEqual(scheduler.known(), {})

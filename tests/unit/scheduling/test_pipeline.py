@@ -37,7 +37,7 @@ from tests import cases, seeded
 class NoIncidents:
     def record(self, plugin: str) -> None: ...
 
-    def count(self, plugin: str, window: float) -> int:
+    def count(self, plugin: str) -> int:
         return 0
 
 

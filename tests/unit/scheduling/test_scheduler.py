@@ -28,8 +28,10 @@ from moorage.scheduling.interface import (
     NodeState,
     RequestSpec,
     Rows,
+    Unavailable,
 )
 from moorage.scheduling.scheduler import Policy, Scheduler, Selection
+from moorage_plugins.filters.compute import ComputeFilter
 
 FLAVOR = Flavor("f", {"VCPU": 1})
 
@@ -37,13 +39,20 @@ FLAVOR = Flavor("f", {"VCPU": 1})
 class NoIncidents:
     def record(self, plugin: str) -> None: ...
 
-    def count(self, plugin: str, window: float) -> int:
+    def count(self, plugin: str) -> int:
         return 0
 
 
 class Nodes:
+    def __init__(self) -> None:
+        self.states = Unavailable()
+        self.all: list[NodeState] = []
+
     def nodes(self) -> list[NodeState]:
-        return []
+        return self.all
+
+    def unavailable(self) -> Unavailable:
+        return self.states
 
 
 class Claims:
@@ -52,11 +61,14 @@ class Claims:
     def __init__(self, full: tuple[str, ...] = ()) -> None:
         self.full = full
         self.limits: list[Any] = []
+        self.down = ""
 
     def claim(self, spec: RequestSpec, node_uuid: str, host: str, request_id: str) -> ClaimResult:
         self.limits.append(dict(spec.limits))
         if node_uuid in self.full:
             raise errors.CapacityExceeded("full", provider=node_uuid)
+        if host == self.down:
+            raise errors.ConstraintViolated("down", provider=node_uuid, state=f"its agent {host} is down")
         return ClaimResult(node_uuid)
 
     def earlier(self, spec: RequestSpec, request_id: str) -> ClaimResult | None:
@@ -105,7 +117,8 @@ class CandidateTests(unittest.TestCase):
         )
         base = Policy(pipeline.of(filters, [MostCapacity(conf=None)]), self.guard, host_subset_size=1, max_attempts=16)
         made = dataclasses.replace(base, **policy)
-        return Scheduler(view, Nodes(), claims or Claims(), lambda: made, SystemClock(), random.Random(3))
+        self.source = Nodes()
+        return Scheduler(view, self.source, claims or Claims(), lambda: made, SystemClock(), random.Random(3))
 
     def place(self, scheduler: Scheduler, **more: Any) -> Selection:
         spec = RequestSpec(str(uuid.uuid4()), FLAVOR, **more)
@@ -157,6 +170,44 @@ class CandidateTests(unittest.TestCase):
         for promised in ({"x": object()}, {"x": float("nan")}):
             with self.assertRaisesRegex(errors.PluginFailed, "Promises"):
                 self.place(self.scheduler([4], None, (Promises(promised),)))
+
+    def test_an_agent_that_is_down_by_now_costs_one_claim_however_many_nodes_it_has(self) -> None:
+        nodes = [NodeState(f"u{row}", f"n{row}", f"h{row // 100}", {"VCPU": 300.0 - row}, {}) for row in range(200)]
+        claims = Claims()
+        claims.down = "h0"
+        scheduler = self.scheduler([], claims, (ComputeFilter(conf=None),), max_attempts=2)
+        scheduler.view.set_nodes(nodes)
+        self.source.states = Unavailable(frozenset({"h0"}))
+        found = self.place(scheduler)
+        self.assertEqual((found.record.node, found.attempts), ("n100", 2))
+        self.assertEqual(self.place(scheduler).attempts, 1)
+
+    def test_a_request_that_only_states_refuse_names_the_state(self) -> None:
+        claims = Claims()
+        claims.down = "h0"
+        scheduler = self.scheduler([4], claims)
+        self.source.all = list(scheduler.view.snapshot().nodes)
+        with self.assertRaisesRegex(errors.NoValidHost, "node n0 gets no new instances: its agent h0 is down"):
+            self.place(scheduler, force_nodes=("n0",))
+
+    def test_states_that_are_read_change_only_the_nodes_that_they_name(self) -> None:
+        scheduler = self.scheduler([4, 8, 2])
+        before = scheduler.view.snapshot()
+        scheduler.observe()
+        self.assertIs(before, scheduler.view.snapshot())
+        self.source.states = Unavailable(
+            frozenset({"h2"}), {"h0": "its agent h0 is disabled"}, {"u1": "the node is old"}
+        )
+        scheduler.observe()
+        after = scheduler.view.snapshot()
+        self.assertEqual(after.available.tolist(), [False] * 3)
+        self.assertEqual(
+            [node.disabled_reason for node in after.nodes], ["its agent h0 is disabled", "the node is old", ""]
+        )
+        self.assertEqual(before.available.tolist(), [True] * 3)
+        self.source.states = Unavailable()
+        scheduler.observe()
+        self.assertEqual(scheduler.view.snapshot().nodes, before.nodes)
 
     def test_every_forced_node_that_does_not_exist_is_named(self) -> None:
         with self.assertRaisesRegex(errors.InvalidInput, "There is no node nowhere on"):

@@ -9,12 +9,15 @@ import threading
 import unittest
 from concurrent import futures
 
+import sqlalchemy as sa
+
 from moorage import errors
 from moorage.clock import SystemClock
 from moorage.db import Database
 from moorage.db.schema import core_metadata
 from moorage.services.heartbeat import Heartbeat, LivenessObserver
 from moorage.services.registry import ServiceRegistry
+from moorage.services.tables import offering, services
 from moorage.testing.clock import ManualClock
 
 
@@ -36,6 +39,21 @@ class TestRegistry(RegistryCase):
         self.assertEqual((first.uuid, first.epoch + 1), (second.uuid, second.epoch))
         self.assertFalse(self.registry.beat(first))
         self.assertTrue(self.registry.beat(second))
+
+    def test_agents_say_what_they_offer_with_every_start(self) -> None:
+        for offers, seen in ((None, None), (("b", "a"), {"a", "b"}), ((), set()), (("compute",), {"compute"})):
+            uuid = self.registry.enlist("agent", "a", rpc_version="1.0", offers=offers).uuid
+            found = self.registry.get(uuid)
+            self.assertEqual(found.offers, seen)
+            for name in ("a", "compute", "omput"):
+                can = seen is None or name in seen
+                self.assertEqual(found.can(name), can)
+                with self.database.read() as tx:
+                    self.assertEqual(
+                        tx.execute(sa.select(services.c.uuid).where(offering(name))).scalar(), uuid if can else None
+                    )
+        self.registry.enlist("scheduler", "s", rpc_version="1.0")
+        self.assertFalse(self.registry.list(binary="scheduler")[0].can("compute"))
 
     def test_starts_at_the_same_moment_get_epochs_of_their_own(self) -> None:
         with futures.ThreadPoolExecutor(8) as pool:

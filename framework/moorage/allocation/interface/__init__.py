@@ -42,6 +42,7 @@ from moorage.allocation.interface.claims import (
     Drift,
     HasChildren,
     InventoryItem,
+    Merge,
     ProviderUsage,
     ResourceProvider,
 )
@@ -88,6 +89,7 @@ __all__ = [
     "InventoryChange",
     "InventoryItem",
     "Keep",
+    "Merge",
     "NameCatalogue",
     "OrphanDetector",
     "PoolSource",

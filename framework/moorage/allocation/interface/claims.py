@@ -6,7 +6,7 @@ from __future__ import annotations
 import abc
 import enum
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from moorage import errors
@@ -24,16 +24,20 @@ __all__ = [
     "Drift",
     "HasChildren",
     "InventoryItem",
+    "Merge",
     "ProviderUsage",
     "ResourceProvider",
 ]
 
-API_VERSION = (1, 0)
+API_VERSION = (2, 0)
 
 #: Writes that shall happen in the claim's own transaction: called with the store's transaction (an SQLAlchemy connection for
 #: stores with SHARED_TRANSACTION) after the room is taken and before the commit. It may be called again for a retried
 #: transaction; raising an error undoes the claim and is passed on to the caller.
 Companion = Callable[[Any], None]
+#: Returns the inventories that a provider shall have: ``merge(uuid, present)``. ``present`` are its inventories by class; no other
+#: transaction can change them meanwhile. It may be called several times and must change nothing.
+Merge = Callable[[str, Mapping[str, InventoryItem]], Sequence[InventoryItem]]
 
 
 class Capability(enum.Enum):
@@ -101,6 +105,8 @@ class ClaimRequest:
     :param project: owner, for usage by project; likewise ``user`` and ``consumer_type``.
     :param lifetime: seconds after which an unconfirmed claim may be reaped (:meth:`AllocationLedger.expire`); None: it stays
         until released.
+    :param residents: nodes whose instances this claim changes, and the version that each must have
+        (:meth:`AllocationStore.residents`; None: any). A node stands here also when everything is taken from pools.
     """
 
     consumer: str
@@ -110,6 +116,7 @@ class ClaimRequest:
     user: str = ""
     consumer_type: str = "INSTANCE"
     lifetime: float | None = None
+    residents: Mapping[str, int | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,18 +148,36 @@ class AllocationStore(abc.ABC):
 
     @abc.abstractmethod
     def ensure_providers(self, providers: Sequence[ResourceProvider], transaction: Any | None = None) -> int:
-        """Create providers, or bring name, can_host and inventories of existing ones (same uuid) to the given state.
+        """Creates providers, or brings name, can_host and inventories of existing ones (same uuid) to the given state.
 
         Custom resource classes (``CUSTOM_...``) begin to exist with the first inventory of them.
-        Repeating it changes nothing. ``generation`` is ignored; every change of inventories raises it. ``parent`` is given to
-        what is created (its row must exist, or come before it in ``providers``) and never changed here. One transaction for
-        all; inside ``transaction`` when given (stores with SHARED_TRANSACTION).
+        Repeating the call changes nothing. ``generation`` is ignored; every change of inventories raises it. ``parent`` is given
+        to providers that are created (its row must exist, or come before it in ``providers``) and never changed here. One
+        transaction for all; inside ``transaction`` when given (stores with SHARED_TRANSACTION).
 
         :returns: how many were created or changed.
         :raises InUse: an inventory would vanish that has allocations.
         :raises AlreadyExists: another provider has the name.
         :raises InvalidInput: a number, name or class that can never be right.
         """
+
+    def merge_providers(
+        self, providers: Sequence[ResourceProvider], merge: Merge, transaction: Any | None = None
+    ) -> int:
+        """Does what :meth:`ensure_providers` does, but ``merge`` decides the inventories of each provider that exists.
+
+        A store overrides this method to read the present inventories while no other transaction can change them. This default
+        reads them before, so a change that comes between is lost.
+        """
+        present = {
+            usage.provider.uuid: {item.resource_class: item for item in usage.provider.inventories}
+            for usage in self.usages(providers=[each.uuid for each in providers], limit=len(providers))
+        }
+        wanted = [
+            replace(each, inventories=tuple(merge(each.uuid, present[each.uuid]))) if each.uuid in present else each
+            for each in providers
+        ]
+        return self.ensure_providers(wanted, transaction)
 
     @abc.abstractmethod
     def claim(self, request: ClaimRequest, companion: Companion | None = None) -> ClaimOutcome:
@@ -161,15 +186,30 @@ class AllocationStore(abc.ABC):
         :raises CapacityExceeded: it does not fit; details ``provider``, ``resource_class``, ``asked``, ``free``.
         :raises ConstraintViolated: min_unit, max_unit or the step rule refuses it.
         :raises NotFound: a provider or resource class does not exist.
+        :raises ResidentsChanged: a node has another version of its residents than ``request.residents`` names.
         :raises Conflict: the consumer holds a claim of another request.
         :raises InvalidInput: an amount that is no positive whole number, no provider, no class.
         """
 
     @abc.abstractmethod
-    def release(self, consumer: str, transaction: Any | None = None) -> bool:
+    def release(self, consumer: str, transaction: Any | None = None, *, residents: Sequence[str] = ()) -> bool:
         """Give back all that the consumer holds; False when it held nothing. Repeating it is harmless.
 
         Inside ``transaction`` when given (stores with SHARED_TRANSACTION).
+
+        :param residents: nodes that an instance leaves: the version of their residents rises although the consumer may hold
+            nothing of them. Unknown nodes are ignored.
+        """
+
+    @abc.abstractmethod
+    def residents(self, provider: str, transaction: Any | None = None) -> int:
+        """The version of a node's residents. Every write that changes who holds resources of the provider raises it.
+
+        A reader of a node's instances reads this version first, then the instances: a claim that names this version
+        (``ClaimRequest.residents``) then succeeds only while the instances are as they were read. Read both in one
+        ``transaction``, so that both come from one server of a cluster.
+
+        :raises NotFound: there is no such provider.
         """
 
     @abc.abstractmethod

@@ -82,6 +82,7 @@ class AllocationChange:
     :param project: None keeps what is stored; likewise ``user``, ``consumer_type``. They are empty for a new consumer.
     :param request_id: as in :class:`moorage.allocation.interface.ClaimRequest`: a repetition changes nothing again.
     :param lifetime: seconds after which it may be reaped; None: it stays.
+    :param residents: as in :class:`moorage.allocation.interface.ClaimRequest`. Without a version, unknown nodes are ignored.
     """
 
     consumer: str
@@ -92,6 +93,7 @@ class AllocationChange:
     consumer_type: str | None = None
     request_id: str | None = None
     lifetime: float | None = None
+    residents: Mapping[str, int | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,11 +4,10 @@
 from __future__ import annotations
 
 import argparse
-import uuid
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from moorage import errors
+from moorage import errors, randomness
 from moorage.cli import base
 
 __all__ = ["AllocationAudit", "AllocationList", "PoolDelete", "PoolList", "PoolSet", "UsageList"]
@@ -31,13 +30,19 @@ class AllocationList(base.ApiLister):
 
 
 class AllocationAudit(base.ApiLister):
-    """Compare the store's counters with its allocations, and use with capacity; nothing is printed when all is right."""
+    """Compare counters with allocations, use with capacity, nodes with providers, and instances with their allocations.
+
+    Each line is a finding; an empty list means that nothing is wrong.
+    """
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Whether to repair."""
         parser = super().get_parser(prog_name)
         parser.add_argument(
-            "--repair", action="store_true", help="set wrong counters to the sums of the stored allocations"
+            "--repair",
+            action="store_true",
+            help="correct wrong counters, make missing providers, delete empty providers without a node, and claim again what "
+            "instances without an allocation use, if it fits",
         )
         parser.add_argument(
             "--release-orphans",
@@ -58,9 +63,20 @@ class AllocationAudit(base.ApiLister):
             for each in report["drift"]
         ] + [each | {"finding": "overuse", "held": None, "repaired": False} for each in report["overuse"]]
         rows += [each | {"finding": "orphan", "repaired": each["released"]} for each in report["orphans"]]
+        rows += [each | {"finding": each["kind"]} for each in report["findings"]]
         left = sum(not each["repaired"] for each in rows)
         self.app.stderr.write(f"{report['providers']} providers, {len(rows)} findings, {left} of them not repaired.\n")
-        columns = ("finding", "provider", "consumer", "resource_class", "used", "held", "capacity", "repaired")
+        columns = (
+            "finding",
+            "provider",
+            "consumer",
+            "resource_class",
+            "used",
+            "held",
+            "capacity",
+            "repaired",
+            "message",
+        )
         return base.table(columns, rows)
 
 
@@ -164,7 +180,7 @@ class PoolSet(base.ApiShow):
         members |= {api.node(each)["uuid"] for each in parsed_args.member}
         members -= {api.node(each)["uuid"] for each in parsed_args.remove_member}
         made = api.set_pool(
-            known["uuid"] if known else str(uuid.uuid4()),
+            known["uuid"] if known else randomness.new_uuid(),
             {"name": parsed_args.name, "members": sorted(members), "inventories": items},
         )
         return base.one(made)

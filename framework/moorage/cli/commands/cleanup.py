@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Mapping
 from typing import Any
 
 from moorage import errors
 from moorage.cli import base
+from moorage.clock import SystemClock
 
 __all__ = [
     "CleanupAuto",
@@ -21,6 +21,8 @@ __all__ = [
     "CleanupRun",
     "CleanupShow",
 ]
+
+_CLOCK = SystemClock()
 
 SERVICE_COLUMNS = ("result", "binary", "host", "cluster", "state", "request")
 ROW_COLUMNS = ("resource_type", "resource_id", "status", "host", "phase", "would")
@@ -66,7 +68,7 @@ class _Ask(base.ApiLister):
         return base.table(SERVICE_COLUMNS, rows)
 
     def _await(self, api: Any, uuid: str, timeout: float) -> None:
-        deadline = time.monotonic() + timeout
+        deadline = _CLOCK.monotonic() + timeout
         shown = ""
         while True:
             found = api.request("GET", f"/cleanup/requests/{uuid}")
@@ -79,12 +81,12 @@ class _Ask(base.ApiLister):
                 shown = text
             if found["state"] == "done":
                 return
-            if time.monotonic() > deadline:
+            if _CLOCK.monotonic() > deadline:
                 raise errors.Unavailable(
                     f"The cleanup request {uuid} is not done within {timeout:g} seconds; it goes on, and waits: "
                     f"{waits or 'for nothing any more'}. Next: moorage cleanup list"
                 )
-            time.sleep(_PAUSE)
+            _CLOCK.sleep(_PAUSE)
 
 
 class CleanupRun(_Ask):

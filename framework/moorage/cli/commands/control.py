@@ -7,8 +7,12 @@ import argparse
 from pathlib import Path
 from typing import ClassVar
 
+from typing_extensions import override
+
+from moorage import errors
 from moorage.cli import base, roles
 from moorage.cli.up import ControlPlane, Plan
+from moorage.control_plane.supervisor import EXIT_CONFIG
 
 __all__ = ["AgentCommand", "ApiCommandRole", "EngineCommand", "SchedulerCommand", "Up"]
 
@@ -56,6 +60,11 @@ class Up(base.LocalCommand):
         )
         self.app.stdout.flush()
         plane.run()
+
+    @override
+    def status_of(self, error: errors.MoorageError) -> int:
+        """The status of a configuration error stops service managers from starting the command again."""
+        return EXIT_CONFIG if isinstance(error, errors.ConfigError) else 1
 
 
 class _RoleCommand(base.LocalCommand):

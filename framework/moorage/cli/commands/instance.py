@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 import argparse
-import time
 from typing import Any
 
 from moorage import errors
 from moorage.cli import base
+from moorage.clock import SystemClock
 
 __all__ = [
     "DecisionShow",
@@ -19,12 +19,15 @@ __all__ = [
     "InstanceList",
     "InstanceMigrate",
     "InstanceRebuild",
+    "InstanceReset",
     "InstanceResize",
     "InstanceShelve",
     "InstanceShow",
     "InstanceUnshelve",
     "Select",
 ]
+
+_CLOCK = SystemClock()
 
 COLUMNS = ("uuid", "name", "status", "host", "node", "flavorid", "project_id")
 HOST_COLUMNS = ("host", "node", "up", "enabled", "instances", "capacity", "used")
@@ -113,6 +116,7 @@ class InstanceCreate(base.ApiShow):
         """What to create."""
         parser = super().get_parser(prog_name)
         parser.add_argument("--name", default="")
+        parser.add_argument("--uuid", help="of the new instance; a repetition with the same uuid finds the first one")
         parser.add_argument("--wait", action="store_true", help="until it is active or in error")
         parser.add_argument("--count", type=int, default=1, help="so many alike, all or none; prints the first")
         add_request_arguments(parser)
@@ -122,10 +126,12 @@ class InstanceCreate(base.ApiShow):
         """Create, perhaps wait, and print."""
         api = base.connection(parsed_args)
         body = {"name": parsed_args.name, **request_body(parsed_args)}
+        if parsed_args.uuid:
+            body["uuid"] = parsed_args.uuid
         count = parsed_args.count
         created = api.create_instances(body, count)[0] if count != 1 else api.create_instance(body)
         while parsed_args.wait and created["status"] == "building":
-            time.sleep(0.2)
+            _CLOCK.sleep(0.2)
             created = api.instance(created["uuid"])
         return base.one(created)
 
@@ -177,6 +183,22 @@ class InstanceDelete(base.ApiCommand):
             api.delete_instance(uuid, force=parsed_args.force)
 
 
+class InstanceReset(base.ApiShow):
+    """Set an instance's status. An operation that is in progress on it ends."""
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Adds the instance and the status."""
+        parser = super().get_parser(prog_name)
+        parser.add_argument("instance", metavar="UUID")
+        parser.add_argument("--status", choices=("active", "error"), default="active", help="active unless given")
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> Any:
+        """Sends the request and prints the instance."""
+        path, body = f"/instances/{parsed_args.instance}/reset-state", {"status": parsed_args.status}
+        return base.one(base.connection(parsed_args).request("POST", path, body=body))
+
+
 class _Action(base.ApiShow):
     """Begin an operation on an instance, perhaps wait for its end, and print the instance."""
 
@@ -198,7 +220,7 @@ class _Action(base.ApiShow):
         api = base.connection(parsed_args)
         found = api.act_on_instance(parsed_args.instance, self.action, self.body(parsed_args))
         while parsed_args.wait and found["pending"]:
-            time.sleep(0.2)
+            _CLOCK.sleep(0.2)
             found = api.instance(parsed_args.instance)
         return base.one(found)
 
@@ -268,11 +290,25 @@ class InstanceResize(_Move):
 
 
 class HostList(base.ApiLister):
-    """List hosts and nodes as a scheduler sees them."""
+    """List nodes with their hosts as a scheduler sees them, by uuid."""
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Filters."""
+        parser = super().get_parser(prog_name)
+        parser.add_argument("--host", help="only those of this agent")
+        parser.add_argument("--node", help="only the node of this name")
+        for yes, no in (("up", "down"), ("enabled", "disabled")):
+            flag = parser.add_mutually_exclusive_group()
+            flag.add_argument(
+                f"--{yes}", dest=yes, action="store_true", default=None, help=f"only those that are {yes}"
+            )
+            flag.add_argument(f"--{no}", dest=yes, action="store_false", help=f"only those that are {no}")
+        base.add_page_arguments(parser, HOST_COLUMNS)
+        return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Ask and print."""
-        return base.table(HOST_COLUMNS, base.connection(parsed_args).hosts())
+        return base.page(parsed_args, "hosts", HOST_COLUMNS, ("host", "node", "up", "enabled"))
 
 
 class HostShow(base.ApiShow):

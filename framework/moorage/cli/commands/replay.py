@@ -7,14 +7,13 @@ import argparse
 import json
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from moorage import client as client_package
 from moorage import errors
+from moorage import threads as threads_module
 from moorage.cli import base
 from moorage.cli.kill import kill_one_scheduler
 from moorage.cli.report import Progress, readable
@@ -119,7 +118,7 @@ def _await_fleet(api: client_package.Client, nodes: int) -> None:
     """Schedulers are told of new nodes by a message; begin when the one that answers has read them."""
     clock = SystemClock()
     for _ in range(100):
-        if sum(host["up"] for host in api.hosts()) >= nodes:
+        if sum(1 for _ in api.hosts(up=True, fields="uuid")) >= nodes:
             return
         clock.sleep(0.1)
 
@@ -151,7 +150,7 @@ def running(plan: Plan) -> Iterator[ControlPlane]:
     """A control plane while the block runs."""
     plane = ControlPlane(plan)
     plane.start()
-    thread = threading.Thread(target=plane.run, name="supervisor")
+    thread = threads_module.thread(plane.run, name="supervisor", daemon=False)
     thread.start()
     try:
         yield plane
@@ -162,11 +161,9 @@ def running(plan: Plan) -> Iterator[ControlPlane]:
 
 def namespace(state_dir: Path) -> argparse.Namespace:
     """Connection arguments for a control plane on this machine."""
-    values: dict[str, Any] = {
-        "url": None,
-        "state_dir": str(state_dir),
-        "auth_type": None,
-        "username": "",
-        "password": "",
-    }
-    return argparse.Namespace(**values, auth_url="", project_name="")
+    parser = argparse.ArgumentParser()
+    base.add_connection_arguments(parser)
+    found = parser.parse_args(["--state-dir", str(state_dir)])
+    # What the environment says is about another control plane.
+    found.url, found.auth_type, found.username, found.password = None, None, "", ""
+    return found

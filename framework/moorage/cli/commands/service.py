@@ -11,7 +11,7 @@ from moorage.cli import base
 
 __all__ = ["ServiceList", "ServiceSet"]
 
-COLUMNS = ("uuid", "binary", "host", "cluster", "state", "disabled", "forced_down", "epoch", "rpc_version")
+COLUMNS = ("uuid", "binary", "host", "cluster", "state", "disabled", "forced_down", "epoch", "rpc_version", "offers")
 
 
 class ServiceList(base.ApiLister):

@@ -5,14 +5,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
 from collections.abc import Mapping
 from typing import Any
 
 from moorage import client, errors
 from moorage.cli import base
+from moorage.clock import SystemClock
 
 __all__ = ["ShardApply", "ShardList", "ShardPlan", "ShardRollback", "ShardShow", "ShardVerify"]
+
+_CLOCK = SystemClock()
 
 LINES = ("name", "before", "after", "incoming", "outgoing", "locked")
 MOVES = ("node_uuid", "name", "source", "target", "status", "reason", "note")
@@ -22,12 +24,15 @@ CHANGE_NEEDED = 2
 
 
 class ShardList(base.ApiLister):
-    """List the shards and how many nodes each has; the one without a name are nodes without a shard."""
+    """List the shards with the number of their nodes and the agents that serve them; the nameless one are nodes without a shard.
+
+    Agents are shown where any agent declares a shard ([sharding] my_shard). A shard without agents is not served.
+    """
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Ask and print."""
         found = base.connection(parsed_args).shards()
-        return ("name", "count"), [(each["name"], each["count"]) for each in found]
+        return ("name", "count", "agents"), [(each["name"], each["count"], " ".join(each["agents"])) for each in found]
 
 
 class ShardPlan(base.ApiShow):
@@ -55,7 +60,13 @@ class ShardPlan(base.ApiShow):
             action="append",
             default=[],
             choices=["maintenance", "state", "occupied"],
-            help="leave such nodes where they are; nodes with an instance or a reservation stay anyhow; may be repeated",
+            help="leave such nodes where they are; may be repeated. Reserved nodes always stay, and so do nodes with an instance "
+            "that have a shard already, unless their agent is declared dead. occupied: also those that have no shard yet",
+        )
+        parser.add_argument(
+            "--include-instances",
+            action="store_true",
+            help="also move nodes with instances from shard to shard while their agents live",
         )
         parser.add_argument("--keep", action="append", default=[], metavar="NODE", help="leave this node where it is")
         parser.add_argument("--max-moves", type=int, help="no more than so many moves; plan again for the rest")
@@ -82,6 +93,7 @@ class ShardPlan(base.ApiShow):
             "locked": parsed_args.keep,
             "max_moves": parsed_args.max_moves,
             "threshold": parsed_args.threshold,
+            "include_instances": parsed_args.include_instances,
         }
         plan = base.connection(parsed_args).make_shard_plan({key: value for key, value in wanted.items() if value})
         self._needed = bool(plan["summary"]["needed"])
@@ -129,7 +141,7 @@ class _Advance(base.ApiShow):
         size = parsed_args.batch if not parsed_args.rate else max(1, min(parsed_args.batch, int(parsed_args.rate)))
         done = conflicts = 0
         while True:
-            began = time.monotonic()
+            began = _CLOCK.monotonic()
             progress = step(parsed_args.plan, limit=size)
             done, conflicts = done + progress["done"], conflicts + progress["conflicts"]
             if not progress["remaining"]:
@@ -137,7 +149,7 @@ class _Advance(base.ApiShow):
             if self.app.stderr.isatty():
                 self.app.stderr.write(f"\r{done} moved, {progress['remaining']} to go ")
             if parsed_args.rate:
-                time.sleep(max(0.0, size / parsed_args.rate - (time.monotonic() - began)))
+                _CLOCK.sleep(max(0.0, size / parsed_args.rate - (_CLOCK.monotonic() - began)))
         if conflicts:
             self.app.stderr.write(
                 f"moorage: {conflicts} nodes were left alone; moorage shard show {parsed_args.plan} --moves says why.\n"
@@ -164,7 +176,10 @@ class ShardRollback(_Advance):
 
 
 class ShardVerify(base.ApiShow):
-    """Compare a plan with the nodes, or look for what is wrong with the shards; ends with 1 when something is."""
+    """Compare a plan with the nodes, or check the shards of the fleet; ends with 1 when something is wrong.
+
+    A plan is not ok while any node of the fleet has no shard.
+    """
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Which."""

@@ -10,7 +10,6 @@ derive from anything.
 from __future__ import annotations
 
 import inspect
-import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -18,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from typing_extensions import override
 
+from moorage import threads
 from moorage.scheduling.interface import (
     SKIP,
     Fleet,
@@ -63,7 +63,7 @@ class _Requests:
     """The request of this thread in Nova's shape, made once for all hosts."""
 
     def __init__(self) -> None:
-        self._local = threading.local()
+        self._local = threads.local()
 
     def get(self, spec: RequestSpec, fleet: Fleet | None = None) -> NovaRequestSpec:
         """The same object as long as it is the same request."""
@@ -101,15 +101,23 @@ class NovaFilter(HostFilter):
     def host_passes(self, host_state: HostState, spec_obj: RequestSpec) -> bool:
         request = self._requests.get(spec_obj)
         if self._one is None or self.needs_order:
-            answer = self.plugin.filter_all([NovaHostState(host_state)], request)
+            answer = self.plugin.filter_all([self._host(host_state)], request)
             return answer is not None and bool(list(answer))
-        return bool(self._one(NovaHostState(host_state), request))
+        return bool(self._one(self._host(host_state), request))
+
+    def _host(self, state: HostState, row: int = -1) -> NovaHostState:
+        return NovaHostState(state, row, self._counted)
+
+    def _counted(self) -> None:
+        """The class reads instances or their number, which Nova's classes do not declare: it is asked again with the claim."""
+        self.judges_instances = True
 
     @override
     def filter_rows(self, fleet: Fleet, rows: Rows, spec: RequestSpec) -> Rows | None:
         if not self.needs_order:
             return None
-        return _rows_of(self.plugin.filter_all(_hosts(fleet, rows), self._requests.get(spec)))
+        hosts = [self._host(fleet.host_state(row), row) for row in rows.tolist()]
+        return _rows_of(self.plugin.filter_all(hosts, self._requests.get(spec)))
 
     @override
     def limits(self, host_state: HostState, spec: RequestSpec) -> Mapping[str, Any]:

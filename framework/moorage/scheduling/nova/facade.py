@@ -6,7 +6,7 @@ They are made for one request and thrown away: what a class writes on them nobod
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,7 +89,8 @@ class NovaMetric:
 class NovaHostState:
     """A node. Attributes that are not here are those of :class:`~moorage.scheduling.interface.HostState`.
 
-    :param row: which row of the fleet it is, for whoever made it.
+    :param row: which row of the fleet it is.
+    :param counted: called when a class reads the node's instances or their number.
     """
 
     #: What Moorage does not have, as Nova's scheduler leaves it before it is filled in.
@@ -98,14 +99,17 @@ class NovaHostState:
     pci_stats = None
     updated = None
 
-    def __init__(self, state: HostState, row: int = -1) -> None:
+    def __init__(self, state: HostState, row: int = -1, counted: Callable[[], None] = lambda: None) -> None:
         self._state = state
+        self._counted = counted
         self.row = row
 
     def __getattr__(self, name: str) -> Any:
         # Only asked for what the object itself does not have.
         if name.startswith("__"):
             raise AttributeError(name)
+        if name in _COUNTED:
+            self._counted()
         made = _MADE.get(name)
         if made is None:
             return getattr(self._state, name)
@@ -127,6 +131,8 @@ def _service(state: HostState) -> dict[str, Any]:
     }
 
 
+#: Attributes that follow from the node's instances.
+_COUNTED = frozenset({"instances", "num_instances", "num_io_ops"})
 #: Attributes that Nova has in another shape, made at the first look.
 _MADE: Mapping[str, Any] = {
     "instances": lambda state: _Instances(state.instances),

@@ -22,16 +22,17 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-import threading
 import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar
 
 from oslo_config import cfg
 
+from moorage import threads
+
 __all__ = ["BaseFilter", "BaseHostFilter", "BaseHostWeigher", "BaseWeigher", "install"]
 
-_LOCK = threading.Lock()
+_LOCK = threads.lock()
 
 
 class BaseFilter:

@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-import uuid as uuid_module
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
 
-from moorage import errors
+from moorage import errors, randomness
 from moorage.api.dialect_application import Answer, Call
 from moorage.control_plane.interface import ApiTools
 from moorage.db import Duplicate, now
@@ -126,7 +125,7 @@ class Attached(Collection):
         self._check_new(given)
         node = self._node(ident)
         self.tools.check_policy(self._right, call.context, node_target(node))
-        uuid = given.pop("uuid", None) or str(uuid_module.uuid4())
+        uuid = given.pop("uuid", None) or randomness.new_uuid()
         row = {name: value.empty for name, value in self._values.items()} | given | {"uuid": uuid, "node_id": node.id}
         statement = sa.insert(self._table).values(generation=0, created_at=now())
         self._unique(given, lambda tx: tx.execute(statement, [row]))

@@ -10,8 +10,7 @@ from typing import ClassVar
 import sqlalchemy as sa
 from typing_extensions import override
 
-from moorage import errors
-from moorage.api.dialect_application import Answer, Call, Operation
+from moorage.api.dialect_application import ANY_QUERY, Answer, Call, Operation
 from moorage.control_plane.interface import ApiExtension, ApiTools, Wsgi
 from moorage.fleet.tables import nodes
 from moorage.routes import PolicyRule
@@ -53,22 +52,22 @@ def operations(tools: ApiTools) -> list[Operation]:
     one = "/v1/nodes/{ident}"
     found = [Operation("GET", path, root, public=True) for path in ("", "/")]
     found += with_slash("GET", "/v1", v1, public=True)
-    found += with_slash("GET", "/v1/nodes", things.list)
-    found += with_slash("GET", "/v1/nodes/detail", things.detail)
+    found += with_slash("GET", "/v1/nodes", things.list, query=ANY_QUERY)
+    found += with_slash("GET", "/v1/nodes/detail", things.detail, query=ANY_QUERY)
     found += with_slash("POST", "/v1/nodes", things.create, body=_BODY)
-    found += with_slash("GET", one, things.show)
+    found += with_slash("GET", one, things.show, query=ANY_QUERY)
     found += with_slash("PATCH", one, things.patch, body=_BODY)
     found += with_slash("DELETE", one, things.delete)
     found += with_slash("PUT", f"{one}/maintenance", things.set_maintenance, body=_BODY)
     found += with_slash("DELETE", f"{one}/maintenance", things.clear_maintenance)
-    found += with_slash("GET", f"{one}/ports", ports.of_node)
-    found += with_slash("GET", f"{one}/portgroups", groups.of_node, since=(1, 24))
+    found += with_slash("GET", f"{one}/ports", ports.of_node, query=ANY_QUERY)
+    found += with_slash("GET", f"{one}/portgroups", groups.of_node, since=(1, 24), query=ANY_QUERY)
     for attached, since in ((ports, DIALECT.lowest), (groups, PORTGROUPS)):
         path = f"/v1/{attached.resource.name}"
-        found += with_slash("GET", path, attached.list, since=since)
-        found += with_slash("GET", f"{path}/detail", attached.detail, since=since)
+        found += with_slash("GET", path, attached.list, since=since, query=ANY_QUERY)
+        found += with_slash("GET", f"{path}/detail", attached.detail, since=since, query=ANY_QUERY)
         found += with_slash("POST", path, attached.create, since=since, body=_BODY)
-        found += with_slash("GET", f"{path}/{{ident}}", attached.show, since=since)
+        found += with_slash("GET", f"{path}/{{ident}}", attached.show, since=since, query=ANY_QUERY)
         found += with_slash("PATCH", f"{path}/{{ident}}", attached.patch, since=since, body=_BODY)
         found += with_slash("DELETE", f"{path}/{{ident}}", attached.delete, since=since)
     found += with_slash(
@@ -79,8 +78,6 @@ def operations(tools: ApiTools) -> list[Operation]:
 
 def _shards(tools: ApiTools, call: Call) -> Answer:
     """``GET /v1/shards``: one statement, which the index on the column answers alone."""
-    if call.query:
-        raise errors.InvalidInput(f"Unexpected arguments: {', '.join(sorted(call.query))}", path="query")
     with tools.database.read() as tx:
         rows = [(row[0], row[1]) for row in tx.execute(_COUNTS)]
     rows.sort(key=lambda row: (-row[1], row[0] is None, row[0] or ""))

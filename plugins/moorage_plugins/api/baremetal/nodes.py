@@ -3,11 +3,10 @@
 
 from __future__ import annotations
 
-import uuid as uuid_module
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from moorage import errors
+from moorage import errors, randomness
 from moorage.api.dialect_application import Answer, Call
 from moorage.control_plane.interface import ApiTools
 from moorage.fleet.interface import InventoryItem, NodeSpec, inventory_of_class
@@ -61,7 +60,7 @@ class Nodes(Collection):
         if not given.get("driver"):
             raise errors.InvalidInput("Schema error for node: 'driver' is a required property", path="driver")
         self._check_creation(call, given)
-        uuid = given.get("uuid") or str(uuid_module.uuid4())
+        uuid = given.get("uuid") or randomness.new_uuid()
         details = {name: value for name, value in given.items() if name not in _SPEC and value is not None}
         # As in Ironic: since 1.11 a node begins its life in the state "enroll".
         details["provision_state"] = "enroll" if call.version >= (1, 11) else "available"
@@ -108,8 +107,10 @@ class Nodes(Collection):
     def set_maintenance(self, call: Call) -> Answer:
         """``PUT /v1/nodes/<uuid or name>/maintenance``."""
         body = call.body or {}
-        if not isinstance(body, dict) or set(body) - {"reason"}:
-            raise errors.InvalidInput("The body may have a reason, and nothing else.", path="body")
+        if not isinstance(body, dict):
+            raise errors.InvalidInput("The body must be an object with a reason, or be left out.", path="body")
+        if unknown := sorted(set(body) - {"reason"}):
+            raise errors.InvalidInput(f"Unexpected arguments: {', '.join(unknown)}", path="body")
         reason = patching.text(65_535)("reason", body.get("reason"))
         return self._maintain(call, {"maintenance": True, "maintenance_reason": reason})
 

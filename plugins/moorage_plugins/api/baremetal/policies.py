@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who may do what, under Ironic's names.
+"""The bare metal dialect's policies, under Ironic's names.
 
-Two things differ from Ironic: a project admin may read the counts of shards, and whoever enrols a node with a shard needs the same
-right as for changing it.
+Two things differ from Ironic. An administrator of a project may read the counts of shards. Enrolling a node with a shard needs the
+right to change a node's shard.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["POLICIES"]
 
 _SYSTEM_READER = "(role:reader and system_scope:all) or (role:service and system_scope:all)"
 _SYSTEM_MEMBER = "(role:member and system_scope:all) or (role:service and system_scope:all)"
-_SYSTEM_ADMIN = "role:admin and system_scope:all"
+_SYSTEM_ADMIN = "rule:system_admin"
 _OWNER = "project_id:%(node.owner)s"
 _LESSEE = "project_id:%(node.lessee)s"
 

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who may do what: Placement's rules under Placement's names, so that a deployer's policy file keeps its meaning.
+"""The Placement dialect's policies: Placement's rules under Placement's names, so that a deployer's policy file keeps its meaning.
 
-Unlike Placement, administrators of the system scope are let in too, because that is what http_basic and noauth make of
-Moorage's own administrators; ``(role:admin or role:service) and not system_scope:all`` for ``admin_or_service_api`` shuts them
-out again.
+An administrator is the same caller here as in /scheduling/v1 (``rule:system_admin``). Placement itself lets role ``admin`` of any
+project in; ``[api] enforce_scope = false`` does that for all mounts.
 """
 
 from __future__ import annotations
@@ -84,9 +83,9 @@ USAGES = "placement:usages"
 _ADMIN_OR_SERVICE = "rule:admin_or_service_api"
 
 POLICIES = (
-    PolicyRule("admin_api", "role:admin", "Administrators, in rules of the Placement dialect."),
+    PolicyRule("admin_api", "rule:system_admin", "Administrators, in rules of the Placement dialect."),
     PolicyRule("service_api", "role:service", "Other services, in rules of the Placement dialect."),
-    PolicyRule("admin_or_service_api", "role:admin or role:service", "Nearly all of the Placement dialect."),
+    PolicyRule("admin_or_service_api", "rule:admin_api or rule:service_api", "Nearly all of the Placement dialect."),
     PolicyRule("project_reader_api", "role:reader and project_id:%(project_id)s", "Readers of the project."),
     PolicyRule(
         "admin_or_project_reader_or_service_api",

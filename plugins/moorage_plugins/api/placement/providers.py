@@ -3,11 +3,10 @@
 
 from __future__ import annotations
 
-import uuid as uuids
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from moorage import errors
+from moorage import errors, randomness
 from moorage.allocation.interface import KEEP, FullStore, HasChildren, Keep, ProviderFilter, ResourceProvider
 from moorage.api.dialect_application import Answer, Call, Operation, Version
 from moorage_plugins.api.placement import policies, queries, schemas
@@ -127,7 +126,7 @@ class _Providers:
     def create(self, call: Call) -> Answer:
         """``POST /resource_providers``."""
         body = call.body
-        uuid = canonical_uuid(body["uuid"]) if body.get("uuid") else str(uuids.uuid4())
+        uuid = canonical_uuid(body["uuid"]) if body.get("uuid") else randomness.new_uuid()
         parent = body.get("parent_provider_uuid")
         name = body["name"]
         try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cinder's manners: how it refuses, what it says of versions."""
+"""The volume dialect's wire conventions, which are Cinder's: the shape of errors and of version documents."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from typing_extensions import override
 from moorage import errors
 from moorage.api.dialect import STATUSES, Dialect
 from moorage.api.dialect_application import Answer, Call, DialectApplication
+from moorage.api.validation import Validator
+from moorage.routes import Schema
+from moorage_plugins.api.volume.schemas import VolumeValidator
 
 __all__ = ["DIALECT", "NAMES_AND_STATES", "VolumeApplication", "versions_document"]
 
@@ -36,6 +39,10 @@ class VolumeApplication(DialectApplication):
     @override
     def version_headers(self, call: Call) -> Iterable[tuple[str, str]]:
         return (*super().version_headers(call), ("x-compute-request-id", call.request_id))
+
+    @override
+    def compile_schema(self, schema: Schema, where: str) -> Validator:
+        return VolumeValidator(schema, where)
 
     @override
     def render_error(self, call: Call, error: errors.MoorageError, status: int) -> tuple[str, bytes]:

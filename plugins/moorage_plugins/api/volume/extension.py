@@ -3,17 +3,16 @@
 
 from __future__ import annotations
 
-import random
-import threading
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from oslo_log import log as logging
 from typing_extensions import override
 
-from moorage import errors
+from moorage import errors, randomness, threads
 from moorage.api.dialect_application import Operation
 from moorage.control_plane.interface import ApiExtension, Wsgi
+from moorage.services.interface import AGENT, Service
 from moorage_plugins.api.volume import resources, workers
 from moorage_plugins.api.volume.application import DIALECT, VolumeApplication, versions_document
 from moorage_plugins.block_storage.service import BlockStorage
@@ -23,7 +22,9 @@ __all__ = ["VolumeApi"]
 LOG = logging.getLogger(__name__)
 #: With and without a project in the path: clients do either.
 _PREFIXES = ("/v3", "/v3/{project_id}")
-_AGENT, _SCHEDULER = "agent", "scheduler"
+_SCHEDULER = "scheduler"
+#: The agent service that works on volumes.
+_SERVICE = "block_storage"
 
 
 class VolumeApi(ApiExtension):
@@ -36,7 +37,7 @@ class VolumeApi(ApiExtension):
     @override
     def application(self) -> Wsgi:
         tools = self.tools
-        self._lock = threading.Lock()
+        self._lock = threads.lock()
         self._opened: Any = None
         storage = BlockStorage(tools.conf, tools.database, tools.workers(), self._place, self._tell)
         gigabyte = int(tools.conf.block_storage.gigabyte_bytes)
@@ -68,27 +69,28 @@ class VolumeApi(ApiExtension):
         raise AssertionError("unreachable")
 
     def _place(self) -> str:
-        living = [
-            service.cluster or service.host
-            for service, up in self.tools.services()
-            if up and service.binary == _AGENT and not service.disabled
-        ]
-        if not living:
-            raise errors.Unavailable("No agent lives that could do it; moorage service list shows all.")
-        return random.choice(living)  # noqa: S311  (spreads, no secret)
+        """A location whose agents offer block storage and take new work: a cluster, or a host without a cluster."""
+        able = [each.cluster or each.host for each in self._agents() if not each.disabled]
+        if not able:
+            raise errors.Unavailable(
+                f"No agent that is up and enabled offers {_SERVICE}. See the column offers of moorage service list; [agent] "
+                "services of an agent says what it runs."
+            )
+        return randomness.generator().choice(able)
+
+    def _agents(self) -> list[Service]:
+        return [service for service, up in self.tools.services() if up and service.can(_SERVICE)]
 
     def _tell(self, location: str, kind: str, uuid: str) -> None:
-        able = [
-            service.host
-            for service, up in self.tools.services()
-            if up and service.binary == _AGENT and location in (service.host, service.cluster)
-        ]
+        able = [each.host for each in self._agents() if location in (each.host, each.cluster)]
         if not able:
-            LOG.warning("Nobody of %s lives; %s %s waits.", location, kind, uuid)
+            LOG.warning(
+                "No agent of %s is up and offers %s; the operation on %s %s waits.", location, _SERVICE, kind, uuid
+            )
             return
-        host = random.choice(able)  # noqa: S311  (spreads, no secret)
+        host = randomness.generator().choice(able)
         args = {"resource_type": kind, "uuid": uuid}
         try:
-            self._sender().cast(_AGENT, "block_storage_operation", args, server=host)
+            self._sender().cast(AGENT, "block_storage_operation", args, server=host)
         except errors.TransportError as error:
             LOG.warning("%s was not told of %s %s (%s); it will find it by itself.", host, kind, uuid, error)

@@ -7,13 +7,14 @@ Beside them the images that volumes were uploaded to, which Cinder leaves to Gla
 from __future__ import annotations
 
 import datetime
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+from urllib.parse import urlencode
 
 from moorage import errors
 from moorage.api.dialect_application import Answer, Call, Operation
 from moorage.routes import PolicyRule
+from moorage_plugins.api.volume import schemas
 from moorage_plugins.block_storage.rows import BACKUP, IMAGE, SNAPSHOT, VOLUME
 from moorage_plugins.block_storage.service import UNKNOWN, BlockStorage
 
@@ -28,32 +29,9 @@ POLICIES = (
     ),
 )
 _SEE, _CHANGE, _ADMIN = (rule.name for rule in POLICIES)
+_LARGEST_PAGE = 1000
+_DELETE = {VOLUME: schemas.DELETE_VOLUME}
 _PLURAL = {VOLUME: "volumes", SNAPSHOT: "snapshots", BACKUP: "backups", IMAGE: "images"}
-#: GB.
-_LARGEST = 2**31
-_NAME = {"type": ["string", "null"], "maxLength": 255}
-_UUID = {"type": "string", "minLength": 1, "maxLength": 36}
-
-
-def _body(key: str, required: Sequence[str] = (), **properties: Any) -> dict[str, Any]:
-    """A body of one object under one key, in which Cinder's clients put more than is looked at here."""
-    inner = {"type": "object", "properties": properties, "required": list(required)}
-    return {"type": "object", "properties": {key: inner}, "required": [key]}
-
-
-_CREATE = {
-    VOLUME: _body(
-        "volume",
-        ("size",),
-        size={"type": ["integer", "string"], "minimum": 1, "maximum": _LARGEST, "pattern": "^[0-9]{1,10}$"},
-        name=_NAME,
-        imageRef={"type": ["string", "null"], "maxLength": 255},
-    ),
-    SNAPSHOT: _body("snapshot", ("volume_id",), volume_id=_UUID, name=_NAME),
-    BACKUP: _body("backup", ("volume_id",), volume_id=_UUID, name=_NAME),
-}
-_RESTORE = _body("restore", (), volume_id={"type": ["string", "null"], "maxLength": 36}, name=_NAME)
-_ACTION = {"type": "object", "minProperties": 1, "maxProperties": 1}
 
 
 class _Resources:
@@ -64,20 +42,21 @@ class _Resources:
 
     def operations(self, prefix: str) -> list[Operation]:
         """All rows of the table below a prefix."""
-        found = [Operation("POST", f"{prefix}/backups/{{uuid}}/restore", self.restore, policy=_CHANGE, body=_RESTORE)]
+        restore = f"{prefix}/backups/{{uuid}}/restore"
+        found = [Operation("POST", restore, self.restore, policy=_CHANGE, body=schemas.RESTORE)]
         for kind, plural in _PLURAL.items():
             one = f"{prefix}/{plural}/{{uuid}}"
             found += [
-                Operation("GET", f"{prefix}/{plural}", self._bound(self.list, kind), _SEE),
-                Operation("GET", f"{prefix}/{plural}/detail", self._bound(self.list, kind), _SEE),
+                Operation("GET", f"{prefix}/{plural}", self._bound(self.list, kind), _SEE, query=schemas.LIST),
+                Operation("GET", f"{prefix}/{plural}/detail", self._bound(self.list, kind), _SEE, query=schemas.LIST),
                 Operation("GET", one, self._bound(self.show, kind), _SEE),
-                Operation("DELETE", one, self._bound(self.delete, kind), _CHANGE),
+                Operation("DELETE", one, self._bound(self.delete, kind), _CHANGE, query=_DELETE.get(kind)),
             ]
-        for kind, body in _CREATE.items():
+        for kind, body in schemas.CREATE.items():
             every, one = f"{prefix}/{_PLURAL[kind]}", f"{prefix}/{_PLURAL[kind]}/{{uuid}}"
             found += [
                 Operation("POST", every, self._bound(self.create, kind), _CHANGE, body=body),
-                Operation("POST", f"{one}/action", self._bound(self.action, kind), _CHANGE, body=_ACTION),
+                Operation("POST", f"{one}/action", self._bound(self.action, kind), _CHANGE, body=schemas.action(kind)),
             ]
         return found
 
@@ -86,13 +65,13 @@ class _Resources:
         return lambda call: handler(call, kind)
 
     def create(self, call: Call, kind: str) -> Answer:
-        """Begin to create; 202, as it goes on."""
+        """Requests a new resource. 202: an agent makes it later."""
         body = call.body[kind]
         common = {"name": body.get("name") or "", "project_id": call.context.project_id or ""}
         if kind == VOLUME:
             size = int(body["size"])
-            if not 1 <= size <= _LARGEST:
-                raise errors.InvalidInput(f"The size must be from 1 to {_LARGEST}.", path="volume.size")
+            if not 1 <= size <= schemas.LARGEST_GB:
+                raise errors.InvalidInput(f"The size must be from 1 to {schemas.LARGEST_GB}.", path="volume.size")
             row = self._storage.create_volume(size * self._gigabyte, image=body.get("imageRef") or "", **common)
         else:
             self._storage.get(VOLUME, body["volume_id"], _project(call))
@@ -101,60 +80,90 @@ class _Resources:
         return Answer(202, {kind: self._shown(kind, row)})
 
     def list(self, call: Call, kind: str) -> Answer:
-        """A page, by uuid."""
-        given = {name: values[-1] for name, values in call.query.items()}
+        """Lists a page, ordered by uuid, and links to the next page when the page is full."""
+        given = {name: values[0] for name, values in call.query.items()}
         filters = {name: given[name] for name in ("name", "status") if name in given}
-        limit = given.get("limit", "1000")
-        if not re.fullmatch("[0-9]{1,4}", limit) or not 1 <= int(limit) <= 1000:
-            raise errors.InvalidInput(f"limit is {limit!r}, and must be a number from 1 to 1000.", path="limit")
-        rows = self._storage.page(kind, _project(call), after=given.get("marker", ""), limit=int(limit), **filters)
-        return Answer(200, {_PLURAL[kind]: [self._shown(kind, row) for row in rows]})
+        limit = int(given.get("limit", _LARGEST_PAGE))
+        if not 1 <= limit <= _LARGEST_PAGE:
+            raise errors.InvalidInput(
+                f"query/limit is {limit}, and must be a number from 1 to {_LARGEST_PAGE}.", path="query/limit"
+            )
+        rows = self._storage.page(kind, _project(call), after=given.get("marker", ""), limit=limit, **filters)
+        plural = _PLURAL[kind]
+        shown: dict[str, Any] = {plural: [self._shown(kind, row) for row in rows]}
+        if len(rows) == limit:
+            following = urlencode({**given, "limit": limit, "marker": rows[-1].uuid})
+            shown[f"{plural}_links"] = [{"rel": "next", "href": f"{call.base_url}{call.path}?{following}"}]
+        return Answer(200, shown)
 
     def show(self, call: Call, kind: str) -> Answer:
         """One."""
         return Answer(200, {kind: self._shown(kind, self._get(call, kind))})
 
     def delete(self, call: Call, kind: str) -> Answer:
-        """Begin to delete; 204 of an image, which is gone at once."""
+        """Requests the deletion. 202: an agent deletes it later; 204: the image is gone."""
         uuid = self._get(call, kind).uuid
         if kind == IMAGE:
             self._storage.delete_image(uuid)
             return Answer(204)
-        self._delete(kind, uuid)
+        force = schemas.is_true(call.query.get("force", ["false"])[0])
+        if force:
+            self._check(_ADMIN, call.context)
+        self._delete(kind, uuid, force=force)
         return Answer(202)
 
     def restore(self, call: Call) -> Answer:
-        """Begin to restore a backup."""
-        backup = self._get(call, BACKUP)
-        target = call.body["restore"].get("volume_id")
-        if target:
+        """Requests the restoration of a backup: to the volume that the body names, otherwise to a new volume."""
+        backup, given = self._get(call, BACKUP), call.body["restore"]
+        target, name = given.get("volume_id"), given.get("name") or ""
+        if target is not None:
+            if name:
+                raise errors.InvalidInput(
+                    "body/restore has a volume_id and a name. The name is for a new volume; give one of the two.",
+                    path="body/restore/name",
+                )
             self._storage.get(VOLUME, target, _project(call))
-        volume = self._storage.restore(backup.uuid, target)
+        volume = self._storage.restore(backup.uuid, target, name=name)
         shown = {"backup_id": backup.uuid, "volume_id": volume.uuid, "volume_name": volume.name}
         return Answer(202, {"restore": shown})
 
     def action(self, call: Call, kind: str) -> Answer:
-        """One of Cinder's actions."""
+        """Does one of Cinder's actions; the schema has refused every other one."""
         row = self._get(call, kind)
         ((name, given),) = call.body.items()
-        given = given if isinstance(given, Mapping) else {}
+        given = given or {}
         if name == "os-reset_status":
             self._check(_ADMIN, call.context)
-            self._storage.reset(kind, row.uuid, str(given.get("status", "")))
+            self._storage.reset(kind, row.uuid, given["status"])
         elif name == "os-force_delete":
             self._check(_ADMIN, call.context)
             self._delete(kind, row.uuid, force=True)
-        elif kind == VOLUME and name == "os-attach":
-            self._storage.attach(row.uuid, str(given.get("instance_uuid") or given.get("host_name") or UNKNOWN)[:255])
-        elif kind == VOLUME and name == "os-detach":
-            self._storage.detach(row.uuid)
-        elif kind == VOLUME and name == "os-volume_upload_image":
-            image = self._storage.upload(row.uuid, str(given.get("image_name") or "")[:255])
+        elif name == "os-attach":
+            self._attach(row.uuid, given)
+        elif name == "os-detach":
+            self._detach(row.uuid, given)
+        else:
+            image = self._storage.upload(row.uuid, given.get("image_name") or "")
             shown = {"id": row.uuid, "image_id": image.uuid, "image_name": image.name, "status": "uploading"}
             return Answer(202, {"os-volume_upload_image": shown})
-        else:
-            raise errors.InvalidInput(f"There is no action {name} of a {kind}.", path="body")
         return Answer(202)
+
+    def _attach(self, uuid: str, given: Mapping[str, Any]) -> None:
+        instance, host = given.get("instance_uuid"), given.get("host_name")
+        if instance and host:
+            raise errors.InvalidInput(
+                "os-attach names an instance_uuid and a host_name. Attach the volume to one of them.", path="os-attach"
+            )
+        self._storage.attach(uuid, instance or host or UNKNOWN, given.get("mountpoint") or "")
+
+    def _detach(self, uuid: str, given: Mapping[str, Any]) -> None:
+        attachment = given.get("attachment_id")
+        if attachment not in (None, uuid):
+            raise errors.InvalidInput(
+                f"The volume {uuid} has no attachment {attachment}. A volume has one attachment at most, with the volume's id.",
+                path="os-detach/attachment_id",
+            )
+        self._storage.detach(uuid)
 
     def _delete(self, kind: str, uuid: str, *, force: bool = False) -> None:
         if kind == VOLUME:
@@ -180,10 +189,9 @@ class _Resources:
             return shown
         if kind != VOLUME:
             return {**shown, "volume_id": row.volume_uuid}
-        attached = [{"server_id": row.attached_to, "volume_id": row.uuid}] if row.attached_to else []
         return {
             **shown,
-            "attachments": attached,
+            "attachments": [_attachment(row)] if row.attached_to else [],
             "bootable": "true" if row.image else "false",
             "metadata": {},
             "os-vol-host-attr:host": row.location,
@@ -199,6 +207,17 @@ def operations(
     """
     resources = _Resources(storage, check, gigabyte)
     return [operation for prefix in prefixes for operation in resources.operations(prefix)]
+
+
+def _attachment(row: Any) -> dict[str, Any]:
+    """The only attachment of a volume; it has the volume's id."""
+    return {
+        "id": row.uuid,
+        "attachment_id": row.uuid,
+        "volume_id": row.uuid,
+        "server_id": row.attached_to,
+        "device": row.mountpoint,
+    }
 
 
 def _project(call: Call) -> str | None:

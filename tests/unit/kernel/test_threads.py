@@ -7,14 +7,15 @@ import subprocess
 import sys
 import threading
 import unittest
+from typing import Any
 
-from moorage.clock import SignalEvent
+from moorage import threads
 
 #: Ends only if no handler waits for what the thread that it interrupts holds.
 _HAMMERED = """
 import signal
-from moorage.clock import SignalEvent
-event = SignalEvent()
+from moorage import threads
+event = threads.signal_event()
 signal.signal(signal.SIGALRM, lambda *_: event.set())
 signal.setitimer(signal.ITIMER_REAL, 0.0001, 0.0001)
 for _ in range(10000):
@@ -33,7 +34,7 @@ class SignalEventTests(unittest.TestCase):
         self.assertEqual(("ended\n", ""), (done.stdout, done.stderr))
 
     def test_it_is_set_by_who_is_in_the_middle_of_a_wait_for_it(self) -> None:
-        event = SignalEvent()
+        event: Any = threads.signal_event()
 
         def interrupted() -> None:
             with event._cond:
@@ -46,6 +47,6 @@ class SignalEventTests(unittest.TestCase):
         self.assertTrue(event.is_set())
 
     def test_who_waits_in_another_thread_is_woken(self) -> None:
-        event = SignalEvent()
+        event: Any = threads.signal_event()
         threading.Timer(0.05, event.set).start()
         self.assertTrue(event.wait(60))

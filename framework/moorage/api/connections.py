@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Limits of connections: time, size and number of requests that have not arrived, and time to read answers.
+
+uvicorn waits for a request as long as the client likes and keeps as much of its head as the client sends. These limits keep
+clients without a password from using up the process's open files and memory. uvicorn's own protocol does the rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import functools
+import resource
+import sys
+from typing import Any, cast
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+__all__ = ["LimitedConnection", "PendingConnections"]
+
+#: The largest head of a request, in bytes.
+_LARGEST_HEAD = 65536
+#: Bytes that a connection may have received beyond its body while a request is read or answered: heads, the frames of chunks,
+#: and what uvicorn has read ahead.
+_LARGEST_REST = 8 * _LARGEST_HEAD
+#: Connections that may wait at the same time, if the process may open many more files than that.
+_MOST = 2000
+_END = b"Connection: close\r\nContent-Length: 0\r\n\r\n"
+_TOO_LATE = b"HTTP/1.1 408 Request Timeout\r\n" + _END
+_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\n" + _END
+_ENDING = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 5\r\n" + _END
+
+
+class _State(enum.Enum):
+    HEAD = enum.auto()  # the head of a request must arrive
+    BODY = enum.auto()  # the head has arrived, the body must
+    WHOLE = enum.auto()  # the whole request has arrived and is answered
+    IDLE = enum.auto()  # it was answered; there need not be another one
+
+
+class PendingConnections:
+    """The connections whose next request has not arrived.
+
+    :param seconds: how long a head may take, how long a client may be silent within a body, and how long it may read nothing of an
+        answer that is ready.
+    :param most: how many may wait; the one that has waited longest is closed first. None: half of the files that the process may
+        open, at most 2,000.
+    """
+
+    def __init__(self, *, seconds: float, most: int | None = None) -> None:
+        self.seconds = seconds
+        self.most = most or _most()
+        # A dictionary, because it keeps the order.
+        self._pending: dict[LimitedConnection, None] = {}
+
+    def protocol(self) -> type[asyncio.Protocol]:
+        """Makes the protocol of each new connection, from the arguments of uvicorn's protocol."""
+        return cast("type[asyncio.Protocol]", functools.partial(LimitedConnection, self))
+
+    def add(self, connection: LimitedConnection) -> None:
+        """A connection waits from now on."""
+        self._pending[connection] = None
+        if len(self._pending) > self.most:
+            next(iter(self._pending)).end(_TOO_LATE)
+
+    def remove(self, connection: LimitedConnection) -> None:
+        """A connection waits no longer."""
+        self._pending.pop(connection, None)
+
+    def close(self) -> None:
+        """Close all of them, because the server ends. Call it in the event loop."""
+        for connection in list(self._pending):
+            connection.end(_ENDING)
+
+
+class LimitedConnection(asyncio.Protocol):
+    """uvicorn's protocol of one connection, behind limits. The application reports the progress of each request."""
+
+    def __init__(self, pending: PendingConnections, app_state: dict[str, Any], **arguments: Any) -> None:
+        self._pending = pending
+        self._inner = HttpToolsProtocol(app_state={**app_state, "connection": self}, **arguments)
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._state = _State.HEAD
+        self._received = 0
+
+    # -- asyncio's side -----------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A client has connected: its first request must come in time."""
+        self._transport = transport
+        self._inner.connection_made(transport)
+        self._pending.add(self)
+        self._restart_timer()
+
+    def data_received(self, data: bytes) -> None:
+        """Pass it on, and check afterwards that it is not more than any request needs."""
+        self._received += len(data)
+        if self._state is _State.IDLE:
+            self._state = _State.HEAD
+            self._restart_timer()
+        elif self._state is _State.BODY:
+            self._restart_timer()
+        self._inner.data_received(data)
+        if self._received > _LARGEST_HEAD:
+            # Later: if a head is whole now, the application is called before that.
+            self._loop.call_soon(self._check_size)
+
+    def eof_received(self) -> None:
+        """The client sends no more."""
+        self._inner.eof_received()
+
+    def pause_writing(self) -> None:
+        """The client reads too slowly: it must go on reading."""
+        self._inner.pause_writing()
+        self._check_reading(sys.maxsize)
+
+    def resume_writing(self) -> None:
+        """The client has read."""
+        self._stop_timer()
+        self._inner.resume_writing()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """The connection has ended."""
+        self._stop_timer()
+        self._pending.remove(self)
+        self._inner.connection_lost(error)
+
+    # -- the application's side ---------------------------------------------------------------------------------------
+
+    def head_arrived(self) -> None:
+        """The head of a request has arrived; its body may be silent for a time."""
+        self._state = _State.BODY
+        self._restart_timer()
+
+    def body_part_arrived(self, size: int) -> None:
+        """Some bytes of the body were read."""
+        self._received -= size
+
+    def body_arrived(self) -> None:
+        """The whole request has arrived; the client need not send anything."""
+        self._state = _State.WHOLE
+        self._stop_timer()
+        self._pending.remove(self)
+
+    def answered(self) -> None:
+        """The next request may come; uvicorn itself closes connections that are idle for long."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._state = _State.IDLE
+            self._received = 0
+            self._pending.add(self)
+
+    def end(self, answer: bytes) -> None:
+        """Close the connection, with an answer if a request has begun."""
+        self._pending.remove(self)
+        self._stop_timer()
+        if self._transport is not None and not self._transport.is_closing():
+            if self._state in {_State.HEAD, _State.BODY}:
+                self._transport.write(answer)
+            self._transport.close()
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _check_size(self) -> None:
+        if self._received > (_LARGEST_REST if self._state in {_State.BODY, _State.WHOLE} else _LARGEST_HEAD):
+            self.end(_TOO_LARGE)
+
+    def _check_reading(self, unsent: int) -> None:
+        if self._transport is None:
+            return
+        left = self._transport.get_write_buffer_size()
+        if left >= unsent:
+            self._transport.abort()
+            return
+        self._stop_timer()
+        self._timer = self._loop.call_later(self._pending.seconds, self._check_reading, left)
+
+    def _restart_timer(self) -> None:
+        self._stop_timer()
+        self._timer = self._loop.call_later(self._pending.seconds, self.end, _TOO_LATE)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+def _most() -> int:
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _MOST if files == resource.RLIM_INFINITY else min(_MOST, files // 2)

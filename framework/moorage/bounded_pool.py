@@ -1,0 +1,353 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs calls that may hang in a bounded number of threads, and goes on without those that do.
+
+A thread of Python cannot be stopped. The pool abandons a call that exceeds its limit: its caller goes on, the thread ends when the
+call returns. Until then the thread counts, so the number of threads stays bounded however many calls hang.
+
+Limits are measured by :class:`HangDetector`: a process can itself be stopped for a while (SIGSTOP, a suspended machine), and the
+time that passes then is not the call's.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any, Generic, TypeVar
+
+from oslo_log import log as logging
+
+from moorage import foreign, threads
+from moorage.clock import Clock, ThreadTime
+
+__all__ = ["BoundedPool", "HangDetector", "Overdue", "Progress"]
+
+LOG = logging.getLogger(__name__)
+T = TypeVar("T")
+R = TypeVar("R")
+
+#: How often a call is looked at within its limit.
+_LOOKS = 10
+#: Seconds without work after which a thread ends.
+_IDLE = 10.0
+#: Share of a pause after which the next look counts: waits may end a little early.
+_EARLY = 0.9
+#: What is timed: anything that is equal as long as the same step runs, and when it began. None: nothing that counts runs.
+Progress = tuple[object, float] | None
+
+
+class Overdue(TimeoutError):
+    """A call did not return within its limit, or no thread was free to begin it."""
+
+    def __init__(self, name: str, seconds: float, *, begun: bool) -> None:
+        what = "has not returned" if begun else "was not begun, because earlier calls have not returned,"
+        super().__init__(f"{name} {what} within {seconds:g} seconds")
+        self.begun = begun
+
+
+class HangDetector:
+    """Decides whether a step hangs, by looking at it again and again.
+
+    A step hangs when its limit is over *and* ten looks, spread over the limit, saw it running. So a process that was stopped
+    for hours and goes on does not take its steps for hung.
+
+    :param limit: seconds that a step may take.
+    """
+
+    def __init__(self, clock: Clock, limit: float) -> None:
+        self._clock = clock
+        self._limit = limit
+        self._seen: object = None
+        self._looks = 0
+        self._counted = float("-inf")
+
+    @property
+    def pause(self) -> float:
+        """Seconds to wait before each look."""
+        return self._limit / _LOOKS
+
+    def look(self, progress: Progress) -> bool:
+        """Look; True when the step hangs. Looks that follow each other within a pause count once."""
+        if progress is None:
+            self._seen = None
+            return False
+        step, began = progress
+        now = self._clock.monotonic()
+        if step != self._seen:
+            self._seen, self._looks = step, 0
+        elif now - self._counted < self.pause * _EARLY:
+            return False
+        self._looks, self._counted = self._looks + 1, now
+        return self._looks >= _LOOKS and now - began > self._limit
+
+
+class _Job(Generic[R]):
+    """One call on its way through the pool.
+
+    :param news: set when the call has returned, beside ``ended``.
+    """
+
+    __slots__ = ("_before", "_news", "_time", "_work", "abandoned", "began", "ended", "error", "result", "thread")
+
+    def __init__(self, work: Callable[[], R], began: float, news: threads.Event | None = None) -> None:
+        self._work = work
+        self._news = news
+        self.ended = threads.event()
+        #: When it was asked for, and from when a thread has taken it: when that began.
+        self.began = began
+        #: The number of the thread that has taken it; 0: none yet.
+        self.thread = 0
+        self._time: ThreadTime | None = None
+        self.abandoned = False
+        self.error: BaseException | None = None
+        self.result: R
+
+    def run(self, name: str) -> None:
+        """Call it; never raises."""
+        time = ThreadTime()
+        self._before, self._time = time.seconds(), time
+        try:
+            with foreign.contained(name):
+                self.result = self._work()
+        except BaseException as error:  # noqa: BLE001  (given to the caller)
+            self.error = error
+        finally:
+            self.ended.set()
+            if self._news is not None:
+                self._news.set()
+
+    def processor_seconds(self) -> float:
+        """Processor time that the call has used."""
+        return 0.0 if self._time is None else self._time.seconds() - self._before
+
+
+class BoundedPool:
+    """Threads of one name for calls that may hang. Safe for use by several threads.
+
+    Threads are started when they are needed, and kept for later calls.
+
+    :ivar size: how many calls may run at once. May be changed at any time.
+    :param spare: how many abandoned calls do not count against ``size``; each one more lowers it by one.
+    """
+
+    def __init__(self, name: str, clock: Clock, size: int, *, spare: int = 0) -> None:
+        self.size = size
+        self._name = name
+        self._clock = clock
+        self._spare = spare
+        self._changed = threads.condition()
+        self._waiting: collections.deque[_Job[Any]] = collections.deque()
+        #: Threads that take jobs; how many of these have none; threads whose call was abandoned.
+        self._threads = self._idle = self._abandoned = 0
+        self._closed = False
+
+    @property
+    def room(self) -> int:
+        """How many calls can run at once beside the abandoned ones."""
+        with self._changed:
+            return self._room()
+
+    @property
+    def stuck(self) -> bool:
+        """Whether so many calls hang that none can begin."""
+        return self.room <= 0
+
+    def start(self, work: Callable[[], object]) -> None:
+        """Have it called when a thread is free; what it raises is logged. Does not wait."""
+        self._put(_Job(functools.partial(_logged, work, self._name), self._clock.monotonic()))
+
+    def call(
+        self,
+        work: Callable[[], R],
+        limit: float | None,
+        progress: Callable[[int], Progress] | None = None,
+        *,
+        processor: float | None = None,
+    ) -> R:
+        """Call it in one of the threads; what it returns or raises.
+
+        :param limit: seconds that it may take, with the wait for a thread; None: for ever.
+        :param progress: for work of several steps: from the number of the thread that does the work (0: not begun) to the step
+            that ``limit`` applies to. Without it the whole call is one step.
+        :param processor: seconds of processor time that the call's thread may use.
+        :raises Overdue: a limit was exceeded. The call may still return; its result is dropped.
+        """
+        asked = self._clock.monotonic()
+        job = _Job(work, asked)
+        self._put(job)
+        if limit is None:
+            self._clock.wait(job.ended, None)
+        else:
+            self._watch(job, limit, progress or (lambda thread: (job, asked)), processor)
+        if job.error is not None:
+            raise job.error
+        return job.result
+
+    def for_each(
+        self,
+        items: Iterable[T],
+        work: Callable[[T], object],
+        limit: float | None = None,
+        overdue: Callable[[T], object] = lambda item: None,
+    ) -> list[T]:
+        """Call ``work(item)`` for all items, up to ``size`` at a time; returns when each call has returned or was abandoned.
+
+        :param work: what it raises is logged.
+        :param limit: seconds that one call may take; None: for ever.
+        :param overdue: called in this thread with each item whose call was abandoned.
+        :returns: the items that were not begun, because too many calls hang.
+        """
+        run = _Run(items, work, self._name, self._clock, limit)
+        lanes: dict[_Job[None], _Lane[T]] = {}
+        while True:
+            while run.waiting and len(lanes) < self.room:
+                lane = _Lane(run)
+                job = _Job(lane.run, self._clock.monotonic(), run.news)
+                lanes[job] = lane
+                self._put(job)
+            if not lanes:
+                return list(run.waiting)
+            self._clock.wait(run.news, run.pause)
+            run.news.clear()
+            for job, lane in list(lanes.items()):
+                if job.ended.is_set():
+                    del lanes[job]
+                elif lane.abandon_if_it_hangs():
+                    self._abandon(job)
+                    del lanes[job]
+                    overdue(lane.item)
+
+    def close(self) -> None:
+        """Take no further work; the threads end after what waits already. Does not wait."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    # -- threads --------------------------------------------------------------------------------------------------
+
+    def _room(self) -> int:
+        return min(self.size, self.size + self._spare - self._abandoned)
+
+    def _put(self, job: _Job[Any]) -> None:
+        with self._changed:
+            if self._closed:
+                raise RuntimeError(f"The pool {self._name} is closed.")
+            self._waiting.append(job)
+            self._staff()
+
+    def _staff(self) -> None:
+        """Wake or start a thread for the newest job; the caller holds the lock."""
+        if self._idle >= len(self._waiting):
+            self._changed.notify()
+        elif self._threads < self._room():
+            self._threads += 1
+            threads.start(self._run, name=self._name)
+
+    def _abandon(self, job: _Job[Any]) -> bool:
+        """Stop waiting for the job; False when it has just ended."""
+        with self._changed:
+            if job.ended.is_set():
+                return False
+            job.abandoned = True
+            if job.thread:
+                self._threads -= 1
+                self._abandoned += 1
+                self._staff()
+            else:
+                self._waiting.remove(job)
+            return True
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._idle += 1
+                if not self._waiting and not self._closed:
+                    self._changed.wait(_IDLE)
+                self._idle -= 1
+                if not self._waiting or self._threads > max(1, self.size):
+                    self._threads -= 1
+                    return
+                job = self._waiting.popleft()
+                job.began, job.thread = self._clock.monotonic(), threads.identity()
+            job.run(self._name)
+            if self._left(job):
+                return
+
+    def _watch(
+        self, job: _Job[Any], limit: float, progress: Callable[[int], Progress], processor: float | None
+    ) -> None:
+        """Wait until the job has ended.
+
+        :raises Overdue: it hangs, and was abandoned.
+        """
+        detector = HangDetector(self._clock, limit)
+        pause = detector.pause if processor is None else min(detector.pause, processor / _LOOKS)
+        while not self._clock.wait(job.ended, pause):
+            spent = processor is not None and job.processor_seconds() > processor
+            if (detector.look(progress(job.thread)) or spent) and self._abandon(job):
+                raise Overdue(self._name, limit, begun=job.thread != 0)
+
+    def _left(self, job: _Job[Any]) -> bool:
+        """Whether the job was abandoned, so that another thread has taken this one's place."""
+        with self._changed:
+            if job.abandoned:
+                self._abandoned -= 1
+                self._staff()
+            return job.abandoned
+
+
+class _Run(Generic[T]):
+    """One call of :meth:`BoundedPool.for_each`."""
+
+    def __init__(
+        self, items: Iterable[T], work: Callable[[T], object], name: str, clock: Clock, limit: float | None
+    ) -> None:
+        self.waiting = collections.deque(items)
+        self.news = threads.event()
+        self.pause = None if limit is None else limit / _LOOKS
+        self.work = work
+        self.name = name
+        self.clock = clock
+        self.limit = limit
+        self.lock = threads.lock()
+
+
+class _Lane(Generic[T]):
+    """What one thread does of a run: one item after the other, without a hand-over in between."""
+
+    def __init__(self, run: _Run[T]) -> None:
+        self.item: T
+        self._run = run
+        self._detector = HangDetector(run.clock, run.limit or 0.0)
+        self._step: tuple[int, float] | None = None
+        self._number = 0
+        self._abandoned = False
+
+    def run(self) -> None:
+        """Do what waits, until nothing does or the lane was abandoned."""
+        while self._next():
+            _logged(functools.partial(self._run.work, self.item), self._run.name)
+
+    def abandon_if_it_hangs(self) -> bool:
+        """Look at the present item; when its call hangs, nothing more of the lane counts."""
+        with self._run.lock:
+            self._abandoned = self._run.limit is not None and self._detector.look(self._step)
+            return self._abandoned
+
+    def _next(self) -> bool:
+        with self._run.lock:
+            self._step = None
+            if self._abandoned or not self._run.waiting:
+                return False
+            self.item = self._run.waiting.popleft()
+            self._number += 1
+            self._step = self._number, self._run.clock.monotonic()
+            return True
+
+
+def _logged(work: Callable[[], object], name: str) -> None:
+    try:
+        with foreign.contained(name):
+            work()
+    except Exception:
+        LOG.exception("Work of %s failed.", name)

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The fences of resources: raises them, and purges those that were not raised for long.
+
+A token must never be used twice for one resource. A new fence therefore starts above the floor of its type, and a purge raises the
+floor to the highest token that it removes, in the same transaction. A fence is purged only where no operation is in progress.
+
+Why the order of statements suffices: a fence that is inserted while its old row is being purged waits for the purge, since both
+write the same key (Galera finds that conflict at COMMIT). The floor is read by a later statement, which sees what the purge
+committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import mysql, postgresql, sqlite
+
+from moorage.cleanup.tables import fences, workers
+from moorage.clock import Clock
+from moorage.db import MICROSECONDS, Database, Duplicate, now
+
+__all__ = ["BATCH", "FLOOR", "PAUSE", "RAISE_MANY", "FencePurge", "last_tokens", "raise_fence"]
+
+#: The ``resource_id`` of the row with a type's floor.
+FLOOR = ""
+#: Fences that one step of a purge looks at.
+BATCH = 1000
+#: Seconds between two walks of a purge over all fences.
+PAUSE = 6 * 3600.0
+_DAY = 86_400 * MICROSECONDS
+
+RAISE_MANY = (
+    sa.update(fences)
+    .where(
+        fences.c.resource_type == sa.bindparam("of_type"),
+        fences.c.resource_id.in_(sa.bindparam("of_resources", expanding=True)),
+    )
+    .values(token=fences.c.token + 1, raised_at=now())
+)
+_OF_ONE = sa.and_(
+    fences.c.resource_type == sa.bindparam("of_type"), fences.c.resource_id == sa.bindparam("of_resource")
+)
+_READ = sa.select(fences.c.token).where(_OF_ONE)
+_START_ABOVE = sa.update(fences).where(_OF_ONE).values(token=sa.bindparam("to_token", type_=sa.BigInteger))
+_FIRST = {
+    "resource_type": sa.bindparam("of_type"), "resource_id": sa.bindparam("of_resource"), "token": 1, "raised_at": now(),
+}  # fmt: skip
+_KEY = [fences.c.resource_type, fences.c.resource_id]
+_HIGHER = {"token": fences.c.token + 1, "raised_at": now()}
+#: Raise the fence of one resource; a new one gets token 1.
+_RAISE: Mapping[str, sa.Insert] = {
+    "sqlite": sqlite.insert(fences)
+    .values(_FIRST)
+    .on_conflict_do_update(index_elements=_KEY, set_=_HIGHER)
+    .returning(fences.c.token),
+    "postgresql": postgresql.insert(fences)
+    .values(_FIRST)
+    .on_conflict_do_update(index_elements=_KEY, set_=_HIGHER)
+    .returning(fences.c.token),
+    "mysql": mysql.insert(fences).values(_FIRST).on_duplicate_key_update(_HIGHER),
+}
+
+_NEXT_TYPE = sa.select(sa.func.min(fences.c.resource_type)).where(fences.c.resource_type > sa.bindparam("of_type"))
+_SAME_RESOURCE = sa.and_(
+    workers.c.resource_type == fences.c.resource_type, workers.c.resource_id == fences.c.resource_id
+)
+_PAGE = (
+    sa.select(
+        fences.c.resource_id,
+        fences.c.token,
+        sa.case((fences.c.raised_at <= now() - sa.bindparam("age_micros", type_=sa.BigInteger), 1), else_=0).label(
+            "old"
+        ),
+        workers.c.id.label("worker"),
+    )
+    .outerjoin(workers, _SAME_RESOURCE)
+    # The floor's own key is the smallest of all.
+    .where(fences.c.resource_type == sa.bindparam("of_type"), fences.c.resource_id > sa.bindparam("after"))
+    .order_by(fences.c.resource_id)
+    .limit(sa.bindparam("page", type_=sa.Integer))
+)
+_RAISE_FLOOR = (
+    sa.update(fences)
+    .where(_OF_ONE, fences.c.token < sa.bindparam("to_token", type_=sa.BigInteger))
+    .values(token=sa.bindparam("to_token", type_=sa.BigInteger), raised_at=now())
+)
+#: The token was read together with the absence of a worker row. Whatever uses the resource since has raised the token.
+_REMOVE = sa.delete(fences).where(
+    fences.c.resource_type == sa.bindparam("of_type"),
+    fences.c.resource_id.in_(sa.bindparam("of_resources", expanding=True)),
+    fences.c.token == sa.bindparam("of_token", type_=sa.BigInteger),
+)
+
+
+def raise_fence(tx: sa.Connection, resource_type: str, resource_id: str) -> tuple[int, bool]:
+    """Raises the fence of a resource: a token above any that the resource ever had, and whether the fence is new.
+
+    Other transactions that raise the fence wait until this one ends.
+    """
+    key = {"of_type": resource_type, "of_resource": resource_id}
+    result = tx.execute(_RAISE[tx.dialect.name], key)
+    if result.returns_rows:
+        token = int(result.scalar_one())
+        is_new = token == 1
+    else:
+        # MariaDB says 1 for an inserted row and 2 for an updated one.
+        is_new = result.rowcount == 1
+        token = 1 if is_new else int(tx.execute(_READ, key).scalar_one())
+    if not is_new:
+        return token, False
+    floor = tx.execute(_READ, {"of_type": resource_type, "of_resource": FLOOR}).scalar()
+    if floor is None:
+        return token, True
+    tx.execute(_START_ABOVE, {**key, "to_token": floor + 1})
+    return floor + 1, True
+
+
+def last_tokens(tx: sa.Connection, resource_type: str, resource_ids: Sequence[str]) -> dict[str, int]:
+    """The last token of each resource that has a fence."""
+    query = sa.select(fences.c.resource_id, fences.c.token).where(
+        fences.c.resource_type == resource_type, fences.c.resource_id.in_(resource_ids)
+    )
+    return {row.resource_id: row.token for row in tx.execute(query)}
+
+
+class FencePurge:
+    """Walks over all fences, a page at a time, and removes old ones of resources without an operation. For one thread."""
+
+    def __init__(self, database: Database, clock: Clock, *, batch: int = BATCH) -> None:
+        self._database = database
+        self._clock = clock
+        self._batch = batch
+        self._type, self._after = "", ""
+        self._resume_at = float("-inf")
+
+    def step(self, days: float) -> bool:
+        """Looks at one page; False when the walk has ended. The next walk begins :data:`PAUSE` seconds later.
+
+        :param days: a fence is old when it was last raised at least so many days ago.
+        """
+        if self._clock.monotonic() < self._resume_at:
+            return False
+        with self._database.read() as tx:
+            kind = self._type or tx.execute(_NEXT_TYPE, {"of_type": ""}).scalar()
+            page = self._page(tx, kind, days) if kind else []
+            following = kind if len(page) == self._batch else tx.execute(_NEXT_TYPE, {"of_type": kind or ""}).scalar()
+        unused = {row.resource_id: row.token for row in page if row.old and row.worker is None}
+        if unused and kind:
+            try:
+                self._database.run(lambda tx: _purge(tx, kind, unused))
+            except Duplicate:
+                # Another scheduler has inserted the floor in this moment.
+                return True
+        self._type, self._after = following or "", page[-1].resource_id if following == kind and page else ""
+        if not following:
+            self._resume_at = self._clock.monotonic() + PAUSE
+        return bool(following)
+
+    def _page(self, tx: sa.Connection, kind: str, days: float) -> Sequence[Any]:
+        values = {"of_type": kind, "after": self._after, "page": self._batch, "age_micros": int(days * _DAY)}
+        return tx.execute(_PAGE, values).all()
+
+
+def _purge(tx: sa.Connection, kind: str, unused: Mapping[str, int]) -> None:
+    """Removes fences that still have the token that was read, and raises the floor before."""
+    floor, key = max(unused.values()), {"of_type": kind, "of_resource": FLOOR}
+    raised = tx.execute(_RAISE_FLOOR, {**key, "to_token": floor}).rowcount
+    if not raised and tx.execute(_READ, key).scalar() is None:
+        tx.execute(sa.insert(fences).values(resource_type=kind, resource_id=FLOOR, token=floor, raised_at=now()))
+    same: dict[int, list[str]] = {}
+    for resource, token in sorted(unused.items()):
+        same.setdefault(token, []).append(resource)
+    for token, resources in sorted(same.items()):
+        tx.execute(_REMOVE, {"of_type": kind, "of_resources": resources, "of_token": token})

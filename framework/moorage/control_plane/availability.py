@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads which agents and nodes get no new instances now, and checks one of them inside the transaction of a claim.
+
+Instances need an agent that offers ``compute``. An agent is up when it is not forced down and its last heartbeat is at most
+``service_down_time`` old by the database's clock. The views of schedulers and the claims apply this one rule, so a view that is
+late costs a claim at the next node and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import sqlalchemy as sa
+
+from moorage import errors
+from moorage.db import MICROSECONDS, Database, now
+from moorage.fleet.interface import describe_states
+from moorage.fleet.tables import nodes
+from moorage.scheduling.interface import Unavailable
+from moorage.services.tables import offering, services
+
+__all__ = ["Availability"]
+
+_AGENT = "agent"
+#: Hosts without an agent that one reading asks for; the next reading of the whole fleet has the others.
+_MOST_ABSENT = 500
+_STATES = (nodes.c.disabled, nodes.c.disabled_reason, nodes.c.maintenance, nodes.c.maintenance_reason)
+_MARKED = sa.select(nodes.c.uuid, *_STATES)
+#: Two selects, since each can use the index of its flag.
+_NODES = sa.union_all(
+    _MARKED.where(nodes.c.disabled == sa.true()),
+    _MARKED.where(nodes.c.maintenance == sa.true(), nodes.c.disabled == sa.false()),
+)
+
+
+def _up(of: Any) -> sa.ColumnElement[bool]:
+    oldest = now() - sa.bindparam("down_micros", type_=sa.BigInteger)
+    return sa.and_(of.beat > 0, of.forced_down == sa.false(), of.beat_at > oldest)
+
+
+_UP = sa.case((_up(services.c), 1), else_=0)
+#: The agent service that works on instances.
+_SERVICE = "compute"
+_ABLE = sa.case((offering(_SERVICE), 1), else_=0).label("able")
+_AGENTS = sa.select(services.c.host, services.c.disabled, services.c.disabled_reason, _UP.label("up"), _ABLE).where(
+    services.c.binary == _AGENT,
+    sa.or_(
+        services.c.disabled == sa.true(),
+        sa.not_(_up(services.c)),
+        sa.not_(offering(_SERVICE)),
+        services.c.host.in_(sa.bindparam("absent", expanding=True)),
+    ),
+)
+_ENLISTED = sa.select(services.c.host).where(services.c.binary == _AGENT)
+#: The node of a claim with its agent.
+_DESTINATION = (
+    sa.select(
+        nodes.c.name, nodes.c.host, *_STATES, services.c.disabled.label("agent_disabled"),
+        services.c.disabled_reason.label("agent_reason"), _UP.label("up"), _ABLE,
+    )
+    .select_from(
+        nodes.outerjoin(services, sa.and_(services.c.host == nodes.c.host, services.c.binary == _AGENT))
+    )
+    .where(nodes.c.uuid == sa.bindparam("of_node"))
+)  # fmt: skip
+_SOURCE = sa.select(_UP).where(services.c.binary == _AGENT, services.c.host == sa.bindparam("of_host"))
+
+
+class Availability:
+    """States of agents and nodes in the store. Safe for use by several threads.
+
+    :param down_time: ``[services] service_down_time`` in seconds.
+    """
+
+    def __init__(self, database: Database, down_time: float) -> None:
+        self._database = database
+        self._down_micros = int(down_time * MICROSECONDS)
+
+    def enlisted(self) -> frozenset[str]:
+        """The hosts of all agents that were ever started."""
+        with self._database.read() as tx:
+            return frozenset(tx.execute(_ENLISTED).scalars())
+
+    def read(self, absent: Collection[str]) -> Unavailable:
+        """What is unavailable now. Two statements; they return only rows of agents and nodes that are unavailable.
+
+        :param absent: hosts that had no agent when the whole fleet was read; those that still have none are down.
+        """
+        asked = sorted(absent)[:_MOST_ABSENT]
+        with self._database.read() as tx:
+            agents = tx.execute(_AGENTS, {"down_micros": self._down_micros, "absent": asked}).all()
+            marked = tx.execute(_NODES).all()
+        present = {row.host for row in agents}
+        return Unavailable(
+            frozenset(row.host for row in agents if not row.up) | (frozenset(absent) - present),
+            {
+                row.host: why
+                for row in agents
+                if (why := _unable(row.host, row.able, row.disabled, row.disabled_reason))
+            },
+            {row.uuid: f"the node is {describe_states(*row[1:])}" for row in marked},
+        )
+
+    def check(self, transaction: Any, node_uuid: str, host: str) -> None:
+        """Refuse a claim on a node that is unavailable by now. One statement.
+
+        :param host: the agent that shall do the work.
+        :raises ConstraintViolated: says why (details: ``provider``, ``state``); another node may do.
+        :raises NotFound: the node is gone (details: ``provider``).
+        """
+        row = transaction.execute(_DESTINATION, {"of_node": node_uuid, "down_micros": self._down_micros}).first()
+        if row is None:
+            raise errors.NotFound(f"Node {node_uuid} was removed.", provider=node_uuid)
+        state = _state(row, host)
+        if state:
+            raise errors.ConstraintViolated(
+                f"Node {row.name} gets no new instances: {state}.", provider=node_uuid, state=state
+            )
+
+    def check_source(self, transaction: Any, host: str) -> None:
+        """Refuse to move an instance off a host whose agent is down: the instance may run there and cannot be stopped.
+
+        :raises Conflict: says what to do.
+        """
+        up = transaction.execute(_SOURCE, {"of_host": host, "down_micros": self._down_micros}).scalar_one_or_none()
+        if not up:
+            raise errors.Conflict(
+                f"The agent of host {host}, where the instance is, is down: nothing can stop the instance there, so it cannot be "
+                f"moved away. Start the agent of {host}, wait until moorage service list shows it up, and try again.",
+                host=host,
+            )
+
+
+def _state(row: Any, host: str) -> str:
+    """Why a node cannot be claimed for an agent; empty when it can."""
+    if row.host != host:
+        return f"its agent is {row.host} now, and no longer {host}"
+    if own := describe_states(row.disabled, row.disabled_reason, row.maintenance, row.maintenance_reason):
+        return f"the node is {own}"
+    if not row.up:
+        return f"its agent {host} is down"
+    return _unable(host, row.able, row.agent_disabled, row.agent_reason)
+
+
+def _unable(host: str, able: int, disabled: bool, reason: str) -> str:
+    """Why an agent gets no new instances, whether it is up or not; empty when it can get some."""
+    if not able:
+        return f"its agent {host} does not offer {_SERVICE} ([agent] services)"
+    if disabled:
+        return f"its agent {host} is disabled" + (f" ({reason})" if reason else "")
+    return ""

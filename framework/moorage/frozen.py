@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Read-only forms of JSON data and arrays, for everything that the core hands to plugins.
+
+The mappings and lists stay instances of ``dict`` and ``list``: plugins compare them, test their types and serialise them as usual.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NoReturn, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["FrozenDict", "FrozenList", "freeze_fields", "frozen", "frozen_array", "frozen_mapping"]
+
+_Type = TypeVar("_Type", bound=np.generic)
+
+
+def _refuse(self: object, *args: object, **kwargs: object) -> NoReturn:
+    raise TypeError("This is read-only: other requests use it too. Copy it and change the copy.")
+
+
+class FrozenDict(dict[Any, Any]):
+    """A dict that cannot be changed."""
+
+    __slots__ = ()
+    __setitem__ = __delitem__ = __ior__ = _refuse
+    clear = pop = popitem = setdefault = update = _refuse
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FrozenDict, (dict(self),)
+
+
+class FrozenList(list[Any]):
+    """A list that cannot be changed."""
+
+    __slots__ = ()
+    __setitem__ = __delitem__ = __iadd__ = __imul__ = _refuse
+    append = clear = extend = insert = pop = remove = reverse = sort = _refuse
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FrozenList, (list(self),)
+
+
+def frozen(value: Any) -> Any:
+    """The value, with every mapping, list, set and array inside of it read-only."""
+    if isinstance(value, Mapping):
+        return frozen_mapping(value)
+    if isinstance(value, list):
+        return value if type(value) is FrozenList else FrozenList([frozen(each) for each in value])
+    if type(value) is tuple:
+        return tuple([frozen(each) for each in value])
+    if isinstance(value, set):
+        return frozenset(value)
+    return frozen_array(value) if isinstance(value, np.ndarray) else value
+
+
+def frozen_mapping(value: Mapping[Any, Any]) -> FrozenDict:
+    """A read-only copy of the mapping and of everything inside of it; what is read-only already is not copied."""
+    if type(value) is FrozenDict:
+        return value
+    return FrozenDict({key: frozen(each) for key, each in value.items()})
+
+
+def frozen_array(array: npt.NDArray[_Type]) -> npt.NDArray[_Type]:
+    """A read-only view of the array; a read-only array itself."""
+    if array.flags.writeable:
+        array = array.view()
+        array.flags.writeable = False
+    return array
+
+
+def freeze_fields(record: object, *names: str) -> None:
+    """Make fields of a frozen dataclass read-only; for its ``__post_init__``."""
+    for name in names:
+        value = getattr(record, name)
+        if type(value) is not FrozenDict:
+            object.__setattr__(record, name, frozen(value))

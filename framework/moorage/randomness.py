@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes random numbers, identifiers and secrets for Moorage's own code.
+
+No other module of Moorage calls :mod:`random`, :mod:`secrets` or :func:`uuid.uuid4`; ``make check`` refuses it. So one call of
+:func:`use` makes every choice of the whole control plane repeatable in a simulation.
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+import uuid
+
+__all__ = ["Random", "Source", "generator", "new_hex", "new_uuid", "secret", "use"]
+
+#: The type of what :func:`generator` returns.
+Random = random.Random
+
+
+class Source:
+    """The operating system's randomness. The simulation derives its own from it."""
+
+    def generator(self) -> Random:
+        """A generator for choices that are no secret (spreading, jitter)."""
+        return Random()
+
+    def new_uuid(self) -> str:
+        """A random UUID (version 4), in lower case with hyphens."""
+        return str(uuid.uuid4())
+
+    def secret(self, size: int) -> bytes:
+        """Bytes that nobody can guess."""
+        return secrets.token_bytes(size)
+
+
+_source = Source()
+
+
+def use(source: Source) -> Source:
+    """Take everything from ``source`` from now on; returns the one that was used before."""
+    global _source
+    before, _source = _source, source
+    return before
+
+
+def generator() -> Random:
+    """A generator for choices that are no secret (spreading, jitter). Seeded differently in each process."""
+    return _source.generator()
+
+
+def new_uuid() -> str:
+    """A random UUID (version 4), in lower case with hyphens."""
+    return _source.new_uuid()
+
+
+def new_hex() -> str:
+    """A random UUID as 32 hexadecimal digits."""
+    return new_uuid().replace("-", "")
+
+
+def secret(size: int) -> bytes:
+    """``size`` bytes that nobody can guess, for passwords and keys."""
+    return _source.secret(size)

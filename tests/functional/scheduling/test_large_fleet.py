@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lists of hosts and nodes of a fleet that is larger than one message."""
+
+from __future__ import annotations
+
+import json
+import unittest
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jsonschema
+import sqlalchemy as sa
+
+from moorage import context, errors
+from moorage.control_plane.scheduler_role import SchedulerRole
+from moorage.db import now
+from moorage.fleet import api as fleet_api
+from moorage.fleet.interface import uuid_of_name
+from moorage.fleet.nodes import NodeStore
+from moorage.fleet.tables import nodes
+from moorage.routes import ApiRequest, Route
+from moorage.scheduling import api as scheduling_api
+from moorage_plugins.stores.tables import inventories, resource_providers
+from tests.functional.scheduling.plane import Plane
+
+COUNT = 60_000
+LONG = "node-with-a-name-of-some-length.row-17.hall-3.site-north-"
+
+
+class Schedulers:
+    """Reaches the scheduler by a message, as the API does."""
+
+    def __init__(self, plane: Plane) -> None:
+        self._plane = plane
+        self.largest = 0
+
+    def ask(self, method: str, args: Mapping[str, Any]) -> Any:
+        answer = self._plane.ask(method, args)
+        self.largest = max(self.largest, len(json.dumps(answer)))
+        return answer
+
+    def find(self, method: str, args: Mapping[str, Any]) -> Any:
+        raise errors.NotFound(method)
+
+
+class LargeFleetTests(unittest.TestCase):
+    def test_pages_hold_every_node_once_where_one_message_cannot(self) -> None:
+        plane = Plane(self, scheduling__refresh_interval=600)
+        self.fill(plane)
+        plane.start(SchedulerRole(), "scheduler-1")
+        schedulers = Schedulers(plane)
+        with self.assertRaisesRegex(errors.MoorageError, "max_message_bytes"):
+            plane.ask("list_hosts", {})
+        hosts = next(
+            route for route in scheduling_api.routes(schedulers, lambda body, _: body) if route.path == "/hosts"
+        )
+        found = list(self.pages(hosts, "hosts"))
+        self.assertEqual(COUNT, len(found))
+        uuids = [each["uuid"] for each in found]
+        self.assertEqual(sorted({uuid_of_name(f"{LONG}{number}") for number in range(COUNT)}), uuids)
+        self.assertEqual({"VCPU": 4.0, "MEMORY_MB": 8192.0}, found[0]["capacity"])
+        self.assertLess(schedulers.largest, 1024 * 1024)
+        few = list(self.pages(hosts, "hosts", host="h1", fields="node,up", limit=999))
+        self.assertEqual(COUNT // 100, len(few))
+        self.assertEqual({("uuid", "node", "up")}, {tuple(sorted(each, key="uuid node up".find)) for each in few})
+        self.assertEqual([], list(self.pages(hosts, "hosts", up=True)))
+        with self.assertRaisesRegex(errors.InvalidInput, "no field 'colour'"):
+            self.get(hosts, fields="node,colour")
+
+        listed = next(
+            route
+            for route in fleet_api.routes(NodeStore(plane.database), _NoEnroller())
+            if (route.method, route.path) == ("GET", "/nodes")
+        )
+        named = list(self.pages(listed, "nodes", fields="name", limit=1000))
+        self.assertEqual(uuids, [each["uuid"] for each in named])
+        self.assertEqual({"uuid", "name"}, set(named[0]))
+        self.assertEqual(COUNT // 2, sum(1 for _ in self.pages(listed, "nodes", resource_class="gold", fields="uuid")))
+        self.assertEqual(3, sum(1 for _ in self.pages(listed, "nodes", disabled=True)))
+        self.assertEqual([], list(self.pages(listed, "nodes", maintenance=True)))
+        with self.assertRaisesRegex(errors.InvalidInput, "no field 'secret'"):
+            self.get(listed, fields="secret")
+
+    def fill(self, plane: Plane) -> None:
+        """Write nodes with their providers and inventories, as an import of them would."""
+        plane.store.ensure_providers([])
+        times = {"created_at": now(), "updated_at": now()}
+        names = [f"{LONG}{number}" for number in range(COUNT)]
+        with plane.database.write() as tx:
+            tx.execute(
+                sa.insert(nodes).values(generation=0, properties={}, **times),
+                [
+                    {
+                        "uuid": uuid_of_name(name), "name": name, "host": f"h{number % 100}",
+                        "resource_class": "gold" if number % 2 else "iron", "disabled": number < 3,
+                    }
+                    for number, name in enumerate(names)
+                ],
+            )  # fmt: skip
+            tx.execute(
+                sa.insert(resource_providers).values(generation=0, updated_at=now()),
+                [
+                    {"id": number + 1, "uuid": uuid_of_name(name), "name": name, "can_host": True,
+                     "root_uuid": uuid_of_name(name)}
+                    for number, name in enumerate(names)
+                ],
+            )  # fmt: skip
+            tx.execute(
+                sa.insert(inventories).values(reserved=0, min_unit=1, step_size=1, allocation_ratio=1.0, used=0),
+                [
+                    {
+                        "resource_provider_id": number + 1,
+                        "resource_class_id": of_class,
+                        "total": total,
+                        "max_unit": total,
+                    }
+                    for number in range(COUNT)
+                    for of_class, total in ((0, 4), (1, 8192))
+                ],
+            )
+
+    def get(self, route: Route, **query: Any) -> dict[str, Any]:
+        assert route.query is not None
+        jsonschema.validate(query, dict(route.query))
+        return dict(route.handler(ApiRequest(context.internal("test"), {}, query, None)).body)
+
+    def pages(self, route: Route, key: str, **query: Any) -> Iterator[dict[str, Any]]:
+        while True:
+            page = self.get(route, **query)
+            yield from page[key]
+            if page["next_after"] is None:
+                return
+            query["after"] = page["next_after"]
+
+
+class _NoEnroller:
+    """Nothing is enrolled here."""
+
+    def enrol(self, specs: Sequence[Any]) -> Mapping[str, int]:
+        raise AssertionError("nothing is enrolled here")
+
+    def remove(self, uuid: str) -> None:
+        raise AssertionError("nothing is removed here")

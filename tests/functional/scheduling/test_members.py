@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Members of projects over HTTP: what they may not choose, see or find out; and requests that nothing could honour."""
+
+from __future__ import annotations
+
+import unittest
+import uuid
+from typing import Any
+
+import requests
+
+from moorage.api.role import ApiRole
+from tests.functional.scheduling.plane import SOON, Plane
+from tests.servers import wait_until
+
+FLAVOR = {"flavorid": "small", "resources": {"VCPU": 2}}
+MEMBER, OTHER, ADMIN = "ann:lab", "bob:shop", "admin"
+MADE_UP = "99999999-9999-4999-8999-999999999999"
+
+
+class _LivePlane(unittest.TestCase):
+    def setUp(self) -> None:
+        self.plane = Plane(
+            self,
+            api__bind="127.0.0.1:0",
+            api__auth_strategy="noauth",
+            scheduling__enabled_filters=["compute", "capacity", "same_host", "different_host"],
+        ).up(("h1", "h2"))
+        self.url: str = self.plane.start(ApiRole(), "api-live").url
+
+    def ask(self, token: str, method: str, path: str, body: Any = None) -> requests.Response:
+        return requests.request(
+            method, f"{self.url}/scheduling/v1{path}", json=body, headers={"X-Auth-Token": token}, timeout=60
+        )
+
+    def create(self, token: str, status: int = 202, **body: Any) -> dict[str, Any]:
+        answer = self.ask(token, "POST", "/instances", {"flavor": FLAVOR, **body})
+        self.assertEqual(status, answer.status_code, answer.text)
+        found: dict[str, Any] = answer.json()
+        return found
+
+    def active(self, instance: str) -> dict[str, Any]:
+        def shown() -> dict[str, Any]:
+            return dict(self.ask(ADMIN, "GET", f"/instances/{instance}").json())
+
+        wait_until(lambda: shown()["status"] == "active", "the instance", SOON)
+        return shown()
+
+    def assert_refused(self, answer: requests.Response, rule: str) -> None:
+        self.assertEqual(403, answer.status_code, answer.text)
+        self.assertEqual(rule, answer.json()["error"]["details"]["rule"])
+
+
+class ChoiceTests(_LivePlane):
+    def test_a_member_may_not_choose_the_host_or_node_of_a_new_instance(self) -> None:
+        node = self.ask(ADMIN, "GET", "/hosts/h1").json()["nodes"][0]["node"]
+        for field, value, rule in (
+            ("force_hosts", ["h1"], "forced_host"),
+            ("force_nodes", [node], "forced_host"),
+            ("requested_host", "h1", "requested_destination"),
+            ("requested_node", node, "requested_destination"),
+        ):
+            with self.subTest(field=field):
+                for path, more in (("/instances", {}), ("/instances", {"count": 2}), ("/select", {})):
+                    answer = self.ask(MEMBER, "POST", path, {"flavor": FLAVOR, field: value, **more})
+                    self.assert_refused(answer, f"scheduling:instances:create:{rule}")
+                self.assertEqual([], self.ask(ADMIN, "GET", "/instances").json()["instances"])
+        self.assertEqual("h2", self.create(ADMIN, force_hosts=["h2"])["host"])
+
+    def test_a_member_may_move_an_instance_but_not_choose_where_it_goes(self) -> None:
+        made = self.active(self.create(MEMBER)["uuid"])
+        path = f"/instances/{made['uuid']}/action"
+        target = "h2" if made["host"] == "h1" else "h1"
+        for action, body in (
+            ("live_migrate", {}),
+            ("unshelve", {}),
+            ("resize", {"flavor": {"flavorid": "large", "resources": {"VCPU": 3}}}),
+        ):
+            for field in ("host", "node"):
+                answer = self.ask(MEMBER, "POST", path, {action: {**body, field: target}})
+                self.assert_refused(answer, f"scheduling:instances:{action}:host")
+        self.assertEqual(202, self.ask(MEMBER, "POST", path, {"live_migrate": {}}).status_code)
+        self.assertEqual(target, self.active(made["uuid"])["host"])
+        answer = self.ask(ADMIN, "POST", path, {"live_migrate": {"host": made["host"]}})
+        self.assertEqual(202, answer.status_code, answer.text)
+        self.assertEqual(made["host"], self.active(made["uuid"])["host"])
+
+
+class SightTests(_LivePlane):
+    def test_select_shows_no_names_of_hosts_and_nodes_to_a_member(self) -> None:
+        asked = {"flavor": FLAVOR, "count": 2}
+        seen = self.ask(ADMIN, "POST", "/select", asked).json()
+        self.assertEqual({"h1", "h2"}, {each["host"] for each in seen["selections"]})
+        answer = self.ask(MEMBER, "POST", "/select", asked)
+        self.assertEqual((200, 2), (answer.status_code, answer.json()["found"]))
+        for name in ("h1", "h2", *(each["node"] for each in seen["selections"])):
+            self.assertNotIn(f'"{name}', answer.text)
+        answer = self.ask(MEMBER, "POST", "/select", {**asked, "explain": True})
+        self.assert_refused(answer, "scheduling:select:hosts")
+
+    def test_an_instance_of_another_project_is_as_if_it_did_not_exist(self) -> None:
+        theirs = self.active(self.create(OTHER)["uuid"])
+        free = "h2" if theirs["host"] == "h1" else "h1"
+        refusals = []
+        for hinted in (theirs["uuid"], MADE_UP):
+            refused = self.create(MEMBER, 409, uuid=str(uuid.uuid4()), hints={"same_host": [hinted]})["error"]
+            for name in ("request_id", "details"):
+                found = refused.pop(name)
+            refusals.append((refused, {name: found[name] for name in ("reasons", "summary", "considered")}))
+        self.assertEqual(refusals[0], refusals[1])
+        # The other host is full: a filter that believed the hint would refuse.
+        filling = self.create(ADMIN, force_hosts=[free], flavor={"flavorid": "all", "resources": {"VCPU": 16}})
+        self.assertEqual(free, self.active(filling["uuid"])["host"])
+        made = self.create(MEMBER, hints={"different_host": theirs["uuid"]})
+        self.assertEqual(theirs["host"], made["host"])
+        self.create(OTHER, 409, hints={"different_host": theirs["uuid"]})
+        self.assertEqual(theirs["host"], self.create(ADMIN, hints={"same_host": theirs["uuid"]})["host"])
+
+    def test_a_later_move_knows_no_more_than_the_request_did(self) -> None:
+        theirs = self.active(self.create(OTHER)["uuid"])
+        made = self.active(self.create(MEMBER, hints={"different_host": theirs["uuid"]})["uuid"])
+        other = {"h1": "h2", "h2": "h1"}
+        path = f"/instances/{made['uuid']}/action"
+        for _ in range(2):
+            here = self.active(made["uuid"])["host"]
+            self.assertEqual(202, self.ask(ADMIN, "POST", path, {"live_migrate": {}}).status_code)
+            self.assertEqual(other[here], self.active(made["uuid"])["host"])
+
+
+class UnsupportedTests(_LivePlane):
+    def test_extra_specs_that_nothing_looks_at_are_refused_by_name(self) -> None:
+        made = self.active(self.create(MEMBER)["uuid"])
+        action = f"/instances/{made['uuid']}/action"
+        for key in (
+            "trait:HW_CPU_X86_AVX2",
+            "trait1:CUSTOM_FAST",
+            "resources:VCPU",
+            "resources1:PGPU",
+            "resources_NET:SRIOV_NET_VF",
+            "group_policy",
+            "same_subtree",
+            "same_subtree_1",
+        ):
+            flavor = {**FLAVOR, "extra_specs": {"capabilities:vcpus_total": ">= 1", key: "required"}}
+            for path, body in (
+                ("/instances", {"flavor": flavor}),
+                ("/instances", {"flavor": flavor, "count": 2}),
+                ("/select", {"flavor": flavor}),
+                (action, {"resize": {"flavor": flavor}}),
+            ):
+                with self.subTest(key=key, path=path):
+                    answer = self.ask(ADMIN, "POST", path, body)
+                    self.assertEqual(400, answer.status_code, answer.text)
+                    self.assertIn(repr(key), answer.json()["error"]["message"])
+        image = {"id": "i", "properties": {"trait:HW_CPU_X86_AVX2": "required"}}
+        for path, body in (("/instances", {"flavor": FLAVOR, "image": image}), (action, {"rebuild": {"image": image}})):
+            answer = self.ask(ADMIN, "POST", path, body)
+            self.assertEqual(400, answer.status_code, answer.text)
+            self.assertIn("'trait:HW_CPU_X86_AVX2'", answer.json()["error"]["message"])
+        self.assertEqual(
+            [made["uuid"]], [each["uuid"] for each in self.ask(ADMIN, "GET", "/instances").json()["instances"]]
+        )
+
+    def test_extra_specs_of_filters_and_of_other_scopes_stay_allowed(self) -> None:
+        specs = {"capabilities:vcpus_total": ">= 1", "hw:cpu_policy": "shared", "resources": "many", "quota:trait": "x"}
+        answer = self.ask(MEMBER, "POST", "/instances", {"flavor": {**FLAVOR, "extra_specs": specs}})
+        self.assertEqual(202, answer.status_code, answer.text)

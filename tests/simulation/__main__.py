@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``make simulate``: runs schedules and prints what they found."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+
+from tests.simulation import runner
+from tests.simulation.workloads import WORKLOADS
+
+
+def say(text: str) -> None:
+    """Print a line at once."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def main() -> int:
+    """Run what the arguments ask for; 1 when an invariant was broken."""
+    parser = argparse.ArgumentParser(
+        prog="make simulate", description="Runs seeded schedules of the whole control plane."
+    )
+    parser.add_argument("--workload", choices=sorted(WORKLOADS), action="append", help="default: all")
+    parser.add_argument("--seed", help="run this one schedule and print its time line; else the first of many")
+    parser.add_argument("--schedules", type=int, help="of each workload; default 100")
+    parser.add_argument("--seconds", type=float, help="of each workload, instead of a number of schedules")
+    parser.add_argument("--mutants", action="store_true", help="plant each mutant and look how soon it falls")
+    parser.add_argument("--mutant", help="only this one")
+    options = parser.parse_args()
+    runner.pinned()
+    names = options.workload or sorted(WORKLOADS)
+    if options.mutants or options.mutant:
+        from tests.simulation import mutants
+
+        return mutants.run(names, options.schedules or 2000, options.mutant)
+    if options.seed is not None and options.schedules is None and options.seconds is None:
+        return sum(show(name, options.seed) for name in names)
+    return sum(many(name, options.seed or "0", options.schedules or 100, options.seconds) for name in names)
+
+
+def show(name: str, seed: str) -> int:
+    """One schedule with its time line."""
+    made = runner.Runner(name)
+    made.warm()
+    (result,) = made.many([seed], keep=True)
+    for when, who, kind, what in result.timeline:
+        say(f"{when:10.4f}  {who:34} {kind:12} {what}")
+    say(f"{name} SEED={seed}: {result.verdict or 'holds'}\npolicy {result.policy}; trace {result.trace}")
+    return int(bool(result.verdict))
+
+
+def many(name: str, first: str, schedules: int, seconds: float | None) -> int:
+    """Schedules with numbers for seeds, from the first; prints those that break something."""
+    made = runner.Runner(name)
+    made.warm()
+    results: list[runner.Result] = []
+    began = time.monotonic()
+    number = int(first)
+    while len(results) < schedules if seconds is None else time.monotonic() - began < seconds:
+        size = min(runner.BATCH, schedules - len(results)) if seconds is None else runner.BATCH
+        for each in made.many([str(number + one) for one in range(size)]):
+            results.append(each)
+            if each.verdict:
+                say(f"{name} SEED={each.seed}: {each.verdict}")
+        number += size
+    say(f"{name}: {runner.summary(results)}")
+    return int(any(each.verdict for each in results))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The faults of one schedule, drawn from its seed: kills, pauses, partitions, weather, errors of the database, clocks.
+
+Some strike at a step (any point of any victim: so a process dies between its commit and its message), some at a moment.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import sqlite3
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from tests.simulation.kernel import Process, SimThread
+from tests.simulation.network import Weather
+from tests.simulation.world import World
+
+__all__ = ["Faults"]
+
+#: Result codes of SQLite for what a driver reports: a lost race, a lost connection or disk, a full disk.
+_CODES = {"busy": sqlite3.SQLITE_BUSY, "lost": sqlite3.SQLITE_IOERR, "full": sqlite3.SQLITE_FULL}
+
+
+def between(generator: random.Random, low: float, high: float) -> float:
+    """A number between two, small ones as often as large ones."""
+    return math.exp(generator.uniform(math.log(low), math.log(high)))
+
+
+class Faults:
+    """What goes wrong in a schedule.
+
+    :param restart: called with a process that was killed, or that stands still, when another one shall take its place.
+    :param steps: about how many steps the schedule has while faults strike. :param seconds: how long they do.
+    """
+
+    def __init__(
+        self, world: World, restart: Callable[[Process], object], *, steps: int, seconds: float, jumps: bool = True
+    ) -> None:
+        self._world = world
+        self._restart = restart
+        self._random = world.random.faults
+        self._seconds = seconds
+        self._steps = steps
+        self._jumps = jumps
+        self._on = True
+        self.victims: list[Process] = []
+        self.counts: Counter[str] = Counter()
+        #: Step from which -> what strikes, and at which kind of point (empty: any).
+        self._at_step: dict[int, tuple[str, str]] = {}
+        self._errors: dict[int, str] = {}
+
+    def begin(self) -> None:
+        """Draw the plan; it is in force from now on."""
+        kernel, draw = self._world.kernel, self._random
+        # Each seed also draws how bad it is: many schedules have few faults, which makes each one tell.
+        level = draw.choice((0, 1, 1, 2, 4))
+        for _ in range(level):
+            step = kernel.steps + draw.randrange(1, self._steps)
+            # In the midst of work on a hypervisor, after a commit, before a message, anywhere.
+            where = draw.choice(("", "", "sleep", "sleep", "sleep", "committed", "send", "commit", "writer"))
+            self._at_step[step] = draw.choice(("kill", "kill", "freeze", "replace", "replace")), where
+        for _ in range(draw.choice((0, 0, 1, 3))):
+            self._errors[kernel.steps + draw.randrange(1, self._steps)] = draw.choice(
+                ("busy", "lost", "full", "unknown")
+            )
+        for _ in range(draw.choice((0, 0, 1, 2))):
+            kernel.later(draw.uniform(0, self._seconds), self._partition)
+        if self._jumps and draw.random() < 0.2:
+            kernel.later(draw.uniform(0, self._seconds), self._jump)
+        if draw.random() < 0.5:
+            self._world.network.weather = Weather(
+                lost=draw.choice((0.0, 0.05, 0.2)), doubled=draw.choice((0.0, 0.1)), late=draw.choice((0.0, 0.1, 0.3)),
+                reply_lost=draw.choice((0.0, 0.05, 0.2)),
+            )  # fmt: skip
+        kernel.at_point = self._strike
+        self._world.site.fault = self._fault
+
+    def end(self) -> None:
+        """Heal everything: no fault strikes any more, and what stands still goes on."""
+        self._on = False
+        self._world.kernel.at_point = None
+        self._world.network.weather = Weather()
+        self._world.network.cuts.clear()
+        self._world.site.fault = lambda kind, writer: None
+
+    # -- at a step ------------------------------------------------------------------------------------------------
+
+    def _strike(self, me: SimThread, kind: str) -> None:
+        if not self._at_step:
+            return
+        due = min(self._at_step)
+        if self._world.kernel.steps < due or me.process not in self.victims:
+            return
+        what, where = self._at_step[due]
+        if where not in ("", kind):
+            return
+        del self._at_step[due]
+        self.counts[what] += 1
+        process = me.process
+        if what == "kill":
+            self._world.kernel.kill(process)
+            self._world.kernel.later(between(self._random, 0.01, 20.0), lambda: self._replace(process))
+            return
+        seconds = between(self._random, 0.05, 60.0)
+        self._world.kernel.freeze(process, seconds)
+        if what == "replace":
+            self._world.kernel.later(seconds * self._random.uniform(0.1, 0.9), lambda: self._replace(process))
+
+    def _replace(self, process: Process) -> None:
+        if process in self.victims:
+            self.victims.remove(process)
+            self._restart(process)
+
+    def _fault(self, kind: str, writer: bool) -> sqlite3.Error | None:
+        me = self._world.kernel.current
+        if not self._errors or me is None or me.process not in self.victims:
+            return None
+        due = min(self._errors)
+        if self._world.kernel.steps < due:
+            return None
+        what = self._errors[due]
+        if (what == "unknown") != (kind == "committed"):
+            return None
+        del self._errors[due]
+        self.counts[what] += 1
+        self._world.kernel.note("fault", what)
+        error = sqlite3.OperationalError(f"simulated: {what}")
+        error.sqlite_errorcode = _CODES["lost" if what == "unknown" else what]
+        return error
+
+    # -- at a moment ----------------------------------------------------------------------------------------------
+
+    def _partition(self) -> None:
+        names = sorted({each.name for each in self._world.kernel.processes if each.name != "main"})
+        if not self._on or len(names) < 2:
+            return
+        self.counts["partition"] += 1
+        one, other = self._random.sample(names, 2)
+        self._world.network.cuts.add((one, other))
+        heal = between(self._random, 0.5, 60.0)
+        self._world.kernel.later(heal, lambda: self._world.network.cuts.discard((one, other)))
+
+    def _jump(self) -> None:
+        if self._on and self.victims:
+            self.counts["jump"] += 1
+            process = self._random.choice(self.victims)
+            process.offset += between(self._random, 1.0, 3600.0)
+            self._world.kernel.note("jump", process.name)
+
+
+def _pick(generator: random.Random, items: Sequence[str]) -> str:
+    return items[generator.randrange(len(items))]

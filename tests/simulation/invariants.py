@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The invariants that the simulation checks: what is promised, on which page, by which checker."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+__all__ = ["INVARIANTS", "Invariant", "table"]
+
+
+class Invariant(NamedTuple):
+    """One promise.
+
+    :param promised: the page of the documentation. :param checker: the method that looks, and when.
+    """
+
+    name: str
+    promised: str
+    checker: str
+
+
+INVARIANTS: Sequence[Invariant] = (
+    Invariant("Never over any limit", "allocation", "Placement.check_room, Claims.check_step: after each commit"),
+    Invariant("A counter of a provider is the sum of its allocations", "allocation", "Placement, Claims: at rest"),
+    Invariant("A claim holds all of its parts or none", "allocation", "Claims.check: at rest"),
+    Invariant("A repetition of a request finds its claim", "allocation", "Claims._claim, Placement._create: at once"),
+    Invariant("No increment at a generation is lost", "allocation", "Claims.check: at rest"),
+    Invariant("A consumer that holds nothing has no row", "allocation", "Claims.check: at rest"),
+    Invariant("What was acknowledged exists exactly once", "scheduling", "Placement.check: at rest"),
+    Invariant("What was deleted stays deleted", "scheduling", "Placement.check: at rest"),
+    Invariant("What a filter promised is true", "scheduling", "Promises.check_step: after each commit"),
+    Invariant("An instance runs on its host, and nowhere else", "scheduling", "Placement.quiet: at rest"),
+    Invariant("One effect for each token", "fences", "Placement.check: at rest"),
+    Invariant("Views of schedulers converge to the store", "scheduling", "Placement.quiet: at rest"),
+    Invariant("Every operation ends", "cleanup", "Placement.quiet, Cleaning.quiet: at rest"),
+    Invariant("Every orphan reaches its documented end state", "cleanup", "Cleaning.check: at rest"),
+    Invariant(
+        "A volume, a snapshot and a restored backup have the data they were given", "cleanup", "Volumes.check: at rest"
+    ),
+    Invariant("A deleted volume, snapshot or backup stays deleted", "cleanup", "Volumes.check: at rest"),
+    Invariant("No file belongs to nothing", "cleanup", "Volumes.quiet: at rest"),
+    Invariant("Nothing of a living host is cleaned", "cleanup", "Cleaning.check: in schedules without faults"),
+    Invariant("No service ends without a reason", "coordination", "Workload: in schedules without faults"),
+    Invariant("A tick of an object has at most one effect", "coordination", "Ticks.check: after each commit"),
+    Invariant("No effect follows one of a later ring", "coordination", "Ticks.check: after each commit"),
+    Invariant("Each object is handled when all is well", "coordination", "Ticks.quiet: at rest"),
+    Invariant("A node in use stays in its shard", "sharding", "Shards.check_step: after each commit"),
+    Invariant("A node is where the journal of its plan says", "sharding", "Shards.check: at rest"),
+    Invariant("A plan that has ended has nothing left to do", "sharding", "Shards.check: at rest"),
+)
+
+
+def table() -> str:
+    """The table for the documentation."""
+    lines = [".. list-table::", "   :header-rows: 1", "", "   * - Invariant", "     - Promised in", "     - Checked by"]
+    for each in INVARIANTS:
+        lines += [f"   * - {each.name}", f"     - :doc:`{each.promised}`", f"     - {each.checker}"]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,411 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Production code with one guard, fence, token or order of writes taken out: some schedule must break an invariant.
+
+A mutant is planted by patching, in the forked process that runs a batch. ``make simulate MUTANTS=1`` prints how many schedules each
+one survives.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+
+from moorage.cleanup import orphans, requests, supervisor, workers
+from moorage.control_plane import operations, placing
+from moorage.coordination import claims, ledger
+from moorage.coordination.keeper import Keeper
+from moorage.db import database
+from moorage.services import registry
+from moorage.sharding import plans
+from moorage_plugins.compute import agent, cleanup, driver, instances
+from moorage_plugins.stores import sql_ledger, statements
+from tests.simulation import planting, runner
+from tests.simulation.planting import (
+    both,
+    drop,
+    ignoring,
+    nothing,
+    put,
+    silent,
+    unguarded,
+    wrap,
+)
+
+__all__ = ["MUTANTS", "Mutant", "run"]
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """One change of production code.
+
+    :param workloads: those that must find it, the quickest first.
+    """
+
+    name: str
+    workloads: tuple[str, ...]
+    plant: Callable[[], object]
+    #: Why it survives on this engine, when it does.
+    survives: str = ""
+
+
+_V = ("volumes",)
+_P, _R, _C, _K, _T, _S = (
+    ("placement",),
+    ("promises",),
+    ("claims",),
+    ("cleaning",),
+    ("ticks",),
+    ("shards",),
+)
+_ONE_WRITER = "SQLite has one writer, so no other transaction comes between; the stepped servers' job"
+_OTHER = "another guard on the same path refuses it; see the mutant that removes both"
+
+_MEMBER = "a member looks at its own lease and ring before each write; see the mutants with any ring"
+_ANY_RING = put(Keeper, "is_current", lambda self, snapshot: True)
+
+MUTANTS: Sequence[Mutant] = (
+    # Leases, tokens and fences of operations.
+    Mutant("finish without the token", _P, drop(workers, "_FINISH", "token"), _OTHER),
+    Mutant("write without the fence", _P, unguarded("WRITE", "REMOVE"), _OTHER),
+    Mutant(
+        "finish without token and write without fence",
+        _P,
+        both(drop(workers, "_FINISH", "token"), unguarded("WRITE", "REMOVE")),
+    ),
+    Mutant(
+        "finish that finds no row passes",
+        _P,
+        put(workers.WorkerStore, "end", planting.end_without_looking),
+        _OTHER,
+    ),
+    Mutant(
+        "finish that finds no row passes, write without fence",
+        _P,
+        both(
+            put(workers.WorkerStore, "end", planting.end_without_looking),
+            unguarded("WRITE", "REMOVE"),
+        ),
+    ),
+    Mutant("tokens that do not rise", _P, planting.same_tokens),
+    Mutant(
+        "tokens that do not rise, write without fence",
+        _P,
+        both(planting.same_tokens, unguarded("WRITE", "REMOVE")),
+    ),
+    Mutant(
+        "take what a live owner has",
+        _P,
+        drop(workers, "_TAKE", "expires_at"),
+        "agents take what is addressed to them only, and the token stops the earlier owner",
+    ),
+    Mutant(
+        "give back without the token",
+        _P,
+        drop(workers, "_GIVE_BACK", "token"),
+        "the operation is done twice then, and each try has its token",
+    ),
+    Mutant("renew without the token", _P, drop(workers, "_RENEW", "token"), _OTHER),
+    Mutant(
+        "no renewals",
+        _P,
+        put(workers.WorkerStore, "renew_many", lambda self, leases: []),
+        "an expired lease is taken again by its own agent",
+    ),
+    Mutant(
+        "a second operation begins beside the first",
+        _P,
+        wrap(workers.WorkerStore, "create", planting.always_forced),
+    ),
+    # Instances.
+    Mutant(
+        "changes ignore the fence that was read",
+        _P,
+        wrap(instances.ComputeInstances, "change", ignoring("fence", "expected")),
+    ),
+    Mutant(
+        "a late create of a deleted instance",
+        _P,
+        put(placing.StoreClaimer, "_refuse_deleted", planting.unfiltered_deleted),
+    ),
+    Mutant(
+        "the agent takes its own unknown commit for a takeover",
+        _P,
+        wrap(database, "_end", planting.certain_end),
+    ),
+    Mutant(
+        "no repeated create is known",
+        _P,
+        both(
+            put(sql_ledger.SqlLedger, "_repeated", planting.not_repeated),
+            put(placing.StoreClaimer, "earlier", nothing),
+        ),
+    ),
+    Mutant(
+        "what moved away stays on its old host",
+        _P,
+        put(agent.ComputeAgent, "_remove_stranger", lambda self, uuid, token: False),
+        "the source removes it by an operation of its own; this look is for what that missed",
+    ),
+    Mutant(
+        "the driver leaves effects of earlier tries",
+        _P,
+        put(driver.SimulatedDriver, "_remove", nothing),
+    ),
+    Mutant(
+        "a deletion keeps its claim",
+        _P,
+        put(
+            agent.ComputeAgent,
+            "_write",
+            lambda self, tx, done: self._write_row(tx, done),
+        ),
+    ),
+    Mutant(
+        "a move keeps the room that it held meanwhile",
+        _P,
+        put(operations, "move_consumer", lambda uuid: uuid[:-1] + "f"),
+    ),
+    Mutant(
+        "lost messages are found by no sweep",
+        _P,
+        put(agent.ComputeAgent, "sweep", nothing),
+    ),
+    Mutant(
+        "the claim is committed without its operation",
+        _P,
+        put(workers.WorkerStore, "create", lambda self, *a, **o: 1),
+    ),
+    Mutant("an agent finishes without a transaction", _P, planting.no_transactions),
+    Mutant(
+        "a commit that failed is reported as done",
+        _P,
+        wrap(database, "_end", lambda old: planting.deaf_end),
+    ),
+    Mutant(
+        "a failed commit leaves its transaction open",
+        ("claims", "placement"),
+        wrap(database, "_end", lambda old: planting.leaking_end),
+    ),
+    # Promises of filters.
+    Mutant(
+        "claims ignore the version of residents",
+        _R,
+        drop(statements, "TURN_SEEN", "residents"),
+    ),
+    Mutant(
+        "claims do not raise the version of residents",
+        _R,
+        both(
+            silent(statements, "TURN", "residents"),
+            silent(statements, "TURN_SEEN", "residents"),
+        ),
+    ),
+    # Claims.
+    Mutant(
+        "claims take without looking at the room",
+        _C,
+        wrap(statements, "take", planting.no_room_check),
+    ),
+    Mutant(
+        "claims of nodes take without looking at the room",
+        _P,
+        wrap(statements, "take", planting.no_room_check),
+    ),
+    Mutant(
+        "consumers change without their generation",
+        _C,
+        wrap(statements, "change_consumer", planting.no_generation),
+    ),
+    Mutant(
+        "a consumer that must be new may exist",
+        _C,
+        wrap(sql_ledger.SqlLedger, "_enter", planting.expects_anything),
+    ),
+    Mutant(
+        "no repeated claim is known",
+        _C,
+        put(sql_ledger.SqlLedger, "_repeated", planting.not_repeated),
+    ),
+    Mutant(
+        "a repeated change raises the consumer again",
+        _C,
+        wrap(statements, "change_consumer", planting.no_request),
+        _OTHER,
+    ),
+    Mutant(
+        "replaced allocations stay",
+        _C,
+        put(statements, "DROP_ALLOCATIONS_OF", sa.text("SELECT 1")),
+    ),
+    Mutant(
+        "what is given up is not given back",
+        _C,
+        wrap(
+            statements,
+            "give_back",
+            lambda old: lambda classes: planting.no_rows(old(classes)),
+        ),
+    ),
+    Mutant("claims in several transactions", _C, planting.no_transactions),
+    Mutant(
+        "a claim whose commit failed is acknowledged",
+        _C,
+        wrap(database, "_end", lambda old: planting.deaf_end),
+    ),
+    Mutant(
+        "commits of unknown outcome are run again",
+        _C,
+        wrap(database.Database, "_retried", planting.eager_retries),
+    ),
+    Mutant(
+        "a released consumer keeps its row",
+        _C,
+        put(statements, "DROP_CONSUMER", planting.no_rows(statements.DROP_CONSUMER)),
+    ),
+    Mutant(
+        "no turn at the provider",
+        _C,
+        put(statements, "TURN", planting.turn_for_all(statements.TURN)),
+        _ONE_WRITER,
+    ),
+    # Cleaning.
+    Mutant(
+        "cleaners take what living services have",
+        _K,
+        planting.search("Target", "worker_epoch"),
+    ),
+    Mutant(
+        "cleaners release no claims",
+        _K,
+        wrap(cleanup.InstanceHandler, "settle", planting.without_release),
+    ),
+    Mutant(
+        "an eviction overlooks heartbeats",
+        _K,
+        drop(registry, "_EVICT", "beat"),
+        "only a zombie notices, which its token stops",
+    ),
+    Mutant(
+        "evicted services go on",
+        _K,
+        drop(registry, "_BEAT", "epoch"),
+        "tokens and fences stop what it writes",
+    ),
+    Mutant(
+        "requests are closed before their end",
+        _K,
+        put(requests.RequestStore, "close_if_done", planting.close_at_once),
+    ),
+    Mutant("orphans end without the token", _K, drop(orphans, "_END", "token"), _OTHER),
+    Mutant(
+        "orphans end and are written without token and fence",
+        _K,
+        both(
+            drop(orphans, "_END", "token"),
+            drop(workers, "_FINISH", "token"),
+            unguarded("WRITE", "REMOVE"),
+        ),
+    ),
+    # Periodic tasks.
+    Mutant("a tick is claimed twice", _T, drop(claims, "_CLAIM", "tick <")),
+    Mutant("a claim under an old ring", _T, drop(claims, "_CLAIM", "token <="), _MEMBER),
+    Mutant(
+        "a handling ends after a later claim",
+        _T,
+        drop(claims, "_END", "sweep"),
+        _MEMBER,
+    ),
+    Mutant("a handling ends twice", _T, drop(claims, "_END", "finished"), _MEMBER),
+    Mutant("work under a ring that has changed", _T, _ANY_RING, _OTHER),
+    Mutant(
+        "any ring, a claim under an old one",
+        _T,
+        both(_ANY_RING, drop(claims, "_CLAIM", "token <=")),
+    ),
+    Mutant(
+        "any ring, a handling ends after a later claim",
+        _T,
+        both(_ANY_RING, drop(claims, "_END", "sweep")),
+    ),
+    Mutant("rings are proposed over each other", _T, drop(ledger, "_MOVE", "token"), _OTHER),
+    Mutant(
+        "handlings are finished without a claim",
+        _T,
+        put(claims.SqlClaims, "end", nothing),
+        _MEMBER,
+    ),
+    Mutant(
+        "any ring, handlings are finished without a claim",
+        _T,
+        both(_ANY_RING, put(claims.SqlClaims, "end", nothing)),
+    ),
+    # Volumes.
+    Mutant(
+        "volumes end and are written without token and fence",
+        _V,
+        both(
+            drop(orphans, "_END", "token"),
+            drop(workers, "_FINISH", "token"),
+            unguarded("WRITE", "REMOVE"),
+            planting.unfenced_volumes,
+        ),
+    ),
+    Mutant(
+        "orphans of volumes are never found",
+        _V,
+        put(supervisor.Supervisor, "sample", nothing),
+    ),
+    # Shards.
+    Mutant(
+        "nodes move from a shard where they are not",
+        _S,
+        planting.mover("nodes.shard IS"),
+    ),
+    Mutant("nodes in use move", _S, planting.mover("OR")),
+    Mutant(
+        "plans are carried out after they were taken back",
+        _S,
+        wrap(plans.Plans, "_step", planting.advance_blindly),
+    ),
+    Mutant(
+        "the journal forgets conflicts",
+        _S,
+        put(plans.Plans, "_journal", planting.forgetful_journal),
+    ),
+    Mutant("moves and journal in several transactions", _S, planting.no_transactions),
+)
+
+
+def run(names: Sequence[str], most: int, only: str | None) -> int:
+    """Plant each mutant and look how many schedules it survives; 1 when one survives that should not."""
+    failed = 0
+    for name in names:
+        chosen = [each for each in MUTANTS if each.workloads[0] == name and only in (None, each.name)]
+        if not chosen:
+            continue
+        made = runner.Runner(name)
+        made.warm()
+        for mutant in chosen:
+            needed, verdict = fall(made, mutant, most)
+            failed += int(needed is None and not mutant.survives)
+            what = (
+                f"{needed:5} schedules"
+                if needed is not None
+                else f"SURVIVED {most} ({mutant.survives or 'unexplained'})"
+            )
+            sys.stdout.write(f"{mutant.name:60} memory/{name:10} {what}  {verdict[:110]}\n")
+            sys.stdout.flush()
+    return int(bool(failed))
+
+
+def fall(made: runner.Runner, mutant: Mutant, most: int) -> tuple[int | None, str]:
+    """How many schedules it takes until one breaks an invariant, and which; None: it survives."""
+    for number, result in enumerate(made.many([str(seed) for seed in range(most)], mutant.plant), 1):
+        if "mend the mutant" in result.verdict:
+            raise LookupError(result.verdict)
+        if result.verdict:
+            return number, result.verdict.partition("\n")[0]
+    return None, ""

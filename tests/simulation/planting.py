@@ -1,0 +1,329 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Changes of production code for mutants: tools that patch, and the changes that need more than a line."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import sqlite as sqlite_dialect
+
+from moorage import errors, lease
+from moorage.allocation.interface import Expect
+from moorage.cleanup import fences, orphans, workers
+from moorage.cleanup.tables import cleanup_requests
+from moorage.db import database, failures
+from moorage.sharding import moving
+from moorage.sharding.tables import shard_moves
+from moorage_plugins.block_storage.outcomes import ROWS
+
+_DIALECT = sqlite_dialect.dialect()
+
+# -- tools --------------------------------------------------------------------------------------------------------
+
+
+def everywhere(old: object, new: object) -> None:
+    """Put an object in the place of another in all modules of Moorage that know it by a name of their own."""
+    found = 0
+    for name, module in sorted(sys.modules.items()):
+        if name.partition(".")[0] in ("moorage", "moorage_plugins"):
+            for key, value in list(vars(module).items()):
+                if value is old:
+                    setattr(module, key, new)
+                    found += 1
+    if not found:
+        raise LookupError(f"nothing refers to {old!r} any more; mend the mutant")
+
+
+def without(statement: Any, fragment: str) -> Any:
+    """The statement without the conditions whose SQL contains the fragment."""
+    made = statement._generate()
+    made._where_criteria = tuple(
+        each for each in statement._where_criteria if fragment not in str(each.compile(dialect=_DIALECT))
+    )
+    if len(made._where_criteria) == len(statement._where_criteria):
+        raise LookupError(f"{statement.compile(dialect=_DIALECT)} has no condition with {fragment}; mend the mutant")
+    return made
+
+
+def drop(module: Any, name: str, fragment: str) -> Callable[[], None]:
+    """A mutant: a prebuilt statement without some conditions."""
+
+    def plant() -> None:
+        old = getattr(module, name)
+        if isinstance(old, workers.Transfer):
+            new: Any = workers.Transfer(without(old.plain, fragment))
+        else:
+            new = without(old, fragment)
+        everywhere(old, new)
+
+    return plant
+
+
+def silent(module: Any, name: str, column: str) -> Callable[[], None]:
+    """A mutant: a prebuilt UPDATE that does not write one of its columns."""
+
+    def plant() -> None:
+        old = getattr(module, name)
+        made = old._generate()
+        made._values = type(old._values)({key: value for key, value in old._values.items() if key.name != column})
+        if len(made._values) == len(old._values):
+            raise LookupError(f"{old.compile(dialect=_DIALECT)} does not write {column}; mend the mutant")
+        everywhere(old, made)
+
+    return plant
+
+
+def unguarded(*names: str) -> Callable[[], None]:
+    """A mutant: statements of :mod:`moorage.lease` that are built for each call, without their guards."""
+
+    def plant() -> None:
+        for name in names:
+            old = getattr(lease, name)
+            everywhere(old, dataclasses.replace(old, guards=()))
+
+    return plant
+
+
+def put(owner: Any, name: str, value: Any) -> Callable[[], None]:
+    """A mutant: another attribute."""
+
+    def plant() -> None:
+        if not hasattr(owner, name):
+            raise LookupError(f"{owner} has no {name}; mend the mutant")
+        setattr(owner, name, value)
+
+    return plant
+
+
+def wrap(owner: Any, name: str, make: Callable[[Any], Any]) -> Callable[[], None]:
+    """A mutant: a function made of the one that is there."""
+    return lambda: setattr(owner, name, make(getattr(owner, name)))
+
+
+def both(*plants: Callable[[], None]) -> Callable[[], None]:
+    """A mutant: several changes, where each alone is caught by the other guard."""
+
+    def plant() -> None:
+        for each in plants:
+            each()
+
+    return plant
+
+
+def ignoring(*names: str) -> Callable[[Any], Any]:
+    """Call it without some of its keyword arguments."""
+
+    def make(function: Any) -> Any:
+        def mutant(*arguments: Any, **options: Any) -> Any:
+            return function(*arguments, **{name: value for name, value in options.items() if name not in names})
+
+        return mutant
+
+    return make
+
+
+def nothing(*_: Any, **__: Any) -> None:
+    """Do nothing."""
+
+
+# -- single mutants that need more than a line --------------------------------------------------------------------
+
+
+def same_tokens() -> None:
+    old = fences.RAISE_MANY
+    key: Any = sa.bindparam("of_resources", expanding=True)
+    table = old.table
+    everywhere(
+        old,
+        sa.update(table)
+        .where(table.c.resource_type == sa.bindparam("of_type"), table.c.resource_id.in_(key))
+        .values(token=table.c.token),
+    )
+
+
+def no_room_check(make: Any) -> Any:
+    def mutant(classes: int, step_rule: str, lowering: bool = False, times: bool = False) -> Any:
+        made = make(classes, step_rule, lowering, times)._generate()
+        table = made.table
+        numbers = [sa.bindparam(f"class_{place}", type_=sa.Integer) for place in range(classes)]
+        made._where_criteria = (made._where_criteria[0], table.c.resource_class_id.in_(numbers))
+        return made
+
+    return mutant
+
+
+def deaf_end(transaction: Any, *, commit: bool, same_process: bool) -> None:
+    """Report a commit that failed as one that succeeded."""
+    if not commit:
+        transaction.rollback()
+        return
+    try:
+        transaction.commit()
+    except (failures.LostRaceError, errors.StoreUnavailable):
+        transaction.connection.invalidate()
+
+
+def certain_end(end: Any) -> Any:
+    """Do not say that the outcome of a commit is unknown."""
+
+    def mutant(*arguments: Any, **options: Any) -> None:
+        try:
+            end(*arguments, **options)
+        except errors.StoreUnavailable as error:
+            error.details.pop("outcome", None)
+            raise
+
+    return mutant
+
+
+def leaking_end(transaction: Any, *, commit: bool, same_process: bool) -> None:
+    """Leave the transaction of a failed commit open."""
+    if not commit:
+        database._undo(transaction)
+        return
+    try:
+        transaction.commit()
+    except errors.StoreUnavailable as error:
+        error.details["outcome"] = "unknown"
+        raise
+    except BaseException:
+        database._undo(transaction)
+        raise
+
+
+def eager_retries(retried: Any) -> Any:
+    def mutant(self: Any, begin: Any, work: Any, attempts: Any, deadline: Any, idempotent: bool) -> Any:
+        return retried(self, begin, work, attempts, deadline, True)
+
+    return mutant
+
+
+def no_transactions() -> None:
+    """Each statement is a transaction of its own."""
+
+    def begin(connection: Any) -> None:
+        """Nothing is begun."""
+
+    original = sa.Connection.exec_driver_sql
+
+    def exec_driver_sql(self: Any, statement: str, *arguments: Any, **options: Any) -> Any:
+        if statement == "BEGIN IMMEDIATE":
+            return None
+        return original(self, statement, *arguments, **options)
+
+    sa.Connection.exec_driver_sql = exec_driver_sql  # type: ignore[method-assign]
+
+
+def unfiltered_deleted(self: Any, transaction: Any, uuid: str) -> None:
+    """Let a late try create what was deleted."""
+
+
+def expects_anything(enter: Any) -> Any:
+    def mutant(self: Any, tx: Any, change: Any, how: Any) -> Any:
+        return enter(self, tx, dataclasses.replace(change, expected=Expect.ANYTHING), how)
+
+    return mutant
+
+
+def not_repeated(self: Any, tx: Any, changes: Any) -> None:
+    """Know no repetition."""
+
+
+def close_at_once(self: Any, request: Any) -> bool:
+    """Close a request whatever is left of it."""
+    table = cleanup_requests
+    close = sa.update(table).where(table.c.uuid == request.uuid).values(done_at=1)
+    return bool(self._database.run(lambda tx: tx.execute(close).rowcount == 1))
+
+
+def without_release(settle: Any) -> Any:
+    def mutant(self: Any, transaction: Any, leases: Any, resources: Any) -> None:
+        tools = self.tools
+        self.tools = dataclasses.replace(tools, release=lambda consumer, tx: True)
+        try:
+            settle(self, transaction, leases, resources)
+        finally:
+            self.tools = tools
+
+    return mutant
+
+
+def advance_blindly(step: Any) -> Any:
+    def mutant(self: Any, tx: Any, uuid: str, size: int, way: Any) -> Any:
+        every = ("planned", "applying", "applied", "undoing", "undone")
+        return step(self, tx, uuid, size, dataclasses.replace(way, begins=every))
+
+    return mutant
+
+
+def forgetful_journal(self: Any, tx: Any, mine: Any, taken: Any, lost: Any, way: Any) -> None:
+    """Do not write which moves were lost."""
+    numbers = [move.id for move in taken]
+    within = shard_moves.c.id.between(min(numbers), max(numbers))
+    tx.execute(sa.update(shard_moves).where(mine, within).values(status=way.kept))
+
+
+def mover(fragment: str) -> Callable[[], None]:
+    def make(init: Any) -> Any:
+        def mutant(self: Any, has_instances: Any) -> None:
+            init(self, has_instances)
+            self._move = without(self._move, fragment)
+
+        return mutant
+
+    return wrap(moving.ShardMover, "__init__", make)
+
+
+def search(kind: str, fragment: str) -> Callable[[], None]:
+    def plant() -> None:
+        for of, search in list(orphans._SEARCHES.items()):
+            if of.__name__ == kind:
+                take = workers.Transfer(without(search.take.plain, fragment))
+                orphans._SEARCHES[of] = search._replace(take=take)  # type: ignore[index]
+
+    return plant
+
+
+def unfenced_volumes() -> None:
+    """Write rows of volumes, snapshots and backups without their fence."""
+    for rows in ROWS.values():
+        rows._write = without(rows._write, "fence")
+
+
+def end_without_looking(self: Any, tx: Any, held: Any) -> None:
+    """End an operation whether or not its row was there."""
+    tx.execute(workers._FINISH, workers._key(held))
+
+
+def always_forced(create: Any) -> Any:
+    """Begin an operation in the place of the one that runs."""
+
+    def mutant(self: Any, *arguments: Any, **options: Any) -> Any:
+        return create(self, *arguments, **{**options, "force": True})
+
+    return mutant
+
+
+def no_generation(change: Any) -> Any:
+    """Change a consumer whatever its generation is."""
+    return lambda expected: change(False)
+
+
+def no_request(change: Any) -> Any:
+    """Change a consumer also for a request that was done."""
+    return lambda expected: without(change(expected), "request_id")
+
+
+def no_rows(statement: Any) -> Any:
+    """The statement, for no row."""
+    return statement.where(sa.false())
+
+
+def turn_for_all(statement: Any) -> Any:
+    """A turn that leaves the generation as it is."""
+    table = statement.table
+    return sa.update(table).where(table.c.id == sa.bindparam("of_provider")).values(updated_at=0)

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A short form of ``make simulate``: seeds of each workload, repetition, and five mutants."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import unittest
+from pathlib import Path
+
+import tests
+from tests.simulation import invariants
+
+#: Schedules of each workload.
+SCHEDULES = tests.cases(6)
+MUTANTS = (
+    "claims take without looking at the room",
+    "consumers change without their generation",
+    "no repeated claim is known",
+    "commits of unknown outcome are run again",
+    "claims ignore the version of residents",
+)
+
+
+def simulate(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the simulation as ``make simulate`` does; a process of its own, since it forks and pins itself."""
+    command = [sys.executable, "-m", "tests.simulation", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=tests.cases(600), check=False)
+
+
+class SimulationTests(unittest.TestCase):
+    """Each in some seconds; ``make soak`` runs more schedules."""
+
+    def assert_holds(self, workload: str) -> None:
+        first = str(tests.seeded().randrange(10**6))
+        done = simulate("--workload", workload, "--seed", first, "--schedules", str(SCHEDULES))
+        self.assertEqual(done.returncode, 0, f"first seed {first}\n{done.stdout[-6000:]}{done.stderr[-2000:]}")
+        self.assertIn(f"{SCHEDULES} schedules, 0 violations", done.stdout)
+
+    def test_placement_keeps_every_invariant(self) -> None:
+        self.assert_holds("placement")
+
+    def test_promises_of_filters_keep_every_invariant(self) -> None:
+        self.assert_holds("promises")
+
+    def test_claims_keep_every_invariant(self) -> None:
+        self.assert_holds("claims")
+
+    def test_cleaning_keeps_every_invariant(self) -> None:
+        self.assert_holds("cleaning")
+
+    def test_ticks_keep_every_invariant(self) -> None:
+        self.assert_holds("ticks")
+
+    def test_volumes_keep_every_invariant(self) -> None:
+        self.assert_holds("volumes")
+
+    def test_shards_keep_every_invariant(self) -> None:
+        self.assert_holds("shards")
+
+    def test_one_seed_gives_one_trace(self) -> None:
+        for workload in ("claims", "placement"):
+            one, two = (simulate("--workload", workload, "--seed", "7").stdout for _ in range(2))
+            self.assertIn("trace ", one)
+            self.assertEqual(one, two)
+
+    def test_five_mutants_fall(self) -> None:
+        for mutant in MUTANTS:
+            with self.subTest(mutant):
+                done = simulate("--mutant", mutant, "--schedules", "60")
+                self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+                self.assertIn("schedules  ", done.stdout)
+
+    def test_the_documentation_lists_every_invariant(self) -> None:
+        page = Path(__file__).parents[2] / "doc" / "source" / "explanation" / "simulation.rst"
+        self.assertIn(invariants.table(), page.read_text(encoding="utf-8"))

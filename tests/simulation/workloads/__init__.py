@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The workloads of the simulation, by name."""
+
+from __future__ import annotations
+
+from tests.simulation.workloads.base import Workload
+from tests.simulation.workloads.claims import Claims
+from tests.simulation.workloads.cleaning import Cleaning
+from tests.simulation.workloads.placement import Placement
+from tests.simulation.workloads.promises import Promises
+from tests.simulation.workloads.shards import Shards
+from tests.simulation.workloads.ticks import Ticks
+from tests.simulation.workloads.volumes import Volumes
+
+__all__ = ["WORKLOADS"]
+
+WORKLOADS: dict[str, type[Workload]] = {
+    "placement": Placement,
+    "promises": Promises,
+    "claims": Claims,
+    "cleaning": Cleaning,
+    "ticks": Ticks,
+    "shards": Shards,
+    "volumes": Volumes,
+}

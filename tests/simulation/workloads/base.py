@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every workload has: roles that are started and started again, clients, a time of faults, a time to heal, checks."""
+
+from __future__ import annotations
+
+import abc
+import sqlite3
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+from moorage.db import Database
+from tests.simulation.faults import Faults
+from tests.simulation.kernel import Process
+from tests.simulation.world import World
+
+__all__ = ["Workload"]
+
+
+class Workload(abc.ABC):
+    """One schedule of a workload."""
+
+    #: Options of the configuration, by (group, name).
+    settings: ClassVar[Mapping[tuple[str, str], Any]] = {}
+    #: About how many guarded points and steps a schedule has while faults strike, measured without faults.
+    points: ClassVar[int] = 1000
+    steps: ClassVar[int] = 3000
+    #: Virtual seconds in which faults strike, and that healing may take.
+    seconds: ClassVar[float] = 30.0
+    healing: ClassVar[float] = 300.0
+    jumps: ClassVar[bool] = True
+    #: Whether clients decide how long it takes.
+    clients: ClassVar[bool] = True
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.kernel = world.kernel
+        self.random = world.random.workload
+        self.faults = Faults(world, self.restart, steps=self.steps, seconds=self.seconds, jumps=self.jumps)
+        #: Role objects by the process's name.
+        self.roles: dict[str, Any] = {}
+        self._makers: dict[str, Callable[[], Any]] = {}
+        self._numbers: dict[str, int] = {}
+        self._ready: set[str] = set()
+        #: Clients that have not ended.
+        self._running: set[str] = set()
+        self._eyes: sqlite3.Connection | None = None
+        self.facts: dict[str, int] = {}
+
+    @staticmethod
+    @abc.abstractmethod
+    def fill(database: Database, conf: Any) -> None:
+        """Write what is in the store at the beginning."""
+
+    @abc.abstractmethod
+    def begin(self) -> None:
+        """Start roles and clients; called in a thread of the process main."""
+
+    @abc.abstractmethod
+    def quiet(self) -> str:
+        """Why the system is not at rest yet; empty when it is."""
+
+    @abc.abstractmethod
+    def check(self) -> None:
+        """Look whether every invariant holds, at rest."""
+
+    def check_step(self) -> None:  # noqa: B027  (not every workload has such a law)
+        """Look at what must hold after every commit; cheap."""
+
+    # -- the schedule ---------------------------------------------------------------------------------------------
+
+    def run(self) -> str:
+        """The whole schedule; the hash of its trace."""
+        self.world.site.after_commit = self.check_step
+        with self.world.active():
+            main = self.kernel.process("main")
+            self.world.network.owners["main"] = main
+            return self.kernel.run(main, self._main)
+
+    def _main(self) -> None:
+        self.begin()
+        self._sleep_until(lambda: self._makers.keys() <= self._ready, 120.0, "the roles did not start")
+        self.faults.begin()
+        self.begin_clients()
+        end = self.kernel.now + self.seconds
+        while self._running and self.kernel.now < end + 120.0:
+            self.kernel.block(None, 0.5, "sleep")
+        self.kernel.block(
+            None, max(0.0, end - self.kernel.now) if self.faults.counts or not self.clients else 0.0, "sleep"
+        )
+        self.faults.end()
+        self.kernel.note("healed")
+        self._sleep_until(lambda: not self._running, 600.0, "clients did not end")
+        deadline = self.kernel.now + self.healing
+        while (why := self.quiet()) and self.kernel.now < deadline:
+            self.kernel.block(None, 1.0, "sleep")
+        self.require(not why, f"not at rest {self.healing:g} seconds after all faults healed: {why}")
+        if self.calm:
+            ended = [f"{each.name}: {each.lost}" for each in self.kernel.processes if each.lost]
+            self.require(not ended, f"processes ended themselves although nothing went wrong: {ended}")
+        self.check()
+        self.kernel.note("rows", self.fingerprint())
+
+    def begin_clients(self) -> None:  # noqa: B027  (a workload without clients starts none)
+        """Start clients; the roles are ready."""
+
+    def _sleep_until(self, done: Callable[[], bool], seconds: float, what: str) -> None:
+        deadline = self.kernel.now + seconds
+        while not done():
+            self.require(self.kernel.now < deadline, f"{what} within {seconds:g} seconds")
+            self.kernel.block(None, 0.2, "sleep")
+
+    def require(self, holds: object, law: str) -> None:
+        """End the schedule as a violation unless it holds."""
+        if not holds:
+            self.kernel.violated(law)
+
+    @property
+    def calm(self) -> bool:
+        """Whether nothing went wrong: no fault, and no thread stood still for long."""
+        return not self.faults.counts and not self.world.policy_name.startswith("pauses")
+
+    # -- roles and clients ----------------------------------------------------------------------------------------
+
+    def start_role(self, name: str, make: Callable[[], Any], *, victim: bool = True) -> None:
+        """Start a role in a process of its own; ``make`` is called again for each incarnation."""
+        self._makers[name] = make
+        number = self._numbers[name] = self._numbers.get(name, 0) + 1
+        process = self.world.process(name if number == 1 else f"{name}#{number}")
+
+        def work() -> None:
+            role = make()
+            platform = self.world.platform(process, role.binary, cluster=self.cluster_of(name))
+            role.start(platform, self.world.conf)
+            if number == self._numbers[name]:
+                self.roles[name] = role
+            self._ready.add(name)
+
+        def start() -> None:
+            try:
+                work()
+            except Exception as error:
+                self.kernel.note("not started", f"{type(error).__name__}: {error}")
+                self.kernel.kill(process)
+                self.kernel.later(1.0, lambda: self.restart(process))
+                self.kernel.point("exit")
+
+        process.on_kill.append(lambda: self._later(name, process))
+        if victim:
+            self.faults.victims.append(process)
+        self.world.spawn(process, "start", start)
+
+    def _later(self, name: str, process: Process) -> None:
+        if process.lost:
+            # It ended by itself; a service manager starts it again.
+            self.kernel.later(1.0, lambda: self.restart(process))
+
+    def cluster_of(self, name: str) -> str | None:
+        """The cluster of a role."""
+        return None
+
+    def restart(self, process: Process) -> None:
+        """Start the role of a process again, in a new one; of a process that stands still nothing is heard any more."""
+        name = process.name.partition("#")[0]
+        if name not in self._makers:
+            return
+        if self._numbers[name] > (int(process.name.partition("#")[2] or 1)):
+            return
+        if process in self.faults.victims:
+            self.faults.victims.remove(process)
+        platform = self.world.platforms.get(process.name)
+        if platform is not None:
+            self.world.network.forget(platform.transport)  # type: ignore[arg-type]
+        self.start_role(name, self._makers[name])
+
+    def client(self, name: str, work: Callable[[Process], object], *, victim: bool = False) -> None:
+        """Start a client in a process of its own; a victim may be killed, and is not started again."""
+        process = self.world.process(name)
+        self._running.add(name)
+
+        def run() -> None:
+            work(process)
+            self._running.discard(name)
+
+        process.on_kill.append(lambda: self._running.discard(name))
+        if victim:
+            self.faults.victims.append(process)
+        self.world.spawn(process, name, run)
+
+    # -- looking --------------------------------------------------------------------------------------------------
+
+    def rows(self, statement: str, *values: Any) -> list[Any]:
+        """Read the database behind the control plane's back."""
+        if self._eyes is None:
+            self._eyes = sqlite3.connect(self.world.site.path, check_same_thread=False, isolation_level=None)
+        return self._eyes.execute(statement, values).fetchall()
+
+    def fingerprint(self) -> str:
+        """Of all rows at the end, for the hash of the trace."""
+        tables: Sequence[str] = [row[0] for row in self.rows("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        return ";".join(f"{table}:{self.rows(f'SELECT count(*) FROM {table}')[0][0]}" for table in sorted(tables))

@@ -1,0 +1,269 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Creates, deletes and moves of instances by clients that repeat or give up; two schedulers, three agents."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from typing_extensions import override
+
+from moorage import errors
+from moorage.clock import SystemClock
+from moorage.control_plane.agent_role import Agent
+from moorage.control_plane.enrolment import Enrolment
+from moorage.control_plane.interface import departed_consumer, move_consumer
+from moorage.control_plane.opening import load_store, open_instances, open_workers
+from moorage.control_plane.operations import InPlace
+from moorage.control_plane.placing import Deleter, cast_to_agent
+from moorage.control_plane.scheduler_role import SchedulerRole
+from moorage.db import Database
+from moorage.fleet.interface import InventoryItem, NodeSpec, uuid_of_name
+from moorage.fleet.nodes import NodeStore
+from moorage.services.registry import ServiceRegistry
+from moorage_plugins.stores.classes import STANDARD_CLASSES
+from tests.simulation.kernel import Process
+from tests.simulation.workloads.base import Workload
+
+__all__ = ["Placement"]
+
+HOSTS = ("agent-1", "agent-2", "agent-3")
+SCHEDULERS = ("scheduler-1", "scheduler-2")
+#: Units of VCPU of each node.
+SIZE = 4
+
+
+@dataclass
+class _History:
+    """What clients know of one instance."""
+
+    uuid: str
+    vcpus: int
+    asked: bool = False
+    created: bool = False
+    delete_asked: bool = False
+    deleted: bool = False
+    log: list[str] = field(default_factory=list)
+
+
+def enrol(database: Database, conf: Any, hosts: tuple[str, ...], size: int) -> None:
+    """A node for each host."""
+    clock = SystemClock()
+    nodes = [
+        NodeSpec(
+            uuid_of_name(f"node-{host}"), f"node-{host}", host,
+            inventories=(InventoryItem("VCPU", size), InventoryItem("MEMORY_MB", 65536)),
+        )
+        for host in hosts
+    ]  # fmt: skip
+    store = load_store(conf, database, clock)
+    Enrolment(database, NodeStore(database), store, ServiceRegistry(database, clock), lambda: None).enrol(nodes)
+
+
+class Placement(Workload):
+    """Two schedulers, three agents, three clients."""
+
+    settings: ClassVar[dict[tuple[str, str], Any]] = {
+        ("services", "report_interval"): 5.0,
+        ("services", "service_down_time"): 20.0,
+        ("agent", "sweep_interval"): 8.0,
+        ("agent", "services"): ["compute"],
+        ("cleanup", "enabled_handlers"): ["instance"],
+        ("scheduling", "refresh_interval"): 10.0,
+        ("scheduling", "enabled_filters"): [],
+        ("cleanup", "interval"): 30.0,
+        ("cleanup", "lease_seconds"): 6.0,
+        ("compute", "operations"): 2,
+        ("rpc", "call_timeout"): 10.0,
+    }
+    points: ClassVar[int] = 600
+    steps: ClassVar[int] = 1500
+    seconds: ClassVar[float] = 20.0
+
+    @staticmethod
+    @override
+    def fill(database: Database, conf: Any) -> None:
+        enrol(database, conf, HOSTS, SIZE)
+
+    @override
+    def begin(self) -> None:
+        self.histories: list[_History] = []
+        for host in HOSTS:
+            self.start_role(host, Agent)
+        for name in SCHEDULERS:
+            self.start_role(name, SchedulerRole)
+
+    @override
+    def begin_clients(self) -> None:
+        for number in range(1, 4):
+            self.client(f"client-{number}", self._client)
+
+    # -- clients --------------------------------------------------------------------------------------------------
+
+    def _client(self, process: Process) -> None:
+        platform = self.world.platform(process, "api", beats=False)
+        conf = self.world.conf
+        instances, workers = open_instances(platform, conf), open_workers(platform, conf)
+        cast = cast_to_agent(platform.sender)
+        deleter = Deleter(platform.database, instances, workers, cast)
+        in_place = InPlace(platform.database, instances, workers, cast)
+        mine: list[_History] = []
+        for _ in range(self.random.randint(2, 5)):
+            living = [each for each in mine if each.asked and not each.delete_asked]
+            what = self.random.choice(("create", "create", "delete", "move", "rebuild")) if living else "create"
+            if what == "create":
+                mine.append(self._create(platform))
+            elif what == "delete":
+                self._delete(deleter, self.random.choice(living))
+            elif what == "move":
+                self._move(platform, self.random.choice(living))
+            else:
+                self._attempt(self.random.choice(living), "rebuild", lambda uuid: in_place.begin(uuid, "rebuild", {}))
+            if self.random.random() < 0.5:
+                platform.clock.sleep(self.random.uniform(0, 4))
+
+    def _create(self, platform: Any) -> _History:
+        uuid = f"{self.random.getrandbits(32):08x}-0000-4000-8000-000000000000"
+        made = _History(uuid, self.random.choice((1, 1, 2, 3)), asked=True)
+        self.histories.append(made)
+        extra = {"sim:delay_ms": str(self.random.choice((100, 1000, 3000)))}
+        flavor = {"flavorid": f"f{made.vcpus}", "resources": {"VCPU": made.vcpus}, "extra_specs": extra}
+        args = {"request": {"uuid": uuid, "flavor": flavor}, "request_id": f"req-{uuid}"}
+
+        def call(_uuid: str) -> None:
+            platform.sender.call("scheduler", "create_instance", args)
+            made.created = True
+
+        for _ in range(self.random.randint(1, 4)):
+            if self._attempt(made, "create", call):
+                break
+        said = "; ".join(made.log)
+        self.require("Conflict" not in said, f"a repetition of the create of {uuid} did not find it ({said})")
+        return made
+
+    def _delete(self, deleter: Deleter, of: _History) -> None:
+        of.delete_asked = True
+        force = self.random.random() < 0.5
+
+        def call(uuid: str) -> None:
+            deleter.delete(uuid, force=force)
+            of.deleted = True
+
+        for _ in range(self.random.randint(1, 4)):
+            if self._attempt(of, "delete", call):
+                break
+
+    def _move(self, platform: Any, of: _History) -> None:
+        operation = self.random.choice(("live_migrate", "resize"))
+        vcpus = self.random.choice((1, 2))
+        flavor = {"flavorid": f"f{vcpus}", "resources": {"VCPU": vcpus}}
+        args = {
+            "instance_uuid": of.uuid, "operation": operation, "request_id": f"move-{self.random.getrandbits(32):08x}",
+            "wanted": {"flavor": flavor} if operation == "resize" else {},
+        }  # fmt: skip
+        for _ in range(self.random.randint(1, 3)):
+            if self._attempt(of, operation, lambda uuid: platform.sender.call("scheduler", "move_instance", args)):
+                break
+
+    def _attempt(self, of: _History, what: str, call: Any) -> bool:
+        """Whether it was acknowledged, or refused for good."""
+        try:
+            call(of.uuid)
+        except errors.MoorageError as error:
+            of.log.append(f"{self.kernel.now:.2f} {what}: {type(error).__name__}: {error.message}")
+            return isinstance(error, errors.NotFound | errors.Conflict | errors.NoValidHost)
+        of.log.append(f"{self.kernel.now:.2f} {what}: acknowledged")
+        self.kernel.note("acknowledged", f"{what} {of.uuid}")
+        return True
+
+    # -- checks ---------------------------------------------------------------------------------------------------
+
+    @override
+    def check_step(self) -> None:
+        self.check_room()
+
+    def check_room(self) -> None:
+        """Never over any limit."""
+        over = self.rows(
+            "SELECT resource_provider_id, used, total FROM inventories WHERE used > (total - reserved) * allocation_ratio"
+        )
+        self.require(not over, f"over the limit: provider, used, total = {over}")
+
+    @override
+    def quiet(self) -> str:
+        left = self.rows("SELECT resource_id, operation, phase FROM workers")
+        if left:
+            return f"operations are left: {left}"
+        stored = sorted(
+            self.rows("SELECT uuid, host, flavorid FROM instances WHERE status NOT IN ('error', 'shelved_offloaded')")
+        )
+        for name in SCHEDULERS:
+            fleet = self.roles[name]._scheduler.view.snapshot()
+            seen = sorted(
+                (uuid, each.host, each.flavorid)
+                for row in range(fleet.size)
+                for uuid, each in fleet.instances_on(row).items()
+            )
+            if seen != stored:
+                return f"{name} believes {seen}, the store has {stored}"
+        running = self._effects()
+        for uuid, host, _ in stored:
+            if sorted(running.get(uuid, {})) != [host]:
+                return f"instance {uuid} of {host} runs on {running.get(uuid)}"
+        strangers = running.keys() - {row[0] for row in stored}
+        return f"instances run that do not exist: {sorted(strangers)}" if strangers else ""
+
+    def _effects(self) -> dict[str, dict[str, list[int]]]:
+        """Uuid -> host -> tokens of what the hypervisors run."""
+        found: dict[str, dict[str, list[int]]] = {}
+        for host in HOSTS:
+            folder = self.world.folder / "hypervisors" / host
+            for uuid in sorted(os.listdir(folder)) if folder.exists() else ():
+                tokens = sorted(int(each) for each in os.listdir(folder / uuid))
+                if tokens:
+                    found.setdefault(uuid, {})[host] = tokens
+        return found
+
+    @override
+    def check(self) -> None:
+        self.check_room()
+        rows = {
+            row[0]: row for row in self.rows("SELECT uuid, status, host, node_uuid, fence, resources FROM instances")
+        }
+        for each in self.histories:
+            said = "; ".join(each.log)
+            if each.created and not each.delete_asked:
+                self.require(each.uuid in rows, f"acknowledged instance {each.uuid} is gone ({said})")
+            if each.deleted:
+                self.require(
+                    each.uuid not in rows, f"deleted instance {each.uuid} exists: {rows.get(each.uuid)} ({said})"
+                )
+        for uuid, tokens in self._effects().items():
+            for host, found in tokens.items():
+                self.require(len(found) == 1, f"instance {uuid} has effects of several tries on {host}: {found}")
+        self._check_allocations(rows)
+
+    def _check_allocations(self, rows: dict[str, Any]) -> None:
+        held: dict[str, dict[str, int]] = {}
+        for consumer, provider, name, used in self.rows(
+            "SELECT a.consumer_id, p.uuid, a.resource_class_id, a.used FROM allocations a JOIN resource_providers p"
+            " ON p.id = a.resource_provider_id"
+        ):
+            held.setdefault(consumer, {})[f"{provider}/{name}"] = used
+        for uuid, (_, status, _, node, _, resources) in rows.items():
+            wanted = {f"{node}/{STANDARD_CLASSES[name]}": used for name, used in json.loads(resources).items()}
+            wanted = {} if status in ("error", "shelved_offloaded") else wanted
+            holds = held.pop(uuid, {})
+            self.require(holds == wanted, f"instance {uuid} ({status}) holds {holds} instead of {wanted}")
+            self.require(move_consumer(uuid) not in held, f"instance {uuid} still holds the room of a move")
+        for (uuid,) in self.rows("SELECT resource_id FROM workers WHERE operation = 'let_go'"):
+            held.pop(departed_consumer(uuid), None)
+        self.require(not held, f"claims of nobody: {held}")
+        sums = self.rows(
+            "SELECT i.resource_provider_id, i.resource_class_id, i.used, COALESCE(SUM(a.used), 0) FROM inventories i"
+            " LEFT JOIN allocations a ON a.resource_provider_id = i.resource_provider_id"
+            " AND a.resource_class_id = i.resource_class_id GROUP BY 1, 2 HAVING i.used <> COALESCE(SUM(a.used), 0)"
+        )
+        self.require(not sums, f"used differs from the sum of allocations: {sums}")

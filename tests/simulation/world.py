@@ -1,0 +1,283 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The world of one schedule: kernel, network, database file, clocks, randomness, and processes with production's platforms."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import random
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from typing_extensions import override
+
+from moorage import bounded_pool, extensions, randomness, threads
+from moorage.control_plane import config, scheduler_role
+from moorage.control_plane.process import Platform
+from moorage.db import Database
+from moorage.rpc.client import Sender
+from moorage.services.heartbeat import Heartbeat
+from moorage.services.interface import ServiceIdentity
+from moorage.services.registry import ServiceRegistry
+from moorage.testing.database import create_all
+from tests.simulation import schedules
+from tests.simulation.kernel import Kernel, Process
+from tests.simulation.network import SimNetwork, SimTransport
+from tests.simulation.primitives import SimPrimitives
+from tests.simulation.store import SimDatabase, Site
+
+__all__ = ["Base", "SimClock", "World"]
+
+#: Memory where there is a RAM disk.
+FOLDER = "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
+
+
+class SimClock:
+    """The clock of one simulated process."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+
+    def monotonic(self) -> float:
+        """What the process's clock shows."""
+        return self._process.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        """Wait."""
+        if seconds > 0:
+            self._process.kernel.block(None, seconds, "sleep")
+
+    def wait(self, event: threads.Event, seconds: float | None) -> bool:
+        """Wait for the event."""
+        return event.wait(seconds)
+
+    def wall(self) -> float:
+        """For people."""
+        return self._process.monotonic()
+
+
+class _Source(randomness.Source):
+    """Numbers of the seed."""
+
+    def __init__(self, seed: str) -> None:
+        self._random = random.Random(seed)
+
+    @override
+    def generator(self) -> random.Random:
+        return random.Random(self._random.getrandbits(64))
+
+    @override
+    def new_uuid(self) -> str:
+        bits = f"{self._random.getrandbits(128):032x}"
+        return f"{bits[:8]}-{bits[8:12]}-4{bits[13:16]}-a{bits[17:20]}-{bits[20:]}"
+
+    @override
+    def secret(self, size: int) -> bytes:
+        return self._random.randbytes(size)
+
+
+class _NoCollector:
+    """In the place of :mod:`gc` in production's modules: a simulation collects between schedules only."""
+
+    @staticmethod
+    def collect() -> None:
+        """Nothing."""
+
+    @staticmethod
+    def freeze() -> None:
+        """Nothing."""
+
+
+class _NoProcessorTime:
+    """In the place of :class:`moorage.clock.ThreadTime`: what the real machine needs decides nothing here."""
+
+    @staticmethod
+    def seconds() -> float:
+        """None."""
+        return 0.0
+
+
+class Base:
+    """What is made once for all schedules of a workload: configuration, database template, database objects.
+
+    :param fill: writes what is in the store at the beginning.
+    """
+
+    def __init__(self, settings: Mapping[tuple[str, str], Any], fill: Callable[[Database, Any], None]) -> None:
+        self.folder = tempfile.mkdtemp(prefix="moorage-simulation-", dir=FOLDER)
+        # Forked processes end without this.
+        atexit.register(self.remove)
+        url = f"sqlite:///{self.folder}/template.sqlite"
+        self.conf = config.load(
+            files=["/dev/null"], state_dir=self.folder, overrides={("database", "connection"): url, **settings}
+        )
+        database = Database(url)
+        create_all(database)
+        fill(database, self.conf)
+        database.close()
+        self.template = Path(self.folder, "template.sqlite").read_bytes()
+        self.url = url
+        self._free: list[SimDatabase] = []
+        self._used: list[SimDatabase] = []
+        self.cache: dict[Any, Any] = {}
+        #: Threads of schedules that are over and did not end.
+        self.stuck = 0
+
+    def database(self) -> SimDatabase:
+        """One that no process of this schedule has."""
+        found = self._free.pop(0) if self._free else SimDatabase(self.url)
+        self._used.append(found)
+        return found
+
+    def give_back(self) -> None:
+        """The schedule is over."""
+        for each in self._used:
+            each.cut()
+            each.site = None
+        self._free[:0] = self._used
+        self._used.clear()
+
+    def remove(self) -> None:
+        """Remove the files."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+@dataclass
+class _Streams:
+    """Separate random streams, so that a change of one leaves the others as they are."""
+
+    workload: random.Random
+    faults: random.Random
+    messages: random.Random
+    schedule: random.Random
+
+
+class World:
+    """One schedule's world.
+
+    :param points: about how many guarded points a schedule has, for the policies.
+    """
+
+    def __init__(self, base: Base, seed: str, points: int, *, keep: bool = False) -> None:
+        self.base = base
+        self.conf = base.conf
+        self.seed = seed
+        names = ("workload", "faults", "messages", "schedule")
+        self.random = _Streams(*(random.Random(f"{seed}/{name}") for name in names))
+        self.policy_name, policy = schedules.draw(self.random.schedule, points)
+        self.kernel = Kernel(policy, keep=keep)
+        self.folder = Path(base.folder, f"world-{os.getpid()}")
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir()
+        path = self.folder / "moorage.sqlite"
+        path.write_bytes(base.template)
+        self.site = Site(self.kernel, str(path))
+        self.network = SimNetwork(self.kernel, self.random.messages)
+        self.conf.set_override("state_dir", str(self.folder), group="control_plane")
+        #: Facts that checkers collect.
+        self.facts: dict[str, Any] = {}
+        self.platforms: dict[str, Platform] = {}
+
+    # -- processes ------------------------------------------------------------------------------------------------
+
+    def process(self, name: str) -> Process:
+        """A process with a clock of its own."""
+        faults = self.random.faults
+        rate = 1.0 if faults.random() < 0.5 else faults.uniform(0.9, 1.1)
+        return self.kernel.process(name, rate=rate, offset=faults.uniform(0, 10_000))
+
+    def database(self, process: Process) -> SimDatabase:
+        """A database object of a process."""
+        made = self.base.database()
+        made.open_for(self.site, process, SimClock(process))
+        return made
+
+    def spawn(self, process: Process, name: str, work: Callable[[], object]) -> Any:
+        """Start a thread in a process."""
+        made = self.kernel.call_as(process, lambda: threads.thread(work, name=name))
+        made.start()
+        return made
+
+    def platform(self, process: Process, binary: str, *, beats: bool = True, cluster: str | None = None) -> Platform:
+        """What production's role of a process stands on; called in a thread of the process."""
+        clock = SimClock(process)
+        database = self.database(process)
+        transport: SimTransport = self.network.transport(self.conf, clock, process)
+        registry = ServiceRegistry(database, clock)
+        host = process.name.partition("#")[0]
+        if beats:
+            identity = registry.enlist(binary, host, cluster=cluster, rpc_version="1.0")
+        else:
+            identity = ServiceIdentity(randomness.new_uuid(), host, binary, cluster, 1)
+        sender = Sender(transport, identity.uuid, identity.epoch, timeout=self.conf.rpc.call_timeout)
+
+        def fatal(reason: str) -> None:
+            process.lost = reason
+            self.kernel.kill(process)
+            self.kernel.point("fatal")
+
+        section = self.conf.services
+        heartbeat = Heartbeat(
+            registry, identity, clock, interval=section.report_interval, service_down_time=section.service_down_time,
+            on_lost=fatal,
+        )  # fmt: skip
+        if beats:
+            heartbeat.start()
+        made = Platform(
+            host, clock, database, registry, identity, transport, sender, fatal,
+            lambda: heartbeat.valid_until if beats else float("-inf"),
+        )  # fmt: skip
+        self.platforms[process.name] = made
+        return made
+
+    # -- running --------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """Production's threads, locks and randomness are simulated inside of the block."""
+        primitives = threads.use(SimPrimitives(self.kernel))
+        source = randomness.use(_Source(self.seed))
+        point = extensions.ExtensionPoint
+        try:
+            with contextlib.ExitStack() as patched:
+                for owner, name, new in (
+                    (point, "load", self._cached(point.load)),
+                    (point, "load_all", self._cached(point.load_all)),
+                    (scheduler_role, "gc", _NoCollector),
+                    # Less often than in production: most of a schedule would be these looks.
+                    (scheduler_role, "_REFUSALS", 10.0),
+                    (scheduler_role, "_STATES", 4.0),
+                    (scheduler_role, "_HEALING", 2.0),
+                    (bounded_pool, "ThreadTime", _NoProcessorTime),
+                ):
+                    patched.enter_context(mock.patch.object(owner, name, new))
+                try:
+                    yield
+                finally:
+                    self._close()
+        finally:
+            randomness.use(source)
+            threads.use(primitives)
+
+    def _close(self) -> None:
+        self.base.give_back()
+        self.base.stuck += self.kernel.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _cached(self, load: Any) -> Any:
+        """Plugins are imported once: importing is no part of a schedule."""
+        cache = self.base.cache
+
+        def found(point: Any, names: Any) -> Any:
+            key = point.group, names if isinstance(names, str) else tuple(names)
+            if key not in cache:
+                cache[key] = load(point, names)
+            return cache[key]
+
+        return found

@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the purge of fences promises, on any database; a mix-in for the tests of each."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from unittest import mock
+
+import sqlalchemy as sa
+
+from moorage import errors
+from moorage.cleanup.fences import FLOOR, PAUSE, FencePurge
+from moorage.cleanup.tables import fences, workers
+from moorage.cleanup.workers import WorkerStore
+from moorage.clock import SystemClock
+from moorage.db import Database
+from moorage.testing.clock import ManualClock
+from tests.unit.cleanup.worker_tests import MINUTE, TYPE, WorkerCase, identity, things, write
+
+#: Seconds for which threads create, take, finish and purge at the same time.
+RACE = 4.0
+IDS = ("one", "two", "three")
+
+
+def purge(database: Database, days: float = 0, batch: int = 2) -> int:
+    """A whole walk; how many steps it took."""
+    walk, steps = FencePurge(database, SystemClock(), batch=batch), 1
+    while walk.step(days):
+        steps += 1
+    return steps
+
+
+class Race:
+    """Operations on a few resources and purges, at the same time, by threads of several databases (nodes of one store).
+
+    A life: a thread makes a resource, takes the operation, finishes it, and tries to write with a token of an earlier life.
+    """
+
+    def __init__(self, databases: Sequence[Database], seconds: float) -> None:
+        self.databases = databases
+        self.until = time.monotonic() + seconds
+        #: All tokens of operations by resource.
+        self.tokens: dict[str, list[int]] = defaultdict(list)
+        self._lock = threading.Lock()
+
+    def run(self) -> dict[str, list[int]]:
+        with ThreadPoolExecutor(len(self.databases) * (len(IDS) + 1)) as pool:
+            lives = [
+                pool.submit(self.live, database, uuid, f"{number}-{uuid}")
+                for number, database in enumerate(self.databases)
+                for uuid in IDS
+            ]
+            walks = [pool.submit(self.purge, database) for database in self.databases]
+            for each in lives:
+                each.result()
+            if not all(each.result() for each in walks):
+                raise AssertionError("nothing was purged")
+        return self.tokens
+
+    def live(self, database: Database, uuid: str, who: str) -> None:
+        while time.monotonic() < self.until:
+            self.one_life(database, uuid, who)
+
+    def purge(self, database: Database) -> int:
+        walks = 0
+        while time.monotonic() < self.until:
+            purge(database)
+            walks += 1
+        return walks
+
+    def one_life(self, database: Database, uuid: str, who: str) -> None:
+        store = WorkerStore(database, lease_seconds=MINUTE)
+        with self._lock:
+            last = max(self.tokens[uuid], default=0)
+
+        def make(tx: sa.Connection) -> int:
+            token = store.create(tx, TYPE, uuid, "build", "building", addressed_to="here")
+            tx.execute(sa.delete(things).where(things.c.id == uuid, things.c.fence <= token))
+            tx.execute(sa.insert(things).values(id=uuid, status="building", writes=0, fence=token))
+            return token
+
+        try:
+            token = database.run(make)
+        except errors.Conflict:
+            return
+        if token <= last:
+            raise AssertionError(f"{uuid} got token {token} after {last}")
+        held = store.take(TYPE, uuid, identity(who))
+        if held is None:
+            raise AssertionError(f"nobody can take {uuid}: its fence is gone")
+        with self._lock:
+            self.tokens[uuid] += [token, held.token]
+        held.finish_with(lambda tx: write(tx, uuid, "active", held.token))
+        if last and database.run(lambda tx: write(tx, uuid, "stale", last)):
+            raise AssertionError(f"{uuid} was written with the old token {last}")
+
+
+class FenceTests(WorkerCase):
+    """Subclasses give ``url``."""
+
+    def lived(self, uuid: str = "one", kind: str = TYPE) -> int:
+        """An operation that has ended; the last token of its resource."""
+
+        def work(tx: sa.Connection) -> None:
+            self.store.create(tx, kind, uuid, "build", "building", addressed_to="here")
+
+        self.database.run(work)
+        held = self.store.take(kind, uuid, identity())
+        assert held is not None
+        held.finish_with(lambda tx: None)
+        return held.token
+
+    def tokens(self, kind: str = TYPE) -> dict[str, int]:
+        with self.database.read() as tx:
+            rows = tx.execute(sa.select(fences.c.resource_id, fences.c.token).where(fences.c.resource_type == kind))
+            return {row.resource_id: row.token for row in rows}
+
+    def test_no_token_comes_twice_and_no_old_writer_returns(self) -> None:
+        self.create()
+        old = self.taken()
+        self.finish(old)
+        purge(self.database)
+        self.assertEqual(self.tokens(), {FLOOR: old.token})
+        # The resource goes, and comes back under the same uuid.
+        self.database.run(lambda tx: tx.execute(sa.delete(things)) and None)
+        self.assertEqual(self.create(), old.token + 1)
+        self.assertFalse(self.database.run(lambda tx: write(tx, "one", "stale", old.token)))
+        with self.assertRaises(errors.Fenced):
+            old.renew()
+        new = self.taken()
+        self.assertEqual((new.token, self.thing().status), (old.token + 2, "building"))
+
+    def test_new_resources_start_above_the_floor_of_their_type(self) -> None:
+        for _ in range(4):
+            last = self.lived("one")
+        self.lived("two")
+        self.lived("other", "gadget")
+        purge(self.database)
+        self.assertEqual((self.tokens(), self.tokens("gadget")), ({FLOOR: last}, {FLOOR: 2}))
+        self.assertEqual(self.create("three"), last + 1)
+        self.assertEqual(self.lived("more", "gadget"), 4)
+        token = self.database.run(lambda tx: self.store.reset(tx, TYPE, "four"))
+        self.assertEqual(token, last + 1)
+
+    def test_a_floor_never_falls(self) -> None:
+        for _ in range(3):
+            high = self.lived("one")
+        purge(self.database)
+        with self.database.write() as tx:
+            tx.execute(sa.insert(fences).values(resource_type=TYPE, resource_id="low", token=1, raised_at=0))
+        purge(self.database)
+        self.assertEqual(self.tokens(), {FLOOR: high})
+
+    def test_what_is_in_progress_or_was_raised_lately_stays(self) -> None:
+        self.create("busy")
+        self.lived("idle")
+        purge(self.database, days=1)
+        self.assertEqual(set(self.tokens()), {"busy", "idle"})
+        purge(self.database)
+        self.assertEqual(set(self.tokens()), {"busy", FLOOR})
+        self.finish(self.taken("busy"))
+
+    def test_a_fence_that_is_raised_after_the_look_stays(self) -> None:
+        last, run = self.lived("one"), self.database.run
+
+        def raised(work: Any) -> Any:
+            with mock.patch.object(self.database, "run", run):
+                self.create("one")
+            return run(work)
+
+        with mock.patch.object(self.database, "run", raised):
+            FencePurge(self.database, SystemClock()).step(0)
+        self.assertEqual(self.tokens(), {"one": last + 1, FLOOR: last})
+        self.assertEqual(self.taken("one").token, last + 2)
+
+    def test_a_walk_takes_pages_and_the_next_one_waits(self) -> None:
+        clock = ManualClock(0.0)
+        for kind, number in (("a", 5), ("b", 0), ("c", 4)):
+            for each in range(number):
+                self.lived(f"{kind}-{each}", kind)
+        walk, steps = FencePurge(self.database, clock, batch=2), 1
+        while walk.step(0):
+            steps += 1
+        self.assertEqual((self.tokens("a"), self.tokens("c"), steps), ({FLOOR: 2}, {FLOOR: 2}, 6))
+        self.lived("more", "a")
+        self.assertFalse(walk.step(0))
+        self.assertIn("more", self.tokens("a"))
+        clock.now += PAUSE + 1
+        self.assertTrue(walk.step(0))
+        self.assertNotIn("more", self.tokens("a"))
+
+    def test_operations_that_race_with_purges_never_get_a_token_twice(self) -> None:
+        databases = [self.open_database() for _ in range(2)]
+        tokens = Race(databases, RACE).run()
+        for uuid in IDS:
+            found = tokens[uuid]
+            self.assertGreater(len(found), 4)
+            self.assertEqual(len(set(found)), len(found), uuid)
+        print(f"{self.database.dialect}: {sum(map(len, tokens.values()))} tokens, floor {self.tokens().get(FLOOR)}")  # noqa: T201
+        with self.database.read() as tx:
+            self.assertEqual(tx.execute(sa.select(sa.func.count()).select_from(workers)).scalar_one(), 0)
+
+
+__all__ = ["FenceTests", "Race"]

@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls that may hang: the pool goes on without them, and the number of threads stays bounded."""
+
+from __future__ import annotations
+
+import threading
+import time
+import unittest
+
+from typing_extensions import override
+
+from moorage.bounded_pool import BoundedPool, HangDetector, Overdue
+from moorage.clock import SystemClock
+from moorage.foreign import ForeignExit
+from moorage.testing.coordination import wait_for
+
+
+class _Jumping(SystemClock):
+    """Each look is a minute after the one before."""
+
+    def __init__(self) -> None:
+        self._minutes = 0
+
+    @override
+    def monotonic(self) -> float:
+        self._minutes += 1
+        return 60.0 * self._minutes
+
+
+class _Manual(SystemClock):
+    """Stands still until it is set."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    @override
+    def monotonic(self) -> float:
+        return self.now
+
+
+class CallTests(unittest.TestCase):
+    def pool(self, size: int = 1, spare: int = 0) -> BoundedPool:
+        made = BoundedPool("t", SystemClock(), size, spare=spare)
+        self.addCleanup(made.close)
+        return made
+
+    def gate(self) -> threading.Event:
+        made = threading.Event()
+        self.addCleanup(made.set)
+        return made
+
+    def test_returns_what_the_work_returns(self) -> None:
+        self.assertEqual(self.pool().call(lambda: 7, 60), 7)
+        self.assertEqual(self.pool().call(lambda: 7, None), 7)
+
+    def test_raises_what_the_work_raises_and_makes_the_next_call(self) -> None:
+        pool = self.pool()
+
+        def broken() -> None:
+            raise LookupError("no")
+
+        with self.assertRaises(LookupError):
+            pool.call(broken, 60)
+        self.assertEqual(pool.call(lambda: 7, 60), 7)
+
+    def test_an_exit_becomes_an_error(self) -> None:
+        def leave() -> None:
+            raise SystemExit(3)
+
+        with self.assertRaises(ForeignExit):
+            self.pool().call(leave, 60)
+
+    def test_the_wait_for_a_thread_is_part_of_the_limit(self) -> None:
+        pool, go_on, done = self.pool(), self.gate(), []
+        with self.assertRaises(Overdue) as hung:
+            pool.call(lambda: go_on.wait(60), 0.1)
+        self.assertTrue(hung.exception.begun)
+        self.assertTrue(pool.stuck)
+        began = time.monotonic()
+        with self.assertRaises(Overdue) as refused:
+            pool.call(lambda: done.append(1), 0.1)
+        self.assertLess(time.monotonic() - began, 30)
+        self.assertFalse(refused.exception.begun)
+        go_on.set()
+        wait_for(lambda: not pool.stuck, "the call to return")
+        self.assertEqual(pool.call(lambda: 7, 60), 7)
+        # The refused call was withdrawn: nothing waited for it.
+        self.assertEqual(done, [])
+
+    def test_a_clock_that_jumps_does_not_end_a_call_that_was_seen_once(self) -> None:
+        go_on = self.gate()
+        pool = BoundedPool("t", _Jumping(), 1)
+        self.addCleanup(pool.close)
+        looks: list[int] = []
+
+        def work() -> int:
+            go_on.wait(60)
+            return 7
+
+        def progress(thread: int) -> tuple[str, float]:
+            looks.append(thread)
+            if len(looks) == 5:
+                go_on.set()
+            return "step", 0.0
+
+        self.assertEqual(pool.call(work, 0.5, progress), 7)
+
+    def test_a_step_is_timed_by_itself(self) -> None:
+        pool, steps = self.pool(), iter(range(1000))
+
+        def work() -> int:
+            time.sleep(0.5)
+            return 7
+
+        # A new step at each look: none of them is old.
+        self.assertEqual(pool.call(work, 0.1, lambda thread: (next(steps), time.monotonic())), 7)
+
+    def test_calls_beyond_the_size_wait_for_their_turn(self) -> None:
+        pool, most, running, lock = self.pool(3), 0, 0, threading.Lock()
+
+        def work() -> None:
+            nonlocal most, running
+            with lock:
+                running += 1
+                most = max(most, running)
+            time.sleep(0.002)
+            with lock:
+                running -= 1
+
+        callers = [threading.Thread(target=pool.call, args=(work, 60)) for _ in range(20)]
+        for each in callers:
+            each.start()
+        for each in callers:
+            each.join(60)
+        self.assertLessEqual(most, 3)
+        self.assertGreater(most, 1)
+
+    def test_what_is_started_before_the_end_is_done(self) -> None:
+        pool, go_on, done = self.pool(), self.gate(), threading.Event()
+        with self.assertRaises(Overdue):
+            pool.call(lambda: go_on.wait(60), 0.05)
+        pool.start(done.set)
+        pool.close()
+        self.assertFalse(done.is_set())
+        go_on.set()
+        self.assertTrue(done.wait(60))
+        with self.assertRaises(RuntimeError):
+            pool.start(done.set)
+
+
+class EachTests(unittest.TestCase):
+    def test_each_is_done_once_by_no_more_than_its_size(self) -> None:
+        lock, running, most, done = threading.Lock(), 0, 0, []
+
+        def work(item: int) -> None:
+            nonlocal running, most
+            with lock:
+                running += 1
+                most = max(most, running)
+            with lock:
+                running -= 1
+                done.append(item)
+
+        pool = BoundedPool("t", SystemClock(), 3)
+        for _ in range(3):
+            self.assertEqual(pool.for_each(range(100), work, 60), [])
+        self.assertEqual(sorted(done), sorted(list(range(100)) * 3))
+        self.assertLessEqual(most, 3)
+
+    def test_with_too_many_that_hang_nothing_more_is_begun(self) -> None:
+        go_on = threading.Event()
+        self.addCleanup(go_on.set)
+        late: list[int] = []
+        pool = BoundedPool("t", SystemClock(), 8, spare=16)
+
+        def hang(item: int) -> None:
+            go_on.wait(60)
+
+        self.assertFalse(pool.stuck)
+        self.assertEqual(pool.for_each(range(100), hang, 0.05, late.append), list(range(24, 100)))
+        self.assertEqual(sorted(late), list(range(24)))
+        self.assertTrue(pool.stuck)
+        self.assertEqual(pool.for_each(range(5), hang, 0.05, late.append), list(range(5)))
+        self.assertEqual(len(late), 24)
+        go_on.set()
+        wait_for(lambda: not pool.stuck, "the threads to end")
+        self.assertEqual(pool.for_each([], hang), [])
+
+    def test_calls_that_hang_from_earlier_leave_the_rest_of_the_threads_and_no_item_waits_for_ever(self) -> None:
+        go_on = threading.Event()
+        self.addCleanup(go_on.set)
+        pool = BoundedPool("t", SystemClock(), 4)
+        self.assertEqual(pool.for_each(range(2), lambda item: go_on.wait(60), 0.05), [])
+        self.assertEqual(pool.room, 2)
+        self.assertEqual(pool.for_each(range(9), lambda item: go_on.wait(60), 0.05), list(range(2, 9)))
+        self.assertTrue(pool.stuck)
+
+    def test_what_the_work_raises_is_logged_and_stops_nothing(self) -> None:
+        done: list[int] = []
+
+        def work(item: int) -> None:
+            if item == 1:
+                raise LookupError("no")
+            done.append(item)
+
+        with self.assertLogs("moorage.bounded_pool") as logs:
+            self.assertEqual(BoundedPool("t", SystemClock(), 2).for_each(range(3), work, 60), [])
+        self.assertEqual(sorted(done), [0, 2])
+        self.assertEqual(len(logs.records), 1)
+
+
+class HangDetectorTests(unittest.TestCase):
+    def test_a_step_hangs_after_ten_looks_spread_over_its_limit(self) -> None:
+        clock = _Manual()
+        detector = HangDetector(clock, 10.0)
+        found = []
+        for _ in range(12):
+            found.append(detector.look(("step", 0.0)))
+            clock.now += detector.pause
+        self.assertEqual(found, [False] * 11 + [True])
+
+    def test_a_process_that_was_stopped_for_an_hour_has_no_step_that_hangs(self) -> None:
+        clock = _Manual()
+        detector = HangDetector(clock, 10.0)
+        self.assertFalse(detector.look(("step", 0.0)))
+        clock.now = 3600.0
+        for _ in range(100):
+            self.assertFalse(detector.look(("step", 0.0)))
+
+    def test_another_step_begins_again(self) -> None:
+        clock = _Manual()
+        detector = HangDetector(clock, 10.0)
+        for number in range(100):
+            clock.now += 1.0
+            self.assertFalse(detector.look((number // 5, 0.0)))
+        for _ in range(100):
+            clock.now += 1.0
+            self.assertFalse(detector.look(None))

@@ -26,16 +26,18 @@ import sqlalchemy as sa
 from typing_extensions import override
 
 from moorage.cleanup.cleaner import Cleaner, Policy
-from moorage.cleanup.conditions import Target
-from moorage.cleanup.interface import Lease, SetCleanupHandler
+from moorage.cleanup.conditions import OrphansOfService
+from moorage.cleanup.interface import SetCleanupHandler
 from moorage.cleanup.orphans import OrphanStore
-from moorage.cleanup.tables import cleanup_history, cleanup_totals, fences, workers
-from moorage.cleanup.workers import WorkerStore
+from moorage.cleanup.tables import cleanup_history, cleanup_totals
 from moorage.clock import SystemClock
 from moorage.db import Database, new_metadata, now
 from moorage.db.schema import BigId, Uuid, exact
 from moorage.services.interface import ServiceIdentity
 from moorage.testing.cleanup import Tools
+from moorage.work.interface import Lease
+from moorage.work.operations import SqlOperationStore
+from moorage.work.tables import fences, workers
 
 TYPE = "thing"
 METADATA = new_metadata()
@@ -95,7 +97,7 @@ def fill(database: Database, count: int) -> None:
 
 
 def lifecycle(database: Database, count: int) -> dict[str, float]:
-    store = WorkerStore(database, lease_seconds=60)
+    store = SqlOperationStore(database, lease_seconds=60)
     identity = ServiceIdentity("me", "here", "agent", None, 1)
     with database.write() as tx:
         tx.execute(sa.insert(THINGS).values(uuid=str(uuid.uuid4()), status="0"))
@@ -132,14 +134,14 @@ def lifecycle(database: Database, count: int) -> dict[str, float]:
 def clean(url: str, number: int, barrier: Any, answers: Any) -> None:
     database = Database(url)
     identity = ServiceIdentity(f"cleaner-{number}", "here", "agent", None, 1)
-    store = OrphanStore(database, WorkerStore(database, lease_seconds=60), identity, SystemClock())
+    store = OrphanStore(database, SqlOperationStore(database, lease_seconds=60), identity, SystemClock())
     handler = NothingHandler(Tools(database, identity))
     cleaner = Cleaner(store, {TYPE: handler}, SystemClock(), random.Random(number), Policy())
     with database.read() as tx:
         tx.execute(sa.select(1))
     barrier.wait()
     begun = time.monotonic()
-    done = cleaner.clean(Target("dead", 2))
+    done = cleaner.clean(OrphansOfService("dead", 2))
     answers.put((begun, time.monotonic(), dict(done)))
 
 

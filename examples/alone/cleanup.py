@@ -11,14 +11,16 @@ from typing import Any
 import sqlalchemy as sa
 
 from moorage import errors
-from moorage import lease as leases
 from moorage.cleanup.cleaner import Cleaner
-from moorage.cleanup.interface import Lease, SetCleanupHandler
-from moorage.cleanup.orphans import OrphanStore, Target
-from moorage.cleanup.workers import WorkerStore
+from moorage.cleanup.conditions import OrphansOfService
+from moorage.cleanup.interface import SetCleanupHandler
+from moorage.cleanup.orphans import OrphanStore
 from moorage.clock import SystemClock
 from moorage.db import Database, migrations
 from moorage.services.registry import ServiceRegistry
+from moorage.work import lease as leases
+from moorage.work.interface import Lease
+from moorage.work.operations import SqlOperationStore
 
 jobs = sa.Table(
     "jobs",
@@ -38,7 +40,7 @@ class JobHandler(SetCleanupHandler):
     def read(self, transaction: Any, resource_ids: Sequence[str]) -> Mapping[str, Any]:
         return {row.id: row for row in transaction.execute(sa.select(jobs).where(jobs.c.id.in_(resource_ids)))}
 
-    def settle(self, transaction: Any, leases_of: Mapping[str, Lease], resources: Mapping[str, Any]) -> None:
+    def finish_batch(self, transaction: Any, leases_of: Mapping[str, Lease], resources: Mapping[str, Any]) -> None:
         for job, held in leases_of.items():
             write = leases.WRITE.update(jobs, jobs.c.id == job, {"token": held.token}).values(status="failed")
             transaction.execute(write)
@@ -46,7 +48,7 @@ class JobHandler(SetCleanupHandler):
 
 clock, database = SystemClock(), Database(sys.argv[1] if len(sys.argv) > 1 else "sqlite:///jobs.sqlite")
 migrations.upgrade_all(database)
-registry, workers = ServiceRegistry(database, clock), WorkerStore(database, lease_seconds=60)
+registry, workers = ServiceRegistry(database, clock), SqlOperationStore(database, lease_seconds=60)
 first, second = (registry.enlist("worker", host, rpc_version="1") for host in ("host-1", "host-2"))
 with database.write() as tx:
     jobs.metadata.create_all(tx)
@@ -60,7 +62,7 @@ seen = registry.get(first.uuid)
 print("declared dead:", registry.evict(seen.uuid, seen.epoch, seen.beat))
 nothing: Any = None
 cleaner = Cleaner(OrphanStore(database, workers, second, clock), {"job": JobHandler(nothing)}, clock, random.Random())
-print(f"{second.host} cleans: {dict(cleaner.clean(Target(first.uuid, first.epoch + 1)))}")
+print(f"{second.host} cleans: {dict(cleaner.clean(OrphansOfService(first.uuid, first.epoch + 1)))}")
 cleaner.stop()
 
 # It had only slept, and goes on: what it wants to write is refused.

@@ -35,7 +35,7 @@ PUBLIC: dict[str, Audience] = {
     "moorage.bounded_pool": Audience.PLUGINS,
     "moorage.context": Audience.PLUGINS,
     "moorage.extensions": Audience.PLUGINS,
-    "moorage.lease": Audience.PLUGINS,
+    "moorage.work.lease": Audience.PLUGINS,
     "moorage.options": Audience.PLUGINS,
     "moorage.ring": Audience.PLUGINS,
     "moorage.routes": Audience.PLUGINS,
@@ -70,7 +70,7 @@ PUBLIC: dict[str, Audience] = {
     "moorage.coordination.facade": Audience.PROGRAMS,
     "moorage.cleanup.cleaner": Audience.PROGRAMS,
     "moorage.cleanup.orphans": Audience.PROGRAMS,
-    "moorage.cleanup.workers": Audience.PROGRAMS,
+    "moorage.work.operations": Audience.PROGRAMS,
     "moorage.services.registry": Audience.PROGRAMS,
     # The conformance kits.
     "moorage.testing": Audience.TESTS,

@@ -17,7 +17,6 @@ from moorage.api.mounts import Dispatcher
 from moorage.api.policies import POLICIES
 from moorage.api.policy import Policy
 from moorage.api.server import Server
-from moorage.cleanup.workers import WorkerStore
 from moorage.clock import SystemClock
 from moorage.context import RequestContext
 from moorage.control_plane import config
@@ -28,6 +27,7 @@ from moorage.db import Database, migrations
 from moorage.fleet.nodes import NodeStore
 from moorage.services.heartbeat import LivenessObserver
 from moorage.services.registry import ServiceRegistry
+from moorage.work.operations import SqlOperationStore
 
 __all__ = ["LiveDialect", "token_is_role"]
 
@@ -105,7 +105,7 @@ class LiveDialect:
             store=lambda: self.store,
             fleet=lambda: enrolment,
             sender=sender or _nobody,
-            workers=lambda: WorkerStore(self.database, lease_seconds=self.conf.cleanup.lease_seconds),
+            workers=lambda: SqlOperationStore(self.database, lease_seconds=self.conf.cleanup.lease_seconds),
             services=lambda: site.living(registry, observer),
         )
         self.registry = registry

@@ -13,13 +13,15 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 
-from moorage.cleanup import orphans, requests, supervisor, workers
+from moorage.cleanup import coordinator as supervisor
+from moorage.cleanup import orphans, requests
 from moorage.control_plane import operations, placing
 from moorage.coordination import claims, ledger
 from moorage.coordination.keeper import Keeper
 from moorage.db import database
 from moorage.services import registry
 from moorage.sharding import plans
+from moorage.work import operations as workers
 from moorage_plugins.compute import agent, cleanup, driver, instances
 from moorage_plugins.stores import sql_ledger, statements
 from tests.simulation import planting, runner
@@ -78,14 +80,14 @@ MUTANTS: Sequence[Mutant] = (
     Mutant(
         "finish that finds no row passes",
         _P,
-        put(workers.WorkerStore, "end", planting.end_without_looking),
+        put(workers.SqlOperationStore, "end", planting.end_without_looking),
         _OTHER,
     ),
     Mutant(
         "finish that finds no row passes, write without fence",
         _P,
         both(
-            put(workers.WorkerStore, "end", planting.end_without_looking),
+            put(workers.SqlOperationStore, "end", planting.end_without_looking),
             unguarded("WRITE", "REMOVE"),
         ),
     ),
@@ -104,20 +106,20 @@ MUTANTS: Sequence[Mutant] = (
     Mutant(
         "give back without the token",
         _P,
-        drop(workers, "_GIVE_BACK", "token"),
+        drop(workers, "_RELEASE", "token"),
         "the operation is done twice then, and each try has its token",
     ),
     Mutant("renew without the token", _P, drop(workers, "_RENEW", "token"), _OTHER),
     Mutant(
         "no renewals",
         _P,
-        put(workers.WorkerStore, "renew_many", lambda self, leases: []),
+        put(workers.SqlOperationStore, "renew_many", lambda self, leases: []),
         "an expired lease is taken again by its own agent",
     ),
     Mutant(
         "a second operation begins beside the first",
         _P,
-        wrap(workers.WorkerStore, "create", planting.always_forced),
+        wrap(workers.SqlOperationStore, "create", planting.always_forced),
     ),
     # Instances.
     Mutant(
@@ -176,7 +178,7 @@ MUTANTS: Sequence[Mutant] = (
     Mutant(
         "the claim is committed without its operation",
         _P,
-        put(workers.WorkerStore, "create", lambda self, *a, **o: 1),
+        put(workers.SqlOperationStore, "create", lambda self, *a, **o: 1),
     ),
     Mutant("an agent finishes without a transaction", _P, planting.no_transactions),
     Mutant(
@@ -245,7 +247,7 @@ MUTANTS: Sequence[Mutant] = (
         _C,
         wrap(
             statements,
-            "give_back",
+            "release",
             lambda old: lambda classes: planting.no_rows(old(classes)),
         ),
     ),
@@ -275,12 +277,12 @@ MUTANTS: Sequence[Mutant] = (
     Mutant(
         "cleaners take what living services have",
         _K,
-        planting.search("Target", "worker_epoch"),
+        planting.search("OrphansOfService", "worker_epoch"),
     ),
     Mutant(
         "cleaners release no claims",
         _K,
-        wrap(cleanup.InstanceHandler, "settle", planting.without_release),
+        wrap(cleanup.InstanceHandler, "finish_batch", planting.without_release),
     ),
     Mutant(
         "an eviction overlooks heartbeats",
@@ -356,7 +358,7 @@ MUTANTS: Sequence[Mutant] = (
     Mutant(
         "orphans of volumes are never found",
         _V,
-        put(supervisor.Supervisor, "sample", nothing),
+        put(supervisor.CleanupCoordinator, "sample", nothing),
     ),
     # Shards.
     Mutant(

@@ -11,13 +11,15 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects import sqlite as sqlite_dialect
 
-from moorage import errors, lease
+from moorage import errors
 from moorage.allocation.interface import Expect
-from moorage.cleanup import fences, orphans, workers
+from moorage.cleanup import orphans
 from moorage.cleanup.tables import cleanup_requests
 from moorage.db import database, failures
 from moorage.sharding import moving
 from moorage.sharding.tables import shard_moves
+from moorage.work import fences, lease
+from moorage.work import operations as workers
 from moorage_plugins.block_storage.outcomes import ROWS
 
 _DIALECT = sqlite_dialect.dialect()
@@ -78,7 +80,7 @@ def silent(module: Any, name: str, column: str) -> Callable[[], None]:
 
 
 def unguarded(*names: str) -> Callable[[], None]:
-    """A mutant: statements of :mod:`moorage.lease` that are built for each call, without their guards."""
+    """A mutant: statements of :mod:`moorage.work.lease` that are built for each call, without their guards."""
 
     def plant() -> None:
         for name in names:

@@ -135,7 +135,7 @@ class Base:
         self._used.append(found)
         return found
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """The schedule is over."""
         for each in self._used:
             each.cut()
@@ -266,7 +266,7 @@ class World:
             threads.use(primitives)
 
     def _close(self) -> None:
-        self.base.give_back()
+        self.base.release()
         self.base.stuck += self.kernel.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 

@@ -10,8 +10,9 @@ import sqlalchemy as sa
 
 from acme_moorage.tables import licences
 from moorage import errors
-from moorage import lease as leases
-from moorage.cleanup.interface import Lease, SetCleanupHandler
+from moorage.cleanup.interface import SetCleanupHandler
+from moorage.work import lease as leases
+from moorage.work.interface import Lease
 
 __all__ = ["LicenceHandler"]
 
@@ -27,7 +28,7 @@ class LicenceHandler(SetCleanupHandler):
         found = transaction.execute(sa.select(licences).where(licences.c.uuid.in_(resource_ids)))
         return {row.uuid: row for row in found}
 
-    def settle(self, transaction: Any, leases_of: Mapping[str, Lease], resources: Mapping[str, Any]) -> None:
+    def finish_batch(self, transaction: Any, leases_of: Mapping[str, Lease], resources: Mapping[str, Any]) -> None:
         """All of them in the transaction that has ended their rows; each write carries its lease's token."""
         for uuid, held in sorted(leases_of.items()):
             write = leases.WRITE.update(licences, licences.c.uuid == uuid, {"token": held.token})

@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 import sqlalchemy as sa
 
 from acme_moorage.tables import licences
-from moorage import lease as leases
 from moorage.coordination.interface import PeriodicTask, TaskLease, TaskTools
 from moorage.db import now
+from moorage.work import lease as leases
 
 __all__ = ["ExpireLicences"]
 

@@ -12,7 +12,6 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from moorage import errors
 from moorage.cleanup import totals
-from moorage.cleanup.tables import workers
 from moorage.coordination.api import EngineNames
 from moorage.coordination.ledger import Adoption, RingRow, SqlLedger
 from moorage.coordination.membership import MemberId
@@ -21,6 +20,7 @@ from moorage.db import MICROSECONDS, Database, read_now
 from moorage.fleet.nodes import NodeStore
 from moorage.services.interface import Service
 from moorage.sharding.checks import agents_of_shards
+from moorage.work.tables import workers
 
 __all__ = ["CleanupCollector", "PeriodicCollector", "ShardCollector"]
 

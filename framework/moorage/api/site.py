@@ -22,9 +22,9 @@ from moorage.api.policies import POLICIES
 from moorage.api.policy import Policy
 from moorage.api.schedulers import Schedulers
 from moorage.cleanup import api as cleanup_api
-from moorage.cleanup.foreseeing import hindrance
+from moorage.cleanup.dry_run import blocked_reason
 from moorage.cleanup.requests import RequestStore
-from moorage.cleanup.views import WorkerViews
+from moorage.cleanup.views import OperationViews
 from moorage.control_plane import api as control_plane_api
 from moorage.control_plane import groups_api
 from moorage.control_plane.enrolment import Enrolment
@@ -185,7 +185,7 @@ class Site:
         workers, cast = open_workers(platform, conf), cast_to_agent(platform.sender)
 
         def hinders(resource_type: str) -> str:
-            return hindrance(resource_type, conf.cleanup.paused, conf.cleanup.enabled_handlers)
+            return blocked_reason(resource_type, conf.cleanup.paused, conf.cleanup.enabled_handlers)
 
         deleter = Deleter(
             platform.database, instances, workers, cast, lambda uuid: platform.tell(InstanceDeleted(uuid, ""))
@@ -210,7 +210,7 @@ class Site:
             ),
             *scheduling_api.routes(schedulers, groups.resolved),
             *cleanup_api.routes(
-                WorkerViews(platform.database, open_workers(platform, conf), hinders),
+                OperationViews(platform.database, open_workers(platform, conf), hinders),
                 RequestStore(platform.database, platform.registry),
                 schedulers,
                 conf.cleanup.enabled_handlers,

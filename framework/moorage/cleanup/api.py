@@ -9,10 +9,10 @@ from dataclasses import asdict
 from typing import Any, Protocol
 
 from moorage import errors
-from moorage.cleanup.interface import Phase
 from moorage.cleanup.requests import CleanupRequest, RequestStore
-from moorage.cleanup.views import WorkerViews
+from moorage.cleanup.views import OperationViews
 from moorage.routes import ApiRequest, ApiResponse, PolicyRule, Route
+from moorage.work.interface import Phase
 
 __all__ = ["POLICIES", "SupervisorClient", "routes"]
 
@@ -128,11 +128,11 @@ class _Types:
 
 
 def routes(
-    views: WorkerViews,
+    views: OperationViews,
     requests: RequestStore,
     schedulers: SupervisorClient,
     types: Sequence[str],
-    hindrance: Callable[[str], str] = lambda resource_type: "",
+    blocked_reason: Callable[[str], str] = lambda resource_type: "",
 ) -> Sequence[Route]:
     """The routes, over the store and a way to the schedulers.
 
@@ -183,7 +183,7 @@ def routes(
 
     def show_request(request: ApiRequest) -> ApiResponse:
         found = requests.get(request.path["uuid"])
-        return ApiResponse(200, {**_shown(found), **requests.progress(found, hindrance)})
+        return ApiResponse(200, {**_shown(found), **requests.progress(found, blocked_reason)})
 
     def history(request: ApiRequest) -> ApiResponse:
         query = dict(request.query)

@@ -17,9 +17,19 @@ from oslo_log import log as logging
 
 from moorage import errors, foreign, randomness, threads
 from moorage.bounded_pool import BoundedPool, Overdue
-from moorage.cleanup.conditions import Wanted
-from moorage.cleanup.foreseeing import Key, foresee, hindrance, stale_reason
-from moorage.cleanup.interface import Cleaned, CleanupHandler, Outcome, SetCleanupHandler, Worker
+from moorage.cleanup.conditions import OrphanSelector
+from moorage.cleanup.dry_run import (
+    Key,
+    blocked_reason,
+    predict,
+    stale_reason,
+)
+from moorage.cleanup.interface import (
+    CleanupHandler,
+    Disposition,
+    Outcome,
+    SetCleanupHandler,
+)
 from moorage.cleanup.orphans import (
     LAST,
     Claimed,
@@ -29,6 +39,7 @@ from moorage.cleanup.orphans import (
 )
 from moorage.clock import Clock
 from moorage.extensions import origin_of
+from moorage.work.interface import Operation
 
 __all__ = ["Cleaner", "Policy"]
 
@@ -106,7 +117,7 @@ class Cleaner:
         self._stopping.set()
         self._renewer.stop(patience)
 
-    def clean(self, wanted: Wanted, *, own: bool = False, types: Collection[str] | None = None) -> Counter[str]:
+    def clean(self, wanted: OrphanSelector, *, own: bool = False, types: Collection[str] | None = None) -> Counter[str]:
         """One pass over all types, or some, one after the other; how many rows had which outcome.
 
         :param own: the cleaner's own earlier incarnations: types whose service goes on by itself are left to it.
@@ -115,7 +126,7 @@ class Cleaner:
         for kind, handler in self._handlers.items():
             if types is not None and kind not in types:
                 continue
-            if hindrance(kind, self.policy.paused, self._handlers) or (own and not handler.cleans_own):
+            if blocked_reason(kind, self.policy.paused, self._handlers) or (own and not handler.cleans_own):
                 continue
             if wanted.resource_type not in ("", kind):
                 continue
@@ -134,11 +145,11 @@ class Cleaner:
             LOG.info("Cleaned after %s: %s.", wanted, ", ".join(f"{n} {what}" for what, n in done.items()))
         return done
 
-    def foresee(self, transaction: Any, rows: Sequence[Worker], *, own: bool = False) -> dict[Key, str]:
-        """What a pass would not clean of rows that it may take, and why not; see :mod:`moorage.cleanup.foreseeing`."""
-        return foresee(transaction, rows, self._handlers, self.policy.paused, own=own)
+    def predict(self, transaction: Any, rows: Sequence[Operation], *, own: bool = False) -> dict[Key, str]:
+        """What a pass would not clean of rows that it may take, and why not; see :mod:`moorage.cleanup.dry_run`."""
+        return predict(transaction, rows, self._handlers, self.policy.paused, own=own)
 
-    def _clean_type(self, kind: str, handler: CleanupHandler, wanted: Wanted, done: Counter[str]) -> None:
+    def _clean_type(self, kind: str, handler: CleanupHandler, wanted: OrphanSelector, done: Counter[str]) -> None:
         # Cleaners begin at different places, so that several of them share the work and do not wait for each other.
         begin = f"{self._random.getrandbits(32):08x}"
         policy = self.policy
@@ -155,7 +166,7 @@ class Cleaner:
         self,
         kind: str,
         handler: CleanupHandler,
-        wanted: Wanted,
+        wanted: OrphanSelector,
         ids: tuple[str, str],
         limit: int,
         done: Counter[str],
@@ -302,7 +313,7 @@ class Cleaner:
             done["done"] += len(ready)
             try:
                 with foreign.contained(origin_of(handler)):
-                    handler.settled(leases, resources)
+                    handler.after_commit(leases, resources)
             except Exception:
                 LOG.exception("What lies outside of the store of %d rows was not removed.", len(ready))
             break
@@ -313,7 +324,7 @@ class Cleaner:
     ) -> None:
         self._orphans.end_many(tx, list(leases.values()), "done")
         with foreign.contained(origin_of(handler)):
-            handler.settle(tx, leases, resources)
+            handler.finish_batch(tx, leases, resources)
 
     def _one(self, handler: CleanupHandler, held: CleanLease, resource: object) -> str:
         """Clean one; the name of what became of it. Raises nothing."""
@@ -331,7 +342,7 @@ class Cleaner:
                     "take it out of [cleanup] enabled_handlers.",
                     origin_of(handler), type(error).__name__, held.resource_id,
                 )  # fmt: skip
-            outcome = Outcome(Cleaned.RETRY, refused(error))
+            outcome = Outcome(Disposition.RETRY, refused(error))
         if not _makes_sense(outcome):
             nonsense = f"the {origin_of(handler)} answered {outcome!r}, and not DONE, CONTINUES, STALE or retry(reason)"
             LOG.error("Of %s %s %s.", held.resource_type, held.resource_id, nonsense)
@@ -339,11 +350,11 @@ class Cleaner:
         return self._conclude(held, outcome)
 
     def _conclude(self, held: CleanLease, outcome: Outcome) -> str:
-        if outcome.result is Cleaned.RETRY:
+        if outcome.result is Disposition.RETRY:
             return self._put_back(held, outcome.reason or "the handler gave no reason")
-        if outcome.result is Cleaned.STALE:
+        if outcome.result is Disposition.STALE:
             return self._drop([held], outcome.reason or "the handler found nothing to do")[0]
-        if outcome.result is Cleaned.CONTINUES:
+        if outcome.result is Disposition.CONTINUES:
             return "continues"
         return self._finished(held, "its handler said that it was done and did not finish the lease")
 
@@ -406,4 +417,4 @@ class Cleaner:
 
 def _makes_sense(answer: Any) -> bool:
     """Whether a handler answered what its interface asks for; it may not be ours, and not be checked by types."""
-    return isinstance(answer, Outcome) and type(answer.result) is Cleaned
+    return isinstance(answer, Outcome) and type(answer.result) is Disposition

@@ -14,11 +14,20 @@ from typing import Any, ClassVar
 
 import sqlalchemy as sa
 
-from moorage.cleanup.interface import Phase
-from moorage.cleanup.tables import workers
 from moorage.db import now
+from moorage.work.interface import Phase
+from moorage.work.tables import workers
 
-__all__ = ["LEFT", "OF_QUEUE", "OF_SERVICE", "Lapsed", "Queued", "Target", "Unclaimed", "Wanted"]
+__all__ = [
+    "LEFT",
+    "OF_QUEUE",
+    "OF_SERVICE",
+    "ExpiredLease",
+    "QueuedForDead",
+    "OrphansOfService",
+    "NeverStarted",
+    "OrphanSelector",
+]
 
 _DEAD = sa.bindparam("dead", type_=sa.String)
 _DEAD_EPOCH = sa.bindparam("dead_epoch", type_=sa.BigInteger)
@@ -67,7 +76,7 @@ _UNCLAIMED = sa.and_(
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class OrphansOfService:
     """What an incarnation left that ended: rows of the service's epochs before ``epoch``.
 
     :param until: rows that the service touched after this moment (microseconds of the database's clock) are left alone.
@@ -86,7 +95,7 @@ class Target:
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """Of the condition, and of :data:`moorage.lease.TAKE_OVER`."""
+        """Of the condition, and of :data:`moorage.work.lease.TAKE_OVER`."""
         return {"dead": self.service, "dead_epoch": self.epoch, "asked_until": self.until}
 
     @property
@@ -99,7 +108,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Queued:
+class QueuedForDead:
     """What waited for a service that was declared dead, and was addressed to its host: from then on as if it had begun it."""
 
     condition: ClassVar[sa.ColumnElement[bool]] = OF_QUEUE
@@ -114,7 +123,7 @@ class Queued:
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """Of the condition, and of :data:`moorage.lease.TAKE_OVER`."""
+        """Of the condition, and of :data:`moorage.work.lease.TAKE_OVER`."""
         return {"dead": self.service, "dead_epoch": self.epoch, "asked_until": self.until, "of_host": self.host}
 
     @property
@@ -127,10 +136,10 @@ class Queued:
 
 
 @dataclass(frozen=True, slots=True)
-class Lapsed:
+class ExpiredLease:
     """What a living service has by its rows, and has not renewed for longer than its lease and this time (in seconds).
 
-    The time is that of who judges: see :mod:`moorage.cleanup.looks`.
+    The time is that of who judges: see :mod:`moorage.cleanup.staleness`.
     """
 
     condition: ClassVar[sa.ColumnElement[bool]] = _LAPSED
@@ -144,7 +153,7 @@ class Lapsed:
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """Of the condition, and of :data:`moorage.lease.TAKE_OVER`."""
+        """Of the condition, and of :data:`moorage.work.lease.TAKE_OVER`."""
         return {"dead": self.service, "dead_epoch": self.epoch}
 
     @property
@@ -157,11 +166,11 @@ class Lapsed:
 
 
 @dataclass(frozen=True, slots=True)
-class Unclaimed:
+class NeverStarted:
     """Rows addressed to one of the names that nobody came for within the time (in seconds), or that were given back.
 
-    What a living service has in its queue is none of them, see :meth:`moorage.cleanup.interface.Workers.announce`. The time is
-    that of who judges: see :mod:`moorage.cleanup.looks`.
+    What a living service has in its queue is none of them, see :meth:`moorage.work.interface.OperationStore.announce`. The time is
+    that of who judges: see :mod:`moorage.cleanup.staleness`.
     """
 
     condition: ClassVar[sa.ColumnElement[bool]] = _UNCLAIMED
@@ -174,7 +183,7 @@ class Unclaimed:
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """Of the condition, and of :data:`moorage.lease.TAKE_OVER`."""
+        """Of the condition, and of :data:`moorage.work.lease.TAKE_OVER`."""
         return {"dead": "", "dead_epoch": 0, "names": list(self.names)}
 
     @property
@@ -186,4 +195,4 @@ class Unclaimed:
         return "operations that nobody came for"
 
 
-Wanted = Target | Queued | Lapsed | Unclaimed
+OrphanSelector = OrphansOfService | QueuedForDead | ExpiredLease | NeverStarted

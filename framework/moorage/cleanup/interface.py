@@ -1,29 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Workers and their leases, as those see them who do the work, and the handlers of what the dead left.
+"""Handlers that clean up one type of resource after dead services.
 
-A worker row records one operation in progress on one resource. Its lease is the right, and the duty, to do it::
-
-    with lease.finish() as tx:      # one transaction: the row's end and the last write of the work
-        instances.set_status(tx, uuid, "active", lease.token)
-
-A :class:`CleanupHandler` says of one type of resource what becomes of operations whose service died. Its contract is tested by the
-kit :mod:`moorage.testing.cleanup`.
+A :class:`CleanupHandler` finishes or undoes the operations that a dead service left on its type of resource. The kit
+:mod:`moorage.testing.cleanup` tests its contract.
 """
 
 from __future__ import annotations
 
 import abc
-import contextlib
 import enum
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol
 
 from moorage.extensions import ExtensionPoint
+from moorage.work.interface import Lease
 
 __all__ = [
-    "ANY_SCHEDULER",
     "API_VERSION",
     "CLEANUP_HANDLERS",
     "CONTINUES",
@@ -31,314 +24,16 @@ __all__ = [
     "STALE",
     "CleanupHandler",
     "CleanupTools",
-    "Cleaned",
-    "Lease",
+    "Disposition",
     "Outcome",
-    "Phase",
-    "Renewer",
     "SetCleanupHandler",
-    "Worker",
-    "Workers",
-    "alike",
     "retry",
 ]
 
-T = TypeVar("T")
 API_VERSION = (1, 0)
 
 
-class Phase(enum.StrEnum):
-    """Where an operation stands.
-
-    WAITING: nobody has it. WORKING: a service does it. CLEANING: a cleaner has taken it over. RETRYING: a cleaner failed, another
-    try comes at ``next_try_at``. QUARANTINED: no more tries until a person says so.
-    """
-
-    WAITING = "waiting"
-    WORKING = "working"
-    CLEANING = "cleaning"
-    RETRYING = "retrying"
-    QUARANTINED = "quarantined"
-
-
-#: Operations that any scheduler may go on with are addressed to this name, which no host has. No service takes them.
-ANY_SCHEDULER = "scheduler:*"
-
-
-@dataclass(frozen=True, slots=True)
-class Worker:
-    """A row of ``workers``, as it was read.
-
-    :param status: of the resource while the operation is in progress.
-    :param addressed_to: the host whose service shall do the operation.
-    :param owner: uuid of the service that does it, None while nobody does; ``epoch`` is that of the owner.
-    :param token: the fence that the row carries now.
-    :param attempts: how often it was taken; from the first cleaner on, one more than cleaners have tried.
-    :param worker: uuid of the service that began the work last, with ``worker_epoch``; a cleaner does not count.
-    :param expires_at: when the owner's lease ends, ``next_try_at`` when a failed cleanup is tried again (of one that waits: until
-        when a living service has announced that it has it in its queue); ``created_at`` and ``updated_at`` say when it was
-        requested and last changed hands. Microseconds since the Unix epoch, of the database's clock.
-    """
-
-    resource_type: str
-    resource_id: str
-    operation: str
-    status: str
-    addressed_to: str
-    owner: str | None
-    epoch: int
-    token: int
-    attempts: int
-    phase: str
-    worker: str | None
-    worker_epoch: int
-    expires_at: int
-    next_try_at: int
-    last_error: str
-    created_at: int
-    updated_at: int
-
-
-class Lease(abc.ABC):
-    """What an owner holds.
-
-    ``token`` goes into every write of the work, and into the names of what lies outside of the store. ``attempts`` counts the
-    owners that the operation has had, this one included. ``ended``: its owner has ended it, in a transaction that may have been
-    rolled back. ``cause``: of a cleaner's lease, a sentence for people that says why it is cleaned; empty otherwise.
-    """
-
-    __slots__ = ("attempts", "cause", "ended", "operation", "resource_id", "resource_type", "status", "token")
-
-    def __init__(
-        self, resource_type: str, resource_id: str, operation: str, status: str, token: int, attempts: int
-    ) -> None:
-        self.resource_type = resource_type
-        self.resource_id = resource_id
-        self.operation = operation
-        self.status = status
-        self.token = token
-        self.attempts = attempts
-        self.ended = False
-        self.cause = ""
-
-    @abc.abstractmethod
-    def renew(self) -> None:
-        """Keep it for another lease; one transaction.
-
-        :raises Fenced: somebody else has it.
-        """
-
-    @abc.abstractmethod
-    def check(self) -> None:
-        """Ask whether it is still held, before something expensive; one read. Only a fenced write is sure.
-
-        :raises Fenced: somebody else has it, or the work is over.
-        """
-
-    @abc.abstractmethod
-    def finish(self) -> AbstractContextManager[Any]:
-        """One transaction for the last, fenced writes of the work and the end of its row; gives the transaction.
-
-        :raises Fenced: the row is no longer this owner's; everything was rolled back.
-        :raises StoreBusy: the transaction lost a race; the lease is still held. :meth:`finish_with` tries again by itself.
-        """
-
-    @abc.abstractmethod
-    def finish_with(self, work: Callable[[Any], T]) -> T:
-        """As :meth:`finish`, with the retry rule: ``work(transaction)`` may run several times.
-
-        :raises Fenced: the row is no longer this owner's; everything was rolled back.
-        """
-
-    @abc.abstractmethod
-    def end(self, transaction: Any) -> None:
-        """The end of the row alone, inside the caller's transaction, which may end several.
-
-        :raises Fenced: it is no longer this owner's; the whole transaction must be rolled back.
-        """
-
-    @abc.abstractmethod
-    def advance(self, transaction: Any, status: str) -> None:
-        """Say that the resource has another cleanable status from now on, in the transaction that writes that status.
-
-        :raises Fenced: the row is no longer this owner's; the whole transaction must be rolled back.
-        """
-
-    @abc.abstractmethod
-    def give_back(self, reason: str) -> None:
-        """Let it go unfinished, so that it is taken again; harmless when somebody else has it already."""
-
-
-class Renewer(abc.ABC):
-    """Keeps leases while their work goes on, so that who works need not think of it. Safe for use by several threads.
-
-    A lease that is found lost is not renewed again; only its fenced write is sure to notice.
-    """
-
-    @abc.abstractmethod
-    def keep(self, leases: Iterable[Lease]) -> None:
-        """Renew these from now on; one of a resource takes the place of an earlier one of it."""
-
-    @abc.abstractmethod
-    def forget(self, leases: Iterable[Lease]) -> None:
-        """Their work is over; harmless for what is not kept."""
-
-    @contextlib.contextmanager
-    def keeping(self, leases: Sequence[Lease]) -> Iterator[None]:
-        """Keep them while the block runs."""
-        self.keep(leases)
-        try:
-            yield
-        finally:
-            self.forget(leases)
-
-    @abc.abstractmethod
-    def keeps(self, resource_type: str, resource_id: str) -> bool:
-        """Whether a lease of the resource is kept, be it lost or not: somebody here is at work on it."""
-
-    @abc.abstractmethod
-    def lost(self, lease: Lease) -> bool:
-        """Whether the lease was found lost when it was renewed last, or a later one is kept; asks nobody."""
-
-    @abc.abstractmethod
-    def stop(self, patience: float | None = None) -> None:
-        """Return when all has been forgotten, or after so many seconds; what is left then is left to its leases."""
-
-
-class Workers(abc.ABC):
-    """The part of the worker rows that services use. Safe for use by several threads."""
-
-    #: How long an owner keeps a row without renewing, in seconds.
-    lease_seconds: float
-
-    @abc.abstractmethod
-    def take_many(
-        self,
-        resource_type: str,
-        resource_ids: Sequence[str],
-        identity: Any,
-        adopt: Callable[[Any, Mapping[str, Lease]], None] | None = None,
-    ) -> Mapping[str, Lease]:
-        """Become the owner of several in one transaction of two or three statements; what cannot be taken is absent.
-
-        :param identity: the :class:`moorage.services.interface.ServiceIdentity` that takes them.
-        :param adopt: writes the tokens into the resources, in the same transaction. Needed where the work writes its resource
-            before it finishes: from then on an earlier owner's writes are refused.
-        """
-
-    @abc.abstractmethod
-    def get(self, resource_type: str, resource_id: str) -> Worker | None:
-        """The operation in progress on a resource, if there is one; one read."""
-
-    @abc.abstractmethod
-    def renew_many(self, leases: Sequence[Lease]) -> Sequence[Lease]:
-        """Keep several in one transaction; those that are lost."""
-
-    @abc.abstractmethod
-    def renewer(self, name: str) -> Renewer:
-        """One that keeps leases by renewing all of them at a third of :attr:`lease_seconds`; ``name`` is for its thread."""
-
-    @abc.abstractmethod
-    def pending(self, resource_type: str, identity: Any, *, after: str = "", limit: int = 500) -> Sequence[Worker]:
-        """Rows addressed to the service's host that it may take: unowned, of an earlier epoch of itself, or expired.
-
-        Ordered by resource id, a page of ``limit`` after the given one.
-        """
-
-    @abc.abstractmethod
-    def start_many(
-        self,
-        transaction: Any,
-        resource_type: str,
-        resource_ids: Sequence[str],
-        identity: Any,
-    ) -> Mapping[str, Lease]:
-        """Become the owner of those that nobody has, in the caller's transaction; what somebody has or had is absent.
-
-        For services that never do an operation a second time: what a dead owner left is a cleaner's.
-        """
-
-    @abc.abstractmethod
-    def create(
-        self,
-        transaction: Any,
-        resource_type: str,
-        resource_id: str,
-        operation: str,
-        status: str,
-        *,
-        addressed_to: str,
-        force: bool = False,
-    ) -> int:
-        """Record an operation that is wanted, in the transaction that writes the resource; the token to write it with.
-
-        :param status: of the resource while the operation is in progress.
-        :param addressed_to: host, or cluster, whose service shall do it.
-        :raises InUse: an operation on the resource is in progress and ``force`` is not given; says which and whose. The
-            caller's transaction must be rolled back, as after any error in it.
-        """
-
-    @abc.abstractmethod
-    def waiting(
-        self, resource_type: str, names: Sequence[str], *, after: str = "", limit: int = 500
-    ) -> Sequence[Worker]:
-        """Rows addressed to one of the names (a host, a cluster) that nobody has; ordered and paged as :meth:`pending`."""
-
-    @abc.abstractmethod
-    def announce(self, resource_type: str, resource_ids: Sequence[str]) -> None:
-        """Say that a living service has these in its queue: for a lease from now, nobody takes them for unclaimed and cleans them.
-
-        For services whose operations may wait for long: to be said again and again while they do, of those alone that can be begun
-        when their turn comes. One statement, which writes what nobody has said lately; what is begun by now is left as it is.
-        """
-
-    @abc.abstractmethod
-    def reset(self, transaction: Any, resource_type: str, resource_id: str) -> int:
-        """What ``reset-state`` does: whatever is being done to the resource ends here; a token that fences all of it off.
-
-        The caller writes the resource with the token in the same transaction.
-        """
-
-    @abc.abstractmethod
-    def tracked(
-        self,
-        resource_type: str,
-        resource_id: str,
-        operation: str,
-        status: str,
-        identity: Any,
-        begin: Callable[[Any, int], None] | None = None,
-    ) -> AbstractContextManager[Lease]:
-        """An operation that is done right here, by the block.
-
-        Its row is created and taken in one transaction, the lease is renewed while the block runs, and the row ends with it (or
-        with the ``lease.finish`` of the block, which is better: it is one transaction with the last write). When the block raises,
-        the row is given back with the error: whoever may takes it, or cleans it.
-
-        :param begin: writes the resource's status and token in the first transaction: ``begin(transaction, token)``.
-        :raises InUse: an operation on the resource is in progress; says whose.
-        """
-
-    @abc.abstractmethod
-    def token_of(self, resource_type: str, resource_id: Any) -> Any:
-        """An SQL expression for the last token of the resource that a column names, for statements on whole sets.
-
-        :param resource_id: the column of the resource's table. Good for a lease's token only in a transaction that has taken or
-            ended the lease.
-        """
-
-    @abc.abstractmethod
-    def tokens(self, transaction: Any, resource_type: str, resource_ids: Sequence[str]) -> Mapping[str, int]:
-        """The last token of each of several resources; of those that never had an operation in this database there is none.
-
-        Tokens outlive their resources: what lies outside of the store under a token that was never given belongs to others.
-        """
-
-
-# -- handlers ---------------------------------------------------------------------------------------------------------
-
-
-class Cleaned(enum.Enum):
+class Disposition(enum.Enum):
     """What a handler did."""
 
     DONE = "done"
@@ -351,21 +46,21 @@ class Cleaned(enum.Enum):
 class Outcome:
     """What became of one orphan; ``reason`` is a sentence for operators."""
 
-    result: Cleaned
+    result: Disposition
     reason: str = ""
 
 
 #: The resource is in its documented state and the row has ended (``lease.finish``).
-DONE = Outcome(Cleaned.DONE)
+DONE = Outcome(Disposition.DONE)
 #: Somebody else has the lease now, renews it and will end the row; should that fail, the expired lease is cleaned again.
-CONTINUES = Outcome(Cleaned.CONTINUES)
+CONTINUES = Outcome(Disposition.CONTINUES)
 #: The resource does not need it any more; the row is ended and nothing is written.
-STALE = Outcome(Cleaned.STALE)
+STALE = Outcome(Disposition.STALE)
 
 
 def retry(reason: str) -> Outcome:
     """It cannot be done now: later again, at growing distances, until ``[cleanup] max_attempts`` puts it into quarantine."""
-    return Outcome(Cleaned.RETRY, reason)
+    return Outcome(Disposition.RETRY, reason)
 
 
 class CleanupTools(Protocol):
@@ -389,7 +84,7 @@ class CleanupTools(Protocol):
 
     @property
     def workers(self) -> Any:
-        """:class:`Workers`."""
+        """:class:`OperationStore`."""
 
 
 class CleanupHandler(abc.ABC):
@@ -433,7 +128,7 @@ class CleanupHandler(abc.ABC):
         :param resource: as :meth:`read` gave it in the transaction that took the row; its status is the row's.
         """
 
-    def adopt(self, transaction: Any, leases: Mapping[str, Lease]) -> None:  # noqa: B027  (most need none)
+    def stamp_token(self, transaction: Any, leases: Mapping[str, Lease]) -> None:  # noqa: B027  (most need none)
         """Write the tokens into the resources, in the transaction that takes the rows: the earlier owner can write nothing more.
 
         It must not wait for anything outside of the store, as :meth:`read` must not.
@@ -441,28 +136,17 @@ class CleanupHandler(abc.ABC):
         """
 
 
-def alike(leases: Iterable[Lease]) -> Mapping[tuple[str, int], Sequence[str]]:
-    """Ids, in order, by (status, token): those that one statement can write with one fence.
-
-    Tokens are counted for each resource, so that those of many that had as many owners are the same.
-    """
-    found: dict[tuple[str, int], list[str]] = {}
-    for held in sorted(leases, key=lambda each: each.resource_id):
-        found.setdefault((held.status, held.token), []).append(held.resource_id)
-    return found
-
-
 class SetCleanupHandler(CleanupHandler):
     """One whose last write is done for a whole set in one transaction, and what lies outside of the store after it."""
 
     @abc.abstractmethod
-    def settle(self, transaction: Any, leases: Mapping[str, Lease], resources: Mapping[str, Any]) -> None:
+    def finish_batch(self, transaction: Any, leases: Mapping[str, Lease], resources: Mapping[str, Any]) -> None:
         """Bring all of them into their documented state; the rows have been ended in this transaction.
 
         It may run several times: a lost race, or one lease of the set that was lost, undoes the whole transaction.
         """
 
-    def settled(self, leases: Mapping[str, Lease], resources: Mapping[str, Any]) -> None:
+    def after_commit(self, leases: Mapping[str, Lease], resources: Mapping[str, Any]) -> None:
         """After that was committed: remove what lies outside of the store. Nothing by itself.
 
         It may never run, when the cleaner dies in that moment: what it would have done must be found otherwise too.
@@ -471,8 +155,8 @@ class SetCleanupHandler(CleanupHandler):
     def cleanup(self, lease: Lease, resource: Any) -> Outcome:
         """One alone, when the set could not be done."""
         leases, resources = {lease.resource_id: lease}, {lease.resource_id: resource}
-        lease.finish_with(lambda tx: self.settle(tx, leases, resources))
-        self.settled(leases, resources)
+        lease.finish_with(lambda tx: self.finish_batch(tx, leases, resources))
+        self.after_commit(leases, resources)
         return DONE
 
 

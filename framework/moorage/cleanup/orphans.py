@@ -14,17 +14,34 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 from typing_extensions import override
 
-from moorage import errors, foreign, lease
-from moorage.cleanup.conditions import Lapsed, Queued, Target, Unclaimed, Wanted
-from moorage.cleanup.interface import CleanupHandler, Phase
-from moorage.cleanup.looks import Looks
-from moorage.cleanup.tables import cleanup_history, fences, workers
+from moorage import errors, foreign
+from moorage.cleanup.conditions import (
+    ExpiredLease,
+    NeverStarted,
+    OrphanSelector,
+    OrphansOfService,
+    QueuedForDead,
+)
+from moorage.cleanup.interface import CleanupHandler
+from moorage.cleanup.staleness import StalenessTracker
+from moorage.cleanup.tables import cleanup_history
 from moorage.cleanup.totals import Claim, ClaimCounts
-from moorage.cleanup.workers import OF_MANY, TRANSFER, Transfer, WorkerLease, WorkerStore, fenced, same_token
 from moorage.db import MICROSECONDS, Database, now
 from moorage.services.interface import ServiceIdentity
+from moorage.work import lease
+from moorage.work.interface import Phase
+from moorage.work.operations import (
+    OF_MANY,
+    TRANSFER,
+    OperationLease,
+    SqlOperationStore,
+    Transfer,
+    fenced,
+    same_token,
+)
+from moorage.work.tables import fences, workers
 
-__all__ = ["LAST", "Claimed", "CleanLease", "OrphanStore", "Target", "refused"]
+__all__ = ["LAST", "Claimed", "CleanLease", "OrphanStore", "OrphansOfService", "refused"]
 
 _OF_TYPE = workers.c.resource_type == sa.bindparam("of_type")
 _BETWEEN = sa.and_(workers.c.resource_id > sa.bindparam("after"), workers.c.resource_id <= sa.bindparam("last"))
@@ -52,7 +69,7 @@ _BEGINS = frozenset({Phase.WAITING.value, Phase.WORKING.value})
 class _Search(NamedTuple):
     """How orphans of one kind are found and taken.
 
-    :param look: all there are, as they are, of kinds that only time tells; see :mod:`moorage.cleanup.looks`.
+    :param look: all there are, as they are, of kinds that only time tells; see :mod:`moorage.cleanup.staleness`.
     :param find_and_lock: finds them and locks their fences in one statement: on PostgreSQL, which can be told the table.
     """
 
@@ -63,7 +80,7 @@ class _Search(NamedTuple):
     take: Transfer
 
 
-def _search(wanted: type[Wanted]) -> _Search:
+def _search(wanted: type[OrphanSelector]) -> _Search:
     condition = wanted.condition
     types = sa.select(workers.c.resource_type).where(condition).distinct()
     look = sa.select(workers.c.resource_type, *_AS_IT_IS).where(condition)
@@ -80,7 +97,9 @@ def _search(wanted: type[Wanted]) -> _Search:
     return _Search(types, look, find, locking, Transfer(transfer.where(condition).values(taken)))
 
 
-_SEARCHES: Mapping[type[Wanted], _Search] = {kind: _search(kind) for kind in (Target, Queued, Lapsed, Unclaimed)}
+_SEARCHES: Mapping[type[OrphanSelector], _Search] = {
+    kind: _search(kind) for kind in (OrphansOfService, QueuedForDead, ExpiredLease, NeverStarted)
+}
 #: Whoever takes one of these now has the fence locked: leave it to them. (Node-local on Galera; there the cleaners' different
 #: starting points keep them apart, and the commit decides.)
 _LOCK = (
@@ -93,7 +112,7 @@ _LOCK = (
     .with_for_update(skip_locked=True)
 )
 _END = lease.FINISH.delete(workers, OF_MANY, {"token": _TOKEN})
-_PUT_BACK = lease.GIVE_BACK.update(workers, OF_MANY, {"token": _TOKEN}).values(
+_PUT_BACK = lease.RELEASE.update(workers, OF_MANY, {"token": _TOKEN}).values(
     phase=sa.bindparam("to_phase"),
     last_error=sa.bindparam("to_error"),
     next_try_at=now() + sa.bindparam("delay", type_=sa.BigInteger),
@@ -132,7 +151,7 @@ class Claimed:
     lost: int = 0
 
 
-class CleanLease(WorkerLease):
+class CleanLease(OperationLease):
     """A cleaner's lease: it knows whose work it was, and its end is told in the history."""
 
     __slots__ = ("_orphans", "began", "worker", "worker_epoch")
@@ -190,15 +209,19 @@ class OrphanStore:
     :param identity: of the cleaner.
     """
 
-    def __init__(self, database: Database, workers_store: WorkerStore, identity: ServiceIdentity, clock: Any) -> None:
+    def __init__(
+        self, database: Database, workers_store: SqlOperationStore, identity: ServiceIdentity, clock: Any
+    ) -> None:
         self.database = database
         self.workers = workers_store
         self.clock = clock
         self.counts = ClaimCounts(database)
-        self._looks: Mapping[type[Wanted], Looks] = {kind: Looks(clock) for kind in (Lapsed, Unclaimed)}
+        self._looks: Mapping[type[OrphanSelector], StalenessTracker] = {
+            kind: StalenessTracker(clock) for kind in (ExpiredLease, NeverStarted)
+        }
         self._identity = identity
 
-    def types(self, wanted: Wanted) -> frozenset[str]:
+    def types(self, wanted: OrphanSelector) -> frozenset[str]:
         """The types of resources of which there is something to take now; one read."""
         search, looks = _SEARCHES[type(wanted)], self._looks.get(type(wanted))
         if looks is None:
@@ -216,10 +239,10 @@ class OrphanStore:
         for looks in self._looks.values():
             looks.forget()
 
-    def _left(self, kind: str, rows: Sequence[Any], wanted: Wanted) -> list[str]:
+    def _left(self, kind: str, rows: Sequence[Any], wanted: OrphanSelector) -> list[str]:
         """The ids of those of the rows that nobody has shown life on for long enough."""
         looks = self._looks.get(type(wanted))
-        if looks is None or isinstance(wanted, (Target, Queued)):
+        if looks is None or isinstance(wanted, (OrphansOfService, QueuedForDead)):
             return [row[0] for row in rows]
         begins = {(kind, row[0]): tuple(row) for row in rows if row[1] in _BEGINS}
         left = looks.unchanged(begins, wanted.timeout)
@@ -229,7 +252,7 @@ class OrphanStore:
         self,
         resource_type: str,
         handler: CleanupHandler | None,
-        wanted: Wanted,
+        wanted: OrphanSelector,
         *,
         after: str,
         last: str,
@@ -270,7 +293,7 @@ class OrphanStore:
         tx: sa.Connection,
         resource_type: str,
         handler: CleanupHandler | None,
-        wanted: Wanted,
+        wanted: OrphanSelector,
         key: Mapping[str, Any],
         last: str,
     ) -> Claimed:
@@ -288,7 +311,7 @@ class OrphanStore:
                 if uuid in resources and resources[uuid].status == held.status
             }
             if found:
-                handler.adopt(tx, found)
+                handler.stamp_token(tx, found)
         return Claimed(leases, resources, last)
 
     def end_many(self, tx: sa.Connection, leases: Sequence[CleanLease], outcome: str, reason: str = "") -> None:

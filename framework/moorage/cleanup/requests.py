@@ -16,12 +16,19 @@ import sqlalchemy as sa
 
 from moorage import errors, randomness
 from moorage.cleanup import totals
-from moorage.cleanup.conditions import OF_QUEUE, OF_SERVICE, Queued, Target, Wanted
-from moorage.cleanup.interface import Phase
-from moorage.cleanup.tables import cleanup_history, cleanup_requests, workers
+from moorage.cleanup.conditions import (
+    OF_QUEUE,
+    OF_SERVICE,
+    OrphanSelector,
+    OrphansOfService,
+    QueuedForDead,
+)
+from moorage.cleanup.tables import cleanup_history, cleanup_requests
 from moorage.db import MICROSECONDS, Database, Duplicate, now
 from moorage.services.interface import Service
 from moorage.services.registry import ServiceRegistry
+from moorage.work.interface import Phase
+from moorage.work.tables import workers
 
 __all__ = ["BATCH", "CleanupRequest", "RequestStore"]
 
@@ -75,17 +82,17 @@ class CleanupRequest:
     created_at: int
 
     @property
-    def target(self) -> Target:
+    def target(self) -> OrphansOfService:
         """What the service has begun."""
-        return Target(self.service, self.epoch, self.until, self.resource_type, self.resource_id)
+        return OrphansOfService(self.service, self.epoch, self.until, self.resource_type, self.resource_id)
 
     @property
-    def wanted(self) -> Sequence[Wanted]:
+    def wanted(self) -> Sequence[OrphanSelector]:
         """All that it asks for: of a dead service also what waits for it."""
         if self.kind == LEFTOVERS:
             return (self.target,)
         of_resource = self.resource_type, self.resource_id
-        return self.target, Queued(self.host, self.service, self.epoch, self.until, *of_resource)
+        return self.target, QueuedForDead(self.host, self.service, self.epoch, self.until, *of_resource)
 
 
 class RequestStore:
@@ -200,7 +207,7 @@ class RequestStore:
         return {service: frozenset(phases) for service, phases in found.items()}, names
 
     def progress(
-        self, request: CleanupRequest, hindrance: Callable[[str], str] = lambda resource_type: ""
+        self, request: CleanupRequest, blocked_reason: Callable[[str], str] = lambda resource_type: ""
     ) -> dict[str, Any]:
         """Computed from the tables: ``left`` by phase, ``outcomes`` of the cleaners' tries so far, and what it ``waits_for``.
 
@@ -221,7 +228,7 @@ class RequestStore:
         for _, phase, count in rows:
             left[str(phase)] = left.get(str(phase), 0) + int(count)
         waits = [
-            f"{count} of the type {kind}: {hindrance(kind) or _AWAITED[Phase(phase)]}"
+            f"{count} of the type {kind}: {blocked_reason(kind) or _AWAITED[Phase(phase)]}"
             for kind, phase, count in rows
             if phase != Phase.QUARANTINED.value
         ]

@@ -10,16 +10,17 @@ from typing import Any
 import sqlalchemy as sa
 
 from moorage import errors
-from moorage.cleanup.conditions import LEFT, OF_QUEUE, Queued
-from moorage.cleanup.foreseeing import Key
-from moorage.cleanup.interface import Phase, Worker
-from moorage.cleanup.tables import cleanup_history, cleanup_requests, workers
-from moorage.cleanup.workers import COLUMNS, WorkerStore, worker_of
+from moorage.cleanup.conditions import LEFT, OF_QUEUE, QueuedForDead
+from moorage.cleanup.dry_run import Key
+from moorage.cleanup.tables import cleanup_history, cleanup_requests
 from moorage.db import MICROSECONDS, Database, now, read_now
 from moorage.services.interface import Service
 from moorage.services.tables import services
+from moorage.work.interface import Operation, Phase
+from moorage.work.operations import COLUMNS, SqlOperationStore, operation_of
+from moorage.work.tables import workers
 
-__all__ = ["Forecast", "WorkerViews"]
+__all__ = ["Forecast", "OperationViews"]
 
 _HISTORY = tuple(cleanup_history.c)
 _FILTERS = {
@@ -48,18 +49,21 @@ class Forecast:
     left_out: int
 
 
-class WorkerViews:
+class OperationViews:
     """Reads worker rows for people, and the two verbs that people have for rows in quarantine.
 
     :param hindrance: why resources of a type are not cleaned at present, empty when they are; for all that is known here.
     """
 
     def __init__(
-        self, database: Database, store: WorkerStore, hindrance: Callable[[str], str] = lambda resource_type: ""
+        self,
+        database: Database,
+        store: SqlOperationStore,
+        blocked_reason: Callable[[str], str] = lambda resource_type: "",
     ) -> None:
         self._database = database
         self._store = store
-        self._hindrance = hindrance
+        self._hindrance = blocked_reason
 
     def rows(
         self, *, after: tuple[str, str] = ("", ""), limit: int = 1000, host: str | None = None, **filters: str | None
@@ -92,13 +96,13 @@ class WorkerViews:
             raise errors.NotFound(f"No operation on {resource_type} {resource_id} is in progress.")
         return found[0]
 
-    def find(self, resource_id: str, resource_type: str | None) -> Sequence[Worker]:
+    def find(self, resource_id: str, resource_type: str | None) -> Sequence[Operation]:
         """Rows of a resource; several when types share a uuid."""
         query = sa.select(*COLUMNS).where(workers.c.resource_id == resource_id)
         if resource_type is not None:
             query = query.where(workers.c.resource_type == resource_type)
         with self._database.read() as tx:
-            return [worker_of(row) for row in tx.execute(query)]
+            return [operation_of(row) for row in tx.execute(query)]
 
     def would_clean(
         self,
@@ -107,17 +111,17 @@ class WorkerViews:
         resource_type: str | None,
         resource_id: str | None,
         limit: int = 1000,
-        foresee: Callable[[Any, Sequence[Worker]], Mapping[Key, str]] = lambda transaction, rows: {},
+        predict: Callable[[Any, Sequence[Operation]], Mapping[Key, str]] = lambda transaction, rows: {},
     ) -> Forecast:
         """Rows that the service has begun, or that wait for it, each with ``would``: whether it would be cleaned, and why (not).
 
         :param dead: it would be declared dead.
-        :param foresee: of rows that a cleaner may take, what else hinders it; see :meth:`moorage.cleanup.cleaner.Cleaner.foresee`.
+        :param foresee: of rows that a cleaner may take, what else hinders it; see :meth:`moorage.cleanup.cleaner.Cleaner.predict`.
         """
         asked, claimed = workers.c.worker == service.uuid, LEFT
         if dead:
             asked, claimed = sa.or_(asked, OF_QUEUE), sa.or_(LEFT, OF_QUEUE)
-        wanted = Queued(service.host, service.uuid, service.epoch + dead)
+        wanted = QueuedForDead(service.host, service.uuid, service.epoch + dead)
         conditions = [asked]
         if resource_type:
             conditions.append(workers.c.resource_type == resource_type)
@@ -128,9 +132,9 @@ class WorkerViews:
         count = sa.select(sa.func.count()).select_from(workers).where(*conditions)
         with self._database.read() as tx:
             moment = read_now(tx)
-            rows = [(bool(row[0]), worker_of(row[1:])) for row in tx.execute(query, wanted.parameters)]
+            rows = [(bool(row[0]), operation_of(row[1:])) for row in tx.execute(query, wanted.parameters)]
             all_of_them = len(rows) if len(rows) < limit else tx.execute(count, wanted.parameters).scalar_one()
-            otherwise = foresee(tx, [row for taken, row in rows if taken])
+            otherwise = predict(tx, [row for taken, row in rows if taken])
         found = [
             {
                 "resource_type": row.resource_type,
@@ -234,7 +238,7 @@ class WorkerViews:
 
     def _shown(self, query: Any) -> list[dict[str, Any]]:
         with self._database.read() as tx:
-            rows = [worker_of(row) for row in tx.execute(query)]
+            rows = [operation_of(row) for row in tx.execute(query)]
             wanted = {uuid for row in rows for uuid in (row.owner, row.worker) if uuid is not None}
             columns = (services.c.uuid, services.c.host, services.c.binary, services.c.epoch)
             known = {
@@ -244,7 +248,7 @@ class WorkerViews:
             moment = read_now(tx)
         return [{**asdict(row), "why": _why(row, known, moment) + self._but(row, known, moment)} for row in rows]
 
-    def _but(self, row: Worker, known: Mapping[str, _Named], moment: int) -> str:
+    def _but(self, row: Operation, known: Mapping[str, _Named], moment: int) -> str:
         """What keeps cleaners from a row that waits for one."""
         owner = known.get(row.owner or "")
         ended = row.phase == Phase.WORKING and (owner is None or row.epoch < owner.epoch)
@@ -258,7 +262,7 @@ def _of(resource_type: str, resource_id: str) -> tuple[Any, ...]:
     return workers.c.resource_type == resource_type, workers.c.resource_id == resource_id
 
 
-def _why(row: Worker, known: Mapping[str, _Named], moment: int) -> str:
+def _why(row: Operation, known: Mapping[str, _Named], moment: int) -> str:
     """One sentence: who has it, and what it waits for."""
     if row.phase == Phase.WAITING:
         error = f"; the last owner gave it back: {row.last_error}" if row.last_error else ""
@@ -282,7 +286,7 @@ def _why(row: Worker, known: Mapping[str, _Named], moment: int) -> str:
     return f"{named} works on it, {lease}"
 
 
-def _why_not(row: Worker, moment: int) -> str:
+def _why_not(row: Operation, moment: int) -> str:
     if row.phase == Phase.QUARANTINED:
         return f"no: in quarantine ({row.last_error})"
     if row.phase == Phase.CLEANING and row.expires_at >= moment:

@@ -23,8 +23,6 @@ from oslo_upgradecheck import upgradecheck
 
 from moorage import errors, foreign
 from moorage.api import auth
-from moorage.cleanup.interface import Phase
-from moorage.cleanup.tables import workers
 from moorage.cli import validation
 from moorage.clock import SystemClock
 from moorage.control_plane import config
@@ -35,6 +33,8 @@ from moorage.db import Database, migrations
 from moorage.extensions import State
 from moorage.services.registry import ServiceRegistry
 from moorage.sharding.checks import problems
+from moorage.work.interface import Phase
+from moorage.work.tables import workers
 
 __all__ = ["Checks", "main", "make_parser"]
 

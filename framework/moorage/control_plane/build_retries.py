@@ -18,8 +18,6 @@ from oslo_log import log as logging
 
 from moorage import errors
 from moorage.allocation.interface import AllocationChange, AllocationLedger, AllocationStore, ClaimOutcome
-from moorage.cleanup.interface import Worker
-from moorage.cleanup.workers import WorkerStore
 from moorage.clock import Clock
 from moorage.control_plane.availability import Availability
 from moorage.control_plane.interface import ANY_SCHEDULER, Instance, InstanceStore
@@ -32,6 +30,8 @@ from moorage.observers.interface import Event, InstanceFailed
 from moorage.scheduling.groups import GroupStore
 from moorage.scheduling.interface import ClaimResult, RequestSpec
 from moorage.scheduling.scheduler import Scheduler, Selection
+from moorage.work.interface import Operation
+from moorage.work.operations import SqlOperationStore
 
 __all__ = ["BuildRetries", "RetryClaimer", "RetryStores"]
 
@@ -52,7 +52,7 @@ class RetryStores:
     database: Database
     store: AllocationStore
     instances: InstanceStore
-    workers: WorkerStore
+    workers: SqlOperationStore
     node_names: NodeNames
     groups: GroupStore
     availability: Availability
@@ -68,7 +68,7 @@ class RetryClaimer:
 
     stores: RetryStores
     instance: Instance
-    worker: Worker
+    worker: Operation
     pending: Mapping[str, Any]
 
     def claim(self, spec: RequestSpec, node_uuid: str, host: str, request_id: str) -> ClaimResult:
@@ -112,7 +112,7 @@ def _take_over(
     stores: RetryStores,
     transaction: Any,
     instance: Instance,
-    worker: Worker,
+    worker: Operation,
     host: str,
     changes: Mapping[str, Any],
 ) -> int:
@@ -165,7 +165,7 @@ class BuildRetries:
             after = page[-1].resource_id
         self._refused = Counter({uuid: times for uuid, times in self._refused.items() if uuid in self._not_before})
 
-    def _retry(self, worker: Worker) -> None:
+    def _retry(self, worker: Operation) -> None:
         try:
             instance = self.stores.instances.get(worker.resource_id)
             if instance.status == "building":
@@ -176,7 +176,7 @@ class BuildRetries:
             LOG.warning("The build of %s cannot be tried again now: %s", worker.resource_id, error.message)
             self._not_before[worker.resource_id] = self.clock.monotonic() + _PAUSE
 
-    def _place(self, worker: Worker, instance: Instance) -> None:
+    def _place(self, worker: Operation, instance: Instance) -> None:
         pending = dict(instance.pending)
         failed = worker.addressed_to == ANY_SCHEDULER
         if not failed:
@@ -216,7 +216,7 @@ class BuildRetries:
         LOG.info("Instance %s is built on node %s of %s now.", instance.uuid, chosen.record.node, chosen.record.host)
         self.placed(chosen)
 
-    def _give_up(self, worker: Worker, instance: Instance) -> None:
+    def _give_up(self, worker: Operation, instance: Instance) -> None:
         """No other node can take it: the instance gets the status error and the fault of its last try."""
         stores, uuid = self.stores, instance.uuid
         changes = {"status": "error", "fault": instance.fault, "pending": {}}

@@ -13,15 +13,18 @@ from oslo_log import log as logging
 
 from moorage import errors, foreign, randomness, threads
 from moorage.cleanup.cleaner import Cleaner, Policy
-from moorage.cleanup.conditions import Lapsed, Target, Unclaimed, Wanted
-from moorage.cleanup.fences import FencePurge
-from moorage.cleanup.foreseeing import Key
-from moorage.cleanup.interface import CLEANUP_HANDLERS, CleanupHandler, CleanupTools, Worker
+from moorage.cleanup.conditions import (
+    ExpiredLease,
+    NeverStarted,
+    OrphanSelector,
+    OrphansOfService,
+)
+from moorage.cleanup.coordinator import CleanupCoordinator, Filters
+from moorage.cleanup.dry_run import Key
+from moorage.cleanup.interface import CLEANUP_HANDLERS, CleanupHandler, CleanupTools
 from moorage.cleanup.orphans import OrphanStore
 from moorage.cleanup.requests import RequestStore
-from moorage.cleanup.supervisor import Filters, Supervisor
-from moorage.cleanup.views import Forecast, WorkerViews
-from moorage.cleanup.workers import WorkerStore
+from moorage.cleanup.views import Forecast, OperationViews
 from moorage.control_plane.observing import of_service, tell_of_request
 from moorage.control_plane.placing import AGENT_TOPIC
 from moorage.control_plane.process import Platform
@@ -31,6 +34,9 @@ from moorage.rpc.server import rpc_method
 from moorage.scheduling.reporter import TOPIC as SCHEDULERS
 from moorage.services.heartbeat import LivenessObserver
 from moorage.services.interface import Service
+from moorage.work.fences import FencePurge
+from moorage.work.interface import Operation
+from moorage.work.operations import SqlOperationStore
 
 __all__ = ["AgentCleaning", "SupervisorEndpoint", "check"]
 
@@ -65,7 +71,9 @@ class AgentCleaning:
     requests whose message was lost, for leases of other cleaners that have expired, and for tries that are due.
     """
 
-    def __init__(self, platform: Platform, conf: cfg.ConfigOpts, tools: CleanupTools, workers: WorkerStore) -> None:
+    def __init__(
+        self, platform: Platform, conf: cfg.ConfigOpts, tools: CleanupTools, workers: SqlOperationStore
+    ) -> None:
         self._identity = platform.identity
         self._clock = platform.clock
         self._tell = platform.tell
@@ -84,7 +92,7 @@ class AgentCleaning:
         )
         self._requests = RequestStore(platform.database, platform.registry)
         self._registry = platform.registry
-        self._views = WorkerViews(platform.database, workers)
+        self._views = OperationViews(platform.database, workers)
         self._stop = threads.event()
         self._wake = threads.event()
         self._thread = threads.thread(self._run, name="cleaner")
@@ -126,11 +134,11 @@ class AgentCleaning:
         """What a request to clean after a service would have this agent do with each of its rows."""
         own = service == self._identity.uuid
 
-        def foresee(transaction: Any, rows: Sequence[Worker]) -> Mapping[Key, str]:
-            return self._cleaner.foresee(transaction, rows, own=own)
+        def predict(transaction: Any, rows: Sequence[Operation]) -> Mapping[Key, str]:
+            return self._cleaner.predict(transaction, rows, own=own)
 
         row = self._registry.get(service)
-        return asdict(self._views.would_clean(row, dead, resource_type, resource_id, foresee=foresee))
+        return asdict(self._views.would_clean(row, dead, resource_type, resource_id, predict=predict))
 
     def _run(self) -> None:
         while not self._stop.is_set():
@@ -153,7 +161,7 @@ class AgentCleaning:
 
     def _begin(self) -> None:
         """Have each type of which there is something cleaned in a thread of its own: one that is slow holds up no other."""
-        found: dict[str, list[tuple[Wanted, bool]]] = {}
+        found: dict[str, list[tuple[OrphanSelector, bool]]] = {}
         for wanted, own in self._all_wanted():
             for kind in self._orphans.types(wanted):
                 found.setdefault(kind, []).append((wanted, own))
@@ -165,18 +173,18 @@ class AgentCleaning:
                 if not self._stop.is_set() and (before is None or not before.is_alive()):
                     self._passes[kind] = threads.start(self._pass, name=f"cleaner-{kind}", args=(kind, passes))
 
-    def _all_wanted(self) -> Iterator[tuple[Wanted, bool]]:
+    def _all_wanted(self) -> Iterator[tuple[OrphanSelector, bool]]:
         """All that may be left, and whether by this service itself."""
         me = self._identity
-        yield Target(me.uuid, me.epoch), True
-        yield Lapsed(me.uuid, me.epoch, self._lease_seconds), True
+        yield OrphansOfService(me.uuid, me.epoch), True
+        yield ExpiredLease(me.uuid, me.epoch, self._lease_seconds), True
         names = (me.host,) if me.cluster is None else (me.host, me.cluster)
-        yield Unclaimed(names, max(self._cleaner.policy.unclaimed_timeout, self._announced_within)), True
+        yield NeverStarted(names, max(self._cleaner.policy.unclaimed_timeout, self._announced_within)), True
         for request in self._requests.open_for(me.host, me.cluster):
             for wanted in request.wanted:
                 yield wanted, request.service == me.uuid
 
-    def _pass(self, kind: str, passes: Sequence[tuple[Wanted, bool]]) -> None:
+    def _pass(self, kind: str, passes: Sequence[tuple[OrphanSelector, bool]]) -> None:
         done = 0
         try:
             with foreign.contained(kind):
@@ -211,27 +219,27 @@ class SupervisorEndpoint:
     """The supervisor of one scheduler, and what is asked of it by messages."""
 
     def __init__(
-        self, platform: Platform, conf: cfg.ConfigOpts, workers: WorkerStore, observer: LivenessObserver
+        self, platform: Platform, conf: cfg.ConfigOpts, workers: SqlOperationStore, observer: LivenessObserver
     ) -> None:
         self._platform = platform
         self._section = conf.cleanup
         self._requests = RequestStore(platform.database, platform.registry)
         self._fences = FencePurge(platform.database, platform.clock)
         self._stopping = threads.event()
-        self.supervisor = Supervisor(
+        self.supervisor = CleanupCoordinator(
             platform.registry,
             observer,
             self._requests,
-            WorkerViews(platform.database, workers),
+            OperationViews(platform.database, workers),
             tell=self._tell,
             announce=self._announce,
             requested=lambda service, request: tell_of_request(platform.tell, service, request),
             changed=lambda service, up: platform.tell(of_service(service, up)),
             checks=lambda: int(self._section.auto_cleanup_checks),
             automatic=lambda: bool(self._section.auto_cleanup_enabled),
-            foresee=self._foresee,
+            predict=self._foresee,
         )
-        self._views = WorkerViews(platform.database, workers)
+        self._views = OperationViews(platform.database, workers)
 
     def reload(self, conf: cfg.ConfigOpts) -> None:
         """Other options from now on."""
@@ -283,10 +291,10 @@ class SupervisorEndpoint:
         except errors.TransportError as error:
             text = f"perhaps: {host}, which would clean it, does not answer ({error.message})"
 
-        def unknown(_transaction: Any, rows: Sequence[Worker]) -> Mapping[Key, str]:
+        def unknown(_transaction: Any, rows: Sequence[Operation]) -> Mapping[Key, str]:
             return {(each.resource_type, each.resource_id): text for each in rows}
 
-        return self._views.would_clean(service, dead, of_type, of_id, foresee=unknown)
+        return self._views.would_clean(service, dead, of_type, of_id, predict=unknown)
 
     def _announce(self, service: str, epoch: int) -> None:
         args = {"service": service, "epoch": epoch, "by": self._platform.identity.uuid}

@@ -15,7 +15,6 @@ from typing import Any, ClassVar, Protocol
 
 from moorage import errors
 from moorage.allocation.interface import AllocationStore
-from moorage.cleanup.interface import ANY_SCHEDULER, Workers
 from moorage.context import RequestContext
 from moorage.extensions import ExtensionPoint
 from moorage.fleet.interface import FleetWriter, Node
@@ -23,6 +22,7 @@ from moorage.observers.interface import Event
 from moorage.routes import PolicyRule
 from moorage.scheduling.interface import InstanceRecord, InstanceSource
 from moorage.services.interface import Service
+from moorage.work.interface import ANY_SCHEDULER, OperationStore
 
 __all__ = [
     "AGENT_SERVICES",
@@ -269,7 +269,7 @@ class AgentTools:
     clock: Any
     database: Any
     identity: Any
-    workers: Workers
+    workers: OperationStore
     instances: InstanceStore
     release: Callable[..., bool]
     reporter: Any
@@ -304,7 +304,7 @@ class ApiTools:
     :param count: told (method, route, status, seconds) of every request, for ``/metrics``.
     :param store: opens the allocation store that the configuration names.
     :param fleet: writes nodes and their providers; what there is is read from ``database`` (:mod:`moorage.fleet.tables`).
-    :param workers: opens the worker rows (:class:`moorage.cleanup.interface.Workers`).
+    :param workers: opens the worker rows (:class:`moorage.work.interface.OperationStore`).
     :param services: all services, each with whether it is up.
     :param sender: opens a way to agents and schedulers (:class:`moorage.rpc.client.Sender`); who sends nothing never calls it.
     """
@@ -318,7 +318,7 @@ class ApiTools:
     store: Callable[[], AllocationStore]
     fleet: Callable[[], FleetWriter]
     sender: Callable[[], Any]
-    workers: Callable[[], Workers] = _not_given
+    workers: Callable[[], OperationStore] = _not_given
     services: Callable[[], Sequence[tuple[Service, bool]]] = _not_given
 
 

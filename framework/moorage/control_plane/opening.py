@@ -6,12 +6,12 @@ from __future__ import annotations
 from oslo_config import cfg
 
 from moorage.allocation.interface import DETECTORS, STORES, AllocationStore, OrphanDetector
-from moorage.cleanup.workers import WorkerStore
 from moorage.clock import Clock
 from moorage.control_plane.interface import INSTANCE_STORES, InstanceStore
 from moorage.control_plane.placing import check_store
 from moorage.control_plane.process import Platform
 from moorage.db import Database
+from moorage.work.operations import SqlOperationStore
 
 __all__ = ["load_store", "open_detectors", "open_instances", "open_store", "open_workers"]
 
@@ -43,6 +43,6 @@ def open_instances(platform: Platform, conf: cfg.ConfigOpts) -> InstanceStore:
     return loaded.build(conf=conf, database=platform.database, clock=platform.clock)
 
 
-def open_workers(platform: Platform, conf: cfg.ConfigOpts) -> WorkerStore:
+def open_workers(platform: Platform, conf: cfg.ConfigOpts) -> SqlOperationStore:
     """The leases of operations."""
-    return WorkerStore(platform.database, lease_seconds=conf.cleanup.lease_seconds, clock=platform.clock)
+    return SqlOperationStore(platform.database, lease_seconds=conf.cleanup.lease_seconds, clock=platform.clock)

@@ -31,7 +31,6 @@ from moorage.allocation.interface import (
     ClaimRequest,
     Expect,
 )
-from moorage.cleanup.workers import WorkerStore
 from moorage.control_plane.availability import Availability
 from moorage.control_plane.interface import DEPARTURE, Instance, InstanceStore, move_consumer
 from moorage.control_plane.placing import NodeNames, check_neighbours
@@ -41,6 +40,7 @@ from moorage.rpc.server import rpc_method
 from moorage.scheduling.groups import GroupStore
 from moorage.scheduling.interface import Claimer, ClaimResult, Flavor, InstanceRecord, RequestSpec, ServerGroup
 from moorage.scheduling.scheduler import Scheduler
+from moorage.work.operations import SqlOperationStore
 
 __all__ = ["OPERATIONS", "InPlace", "MoveClaimer", "MovesEndpoint", "Operation", "spec_of"]
 
@@ -87,7 +87,7 @@ def _check(instance: Instance, operation: Operation) -> None:
 
 def _begin(
     transaction: Any,
-    stores: tuple[InstanceStore, WorkerStore],
+    stores: tuple[InstanceStore, SqlOperationStore],
     instance: Instance,
     operation: Operation,
     host: str,
@@ -111,7 +111,7 @@ class InPlace:
 
     database: Database
     instances: InstanceStore
-    workers: WorkerStore
+    workers: SqlOperationStore
     cast: Callable[[str, str, str], None]
 
     def begin(self, uuid: str, name: str, pending: Mapping[str, Any], *, known: Instance | None = None) -> None:
@@ -138,7 +138,7 @@ class MoveClaimer:
 
     store: AllocationStore
     instances: InstanceStore
-    workers: WorkerStore
+    workers: SqlOperationStore
     node_names: NodeNames
     groups: GroupStore
     availability: Availability

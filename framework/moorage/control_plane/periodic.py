@@ -11,7 +11,6 @@ from oslo_log import log as logging
 from typing_extensions import override
 
 from moorage import context, errors
-from moorage.cleanup.workers import WorkerStore
 from moorage.clock import Clock
 from moorage.control_plane.process import Platform
 from moorage.coordination import options
@@ -36,6 +35,7 @@ from moorage.db import Database
 from moorage.observers.interface import RingChanged
 from moorage.services.heartbeat import LivenessObserver
 from moorage.services.registry import ServiceRegistry
+from moorage.work.operations import SqlOperationStore
 
 __all__ = ["ALWAYS", "EngineNames", "PeriodicWork", "check", "check_tasks", "enabled_tasks", "open_backend"]
 
@@ -200,7 +200,7 @@ class PeriodicWork:
             sender=self._platform.sender,
             context=context.internal("engine"),
             services=self._platform,
-            workers=WorkerStore(
+            workers=SqlOperationStore(
                 self._platform.database, lease_seconds=self._conf.cleanup.lease_seconds, clock=self._platform.clock
             ),
         )

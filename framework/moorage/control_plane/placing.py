@@ -16,7 +16,6 @@ from oslo_log import log as logging
 
 from moorage import errors
 from moorage.allocation.interface import AllocationStore, Capability, ClaimOutcome, ClaimRequest, GenerationConflict
-from moorage.cleanup.workers import WorkerStore
 from moorage.control_plane.availability import Availability
 from moorage.control_plane.interface import Instance, InstanceStore, move_consumer
 from moorage.control_plane.pooling import claim_somewhere
@@ -24,6 +23,7 @@ from moorage.db import Database
 from moorage.rpc.client import Sender
 from moorage.scheduling.groups import GroupStore, check_policy, is_promised
 from moorage.scheduling.interface import ClaimResult, RequestSpec, Residents
+from moorage.work.operations import SqlOperationStore
 
 __all__ = ["AGENT_TOPIC", "Deleter", "StoreClaimer", "check_neighbours", "check_store", "read_residents"]
 
@@ -84,7 +84,7 @@ class StoreClaimer:
 
     store: AllocationStore
     instances: InstanceStore
-    workers: WorkerStore
+    workers: SqlOperationStore
     node_names: NodeNames
     groups: GroupStore
     availability: Availability
@@ -283,7 +283,7 @@ class Deleter:
 
     database: Database
     instances: InstanceStore
-    workers: WorkerStore
+    workers: SqlOperationStore
     cast: Callable[[str, str, str], None]
     gone: Callable[[str], None] = lambda uuid: None
 

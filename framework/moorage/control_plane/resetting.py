@@ -9,9 +9,9 @@ from typing import Any
 
 from moorage import errors
 from moorage.allocation.interface import AllocationStore
-from moorage.cleanup.interface import Workers
 from moorage.control_plane.interface import Instance, InstanceStore, move_consumer
 from moorage.db import Database
+from moorage.work.interface import OperationStore
 
 __all__ = ["RESETTABLE", "Resetter"]
 
@@ -37,7 +37,7 @@ class Resetter:
 
     database: Database
     instances: InstanceStore
-    workers: Workers
+    workers: OperationStore
     store: AllocationStore
     changed: Callable[[str], None] = lambda host: None
 

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who handles an object at a tick: one row for each task and object, claimed by a conditional statement.
 
-The two statements are declared as those of :mod:`moorage.lease` are, so that the simulation runs what production runs. Whatever
-members believe of the ring, a tick of an object is claimed at most once, and never by an owner of an older ring after one of a
-newer; and the transaction of a handling's writes changes the claim's row, on the condition that the claim is still the last one.
+The two statements are declared as data, like those of :mod:`moorage.work.lease`, so that the simulation runs the production
+statements. A tick of an object is claimed at most once, and never by an owner of an older ring after an owner of a newer one,
+whatever members believe about the ring. The transaction that writes a tick's results also updates the claim's row, on the
+condition that the claim is still the last one.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing_extensions import override
 from moorage import errors
 from moorage.coordination.tables import claims
 from moorage.db import MICROSECONDS, Database, now, read_now
-from moorage.lease import Guard, Statement, Verb
+from moorage.work.lease import Guard, Statement, Verb
 
 __all__ = ["AHEAD", "CLAIM", "END", "Claim", "ClaimStore", "SqlClaims"]
 

@@ -193,7 +193,7 @@ class TaskLease(abc.ABC):
     :ivar task: the name of the task. :ivar object_id: of what is handled.
     :ivar tick: microseconds since the Unix epoch by the database's clock; names the tick, and rises.
     :ivar token: the ring's. It rises with every change of the ring, so an owner's is never smaller than an earlier owner's.
-        Handlers write ``SET fence = :token ... WHERE fence <= :token`` (:data:`moorage.lease.WRITE`), and send it along.
+        Handlers write ``SET fence = :token ... WHERE fence <= :token`` (:data:`moorage.work.lease.WRITE`), and send it along.
     """
 
     __slots__ = ("object_id", "task", "tick", "token")
@@ -240,7 +240,7 @@ class TaskTools:
     :param sender: :class:`moorage.rpc.client.Sender`.
     :param context: who the work is done for, for messages and logs.
     :param services: things of the control plane that the core's own tasks need, by name; plugins must not count on them.
-    :param workers: :class:`moorage.cleanup.interface.Workers`, where a task records an operation that it wants done.
+    :param workers: :class:`moorage.work.interface.OperationStore`, where a task records an operation that it wants done.
     """
 
     conf: Any

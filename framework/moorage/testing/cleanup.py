@@ -29,13 +29,14 @@ from typing import Any, ClassVar
 
 from moorage import errors
 from moorage.cleanup.cleaner import Cleaner, Policy
-from moorage.cleanup.conditions import Target
-from moorage.cleanup.interface import CleanupHandler, Lease, Outcome
+from moorage.cleanup.conditions import OrphansOfService
+from moorage.cleanup.interface import CleanupHandler, Outcome, SetCleanupHandler
 from moorage.cleanup.orphans import OrphanStore
-from moorage.cleanup.workers import WorkerStore
 from moorage.clock import SystemClock
 from moorage.db import Database
 from moorage.services.interface import ServiceIdentity
+from moorage.work.interface import Lease
+from moorage.work.operations import SqlOperationStore
 
 __all__ = ["CleanupHandlerTests", "Tools"]
 
@@ -53,7 +54,7 @@ class Tools:
         self.clock = SystemClock()
         self.database = database
         self.identity = identity
-        self.workers = WorkerStore(database, lease_seconds=60)
+        self.workers = SqlOperationStore(database, lease_seconds=60)
 
 
 class CleanupHandlerTests:
@@ -89,9 +90,9 @@ class CleanupHandlerTests:
         return ServiceIdentity(str(uuid_module.uuid5(uuid_module.NAMESPACE_OID, name)), name, "agent", None, 1)
 
     @property
-    def worker_rows(self) -> WorkerStore:
+    def worker_rows(self) -> SqlOperationStore:
         """The worker rows, for :meth:`interrupted`."""
-        return WorkerStore(self.database, lease_seconds=60)
+        return SqlOperationStore(self.database, lease_seconds=60)
 
     @property
     def dead(self) -> ServiceIdentity:
@@ -103,7 +104,7 @@ class CleanupHandlerTests:
         identity = self.service(name)
         made = handler or self.handler_class(self.tools(identity))
         store = OrphanStore(
-            self.database, WorkerStore(self.database, lease_seconds=lease_seconds), identity, SystemClock()
+            self.database, SqlOperationStore(self.database, lease_seconds=lease_seconds), identity, SystemClock()
         )
         policy = Policy(backoff=0.01, backoff_longest=0.01, max_attempts=3)
         return Cleaner(store, {self.resource_type: made}, SystemClock(), random.Random(1), policy)  # noqa: S311
@@ -112,7 +113,7 @@ class CleanupHandlerTests:
         """One pass after the dead service."""
         cleaner = self.cleaner(name, handler)
         try:
-            return cleaner.clean(Target(self.dead.uuid, self.dead.epoch + 1))
+            return cleaner.clean(OrphansOfService(self.dead.uuid, self.dead.epoch + 1))
         finally:
             cleaner.stop()
 
@@ -128,7 +129,7 @@ class CleanupHandlerTests:
             uuid = self.interrupted(status, self.dead)
             self._same(dict(self.clean()), {"done": 1}, status)
             self._same(self.status(uuid), becomes, status)
-            self._same(WorkerStore(self.database, lease_seconds=60).get(self.resource_type, uuid), None, status)
+            self._same(SqlOperationStore(self.database, lease_seconds=60).get(self.resource_type, uuid), None, status)
             self.assert_tidy(uuid)
 
     def test_several_are_cleaned_in_one_pass(self) -> None:
@@ -159,7 +160,7 @@ class CleanupHandlerTests:
 
     def test_an_operation_that_was_forced_meanwhile_is_left_alone(self) -> None:
         """A person has forced another operation: the cleaner leaves it alone."""
-        workers = WorkerStore(self.database, lease_seconds=60)
+        workers = SqlOperationStore(self.database, lease_seconds=60)
         for status in self.expected:
             uuid = self.interrupted(status, self.dead)
 
@@ -208,21 +209,23 @@ class CleanupHandlerTests:
             return self.handler_class.cleanup(made, held, resource)
 
         made.cleanup = late  # type: ignore[method-assign,assignment]
-        if hasattr(made, "settle"):
+        if isinstance(made, SetCleanupHandler):
             # One by one: a set is fenced as each of its leases is.
-            made.settle = _Once(made.settle)
+            made.finish_batch = _Once(made.finish_batch)  # type: ignore[method-assign,assignment]
         cleaner = self.cleaner("first", made, lease_seconds=_MOMENT)
         try:
-            return dict(cleaner.clean(Target(self.dead.uuid, self.dead.epoch + 1)))
+            return dict(cleaner.clean(OrphansOfService(self.dead.uuid, self.dead.epoch + 1)))
         finally:
             cleaner.stop()
 
     def _killed(self, after: bool) -> None:
         """A cleaner that takes the row and never ends it."""
         identity = self.service("killed")
-        store = OrphanStore(self.database, WorkerStore(self.database, lease_seconds=_MOMENT), identity, SystemClock())
+        store = OrphanStore(
+            self.database, SqlOperationStore(self.database, lease_seconds=_MOMENT), identity, SystemClock()
+        )
         handler = self.handler_class(self.tools(identity))
-        target = Target(self.dead.uuid, self.dead.epoch + 1)
+        target = OrphansOfService(self.dead.uuid, self.dead.epoch + 1)
         claimed = store.claim(self.resource_type, handler, target, after="", last="\U0010ffff", limit=10)
         if not after:
             return
@@ -243,15 +246,15 @@ class CleanupHandlerTests:
 class _Once:
     """Fails the first time it is called, so that the set is done one by one."""
 
-    def __init__(self, settle: Callable[..., None]) -> None:
-        self._settle = settle
+    def __init__(self, finish_batch: Callable[..., None]) -> None:
+        self._finish_batch = finish_batch
         self._called = False
 
     def __call__(self, *arguments: Any) -> None:
         if not self._called:
             self._called = True
             raise RuntimeError("This set is done one by one, for the test.")
-        self._settle(*arguments)
+        self._finish_batch(*arguments)
 
 
 class _Died(Exception):

@@ -17,9 +17,9 @@ from oslo_log import log as logging
 from typing_extensions import override
 
 from moorage import errors, threads
-from moorage.cleanup.interface import Lease, Phase, Worker
 from moorage.control_plane.interface import AgentService, AgentTools
 from moorage.rpc.server import rpc_method
+from moorage.work.interface import Lease, Operation, Phase
 from moorage_plugins.block_storage import outcomes
 from moorage_plugins.block_storage.collector import Collector
 from moorage_plugins.block_storage.configuration import open_backend
@@ -130,7 +130,7 @@ class BlockStorageAgent(AgentService):
             self._waiting.add((kind, uuid))
         self._asked.put((kind, uuid))
 
-    def _still_queued(self, kind: str, found: Sequence[Worker]) -> list[str]:
+    def _still_queued(self, kind: str, found: Sequence[Operation]) -> list[str]:
         """What has been in the queue since an earlier look, or a message, and can be begun for all that is known."""
         with self._lock:
             keys = [((kind, each.resource_id), each.token) for each in found]
@@ -324,7 +324,7 @@ class BlockStorageAgent(AgentService):
 
     def _give_back(self, held: Lease) -> None:
         try:
-            held.give_back("the agent is stopping")
+            held.release("the agent is stopping")
         except errors.Unavailable as error:
             LOG.warning("The operation on %s stays until it is cleaned: %s", held.resource_id, error.message)
 

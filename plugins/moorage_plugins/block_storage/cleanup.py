@@ -14,7 +14,8 @@ from oslo_log import log as logging
 from typing_extensions import override
 
 from moorage import errors
-from moorage.cleanup.interface import CleanupTools, Lease, SetCleanupHandler, alike
+from moorage.cleanup.interface import CleanupTools, SetCleanupHandler
+from moorage.work.interface import Lease, by_status_and_token
 from moorage_plugins.block_storage import outcomes
 from moorage_plugins.block_storage.backend import DirectoryBackend
 from moorage_plugins.block_storage.collector import Collector
@@ -39,19 +40,19 @@ class _Handler(SetCleanupHandler):
         return outcomes.ROWS[self.kind].many(transaction, resource_ids)
 
     @override
-    def adopt(self, transaction: Any, leases: Mapping[str, Lease]) -> None:
-        for (_, token), uuids in alike(leases.values()).items():
+    def stamp_token(self, transaction: Any, leases: Mapping[str, Lease]) -> None:
+        for (_, token), uuids in by_status_and_token(leases.values()).items():
             outcomes.ROWS[self.kind].write_many(transaction, uuids, token)
 
     @override
-    def settle(self, transaction: Any, leases: Mapping[str, Lease], resources: Mapping[str, Any]) -> None:
-        for (status, token), uuids in alike(leases.values()).items():
+    def finish_batch(self, transaction: Any, leases: Mapping[str, Lease], resources: Mapping[str, Any]) -> None:
+        for (status, token), uuids in by_status_and_token(leases.values()).items():
             rows = [resources[uuid] for uuid in uuids]
             # All that are cleaned together are so for one cause.
             outcomes.give_up(transaction, self.kind, rows, status, token, leases[uuids[0]].cause)
 
     @override
-    def settled(self, leases: Mapping[str, Lease], resources: Mapping[str, Any]) -> None:
+    def after_commit(self, leases: Mapping[str, Lease], resources: Mapping[str, Any]) -> None:
         for uuid, lease in leases.items():
             try:
                 if lease.status != outcomes.DELETING:

@@ -20,7 +20,7 @@ from typing import Any
 
 from oslo_log import log as logging
 
-from moorage.cleanup.interface import Workers
+from moorage.work.interface import OperationStore
 from moorage_plugins.block_storage.backend import DirectoryBackend
 from moorage_plugins.block_storage.outcomes import CLEANABLE, ROWS
 from moorage_plugins.block_storage.rows import IMAGE
@@ -34,7 +34,7 @@ _PAGE = 500
 class Collector:
     """Compares a backend with the rows."""
 
-    def __init__(self, backend: DirectoryBackend, database: Any, workers: Workers) -> None:
+    def __init__(self, backend: DirectoryBackend, database: Any, workers: OperationStore) -> None:
         self._backend = backend
         self._database = database
         self._workers = workers

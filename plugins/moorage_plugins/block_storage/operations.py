@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 
 from moorage import errors
-from moorage.cleanup.interface import Lease
+from moorage.work.interface import Lease
 from moorage_plugins.block_storage import backup_format, outcomes
 from moorage_plugins.block_storage.backend import DirectoryBackend, Tick
 from moorage_plugins.block_storage.configuration import image_file

@@ -8,8 +8,9 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from moorage import errors, lease
+from moorage import errors
 from moorage.db import now
+from moorage.work import lease
 from moorage_plugins.block_storage.tables import backups, images, snapshots, volumes
 
 __all__ = ["BACKUP", "DELETED", "IMAGE", "SNAPSHOT", "TABLES", "VOLUME", "Rows"]

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from oslo_log import log as logging
 
 from moorage import errors, randomness
-from moorage.cleanup.interface import Workers
+from moorage.work.interface import OperationStore
 from moorage_plugins.block_storage import outcomes
 from moorage_plugins.block_storage.configuration import image_file
 from moorage_plugins.block_storage.outcomes import CLEANABLE, ROWS
@@ -59,7 +59,7 @@ class BlockStorage:
         self,
         conf: Any,
         database: Any,
-        workers: Workers,
+        workers: OperationStore,
         place: Callable[[], str],
         tell: Callable[[str, str, str], None],
     ) -> None:

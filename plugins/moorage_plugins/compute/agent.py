@@ -24,7 +24,6 @@ from typing_extensions import override
 
 from moorage import errors, threads
 from moorage.allocation.interface import AllocationChange, ConsumerHolding, Expect
-from moorage.cleanup.interface import Lease
 from moorage.context import anonymous
 from moorage.control_plane.interface import (
     ANY_SCHEDULER,
@@ -36,6 +35,7 @@ from moorage.control_plane.interface import (
     move_consumer,
 )
 from moorage.rpc.server import incoming, rpc_method
+from moorage.work.interface import Lease
 from moorage_plugins.compute.driver import DriverError, SimulatedDriver
 from moorage_plugins.compute.operations import MOVES, OPERATIONS, Done, Held, event_of
 
@@ -325,7 +325,7 @@ class ComputeAgent(AgentService):
     def _give_back(self, held: Lease, reason: str) -> None:
         """The sweep of whoever may do it then takes it up. Raises nothing: what made the operation fail often fails here too."""
         try:
-            held.give_back(reason)
+            held.release(reason)
         except errors.Unavailable as error:
             LOG.warning("The operation on %s stays until its lease ends: %s", held.resource_id, error.message)
         except Exception:

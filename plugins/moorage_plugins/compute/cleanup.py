@@ -17,9 +17,10 @@ import sqlalchemy as sa
 from typing_extensions import override
 
 from moorage import errors
-from moorage.cleanup.interface import Lease, SetCleanupHandler
+from moorage.cleanup.interface import SetCleanupHandler
 from moorage.control_plane.interface import move_consumer
 from moorage.observers.interface import Event, InstanceDeleted, InstanceFailed
+from moorage.work.interface import Lease
 from moorage_plugins.compute.tables import instances
 
 __all__ = ["InstanceHandler"]
@@ -49,7 +50,7 @@ class InstanceHandler(SetCleanupHandler):
         return {row.uuid: row for row in found}
 
     @override
-    def settle(self, transaction: Any, leases: Mapping[str, Lease], resources: Mapping[str, Any]) -> None:
+    def finish_batch(self, transaction: Any, leases: Mapping[str, Lease], resources: Mapping[str, Any]) -> None:
         tools: Any = self.tools
         # Claims are given back in the order of their providers, so that two who do it do not wait for each other.
         for uuid in sorted(leases, key=lambda each: (resources[each].node_uuid, each)):
@@ -69,7 +70,7 @@ class InstanceHandler(SetCleanupHandler):
                 tools.release(move_consumer(uuid), transaction, residents=_nodes(destination))
 
     @override
-    def settled(self, leases: Mapping[str, Lease], resources: Mapping[str, Any]) -> None:
+    def after_commit(self, leases: Mapping[str, Lease], resources: Mapping[str, Any]) -> None:
         tools: Any = self.tools
         for uuid, held in leases.items():
             tools.tell(_event(held, resources[uuid]))

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from moorage import errors
-from moorage.cleanup.interface import Lease
 from moorage.control_plane.interface import Instance, move_consumer
 from moorage.observers.interface import (
     Event,
@@ -23,6 +22,7 @@ from moorage.observers.interface import (
     InstanceMoved,
     InstanceRebuilt,
 )
+from moorage.work.interface import Lease
 from moorage_plugins.compute.driver import DriverError, SimulatedDriver
 
 __all__ = ["MOVES", "OPERATIONS", "Done", "Held", "event_of"]

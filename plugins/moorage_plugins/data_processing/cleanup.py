@@ -15,7 +15,8 @@ import sqlalchemy as sa
 from typing_extensions import override
 
 from moorage import errors
-from moorage.cleanup.interface import CleanupTools, Lease, SetCleanupHandler, alike
+from moorage.cleanup.interface import CleanupTools, SetCleanupHandler
+from moorage.work.interface import Lease, by_status_and_token
 from moorage_plugins.data_processing.store import DataStore
 from moorage_plugins.data_processing.tables import clusters
 
@@ -39,12 +40,12 @@ class ClusterHandler(SetCleanupHandler):
         return {row.uuid: row for row in transaction.execute(query)}
 
     @override
-    def adopt(self, transaction: Any, leases: Mapping[str, Lease]) -> None:
-        for (_, token), uuids in alike(leases.values()).items():
-            self._store.adopt(transaction, uuids, token)
+    def stamp_token(self, transaction: Any, leases: Mapping[str, Lease]) -> None:
+        for (_, token), uuids in by_status_and_token(leases.values()).items():
+            self._store.stamp_token(transaction, uuids, token)
 
     @override
-    def settle(self, transaction: Any, leases: Mapping[str, Lease], resources: Mapping[str, Any]) -> None:
+    def finish_batch(self, transaction: Any, leases: Mapping[str, Lease], resources: Mapping[str, Any]) -> None:
         for uuid in sorted(leases):
             if leases[uuid].status == "Deleting":
                 written = self._store.remove_cluster(transaction, uuid, leases[uuid].token)

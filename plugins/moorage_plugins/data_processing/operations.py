@@ -15,9 +15,9 @@ from oslo_log import log as logging
 from typing_extensions import override
 
 from moorage import errors, threads
-from moorage.cleanup.interface import Lease
 from moorage.control_plane.interface import AgentService, AgentTools
 from moorage.rpc.server import rpc_method
+from moorage.work.interface import Lease
 from moorage_plugins.data_processing.engine import LocalEngine
 from moorage_plugins.data_processing.store import CLUSTER, ENDED, OPEN, DataStore
 from moorage_plugins.data_processing.tasks import folder_of
@@ -101,9 +101,9 @@ class DataProcessingAgent(AgentService):
     def _operate(self, cluster: str) -> bool:
         """Do the operation that is recorded for a cluster, if nobody does; whether it was done."""
         with self._lock:
-            held = self._tools.workers.take_many(CLUSTER, [cluster], self._tools.identity, adopt=self._adopt).get(
-                cluster
-            )
+            held = self._tools.workers.take_many(
+                CLUSTER, [cluster], self._tools.identity, stamp_token=self._stamp_token
+            ).get(cluster)
             if held is None:
                 return False
             try:
@@ -111,12 +111,12 @@ class DataProcessingAgent(AgentService):
             except errors.Fenced as error:
                 LOG.info("%s", error.message)
             except errors.MoorageError as error:
-                held.give_back(error.message)
+                held.release(error.message)
             return False
 
-    def _adopt(self, transaction: Any, taken: Mapping[str, Lease]) -> None:
+    def _stamp_token(self, transaction: Any, taken: Mapping[str, Lease]) -> None:
         for uuid, held in taken.items():
-            self._store.adopt(transaction, [uuid], held.token)
+            self._store.stamp_token(transaction, [uuid], held.token)
 
     def _do(self, held: Lease) -> bool:
         uuid = held.resource_id

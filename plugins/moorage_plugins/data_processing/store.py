@@ -14,11 +14,12 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from moorage import errors, lease, randomness
-from moorage.cleanup.interface import Workers
+from moorage import errors, randomness
 from moorage.db import MICROSECONDS, Database, now
 from moorage.db.ranges import within
 from moorage.ring import position_of
+from moorage.work import lease
+from moorage.work.interface import OperationStore
 from moorage_plugins.data_processing.tables import clusters, jobs, proxy_users
 
 __all__ = ["CLUSTER", "ENDED", "OPEN", "RESETTABLE", "Cluster", "DataStore", "Job", "ProxyUser"]
@@ -95,7 +96,7 @@ class DataStore:
     :param workers: where operations on clusters are recorded.
     """
 
-    def __init__(self, database: Database, workers: Workers) -> None:
+    def __init__(self, database: Database, workers: OperationStore) -> None:
         self._database = database
         self._workers = workers
 
@@ -330,7 +331,7 @@ class DataStore:
 
     # -- changing, in the caller's transaction ----------------------------------------------------------------------
 
-    def adopt(self, tx: Any, uuids: Sequence[str], token: int) -> None:
+    def stamp_token(self, tx: Any, uuids: Sequence[str], token: int) -> None:
         """Writes the token of operations that were just taken into their clusters, so that earlier owners can write nothing."""
         tx.execute(_of_operation(uuids, token))
 

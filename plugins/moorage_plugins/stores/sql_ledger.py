@@ -256,7 +256,7 @@ class SqlLedger(SqlPart, AllocationLedger):
             else:
                 _take_turn(tx, number, plan)
             if plan.gives:
-                tx.execute(statements.give_back(len(plan.gives)), _values(number, plan.gives))
+                tx.execute(statements.release(len(plan.gives)), _values(number, plan.gives))
             self._take(tx, number, plan)
             if change is not None:
                 self._reshape(tx, number, change, keep=False)
@@ -527,7 +527,7 @@ class SqlLedger(SqlPart, AllocationLedger):
             held.setdefault((row.id, row.uuid), {})[row.resource_class_id] = row.used
         for (number, uuid), amounts in held.items():
             tx.execute(statements.GIVERS_TURN, {"of_provider": number, "of_uuid": uuid})
-            tx.execute(statements.give_back(len(amounts)), _values(number, amounts))
+            tx.execute(statements.release(len(amounts)), _values(number, amounts))
         tx.execute(statements.DROP_ALLOCATIONS, {"of_consumer": consumer})
         return {uuid for _, uuid in held}
 
@@ -594,7 +594,7 @@ def _microseconds(lifetime: float | None) -> int | None:
 
 
 def _values(number: int, amounts: Mapping[int, int]) -> Mapping[str, int]:
-    """The parameters of ``take`` and ``give_back``."""
+    """The parameters of ``take`` and ``release``."""
     values = {"of_provider": number}
     for position, (of_class, amount) in enumerate(amounts.items()):
         values[f"class_{position}"], values[f"amount_{position}"] = of_class, amount

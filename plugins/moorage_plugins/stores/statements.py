@@ -61,7 +61,7 @@ __all__ = [
     "TURN",
     "TURN_SEEN",
     "change_consumer",
-    "give_back",
+    "release",
     "project_usages",
     "provider_columns",
     "take",
@@ -297,7 +297,7 @@ def take(classes: int, step_rule: str, lowering: bool = False, times: bool = Fal
 
 
 @functools.lru_cache(maxsize=64)
-def give_back(classes: int) -> sa.Update:
+def release(classes: int) -> sa.Update:
     """Give amounts of ``classes`` resource classes of a provider back; parameters as for :func:`take`."""
     return (
         sa.update(inventories)

@@ -99,7 +99,7 @@ class ApiTests(unittest.TestCase):
         workers, run = self.live.tools.workers(), self.live.database.run
         first = workers.take_many("cluster", [uuid], ServiceIdentity("an-agent", "here", "agent", None, 1))[uuid]
         second = workers.take_many("cluster", [uuid], ServiceIdentity("an-agent", "here", "agent", None, 2))[uuid]
-        run(lambda tx: self.store.adopt(tx, [uuid], second.token))
+        run(lambda tx: self.store.stamp_token(tx, [uuid], second.token))
         self.assertFalse(run(lambda tx: self.store.settle(tx, uuid, "Active", first.token)))
         self.assertTrue(run(lambda tx: self.store.settle(tx, uuid, "Active", second.token)))
         self.assertEqual(self.ask("DELETE", f"/clusters/{uuid}")[0], 202)

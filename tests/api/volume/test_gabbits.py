@@ -14,15 +14,15 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from moorage.cleanup.coordinator import CleanupCoordinator, Filters
 from moorage.cleanup.requests import RequestStore
-from moorage.cleanup.supervisor import Filters, Supervisor
-from moorage.cleanup.tables import workers
-from moorage.cleanup.views import WorkerViews
-from moorage.cleanup.workers import WorkerStore
+from moorage.cleanup.views import OperationViews
 from moorage.services.heartbeat import LivenessObserver
 from moorage.services.interface import ServiceIdentity
 from moorage.services.registry import ServiceRegistry
 from moorage.testing.clock import ManualClock
+from moorage.work.operations import SqlOperationStore
+from moorage.work.tables import workers
 from moorage_plugins.block_storage.rows import IMAGE, VOLUME, Rows
 from tests.api.live import LiveDialect
 from tests.gabbits import run_file
@@ -64,7 +64,7 @@ class Schedulers:
 
 
 class TestGabbits(unittest.TestCase):
-    supervisor: Supervisor
+    supervisor: CleanupCoordinator
 
     def world(self) -> LiveDialect:
         """Three services of a cluster; one has been dead for long, with a volume that it was creating and one that waits."""
@@ -73,9 +73,9 @@ class TestGabbits(unittest.TestCase):
         self.addCleanup(live.close)
         clock = ManualClock(1000.0)
         database, registry = live.database, ServiceRegistry(live.database, clock)
-        store = WorkerStore(database, lease_seconds=60)
-        requests, views = RequestStore(database, registry), WorkerViews(database, store)
-        self.supervisor = Supervisor(
+        store = SqlOperationStore(database, lease_seconds=60)
+        requests, views = RequestStore(database, registry), OperationViews(database, store)
+        self.supervisor = CleanupCoordinator(
             registry,
             LivenessObserver(clock, 10.0),
             requests,
@@ -107,7 +107,7 @@ class TestGabbits(unittest.TestCase):
         with database.write() as tx:
             Rows(IMAGE).insert(tx, uuid, status, 1, **values)
 
-    def volume(self, database: Any, store: WorkerStore, uuid: str, owner: ServiceIdentity | None) -> None:
+    def volume(self, database: Any, store: SqlOperationStore, uuid: str, owner: ServiceIdentity | None) -> None:
         def work(tx: sa.Connection) -> None:
             token = store.create(tx, VOLUME, uuid, "create", "creating", addressed_to="dead@lvm")
             rest = {"location": "one", "upload_to": "", "attached_to": "", "snapshots": 0, "image": ""}

@@ -9,13 +9,13 @@ from typing import Any, ClassVar
 
 import sqlalchemy as sa
 
-from moorage.cleanup import tables as cleanup_tables
 from moorage.cleanup.interface import CleanupHandler
-from moorage.cleanup.workers import WorkerStore
 from moorage.db import Database
 from moorage.observers.interface import InstanceDeleted, InstanceFailed
 from moorage.services.interface import ServiceIdentity
 from moorage.testing.cleanup import CleanupHandlerTests
+from moorage.work import tables as work_tables
+from moorage.work.operations import SqlOperationStore
 from moorage_plugins.block_storage.cleanup import BackupHandler, SnapshotHandler, VolumeHandler
 from moorage_plugins.compute.cleanup import InstanceHandler
 from moorage_plugins.compute.tables import instances
@@ -228,9 +228,9 @@ class ClusterHandlerTests(CleanupHandlerTests, unittest.TestCase):
         self.database = Database(f"sqlite:///{folder.name}/test.sqlite", lock_timeout=30)
         self.addCleanup(self.database.close)
         with self.database.write() as tx:
-            cleanup_tables.workers.metadata.create_all(tx)
+            work_tables.workers.metadata.create_all(tx)
             data_tables.clusters.metadata.create_all(tx)
-        self.workers = WorkerStore(self.database, lease_seconds=60)
+        self.workers = SqlOperationStore(self.database, lease_seconds=60)
         self.store = DataStore(self.database, self.workers)
 
     def interrupted(self, status: str, identity: ServiceIdentity) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-from moorage.cleanup.tables import fences
+from moorage.work.tables import fences
 from tests import servers
 from tests.unit.cleanup import cleaner_tests
 from tests.unit.cleanup.cleaner_tests import AFTER_DEAD

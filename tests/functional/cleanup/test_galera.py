@@ -15,14 +15,14 @@ import sqlalchemy as sa
 from moorage.cleanup.cleaner import Cleaner, Policy
 from moorage.cleanup.orphans import OrphanStore
 from moorage.cleanup.tables import cleanup_history
-from moorage.cleanup.workers import WorkerStore
 from moorage.clock import SystemClock
 from moorage.db import Database
+from moorage.work.operations import SqlOperationStore
 from tests import SOAK, servers
 from tests.servers import galera
 from tests.unit.cleanup import cleaner_tests
 from tests.unit.cleanup.cleaner_tests import AFTER_DEAD, ThingHandler, ThingSetHandler, Tools
-from tests.unit.cleanup.worker_tests import TYPE, identity, things
+from tests.unit.work.operation_tests import TYPE, identity, things
 
 ROWS = 600
 
@@ -55,7 +55,7 @@ class GaleraCleanerTests(unittest.TestCase):
         cleaners = []
         for number, database in enumerate([*databases, databases[0]]):
             who = identity(f"cleaner-{number}")
-            store = OrphanStore(database, WorkerStore(database, lease_seconds=60), who, SystemClock())
+            store = OrphanStore(database, SqlOperationStore(database, lease_seconds=60), who, SystemClock())
             made = handler(Tools(database, who))
             policy = Policy(batch=50, backoff=0.01, backoff_longest=0.01)
             cleaners.append(Cleaner(store, {TYPE: made}, SystemClock(), random.Random(number), policy))

@@ -13,7 +13,7 @@ from typing import IO
 
 import sqlalchemy as sa
 
-from moorage.cleanup.tables import workers
+from moorage.work.tables import workers
 from tests import servers
 from tests.unit.compute import agent_tests
 from tests.unit.compute.agent_tests import SOON, Fleet

@@ -18,14 +18,14 @@ import sqlalchemy as sa
 
 import moorage.db.alembic
 from moorage import errors
-from moorage.cleanup.fences import FencePurge
-from moorage.cleanup.tables import fences
-from moorage.cleanup.workers import WorkerStore
 from moorage.clock import SystemClock
 from moorage.db import Database, autogenerate, migrations, new_metadata, now, upgrading
 from moorage.db.schema import BigId, JsonText, Uuid, exact
 from moorage.services.registry import ServiceRegistry
 from moorage.testing import database as testing_database
+from moorage.work.fences import FencePurge
+from moorage.work.operations import SqlOperationStore
+from moorage.work.tables import fences
 from moorage_plugins.compute.tables import instances
 from tests import servers
 from tests.functional.db.databases import FORK, Mixin, sqlite_url
@@ -166,7 +166,9 @@ class MigrationCases(Mixin):
         self.assertEqual((token, 0 <= age < 600 * 1_000_000), (7, True))
         walk = FencePurge(self.database, SystemClock())
         self.assertFalse(walk.step(days=1))
-        token = self.database.run(lambda tx: WorkerStore(self.database, lease_seconds=60).reset(tx, "thing", "one"))
+        token = self.database.run(
+            lambda tx: SqlOperationStore(self.database, lease_seconds=60).reset(tx, "thing", "one")
+        )
         self.assertEqual(token, 8)
 
     def database_quote(self, name: str) -> str:

@@ -23,10 +23,10 @@ import requests
 import sqlalchemy as sa
 
 from moorage import errors
-from moorage.cleanup.workers import WorkerStore
 from moorage.cli.scaffold.distribution import Written, names_of, write
 from moorage.cli.scaffold.families import FAMILIES
 from moorage.db import Database, now
+from moorage.work.operations import SqlOperationStore
 from tests import servers
 from tests.functional.control_plane.test_slice import Plane, flavor
 from tests.functional.scaffold.installed import ROOT, Installed
@@ -220,7 +220,7 @@ class InstalledTests(unittest.TestCase):
     def left_behind(self, table: sa.Table, resource_type: str, status: str, **values: Any) -> str:
         """A row in the middle of an operation that nobody comes for."""
         made = str(uuid.uuid4())
-        workers = WorkerStore(self.database, lease_seconds=60)
+        workers = SqlOperationStore(self.database, lease_seconds=60)
 
         def work(tx: sa.Connection) -> None:
             tx.execute(sa.insert(table).values(uuid=made, status=status, fence=0, **values))

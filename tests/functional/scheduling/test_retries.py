@@ -9,7 +9,6 @@ from typing import Any
 import sqlalchemy as sa
 
 from moorage import errors
-from moorage.cleanup.tables import workers as workers_table
 from moorage.control_plane.agent_role import Agent
 from moorage.control_plane.interface import Instance
 from moorage.control_plane.opening import open_workers
@@ -17,6 +16,7 @@ from moorage.control_plane.scheduler_role import SchedulerRole
 from moorage.fleet.interface import check_states, uuid_of_name
 from moorage.fleet.properties import change_node
 from moorage.services.tables import services
+from moorage.work.tables import workers as workers_table
 from tests import servers
 from tests.functional.scheduling.plane import SOON, Plane
 from tests.servers import wait_until

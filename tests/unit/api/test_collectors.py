@@ -8,7 +8,7 @@ import tempfile
 import prometheus_client
 
 from moorage.api.collectors import CleanupCollector
-from moorage.cleanup.conditions import Target
+from moorage.cleanup.conditions import OrphansOfService
 from tests.unit.cleanup.cleaner_tests import AFTER_DEAD, CleanerCase
 
 
@@ -27,7 +27,7 @@ class CleanupCollectorTests(CleanerCase):
         handler.answers["two"] = ValueError("broken")
         with self.assertLogs("moorage.cleanup.cleaner", "ERROR"):
             cleaner.clean(AFTER_DEAD)
-        cleaner.clean(Target("nobody", 1))
+        cleaner.clean(OrphansOfService("nobody", 1))
         registry = prometheus_client.CollectorRegistry()
         registry.register(CleanupCollector(self.database))
         text = prometheus_client.generate_latest(registry).decode()

@@ -24,10 +24,10 @@ from typing import Any
 import sqlalchemy as sa
 
 from moorage import errors
-from moorage.cleanup.conditions import Target, Unclaimed
-from moorage.cleanup.tables import workers
+from moorage.cleanup.conditions import NeverStarted, OrphansOfService
 from moorage.db import Database
 from moorage.services.interface import ServiceIdentity
+from moorage.work.tables import workers
 from moorage_plugins.block_storage.agent import NotFree
 from tests import SOAK
 from tests.servers import wait_until
@@ -176,7 +176,7 @@ class CrashCase(unittest.TestCase):
 
     def clean(self, name: str) -> None:
         """A pass of a cleaner that dies, or pauses."""
-        cleaner, after = self.storage.cleaner(name), Target(self.dead.uuid, self.dead.epoch + 1)
+        cleaner, after = self.storage.cleaner(name), OrphansOfService(self.dead.uuid, self.dead.epoch + 1)
         cleaner.clean(after, types=cleaner._orphans.types(after))
         cleaner.stop()
 
@@ -191,7 +191,7 @@ class CrashCase(unittest.TestCase):
                     sa.update(workers).values(expires_at=sa.case((_OWNED, 1), else_=0), next_try_at=0)
                 )
             )
-            after = Target(self.dead.uuid, self.dead.epoch + 1)
+            after = OrphansOfService(self.dead.uuid, self.dead.epoch + 1)
             cleaner.clean(after, types=cleaner._orphans.types(after))
             for kind in HANDLERS:
                 for worker in storage.workers.waiting(kind, [CLUSTER]):
@@ -200,7 +200,7 @@ class CrashCase(unittest.TestCase):
                     with contextlib.suppress(NotFree):
                         self.do(kind, worker.resource_id, member("after"), storage)
             # A volume's row whose backup was cleaned has nobody who would begin it.
-            unclaimed = Unclaimed((CLUSTER,), 0.0)
+            unclaimed = NeverStarted((CLUSTER,), 0.0)
             cleaner.clean(unclaimed, types=cleaner._orphans.types(unclaimed))
             return storage.rows() == 0
         except errors.Unavailable:

@@ -16,9 +16,9 @@ from unittest import mock
 import sqlalchemy as sa
 
 from moorage import errors
-from moorage.cleanup.conditions import Unclaimed
-from moorage.cleanup.interface import Lease
-from moorage.cleanup.tables import workers
+from moorage.cleanup.conditions import NeverStarted
+from moorage.work.interface import Lease
+from moorage.work.tables import workers
 from moorage_plugins.block_storage import backup_format
 from moorage_plugins.block_storage.backend import DirectoryBackend
 from moorage_plugins.block_storage.outcomes import ROWS
@@ -534,7 +534,7 @@ class StorageTests(StorageCase):
         for _ in range(2):
             agent.sweep()
         cleaner = self.storage.cleaner("a")
-        unclaimed = Unclaimed((CLUSTER, "a"), 0.0)
+        unclaimed = NeverStarted((CLUSTER, "a"), 0.0)
         self.assertEqual(cleaner.clean(unclaimed), {"stale": 1})
         statuses = [self.status("volume", uuid) for uuid in (*made, ready)]
         self.assertEqual(statuses, ["creating", "creating", "backing-up"])
@@ -614,7 +614,7 @@ class StorageTests(StorageCase):
         first = self.storage.agent("a")
         first.start()
         wait_until(lambda: self.storage.backend.uuids("volume"), "the first chunk is written", SOON)
-        with self.assertLogs("moorage.cleanup.workers", "WARNING"):
+        with self.assertLogs("moorage.work.operations", "WARNING"):
             first.stop()
         self.storage.conf.clear_override("chunk_delay", group="block_storage")
         self.storage.run_all("b")
@@ -642,7 +642,7 @@ class StorageTests(StorageCase):
         self.assertEqual(self.storage.rows(), 0)
         with (
             self.assertRaises(ZeroDivisionError),
-            self.assertLogs("moorage.cleanup.workers", "WARNING"),
+            self.assertLogs("moorage.work.operations", "WARNING"),
             tracked("volume", uuid, "extend", "creating", member("a")),
         ):
             raise ZeroDivisionError
@@ -651,8 +651,8 @@ class StorageTests(StorageCase):
         self.assertEqual((row.phase, row.owner, row.last_error), ("waiting", None, "ZeroDivisionError: "))
         # Nobody looks for such rows, so that it is cleaned after a time.
         cleaner = self.storage.cleaner("cleaner")
-        self.assertEqual(cleaner.clean(Unclaimed(("a",), 3600.0)), {})
-        self.assertEqual(cleaner.clean(Unclaimed(("a",), 0.0)), {"stale": 1})
+        self.assertEqual(cleaner.clean(NeverStarted(("a",), 3600.0)), {})
+        self.assertEqual(cleaner.clean(NeverStarted(("a",), 0.0)), {"stale": 1})
         self.assertEqual(self.storage.rows(), 0)
 
     def test_a_tracked_operation_that_was_overtaken_does_not_end_as_if_it_had_succeeded(self) -> None:

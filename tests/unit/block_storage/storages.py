@@ -14,8 +14,6 @@ from oslo_config import cfg
 from moorage.cleanup import options as cleanup_options
 from moorage.cleanup.cleaner import Cleaner, Policy
 from moorage.cleanup.orphans import OrphanStore
-from moorage.cleanup.tables import workers
-from moorage.cleanup.workers import WorkerStore
 from moorage.clock import SystemClock
 from moorage.control_plane import options as control_plane_options
 from moorage.control_plane.interface import AgentTools
@@ -24,6 +22,8 @@ from moorage.db.schema import core_metadata
 from moorage.services.interface import ServiceIdentity
 from moorage.testing.cleanup import Tools
 from moorage.testing.database import empty_tables
+from moorage.work.operations import SqlOperationStore
+from moorage.work.tables import workers
 from moorage_plugins.block_storage import options
 from moorage_plugins.block_storage.agent import BlockStorageAgent, NotFree
 from moorage_plugins.block_storage.cleanup import BackupHandler, SnapshotHandler, VolumeHandler
@@ -85,7 +85,7 @@ class Storage:
         }.items():
             self.conf.set_override(name, value, group="block_storage")
         self.backend = open_backend(self.conf)
-        self.workers = WorkerStore(self.database, lease_seconds=lease_seconds)
+        self.workers = SqlOperationStore(self.database, lease_seconds=lease_seconds)
         self.told: list[tuple[str, str, str]] = []
         #: Where new volumes are.
         self.place = CLUSTER

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from moorage.cleanup.conditions import Unclaimed
+from moorage.cleanup.conditions import NeverStarted
 from moorage_plugins.block_storage.collector import Collector
 from tests.unit.block_storage.storages import CLUSTER, SIZE, Storage
 
@@ -125,7 +125,7 @@ class CollectorTests(unittest.TestCase):
         ):
             failed = restored.service.create_backup(volume).uuid
             restored.run_all()
-        self.assertRegex(told.output[0], f"files {only} of volume {volume} were not made by this database")
+        self.assertRegex("\n".join(told.output), f"files {only} of volume {volume} were not made by this database")
         self.assertRegex(restored.get("backup", failed).fault, "are not there.*restored from an older copy")
         # Another volume's data would be live in the end, and what was there before would be old.
         restored.service.restore(backup, volume)
@@ -151,7 +151,7 @@ class CollectorTests(unittest.TestCase):
         restored = self.older_copy(self.storage.run_all)
         (token,) = self.storage.backend.tokens("volume", made)
         with self.assertLogs(LOGGER, "ERROR"):
-            restored.cleaner("c").clean(Unclaimed((CLUSTER,), 0.0))
+            restored.cleaner("c").clean(NeverStarted((CLUSTER,), 0.0))
         self.of(restored).collect()
         self.assertEqual(restored.status("volume", made), "error")
         self.assertTrue(self.storage.backend.path("volume", made, f"{token}.set-aside").exists())

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from moorage import errors
-from moorage.cleanup.conditions import Unclaimed
+from moorage.cleanup.conditions import NeverStarted
 from moorage_plugins.block_storage.agent import NotFree
 from moorage_plugins.block_storage.outcomes import ROWS
 from tests.unit.block_storage.storages import CLUSTER, SIZE, Storage, member
@@ -51,7 +51,7 @@ class _World:
             "back": self.back_up,
             "reset": lambda: self.service.reset(kind, self.uuids[what], "available"),
             "delete": lambda: self.service.delete(kind, self.uuids[what], force=True),
-            "clean": lambda: self.storage.cleaner("c").clean(Unclaimed((CLUSTER,), 0.0), types={what}),
+            "clean": lambda: self.storage.cleaner("c").clean(NeverStarted((CLUSTER,), 0.0), types={what}),
             "begin": lambda: self.jobs.append(self.storage.start(kind, self.uuids[what], member("a"))),
             "end": lambda: self.storage.agent()._do(self.jobs.pop(0 if what == "first" else -1)) if self.jobs else None,
         }

@@ -18,33 +18,45 @@ from typing_extensions import override
 from moorage import errors, threads
 from moorage.cleanup import totals
 from moorage.cleanup.cleaner import Cleaner, Policy
-from moorage.cleanup.conditions import Lapsed, Queued, Target, Unclaimed
+from moorage.cleanup.conditions import (
+    ExpiredLease,
+    NeverStarted,
+    OrphansOfService,
+    QueuedForDead,
+)
 from moorage.cleanup.interface import (
     CONTINUES,
     DONE,
     STALE,
     CleanupHandler,
-    Lease,
     Outcome,
-    Phase,
     SetCleanupHandler,
     retry,
 )
 from moorage.cleanup.orphans import OrphanStore
-from moorage.cleanup.tables import cleanup_history, workers
+from moorage.cleanup.tables import cleanup_history
 from moorage.cleanup.totals import Claim, ClaimCounts
-from moorage.cleanup.workers import WorkerStore
 from moorage.clock import Clock, SystemClock
 from moorage.db import MICROSECONDS, Database
 from moorage.services.interface import ServiceIdentity
 from moorage.testing.clock import ManualClock
+from moorage.work.interface import Lease, Phase
+from moorage.work.operations import SqlOperationStore
+from moorage.work.tables import workers
 from tests.servers import wait_until
-from tests.unit.cleanup import worker_tests
-from tests.unit.cleanup.worker_tests import MINUTE, MOMENT, TYPE, identity, things, write
+from tests.unit.work import operation_tests
+from tests.unit.work.operation_tests import (
+    MINUTE,
+    MOMENT,
+    TYPE,
+    identity,
+    things,
+    write,
+)
 
 DEAD = identity("dead")
 #: What the dead service left, after it was evicted.
-AFTER_DEAD = Target(DEAD.uuid, DEAD.epoch + 1)
+AFTER_DEAD = OrphansOfService(DEAD.uuid, DEAD.epoch + 1)
 
 
 class Tools:
@@ -74,7 +86,7 @@ class ThingHandler(CleanupHandler):
         return {row.id: row for row in rows}
 
     @override
-    def adopt(self, transaction: sa.Connection, leases: Mapping[str, Lease]) -> None:
+    def stamp_token(self, transaction: sa.Connection, leases: Mapping[str, Lease]) -> None:
         for uuid in sorted(leases):
             write(transaction, uuid, leases[uuid].status, leases[uuid].token)
 
@@ -107,7 +119,7 @@ class ThingSetHandler(SetCleanupHandler, ThingHandler):
         self.tidied: list[str] = []
 
     @override
-    def adopt(self, transaction: sa.Connection, leases: Mapping[str, Lease]) -> None:
+    def stamp_token(self, transaction: sa.Connection, leases: Mapping[str, Lease]) -> None:
         """Nothing writes early."""
 
     @override
@@ -118,14 +130,16 @@ class ThingSetHandler(SetCleanupHandler, ThingHandler):
         return super(SetCleanupHandler, self).cleanup(lease, resource)
 
     @override
-    def settle(self, transaction: sa.Connection, leases: Mapping[str, Lease], resources: Mapping[str, Any]) -> None:
+    def finish_batch(
+        self, transaction: sa.Connection, leases: Mapping[str, Lease], resources: Mapping[str, Any]
+    ) -> None:
         for uuid, held in leases.items():
             if isinstance(self.answers.get(uuid), Exception):
                 raise self.answers[uuid]
             self._write(transaction, held)
 
     @override
-    def settled(self, leases: Mapping[str, Lease], resources: Mapping[str, Any]) -> None:
+    def after_commit(self, leases: Mapping[str, Lease], resources: Mapping[str, Any]) -> None:
         assert leases.keys() == resources.keys()
         self.tidied += sorted(leases)
 
@@ -139,10 +153,10 @@ class Most:
         self._clean = handler.cleanup
         handler.cleanup = self.cleanup  # type: ignore[method-assign]
         if isinstance(handler, ThingSetHandler):
-            self._settle = handler.settle
-            handler.settle = self.settle  # type: ignore[method-assign]
+            self._settle = handler.finish_batch
+            handler.finish_batch = self.finish_batch  # type: ignore[method-assign]
 
-    def settle(self, transaction: Any, leases: Mapping[str, Lease], resources: Mapping[str, Any]) -> None:
+    def finish_batch(self, transaction: Any, leases: Mapping[str, Lease], resources: Mapping[str, Any]) -> None:
         self.most = max(self.most, len(leases))
         self._settle(transaction, leases, resources)
 
@@ -179,7 +193,7 @@ class LateClock(ManualClock):
         return True
 
 
-class CleanerCase(worker_tests.WorkerCase):
+class CleanerCase(operation_tests.WorkerCase):
     """Subclasses give ``url``."""
 
     def cleaner(
@@ -194,7 +208,7 @@ class CleanerCase(worker_tests.WorkerCase):
     ) -> tuple[Cleaner, ThingHandler]:
         who = who or identity("cleaner")
         database = self.open_database()
-        store = OrphanStore(database, WorkerStore(database, lease_seconds=lease), who, clock or SystemClock())
+        store = OrphanStore(database, SqlOperationStore(database, lease_seconds=lease), who, clock or SystemClock())
         made = handler(Tools(database, who))
         settings = Policy(**{"backoff": 0.01, "backoff_longest": 0.01, **policy})
         cleaner = Cleaner(store, {TYPE: made}, clock or SystemClock(), random.Random(seed), settings)
@@ -243,37 +257,39 @@ class CleanerTests(CleanerCase):
         self.taken("one", DEAD, MOMENT)
         wait_until(lambda: self.store.pending(TYPE, identity("b")), "the lease has expired", 10)
         cleaner, _ = self.cleaner()
-        self.assertEqual(cleaner.clean(Target(DEAD.uuid, DEAD.epoch)), {})
-        self.assertEqual(cleaner.clean(Unclaimed(("here",), 0)), {})
+        self.assertEqual(cleaner.clean(OrphansOfService(DEAD.uuid, DEAD.epoch)), {})
+        self.assertEqual(cleaner.clean(NeverStarted(("here",), 0)), {})
         self.assertEqual(cleaner.clean(AFTER_DEAD), {"done": 1})
 
     def test_rows_touched_after_the_request_are_left_alone(self) -> None:
         self.orphan()
         cleaner, _ = self.cleaner()
-        self.assertEqual(cleaner.clean(Target(DEAD.uuid, 2, until=1)), {})
-        self.assertEqual(cleaner.clean(Target(DEAD.uuid, 2)), {"done": 1})
+        self.assertEqual(cleaner.clean(OrphansOfService(DEAD.uuid, 2, until=1)), {})
+        self.assertEqual(cleaner.clean(OrphansOfService(DEAD.uuid, 2)), {"done": 1})
 
     def test_one_resource_alone_can_be_named(self) -> None:
         for uuid in ("one", "two"):
             self.orphan(uuid)
         cleaner, handler = self.cleaner()
-        self.assertEqual(cleaner.clean(Target(DEAD.uuid, 2, resource_type="other", resource_id="two")), {})
-        self.assertEqual(cleaner.clean(Target(DEAD.uuid, 2, resource_type=TYPE, resource_id="two")), {"done": 1})
+        self.assertEqual(cleaner.clean(OrphansOfService(DEAD.uuid, 2, resource_type="other", resource_id="two")), {})
+        self.assertEqual(
+            cleaner.clean(OrphansOfService(DEAD.uuid, 2, resource_type=TYPE, resource_id="two")), {"done": 1}
+        )
         self.assertEqual([uuid for uuid, _ in handler.calls], ["two"])
 
     def test_an_operation_that_nobody_came_for_is_cleaned_after_a_time(self) -> None:
         self.create()
         self.create("elsewhere", host="there")
         cleaner, _ = self.cleaner()
-        self.assertEqual(cleaner.clean(Unclaimed(("here",), 3600)), {})
-        self.assertEqual(cleaner.clean(Unclaimed(("here",), 0)), {"done": 1})
+        self.assertEqual(cleaner.clean(NeverStarted(("here",), 3600)), {})
+        self.assertEqual(cleaner.clean(NeverStarted(("here",), 0)), {"done": 1})
         self.assertEqual(list(self.rows()), ["elsewhere"])
 
     def test_what_a_living_service_has_in_its_queue_is_not_unclaimed(self) -> None:
         for uuid in ("queued", "forgotten", "begun"):
             self.create(uuid)
         begun = self.taken("begun")
-        unclaimed = Unclaimed(("here",), 0)
+        unclaimed = NeverStarted(("here",), 0)
         self.store.announce(TYPE, ["queued", "begun", "unknown"])
         cleaner, handler = self.cleaner()
         self.assertEqual(cleaner._orphans.types(unclaimed), {TYPE})
@@ -288,7 +304,7 @@ class CleanerTests(CleanerCase):
 
     def test_what_is_queued_is_announced_with_few_writes_and_can_be_begun(self) -> None:
         self.create()
-        store = WorkerStore(self.database, lease_seconds=MINUTE)
+        store = SqlOperationStore(self.database, lease_seconds=MINUTE)
         said = set()
         for _ in range(3):
             store.announce(TYPE, ["one"])
@@ -313,7 +329,7 @@ class CleanerTests(CleanerCase):
         self.store.announce(TYPE, ["queued"])
         clock = ManualClock()
         cleaner, handler = self.cleaner(me, clock=clock)
-        lapsed, unclaimed = Lapsed(me.uuid, me.epoch, MINUTE), Unclaimed(("here",), MINUTE)
+        lapsed, unclaimed = ExpiredLease(me.uuid, me.epoch, MINUTE), NeverStarted(("here",), MINUTE)
         self.jump(3600)
         for second in range(0, 120, 20):
             for wanted in (lapsed, unclaimed):
@@ -334,32 +350,32 @@ class CleanerTests(CleanerCase):
         cleaner, _ = self.cleaner(me, clock=clock)
         for seconds, found in ((0, set()), (30, set()), (30, {TYPE})):
             clock.advance(seconds)
-            self.assertEqual(cleaner._orphans.types(Lapsed(me.uuid, me.epoch, MINUTE)), found)
+            self.assertEqual(cleaner._orphans.types(ExpiredLease(me.uuid, me.epoch, MINUTE)), found)
         cleaner._orphans.forget_looks()
         for seconds, found in ((0, set()), (60, {TYPE})):
             clock.advance(seconds)
-            self.assertEqual(cleaner._orphans.types(Lapsed(me.uuid, me.epoch, MINUTE)), found)
+            self.assertEqual(cleaner._orphans.types(ExpiredLease(me.uuid, me.epoch, MINUTE)), found)
 
     def test_what_a_dead_service_left_needs_no_time(self) -> None:
         self.orphan()
         self.create("queued", host="its-host")
         cleaner, _ = self.cleaner(clock=ManualClock())
         self.assertEqual(cleaner.clean(AFTER_DEAD), {"done": 1})
-        self.assertEqual(cleaner.clean(Queued("its-host", DEAD.uuid, 2)), {"done": 1})
+        self.assertEqual(cleaner.clean(QueuedForDead("its-host", DEAD.uuid, 2)), {"done": 1})
 
     def test_a_dead_services_queue_is_cleaned_though_it_had_announced_it(self) -> None:
         self.create("one", host="its-host")
         self.store.announce(TYPE, ["one"])
         cleaner, _ = self.cleaner()
-        self.assertEqual(cleaner.clean(Queued("its-host", DEAD.uuid, 2)), {"done": 1})
+        self.assertEqual(cleaner.clean(QueuedForDead("its-host", DEAD.uuid, 2)), {"done": 1})
 
     def test_a_cleaner_knows_why_it_cleans(self) -> None:
         causes: list[str] = []
         cleaner, handler = self.cleaner()
         handler.answers["one"] = lambda held: causes.append(held.cause)
         for who, wanted in (
-            (DEAD, AFTER_DEAD), (None, Queued("here", DEAD.uuid, 2)), (None, Unclaimed(("here",), 0)),
-            (identity("cleaner"), Lapsed("service-cleaner", 1, 0.0)),
+            (DEAD, AFTER_DEAD), (None, QueuedForDead("here", DEAD.uuid, 2)), (None, NeverStarted(("here",), 0)),
+            (identity("cleaner"), ExpiredLease("service-cleaner", 1, 0.0)),
         ):  # fmt: skip
             self.create()
             if who is not None:
@@ -430,7 +446,7 @@ class CleanerTests(CleanerCase):
         for counts in each:
             counts.count(TYPE, Claim.WON, 5)
             counts.count(TYPE, Claim.LOST, 1)
-        self.assertEqual(worker_tests.in_threads(*(counts.flush for counts in each)), [None] * 4)
+        self.assertEqual(operation_tests.in_threads(*(counts.flush for counts in each)), [None] * 4)
         self.assertEqual(self.claims(), {"won": 20, "lost": 4})
 
     def test_no_more_are_cleaned_at_the_same_time_than_the_limit_says(self) -> None:
@@ -572,7 +588,7 @@ class CleanerTests(CleanerCase):
         go_on, hangs = threading.Event(), threading.Event()
         self.addCleanup(go_on.set)
         cleaner, handler = self.cleaner(handler=ThingSetHandler, lease=MOMENT, clock=LateClock(hangs))
-        handler.settled = lambda *_: hangs.set() or go_on.wait(60)  # type: ignore[attr-defined,func-returns-value]
+        handler.after_commit = lambda *_: hangs.set() or go_on.wait(60)  # type: ignore[attr-defined,func-returns-value]
         with self.assertLogs("moorage.cleanup.cleaner", "ERROR"):
             self.assertEqual(cleaner.clean(AFTER_DEAD), {"overdue": 1})
         self.assertEqual(self.rows(), {}, "it had been committed")
@@ -659,7 +675,7 @@ class CleanerTests(CleanerCase):
     def test_owners_that_gave_it_back_are_no_tries_to_clean_it(self) -> None:
         self.create()
         for number in range(8):
-            self.taken("one", identity("b", number)).give_back("stopping")
+            self.taken("one", identity("b", number)).release("stopping")
         self.taken("one", DEAD)
         cleaner, handler = self.cleaner(max_attempts=2)
         handler.answers["one"] = retry("not now")
@@ -671,10 +687,10 @@ class CleanerTests(CleanerCase):
 
     def test_what_was_given_back_is_cleaned_when_nobody_comes_for_it(self) -> None:
         self.create()
-        self.taken("one", DEAD).give_back("broken")
+        self.taken("one", DEAD).release("broken")
         cleaner, _ = self.cleaner()
-        self.assertEqual(cleaner.clean(Unclaimed(("here",), 3600)), {})
-        self.assertEqual(cleaner.clean(Unclaimed(("here",), 0)), {"done": 1})
+        self.assertEqual(cleaner.clean(NeverStarted(("here",), 3600)), {})
+        self.assertEqual(cleaner.clean(NeverStarted(("here",), 0)), {"done": 1})
 
     def test_one_that_kills_its_cleaners_takes_no_other_with_it(self) -> None:
         for uuid in ("one", "three", "two"):
@@ -712,7 +728,7 @@ class CleanerTests(CleanerCase):
         self.create("elsewhere", host="other-host")
         cleaner, handler = self.cleaner(backoff=0.01)
         handler.answers["two"] = retry("not now")
-        queued = Queued("its-host", DEAD.uuid, 2)
+        queued = QueuedForDead("its-host", DEAD.uuid, 2)
         with self.assertLogs("moorage.cleanup.cleaner", "WARNING"):
             self.assertEqual(cleaner.clean(queued), {"done": 1, "retry": 1})
         handler.answers.clear()
@@ -723,22 +739,25 @@ class CleanerTests(CleanerCase):
     def test_what_a_living_service_does_not_know_of_is_cleaned_by_itself(self) -> None:
         self.orphan(who=identity("cleaner"))
         cleaner, handler = self.cleaner()
-        self.assertEqual(cleaner.clean(Lapsed("service-cleaner", 1, 0.0)), {}, "its lease has not ended")
+        self.assertEqual(cleaner.clean(ExpiredLease("service-cleaner", 1, 0.0)), {}, "its lease has not ended")
         with self.database.write() as tx:
             tx.execute(sa.update(workers).values(expires_at=1))
-        self.assertEqual(cleaner.clean(Lapsed("service-cleaner", 2, 0.0)), {}, "not of this incarnation")
+        self.assertEqual(cleaner.clean(ExpiredLease("service-cleaner", 2, 0.0)), {}, "not of this incarnation")
         handler.answers["one"] = retry("not now")
         with self.assertLogs("moorage.cleanup.cleaner", "WARNING"):
-            self.assertEqual(cleaner.clean(Lapsed("service-cleaner", 1, 0.0)), {"retry": 1})
+            self.assertEqual(cleaner.clean(ExpiredLease("service-cleaner", 1, 0.0)), {"retry": 1})
         handler.answers.clear()
-        wait_until(lambda: cleaner.clean(Lapsed("service-cleaner", 1, 0.0)), "it is tried again", 20)
+        wait_until(lambda: cleaner.clean(ExpiredLease("service-cleaner", 1, 0.0)), "it is tried again", 20)
         self.assertEqual((self.rows(), self.thing().status), ({}, "error"))
 
     def test_every_row_is_a_living_owners_or_of_one_kind_after_some_time(self) -> None:
         me, dead = identity("me"), DEAD
         kinds = (
-            Target(dead.uuid, 2), Queued("dead-host", dead.uuid, 2), Lapsed(me.uuid, 1, 0.0), Unclaimed(("here", "cluster"), 0.0),
-        )  # fmt: skip
+            OrphansOfService(dead.uuid, 2),
+            QueuedForDead("dead-host", dead.uuid, 2),
+            ExpiredLease(me.uuid, 1, 0.0),
+            NeverStarted(("here", "cluster"), 0.0),
+        )
         cleaner, _ = self.cleaner()
         for phase in Phase:
             for worker, epoch in ((None, 0), (dead.uuid, 1), (me.uuid, 1)):
@@ -765,7 +784,7 @@ class CleanerTests(CleanerCase):
                             tx.execute(sa.update(workers).values(announced))
                         found = [type(each).__name__ for each in kinds if cleaner._orphans.types(each)]
                         # It is in a living service's queue, unless that was declared dead.
-                        self.assertEqual(found, ["Queued"] if host == "dead-host" else [], announced)
+                        self.assertEqual(found, ["QueuedForDead"] if host == "dead-host" else [], announced)
                     self.database.run(lambda tx: self.store.reset(tx, TYPE, "one"))
 
     # -- zombies --------------------------------------------------------------------------------------------------
@@ -898,7 +917,7 @@ class CleanerTests(CleanerCase):
     def test_what_fails_outside_of_the_store_undoes_nothing(self) -> None:
         self.orphan()
         cleaner, handler = self.cleaner(handler=ThingSetHandler)
-        handler.settled = lambda *_: 1 / 0  # type: ignore[attr-defined]
+        handler.after_commit = lambda *_: 1 / 0  # type: ignore[attr-defined]
         with self.assertLogs("moorage.cleanup.cleaner", "ERROR"):
             self.assertEqual(cleaner.clean(AFTER_DEAD), {"done": 1})
         self.assertEqual(self.rows(), {})
@@ -922,7 +941,7 @@ class CleanerTests(CleanerCase):
                 self.orphan(f"{each:03d}")
             cleaner, handler = self.cleaner(handler=ThingSetHandler)
             assert isinstance(handler, ThingSetHandler)
-            handler.settle = lambda *_: None  # type: ignore[method-assign]
+            handler.finish_batch = lambda *_: None  # type: ignore[method-assign]
             statements: list[str] = []
 
             def count(_connection: object, _cursor: object, statement: str, *_rest: object, into=statements) -> None:

@@ -35,14 +35,12 @@ from typing_extensions import override
 from moorage import errors
 from moorage.cleanup import options
 from moorage.cleanup.cleaner import Cleaner, Policy
-from moorage.cleanup.conditions import Target
-from moorage.cleanup.foreseeing import hindrance
-from moorage.cleanup.interface import STALE, Lease, Outcome
+from moorage.cleanup.conditions import OrphansOfService
+from moorage.cleanup.dry_run import blocked_reason
+from moorage.cleanup.interface import STALE, Outcome
 from moorage.cleanup.orphans import OrphanStore
 from moorage.cleanup.requests import BATCH
-from moorage.cleanup.tables import workers
-from moorage.cleanup.views import WorkerViews
-from moorage.cleanup.workers import WorkerStore
+from moorage.cleanup.views import OperationViews
 from moorage.clock import SystemClock
 from moorage.control_plane import options as control_plane_options
 from moorage.control_plane.cleaning import AgentCleaning, SupervisorEndpoint
@@ -50,10 +48,18 @@ from moorage.control_plane.process import Platform
 from moorage.services.heartbeat import LivenessObserver
 from moorage.services.interface import ServiceIdentity
 from moorage.services.registry import ServiceRegistry
+from moorage.work.interface import Lease
+from moorage.work.operations import SqlOperationStore
+from moorage.work.tables import workers
 from tests.servers import wait_until
 from tests.unit.cleanup.cleaner_tests import ThingHandler, Tools
-from tests.unit.cleanup.supervisor_tests import SupervisorCase
-from tests.unit.cleanup.worker_tests import TYPE, in_threads, things, write
+from tests.unit.cleanup.coordinator_tests import SupervisorCase
+from tests.unit.work.operation_tests import (
+    TYPE,
+    in_threads,
+    things,
+    write,
+)
 
 HOUR = 3600.0
 
@@ -86,7 +92,7 @@ class FaultTests(SupervisorCase):
         registry = ServiceRegistry(database, clock)
         nobody: Any = None
         platform = Platform(who.host, clock, database, registry, who, nobody, nobody, lambda reason: None)
-        found = AgentCleaning(platform, conf, nobody, WorkerStore(database, lease_seconds=60))
+        found = AgentCleaning(platform, conf, nobody, SqlOperationStore(database, lease_seconds=60))
         cleaner, self.handler = self.cleaner(who)
         found._cleaner = cleaner
         return found
@@ -121,7 +127,7 @@ class FaultTests(SupervisorCase):
                 return {uuid: mock.Mock(status="building") for uuid in resource_ids}
 
             @override
-            def adopt(self, transaction: sa.Connection, leases: Mapping[str, Lease]) -> None:
+            def stamp_token(self, transaction: sa.Connection, leases: Mapping[str, Lease]) -> None:
                 """Nothing writes early."""
 
             @override
@@ -233,7 +239,7 @@ class FaultTests(SupervisorCase):
                 cleaner, _ = self.cleaner(self.who["b"], clock=SkewedClock(-skew))
                 target = self.requests.get(request["uuid"]).target
                 self.assertEqual(cleaner.clean(target), {"done": 1})
-                living = Target(self.who["b"].uuid, self.registry.get(self.who["b"].uuid).epoch)
+                living = OrphansOfService(self.who["b"].uuid, self.registry.get(self.who["b"].uuid).epoch)
                 self.assertEqual(cleaner.clean(living), {})
             self.assertEqual(list(self.rows()), ["waits"])
             self.database.run(lambda tx: self.store.reset(tx, TYPE, "waits"))
@@ -355,7 +361,7 @@ class FaultTests(SupervisorCase):
         request = self.requests.get(self.ask()["requests"][0]["uuid"])
 
         def hinders(kind: str) -> str:
-            return hindrance(kind, ["thing"], ["thing"])
+            return blocked_reason(kind, ["thing"], ["thing"])
 
         waits = self.requests.progress(request, hinders)["waits_for"]
         self.assertEqual(
@@ -368,7 +374,7 @@ class FaultTests(SupervisorCase):
         self.assertEqual(
             self.requests.progress(request)["waits_for"][1][-40:], "a cleaner of the cluster is to take them"
         )
-        why = {row["resource_id"]: row["why"] for row in WorkerViews(self.database, self.store, hinders).rows()}
+        why = {row["resource_id"]: row["why"] for row in OperationViews(self.database, self.store, hinders).rows()}
         self.assertRegex(why["one"], r"waits for a cleaner .*; but the cleaning of the type thing is paused")
         self.assertRegex(why["two"], r"waits for a cleaner .*; but no enabled handler cleans a gadget")
 

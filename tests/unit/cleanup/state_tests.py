@@ -18,19 +18,25 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from moorage import errors
 from moorage.cleanup.cleaner import Cleaner, Policy
-from moorage.cleanup.conditions import Lapsed, Target, Unclaimed
-from moorage.cleanup.interface import Lease, Phase
+from moorage.cleanup.conditions import ExpiredLease, NeverStarted, OrphansOfService
 from moorage.cleanup.orphans import LAST, OrphanStore
-from moorage.cleanup.tables import cleanup_history, fences, workers
-from moorage.cleanup.workers import WorkerStore
+from moorage.cleanup.tables import cleanup_history
 from moorage.clock import Clock, SystemClock
 from moorage.db import MICROSECONDS, Database
 from moorage.db.schema import core_metadata
 from moorage.services.interface import ServiceIdentity
 from moorage.testing.clock import ManualClock
+from moorage.work.interface import Lease, Phase
+from moorage.work.operations import SqlOperationStore
+from moorage.work.tables import fences, workers
 from tests import cases
 from tests.unit.cleanup.cleaner_tests import ThingHandler, Tools
-from tests.unit.cleanup.worker_tests import TYPE, metadata, things, write
+from tests.unit.work.operation_tests import (
+    TYPE,
+    metadata,
+    things,
+    write,
+)
 
 RESOURCES = ("one", "two")
 SERVICES = ("a", "b")
@@ -48,7 +54,7 @@ class Worlds(RuleBasedStateMachine):
         with self.database.write() as tx:
             for table in (workers, fences, cleanup_history, things):
                 tx.execute(sa.delete(table))
-        self.store = WorkerStore(self.database, lease_seconds=LEASE)
+        self.store = SqlOperationStore(self.database, lease_seconds=LEASE)
         self.epochs = dict.fromkeys(SERVICES, 1)
         #: Each service's machine, and its cleaner, as long as it lives.
         self.clock = ManualClock()
@@ -142,7 +148,7 @@ class Worlds(RuleBasedStateMachine):
         if what == "renew":
             assert bool(self.store.renew_many([lease])) != current
         elif what == "give back":
-            lease.give_back("for the test")
+            lease.release("for the test")
         else:
             with self.database.write() as tx:
                 written = write(tx, lease.resource_id, self.statuses[lease.resource_id], lease.token)
@@ -176,7 +182,7 @@ class Worlds(RuleBasedStateMachine):
         for back in (0, JUMP, -JUMP):
             self._shift(back, cleaned)
             for _ in range(2):
-                for wanted in (Lapsed(me.uuid, me.epoch, LEASE), Unclaimed(("here",), LEASE)):
+                for wanted in (ExpiredLease(me.uuid, me.epoch, LEASE), NeverStarted(("here",), LEASE)):
                     self._judge(me, wanted, lives)
                 self.clock.advance(LEASE / 3)
 
@@ -188,7 +194,7 @@ class Worlds(RuleBasedStateMachine):
         with self.database.write() as tx:
             tx.execute(sa.update(workers).where(workers.c.resource_id.not_in(but)).values(values))
 
-    def _judge(self, me: ServiceIdentity, wanted: Lapsed | Unclaimed, lives: set[str]) -> None:
+    def _judge(self, me: ServiceIdentity, wanted: ExpiredLease | NeverStarted, lives: set[str]) -> None:
         store, handler = self.judges[me]
         store.types(wanted)
         claimed = store.claim(TYPE, handler, wanted, after="", last=LAST, limit=2)
@@ -211,7 +217,7 @@ class Worlds(RuleBasedStateMachine):
         store, handler = self.orphans(cleaner)
         with self.database.read() as tx:
             before = {row.resource_id: row for row in tx.execute(sa.select(workers))}
-        target = Target(f"service-{dead}", self.epochs[dead])
+        target = OrphansOfService(f"service-{dead}", self.epochs[dead])
         claimed = store.claim(TYPE, handler, target, after="", last=LAST, limit=2)
         for uuid, lease in claimed.leases.items():
             row = before[uuid]
@@ -228,7 +234,7 @@ class Worlds(RuleBasedStateMachine):
         self.epochs[dead] += evict
         store, handler = self.orphans(cleaner)
         made = Cleaner(store, {TYPE: handler}, SystemClock(), random.Random(1), Policy(max_attempts=10**6))
-        target = Target(f"service-{dead}", self.epochs[dead])
+        target = OrphansOfService(f"service-{dead}", self.epochs[dead])
         made.clean(target)
         if twice:
             assert not made.clean(target)

@@ -12,13 +12,13 @@ import jsonschema
 
 from moorage import context, errors
 from moorage.cleanup import api
-from moorage.cleanup.supervisor import Filters
+from moorage.cleanup.coordinator import Filters
 from moorage.routes import ApiRequest, ApiResponse, Route
-from tests.unit.cleanup import supervisor_tests
-from tests.unit.cleanup.worker_tests import TYPE
+from tests.unit.cleanup import coordinator_tests
+from tests.unit.work.operation_tests import TYPE
 
 
-class CleanupApiTests(supervisor_tests.SupervisorCase):
+class CleanupApiTests(coordinator_tests.SupervisorCase):
     def setUp(self) -> None:
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)

@@ -10,7 +10,7 @@ from oslo_config import cfg
 from moorage import errors
 from moorage.cleanup import options
 from moorage.cleanup.cleaner import Policy
-from moorage.cleanup.foreseeing import hindrance
+from moorage.cleanup.dry_run import blocked_reason
 
 
 class PolicyTests(unittest.TestCase):
@@ -32,7 +32,7 @@ class PolicyTests(unittest.TestCase):
                 self.policy(limits={"volume": wrong})
 
     def test_a_star_pauses_every_type(self) -> None:
-        self.assertIn("paused", hindrance("volume", self.policy(paused=["*"]).paused, ["volume"]))
-        self.assertIn("paused", hindrance("volume", self.policy(paused=["volume"]).paused, ["volume"]))
-        self.assertEqual(hindrance("backup", self.policy(paused=["volume"]).paused, ["backup"]), "")
-        self.assertIn("no enabled handler", hindrance("backup", self.policy().paused, ["volume"]))
+        self.assertIn("paused", blocked_reason("volume", self.policy(paused=["*"]).paused, ["volume"]))
+        self.assertIn("paused", blocked_reason("volume", self.policy(paused=["volume"]).paused, ["volume"]))
+        self.assertEqual(blocked_reason("backup", self.policy(paused=["volume"]).paused, ["backup"]), "")
+        self.assertIn("no enabled handler", blocked_reason("backup", self.policy().paused, ["volume"]))

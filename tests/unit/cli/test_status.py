@@ -16,13 +16,13 @@ from unittest import mock
 import sqlalchemy as sa
 from oslo_upgradecheck.upgradecheck import Code
 
-from moorage.cleanup.tables import workers
 from moorage.cli import status
 from moorage.clock import SystemClock
 from moorage.control_plane.process import RPC_VERSION
 from moorage.db import Database, migrations
 from moorage.services.registry import ServiceRegistry
 from moorage.services.tables import services
+from moorage.work.tables import workers
 from tests import servers
 
 CHECKS = dict(status.Checks._upgrade_checks)

@@ -23,8 +23,6 @@ from typing_extensions import override
 from moorage import errors
 from moorage.allocation import options as allocation_options
 from moorage.allocation.interface import ClaimRequest, InventoryItem, ResourceProvider
-from moorage.cleanup.tables import workers as workers_table
-from moorage.cleanup.workers import WorkerStore
 from moorage.clock import SystemClock
 from moorage.control_plane import options as control_plane_options
 from moorage.control_plane.availability import Availability
@@ -41,6 +39,8 @@ from moorage.scheduling.interface import Flavor, RequestSpec
 from moorage.scheduling.reporter import Reporter
 from moorage.services.interface import ServiceIdentity
 from moorage.testing.database import empty_tables
+from moorage.work.operations import SqlOperationStore
+from moorage.work.tables import workers as workers_table
 from moorage_plugins.compute import options as compute_options
 from moorage_plugins.compute.agent import ComputeAgent
 from moorage_plugins.compute.instances import ComputeInstances
@@ -148,7 +148,7 @@ class Fleet:
         self.told = Told()
         self.store = SqlStore(conf=self.conf, database=self.database, clock=self.clock)
         self.instances = ComputeInstances(conf=self.conf, database=self.database, clock=self.clock)
-        self.workers = WorkerStore(self.database, lease_seconds=lease_seconds)
+        self.workers = SqlOperationStore(self.database, lease_seconds=lease_seconds)
         self.casts: list[tuple[str, str, str]] = []
         #: What observers are told.
         self.events: list[Event] = []
@@ -444,7 +444,7 @@ class AgentTests(unittest.TestCase):
         uuid = self.fleet.place()
         instances = self.fleet.instances
         self.fleet.database.run(lambda tx: instances.change(tx, uuid, 10**6, {"host": "other"}))
-        with self.assertLogs("moorage.cleanup.workers", "WARNING") as logs:
+        with self.assertLogs("moorage.work.operations", "WARNING") as logs:
             agent = self.fleet.agent()
             self.addCleanup(agent.stop)
             agent.start()

@@ -16,8 +16,6 @@ from typing import Any
 from oslo_config import cfg
 
 from moorage import errors
-from moorage.cleanup import tables as cleanup_tables
-from moorage.cleanup.workers import WorkerStore
 from moorage.clock import SystemClock
 from moorage.coordination.claims import Claim, SqlClaims
 from moorage.coordination.interface import PeriodicTask, TaskTools
@@ -26,6 +24,8 @@ from moorage.db import Database
 from moorage.ring import POSITION_COUNT
 from moorage.services.interface import ServiceIdentity
 from moorage.testing.coordination import wait_for
+from moorage.work import tables as work_tables
+from moorage.work.operations import SqlOperationStore
 from moorage_plugins.data_processing import engine, operations, options, tables, tasks
 from moorage_plugins.data_processing.store import DataStore
 from tests.unit.coordination.store_tests import create_tables
@@ -50,13 +50,13 @@ class DataProcessingCase(unittest.TestCase):
         create_tables(self.database)
         with self.database.write() as tx:
             tables.clusters.metadata.create_all(tx, tables=TABLES)
-            cleanup_tables.workers.metadata.create_all(tx, tables=[cleanup_tables.workers, cleanup_tables.fences])
+            work_tables.workers.metadata.create_all(tx, tables=[work_tables.workers, work_tables.fences])
         self.conf = cfg.ConfigOpts()
         options.register_opts(self.conf)
         self.conf([])
         self.conf.set_override("folder", f"{folder.name}/clusters", group="data_processing")
         self.conf.set_override("min_transient_cluster_active_time", 0.0, group="data_processing")
-        self.workers = WorkerStore(self.database, lease_seconds=60)
+        self.workers = SqlOperationStore(self.database, lease_seconds=60)
         self.store = DataStore(self.database, self.workers)
         self.claims = SqlClaims(self.database)
         self.casts: list[Cast] = []

@@ -12,7 +12,6 @@ import sqlalchemy as sa
 
 from moorage import errors
 from moorage.allocation.interface import InventoryItem, ResourceProvider
-from moorage.cleanup.workers import WorkerStore
 from moorage.clock import SystemClock
 from moorage.control_plane.availability import Availability
 from moorage.control_plane.placing import StoreClaimer
@@ -24,6 +23,7 @@ from moorage.scheduling.groups import GroupStore
 from moorage.scheduling.interface import ClaimResult, Flavor, RequestSpec
 from moorage.services.registry import ServiceRegistry
 from moorage.services.tables import services
+from moorage.work.operations import SqlOperationStore
 from moorage_plugins.compute.instances import ComputeInstances
 from tests.conformance.allocation.stores import sql_store
 from tests.ready import ready_node
@@ -49,7 +49,7 @@ class StateTests(_Base):
         self.store = sql_store(self.database)
         self.store.ensure_providers([ResourceProvider(self.node, self.node, inventories=(InventoryItem("VCPU", 100),))])
         self.instances = ComputeInstances(conf=None, database=self.database, clock=SystemClock())
-        workers = WorkerStore(self.database, lease_seconds=60)
+        workers = SqlOperationStore(self.database, lease_seconds=60)
         groups = GroupStore(self.database)
         self.claimer = StoreClaimer(self.store, self.instances, workers, NoPools(), groups, self.availability)
 

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from moorage import lease
+from moorage.work import lease
 
 NOW, LEASE = 10, 5
 LIVE = NOW + LEASE
@@ -272,7 +272,7 @@ class Model:
         if self._locked(state, number, ROW):
             return
         # Who has given it back may go on all the same: a handler that was given up, and comes back.
-        for statement, at in ((lease.RENEW, "work"), (lease.GIVE_BACK, "work")):
+        for statement, at in ((lease.RENEW, "work"), (lease.RELEASE, "work")):
             if not self.rules.applies(statement, row, mine):
                 yield self._rollback(state, number, process, "end")
                 continue

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moorage import lease
+from moorage.work import lease
 
 metadata = sa.MetaData()
 #: The columns of a lease and the fence of a resource, in one.

@@ -18,7 +18,7 @@ from tests.unit.packaging.test_metadata import extension_points, modules
 
 ROOT = Path(__file__).parents[3]
 #: A plugin of the reference distribution that needs more; it goes when the lease's type stands in an interface.
-KNOWN = {("plugins/moorage_plugins/compute/agent.py", "moorage.cleanup.workers")}
+KNOWN = {("plugins/moorage_plugins/compute/agent.py", "moorage.work.operations")}
 
 
 def plugin_sources() -> Iterator[tuple[str, str, bool]]:

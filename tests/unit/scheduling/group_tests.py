@@ -15,12 +15,12 @@ from oslo_config import cfg
 from moorage import errors
 from moorage.allocation import options as allocation_options
 from moorage.allocation.interface import InventoryItem, ResourceProvider
-from moorage.cleanup.workers import WorkerStore
 from moorage.clock import SystemClock
 from moorage.control_plane.placing import StoreClaimer
 from moorage.db import Database
 from moorage.scheduling.groups import GroupStore, StoredGroup
 from moorage.scheduling.interface import Flavor, RequestSpec, ServerGroup
+from moorage.work.operations import SqlOperationStore
 from moorage_plugins.compute.instances import ComputeInstances
 from moorage_plugins.stores import options as store_options
 from moorage_plugins.stores.sql import SqlStore
@@ -56,7 +56,7 @@ class GroupTests(_Base):
         clock = SystemClock()
         self.store = SqlStore(conf=conf, database=self.database, clock=clock)
         self.instances = ComputeInstances(conf=conf, database=self.database, clock=clock)
-        workers = WorkerStore(self.database, lease_seconds=60)
+        workers = SqlOperationStore(self.database, lease_seconds=60)
         for node in NODES:
             availability = ready_node(self.database, node, "host")
         self.claimer = StoreClaimer(self.store, self.instances, workers, NoPools(), self.groups, availability)

@@ -19,26 +19,33 @@ import sqlalchemy as sa
 from oslo_log import log as logging
 from typing_extensions import override
 
-from moorage import errors, lease
-from moorage.cleanup import tracking
-from moorage.cleanup.fences import RAISE_MANY, last_tokens, raise_fence
-from moorage.cleanup.interface import ANY_SCHEDULER, Lease, Phase, Renewer, Worker, Workers
-from moorage.cleanup.renewing import ThreadRenewer
-from moorage.cleanup.tables import fences, workers
+from moorage import errors
 from moorage.clock import Clock, SystemClock
 from moorage.db import MICROSECONDS, Database, now
 from moorage.services.interface import ServiceIdentity
+from moorage.work import lease, tracking
+from moorage.work.fences import RAISE_MANY, last_tokens, raise_fence
+from moorage.work.interface import (
+    ANY_SCHEDULER,
+    Lease,
+    Operation,
+    OperationStore,
+    Phase,
+    Renewer,
+)
+from moorage.work.renewer import ThreadRenewer
+from moorage.work.tables import fences, workers
 
 __all__ = [
     "COLUMNS",
     "OF_MANY",
     "TRANSFER",
     "Transfer",
-    "WorkerLease",
-    "WorkerStore",
+    "OperationLease",
+    "SqlOperationStore",
     "fenced",
     "same_token",
-    "worker_of",
+    "operation_of",
 ]
 
 LOG = logging.getLogger(__name__)
@@ -95,7 +102,7 @@ _FORCE = lease.FORCE.update(workers, _OF_ONE, {"token": _TOKEN}).values(
 _READDRESS = _FORCE.where(workers.c.token == sa.bindparam("seen_token", type_=sa.BigInteger))
 _RENEW = lease.RENEW.update(workers, OF_MANY, {"token": _TOKEN, "lease": _LEASE, "now": now()})
 _HELD = sa.select(workers.c.resource_id).where(OF_MANY, workers.c.token == _TOKEN)
-_GIVE_BACK = lease.GIVE_BACK.update(workers, _OF_ONE, {"token": _TOKEN}).values(
+_RELEASE = lease.RELEASE.update(workers, _OF_ONE, {"token": _TOKEN}).values(
     # Nobody has begun it any more: it is done anew, or cleaned when nobody comes for it.
     phase=Phase.WAITING.value, worker=None, worker_epoch=0, last_error=sa.bindparam("to_error"), updated_at=now(),
 )  # fmt: skip
@@ -168,7 +175,7 @@ _START = Transfer(
 )
 
 
-class WorkerStore(Workers):
+class SqlOperationStore(OperationStore):
     """Worker rows. Safe for use by several threads.
 
     :param lease_seconds: how long an owner keeps a row without renewing.
@@ -209,14 +216,14 @@ class WorkerStore(Workers):
             )  # fmt: skip
             return token
         if not force:
-            raise _in_use(worker_of(row))
+            raise _in_use(operation_of(row))
         values = {"to_token": token, "to_operation": operation, "to_status": status, "to_host": addressed_to}
         if tx.execute(_FORCE, {**key, **values}).rowcount != 1:
             # It finished in this moment. Its owner's write decided what the resource is now; the caller must look again.
             raise errors.Conflict(f"The operation on {resource_type} {resource_id} has just ended; try again.")
         return token
 
-    def readdress(self, tx: sa.Connection, seen: Worker, addressed_to: str) -> int:
+    def readdress(self, tx: sa.Connection, seen: Operation, addressed_to: str) -> int:
         """Address an operation to another host; its new token.
 
         :param seen: the operation as it was read.
@@ -238,12 +245,12 @@ class WorkerStore(Workers):
         tx.execute(_FINISH, {"of_type": resource_type, "of_resource": resource_id, "to_token": token})
 
     @override
-    def get(self, resource_type: str, resource_id: str) -> Worker | None:
+    def get(self, resource_type: str, resource_id: str) -> Operation | None:
         with self._database.read() as tx:
             row = tx.execute(_GET, {"of_type": resource_type, "of_resource": resource_id}).first()
-        return None if row is None else worker_of(row)
+        return None if row is None else operation_of(row)
 
-    def take(self, resource_type: str, resource_id: str, identity: ServiceIdentity) -> WorkerLease | None:
+    def take(self, resource_type: str, resource_id: str, identity: ServiceIdentity) -> OperationLease | None:
         """Become the owner; None when there is nothing to take: no row, or a live owner has it."""
         return self.take_many(resource_type, [resource_id], identity).get(resource_id)
 
@@ -253,16 +260,16 @@ class WorkerStore(Workers):
         resource_type: str,
         resource_ids: Sequence[str],
         identity: ServiceIdentity,
-        adopt: Callable[[Any, Mapping[str, Lease]], None] | None = None,
-    ) -> dict[str, WorkerLease]:
+        stamp_token: Callable[[Any, Mapping[str, Lease]], None] | None = None,
+    ) -> dict[str, OperationLease]:
         if not resource_ids:
             return {}
         wanted = sorted(set(resource_ids))
 
-        def work(tx: sa.Connection) -> dict[str, WorkerLease]:
+        def work(tx: sa.Connection) -> dict[str, OperationLease]:
             taken = self._take(tx, resource_type, wanted, identity)
-            if adopt is not None and taken:
-                adopt(tx, taken)
+            if stamp_token is not None and taken:
+                stamp_token(tx, taken)
             return taken
 
         return self._database.run(work)
@@ -270,7 +277,7 @@ class WorkerStore(Workers):
     @override
     def start_many(
         self, transaction: sa.Connection, resource_type: str, resource_ids: Sequence[str], identity: ServiceIdentity
-    ) -> dict[str, WorkerLease]:
+    ) -> dict[str, OperationLease]:
         return (
             self._take(transaction, resource_type, sorted(set(resource_ids)), identity, _START) if resource_ids else {}
         )
@@ -282,10 +289,10 @@ class WorkerStore(Workers):
         resource_ids: Sequence[str],
         identity: ServiceIdentity,
         statement: Transfer = _TAKE,
-    ) -> dict[str, WorkerLease]:
+    ) -> dict[str, OperationLease]:
         taken = self.transfer(tx, statement, {"of_type": resource_type, "of_resources": resource_ids}, identity)
         return {
-            row.resource_id: WorkerLease(
+            row.resource_id: OperationLease(
                 self, resource_type, row.resource_id, row.operation, row.status, row.token, row.attempts
             )
             for row in taken
@@ -333,19 +340,21 @@ class WorkerStore(Workers):
     @override
     def pending(
         self, resource_type: str, identity: ServiceIdentity, *, after: str = "", limit: int = 500
-    ) -> list[Worker]:
+    ) -> list[Operation]:
         values = {
             "host": identity.host, "of_type": resource_type, "after": after, "page": limit,
             "to_owner": identity.uuid, "to_epoch": identity.epoch,
         }  # fmt: skip
         with self._database.read() as tx:
-            return [worker_of(row) for row in tx.execute(_PENDING, values)]
+            return [operation_of(row) for row in tx.execute(_PENDING, values)]
 
     @override
-    def waiting(self, resource_type: str, names: Sequence[str], *, after: str = "", limit: int = 500) -> list[Worker]:
+    def waiting(
+        self, resource_type: str, names: Sequence[str], *, after: str = "", limit: int = 500
+    ) -> list[Operation]:
         values = {"names": list(names), "of_type": resource_type, "after": after, "page": limit}
         with self._database.read() as tx:
-            return [worker_of(row) for row in tx.execute(_WAITING, values)]
+            return [operation_of(row) for row in tx.execute(_WAITING, values)]
 
     @override
     def announce(self, resource_type: str, resource_ids: Sequence[str]) -> None:
@@ -427,10 +436,10 @@ class WorkerStore(Workers):
 
         return self._database.run(whole)
 
-    def give_back(self, held: Lease, reason: str) -> None:
-        """See :meth:`Lease.give_back`."""
+    def release(self, held: Lease, reason: str) -> None:
+        """See :meth:`Lease.release`."""
         given = self._database.run(
-            lambda tx: tx.execute(_GIVE_BACK, {**_key(held), "to_error": reason[:1000]}).rowcount == 1
+            lambda tx: tx.execute(_RELEASE, {**_key(held), "to_error": reason[:1000]}).rowcount == 1
         )
         if given:
             LOG.warning(
@@ -439,14 +448,14 @@ class WorkerStore(Workers):
             )  # fmt: skip
 
 
-class WorkerLease(Lease):
+class OperationLease(Lease):
     """The lease of a worker row."""
 
     __slots__ = ("_store",)
 
     def __init__(
         self,
-        store: WorkerStore,
+        store: SqlOperationStore,
         resource_type: str,
         resource_id: str,
         operation: str,
@@ -484,17 +493,17 @@ class WorkerLease(Lease):
         self._store.advance(transaction, self, status)
 
     @override
-    def give_back(self, reason: str) -> None:
-        self._store.give_back(self, reason)
+    def release(self, reason: str) -> None:
+        self._store.release(self, reason)
 
 
-def worker_of(row: Any) -> Worker:
+def operation_of(row: Any) -> Operation:
     """A row of :data:`COLUMNS` as plain data."""
-    return Worker(*row)
+    return Operation(*row)
 
 
 def same_token(leases: Iterable[LeaseT]) -> Iterator[tuple[dict[str, Any], Sequence[LeaseT]]]:
-    """Sets that one statement of :mod:`moorage.lease` serves: of one type, with one token; in one order for all.
+    """Sets that one statement of :mod:`moorage.work.lease` serves: of one type, with one token; in one order for all.
 
     Gives the parameters of :data:`OF_MANY` and the token, and the leases.
     """
@@ -517,7 +526,7 @@ def fenced(held: Lease) -> errors.Fenced:
     )
 
 
-def _in_use(row: Worker) -> errors.InUse:
+def _in_use(row: Operation) -> errors.InUse:
     holder = f"service {row.owner}" if row.owner else f"nobody yet (it waits for {row.addressed_to})"
     return errors.InUse(
         f"{row.resource_type} {row.resource_id} is being worked on: {row.operation}, by {holder}. Wait until that has "

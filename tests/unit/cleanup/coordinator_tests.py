@@ -11,17 +11,17 @@ import sqlalchemy as sa
 
 from moorage import errors
 from moorage.cleanup import totals
-from moorage.cleanup.conditions import Target
+from moorage.cleanup.conditions import OrphansOfService
+from moorage.cleanup.coordinator import CleanupCoordinator, Filters
 from moorage.cleanup.requests import RequestStore
-from moorage.cleanup.supervisor import Filters, Supervisor
 from moorage.cleanup.tables import cleanup_history
-from moorage.cleanup.views import WorkerViews
+from moorage.cleanup.views import OperationViews
 from moorage.db import Database, now
 from moorage.services.heartbeat import LivenessObserver
 from moorage.services.registry import ServiceRegistry
 from moorage.testing.clock import ManualClock
 from tests.unit.cleanup.cleaner_tests import CleanerCase
-from tests.unit.cleanup.worker_tests import TYPE, in_threads
+from tests.unit.work.operation_tests import TYPE, in_threads
 
 DOWN_TIME = 10.0
 
@@ -39,7 +39,7 @@ class SupervisorCase(CleanerCase):
         self.changed: list[tuple[str, bool]] = []
         self.automatic_enabled = False
         self.requests = RequestStore(self.database, self.registry)
-        self.views = WorkerViews(self.database, self.store)
+        self.views = OperationViews(self.database, self.store)
         self.supervisor = self.another()
         self.who = {
             name: self.registry.enlist("agent", name, cluster=cluster, rpc_version="1.0")
@@ -47,8 +47,8 @@ class SupervisorCase(CleanerCase):
         }
         self.supervisor.sample()
 
-    def another(self, registry: ServiceRegistry | None = None) -> Supervisor:
-        return Supervisor(
+    def another(self, registry: ServiceRegistry | None = None) -> CleanupCoordinator:
+        return CleanupCoordinator(
             registry or self.registry,
             LivenessObserver(self.clock, DOWN_TIME),
             self.requests,
@@ -79,7 +79,7 @@ class SupervisorCase(CleanerCase):
         with self.database.write() as tx:
             tx.execute(sa.insert(cleanup_history).values(at=now() - days * 86_400_000_000), several)
 
-    def die(self, *names: str, watching: tuple[Supervisor, ...] = ()) -> None:
+    def die(self, *names: str, watching: tuple[CleanupCoordinator, ...] = ()) -> None:
         """All but these beat on, for longer than it takes to be taken for dead."""
         for supervisor in (self.supervisor, *watching):
             supervisor.sample()
@@ -92,7 +92,9 @@ class SupervisorCase(CleanerCase):
         self.create(uuid, "build", status, host=name)
         self.taken(uuid, self.who[name])
 
-    def ask(self, supervisor: Supervisor | None = None, *, dry_run: bool = False, **filters: Any) -> dict[str, Any]:
+    def ask(
+        self, supervisor: CleanupCoordinator | None = None, *, dry_run: bool = False, **filters: Any
+    ) -> dict[str, Any]:
         return (supervisor or self.supervisor).request(Filters(**filters), "me", dry_run=dry_run)
 
     def hosts(self, answer: dict[str, Any], kind: str = "cleaning") -> list[str]:
@@ -357,7 +359,7 @@ class SupervisorTests(SupervisorCase):
         self.assertRegex(why["works"], "^agent a works on it, its lease ends in")
         self.assertRegex(why["fails"], "^agent c began it and has ended since; it waits for a cleaner")
         with self.assertLogs("moorage.cleanup.cleaner", "WARNING"):
-            cleaner.clean(Target(self.who["c"].uuid, 2))
+            cleaner.clean(OrphansOfService(self.who["c"].uuid, 2))
         self.assertRegex(self.views.get(TYPE, "fails")["why"], r"ValueError: broken\); tried again in \d+ s")
         (would,) = self.ask(host="c", dry_run=True)["would_clean"]
         self.assertEqual((would["resource_id"], would["would"]), ("fails", "later: ValueError: broken"))

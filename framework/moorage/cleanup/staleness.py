@@ -13,13 +13,13 @@ from collections.abc import Iterable, Mapping
 from moorage import threads
 from moorage.clock import Clock
 
-__all__ = ["Looks"]
+__all__ = ["StalenessTracker"]
 
 #: Type and id of a resource.
 Key = tuple[str, str]
 
 
-class Looks:
+class StalenessTracker:
     """What one who judges remembers of his looks. Safe for use by several threads."""
 
     def __init__(self, clock: Clock) -> None:

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from moorage.db import Database
 from tests import SOAK, servers
 from tests.servers import galera
-from tests.unit.cleanup import fence_tests
+from tests.unit.work import fence_tests
 
 
 class PostgresqlFenceTests(fence_tests.FenceTests):

@@ -11,15 +11,16 @@ from concurrent.futures import ThreadPoolExecutor
 import sqlalchemy as sa
 from typing_extensions import override
 
-from moorage import errors, lease, threads
-from moorage.cleanup.interface import Lease
-from moorage.cleanup.tables import fences
-from moorage.cleanup.workers import WorkerLease, WorkerStore
+from moorage import errors, threads
 from moorage.clock import SystemClock
 from moorage.db import Database
 from moorage.db.schema import core_metadata
 from moorage.services.interface import ServiceIdentity
 from moorage.testing.database import empty_tables
+from moorage.work import lease
+from moorage.work.interface import Lease
+from moorage.work.operations import OperationLease, SqlOperationStore
+from moorage.work.tables import fences
 from tests.servers import wait_until
 
 metadata = sa.MetaData()
@@ -84,7 +85,7 @@ class WorkerCase(unittest.TestCase):
         self.database = self.open_database()
         with self.database.write() as tx:
             empty_tables(tx, core_metadata, metadata)
-        self.store = WorkerStore(self.database, lease_seconds=MINUTE)
+        self.store = SqlOperationStore(self.database, lease_seconds=MINUTE)
 
     def open_database(self) -> Database:
         database = Database(self.url)
@@ -105,8 +106,8 @@ class WorkerCase(unittest.TestCase):
 
         return self.database.run(work)
 
-    def taken(self, uuid: str = "one", who: ServiceIdentity | None = None, seconds: float = MINUTE) -> WorkerLease:
-        held = WorkerStore(self.database, lease_seconds=seconds).take(TYPE, uuid, who or identity())
+    def taken(self, uuid: str = "one", who: ServiceIdentity | None = None, seconds: float = MINUTE) -> OperationLease:
+        held = SqlOperationStore(self.database, lease_seconds=seconds).take(TYPE, uuid, who or identity())
         assert held is not None
         return held
 
@@ -123,7 +124,7 @@ class WorkerCase(unittest.TestCase):
             self.assertTrue(write(tx, held.resource_id, status, held.token))
 
 
-class WorkerTests(WorkerCase):
+class OperationTests(WorkerCase):
     """Subclasses give ``url``."""
 
     # -- the life of a row ----------------------------------------------------------------------------------------
@@ -219,7 +220,7 @@ class WorkerTests(WorkerCase):
 
     def test_an_operation_that_is_done_right_here_is_renewed_by_the_clock_that_was_given(self) -> None:
         clock = ImpatientClock()
-        store = WorkerStore(self.database, lease_seconds=MINUTE, clock=clock)
+        store = SqlOperationStore(self.database, lease_seconds=MINUTE, clock=clock)
         with store.tracked(TYPE, "one", "build", "building", identity()) as held:
             first = self.store.get(TYPE, "one")
             assert first is not None
@@ -247,7 +248,7 @@ class WorkerTests(WorkerCase):
         self.taken("live", identity("a"))
         self.taken("mine-before", identity("b", epoch=0))
         self.taken("expired", identity("a"), MOMENT)
-        self.taken("back").give_back("it is stopping")
+        self.taken("back").release("it is stopping")
         every = ("free", "live", "mine-before", "expired", "back")
         self.assertEqual([each.resource_id for each in self.store.waiting(TYPE, ["there", "here"])], ["back", "free"])
         self.assertEqual(self.start(*every), ["back", "free"])
@@ -257,12 +258,12 @@ class WorkerTests(WorkerCase):
     def test_what_is_given_back_is_taken_again(self) -> None:
         self.create()
         held = self.taken()
-        with self.assertLogs("moorage.cleanup.workers", "WARNING") as logs:
-            held.give_back("the disk is full")
+        with self.assertLogs("moorage.work.operations", "WARNING") as logs:
+            held.release("the disk is full")
         self.assertIn("the disk is full", logs.output[0])
         again = self.taken(who=identity("b"))
         self.assertEqual(again.attempts, 2)
-        held.give_back("too late")
+        held.release("too late")
         again.check()
 
     # -- finishing ------------------------------------------------------------------------------------------------
@@ -291,11 +292,11 @@ class WorkerTests(WorkerCase):
         self.create()
         zombie = self.taken()
 
-        def adopt(tx: sa.Connection, leases: Mapping[str, Lease]) -> None:
+        def stamp_token(tx: sa.Connection, leases: Mapping[str, Lease]) -> None:
             for uuid, held in leases.items():
                 write(tx, uuid, held.status, held.token)
 
-        adopted = self.store.take_many(TYPE, ["one"], identity(epoch=2), adopt)
+        adopted = self.store.take_many(TYPE, ["one"], identity(epoch=2), stamp_token)
         with self.database.write() as tx:
             self.assertFalse(write(tx, "one", "error", zombie.token))
             self.assertTrue(write(tx, "one", "working", adopted["one"].token))
@@ -360,7 +361,7 @@ class WorkerTests(WorkerCase):
             self.create(uuid)
 
         def take_all(name: str, order: list[str]) -> list[str]:
-            store = WorkerStore(self.open_database(), lease_seconds=MINUTE)
+            store = SqlOperationStore(self.open_database(), lease_seconds=MINUTE)
             taken: list[str] = []
             for start in range(0, len(order), 5):
                 taken += store.take_many(TYPE, order[start : start + 5], identity(name))

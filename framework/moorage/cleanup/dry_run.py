@@ -7,16 +7,17 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from moorage import foreign
-from moorage.cleanup.interface import CleanupHandler, Worker
+from moorage.cleanup.interface import CleanupHandler
 from moorage.extensions import origin_of
+from moorage.work.interface import Operation
 
-__all__ = ["Key", "foresee", "hindrance", "stale_reason"]
+__all__ = ["Key", "predict", "blocked_reason", "stale_reason"]
 
 #: Type and id of a resource.
 Key = tuple[str, str]
 
 
-def hindrance(resource_type: str, paused: Collection[str], handled: Collection[str]) -> str:
+def blocked_reason(resource_type: str, paused: Collection[str], handled: Collection[str]) -> str:
     """Why resources of the type are not cleaned at present, for people; empty when they are."""
     if resource_type not in handled:
         return f"no enabled handler cleans a {resource_type} ([cleanup] enabled_handlers)"
@@ -32,9 +33,9 @@ def stale_reason(status: str | None, expected: str) -> str:
     return f"the resource is {status}, the operation was of {expected}"
 
 
-def foresee(
+def predict(
     transaction: Any,
-    rows: Sequence[Worker],
+    rows: Sequence[Operation],
     handlers: Mapping[str, CleanupHandler],
     paused: Collection[str],
     *,
@@ -47,7 +48,7 @@ def foresee(
     found: dict[Key, str] = {}
     for kind in {row.resource_type for row in rows}:
         some = [row for row in rows if row.resource_type == kind]
-        hinders = hindrance(kind, paused, handlers)
+        hinders = blocked_reason(kind, paused, handlers)
         if not hinders and own and not handlers[kind].cleans_own:
             hinders = "its service goes on with it by itself"
         if hinders:
@@ -57,7 +58,7 @@ def foresee(
     return found
 
 
-def _stale(transaction: Any, handler: CleanupHandler, rows: Sequence[Worker]) -> dict[Key, str]:
+def _stale(transaction: Any, handler: CleanupHandler, rows: Sequence[Operation]) -> dict[Key, str]:
     try:
         with foreign.contained(origin_of(handler)):
             resources = handler.read(transaction, [row.resource_id for row in rows])

@@ -6,11 +6,17 @@ from __future__ import annotations
 import tempfile
 import threading
 
-from moorage.cleanup.renewing import ThreadRenewer
-from moorage.cleanup.workers import WorkerLease
 from moorage.clock import SystemClock
+from moorage.work.operations import OperationLease
+from moorage.work.renewer import ThreadRenewer
 from tests.servers import wait_until
-from tests.unit.cleanup.worker_tests import MINUTE, TYPE, ImpatientClock, WorkerCase, identity
+from tests.unit.work.operation_tests import (
+    MINUTE,
+    TYPE,
+    ImpatientClock,
+    WorkerCase,
+    identity,
+)
 
 SOON = 20
 
@@ -25,7 +31,7 @@ class RenewerTests(WorkerCase):
         self.renewer = ThreadRenewer(self.store, self.clock, "renew-test")
         self.addCleanup(self.renewer.stop, 0)
 
-    def begun(self, uuid: str = "one") -> WorkerLease:
+    def begun(self, uuid: str = "one") -> OperationLease:
         self.create(uuid)
         return self.taken(uuid)
 
@@ -65,7 +71,7 @@ class RenewerTests(WorkerCase):
         held, other = self.begun(), self.begun("other")
         self.renewer.keep([held, other])
         self.assertFalse(self.renewer.lost(held))
-        with self.assertLogs("moorage.cleanup.renewing", "INFO") as logs:
+        with self.assertLogs("moorage.work.renewer", "INFO") as logs:
             self.create(operation="delete", force=True)
             wait_until(lambda: self.renewer.lost(held), "its loss is found", SOON)
             for _ in range(3):
@@ -92,7 +98,7 @@ class RenewerTests(WorkerCase):
 
     def test_a_store_that_fails_is_asked_again(self) -> None:
         held = self.begun()
-        with self.assertLogs("moorage.cleanup.renewing", "WARNING"):
+        with self.assertLogs("moorage.work.renewer", "WARNING"):
             with self.database.write() as tx:
                 tx.exec_driver_sql("ALTER TABLE workers RENAME TO elsewhere")
             self.renewer.keep([held])

@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Worker rows on PostgreSQL and MariaDB."""
+"""Supervisors on PostgreSQL and MariaDB."""
 
 from __future__ import annotations
 
 from tests import servers
-from tests.unit.cleanup import worker_tests
+from tests.unit.cleanup import coordinator_tests
 
 
-class PostgresqlWorkerTests(worker_tests.WorkerTests):
+class PostgresqlSupervisorTests(coordinator_tests.SupervisorTests):
     @classmethod
     def setUpClass(cls) -> None:
         cls.url = servers.fresh_database(servers.shared("postgresql"))
 
 
-class MariadbWorkerTests(worker_tests.WorkerTests):
+class MariadbSupervisorTests(coordinator_tests.SupervisorTests):
     @classmethod
     def setUpClass(cls) -> None:
         cls.url = servers.fresh_database(servers.shared("mariadb"))

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Worker rows on SQLite."""
+"""Supervisors on SQLite."""
 
 from __future__ import annotations
 
 import tempfile
 
-from tests.unit.cleanup import worker_tests
+from tests.unit.cleanup import coordinator_tests
 
 
-class SqliteWorkerTests(worker_tests.WorkerTests):
+class SqliteSupervisorTests(coordinator_tests.SupervisorTests):
     def setUp(self) -> None:
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)

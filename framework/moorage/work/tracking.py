@@ -15,15 +15,15 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from moorage import errors, foreign
-from moorage.cleanup.interface import Lease, Renewer, Workers
 from moorage.db import Database
+from moorage.work.interface import Lease, OperationStore, Renewer
 
 __all__ = ["tracked"]
 
 
 @contextlib.contextmanager
 def tracked(
-    workers: Workers,
+    workers: OperationStore,
     database: Database,
     renewer: Renewer,
     resource_type: str,
@@ -33,7 +33,7 @@ def tracked(
     identity: Any,
     begin: Callable[[Any, int], None] | None = None,
 ) -> Iterator[Lease]:
-    """See :meth:`moorage.cleanup.interface.Workers.tracked`."""
+    """See :meth:`moorage.work.interface.OperationStore.tracked`."""
 
     def start(tx: Any) -> Lease:
         workers.create(tx, resource_type, resource_id, operation, status, addressed_to=identity.host)
@@ -48,7 +48,7 @@ def tracked(
             yield lease
     except BaseException as error:
         if not isinstance(error, errors.Fenced):
-            lease.give_back(foreign.said(error))
+            lease.release(foreign.said(error))
         raise
     try:
         database.run(lease.end)

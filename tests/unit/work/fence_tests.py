@@ -14,13 +14,20 @@ from unittest import mock
 import sqlalchemy as sa
 
 from moorage import errors
-from moorage.cleanup.fences import FLOOR, PAUSE, FencePurge
-from moorage.cleanup.tables import fences, workers
-from moorage.cleanup.workers import WorkerStore
 from moorage.clock import SystemClock
 from moorage.db import Database
 from moorage.testing.clock import ManualClock
-from tests.unit.cleanup.worker_tests import MINUTE, TYPE, WorkerCase, identity, things, write
+from moorage.work.fences import FLOOR, PAUSE, FencePurge
+from moorage.work.operations import SqlOperationStore
+from moorage.work.tables import fences, workers
+from tests.unit.work.operation_tests import (
+    MINUTE,
+    TYPE,
+    WorkerCase,
+    identity,
+    things,
+    write,
+)
 
 #: Seconds for which threads create, take, finish and purge at the same time.
 RACE = 4.0
@@ -74,7 +81,7 @@ class Race:
         return walks
 
     def one_life(self, database: Database, uuid: str, who: str) -> None:
-        store = WorkerStore(database, lease_seconds=MINUTE)
+        store = SqlOperationStore(database, lease_seconds=MINUTE)
         with self._lock:
             last = max(self.tokens[uuid], default=0)
 

@@ -17,9 +17,9 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects import mysql, postgresql, sqlite
 
-from moorage.cleanup.tables import fences, workers
 from moorage.clock import Clock
 from moorage.db import MICROSECONDS, Database, Duplicate, now
+from moorage.work.tables import fences, workers
 
 __all__ = ["BATCH", "FLOOR", "PAUSE", "RAISE_MANY", "FencePurge", "last_tokens", "raise_fence"]
 

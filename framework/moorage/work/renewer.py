@@ -9,8 +9,8 @@ from oslo_log import log as logging
 from typing_extensions import override
 
 from moorage import errors, threads
-from moorage.cleanup.interface import Lease, Renewer, Workers
 from moorage.clock import Clock
+from moorage.work.interface import Lease, OperationStore, Renewer
 
 __all__ = ["ThreadRenewer"]
 
@@ -23,7 +23,7 @@ class ThreadRenewer(Renewer):
     :param name: of the thread.
     """
 
-    def __init__(self, workers: Workers, clock: Clock, name: str) -> None:
+    def __init__(self, workers: OperationStore, clock: Clock, name: str) -> None:
         self._workers = workers
         self._clock = clock
         self._name = name

@@ -24,7 +24,7 @@ import sqlalchemy as sa
 __all__ = [
     "FINISH",
     "FORCE",
-    "GIVE_BACK",
+    "RELEASE",
     "GUARDED",
     "REMOVE",
     "RENEW",
@@ -62,14 +62,14 @@ class Guard:
     holds: Callable[[Row, Parameters], bool]
 
 
-#: A row that nobody has taken yet, or that was given back, has ``expires_at`` 0.
+#: A row that no service has taken yet, or that was released, has ``expires_at`` 0.
 _FREE = Guard(
     "nobody holds it: it has expired, or its owner is an earlier incarnation of the taker",
     lambda c, p: sa.or_(c.expires_at < p["now"], sa.and_(c.owner == p["owner"], c.epoch < p["epoch"])),
     lambda row, p: row["expires_at"] < p["now"] or (row["owner"] == p["owner"] and row["epoch"] < p["epoch"]),
 )
 _UNOWNED = Guard(
-    "nobody has it: it was never taken, or was given back",
+    "it has no owner: it was never taken, or was released",
     lambda c, p: c.owner.is_(None),
     lambda row, p: row["owner"] is None,
 )
@@ -153,7 +153,7 @@ class Statement:
 
 
 _TAKEN = {"token": "token", "owner": "owner", "epoch": "epoch", "expires_at": "lease"}
-#: Take it for the first time, or after it was given back. In a transaction that has raised the counter before.
+#: Take it for the first time, or after it was released. The same transaction has raised the counter before.
 START = Statement("start", Verb.UPDATE, (_UNOWNED,), _TAKEN)
 #: Take what another service left: ``dead`` is its uuid, ``dead_epoch`` its present epoch (which was raised when it was evicted;
 #: epochs only rise, so one that was read some time ago is a safe one). The counter was raised before.
@@ -165,7 +165,7 @@ FORCE = Statement("force", Verb.UPDATE, (), {"token": "token", "owner": None, "e
 #: Keep it for another lease.
 RENEW = Statement("renew", Verb.UPDATE, (_MINE,), {"expires_at": "lease"})
 #: Let it go unfinished, for anybody who may take it.
-GIVE_BACK = Statement("give back", Verb.UPDATE, (_MINE,), {"owner": None, "epoch": None, "expires_at": None})
+RELEASE = Statement("release", Verb.UPDATE, (_MINE,), {"owner": None, "epoch": None, "expires_at": None})
 #: End it; in the transaction of the work's last, fenced write.
 FINISH = Statement("finish", Verb.DELETE, (_MINE,), {})
 #: Write the resource (rule 3: the fence lives in the row being written).
@@ -173,6 +173,6 @@ WRITE = Statement("write", Verb.UPDATE, (_NOT_OVERTAKEN,), {"fence": "token"})
 #: Remove the resource.
 REMOVE = Statement("remove", Verb.DELETE, (_NOT_OVERTAKEN,), {})
 
-STATEMENTS = (START, TAKE, TAKE_OVER, FORCE, RENEW, GIVE_BACK, FINISH, WRITE, REMOVE)
+STATEMENTS = (START, TAKE, TAKE_OVER, FORCE, RENEW, RELEASE, FINISH, WRITE, REMOVE)
 #: Every guard of every statement; the model check leaves out each in turn and must then find a fault.
 GUARDED = tuple((statement, guard) for statement in STATEMENTS for guard in statement.guards)

@@ -13,14 +13,14 @@ from typing import Any
 from oslo_log import log as logging
 
 from moorage import errors, threads
-from moorage.cleanup.interface import Phase
 from moorage.cleanup.requests import CleanupRequest, RequestStore
-from moorage.cleanup.views import Forecast, WorkerViews
+from moorage.cleanup.views import Forecast, OperationViews
 from moorage.services.heartbeat import LivenessObserver
 from moorage.services.interface import Service
 from moorage.services.registry import ServiceRegistry
+from moorage.work.interface import Phase
 
-__all__ = ["Filters", "Supervisor"]
+__all__ = ["Filters", "CleanupCoordinator"]
 
 LOG = logging.getLogger(__name__)
 #: The services that work on resources.
@@ -71,13 +71,13 @@ class _Answer:
     requests: list[dict[str, Any]] = field(default_factory=list)
 
 
-class Supervisor:
+class CleanupCoordinator:
     """One in each scheduler. Safe for use by several threads.
 
     :param tell: has one service look for requests: ``tell(host, request uuid)``; may be lost.
     :param announce: tells the other schedulers of a request: ``announce(service uuid, epoch)``; may be lost.
     :param checks: ``[cleanup] auto_cleanup_checks``, read anew each time; so is ``automatic``.
-    :param foresee: has a service say what it would do: ``foresee(host, service, dead, filters)``; by the rows alone unless said.
+    :param foresee: has a service say what it would do: ``predict(host, service, dead, filters)``; by the rows alone unless said.
     :param requested: called after a request was made, or opened again.
     :param changed: called by :meth:`sample` with a service and whether it is up, when that is another than the time before.
     """
@@ -87,13 +87,13 @@ class Supervisor:
         registry: ServiceRegistry,
         observer: LivenessObserver,
         requests: RequestStore,
-        views: WorkerViews,
+        views: OperationViews,
         *,
         tell: Callable[[str, str], None],
         announce: Callable[[str, int], None],
         checks: Callable[[], int],
         automatic: Callable[[], bool],
-        foresee: Callable[[str, Service, bool, Filters], Forecast] | None = None,
+        predict: Callable[[str, Service, bool, Filters], Forecast] | None = None,
         requested: Callable[[Service, CleanupRequest], None] = lambda service, request: None,
         changed: Callable[[Service, bool], None] = lambda service, up: None,
     ) -> None:
@@ -105,7 +105,7 @@ class Supervisor:
         self._announce = announce
         self._checks = checks
         self._automatic = automatic
-        self._foresee = foresee or self._by_rows
+        self._foresee = predict or self._by_rows
         self._requested = requested
         self._changed = changed
         self._lock = threads.lock()

@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Supervisors on PostgreSQL and MariaDB."""
+"""Worker rows on PostgreSQL and MariaDB."""
 
 from __future__ import annotations
 
 from tests import servers
-from tests.unit.cleanup import supervisor_tests
+from tests.unit.work import operation_tests
 
 
-class PostgresqlSupervisorTests(supervisor_tests.SupervisorTests):
+class PostgresqlWorkerTests(operation_tests.OperationTests):
     @classmethod
     def setUpClass(cls) -> None:
         cls.url = servers.fresh_database(servers.shared("postgresql"))
 
 
-class MariadbSupervisorTests(supervisor_tests.SupervisorTests):
+class MariadbWorkerTests(operation_tests.OperationTests):
     @classmethod
     def setUpClass(cls) -> None:
         cls.url = servers.fresh_database(servers.shared("mariadb"))

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Supervisors on SQLite."""
+"""Worker rows on SQLite."""
 
 from __future__ import annotations
 
 import tempfile
 
-from tests.unit.cleanup import supervisor_tests
+from tests.unit.work import operation_tests
 
 
-class SqliteSupervisorTests(supervisor_tests.SupervisorTests):
+class SqliteWorkerTests(operation_tests.OperationTests):
     def setUp(self) -> None:
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pathlib
 import tempfile
 
-from tests.unit.cleanup import fence_tests
+from tests.unit.work import fence_tests
 
 
 class SqliteFenceTests(fence_tests.FenceTests):

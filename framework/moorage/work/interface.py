@@ -1,0 +1,322 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Operations and their leases: the right to do one piece of work on one resource, and its fenced end.
+
+An :class:`Operation` is a row of ``workers``: one operation in progress on one resource. Its :class:`Lease` is the right, and the
+duty, to do it::
+
+    with lease.finish() as tx:      # one transaction: the row's end and the last write of the work
+        instances.set_status(tx, uuid, "active", lease.token)
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import enum
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+__all__ = ["ANY_SCHEDULER", "Lease", "Operation", "OperationStore", "Phase", "Renewer", "by_status_and_token"]
+
+T = TypeVar("T")
+
+
+class Phase(enum.StrEnum):
+    """Where an operation stands.
+
+    WAITING: nobody has it. WORKING: a service does it. CLEANING: a cleaner has taken it over. RETRYING: a cleaner failed, another
+    try comes at ``next_try_at``. QUARANTINED: no more tries until a person says so.
+    """
+
+    WAITING = "waiting"
+    WORKING = "working"
+    CLEANING = "cleaning"
+    RETRYING = "retrying"
+    QUARANTINED = "quarantined"
+
+
+#: Operations that any scheduler may go on with are addressed to this name, which no host has. No service takes them.
+ANY_SCHEDULER = "scheduler:*"
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """A row of ``workers``, as it was read.
+
+    :param status: of the resource while the operation is in progress.
+    :param addressed_to: the host whose service shall do the operation.
+    :param owner: uuid of the service that does it, None while nobody does; ``epoch`` is that of the owner.
+    :param token: the fence that the row carries now.
+    :param attempts: how often it was taken; from the first cleaner on, one more than cleaners have tried.
+    :param worker: uuid of the service that began the work last, with ``worker_epoch``; a cleaner does not count.
+    :param expires_at: when the owner's lease ends, ``next_try_at`` when a failed cleanup is tried again (of one that waits: until
+        when a living service has announced that it has it in its queue); ``created_at`` and ``updated_at`` say when it was
+        requested and last changed hands. Microseconds since the Unix epoch, of the database's clock.
+    """
+
+    resource_type: str
+    resource_id: str
+    operation: str
+    status: str
+    addressed_to: str
+    owner: str | None
+    epoch: int
+    token: int
+    attempts: int
+    phase: str
+    worker: str | None
+    worker_epoch: int
+    expires_at: int
+    next_try_at: int
+    last_error: str
+    created_at: int
+    updated_at: int
+
+
+class Lease(abc.ABC):
+    """What an owner holds.
+
+    ``token`` goes into every write of the work, and into the names of what lies outside of the store. ``attempts`` counts the
+    owners that the operation has had, this one included. ``ended``: its owner has ended it, in a transaction that may have been
+    rolled back. ``cause``: of a cleaner's lease, a sentence for people that says why it is cleaned; empty otherwise.
+    """
+
+    __slots__ = ("attempts", "cause", "ended", "operation", "resource_id", "resource_type", "status", "token")
+
+    def __init__(
+        self, resource_type: str, resource_id: str, operation: str, status: str, token: int, attempts: int
+    ) -> None:
+        self.resource_type = resource_type
+        self.resource_id = resource_id
+        self.operation = operation
+        self.status = status
+        self.token = token
+        self.attempts = attempts
+        self.ended = False
+        self.cause = ""
+
+    @abc.abstractmethod
+    def renew(self) -> None:
+        """Keep it for another lease; one transaction.
+
+        :raises Fenced: somebody else has it.
+        """
+
+    @abc.abstractmethod
+    def check(self) -> None:
+        """Ask whether it is still held, before something expensive; one read. Only a fenced write is sure.
+
+        :raises Fenced: somebody else has it, or the work is over.
+        """
+
+    @abc.abstractmethod
+    def finish(self) -> AbstractContextManager[Any]:
+        """One transaction for the last, fenced writes of the work and the end of its row; gives the transaction.
+
+        :raises Fenced: the row is no longer this owner's; everything was rolled back.
+        :raises StoreBusy: the transaction lost a race; the lease is still held. :meth:`finish_with` tries again by itself.
+        """
+
+    @abc.abstractmethod
+    def finish_with(self, work: Callable[[Any], T]) -> T:
+        """As :meth:`finish`, with the retry rule: ``work(transaction)`` may run several times.
+
+        :raises Fenced: the row is no longer this owner's; everything was rolled back.
+        """
+
+    @abc.abstractmethod
+    def end(self, transaction: Any) -> None:
+        """The end of the row alone, inside the caller's transaction, which may end several.
+
+        :raises Fenced: it is no longer this owner's; the whole transaction must be rolled back.
+        """
+
+    @abc.abstractmethod
+    def advance(self, transaction: Any, status: str) -> None:
+        """Say that the resource has another cleanable status from now on, in the transaction that writes that status.
+
+        :raises Fenced: the row is no longer this owner's; the whole transaction must be rolled back.
+        """
+
+    @abc.abstractmethod
+    def release(self, reason: str) -> None:
+        """Let it go unfinished, so that it is taken again; harmless when somebody else has it already."""
+
+
+class Renewer(abc.ABC):
+    """Keeps leases while their work goes on, so that who works need not think of it. Safe for use by several threads.
+
+    A lease that is found lost is not renewed again; only its fenced write is sure to notice.
+    """
+
+    @abc.abstractmethod
+    def keep(self, leases: Iterable[Lease]) -> None:
+        """Renew these from now on; one of a resource takes the place of an earlier one of it."""
+
+    @abc.abstractmethod
+    def forget(self, leases: Iterable[Lease]) -> None:
+        """Their work is over; harmless for what is not kept."""
+
+    @contextlib.contextmanager
+    def keeping(self, leases: Sequence[Lease]) -> Iterator[None]:
+        """Keep them while the block runs."""
+        self.keep(leases)
+        try:
+            yield
+        finally:
+            self.forget(leases)
+
+    @abc.abstractmethod
+    def keeps(self, resource_type: str, resource_id: str) -> bool:
+        """Whether a lease of the resource is kept, be it lost or not: somebody here is at work on it."""
+
+    @abc.abstractmethod
+    def lost(self, lease: Lease) -> bool:
+        """Whether the lease was found lost when it was renewed last, or a later one is kept; asks nobody."""
+
+    @abc.abstractmethod
+    def stop(self, patience: float | None = None) -> None:
+        """Return when all has been forgotten, or after so many seconds; what is left then is left to its leases."""
+
+
+class OperationStore(abc.ABC):
+    """The part of the worker rows that services use. Safe for use by several threads."""
+
+    #: How long an owner keeps a row without renewing, in seconds.
+    lease_seconds: float
+
+    @abc.abstractmethod
+    def take_many(
+        self,
+        resource_type: str,
+        resource_ids: Sequence[str],
+        identity: Any,
+        stamp_token: Callable[[Any, Mapping[str, Lease]], None] | None = None,
+    ) -> Mapping[str, Lease]:
+        """Become the owner of several in one transaction of two or three statements; what cannot be taken is absent.
+
+        :param identity: the :class:`moorage.services.interface.ServiceIdentity` that takes them.
+        :param adopt: writes the tokens into the resources, in the same transaction. Needed where the work writes its resource
+            before it finishes: from then on an earlier owner's writes are refused.
+        """
+
+    @abc.abstractmethod
+    def get(self, resource_type: str, resource_id: str) -> Operation | None:
+        """The operation in progress on a resource, if there is one; one read."""
+
+    @abc.abstractmethod
+    def renew_many(self, leases: Sequence[Lease]) -> Sequence[Lease]:
+        """Keep several in one transaction; those that are lost."""
+
+    @abc.abstractmethod
+    def renewer(self, name: str) -> Renewer:
+        """One that keeps leases by renewing all of them at a third of :attr:`lease_seconds`; ``name`` is for its thread."""
+
+    @abc.abstractmethod
+    def pending(self, resource_type: str, identity: Any, *, after: str = "", limit: int = 500) -> Sequence[Operation]:
+        """Rows addressed to the service's host that it may take: unowned, of an earlier epoch of itself, or expired.
+
+        Ordered by resource id, a page of ``limit`` after the given one.
+        """
+
+    @abc.abstractmethod
+    def start_many(
+        self,
+        transaction: Any,
+        resource_type: str,
+        resource_ids: Sequence[str],
+        identity: Any,
+    ) -> Mapping[str, Lease]:
+        """Become the owner of those that nobody has, in the caller's transaction; what somebody has or had is absent.
+
+        For services that never do an operation a second time: what a dead owner left is a cleaner's.
+        """
+
+    @abc.abstractmethod
+    def create(
+        self,
+        transaction: Any,
+        resource_type: str,
+        resource_id: str,
+        operation: str,
+        status: str,
+        *,
+        addressed_to: str,
+        force: bool = False,
+    ) -> int:
+        """Record an operation that is wanted, in the transaction that writes the resource; the token to write it with.
+
+        :param status: of the resource while the operation is in progress.
+        :param addressed_to: host, or cluster, whose service shall do it.
+        :raises InUse: an operation on the resource is in progress and ``force`` is not given; says which and whose. The
+            caller's transaction must be rolled back, as after any error in it.
+        """
+
+    @abc.abstractmethod
+    def waiting(
+        self, resource_type: str, names: Sequence[str], *, after: str = "", limit: int = 500
+    ) -> Sequence[Operation]:
+        """Rows addressed to one of the names (a host, a cluster) that nobody has; ordered and paged as :meth:`pending`."""
+
+    @abc.abstractmethod
+    def announce(self, resource_type: str, resource_ids: Sequence[str]) -> None:
+        """Say that a living service has these in its queue: for a lease from now, nobody takes them for unclaimed and cleans them.
+
+        For services whose operations may wait for long: to be said again and again while they do, of those alone that can be begun
+        when their turn comes. One statement, which writes what nobody has said lately; what is begun by now is left as it is.
+        """
+
+    @abc.abstractmethod
+    def reset(self, transaction: Any, resource_type: str, resource_id: str) -> int:
+        """What ``reset-state`` does: whatever is being done to the resource ends here; a token that fences all of it off.
+
+        The caller writes the resource with the token in the same transaction.
+        """
+
+    @abc.abstractmethod
+    def tracked(
+        self,
+        resource_type: str,
+        resource_id: str,
+        operation: str,
+        status: str,
+        identity: Any,
+        begin: Callable[[Any, int], None] | None = None,
+    ) -> AbstractContextManager[Lease]:
+        """An operation that is done right here, by the block.
+
+        Its row is created and taken in one transaction, the lease is renewed while the block runs, and the row ends with it (or
+        with the ``lease.finish`` of the block, which is better: it is one transaction with the last write). When the block raises,
+        the row is given back with the error: whoever may takes it, or cleans it.
+
+        :param begin: writes the resource's status and token in the first transaction: ``begin(transaction, token)``.
+        :raises InUse: an operation on the resource is in progress; says whose.
+        """
+
+    @abc.abstractmethod
+    def token_of(self, resource_type: str, resource_id: Any) -> Any:
+        """An SQL expression for the last token of the resource that a column names, for statements on whole sets.
+
+        :param resource_id: the column of the resource's table. Good for a lease's token only in a transaction that has taken or
+            ended the lease.
+        """
+
+    @abc.abstractmethod
+    def tokens(self, transaction: Any, resource_type: str, resource_ids: Sequence[str]) -> Mapping[str, int]:
+        """The last token of each of several resources; of those that never had an operation in this database there is none.
+
+        Tokens outlive their resources: what lies outside of the store under a token that was never given belongs to others.
+        """
+
+
+def by_status_and_token(leases: Iterable[Lease]) -> Mapping[tuple[str, int], Sequence[str]]:
+    """Ids, in order, by (status, token): those that one statement can write with one fence.
+
+    Tokens are counted for each resource, so that those of many that had as many owners are the same.
+    """
+    found: dict[tuple[str, int], list[str]] = {}
+    for held in sorted(leases, key=lambda each: each.resource_id):
+        found.setdefault((held.status, held.token), []).append(held.resource_id)
+    return found

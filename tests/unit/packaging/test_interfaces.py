@@ -78,8 +78,8 @@ DEMANDS: dict[int, dict[str, set[str]]] = {
             "read(transaction, resource_ids)",
         },
         "moorage.cleanup.interface.SetCleanupHandler": {
+            "finish_batch(transaction, leases, resources)",
             "read(transaction, resource_ids)",
-            "settle(transaction, leases, resources)",
         },
         "moorage.control_plane.interface.AgentService": {
             "__init__(tools)",
@@ -159,7 +159,7 @@ DEMANDS[2][_STORE] = (DEMANDS[1][_STORE] - {"release(consumer, transaction)"}) |
 GIVEN = {
     f"moorage.{each}"
     for each in (
-        *("cleanup.interface.Lease", "cleanup.interface.Renewer", "cleanup.interface.Workers"),
+        *("work.interface.Lease", "work.interface.Renewer", "work.interface.OperationStore"),
         "coordination.interface.TaskLease",
     )
 }

@@ -17,8 +17,6 @@ from tests.sources import imported, imported_by
 from tests.unit.packaging.test_metadata import extension_points, modules
 
 ROOT = Path(__file__).parents[3]
-#: A plugin of the reference distribution that needs more; it goes when the lease's type stands in an interface.
-KNOWN = {("plugins/moorage_plugins/compute/agent.py", "moorage.work.operations")}
 
 
 def plugin_sources() -> Iterator[tuple[str, str, bool]]:
@@ -40,9 +38,8 @@ class PublicTests(unittest.TestCase):
             allowed = {Audience.PLUGINS, Audience.TESTS} if is_test else {Audience.PLUGINS}
             for module in imported_by(text):
                 looked_at += 1
-                if (name, module) not in KNOWN:
-                    with self.subTest(source=name, module=module):
-                        self.assertIn(audience_of(module), allowed)
+                with self.subTest(source=name, module=module):
+                    self.assertIn(audience_of(module), allowed)
         self.assertGreater(looked_at, 100)
 
     def test_what_is_said_to_be_public_exists(self) -> None:

@@ -11,15 +11,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import quote
 
-from moorage import context as context_module
 from moorage import errors
+from moorage.context import RequestContext
 
-__all__ = ["FIELDS", "PAGE", "ApiRequest", "ApiResponse", "PolicyRule", "Route", "Schema", "wanted_fields"]
+__all__ = ["FIELDS", "PAGE", "Request", "Response", "PolicyRule", "Route", "Schema", "Version", "wanted_fields"]
 
 #: A JSON schema (draft 2020-12) as plain data.
 Schema = Mapping[str, Any]
-
+#: A microversion: major and minor number.
+Version = tuple[int, int]
+_NO_CONTEXT = RequestContext(overwrite=False)
 
 #: What the query of every list takes: the size of a page, and ``next_after`` of the page before.
 PAGE: Mapping[str, Any] = {
@@ -59,35 +62,67 @@ class PolicyRule:
     scope_types: tuple[str, ...] = ("system", "project")
 
 
-@dataclass(frozen=True, slots=True)
-class ApiRequest:
-    """A request after authentication, policy and validation.
+@dataclass(slots=True)
+class Request:
+    """A request. The application fills in the fields from top to bottom; the handler gets all of them.
 
-    ``path`` are the parts of the URL that the route names, ``query`` the validated query (typed as its schema says),
-    ``body`` the validated JSON body or None. ``check_policy`` raises Forbidden unless the caller satisfies a rule; handlers call it
-    for fields that need a rule of their own. ``idempotency`` names the work of a request with an Idempotency-Key; it is the same
-    for every repetition, and empty without a key.
+    :param path: below the mount.
+    :param path_params: the parts of the path that the route names.
+    :param query: as the schema of the route's query says.
+    :param body: the JSON data of the body, or None.
+    :param idempotency: names the work of a request with an Idempotency-Key. It is equal in every repetition, and empty without a
+        key.
+    :param enforce: raises Forbidden unless a context satisfies a rule; see :meth:`check_policy`.
     """
 
-    context: context_module.RequestContext
-    path: Mapping[str, str]
-    query: Mapping[str, Any]
-    body: Any
-    url_prefix: str = ""
-    check_policy: Callable[[str], None] = lambda rule: None
+    environ: Mapping[str, Any] = field(default_factory=dict)
+    method: str = "GET"
+    path: str = ""
+    request_id: str = ""
+    version: Version = (0, 0)
+    context: RequestContext = _NO_CONTEXT
+    path_params: Mapping[str, str] = field(default_factory=dict)
+    query: Mapping[str, Any] = field(default_factory=dict)
+    body: Any = None
     idempotency: str = ""
+    enforce: Callable[[str, RequestContext], None] = lambda rule, context: None
+
+    @property
+    def prefix(self) -> str:
+        """The path of the mount: links and Location headers begin with it. Empty at the root."""
+        return quote(str(self.environ.get("SCRIPT_NAME", "")))
+
+    @property
+    def base_url(self) -> str:
+        """Scheme, host and mount as the client wrote them, for absolute links."""
+        environ = self.environ
+        host = environ.get("HTTP_HOST") or f"{environ.get('SERVER_NAME')}:{environ.get('SERVER_PORT')}"
+        return f"{environ.get('wsgi.url_scheme', 'http')}://{host}{self.prefix}"
 
     @property
     def operation_id(self) -> str:
         """Names the work: a claim or an operation with this id was begun by this request, or by an earlier try of it."""
         return self.idempotency or str(self.context.request_id)
 
+    def header(self, name: str) -> str | None:
+        """A header of the request; None when it was not sent."""
+        key = name.upper().replace("-", "_")
+        found = self.environ.get(key if key in {"CONTENT_TYPE", "CONTENT_LENGTH"} else "HTTP_" + key)
+        return None if found is None else str(found)
+
+    def check_policy(self, rule: str) -> None:
+        """Check a rule beyond the route's own, for example for a field that needs more rights.
+
+        :raises Forbidden: the caller does not satisfy it.
+        """
+        self.enforce(rule, self.context)
+
 
 @dataclass(frozen=True, slots=True)
-class ApiResponse:
-    """What a handler answers; ``body`` is JSON data, or None for no body."""
+class Response:
+    """What a handler answers. ``body`` is JSON data; bytes: JSON that is written already; None: no body at all."""
 
-    status: int
+    status: int = 200
     body: Any = None
     headers: Mapping[str, str] = field(default_factory=dict)
 
@@ -110,7 +145,7 @@ class Route:
     path: str
     policy: str
     summary: str
-    handler: Callable[[ApiRequest], ApiResponse]
+    handler: Callable[[Request], Response]
     responses: Mapping[int, Schema | None]
     query: Schema | None = None
     body: Schema | None = None

@@ -17,13 +17,14 @@ from docutils.parsers.rst import Directive, directives
 from docutils.statemachine import StringList
 
 from moorage.api.application import PREFIX
-from moorage.api.dialect_application import DialectApplication, Operation, Version
+from moorage.api.dialect_application import DialectApplication, Operation
 from moorage.api.site import Site
 from moorage.clock import SystemClock
 from moorage.control_plane import config
 from moorage.control_plane.interface import API_EXTENSIONS
 from moorage.control_plane.process import unlisted
 from moorage.db import Database, migrations
+from moorage.routes import Version
 
 
 @functools.cache

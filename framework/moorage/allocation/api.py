@@ -8,7 +8,7 @@ from typing import Any
 
 from moorage import errors
 from moorage.allocation.interface import AllocationStore, ProviderUsage
-from moorage.routes import ApiRequest, ApiResponse, PolicyRule, Route
+from moorage.routes import PolicyRule, Request, Response, Route
 
 __all__ = ["INVENTORY_FIELDS", "POLICIES", "routes", "show_inventories"]
 
@@ -101,7 +101,7 @@ _USAGES = {
 def routes(store: AllocationStore) -> Sequence[Route]:
     """The routes over a store."""
 
-    def list_allocations(request: ApiRequest) -> ApiResponse:
+    def list_allocations(request: Request) -> Response:
         limit = int(request.query.get("limit", _PAGE))
         found = store.allocations(
             consumers=_only(request.query.get("consumer")),
@@ -110,7 +110,7 @@ def routes(store: AllocationStore) -> Sequence[Route]:
             limit=limit,
         )
         last = found[-1] if len(found) == limit else None
-        return ApiResponse(
+        return Response(
             200,
             {
                 "allocations": [
@@ -126,13 +126,13 @@ def routes(store: AllocationStore) -> Sequence[Route]:
             },
         )
 
-    def list_usages(request: ApiRequest) -> ApiResponse:
+    def list_usages(request: Request) -> Response:
         limit = int(request.query.get("limit", _PAGE))
         found = store.usages(
             after=request.query.get("after", ""), limit=limit, providers=_only(request.query.get("provider"))
         )
         last = found[-1].provider.uuid if len(found) == limit else None
-        return ApiResponse(200, {"usages": [_shown(each) for each in found], "next_after": last})
+        return Response(200, {"usages": [_shown(each) for each in found], "next_after": last})
 
     rule, tags = POLICIES[0].name, ("allocation",)
     return (

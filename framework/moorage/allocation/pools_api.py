@@ -11,7 +11,7 @@ from moorage.allocation.api import INVENTORY_FIELDS, show_inventories
 from moorage.allocation.audit import AuditReport, Check, audit
 from moorage.allocation.interface import AllocationStore, InventoryItem, OrphanDetector
 from moorage.allocation.pools import Pool, PoolKeeper
-from moorage.routes import ApiRequest, ApiResponse, PolicyRule, Route
+from moorage.routes import PolicyRule, Request, Response, Route
 
 __all__ = ["POLICIES", "routes"]
 
@@ -130,22 +130,24 @@ def routes(
     :param checks: further checks of the audit.
     """
 
-    def list_pools(request: ApiRequest) -> ApiResponse:
-        return ApiResponse(200, {"pools": [_shown(each) for each in PoolKeeper(store).list()]})
+    def list_pools(request: Request) -> Response:
+        return Response(200, {"pools": [_shown(each) for each in PoolKeeper(store).list()]})
 
-    def set_pool(request: ApiRequest) -> ApiResponse:
+    def set_pool(request: Request) -> Response:
         items = [InventoryItem(name, **fields) for name, fields in request.body["inventories"].items()]
-        pool = PoolKeeper(store).set(request.path["uuid"], request.body["name"], items, set(request.body["members"]))
-        return ApiResponse(200, _shown(pool))
+        pool = PoolKeeper(store).set(
+            request.path_params["uuid"], request.body["name"], items, set(request.body["members"])
+        )
+        return Response(200, _shown(pool))
 
-    def delete_pool(request: ApiRequest) -> ApiResponse:
-        PoolKeeper(store).delete(request.path["uuid"])
-        return ApiResponse(204)
+    def delete_pool(request: Request) -> Response:
+        PoolKeeper(store).delete(request.path_params["uuid"])
+        return Response(204)
 
-    def audit_store(request: ApiRequest) -> ApiResponse:
+    def audit_store(request: Request) -> Response:
         repair, release = (bool(request.body.get(name, False)) for name in ("repair", "release_orphans"))
         found = audit(store, repair=repair, detectors=detectors, release_orphans=release, checks=checks)
-        return ApiResponse(200, _report(found))
+        return Response(200, _report(found))
 
     get, change, check = (rule.name for rule in POLICIES)
     tags, paths = ("allocation",), {"uuid": _UUID}

@@ -20,7 +20,7 @@ from moorage.api.policy import Policy
 from moorage.api.validation import Validator, parse_json, refuse_unstorable
 from moorage.context import global_request_id, new_request_id
 from moorage.control_plane.idempotency import IdempotencyKeys, KeptAnswer
-from moorage.routes import ApiRequest, ApiResponse, Route
+from moorage.routes import Request, Response, Route
 
 __all__ = ["PREFIX", "Application"]
 
@@ -107,8 +107,16 @@ class Application:
             refuse_unstorable(value, name)
         given = query.query(request.params)
         data = self._body(request, body)
-        made = ApiRequest(
-            context, dict(path), given, data, self._prefix, lambda rule: self._policy.check(rule, context)
+        made = Request(
+            {**request.env, "SCRIPT_NAME": self._prefix},
+            route.method,
+            request.path,
+            request_id,
+            context=context,
+            path_params=path,
+            query=given,
+            body=data,
+            enforce=self._policy.check,
         )
         key = request.get_header("Idempotency-Key")
         repeatable = key is None or route.method == "GET"
@@ -120,11 +128,11 @@ class Application:
             response.media = answer.body
         request.context.count(answer.status)
 
-    def _handled(self, route: Route, request: ApiRequest) -> ApiResponse:
+    def _handled(self, route: Route, request: Request) -> Response:
         with foreign.contained(route.path):
             return route.handler(request)
 
-    def _once(self, route: Route, request: ApiRequest, key: str) -> ApiResponse:
+    def _once(self, route: Route, request: Request, key: str) -> Response:
         """Handle a request with an Idempotency-Key once; a repetition gets the answer of the first one.
 
         A conflict is an answer too. After any other error nothing was done, and the key is free again.
@@ -133,16 +141,16 @@ class Application:
             raise errors.InvalidInput("Idempotency-Key is not supported here.", path="Idempotency-Key")
         caller = (request.context.project_id or "", request.context.user_id or "")
         begun = self._keys.begin(
-            key, caller, f"{route.method} {route.path}", [dict(request.path), dict(request.query), request.body]
+            key, caller, f"{route.method} {route.path}", [dict(request.path_params), dict(request.query), request.body]
         )
         if isinstance(begun, KeptAnswer):
-            return ApiResponse(begun.status, begun.body, begun.headers)
+            return Response(begun.status, begun.body, begun.headers)
         try:
             answer = self._handled(route, replace(request, idempotency=begun.operation))
         except errors.Conflict as error:
             status = self._dialect.status(error)
             body = self._dialect.shape(error, status, str(request.context.request_id))
-            answer = ApiResponse(status, body)
+            answer = Response(status, body)
         except BaseException:
             with _a_store_that_is_away(key):
                 self._keys.forget(begun)

@@ -12,9 +12,9 @@ import http
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
-from urllib.parse import parse_qsl, quote
+from urllib.parse import parse_qsl
 
 from oslo_log import log as logging
 
@@ -22,16 +22,14 @@ from moorage import errors, foreign
 from moorage.api.auth import challenge
 from moorage.api.dialect import Dialect
 from moorage.api.validation import Validator, parse_json, refuse_unstorable
-from moorage.context import RequestContext, global_request_id, new_request_id
+from moorage.context import global_request_id, new_request_id
 from moorage.control_plane.interface import ApiTools
-from moorage.routes import Schema
+from moorage.routes import Request, Response, Schema, Version
 
-__all__ = ["ANY_QUERY", "Answer", "Call", "DialectApplication", "MethodNotAllowed", "Operation", "Version"]
+__all__ = ["ANY_QUERY", "DialectApplication", "MethodNotAllowed", "Operation"]
 
 LOG = logging.getLogger(__name__)
 
-Version = tuple[int, int]
-_NO_CONTEXT = RequestContext(overwrite=False)
 #: The query of an operation whose handler reads all parameters itself, and refuses those that it does not know.
 ANY_QUERY: Schema = {"type": "object"}
 _NO_QUERY: Schema = {"type": "object", "additionalProperties": False}
@@ -39,51 +37,6 @@ _NO_QUERY: Schema = {"type": "object", "additionalProperties": False}
 
 class MethodNotAllowed(errors.InvalidInput):
     """The path is known and the method is not; ``details['allow']`` lists the known ones."""
-
-
-@dataclass(slots=True)
-class Call:
-    """A request on its way: what is known of it grows from top to bottom."""
-
-    environ: Mapping[str, Any]
-    method: str
-    #: The path below the mount.
-    path: str
-    request_id: str
-    version: Version
-    context: RequestContext = _NO_CONTEXT
-    #: The parts of the path that the operation names.
-    parts: Mapping[str, str] = field(default_factory=dict)
-    #: name -> values, in the order they were given.
-    query: Mapping[str, list[str]] = field(default_factory=dict)
-    body: Any = None
-
-    @property
-    def prefix(self) -> str:
-        """The path of the mount: links and Location headers begin with it. Empty at the root."""
-        return quote(str(self.environ.get("SCRIPT_NAME", "")))
-
-    @property
-    def base_url(self) -> str:
-        """Scheme, host and mount as the client wrote them, for absolute links."""
-        environ = self.environ
-        host = environ.get("HTTP_HOST") or f"{environ.get('SERVER_NAME')}:{environ.get('SERVER_PORT')}"
-        return f"{environ.get('wsgi.url_scheme', 'http')}://{host}{self.prefix}"
-
-    def header(self, name: str) -> str | None:
-        """A header of the request; None when it was not sent."""
-        key = name.upper().replace("-", "_")
-        found = self.environ.get(key if key in {"CONTENT_TYPE", "CONTENT_LENGTH"} else "HTTP_" + key)
-        return None if found is None else str(found)
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What a handler answers. ``body`` is JSON data; bytes: JSON that is written already; None: no body at all."""
-
-    status: int = 200
-    body: Any = None
-    headers: Sequence[tuple[str, str]] = ()
 
 
 @dataclass(frozen=True)
@@ -100,7 +53,7 @@ class Operation:
 
     method: str
     path: str
-    handler: Callable[[Call], Answer]
+    handler: Callable[[Request], Response]
     policy: str | None = None
     public: bool = False
     since: Version = (0, 0)
@@ -162,7 +115,7 @@ class DialectApplication:
         """WSGI."""
         monotonic = self.tools.clock.monotonic
         began = monotonic()
-        call = Call(
+        request = Request(
             environ,
             environ["REQUEST_METHOD"],
             # WSGI hands paths over as bytes in latin-1's clothes.
@@ -170,65 +123,65 @@ class DialectApplication:
             new_request_id(),
             self.dialect.lowest,
         )
-        path = self._find(call)
+        path = self._find(request)
         try:
             with foreign.contained(self.dialect.service_type):
-                call.version = self.read_version(call)
-                answer = self._answer(call, path)
-            status, headers, body = answer.status, [*answer.headers], b""
+                request.version = self.read_version(request)
+                answer = self._answer(request, path)
+            status, headers, body = answer.status, [*answer.headers.items()], b""
             if answer.body is not None:
                 given = answer.body
                 body = given if isinstance(given, bytes) else json.dumps(given, separators=(",", ":")).encode()
                 headers.append(("Content-Type", self.content_type))
         except Exception as error:  # noqa: BLE001  (the last resort: every error has the dialect's shape)
-            status, headers, body = self._error(call, error)
-        headers += self.version_headers(call)
-        headers.append((self.request_id_header, call.request_id))
+            status, headers, body = self._error(request, error)
+        headers += self.version_headers(request)
+        headers.append((self.request_id_header, request.request_id))
         if status != http.HTTPStatus.NO_CONTENT:
             headers.append(("Content-Length", str(len(body))))
         seconds = monotonic() - began
-        level = LOG.debug if call.method in ("GET", "HEAD") else LOG.info
-        level("%s %s: %d in %.3f s.", call.method, call.path, status, seconds)
-        self.tools.count(call.method, path.template if path else "", status, seconds)
+        level = LOG.debug if request.method in ("GET", "HEAD") else LOG.info
+        level("%s %s: %d in %.3f s.", request.method, request.path, status, seconds)
+        self.tools.count(request.method, path.template if path else "", status, seconds)
         start_response(f"{status} {http.HTTPStatus(status).phrase}", headers)
-        return [] if call.method == "HEAD" else [body]
+        return [] if request.method == "HEAD" else [body]
 
     # -- what a dialect may do in its own way ---------------------------------------------------------------------
 
     content_type = "application/json"
     request_id_header = "X-OpenStack-Request-ID"
 
-    def read_version(self, call: Call) -> Version:
+    def read_version(self, request: Request) -> Version:
         """The microversion that the request asks for."""
-        return self.dialect.version(_Headers(call.environ))
+        return self.dialect.version(_Headers(request.environ))
 
-    def version_headers(self, call: Call) -> Iterable[tuple[str, str]]:
+    def version_headers(self, request: Request) -> Iterable[tuple[str, str]]:
         """What every answer says of versions."""
-        major, minor = call.version
+        major, minor = request.version
         return (
             ("OpenStack-API-Version", f"{self.dialect.service_type} {major}.{minor}"),
             ("Vary", "OpenStack-API-Version"),
         )
 
-    def check_call(self, call: Call) -> None:
+    def check_call(self, request: Request) -> None:
         """Refuse a request for what is wrong with it before its path is looked at. Nothing by itself."""
 
-    def check_operation(self, call: Call, operation: Operation) -> None:
+    def check_operation(self, request: Request, operation: Operation) -> None:
         """Refuse a request before its body is read, after authentication and policy. Nothing by itself."""
 
-    def no_such_version(self, call: Call, operations: Sequence[Operation]) -> errors.MoorageError:
+    def no_such_version(self, request: Request, operations: Sequence[Operation]) -> errors.MoorageError:
         """The error for an operation that exists, though not in the version asked for."""
         return errors.NotFound(
-            f"{call.method} {call.path} does not exist in version {call.version[0]}.{call.version[1]}."
+            f"{request.method} {request.path} does not exist in version {request.version[0]}.{request.version[1]}."
         )
 
-    def wrong_body(self, call: Call, error: errors.InvalidInput) -> errors.MoorageError:
+    def wrong_body(self, request: Request, error: errors.InvalidInput) -> errors.MoorageError:
         """The error for a body that its schema refuses."""
         return error
 
-    def no_such_path(self, call: Call) -> errors.MoorageError:
+    def no_such_path(self, request: Request) -> errors.MoorageError:
         """The error for a path that no operation has."""
-        return errors.NotFound(f"There is nothing at {call.path}.")
+        return errors.NotFound(f"There is nothing at {request.path}.")
 
     def compile_schema(self, schema: Schema, where: str) -> Validator:
         """The validator of a schema; ``where`` is ``body`` or ``query``."""
@@ -238,60 +191,61 @@ class DialectApplication:
         """The data of a body."""
         return parse_json(raw)
 
-    def render_error(self, call: Call, error: errors.MoorageError, status: int) -> tuple[str, bytes]:
+    def render_error(self, request: Request, error: errors.MoorageError, status: int) -> tuple[str, bytes]:
         """Content type and body of an error."""
-        return self.content_type, json.dumps(self.dialect.shape(error, status, call.request_id)).encode()
+        return self.content_type, json.dumps(self.dialect.shape(error, status, request.request_id)).encode()
 
     # -- the steps ------------------------------------------------------------------------------------------------
 
-    def _answer(self, call: Call, path: _Path | None) -> Answer:
-        operation = self._operation(call, path) if path is not None and self._is_public(call, path) else None
+    def _answer(self, request: Request, path: _Path | None) -> Response:
+        operation = self._operation(request, path) if path is not None and self._is_public(request, path) else None
         if operation is None:
-            call.context = self.tools.authenticate(call.environ)
-            call.context.request_id = call.request_id
-            call.context.global_request_id = global_request_id(call.header("X-OpenStack-Request-ID"))
-        call.context.update_store()
-        self.check_call(call)
+            request.context = self.tools.authenticate(request.environ)
+            request.context.request_id = request.request_id
+            request.context.global_request_id = global_request_id(request.header("X-OpenStack-Request-ID"))
+        request.context.update_store()
+        self.check_call(request)
         if operation is None:
-            operation = self._operation(call, path)
-        refuse_unstorable(dict(call.parts), "path")
+            operation = self._operation(request, path)
+        refuse_unstorable(dict(request.path_params), "path")
         if operation.policy is not None:
-            self.tools.check_policy(operation.policy, call.context)
-        self.check_operation(call, operation)
-        call.query = self._query(call, operation)
-        call.body = self._body(call, operation)
-        return operation.handler(call)
+            self.tools.check_policy(operation.policy, request.context)
+        self.check_operation(request, operation)
+        request.query = self._query(request, operation)
+        request.body = self._body(request, operation)
+        return operation.handler(request)
 
-    def _find(self, call: Call) -> _Path | None:
-        found = self._fixed.get(call.path)
+    def _find(self, request: Request) -> _Path | None:
+        found = self._fixed.get(request.path)
         if found is not None:
             return found
         for path in self._matched:
-            matched = path.match(call.path)
+            matched = path.match(request.path)
             if matched is not None:
-                call.parts = matched.groupdict()
+                request.path_params = matched.groupdict()
                 return path
         return None
 
-    def _is_public(self, call: Call, path: _Path) -> bool:
+    def _is_public(self, request: Request, path: _Path) -> bool:
         return any(operation.public for operations in path.methods.values() for operation in operations)
 
-    def _operation(self, call: Call, path: _Path | None) -> Operation:
+    def _operation(self, request: Request, path: _Path | None) -> Operation:
         if path is None:
-            raise self.no_such_path(call)
-        operations = path.methods.get("GET" if call.method == "HEAD" else call.method)
+            raise self.no_such_path(request)
+        operations = path.methods.get("GET" if request.method == "HEAD" else request.method)
         if operations is None:
             allow = sorted(path.methods)
             raise MethodNotAllowed(
-                f"The method {call.method} is not allowed for this resource. Allowed: {', '.join(allow)}.", allow=allow
+                f"The method {request.method} is not allowed for this resource. Allowed: {', '.join(allow)}.",
+                allow=allow,
             )
         for operation in operations:
-            if operation.serves(call.version):
+            if operation.serves(request.version):
                 return operation
-        raise self.no_such_version(call, operations)
+        raise self.no_such_version(request, operations)
 
-    def _query(self, call: Call, operation: Operation) -> dict[str, list[str]]:
-        text = call.environ.get("QUERY_STRING", "")
+    def _query(self, request: Request, operation: Operation) -> dict[str, list[str]]:
+        text = request.environ.get("QUERY_STRING", "")
         found: dict[str, list[str]] = {}
         if text:
             for name, value in parse_qsl(text, keep_blank_values=True):
@@ -300,30 +254,32 @@ class DialectApplication:
         self._validators[id(_NO_QUERY if operation.query is None else operation.query)].check(found)
         return found
 
-    def _body(self, call: Call, operation: Operation) -> Any:
+    def _body(self, request: Request, operation: Operation) -> Any:
         if operation.body is None:
-            self._refuse_body(call)
+            self._refuse_body(request)
             return None
-        data = self.read_json(self._raw(call))
+        data = self.read_json(self._raw(request))
         try:
             self._validators[id(operation.body)].check(data)
         except errors.InvalidInput as error:
-            raise self.wrong_body(call, error) from error
+            raise self.wrong_body(request, error) from error
         return data
 
-    def _refuse_body(self, call: Call) -> None:
+    def _refuse_body(self, request: Request) -> None:
         """Refuse a body that says something; clients send null or an empty object where they have nothing to say."""
-        raw = self._raw(call)
+        raw = self._raw(request)
         if raw and (data := self.read_json(raw)):
             names = f" (it has {', '.join(sorted(data)[:10])})" if isinstance(data, dict) else ""
-            raise errors.InvalidInput(f"{call.method} {call.path} takes no body{names}. Leave it out.", path="body")
+            raise errors.InvalidInput(
+                f"{request.method} {request.path} takes no body{names}. Leave it out.", path="body"
+            )
 
-    def _raw(self, call: Call) -> bytes:
-        environ = call.environ
+    def _raw(self, request: Request) -> bytes:
+        environ = request.environ
         if "chunked" in environ.get("HTTP_TRANSFER_ENCODING", "").lower():
             raw: bytes = environ["wsgi.input"].read(self._max_body + 1)
         else:
-            length = self.length(call)
+            length = self.length(request)
             if length > self._max_body:
                 raise errors.PayloadTooLarge(f"The body has {length} bytes; {self._max_body} are allowed.")
             raw = environ["wsgi.input"].read(length) if length else b""
@@ -331,30 +287,30 @@ class DialectApplication:
             raise errors.PayloadTooLarge(f"The body has more than the {self._max_body} bytes that are allowed.")
         return raw
 
-    def length(self, call: Call) -> int:
+    def length(self, request: Request) -> int:
         """The length of the body in bytes.
 
         :raises InvalidInput: the header is no number.
         """
-        text = call.environ.get("CONTENT_LENGTH") or "0"
+        text = request.environ.get("CONTENT_LENGTH") or "0"
         if not text.isascii() or not text.isdigit():
             raise errors.InvalidInput("content-length header must be an integer", path="Content-Length")
         return int(text)
 
-    def _error(self, call: Call, error: Exception) -> tuple[int, list[tuple[str, str]], bytes]:
+    def _error(self, request: Request, error: Exception) -> tuple[int, list[tuple[str, str]], bytes]:
         if isinstance(error, errors.MoorageError):
             known, status = error, self.dialect.status(error)
         else:
-            known, status = errors.MoorageError("An internal error.", request_id=call.request_id), 500
+            known, status = errors.MoorageError("An internal error.", request_id=request.request_id), 500
         if status >= http.HTTPStatus.INTERNAL_SERVER_ERROR and not isinstance(known, errors.Unavailable):
-            LOG.error("Request %s %s failed (%s).", call.method, call.path, call.request_id, exc_info=error)
+            LOG.error("Request %s %s failed (%s).", request.method, request.path, request.request_id, exc_info=error)
             known = errors.MoorageError(
-                f"An internal error; the log has it in full under the request id {call.request_id}.",
-                request_id=call.request_id,
+                f"An internal error; the log has it in full under the request id {request.request_id}.",
+                request_id=request.request_id,
             )
         if isinstance(known, MethodNotAllowed):
             status = 405
-        kind, body = self.render_error(call, known, status)
+        kind, body = self.render_error(request, known, status)
         headers = [("Content-Type", kind)]
         if isinstance(known, MethodNotAllowed):
             headers.append(("Allow", ", ".join(known.details["allow"])))

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from moorage import errors
 from moorage.cleanup.requests import CleanupRequest, RequestStore
 from moorage.cleanup.views import OperationViews
-from moorage.routes import ApiRequest, ApiResponse, PolicyRule, Route
+from moorage.routes import PolicyRule, Request, Response, Route
 from moorage.work.interface import Phase
 
 __all__ = ["POLICIES", "SupervisorClient", "routes"]
@@ -141,7 +141,7 @@ def routes(
     """
     known = _Types(types)
 
-    def list_workers(request: ApiRequest) -> ApiResponse:
+    def list_workers(request: Request) -> Response:
         query = dict(request.query)
         limit = int(query.pop("limit", 1000))
         kind, _, uuid = str(query.pop("after", ",")).partition(",")
@@ -149,48 +149,48 @@ def routes(
         known.check_empty(found, request.query)
         last = found[-1] if len(found) == limit else None
         following = last and f"{last['resource_type']},{last['resource_id']}"
-        return ApiResponse(200, {"workers": found, "next_after": following})
+        return Response(200, {"workers": found, "next_after": following})
 
-    def show_worker(request: ApiRequest) -> ApiResponse:
-        return ApiResponse(200, views.get(**_key(request)))
+    def show_worker(request: Request) -> Response:
+        return Response(200, views.get(**_key(request)))
 
-    def retry(request: ApiRequest) -> ApiResponse:
-        known.check(request.path["resource_type"])
-        return ApiResponse(200, views.retry(**_key(request)))
+    def retry(request: Request) -> Response:
+        known.check(request.path_params["resource_type"])
+        return Response(200, views.retry(**_key(request)))
 
-    def discard(request: ApiRequest) -> ApiResponse:
-        with known.check_missing(request.path["resource_type"]):
+    def discard(request: Request) -> Response:
+        with known.check_missing(request.path_params["resource_type"]):
             views.discard(**_key(request))
-        return ApiResponse(204)
+        return Response(204)
 
-    def clean(request: ApiRequest) -> ApiResponse:
+    def clean(request: Request) -> Response:
         known.check(request.body.get("resource_type"))
         filters = {name: value for name, value in request.body.items() if name != "dry_run"}
         dry_run = bool(request.body.get("dry_run", False))
         args = {"filters": filters, "requested_by": _who(request), "dry_run": dry_run}
-        return ApiResponse(200 if dry_run else 202, schedulers.ask("request_cleanup", args))
+        return Response(200 if dry_run else 202, schedulers.ask("request_cleanup", args))
 
-    def automatic(request: ApiRequest) -> ApiResponse:
+    def automatic(request: Request) -> Response:
         dry_run = bool(request.body.get("dry_run", False))
         args = {"requested_by": _who(request), "dry_run": dry_run}
-        return ApiResponse(200 if dry_run else 202, schedulers.ask("auto_cleanup", args))
+        return Response(200 if dry_run else 202, schedulers.ask("auto_cleanup", args))
 
-    def list_requests(request: ApiRequest) -> ApiResponse:
+    def list_requests(request: Request) -> Response:
         limit = int(request.query.get("limit", 1000))
         found = requests.page(after=request.query.get("after", ""), limit=limit, is_open=request.query.get("open"))
         following = found[-1].uuid if len(found) == limit else None
-        return ApiResponse(200, {"requests": [_shown(each) for each in found], "next_after": following})
+        return Response(200, {"requests": [_shown(each) for each in found], "next_after": following})
 
-    def show_request(request: ApiRequest) -> ApiResponse:
-        found = requests.get(request.path["uuid"])
-        return ApiResponse(200, {**_shown(found), **requests.progress(found, blocked_reason)})
+    def show_request(request: Request) -> Response:
+        found = requests.get(request.path_params["uuid"])
+        return Response(200, {**_shown(found), **requests.progress(found, blocked_reason)})
 
-    def history(request: ApiRequest) -> ApiResponse:
+    def history(request: Request) -> Response:
         query = dict(request.query)
         limit = int(query.setdefault("limit", 1000))
         found = views.history(**query)
         known.check_empty(found, query)
-        return ApiResponse(200, {"history": found, "next_after": found[-1]["id"] if len(found) == limit else None})
+        return Response(200, {"history": found, "next_after": found[-1]["id"] if len(found) == limit else None})
 
     see, ask, change = (rule.name for rule in POLICIES)
     tags, anything = ("cleanup",), {"type": "object"}
@@ -285,14 +285,14 @@ def routes(
     )
 
 
-def _key(request: ApiRequest) -> dict[str, str]:
-    key = {"resource_type": request.path["resource_type"], "resource_id": request.path["resource_id"]}
+def _key(request: Request) -> dict[str, str]:
+    key = {"resource_type": request.path_params["resource_type"], "resource_id": request.path_params["resource_id"]}
     if any(len(value) > 255 for value in key.values()):
         raise errors.NotFound("No operation on such a resource is in progress.")
     return key
 
 
-def _who(request: ApiRequest) -> str:
+def _who(request: Request) -> str:
     return request.context.user_id or ""
 
 

@@ -14,7 +14,7 @@ from moorage.control_plane.interface import Instance, InstanceStore
 from moorage.control_plane.operations import OPERATIONS, InPlace
 from moorage.control_plane.placing import Deleter
 from moorage.control_plane.resetting import RESETTABLE, Resetter
-from moorage.routes import ApiRequest, ApiResponse, PolicyRule, Route
+from moorage.routes import PolicyRule, Request, Response, Route
 from moorage.scheduling.api import Resolver, check_request
 from moorage.scheduling.request import REQUEST_PROPERTIES, refuse_unsupported
 
@@ -122,10 +122,10 @@ class Creator(Protocol):
         """Have a scheduler find the place where an instance goes next, or say whether it may stay (rebuild); likewise."""
 
 
-def _creating(instances: InstanceStore, creator: Creator, resolve: Resolver) -> Callable[[ApiRequest], ApiResponse]:
+def _creating(instances: InstanceStore, creator: Creator, resolve: Resolver) -> Callable[[Request], Response]:
     """The handler that creates one instance, or several."""
 
-    def create(request: ApiRequest) -> ApiResponse:
+    def create(request: Request) -> Response:
         check_request(request)
         body = dict(request.body)
         # A client that repeats a request gives the same Idempotency-Key or the same uuid again; either one names the claim.
@@ -140,12 +140,12 @@ def _creating(instances: InstanceStore, creator: Creator, resolve: Resolver) -> 
             creator.create(resolve(body, request.context), key)
         return repeated(instances.get(body["uuid"]), request)
 
-    def repeated(found: Instance, request: ApiRequest) -> ApiResponse:
+    def repeated(found: Instance, request: Request) -> Response:
         _visible(found, request)
         _refuse_another(found, request.body)
-        return ApiResponse(202, asdict(found), {"Location": f"{request.url_prefix}/instances/{found.uuid}"})
+        return Response(202, asdict(found), {"Location": f"{request.prefix}/instances/{found.uuid}"})
 
-    def create_many(body: Mapping[str, Any], count: int, request: ApiRequest, key: str) -> ApiResponse:
+    def create_many(body: Mapping[str, Any], count: int, request: Request, key: str) -> Response:
         # The others' uuids follow from the first one's, so that a repeated request names the same claims.
         first = uuid.UUID(body["uuid"])
         uuids = [str(first), *(str(uuid.uuid5(first, str(number))) for number in range(1, count))]
@@ -154,7 +154,7 @@ def _creating(instances: InstanceStore, creator: Creator, resolve: Resolver) -> 
         found = [instances.get(each) for each in uuids]
         for each in found:
             _visible(each, request)
-        return ApiResponse(202, {"instances": [asdict(each) for each in found]})
+        return Response(202, {"instances": [asdict(each) for each in found]})
 
     return create
 
@@ -172,26 +172,26 @@ def routes(
     :param resolve: called with the body of a request for a new instance and who asks.
     """
 
-    def list_instances(request: ApiRequest) -> ApiResponse:
+    def list_instances(request: Request) -> Response:
         query = dict(request.query)
         limit = query.pop("limit", 1000)
         project = None if request.context.system_scope else request.context.project_id
         found = instances.list(limit=limit, project_id=project, **query)
         following = found[-1].uuid if len(found) == limit else None
-        return ApiResponse(200, {"instances": [asdict(each) for each in found], "next_after": following})
+        return Response(200, {"instances": [asdict(each) for each in found], "next_after": following})
 
-    def show(request: ApiRequest) -> ApiResponse:
-        found = instances.get(request.path["uuid"])
+    def show(request: Request) -> Response:
+        found = instances.get(request.path_params["uuid"])
         _visible(found, request)
-        return ApiResponse(200, asdict(found))
+        return Response(200, asdict(found))
 
-    def delete(request: ApiRequest) -> ApiResponse:
-        _visible(instances.get(request.path["uuid"]), request)
-        deleter.delete(request.path["uuid"], force=request.query.get("force", False))
-        return ApiResponse(202)
+    def delete(request: Request) -> Response:
+        _visible(instances.get(request.path_params["uuid"]), request)
+        deleter.delete(request.path_params["uuid"], force=request.query.get("force", False))
+        return Response(202)
 
-    def act(request: ApiRequest) -> ApiResponse:
-        found = request.path["uuid"]
+    def act(request: Request) -> Response:
+        found = request.path_params["uuid"]
         _visible(instances.get(found), request)
         ((name, wanted),) = request.body.items()
         wanted = wanted or {}
@@ -202,10 +202,10 @@ def routes(
             creator.move(found, name, wanted, request.operation_id)
         else:
             in_place.begin(found, name, {**wanted, "request_id": request.operation_id})
-        return ApiResponse(202, asdict(instances.get(found)))
+        return Response(202, asdict(instances.get(found)))
 
-    def reset(request: ApiRequest) -> ApiResponse:
-        return ApiResponse(202, asdict(resetter.reset(request.path["uuid"], request.body["status"])))
+    def reset(request: Request) -> Response:
+        return Response(202, asdict(resetter.reset(request.path_params["uuid"], request.body["status"])))
 
     tags = ("instances",)
     may_create, may_get, may_delete, may_act = (rule.name for rule in POLICIES[:4])
@@ -276,7 +276,7 @@ def _refuse_another(found: Instance, body: Mapping[str, Any]) -> None:
         )
 
 
-def _visible(instance: Instance, request: ApiRequest) -> None:
+def _visible(instance: Instance, request: Request) -> None:
     """Another project's instance does not exist."""
     if not request.context.system_scope and instance.project_id != request.context.project_id:
         raise errors.NotFound(f"There is no instance {instance.uuid}.")

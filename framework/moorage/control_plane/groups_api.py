@@ -11,7 +11,7 @@ from typing import Any
 from moorage import errors
 from moorage.context import RequestContext
 from moorage.control_plane.interface import InstanceStore
-from moorage.routes import ApiRequest, ApiResponse, PolicyRule, Route
+from moorage.routes import PolicyRule, Request, Response, Route
 from moorage.scheduling.groups import GroupStore, StoredGroup
 
 __all__ = ["POLICIES", "Groups", "routes"]
@@ -117,22 +117,22 @@ def _project(context: RequestContext) -> str | None:
 def routes(groups: Groups) -> Sequence[Route]:
     """The routes, over the groups."""
 
-    def created(request: ApiRequest) -> ApiResponse:
+    def created(request: Request) -> Response:
         made = groups.store.create(project_id=request.context.project_id or "", **request.body)
-        return ApiResponse(201, groups.shown(made), {"Location": f"{request.url_prefix}/server-groups/{made.uuid}"})
+        return Response(201, groups.shown(made), {"Location": f"{request.prefix}/server-groups/{made.uuid}"})
 
-    def listed(request: ApiRequest) -> ApiResponse:
+    def listed(request: Request) -> Response:
         limit = request.query.get("limit", 1000)
         found = groups.store.list(_project(request.context), after=request.query.get("after", ""), limit=limit)
         following = found[-1].uuid if len(found) == limit else None
-        return ApiResponse(200, {"server_groups": [groups.shown(each) for each in found], "next_after": following})
+        return Response(200, {"server_groups": [groups.shown(each) for each in found], "next_after": following})
 
-    def shown(request: ApiRequest) -> ApiResponse:
-        return ApiResponse(200, groups.shown(groups.store.get(request.path["group"], _project(request.context))))
+    def shown(request: Request) -> Response:
+        return Response(200, groups.shown(groups.store.get(request.path_params["group"], _project(request.context))))
 
-    def removed(request: ApiRequest) -> ApiResponse:
-        groups.store.remove(groups.store.get(request.path["group"], _project(request.context)).uuid)
-        return ApiResponse(204)
+    def removed(request: Request) -> Response:
+        groups.store.remove(groups.store.get(request.path_params["group"], _project(request.context)).uuid)
+        return Response(204)
 
     create, get, delete = (rule.name for rule in POLICIES)
     tags = ("server groups",)

@@ -11,7 +11,7 @@ from moorage.coordination.keeper import ring_of
 from moorage.coordination.ledger import Adoption, RingRow, SqlLedger
 from moorage.coordination.membership import MemberId
 from moorage.coordination.task_store import Control, Run, TaskStore
-from moorage.routes import ApiRequest, ApiResponse, PolicyRule, Route
+from moorage.routes import PolicyRule, Request, Response, Route
 
 __all__ = ["POLICIES", "EngineNames", "routes"]
 
@@ -112,37 +112,37 @@ class _Views:
         self._enabled = enabled
         self._names = names
 
-    def rings(self, request: ApiRequest) -> ApiResponse:
+    def rings(self, request: Request) -> Response:
         asked = request.query.get("object")
         found = [_shown_ring(*each, self._names, asked) for each in self._ledger.groups()]
-        return ApiResponse(200, {"rings": found})
+        return Response(200, {"rings": found})
 
-    def list(self, request: ApiRequest) -> ApiResponse:
+    def list(self, request: Request) -> Response:
         found = [self._shown(each) for _, each in sorted(self._known().items())]
-        return ApiResponse(200, {"periodic_tasks": found})
+        return Response(200, {"periodic_tasks": found})
 
-    def show(self, request: ApiRequest) -> ApiResponse:
-        return ApiResponse(200, self._shown(self._one(request)))
+    def show(self, request: Request) -> Response:
+        return Response(200, self._shown(self._one(request)))
 
-    def runs(self, request: ApiRequest) -> ApiResponse:
+    def runs(self, request: Request) -> Response:
         found = self._tasks.runs(self._one(request).name, limit=request.query.get("limit", 100))
-        return ApiResponse(200, {"runs": [_shown_run(each) for each in found]})
+        return Response(200, {"runs": [_shown_run(each) for each in found]})
 
-    def change(self, request: ApiRequest) -> ApiResponse:
+    def change(self, request: Request) -> Response:
         name, paused = self._one(request).name, request.body["paused"]
         changed = self._tasks.pause(name, request.body.get("reason", "")) if paused else self._tasks.resume(name)
-        return ApiResponse(200, self._shown(changed))
+        return Response(200, self._shown(changed))
 
-    def run(self, request: ApiRequest) -> ApiResponse:
+    def run(self, request: Request) -> Response:
         asked = self._tasks.request(self._one(request).name, request.body.get("object", ""))
-        return ApiResponse(202, {"task": asked.name, "tick": asked.requested_at})
+        return Response(202, {"task": asked.name, "tick": asked.requested_at})
 
     def _known(self) -> dict[str, Control]:
         _, controls = self._tasks.look()
         return {**{name: Control(name) for name in self._enabled}, **controls}
 
-    def _one(self, request: ApiRequest) -> Control:
-        name = request.path["name"]
+    def _one(self, request: Request) -> Control:
+        name = request.path_params["name"]
         found = self._known().get(name)
         if found is None:
             raise errors.NotFound(f"There is no periodic task {name}; moorage periodic list shows all.")

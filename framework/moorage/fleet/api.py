@@ -12,7 +12,7 @@ from moorage import errors
 from moorage.fleet.importer import from_json
 from moorage.fleet.interface import STATES, Node, NodeSpec
 from moorage.fleet.nodes import NodeStore
-from moorage.routes import FIELDS, PAGE, ApiRequest, ApiResponse, PolicyRule, Route, wanted_fields
+from moorage.routes import FIELDS, PAGE, PolicyRule, Request, Response, Route, wanted_fields
 
 __all__ = ["POLICIES", "Enroller", "routes"]
 
@@ -97,30 +97,30 @@ def shown(node: Node) -> dict[str, Any]:
 def routes(nodes: NodeStore, enroller: Enroller) -> Sequence[Route]:
     """The routes, over the nodes and whatever enrols them."""
 
-    def list_nodes(request: ApiRequest) -> ApiResponse:
+    def list_nodes(request: Request) -> Response:
         query = dict(request.query)
         limit = query.pop("limit", 1000)
         names = wanted_fields(query.pop("fields", None), _FIELDS)
         found = nodes.list(limit=limit, **query)
         following = found[-1].uuid if len(found) == limit else None
         page = [{name: value for name, value in shown(node).items() if name in names} for node in found]
-        return ApiResponse(200, {"nodes": page, "next_after": following})
+        return Response(200, {"nodes": page, "next_after": following})
 
-    def show_node(request: ApiRequest) -> ApiResponse:
-        return ApiResponse(200, shown(nodes.get(request.path["node"])))
+    def show_node(request: Request) -> Response:
+        return Response(200, shown(nodes.get(request.path_params["node"])))
 
-    def import_nodes(request: ApiRequest) -> ApiResponse:
+    def import_nodes(request: Request) -> Response:
         specs = []
         for number, data in enumerate(request.body["nodes"]):
             try:
                 specs.append(from_json(data))
             except ValueError as error:
                 raise errors.InvalidInput(f"body/nodes/{number}: {error}.", path=f"body/nodes/{number}") from error
-        return ApiResponse(200, dict(enroller.enrol(specs)))
+        return Response(200, dict(enroller.enrol(specs)))
 
-    def delete_node(request: ApiRequest) -> ApiResponse:
-        enroller.remove(nodes.get(request.path["node"]).uuid)
-        return ApiResponse(204)
+    def delete_node(request: Request) -> Response:
+        enroller.remove(nodes.get(request.path_params["node"]).uuid)
+        return Response(204)
 
     tags = ("nodes",)
     get, create, delete = (rule.name for rule in POLICIES)

@@ -10,7 +10,7 @@ from typing import Any
 from moorage.fleet.aggregates import HOST, NODE, AggregateStore, StoredAggregate
 from moorage.fleet.interface import STATES, check_states
 from moorage.fleet.nodes import NodeStore
-from moorage.routes import PAGE, ApiRequest, ApiResponse, PolicyRule, Route
+from moorage.routes import PAGE, PolicyRule, Request, Response, Route
 
 __all__ = ["POLICIES", "routes"]
 
@@ -108,15 +108,15 @@ def routes(
 def _node_routes(
     nodes: NodeStore, change: ChangeNode, changed: Callable[[], None], states_changed: Callable[[], None]
 ) -> Sequence[Route]:
-    def change_node(request: ApiRequest) -> ApiResponse:
-        uuid = nodes.get(request.path["node"]).uuid
+    def change_node(request: Request) -> Response:
+        uuid = nodes.get(request.path_params["node"]).uuid
         properties, states = request.body.get("properties", {}), check_states(request.body)
         change(uuid, properties, states)
         if properties:
             changed()
         if states:
             states_changed()
-        return ApiResponse(200, asdict(nodes.get(uuid)))
+        return Response(200, asdict(nodes.get(uuid)))
 
     return (
         Route(
@@ -136,33 +136,33 @@ def _node_routes(
 def _routes(
     aggregates: AggregateStore, changed: Callable[[], None], get: str, create: str, update: str, delete: str
 ) -> Sequence[Route]:
-    def listed(request: ApiRequest) -> ApiResponse:
+    def listed(request: Request) -> Response:
         limit = request.query.get("limit", 1000)
         found = aggregates.list(after=request.query.get("after", ""), limit=limit)
         following = found[-1].name if len(found) == limit else None
-        return ApiResponse(200, {"aggregates": [asdict(each) for each in found], "next_after": following})
+        return Response(200, {"aggregates": [asdict(each) for each in found], "next_after": following})
 
-    def shown(request: ApiRequest) -> ApiResponse:
-        return ApiResponse(200, asdict(aggregates.get(request.path["aggregate"])))
+    def shown(request: Request) -> Response:
+        return Response(200, asdict(aggregates.get(request.path_params["aggregate"])))
 
-    def created(request: ApiRequest) -> ApiResponse:
+    def created(request: Request) -> Response:
         made = aggregates.create(request.body["name"], request.body.get("metadata", {}))
-        return ApiResponse(201, asdict(made), {"Location": f"{request.url_prefix}/aggregates/{made.uuid}"})
+        return Response(201, asdict(made), {"Location": f"{request.prefix}/aggregates/{made.uuid}"})
 
-    def answered(result: StoredAggregate) -> ApiResponse:
+    def answered(result: StoredAggregate) -> Response:
         changed()
-        return ApiResponse(200, asdict(result))
+        return Response(200, asdict(result))
 
-    def altered(request: ApiRequest) -> ApiResponse:
-        return answered(aggregates.change(request.path["aggregate"], **request.body))
+    def altered(request: Request) -> Response:
+        return answered(aggregates.change(request.path_params["aggregate"], **request.body))
 
-    def removed(request: ApiRequest) -> ApiResponse:
-        aggregates.remove(request.path["aggregate"])
+    def removed(request: Request) -> Response:
+        aggregates.remove(request.path_params["aggregate"])
         changed()
-        return ApiResponse(204)
+        return Response(204)
 
-    def member(kind: str, act: Callable[[str, str, str], StoredAggregate]) -> Callable[[ApiRequest], ApiResponse]:
-        return lambda request: answered(act(request.path["aggregate"], kind, request.path[kind]))
+    def member(kind: str, act: Callable[[str, str, str], StoredAggregate]) -> Callable[[Request], Response]:
+        return lambda request: answered(act(request.path_params["aggregate"], kind, request.path_params[kind]))
 
     tags = ("aggregates",)
     one = "/aggregates/{aggregate}"

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from moorage import errors
 from moorage.context import RequestContext
-from moorage.routes import FIELDS, PAGE, ApiRequest, ApiResponse, PolicyRule, Route, wanted_fields
+from moorage.routes import FIELDS, PAGE, PolicyRule, Request, Response, Route, wanted_fields
 from moorage.scheduling.hosts import HOST_FIELDS
 from moorage.scheduling.request import REQUEST_PROPERTIES, refuse_unsupported
 
@@ -90,7 +90,7 @@ class SchedulerClient(Protocol):
 Resolver = Callable[[Mapping[str, Any], RequestContext], Mapping[str, Any]]
 
 
-def check_request(request: ApiRequest) -> None:
+def check_request(request: Request) -> None:
     """Check what the body of a request for an instance asks for beyond the route's own policy.
 
     :raises Forbidden: it chooses hosts or nodes, and the caller may not.
@@ -102,7 +102,7 @@ def check_request(request: ApiRequest) -> None:
     refuse_unsupported(request.body)
 
 
-def _allowed(request: ApiRequest, rule: str) -> bool:
+def _allowed(request: Request, rule: str) -> bool:
     try:
         request.check_policy(rule)
     except errors.Forbidden:
@@ -121,7 +121,7 @@ def routes(schedulers: SchedulerClient, resolve: Resolver) -> Sequence[Route]:
     :param resolve: called with the body of a request and who asks.
     """
 
-    def select(request: ApiRequest) -> ApiResponse:
+    def select(request: Request) -> Response:
         check_request(request)
         if request.body.get("explain"):
             request.check_policy(SELECT_HOSTS)
@@ -132,23 +132,23 @@ def routes(schedulers: SchedulerClient, resolve: Resolver) -> Sequence[Route]:
             "explain": request.body.get("explain", False),
         }
         answer = schedulers.ask("select", args)
-        return ApiResponse(200, answer if _allowed(request, SELECT_HOSTS) else _without_hosts(answer))
+        return Response(200, answer if _allowed(request, SELECT_HOSTS) else _without_hosts(answer))
 
-    def list_hosts(request: ApiRequest) -> ApiResponse:
+    def list_hosts(request: Request) -> Response:
         filters = dict(request.query)
         limit, after = filters.pop("limit", 1000), filters.pop("after", "")
         fields = wanted_fields(filters.pop("fields", None), HOST_FIELDS)
         args = {"after": after, "limit": limit, "filters": filters, "fields": fields}
         found = schedulers.ask("list_hosts", args)
         following = found[-1]["uuid"] if len(found) == limit else None
-        return ApiResponse(200, {"hosts": found, "next_after": following})
+        return Response(200, {"hosts": found, "next_after": following})
 
-    def show_host(request: ApiRequest) -> ApiResponse:
-        return ApiResponse(200, schedulers.ask("show_host", {"host": request.path["host"]}))
+    def show_host(request: Request) -> Response:
+        return Response(200, schedulers.ask("show_host", {"host": request.path_params["host"]}))
 
-    def decision(request: ApiRequest) -> ApiResponse:
-        args = {"request_id": request.path["request_id"], **request.query}
-        return ApiResponse(200, schedulers.find("decision", args))
+    def decision(request: Request) -> Response:
+        args = {"request_id": request.path_params["request_id"], **request.query}
+        return Response(200, schedulers.find("decision", args))
 
     tags = ("scheduling",)
     return (

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from moorage.routes import ApiRequest, ApiResponse, PolicyRule, Route
+from moorage.routes import PolicyRule, Request, Response, Route
 from moorage.services.heartbeat import LivenessObserver
 from moorage.services.interface import Service
 from moorage.services.registry import ServiceRegistry
@@ -77,16 +77,16 @@ def routes(registry: ServiceRegistry, observer: LivenessObserver, changed: Calla
             "silent_for_s": round(observer.silent_for(row.uuid), 3),
         }
 
-    def list_services(request: ApiRequest) -> ApiResponse:
-        return ApiResponse(200, {"services": [shown(row) for row in registry.list(**request.query)]})
+    def list_services(request: Request) -> Response:
+        return Response(200, {"services": [shown(row) for row in registry.list(**request.query)]})
 
-    def show_service(request: ApiRequest) -> ApiResponse:
-        return ApiResponse(200, shown(registry.get(request.path["uuid"])))
+    def show_service(request: Request) -> Response:
+        return Response(200, shown(registry.get(request.path_params["uuid"])))
 
-    def change_service(request: ApiRequest) -> ApiResponse:
-        row = registry.set(request.path["uuid"], **request.body)
+    def change_service(request: Request) -> Response:
+        row = registry.set(request.path_params["uuid"], **request.body)
         changed()
-        return ApiResponse(200, shown(row))
+        return Response(200, shown(row))
 
     listing = {"type": "object", "properties": {"services": {"type": "array", "items": _SERVICE}}}
     tags = ("services",)

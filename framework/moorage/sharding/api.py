@@ -11,7 +11,7 @@ from moorage import errors
 from moorage.db import Database
 from moorage.fleet.interface import ShardMove, check_shard
 from moorage.fleet.nodes import NodeStore
-from moorage.routes import ApiRequest, ApiResponse, PolicyRule, Route
+from moorage.routes import PolicyRule, Request, Response, Route
 from moorage.sharding.checks import agents_of_shards, problems
 from moorage.sharding.moving import ShardMover
 from moorage.sharding.plans import LOCKS, PlanRequest, Plans, Progress
@@ -102,7 +102,7 @@ class _Handlers:
         self._plans = plans
         self._reassigned = reassigned
 
-    def shards(self, request: ApiRequest) -> ApiResponse:
+    def shards(self, request: Request) -> Response:
         """``GET /shards``."""
         with self._database.read() as tx:
             agents = agents_of_shards(tx)
@@ -112,14 +112,14 @@ class _Handlers:
             {"name": name, "count": count, "agents": list(agents.get(name if name in agents else None, ()))}
             for name, count in counts
         ]
-        return ApiResponse(200, {"shards": shown})
+        return Response(200, {"shards": shown})
 
-    def check(self, request: ApiRequest) -> ApiResponse:
+    def check(self, request: Request) -> Response:
         """``GET /shards/check``."""
         found = problems(self._database)
-        return ApiResponse(200, {"ok": not found, "problems": found})
+        return Response(200, {"ok": not found, "problems": found})
 
-    def assign(self, request: ApiRequest) -> ApiResponse:
+    def assign(self, request: Request) -> Response:
         """``POST /shards/assign``."""
         moves = _moves(self._nodes, request.body["assignments"])
 
@@ -130,46 +130,46 @@ class _Handlers:
 
         conflicts = self._database.run(work)
         self._reassigned("", len(moves) - len(conflicts), len(conflicts))
-        return ApiResponse(200, {"moved": len(moves) - len(conflicts), "conflicts": conflicts})
+        return Response(200, {"moved": len(moves) - len(conflicts), "conflicts": conflicts})
 
-    def make(self, request: ApiRequest) -> ApiResponse:
+    def make(self, request: Request) -> Response:
         """``POST /shards/plans``."""
         stored = self._plans.make(PlanRequest(**request.body))
-        return ApiResponse(201, asdict(stored), {"Location": f"{request.url_prefix}/shards/plans/{stored.uuid}"})
+        return Response(201, asdict(stored), {"Location": f"{request.prefix}/shards/plans/{stored.uuid}"})
 
-    def list_plans(self, request: ApiRequest) -> ApiResponse:
+    def list_plans(self, request: Request) -> Response:
         """``GET /shards/plans``."""
-        return ApiResponse(200, {"plans": [asdict(each) for each in self._plans.list()]})
+        return Response(200, {"plans": [asdict(each) for each in self._plans.list()]})
 
-    def show(self, request: ApiRequest) -> ApiResponse:
+    def show(self, request: Request) -> Response:
         """``GET /shards/plans/{plan}``."""
-        return ApiResponse(200, asdict(self._plans.get(request.path["plan"])))
+        return Response(200, asdict(self._plans.get(request.path_params["plan"])))
 
-    def journal(self, request: ApiRequest) -> ApiResponse:
+    def journal(self, request: Request) -> Response:
         """``GET /shards/plans/{plan}/moves``."""
         query = dict(request.query)
         limit = query.pop("limit", 1000)
-        found = self._plans.moves(request.path["plan"], limit=limit, **query)
+        found = self._plans.moves(request.path_params["plan"], limit=limit, **query)
         following = found[-1].id if len(found) == limit else None
         shown = [{**row._mapping, "node": row.node_uuid} for row in found]
-        return ApiResponse(200, {"moves": shown, "next_after": following})
+        return Response(200, {"moves": shown, "next_after": following})
 
-    def apply(self, request: ApiRequest) -> ApiResponse:
+    def apply(self, request: Request) -> Response:
         """``POST /shards/plans/{plan}/apply``."""
         return self._carried_out(request, self._plans.apply)
 
-    def rollback(self, request: ApiRequest) -> ApiResponse:
+    def rollback(self, request: Request) -> Response:
         """``POST /shards/plans/{plan}/rollback``."""
         return self._carried_out(request, self._plans.rollback)
 
-    def _carried_out(self, request: ApiRequest, how: Callable[[str, int], Progress]) -> ApiResponse:
-        progress = how(request.path["plan"], request.query.get("limit", 1000))
-        self._reassigned(request.path["plan"], progress.done, progress.conflicts)
-        return ApiResponse(200, asdict(progress))
+    def _carried_out(self, request: Request, how: Callable[[str, int], Progress]) -> Response:
+        progress = how(request.path_params["plan"], request.query.get("limit", 1000))
+        self._reassigned(request.path_params["plan"], progress.done, progress.conflicts)
+        return Response(200, asdict(progress))
 
-    def verify(self, request: ApiRequest) -> ApiResponse:
+    def verify(self, request: Request) -> Response:
         """``GET /shards/plans/{plan}/verify``."""
-        return ApiResponse(200, dict(self._plans.verify(request.path["plan"])))
+        return Response(200, dict(self._plans.verify(request.path_params["plan"])))
 
 
 def routes(

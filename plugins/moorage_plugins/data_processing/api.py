@@ -12,9 +12,9 @@ from typing_extensions import override
 
 from moorage import errors, randomness
 from moorage.api.dialect import Dialect
-from moorage.api.dialect_application import Answer, Call, DialectApplication, Operation
+from moorage.api.dialect_application import DialectApplication, Operation
 from moorage.control_plane.interface import ApiExtension, ApiTools, Wsgi
-from moorage.routes import PolicyRule
+from moorage.routes import PolicyRule, Request, Response
 from moorage_plugins.data_processing.store import RESETTABLE, Cluster, DataStore, Job
 from moorage_plugins.data_processing.tasks import AGENTS
 
@@ -84,7 +84,7 @@ class DataProcessingApi(ApiExtension):
     @override
     def application(self) -> Wsgi:
         routes = _Routes(self.tools)
-        rows: Sequence[tuple[str, str, Callable[[Call], Answer], str, Any, Any]] = (
+        rows: Sequence[tuple[str, str, Callable[[Request], Response], str, Any, Any]] = (
             ("POST", "/v1/clusters", routes.create_cluster, _CHANGE, _CREATE_CLUSTER, None),
             ("GET", "/v1/clusters", routes.clusters, _SEE, None, _CLUSTERS),
             ("GET", "/v1/clusters/{uuid}", routes.cluster, _SEE, None, None),
@@ -111,28 +111,28 @@ class _Routes:
 
     # -- clusters -------------------------------------------------------------------------------------------------
 
-    def create_cluster(self, call: Call) -> Answer:
-        body = call.body
+    def create_cluster(self, request: Request) -> Response:
+        body = request.body
         host = self._place(body.get("host"))
         uuid = self._store.create_cluster(body["name"], host, transient=body.get("transient", False))
         found = self._must_cluster(uuid)
         self._tell(host, "create_cluster", {"cluster": uuid})
-        return Answer(202, _cluster(found))
+        return Response(202, _cluster(found))
 
-    def clusters(self, call: Call) -> Answer:
-        found = self._store.clusters(**_page(call), **_filters(call, "status"))
-        return Answer(200, {"clusters": [_cluster(each) for each in found]})
+    def clusters(self, request: Request) -> Response:
+        found = self._store.clusters(**_page(request), **_filters(request, "status"))
+        return Response(200, {"clusters": [_cluster(each) for each in found]})
 
-    def cluster(self, call: Call) -> Answer:
-        return Answer(200, _cluster(self._must_cluster(call.parts["uuid"])))
+    def cluster(self, request: Request) -> Response:
+        return Response(200, _cluster(self._must_cluster(request.path_params["uuid"])))
 
-    def delete_cluster(self, call: Call) -> Answer:
-        found = self._store.delete_cluster(call.parts["uuid"])
+    def delete_cluster(self, request: Request) -> Response:
+        found = self._store.delete_cluster(request.path_params["uuid"])
         self._tell(found.host, "terminate_cluster", {"cluster": found.uuid, "token": found.fence})
-        return Answer(202, _cluster(found))
+        return Response(202, _cluster(found))
 
-    def reset_cluster(self, call: Call) -> Answer:
-        return Answer(202, _cluster(self._store.reset_cluster(call.parts["uuid"], call.body["status"])))
+    def reset_cluster(self, request: Request) -> Response:
+        return Response(202, _cluster(self._store.reset_cluster(request.path_params["uuid"], request.body["status"])))
 
     def _must_cluster(self, uuid: str) -> Cluster:
         found = self._store.cluster(uuid)
@@ -155,34 +155,34 @@ class _Routes:
 
     # -- jobs -----------------------------------------------------------------------------------------------------
 
-    def create_job(self, call: Call) -> Answer:
-        cluster = self._must_cluster(call.body["cluster"])
-        uuid = self._store.create_job(cluster.uuid, call.body["command"])
+    def create_job(self, request: Request) -> Response:
+        cluster = self._must_cluster(request.body["cluster"])
+        uuid = self._store.create_job(cluster.uuid, request.body["command"])
         found = self._must_job(uuid)
         self._tell(cluster.host, "start_job", {"job": uuid})
-        return Answer(202, _job(found))
+        return Response(202, _job(found))
 
-    def jobs(self, call: Call) -> Answer:
-        found = self._store.job_page(**_page(call), **_filters(call, "status", "cluster"))
-        return Answer(200, {"jobs": [_job(each) for each in found]})
+    def jobs(self, request: Request) -> Response:
+        found = self._store.job_page(**_page(request), **_filters(request, "status", "cluster"))
+        return Response(200, {"jobs": [_job(each) for each in found]})
 
-    def job(self, call: Call) -> Answer:
-        return Answer(200, _job(self._must_job(call.parts["uuid"])))
+    def job(self, request: Request) -> Response:
+        return Response(200, _job(self._must_job(request.path_params["uuid"])))
 
-    def cancel_job(self, call: Call) -> Answer:
-        found = self._store.cancel_job(call.parts["uuid"])
+    def cancel_job(self, request: Request) -> Response:
+        found = self._store.cancel_job(request.path_params["uuid"])
         cluster = self._store.cluster(found.cluster)
         if cluster is not None:
             self._tell(cluster.host, "cancel_job", {"job": found.uuid})
-        return Answer(202, _job(found))
+        return Response(202, _job(found))
 
-    def delete_job(self, call: Call) -> Answer:
-        self._store.delete_job(call.parts["uuid"])
-        return Answer(204)
+    def delete_job(self, request: Request) -> Response:
+        self._store.delete_job(request.path_params["uuid"])
+        return Response(204)
 
-    def proxy_users(self, call: Call) -> Answer:
-        found = self._store.proxy_users(**_page(call))
-        return Answer(200, {"proxy_users": [asdict(each) for each in found]})
+    def proxy_users(self, request: Request) -> Response:
+        found = self._store.proxy_users(**_page(request))
+        return Response(200, {"proxy_users": [asdict(each) for each in found]})
 
     def _must_job(self, uuid: str) -> Job:
         found = self._store.job(uuid)
@@ -197,15 +197,15 @@ class _Routes:
             LOG.info("The agent of %s was not told (%s); it will find out by itself.", host, error.message)
 
 
-def _page(call: Call) -> dict[str, Any]:
-    limit = int(call.query.get("limit", [str(_LIMIT)])[0])
+def _page(request: Request) -> dict[str, Any]:
+    limit = int(request.query.get("limit", [str(_LIMIT)])[0])
     if not 1 <= limit <= _LIMIT:
         raise errors.InvalidInput(f"limit is {limit}, and must be a number from 1 to {_LIMIT}.", path="limit")
-    return {"limit": limit, "after": call.query.get("marker", [""])[0]}
+    return {"limit": limit, "after": request.query.get("marker", [""])[0]}
 
 
-def _filters(call: Call, *names: str) -> dict[str, Any]:
-    return {name: call.query[name][0] for name in names if name in call.query}
+def _filters(request: Request, *names: str) -> dict[str, Any]:
+    return {name: request.query[name][0] for name in names if name in request.query}
 
 
 def _cluster(found: Cluster) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from moorage.fleet import api as fleet_api
 from moorage.fleet.interface import uuid_of_name
 from moorage.fleet.nodes import NodeStore
 from moorage.fleet.tables import nodes
-from moorage.routes import ApiRequest, Route
+from moorage.routes import Request, Route
 from moorage.scheduling import api as scheduling_api
 from moorage_plugins.stores.tables import inventories, resource_providers
 from tests.functional.scheduling.plane import Plane
@@ -122,7 +122,7 @@ class LargeFleetTests(unittest.TestCase):
     def get(self, route: Route, **query: Any) -> dict[str, Any]:
         assert route.query is not None
         jsonschema.validate(query, dict(route.query))
-        return dict(route.handler(ApiRequest(context.internal("test"), {}, query, None)).body)
+        return dict(route.handler(Request(context=context.internal("test"), query=query)).body)
 
     def pages(self, route: Route, key: str, **query: Any) -> Iterator[dict[str, Any]]:
         while True:

@@ -11,7 +11,7 @@ import jsonschema
 from moorage import context, errors
 from moorage.allocation import api
 from moorage.allocation.interface import ClaimRequest, InventoryItem
-from moorage.routes import ApiRequest, Route
+from moorage.routes import Request, Route
 from moorage.testing.allocation import new_uuid, provider
 from tests.conformance.allocation.stores import memory_store
 
@@ -34,7 +34,7 @@ class AllocationApiTests(unittest.TestCase):
         route = self.routes[path]
         assert route.query is not None
         jsonschema.validate(query, dict(route.query))
-        answer = route.handler(ApiRequest(context.internal("test"), {}, query, None))
+        answer = route.handler(Request(context=context.internal("test"), query=query))
         self.assertEqual(200, answer.status)
         schema = route.responses[200]
         assert schema is not None
@@ -85,7 +85,7 @@ class AllocationApiTests(unittest.TestCase):
         handler = self.routes["/allocations"].handler
         for after in ("x", "a,b", "a,b,c,d", ",b,VCPU"):
             with self.subTest(after=after), self.assertRaises(errors.InvalidInput):
-                handler(ApiRequest(context.internal("test"), {}, {"after": after}, None))
+                handler(Request(context=context.internal("test"), query={"after": after}))
 
     def test_every_route_is_guarded_by_a_rule_of_this_family(self) -> None:
         names = {rule.name for rule in api.POLICIES}

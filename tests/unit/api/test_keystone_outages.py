@@ -15,12 +15,12 @@ from wsgiref import util
 from moorage.api import auth, site
 from moorage.api.application import Application
 from moorage.api.dialect import Dialect
-from moorage.api.dialect_application import Answer, DialectApplication, Operation
+from moorage.api.dialect_application import DialectApplication, Operation
 from moorage.api.policy import Policy
 from moorage.clock import SystemClock
 from moorage.control_plane import config
 from moorage.control_plane.interface import ApiTools
-from moorage.routes import ApiResponse, PolicyRule, Route
+from moorage.routes import PolicyRule, Response, Route
 from tests.servers import free_port
 
 RULE = PolicyRule("test:get", "role:reader", "Read.")
@@ -83,7 +83,7 @@ class KeystoneOutageTests(unittest.TestCase):
             file.write("[keystone_authtoken]\n" + "".join(f"{key} = {value}\n" for key, value in settings.items()))
         conf = config.load(files=[path], state_dir=folder.name, overrides={("api", "auth_strategy"): "keystone"})
         policy = Policy([RULE], None)
-        route = Route("GET", "/things", RULE.name, "Things.", lambda request: ApiResponse(200, {}), {200: {}})
+        route = Route("GET", "/things", RULE.name, "Things.", lambda request: Response(200, {}), {200: {}})
         clock = SystemClock()
         core = Application(
             [route], auth.authenticator(conf), policy, conf, count=lambda *_: None, monotonic=clock.monotonic
@@ -104,7 +104,7 @@ class KeystoneOutageTests(unittest.TestCase):
         )
         dialect = DialectApplication(
             Dialect("things", (1, 0), (1, 0)),
-            [Operation("GET", "/things", lambda call: Answer(200, {}), RULE.name)],
+            [Operation("GET", "/things", lambda request: Response(200, {}), RULE.name)],
             tools,
         )
         return {

@@ -13,7 +13,7 @@ import jsonschema
 from moorage import context, errors
 from moorage.cleanup import api
 from moorage.cleanup.coordinator import Filters
-from moorage.routes import ApiRequest, ApiResponse, Route
+from moorage.routes import Request, Response, Route
 from tests.unit.cleanup import coordinator_tests
 from tests.unit.work.operation_tests import TYPE
 
@@ -38,13 +38,15 @@ class CleanupApiTests(coordinator_tests.SupervisorCase):
             return self.supervisor.request(filters, given["requested_by"], dry_run=given["dry_run"])
         return self.supervisor.automatic(given["requested_by"], dry_run=given["dry_run"])
 
-    def call(self, method: str, path: str, body: Any = None, query: Any = None, **parts: str) -> ApiResponse:
+    def call(self, method: str, path: str, body: Any = None, query: Any = None, **parts: str) -> Response:
         route = self.routes[method, path]
         if route.query is not None:
             jsonschema.validate(query or {}, dict(route.query))
         if route.body is not None:
             jsonschema.validate(body, dict(route.body))
-        answer = route.handler(ApiRequest(context.internal("test"), parts, query or {}, body))
+        answer = route.handler(
+            Request(context=context.internal("test"), path_params=parts, query=query or {}, body=body)
+        )
         schema = route.responses[answer.status]
         if schema is not None:
             jsonschema.validate(json.loads(json.dumps(answer.body)), dict(schema))

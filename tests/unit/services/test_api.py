@@ -8,7 +8,7 @@ import unittest
 from moorage import errors
 from moorage.clock import SystemClock
 from moorage.context import RequestContext
-from moorage.routes import ApiRequest, Route
+from moorage.routes import Request, Route
 from moorage.services import api
 from moorage.services.heartbeat import LivenessObserver
 from moorage.services.registry import ServiceRegistry
@@ -31,7 +31,7 @@ class ServicesApiTests(unittest.TestCase):
 
     def change(self, uuid: str, **changes: object) -> object:
         route: Route = next(each for each in self.routes if each.method == "PATCH")
-        return route.handler(ApiRequest(RequestContext(), {"uuid": uuid}, {}, changes, "")).body
+        return route.handler(Request(context=RequestContext(), path_params={"uuid": uuid}, body=changes)).body
 
     def test_a_change_is_told_once_it_is_stored(self) -> None:
         answer = self.change(self.agent.uuid, disabled=True, disabled_reason="repair")

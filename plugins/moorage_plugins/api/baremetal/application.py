@@ -11,7 +11,8 @@ from typing_extensions import override
 
 from moorage import errors
 from moorage.api.dialect import Dialect
-from moorage.api.dialect_application import Answer, Call, DialectApplication, Operation, Version
+from moorage.api.dialect_application import DialectApplication, Operation
+from moorage.routes import Request, Response, Version
 from moorage_plugins.api.baremetal.failures import STATUSES_OF_IRONIC, fault
 
 __all__ = ["DIALECT", "BaremetalApplication", "root", "v1", "with_slash"]
@@ -29,10 +30,10 @@ class BaremetalApplication(DialectApplication):
     request_id_header = "Openstack-Request-Id"
 
     @override
-    def read_version(self, call: Call) -> Version:
-        text = call.header(_OWN)
+    def read_version(self, request: Request) -> Version:
+        text = request.header(_OWN)
         if not text:
-            given = call.header("OpenStack-API-Version") or ""
+            given = request.header("OpenStack-API-Version") or ""
             text = microversion_parse.get_version({"openstack-api-version": given}, "baremetal") if given else None
         if not text:
             return DIALECT.lowest
@@ -53,8 +54,8 @@ class BaremetalApplication(DialectApplication):
         return version
 
     @override
-    def version_headers(self, call: Call) -> Iterable[tuple[str, str]]:
-        major, minor = call.version
+    def version_headers(self, request: Request) -> Iterable[tuple[str, str]]:
+        major, minor = request.version
         return (
             ("X-OpenStack-Ironic-API-Minimum-Version", _LOW),
             ("X-OpenStack-Ironic-API-Maximum-Version", _HIGH),
@@ -64,34 +65,34 @@ class BaremetalApplication(DialectApplication):
         )
 
     @override
-    def no_such_version(self, call: Call, operations: Sequence[Operation]) -> errors.MoorageError:
-        collection = call.path.strip("/").split("/")[1]
+    def no_such_version(self, request: Request, operations: Sequence[Operation]) -> errors.MoorageError:
+        collection = request.path.strip("/").split("/")[1]
         return errors.NotFound(f"The API version does not allow {collection}")
 
     @override
-    def render_error(self, call: Call, error: errors.MoorageError, status: int) -> tuple[str, bytes]:
+    def render_error(self, request: Request, error: errors.MoorageError, status: int) -> tuple[str, bytes]:
         return "application/json", fault(error.message, status)
 
 
-def with_slash(method: str, path: str, handler: Callable[[Call], Answer], **more: Any) -> Iterable[Operation]:
+def with_slash(method: str, path: str, handler: Callable[[Request], Response], **more: Any) -> Iterable[Operation]:
     """An operation at a path with and without a slash at its end; the clients write both."""
     return Operation(method, path, handler, **more), Operation(method, path + "/", handler, **more)
 
 
-def _version(call: Call) -> dict[str, Any]:
+def _version(request: Request) -> dict[str, Any]:
     return {
         "id": "v1",
-        "links": [{"href": f"{call.base_url}/v1/", "rel": "self"}],
+        "links": [{"href": f"{request.base_url}/v1/", "rel": "self"}],
         "status": "CURRENT",
         "min_version": _LOW,
         "version": _HIGH,
     }
 
 
-def root(call: Call) -> Answer:
+def root(request: Request) -> Response:
     """``GET /``: the versions that there are; needs no authentication."""
-    version = _version(call)
-    return Answer(
+    version = _version(request)
+    return Response(
         200,
         {
             "name": "OpenStack Ironic API",
@@ -102,18 +103,18 @@ def root(call: Call) -> Answer:
     )
 
 
-def v1(call: Call) -> Answer:
+def v1(request: Request) -> Response:
     """``GET /v1``: what is below; needs no authentication."""
     found: dict[str, Any] = {
         "id": "v1",
-        "links": [{"href": f"{call.base_url}/v1/", "rel": "self"}],
+        "links": [{"href": f"{request.base_url}/v1/", "rel": "self"}],
         "media_types": [{"base": "application/json", "type": "application/vnd.openstack.ironic.v1+json"}],
-        "version": _version(call),
+        "version": _version(request),
     }
     for name, since in (("nodes", (1, 1)), ("ports", (1, 1)), ("portgroups", PORTGROUPS), ("shards", SHARDS)):
-        if since <= call.version:
+        if since <= request.version:
             found[name] = [
-                {"href": f"{call.base_url}/v1/{name}/", "rel": "self"},
-                {"href": f"{call.base_url}/{name}/", "rel": "bookmark"},
+                {"href": f"{request.base_url}/v1/{name}/", "rel": "self"},
+                {"href": f"{request.base_url}/{name}/", "rel": "bookmark"},
             ]
-    return Answer(200, found)
+    return Response(200, found)

@@ -9,10 +9,10 @@ from typing import Any
 import sqlalchemy as sa
 
 from moorage import errors, randomness
-from moorage.api.dialect_application import Answer, Call
 from moorage.control_plane.interface import ApiTools
 from moorage.db import Duplicate, now
 from moorage.fleet.tables import nodes
+from moorage.routes import Request, Response
 from moorage_plugins.api.baremetal import patching, query
 from moorage_plugins.api.baremetal.collection import Collection, is_uuid, node_target
 from moorage_plugins.api.baremetal.fields import PORTGROUPS, PORTS, Resource
@@ -109,46 +109,48 @@ class Attached(Collection):
             *(table.c[name] for name in values),
         ]  # fmt: skip
 
-    def of_node(self, call: Call) -> Answer:
+    def of_node(self, request: Request) -> Response:
         """``GET /v1/nodes/<uuid or name>/<resource>``."""
-        listing = query.read(self.resource, call, self._filters, detail=False)
-        return self.page(call, query.restricted(listing, _of_node([call.parts["ident"]])))
+        listing = query.read(self.resource, request, self._filters, detail=False)
+        return self.page(request, query.restricted(listing, _of_node([request.path_params["ident"]])))
 
-    def create(self, call: Call) -> Answer:
+    def create(self, request: Request) -> Response:
         """``POST /v1/<resource>``."""
         what = self.resource.singular.lower()
-        given = patching.fields_of(call.body, {**self._values, **_PLACE}, call.version, what)
+        given = patching.fields_of(request.body, {**self._values, **_PLACE}, request.version, what)
         ident = given.pop("node_uuid", None) or given.pop("node_ident", None)
         given.pop("node_ident", None)
         if not ident:
             raise errors.InvalidInput(f"Schema error for {what}: 'node_uuid' is a required property", path="node_uuid")
         self._check_new(given)
         node = self._node(ident)
-        self.tools.check_policy(self._right, call.context, node_target(node))
+        self.tools.check_policy(self._right, request.context, node_target(node))
         uuid = given.pop("uuid", None) or randomness.new_uuid()
         row = {name: value.empty for name, value in self._values.items()} | given | {"uuid": uuid, "node_id": node.id}
         statement = sa.insert(self._table).values(generation=0, created_at=now())
         self._unique(given, lambda tx: tx.execute(statement, [row]))
-        return self.shown(call, uuid, status=201)
+        return self.shown(request, uuid, status=201)
 
-    def patch(self, call: Call) -> Answer:
+    def patch(self, request: Request) -> Response:
         """``PATCH /v1/<resource>/<uuid>``."""
-        patching.touched_by(call.body, self._values, call.version)
+        patching.touched_by(request.body, self._values, request.version)
         for _ in range(_TRIES):
-            row = self.row(call, call.parts["ident"], self._columns)
-            self.tools.check_policy(self._right, call.context, node_target(row))
+            row = self.row(request, request.path_params["ident"], self._columns)
+            self.tools.check_policy(self._right, request.context, node_target(row))
             before = {name: getattr(row, name) for name in self._values}
-            changes = patching.apply(call.body, before, self._values, call.version)
+            changes = patching.apply(request.body, before, self._values, request.version)
             if not changes or self._change(row, changes):
-                return self.shown(call, row.uuid)
-        raise errors.Conflict(f"{self.resource.singular} {call.parts['ident']} is being changed by others; try again.")
+                return self.shown(request, row.uuid)
+        raise errors.Conflict(
+            f"{self.resource.singular} {request.path_params['ident']} is being changed by others; try again."
+        )
 
-    def delete(self, call: Call) -> Answer:
+    def delete(self, request: Request) -> Response:
         """``DELETE /v1/<resource>/<uuid>``."""
-        row = self.row(call, call.parts["ident"], self._columns)
-        self.tools.check_policy(self._right, call.context, node_target(row))
+        row = self.row(request, request.path_params["ident"], self._columns)
+        self.tools.check_policy(self._right, request.context, node_target(row))
         self.tools.database.run(lambda tx: self._remove(tx, row))
-        return Answer(204, None, [("Content-Type", "application/octet-stream")])
+        return Response(204, None, {"Content-Type": "application/octet-stream"})
 
     def _check_new(self, given: Mapping[str, Any]) -> None:
         """Refuse what a new thing must have."""

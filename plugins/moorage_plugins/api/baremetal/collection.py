@@ -11,9 +11,9 @@ from typing import Any
 import sqlalchemy as sa
 
 from moorage import errors
-from moorage.api.dialect_application import Answer, Call, Version
 from moorage.control_plane.interface import ApiTools
 from moorage.fleet.tables import nodes
+from moorage.routes import Request, Response, Version
 from moorage_plugins.api.baremetal import query as queries
 from moorage_plugins.api.baremetal.fields import Field, Resource
 from moorage_plugins.api.baremetal.query import Filter, Listing
@@ -41,51 +41,51 @@ class Collection:
         self._named = named
         self._renderers: dict[tuple[Any, ...], Renderer] = {}
 
-    def list(self, call: Call) -> Answer:
+    def list(self, request: Request) -> Response:
         """``GET /v1/<resource>``."""
-        return self.page(call, queries.read(self.resource, call, self._filters, detail=False))
+        return self.page(request, queries.read(self.resource, request, self._filters, detail=False))
 
-    def detail(self, call: Call) -> Answer:
+    def detail(self, request: Request) -> Response:
         """``GET /v1/<resource>/detail``."""
-        return self.page(call, queries.read(self.resource, call, self._filters, detail=True))
+        return self.page(request, queries.read(self.resource, request, self._filters, detail=True))
 
-    def show(self, call: Call) -> Answer:
+    def show(self, request: Request) -> Response:
         """``GET /v1/<resource>/<uuid or name>``."""
-        return self.shown(call, call.parts["ident"], queries.chosen_fields(self.resource, call))
+        return self.shown(request, request.path_params["ident"], queries.chosen_fields(self.resource, request))
 
-    def page(self, call: Call, listing: Listing) -> Answer:
+    def page(self, request: Request, listing: Listing) -> Response:
         """A page of what the caller may see."""
-        visible = self.visible_to(call)
+        visible = self.visible_to(request)
         if visible is not None:
             listing = queries.restricted(listing, visible)
-        links = not listing.chosen or "links" in queries.texts(call.query["fields"])
-        renderer = self._renderer(listing.fields, call.version, links=links, sub=listing.detail)
+        links = not listing.chosen or "links" in queries.texts(request.query["fields"])
+        renderer = self._renderer(listing.fields, request.version, links=links, sub=listing.detail)
         with self.tools.database.read() as tx:
             after = None if listing.marker is None else self._marker(tx, listing)
             rows = tx.execute(listing.statement(self.resource, renderer.columns, after)).all()
-        body = f'{{"{self.resource.name}":[{",".join(renderer.render(rows, call.base_url))}]'
+        body = f'{{"{self.resource.name}":[{",".join(renderer.render(rows, request.base_url))}]'
         if len(rows) == listing.limit:
-            body += f',"next":{json.dumps(queries.next_link(call, listing, rows[-1][1]))}'
-        return Answer(200, (body + "}").encode())
+            body += f',"next":{json.dumps(queries.next_link(request, listing, rows[-1][1]))}'
+        return Response(200, (body + "}").encode())
 
-    def shown(self, call: Call, ident: str, fields: Sequence[Field] | None = None, status: int = 200) -> Answer:
+    def shown(self, request: Request, ident: str, fields: Sequence[Field] | None = None, status: int = 200) -> Response:
         """One thing, in full unless some fields were chosen."""
         chosen = fields is not None
-        shown = fields or queries.visible(self.resource, call.version)
-        links = not chosen or "links" in queries.texts(call.query.get("fields", []))
-        renderer = self._renderer(tuple(shown), call.version, links=links, sub=not chosen)
-        row = self.row(call, ident, renderer.columns)
-        text = renderer.render([row], call.base_url)[0]
-        headers = [("Location", f"{call.base_url}/v1/{self.resource.name}/{row[1]}")] if status == 201 else []
-        return Answer(status, text.encode(), headers)
+        shown = fields or queries.visible(self.resource, request.version)
+        links = not chosen or "links" in queries.texts(request.query.get("fields", []))
+        renderer = self._renderer(tuple(shown), request.version, links=links, sub=not chosen)
+        row = self.row(request, ident, renderer.columns)
+        text = renderer.render([row], request.base_url)[0]
+        headers = {"Location": f"{request.base_url}/v1/{self.resource.name}/{row[1]}"} if status == 201 else {}
+        return Response(status, text.encode(), headers)
 
-    def row(self, call: Call, ident: str, columns: Sequence[Any]) -> Any:
+    def row(self, request: Request, ident: str, columns: Sequence[Any]) -> Any:
         """The row of a thing that the caller may see.
 
         :raises NotFound: there is none, or it is somebody else's.
         """
         statement = sa.select(*columns).select_from(self.resource.source).where(self._is(ident))
-        visible = self.visible_to(call)
+        visible = self.visible_to(request)
         if visible is not None:
             statement = statement.where(visible)
         with self.tools.database.read() as tx:
@@ -94,13 +94,13 @@ class Collection:
             raise self._missing(ident)
         return found
 
-    def visible_to(self, call: Call) -> sa.ColumnElement[bool] | None:
+    def visible_to(self, request: Request) -> sa.ColumnElement[bool] | None:
         """The condition of what the caller may see; None: all."""
         try:
-            self.tools.check_policy(f"baremetal:{self._kind}:list_all", call.context)
+            self.tools.check_policy(f"baremetal:{self._kind}:list_all", request.context)
         except errors.Forbidden:
-            self.tools.check_policy(f"baremetal:{self._kind}:list", call.context)
-            project = call.context.project_id
+            self.tools.check_policy(f"baremetal:{self._kind}:list", request.context)
+            project = request.context.project_id
             return sa.or_(nodes.c.owner == project, nodes.c.lessee == project) if project else sa.false()
         return None
 

@@ -10,10 +10,10 @@ from typing import ClassVar
 import sqlalchemy as sa
 from typing_extensions import override
 
-from moorage.api.dialect_application import ANY_QUERY, Answer, Call, Operation
+from moorage.api.dialect_application import ANY_QUERY, Operation
 from moorage.control_plane.interface import ApiExtension, ApiTools, Wsgi
 from moorage.fleet.tables import nodes
-from moorage.routes import PolicyRule
+from moorage.routes import PolicyRule, Request, Response
 from moorage_plugins.api.baremetal.application import (
     DIALECT,
     PORTGROUPS,
@@ -71,14 +71,14 @@ def operations(tools: ApiTools) -> list[Operation]:
         found += with_slash("PATCH", f"{path}/{{ident}}", attached.patch, since=since, body=_BODY)
         found += with_slash("DELETE", f"{path}/{{ident}}", attached.delete, since=since)
     found += with_slash(
-        "GET", "/v1/shards", lambda call: _shards(tools, call), since=SHARDS, policy="baremetal:shards:get"
+        "GET", "/v1/shards", lambda request: _shards(tools, request), since=SHARDS, policy="baremetal:shards:get"
     )
     return found
 
 
-def _shards(tools: ApiTools, call: Call) -> Answer:
+def _shards(tools: ApiTools, request: Request) -> Response:
     """``GET /v1/shards``: one statement, which the index on the column answers alone."""
     with tools.database.read() as tx:
         rows = [(row[0], row[1]) for row in tx.execute(_COUNTS)]
     rows.sort(key=lambda row: (-row[1], row[0] is None, row[0] or ""))
-    return Answer(200, json.dumps({"shards": [{"name": name, "count": count} for name, count in rows]}).encode())
+    return Response(200, json.dumps({"shards": [{"name": name, "count": count} for name, count in rows]}).encode())

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from moorage import errors
 from moorage.api.dialect import STATUSES
-from moorage.api.dialect_application import Version
+from moorage.routes import Version
 
 __all__ = ["STATUSES_OF_IRONIC", "NotAcceptable", "fault", "needs_version"]
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from moorage.api.dialect_application import Version
 from moorage.fleet.tables import nodes
+from moorage.routes import Version
 from moorage_plugins.api.baremetal.tables import portgroups, ports
 
 __all__ = ["NODES", "PORTGROUPS", "PORTS", "Field", "Kind", "Resource"]

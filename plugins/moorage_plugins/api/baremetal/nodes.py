@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from moorage import errors, randomness
-from moorage.api.dialect_application import Answer, Call
 from moorage.control_plane.interface import ApiTools
 from moorage.fleet.interface import InventoryItem, NodeSpec, inventory_of_class
 from moorage.fleet.tables import nodes
+from moorage.routes import Request, Response
 from moorage_plugins.api.baremetal import attached, patching
 from moorage_plugins.api.baremetal.collection import Collection, node_target
 from moorage_plugins.api.baremetal.fields import NODES
@@ -54,16 +54,16 @@ class Nodes(Collection):
     def __init__(self, tools: ApiTools) -> None:
         super().__init__(tools, NODES, "node", NODE_FILTERS, nodes.c.name)
 
-    def create(self, call: Call) -> Answer:
+    def create(self, request: Request) -> Response:
         """``POST /v1/nodes``."""
-        given = patching.fields_of(call.body, _CREATABLE, call.version, "node")
+        given = patching.fields_of(request.body, _CREATABLE, request.version, "node")
         if not given.get("driver"):
             raise errors.InvalidInput("Schema error for node: 'driver' is a required property", path="driver")
-        self._check_creation(call, given)
+        self._check_creation(request, given)
         uuid = given.get("uuid") or randomness.new_uuid()
         details = {name: value for name, value in given.items() if name not in _SPEC and value is not None}
         # As in Ironic: since 1.11 a node begins its life in the state "enroll".
-        details["provision_state"] = "enroll" if call.version >= (1, 11) else "available"
+        details["provision_state"] = "enroll" if request.version >= (1, 11) else "available"
         resource_class = given.get("resource_class")
         self.tools.fleet().create(
             NodeSpec(
@@ -77,74 +77,78 @@ class Nodes(Collection):
                 details=details,
             )
         )
-        return self.shown(call, uuid, status=201)
+        return self.shown(request, uuid, status=201)
 
-    def patch(self, call: Call) -> Answer:
+    def patch(self, request: Request) -> Response:
         """``PATCH /v1/nodes/<uuid or name>``: repeated on the node as it is then, when somebody else was quicker."""
-        touched = patching.touched_by(call.body, _WRITABLE, call.version)
+        touched = patching.touched_by(request.body, _WRITABLE, request.version)
         for _ in range(_TRIES):
-            row = self.row(call, call.parts["ident"], _COLUMNS)
-            self._check_change(call, row, touched)
+            row = self.row(request, request.path_params["ident"], _COLUMNS)
+            self._check_change(request, row, touched)
             before = {name: getattr(row, name) for name in _WRITABLE}
             if before["name"] == row.uuid:
                 before["name"] = None
-            changes = patching.apply(call.body, before, _WRITABLE, call.version)
+            changes = patching.apply(request.body, before, _WRITABLE, request.version)
             if not changes or self._write(row, changes):
-                return self.shown(call, row.uuid)
-        raise errors.Conflict(f"Node {call.parts['ident']} is being changed by others all the time; try again.")
+                return self.shown(request, row.uuid)
+        raise errors.Conflict(
+            f"Node {request.path_params['ident']} is being changed by others all the time; try again."
+        )
 
-    def delete(self, call: Call) -> Answer:
+    def delete(self, request: Request) -> Response:
         """``DELETE /v1/nodes/<uuid or name>``, with its ports and portgroups."""
-        row = self.row(call, call.parts["ident"], _COLUMNS)
-        self.tools.check_policy("baremetal:node:delete", call.context, node_target(row))
+        row = self.row(request, request.path_params["ident"], _COLUMNS)
+        self.tools.check_policy("baremetal:node:delete", request.context, node_target(row))
         _refuse_locked(row)
         if row.instance_uuid and not row.maintenance:
             raise errors.Conflict(f"Node {row.uuid} is associated with instance {row.instance_uuid}.")
         self.tools.fleet().remove(row.uuid, along=lambda tx: attached.remove_of_node(tx, row.id))
         # The clients look at the type even though there is no body.
-        return Answer(204, None, [("Content-Type", "application/octet-stream")])
+        return Response(204, None, {"Content-Type": "application/octet-stream"})
 
-    def set_maintenance(self, call: Call) -> Answer:
+    def set_maintenance(self, request: Request) -> Response:
         """``PUT /v1/nodes/<uuid or name>/maintenance``."""
-        body = call.body or {}
+        body = request.body or {}
         if not isinstance(body, dict):
             raise errors.InvalidInput("The body must be an object with a reason, or be left out.", path="body")
         if unknown := sorted(set(body) - {"reason"}):
             raise errors.InvalidInput(f"Unexpected arguments: {', '.join(unknown)}", path="body")
         reason = patching.text(65_535)("reason", body.get("reason"))
-        return self._maintain(call, {"maintenance": True, "maintenance_reason": reason})
+        return self._maintain(request, {"maintenance": True, "maintenance_reason": reason})
 
-    def clear_maintenance(self, call: Call) -> Answer:
+    def clear_maintenance(self, request: Request) -> Response:
         """``DELETE /v1/nodes/<uuid or name>/maintenance``."""
-        return self._maintain(call, {"maintenance": False, "maintenance_reason": None})
+        return self._maintain(request, {"maintenance": False, "maintenance_reason": None})
 
-    def _maintain(self, call: Call, changes: Mapping[str, Any]) -> Answer:
+    def _maintain(self, request: Request, changes: Mapping[str, Any]) -> Response:
         for _ in range(_TRIES):
-            row = self.row(call, call.parts["ident"], _COLUMNS)
-            self._check_change(call, row, set())
+            row = self.row(request, request.path_params["ident"], _COLUMNS)
+            self._check_change(request, row, set())
             if self.tools.fleet().change(row.uuid, row.generation, changes):
-                return Answer(202)
-        raise errors.Conflict(f"Node {call.parts['ident']} is being changed by others all the time; try again.")
+                return Response(202)
+        raise errors.Conflict(
+            f"Node {request.path_params['ident']} is being changed by others all the time; try again."
+        )
 
-    def _check_creation(self, call: Call, given: dict[str, Any]) -> None:
+    def _check_creation(self, request: Request, given: dict[str, Any]) -> None:
         try:
-            self.tools.check_policy("baremetal:node:create", call.context)
+            self.tools.check_policy("baremetal:node:create", request.context)
         except errors.Forbidden:
-            self.tools.check_policy("baremetal:node:create:self_owned_node", call.context)
-            project = call.context.project_id
+            self.tools.check_policy("baremetal:node:create:self_owned_node", request.context)
+            project = request.context.project_id
             if given.get("owner") not in (None, project):
                 raise errors.Forbidden("Cannot create a node as a project scoped admin with another owner.") from None
             given["owner"] = project
         if given.get("shard") is not None:
-            self.tools.check_policy("baremetal:node:update:shard", call.context, {})
+            self.tools.check_policy("baremetal:node:update:shard", request.context, {})
 
-    def _check_change(self, call: Call, row: Any, touched: set[str]) -> None:
+    def _check_change(self, request: Request, row: Any, touched: set[str]) -> None:
         target = node_target(row)
         for guarded in _GUARDED:
             if guarded in touched:
-                self.tools.check_policy(f"baremetal:node:update:{guarded}", call.context, target)
+                self.tools.check_policy(f"baremetal:node:update:{guarded}", request.context, target)
         if touched - {"shard"} or not touched:
-            self.tools.check_policy("baremetal:node:update", call.context, target)
+            self.tools.check_policy("baremetal:node:update", request.context, target)
         _refuse_locked(row)
 
     def _write(self, row: Any, changes: Mapping[str, Any]) -> bool:

@@ -11,8 +11,8 @@ from typing import Any
 import jsonpatch
 
 from moorage import errors
-from moorage.api.dialect_application import Version
 from moorage.fleet.interface import check_shard
+from moorage.routes import Version
 from moorage_plugins.api.baremetal.collection import is_uuid
 from moorage_plugins.api.baremetal.failures import needs_version
 

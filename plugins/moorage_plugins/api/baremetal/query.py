@@ -15,8 +15,8 @@ from urllib.parse import urlencode
 import sqlalchemy as sa
 
 from moorage import errors
-from moorage.api.dialect_application import Call, Version
 from moorage.fleet.tables import nodes
+from moorage.routes import Request, Version
 from moorage_plugins.api.baremetal.failures import needs_version
 from moorage_plugins.api.baremetal.fields import Field, Kind, Resource
 
@@ -109,24 +109,24 @@ def _is_set(column: Any) -> Any:
     return sa.case((column.is_(None), 0), else_=1)
 
 
-def read(resource: Resource, call: Call, filters: Mapping[str, Filter], *, detail: bool) -> Listing:
+def read(resource: Resource, request: Request, filters: Mapping[str, Filter], *, detail: bool) -> Listing:
     """Understand the query of a listing.
 
     :param detail: the path itself asks for details.
     :raises InvalidInput: a parameter is unknown, or has a value that is none.
     :raises NotAcceptable: a parameter is not there yet in this microversion.
     """
-    query = call.query
+    query = request.query
     unknown = sorted(query.keys() - filters.keys() - _PAGING)
     if unknown:
         raise errors.InvalidInput(f"Unexpected arguments: {', '.join(unknown)}", path=unknown[0])
     for name in query:
-        if name in filters and call.version < filters[name].since:
+        if name in filters and request.version < filters[name].since:
             raise needs_version(filters[name].since, name)
     conditions = tuple(filters[name].condition(values) for name, values in query.items() if name in filters)
-    chosen = _fields(resource, call)
+    chosen = _fields(resource, request)
     if "detail" in query:
-        if call.version < (1, 43):
+        if request.version < (1, 43):
             raise needs_version((1, 43), "detail")
         wants = flag("detail", query["detail"])
         if wants and chosen is not None:
@@ -134,13 +134,13 @@ def read(resource: Resource, call: Call, filters: Mapping[str, Filter], *, detai
         detail = detail or wants
     if detail and chosen is not None:
         raise errors.InvalidInput("Can't fetch a subset of fields with 'detail' set", path="fields")
-    shown = visible(resource, call.version)
+    shown = visible(resource, request.version)
     fields = chosen or tuple(field for field in shown if detail or field.basic)
     return Listing(
         conditions,
         _limit(query),
         _last(query, "marker"),
-        _sort_key(resource, call),
+        _sort_key(resource, request),
         _direction(query),
         fields,
         chosen is not None,
@@ -153,18 +153,22 @@ def visible(resource: Resource, version: Version) -> tuple[Field, ...]:
     return tuple(field for field in resource.fields if field.since <= version)
 
 
-def chosen_fields(resource: Resource, call: Call) -> tuple[Field, ...] | None:
+def chosen_fields(resource: Resource, request: Request) -> tuple[Field, ...] | None:
     """The fields that the query of a single thing names; None: all."""
-    unknown = sorted(call.query.keys() - {"fields"})
+    unknown = sorted(request.query.keys() - {"fields"})
     if unknown:
         raise errors.InvalidInput(f"Unexpected arguments: {', '.join(unknown)}", path=unknown[0])
-    return _fields(resource, call)
+    return _fields(resource, request)
 
 
-def next_link(call: Call, listing: Listing, last: str) -> str:
+def next_link(request: Request, listing: Listing, last: str) -> str:
     """The address of the page after the thing ``last``: the query as it was, with another marker."""
-    kept = [(name, value) for name, values in call.query.items() if name not in ("marker", "limit") for value in values]
-    return f"{call.base_url}{call.path.rstrip('/')}?{urlencode([*kept, ('limit', listing.limit), ('marker', last)])}"
+    kept = [
+        (name, value) for name, values in request.query.items() if name not in ("marker", "limit") for value in values
+    ]
+    return (
+        f"{request.base_url}{request.path.rstrip('/')}?{urlencode([*kept, ('limit', listing.limit), ('marker', last)])}"
+    )
 
 
 def flag(name: str, values: Sequence[str]) -> bool:
@@ -257,18 +261,18 @@ NODE_FILTERS: Mapping[str, Filter] = {
 }
 
 
-def _fields(resource: Resource, call: Call) -> tuple[Field, ...] | None:
-    if "fields" not in call.query:
+def _fields(resource: Resource, request: Request) -> tuple[Field, ...] | None:
+    if "fields" not in request.query:
         return None
-    if call.version < (1, 8):
+    if request.version < (1, 8):
         raise needs_version((1, 8), "fields")
-    names = list(dict.fromkeys(texts(call.query["fields"])))
+    names = list(dict.fromkeys(texts(request.query["fields"])))
     known = resource.by_name
     unknown = sorted(set(names) - known.keys() - {"links"})
     if unknown:
         raise errors.InvalidInput(f'Field(s) "{", ".join(unknown)}" are not valid', path="fields")
     for name in names:
-        if name in known and known[name].since > call.version:
+        if name in known and known[name].since > request.version:
             raise needs_version(known[name].since, name)
     if not names:
         raise errors.InvalidInput("fields names no field", path="fields")
@@ -293,14 +297,14 @@ def _last(query: Mapping[str, Sequence[str]], name: str) -> str | None:
     return values[-1] if values else None
 
 
-def _sort_key(resource: Resource, call: Call) -> Any:
-    name = _last(call.query, "sort_key")
+def _sort_key(resource: Resource, request: Request) -> Any:
+    name = _last(request.query, "sort_key")
     if name in (None, "id"):
         return None
     field = resource.by_name.get(str(name))
     if field is None or not field.sortable:
         raise errors.InvalidInput(f'The sort_key value "{name}" is invalid for sorting', path="sort_key")
-    if field.since > call.version:
+    if field.since > request.version:
         raise needs_version(field.since, str(name))
     # Truth values have no order on every database.
     return sa.case((field.column, 1), else_=0) if field.kind is Kind.FLAG else field.column

@@ -15,8 +15,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from moorage.api.dialect_application import Version
 from moorage.db.time import MICROSECONDS
+from moorage.routes import Version
 from moorage_plugins.api.baremetal.fields import Field, Kind, Resource
 
 __all__ = ["MASK", "Renderer"]

@@ -21,7 +21,8 @@ from moorage.allocation.interface import (
     GenerationConflict,
     InventoryChange,
 )
-from moorage.api.dialect_application import Answer, Call, Operation, Version
+from moorage.api.dialect_application import Operation
+from moorage.routes import Request, Response, Version
 from moorage_plugins.api.placement import policies, schemas
 from moorage_plugins.api.placement.application import cached
 from moorage_plugins.api.placement.failures import (
@@ -86,7 +87,7 @@ def operations(store: FullStore) -> Sequence[Operation]:
 def _versions(
     method: str,
     path: str,
-    handler: Callable[[Call], Answer],
+    handler: Callable[[Request], Response],
     policy: str,
     bodies: Sequence[tuple[Version, Version | None, _Schema]],
 ) -> Iterator[Operation]:
@@ -100,11 +101,11 @@ class _Allocations:
 
     # -- reading --------------------------------------------------------------------------------------------------
 
-    def show(self, call: Call) -> Answer:
+    def show(self, request: Request) -> Response:
         """``GET /allocations/{consumer}``: of who holds nothing, nothing; never 404."""
-        holding = self._store.consumer(_lower(call.parts["consumer"]))
+        holding = self._store.consumer(_lower(request.path_params["consumer"]))
         if holding is None:
-            return cached(call, Answer(200, {"allocations": {}}))
+            return cached(request, Response(200, {"allocations": {}}))
         held: dict[str, dict[str, Any]] = {}
         for each in holding.allocations:
             generation = holding.providers[each.provider].generation
@@ -112,51 +113,51 @@ class _Allocations:
             shown["resources"][each.resource_class] = each.used
         body: dict[str, Any] = {"allocations": held}
         consumer = holding.consumer
-        if call.version >= _MAPPINGS:
+        if request.version >= _MAPPINGS:
             body |= {"project_id": consumer.project, "user_id": consumer.user}
-        if call.version >= _GENERATIONS:
+        if request.version >= _GENERATIONS:
             body["consumer_generation"] = consumer.generation
-        if call.version >= TYPES:
+        if request.version >= TYPES:
             body["consumer_type"] = consumer.consumer_type or UNKNOWN_TYPE
-        return cached(call, Answer(200, body), consumer.updated_at)
+        return cached(request, Response(200, body), consumer.updated_at)
 
-    def of_provider(self, call: Call) -> Answer:
+    def of_provider(self, request: Request) -> Response:
         """``GET /resource_providers/{uuid}/allocations``."""
-        uuid = call.parts["uuid"]
+        uuid = request.path_params["uuid"]
         with no_provider(uuid):
             holding = self._store.provider_holding(uuid)
         held = _by_consumer(holding.allocations)
-        if call.version >= _GENERATIONS:
+        if request.version >= _GENERATIONS:
             for consumer, shown in held.items():
                 shown["consumer_generation"] = holding.consumers[consumer].generation
         body = {"allocations": held, "resource_provider_generation": holding.provider.generation}
         changed = max((each.updated_at for each in holding.consumers.values()), default=0)
-        return cached(call, Answer(200, body), changed)
+        return cached(request, Response(200, body), changed)
 
     # -- writing --------------------------------------------------------------------------------------------------
 
-    def put(self, call: Call) -> Answer:
+    def put(self, request: Request) -> Response:
         """``PUT /allocations/{consumer}``: what it holds from now on, instead of all that it held."""
-        consumer = call.parts["consumer"]
+        consumer = request.path_params["consumer"]
         if not is_uuid(consumer):
             raise errors.InvalidInput(f"Malformed consumer_uuid: {consumer:.100}", path="consumer_uuid")
-        change = _change(call, canonical_uuid(consumer), call.body)
+        change = _change(request, canonical_uuid(consumer), request.body)
         self._replace((change,), f" for consumer {change.consumer}")
-        return Answer(204)
+        return Response(204)
 
-    def post(self, call: Call) -> Answer:
+    def post(self, request: Request) -> Response:
         """``POST /allocations``: the same of several consumers, all or nothing."""
-        self._replace([_change(call, consumer, body) for consumer, body in call.body.items()])
-        return Answer(204)
+        self._replace([_change(request, consumer, body) for consumer, body in request.body.items()])
+        return Response(204)
 
-    def delete(self, call: Call) -> Answer:
+    def delete(self, request: Request) -> Response:
         """``DELETE /allocations/{consumer}``."""
-        consumer = call.parts["consumer"]
+        consumer = request.path_params["consumer"]
         if not self._store.release(_lower(consumer)):
             raise errors.NotFound(f"No allocations for consumer '{consumer}'", consumer=consumer)
-        return Answer(204)
+        return Response(204)
 
-    def reshape(self, call: Call) -> Answer:
+    def reshape(self, request: Request) -> Response:
         """``POST /reshaper``: inventories and what is held of them, of several providers, in one step."""
         inventories = [
             InventoryChange(
@@ -164,11 +165,11 @@ class _Allocations:
                 tuple(item(name, numbers) for name, numbers in body["inventories"].items()),
                 body["resource_provider_generation"],
             )
-            for uuid, body in call.body["inventories"].items()
+            for uuid, body in request.body["inventories"].items()
         ]
         for each in inventories:
             self._check_provider(each)
-        changes = [_change(call, consumer, body) for consumer, body in call.body["allocations"].items()]
+        changes = [_change(request, consumer, body) for consumer, body in request.body["allocations"].items()]
         try:
             self._store.reshape(inventories, changes)
         except GenerationConflict as error:
@@ -181,7 +182,7 @@ class _Allocations:
             if "resource_class" not in error.details:
                 raise _unknown_provider(error) from error
             raise errors.InvalidInput(f"malformed reshaper data: {subject(error)}", **error.details) from error
-        return Answer(204)
+        return Response(204)
 
     def _check_provider(self, change: InventoryChange) -> None:
         """Say in Placement's words what is wrong with a provider, before the store says it in its own."""
@@ -243,20 +244,22 @@ def _lower(uuid: str) -> str:
     return canonical_uuid(uuid) if is_uuid(uuid) else uuid
 
 
-def _change(call: Call, consumer: str, body: Mapping[str, Any]) -> AllocationChange:
+def _change(request: Request, consumer: str, body: Mapping[str, Any]) -> AllocationChange:
     """What a body asks for; it satisfies the schema of its version."""
     given = body["allocations"]
-    named = [(each["resource_provider"]["uuid"], each) for each in given] if call.version < _MAPPINGS else given.items()
+    named = (
+        [(each["resource_provider"]["uuid"], each) for each in given] if request.version < _MAPPINGS else given.items()
+    )
     resources: dict[str, dict[str, int]] = {}
     for uuid, each in named:
         if _lower(uuid) in resources:
             raise errors.InvalidInput(f"Resource provider {_lower(uuid)} is named twice.", path="allocations")
         resources[_lower(uuid)] = {name: int(amount) for name, amount in each["resources"].items()}
     expected: int | Expect = Expect.ANYTHING
-    if call.version >= _GENERATIONS:
+    if request.version >= _GENERATIONS:
         generation = body["consumer_generation"]
         expected = Expect.NOTHING if generation is None else int(generation)
-    key = call.header("Idempotency-Key")
+    key = request.header("Idempotency-Key")
     if key is not None and len(key) > _KEY_LENGTH:
         raise errors.InvalidInput(f"Idempotency-Key has more than {_KEY_LENGTH} characters.", path="Idempotency-Key")
     return AllocationChange(

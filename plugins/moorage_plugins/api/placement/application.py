@@ -16,10 +16,10 @@ from typing_extensions import override
 from moorage import errors
 from moorage.allocation.interface import ProviderCatalogue
 from moorage.api.dialect import Dialect
-from moorage.api.dialect_application import Answer, Call, DialectApplication, MethodNotAllowed, Operation, Version
+from moorage.api.dialect_application import DialectApplication, MethodNotAllowed, Operation
 from moorage.api.validation import Validator
 from moorage.control_plane.interface import ApiTools
-from moorage.routes import Schema
+from moorage.routes import Request, Response, Schema, Version
 from moorage_plugins.api.placement.failures import (
     PLACEMENT_STATUSES,
     NotAcceptable,
@@ -49,8 +49,8 @@ class PlacementApplication(DialectApplication):
         self._store = store
 
     @override
-    def read_version(self, call: Call) -> Version:
-        text = call.header("OpenStack-API-Version") or ""
+    def read_version(self, request: Request) -> Version:
+        text = request.header("OpenStack-API-Version") or ""
         found = microversion_parse.get_version({"openstack-api-version": text}, "placement") if text else None
         if found is None:
             return self.dialect.lowest
@@ -69,36 +69,36 @@ class PlacementApplication(DialectApplication):
         return version
 
     @override
-    def version_headers(self, call: Call) -> Iterable[tuple[str, str]]:
-        major, minor = call.version
+    def version_headers(self, request: Request) -> Iterable[tuple[str, str]]:
+        major, minor = request.version
         return ("openstack-api-version", f"placement {major}.{minor}"), ("vary", "openstack-api-version")
 
     @override
-    def check_call(self, call: Call) -> None:
-        if self.length(call) and not call.header("Content-Type"):
+    def check_call(self, request: Request) -> None:
+        if self.length(request) and not request.header("Content-Type"):
             raise errors.InvalidInput("content-type header required when content-length > 0", path="Content-Type")
 
     @override
-    def check_operation(self, call: Call, operation: Operation) -> None:
+    def check_operation(self, request: Request, operation: Operation) -> None:
         if operation.body is not None:
-            given = call.header("Content-Type")
+            given = request.header("Content-Type")
             if (given or "").partition(";")[0].strip().lower() != JSON:
                 raise UnsupportedMediaType(f"The media type {given} is not supported, use {JSON}", path="Content-Type")
-        if call.method == "GET" and not accepts(call.header("Accept"), JSON):
+        if request.method == "GET" and not accepts(request.header("Accept"), JSON):
             raise NotAcceptable(f"Only {JSON} is provided", path="Accept")
 
     @override
-    def no_such_version(self, call: Call, operations: Sequence[Operation]) -> errors.MoorageError:
-        if call.method == "DELETE" and call.path.endswith("/inventories"):
+    def no_such_version(self, request: Request, operations: Sequence[Operation]) -> errors.MoorageError:
+        if request.method == "DELETE" and request.path.endswith("/inventories"):
             # The one operation that an old client learns of by the method.
             allow = ["GET", "POST", "PUT"]
             return MethodNotAllowed("The method specified is not allowed for this resource.", allow=allow)
         return _nothing()
 
     @override
-    def wrong_body(self, call: Call, error: errors.InvalidInput) -> errors.MoorageError:
+    def wrong_body(self, request: Request, error: errors.InvalidInput) -> errors.MoorageError:
         # Whoever writes a wrong body to a provider that does not exist is told of the provider.
-        uuid = call.parts.get("uuid")
+        uuid = request.path_params.get("uuid")
         if uuid is not None:
             try:
                 with no_provider(uuid):
@@ -108,7 +108,7 @@ class PlacementApplication(DialectApplication):
         return error
 
     @override
-    def no_such_path(self, call: Call) -> errors.MoorageError:
+    def no_such_path(self, request: Request) -> errors.MoorageError:
         return _nothing()
 
     @override
@@ -123,14 +123,14 @@ class PlacementApplication(DialectApplication):
             raise errors.InvalidInput(f"Malformed JSON: {error.message}", **error.details) from error
 
     @override
-    def render_error(self, call: Call, error: errors.MoorageError, status: int) -> tuple[str, bytes]:
+    def render_error(self, request: Request, error: errors.MoorageError, status: int) -> tuple[str, bytes]:
         title = http.HTTPStatus(status).phrase
         detail = error.message
-        if not accepts(call.header("Accept"), JSON):
+        if not accepts(request.header("Accept"), JSON):
             page = f"<html><head><title>{status} {title}</title></head><body><h1>{status} {title}</h1>"
             return "text/html; charset=UTF-8", f"{page}{html.escape(detail)}</body></html>".encode()
-        shown = {"status": status, "request_id": call.request_id, "title": title, "detail": detail}
-        if call.version >= ERROR_CODES:
+        shown = {"status": status, "request_id": request.request_id, "title": title, "detail": detail}
+        if request.version >= ERROR_CODES:
             shown["code"] = code(error)
         if isinstance(error, errors.UnsupportedVersion):
             shown |= {name: error.details[name] for name in ("min_version", "max_version")}
@@ -169,20 +169,18 @@ def accepts(header: str | None, kind: str) -> bool:
     return best is not None and best[1] > 0
 
 
-def cached(call: Call, answer: Answer, changed: int | None = None) -> Answer:
+def cached(request: Request, answer: Response, changed: int | None = None) -> Response:
     """The answer with the headers that GETs have from 1.15.
 
     :param changed: when what it shows was last changed, in microseconds since the epoch; None or 0: not known, so now.
     """
-    if call.version < LAST_MODIFIED:
+    if request.version < LAST_MODIFIED:
         return answer
     stamp = email.utils.formatdate(changed / 1_000_000 if changed else None, usegmt=True)
-    return Answer(
-        answer.status, answer.body, (*answer.headers, ("last-modified", stamp), ("cache-control", "no-cache"))
-    )
+    return Response(answer.status, answer.body, {**answer.headers, "last-modified": stamp, "cache-control": "no-cache"})
 
 
-def versions_document(call: Call) -> Answer:
+def versions_document(request: Request) -> Response:
     """``GET /``: what is served here; needs no authentication."""
     low, high = (f"{major}.{minor}" for major, minor in (DIALECT.lowest, DIALECT.highest))
     version = {
@@ -190,6 +188,6 @@ def versions_document(call: Call) -> Answer:
         "max_version": high,
         "min_version": low,
         "status": "CURRENT",
-        "links": [{"rel": "self", "href": call.prefix}],
+        "links": [{"rel": "self", "href": request.prefix}],
     }
-    return cached(call, Answer(200, {"versions": [version]}))
+    return cached(request, Response(200, {"versions": [version]}))

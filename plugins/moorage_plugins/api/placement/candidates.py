@@ -8,7 +8,8 @@ from typing import Any
 
 from moorage import errors
 from moorage.allocation.interface import Candidate, CandidateQuery, CandidateSet, FullStore, ProviderSummary
-from moorage.api.dialect_application import Answer, Call, Operation, Version
+from moorage.api.dialect_application import Operation
+from moorage.routes import Request, Response, Version
 from moorage_plugins.api.placement import policies, schemas
 from moorage_plugins.api.placement.application import cached
 from moorage_plugins.api.placement.failures import subject
@@ -47,9 +48,9 @@ class _Candidates:
     def __init__(self, store: FullStore) -> None:
         self._store = store
 
-    def list(self, call: Call) -> Answer:
+    def list(self, request: Request) -> Response:
         """``GET /allocation_candidates``."""
-        query = candidate_query(call.query, call.version)
+        query = candidate_query(request.query, request.version)
         try:
             found = self._store.candidates(query)
         except errors.NotFound as error:
@@ -59,10 +60,10 @@ class _Candidates:
                 text = subject(error)
             raise errors.InvalidInput(text, **error.details) from error
         body = {
-            "allocation_requests": [_request(call.version, each) for each in found.candidates],
-            "provider_summaries": _summaries(call.version, query, found),
+            "allocation_requests": [_request(request.version, each) for each in found.candidates],
+            "provider_summaries": _summaries(request.version, query, found),
         }
-        return cached(call, Answer(200, body))
+        return cached(request, Response(200, body))
 
 
 def _request(version: Version, candidate: Candidate) -> dict[str, Any]:

@@ -8,7 +8,8 @@ from typing import Any
 
 from moorage import errors
 from moorage.allocation.interface import FullStore
-from moorage.api.dialect_application import Answer, Call, Operation, Version
+from moorage.api.dialect_application import Operation
+from moorage.routes import Request, Response, Version
 from moorage_plugins.api.placement import policies, schemas
 from moorage_plugins.api.placement.application import cached
 from moorage_plugins.api.placement.validation import BodyValidator
@@ -40,8 +41,8 @@ def _path(name: str) -> str:
     return f"/resource_classes/{name}"
 
 
-def _shown(call: Call, name: str) -> dict[str, Any]:
-    return {"name": name, "links": [{"rel": "self", "href": call.prefix + _path(name)}]}
+def _shown(request: Request, name: str) -> dict[str, Any]:
+    return {"name": name, "links": [{"rel": "self", "href": request.prefix + _path(name)}]}
 
 
 def _missing(name: str) -> errors.NotFound:
@@ -53,37 +54,39 @@ class _Classes:
         self._store = store
         self._named = BodyValidator(schemas.RESOURCE_CLASS, "name")
 
-    def list(self, call: Call) -> Answer:
+    def list(self, request: Request) -> Response:
         """``GET``: all."""
         found = self._store.resource_classes()
         changed = max((each.updated_at for each in found), default=0)
-        return cached(call, Answer(200, {"resource_classes": [_shown(call, each.name) for each in found]}), changed)
+        return cached(
+            request, Response(200, {"resource_classes": [_shown(request, each.name) for each in found]}), changed
+        )
 
-    def show(self, call: Call) -> Answer:
+    def show(self, request: Request) -> Response:
         """``GET``: one."""
-        name = call.parts["name"]
+        name = request.path_params["name"]
         for each in self._store.resource_classes():
             if each.name == name:
-                return cached(call, Answer(200, _shown(call, name)), each.updated_at)
+                return cached(request, Response(200, _shown(request, name)), each.updated_at)
         raise _missing(name)
 
-    def create(self, call: Call) -> Answer:
+    def create(self, request: Request) -> Response:
         """``POST``: one more."""
-        name = call.body["name"]
+        name = request.body["name"]
         if not self._store.create_resource_class(name):
             raise errors.AlreadyExists(f"Conflicting resource class already exists: {name}", resource_class=name)
-        return Answer(201, None, (("location", call.base_url + _path(name)),))
+        return Response(201, None, {"location": request.base_url + _path(name)})
 
-    def ensure(self, call: Call) -> Answer:
+    def ensure(self, request: Request) -> Response:
         """``PUT`` from 1.7 on: make sure that there is one of the name."""
-        name = call.parts["name"]
+        name = request.path_params["name"]
         self._named.check({"name": name})
         created = self._store.create_resource_class(name)
-        return Answer(201 if created else 204, None, (("location", call.base_url + _path(name)),))
+        return Response(201 if created else 204, None, {"location": request.base_url + _path(name)})
 
-    def rename(self, call: Call) -> Answer:
+    def rename(self, request: Request) -> Response:
         """``PUT`` before 1.7: another name."""
-        name, new = call.parts["name"], call.body["name"]
+        name, new = request.path_params["name"], request.body["name"]
         try:
             self._store.rename_resource_class(name, new)
         except errors.NotFound as error:
@@ -92,11 +95,11 @@ class _Classes:
             raise errors.AlreadyExists(f"Resource class already exists: {new}", resource_class=new) from error
         except errors.InvalidInput as error:
             raise errors.InvalidInput(f"Cannot update standard resource class {name}", path="name") from error
-        return Answer(200, _shown(call, new))
+        return Response(200, _shown(request, new))
 
-    def delete(self, call: Call) -> Answer:
+    def delete(self, request: Request) -> Response:
         """``DELETE``."""
-        name = call.parts["name"]
+        name = request.path_params["name"]
         try:
             self._store.delete_resource_class(name)
         except errors.NotFound as error:
@@ -110,4 +113,4 @@ class _Classes:
                 f"Error in delete resource class: Cannot delete resource class {name}. Class is in use in inventory.",
                 **error.details,
             ) from error
-        return Answer(204)
+        return Response(204)

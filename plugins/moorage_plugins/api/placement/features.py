@@ -9,7 +9,8 @@ from typing import Any
 
 from moorage import errors
 from moorage.allocation.interface import FullStore, GenerationConflict, ResourceProvider, Trait
-from moorage.api.dialect_application import Answer, Call, Operation, Version
+from moorage.api.dialect_application import Operation
+from moorage.routes import Request, Response, Version
 from moorage_plugins.api.placement import policies, queries, schemas
 from moorage_plugins.api.placement.application import cached
 from moorage_plugins.api.placement.failures import ConcurrentUpdate, no_provider
@@ -78,48 +79,48 @@ class _Features:
 
     # -- aggregates -----------------------------------------------------------------------------------------------
 
-    def aggregates(self, call: Call) -> Answer:
+    def aggregates(self, request: Request) -> Response:
         """``GET .../aggregates``."""
-        uuid = call.parts["uuid"]
+        uuid = request.path_params["uuid"]
         with no_provider(uuid):
             provider, found = self._store.provider_aggregates(uuid)
-        return self._aggregates(call, provider, found)
+        return self._aggregates(request, provider, found)
 
-    def set_aggregates(self, call: Call) -> Answer:
+    def set_aggregates(self, request: Request) -> Response:
         """``PUT .../aggregates``."""
-        uuid = call.parts["uuid"]
-        expected = call.body["resource_provider_generation"] if call.version >= _GENERATION else None
-        given = call.body["aggregates"] if call.version >= _GENERATION else call.body
+        uuid = request.path_params["uuid"]
+        expected = request.body["resource_provider_generation"] if request.version >= _GENERATION else None
+        given = request.body["aggregates"] if request.version >= _GENERATION else request.body
         aggregates = [canonical_uuid(each) for each in given]
         try:
             with no_provider(uuid):
                 provider, _ = self._store.set_aggregates(uuid, set(aggregates), expected)
         except GenerationConflict as error:
             raise ConcurrentUpdate(_CHANGED, **error.details) from error
-        return self._aggregates(call, provider, aggregates)
+        return self._aggregates(request, provider, aggregates)
 
-    def _aggregates(self, call: Call, provider: ResourceProvider, found: Sequence[str]) -> Answer:
+    def _aggregates(self, request: Request, provider: ResourceProvider, found: Sequence[str]) -> Response:
         body: dict[str, Any] = {"aggregates": list(found)}
-        if call.version >= _GENERATION:
+        if request.version >= _GENERATION:
             body["resource_provider_generation"] = provider.generation
-        return cached(call, Answer(200, body))
+        return cached(request, Response(200, body))
 
     # -- traits of providers --------------------------------------------------------------------------------------
 
-    def of_provider(self, call: Call) -> Answer:
+    def of_provider(self, request: Request) -> Response:
         """``GET .../traits``."""
-        uuid = call.parts["uuid"]
+        uuid = request.path_params["uuid"]
         with no_provider(uuid):
             provider, found = self._store.provider_traits(uuid)
-        return self._of_provider(call, provider, found)
+        return self._of_provider(request, provider, found)
 
-    def set_traits(self, call: Call) -> Answer:
+    def set_traits(self, request: Request) -> Response:
         """``PUT .../traits``."""
-        uuid = call.parts["uuid"]
+        uuid = request.path_params["uuid"]
         try:
             with no_provider(uuid):
                 provider, found = self._store.set_traits(
-                    uuid, set(call.body["traits"]), call.body["resource_provider_generation"]
+                    uuid, set(request.body["traits"]), request.body["resource_provider_generation"]
                 )
         except GenerationConflict as error:
             raise ConcurrentUpdate(_CHANGED, **error.details) from error
@@ -127,25 +128,25 @@ class _Features:
             if "traits" not in error.details:
                 raise
             raise errors.InvalidInput(f"No such trait {', '.join(error.details['traits'])}", **error.details) from error
-        return self._of_provider(call, provider, found)
+        return self._of_provider(request, provider, found)
 
-    def clear_traits(self, call: Call) -> Answer:
+    def clear_traits(self, request: Request) -> Response:
         """``DELETE .../traits``."""
-        uuid = call.parts["uuid"]
+        uuid = request.path_params["uuid"]
         with no_provider(uuid):
             self._store.set_traits(uuid, set())
-        return Answer(204)
+        return Response(204)
 
-    def _of_provider(self, call: Call, provider: ResourceProvider, found: Sequence[str]) -> Answer:
+    def _of_provider(self, request: Request, provider: ResourceProvider, found: Sequence[str]) -> Response:
         body = {"traits": standard_first(found), "resource_provider_generation": provider.generation}
-        return cached(call, Answer(200, body), provider.updated_at)
+        return cached(request, Response(200, body), provider.updated_at)
 
     # -- traits ---------------------------------------------------------------------------------------------------
 
-    def traits(self, call: Call) -> Answer:
+    def traits(self, request: Request) -> Response:
         """``GET /traits``."""
-        names, prefix = _selection(queries.last(call.query, "name"))
-        associated = queries.last(call.query, "associated")
+        names, prefix = _selection(queries.last(request.query, "name"))
+        associated = queries.last(request.query, "associated")
         if associated is not None and associated.lower() not in {"true", "false"}:
             raise errors.InvalidInput(
                 'The query parameter "associated" only accepts "true" or "false"', path="associated"
@@ -154,15 +155,15 @@ class _Features:
             names=names, prefix=prefix, associated=None if associated is None else associated.lower() == "true"
         )
         changed = max((each.updated_at for each in found), default=0)
-        return cached(call, Answer(200, {"traits": [each.name for each in found]}), changed)
+        return cached(request, Response(200, {"traits": [each.name for each in found]}), changed)
 
-    def show(self, call: Call) -> Answer:
+    def show(self, request: Request) -> Response:
         """``GET /traits/{name}``: whether it exists."""
-        return cached(call, Answer(204), self._trait(call.parts["name"]).updated_at)
+        return cached(request, Response(204), self._trait(request.path_params["name"]).updated_at)
 
-    def create(self, call: Call) -> Answer:
+    def create(self, request: Request) -> Response:
         """``PUT /traits/{name}``."""
-        name = call.parts["name"]
+        name = request.path_params["name"]
         if not _CUSTOM.fullmatch(name):
             raise errors.InvalidInput(
                 'The trait is invalid. A valid trait must be no longer than 255 characters, start with the prefix "CUSTOM_" '
@@ -170,12 +171,12 @@ class _Features:
                 path="name",
             )
         created = self._store.create_trait(name)
-        where = ("location", f"{call.base_url}/traits/{name}")
-        return cached(call, Answer(201 if created else 204, None, (where,)))
+        where = {"location": f"{request.base_url}/traits/{name}"}
+        return cached(request, Response(201 if created else 204, None, where))
 
-    def delete(self, call: Call) -> Answer:
+    def delete(self, request: Request) -> Response:
         """``DELETE /traits/{name}``."""
-        name = call.parts["name"]
+        name = request.path_params["name"]
         try:
             self._store.delete_trait(name)
         except errors.NotFound as error:
@@ -184,7 +185,7 @@ class _Features:
             raise errors.InvalidInput(f"Cannot delete standard trait {name}.", **error.details) from error
         except errors.InUse as error:
             raise errors.InUse(f"The trait {name} is in use by a resource provider.", **error.details) from error
-        return Answer(204)
+        return Response(204)
 
     def _trait(self, name: str) -> Trait:
         found = self._store.traits(names={name})

@@ -8,7 +8,8 @@ from typing import Any
 
 from moorage import errors
 from moorage.allocation.interface import FullStore, GenerationConflict, InventoryItem, ResourceProvider
-from moorage.api.dialect_application import Answer, Call, Operation, Version
+from moorage.api.dialect_application import Operation
+from moorage.routes import Request, Response, Version
 from moorage_plugins.api.placement import policies, schemas
 from moorage_plugins.api.placement.application import cached
 from moorage_plugins.api.placement.failures import ConcurrentUpdate, InventoryInUse, no_provider, subject
@@ -73,54 +74,60 @@ def _numbers(each: InventoryItem) -> dict[str, Any]:
     return {name: getattr(each, name) for name in _FIELDS}
 
 
-def _one(call: Call, provider: ResourceProvider, each: InventoryItem, status: int = 200, *headers: Any) -> Answer:
+def _one(
+    request: Request,
+    provider: ResourceProvider,
+    each: InventoryItem,
+    status: int = 200,
+    headers: Mapping[str, str] | None = None,
+) -> Response:
     body = {**_numbers(each), "resource_provider_generation": provider.generation}
-    return cached(call, Answer(status, body, headers), provider.updated_at)
+    return cached(request, Response(status, body, headers or {}), provider.updated_at)
 
 
-def _all(call: Call, provider: ResourceProvider) -> Answer:
+def _all(request: Request, provider: ResourceProvider) -> Response:
     body = {
         "resource_provider_generation": provider.generation,
         "inventories": {each.resource_class: _numbers(each) for each in provider.inventories},
     }
-    return cached(call, Answer(200, body), provider.updated_at)
+    return cached(request, Response(200, body), provider.updated_at)
 
 
 class _Inventories:
     def __init__(self, store: FullStore) -> None:
         self._store = store
 
-    def list(self, call: Call) -> Answer:
+    def list(self, request: Request) -> Response:
         """``GET``: all."""
-        uuid = call.parts["uuid"]
+        uuid = request.path_params["uuid"]
         with no_provider(uuid):
-            return _all(call, self._store.inventories(uuid).provider)
+            return _all(request, self._store.inventories(uuid).provider)
 
-    def show(self, call: Call) -> Answer:
+    def show(self, request: Request) -> Response:
         """``GET``: one."""
-        uuid, name = call.parts["uuid"], call.parts["resource_class"]
+        uuid, name = request.path_params["uuid"], request.path_params["resource_class"]
         with no_provider(uuid):
             provider = self._store.inventories(uuid).provider
         for each in provider.inventories:
             if each.resource_class == name:
-                return _one(call, provider, each)
+                return _one(request, provider, each)
         raise errors.NotFound(f"No inventory of class {name} for {uuid}", resource_class=name)
 
-    def usages(self, call: Call) -> Answer:
+    def usages(self, request: Request) -> Response:
         """``GET /resource_providers/{uuid}/usages``."""
-        uuid = call.parts["uuid"]
+        uuid = request.path_params["uuid"]
         with no_provider(uuid):
             usage = self._store.inventories(uuid)
         body = {"resource_provider_generation": usage.provider.generation, "usages": dict(usage.used)}
-        return cached(call, Answer(200, body))
+        return cached(request, Response(200, body))
 
-    def create(self, call: Call) -> Answer:
+    def create(self, request: Request) -> Response:
         """``POST``: one more."""
-        uuid, name = call.parts["uuid"], call.body["resource_class"]
-        wanted = item(name, call.body)
+        uuid, name = request.path_params["uuid"], request.body["resource_class"]
+        wanted = item(name, request.body)
         unable = f"Unable to create inventory for resource provider {uuid}"
         try:
-            check_capacity(call.version, uuid, (wanted,))
+            check_capacity(request.version, uuid, (wanted,))
             with no_provider(uuid):
                 provider = self._store.add_inventory(uuid, wanted)
         except errors.AlreadyExists as error:
@@ -133,18 +140,18 @@ class _Inventories:
             if "resource_class" not in error.details:
                 raise
             raise errors.InvalidInput(f"{unable}: {subject(error)}", **error.details) from error
-        where = ("location", f"{call.base_url}{path(uuid)}/inventories/{name}")
-        return _one(call, provider, _named(provider, wanted), 201, where)
+        where = {"location": f"{request.base_url}{path(uuid)}/inventories/{name}"}
+        return _one(request, provider, _named(provider, wanted), 201, where)
 
-    def update(self, call: Call) -> Answer:
+    def update(self, request: Request) -> Response:
         """``PUT``: one anew."""
-        uuid, name = call.parts["uuid"], call.parts["resource_class"]
-        wanted = item(name, call.body)
+        uuid, name = request.path_params["uuid"], request.path_params["resource_class"]
+        wanted = item(name, request.body)
         unable = f"Unable to update inventory for resource provider {uuid}"
         try:
-            check_capacity(call.version, uuid, (wanted,))
+            check_capacity(request.version, uuid, (wanted,))
             with no_provider(uuid):
-                provider = self._store.change_inventory(uuid, wanted, call.body["resource_provider_generation"])
+                provider = self._store.change_inventory(uuid, wanted, request.body["resource_provider_generation"])
         except GenerationConflict as error:
             raise ConcurrentUpdate("resource provider generation conflict", **error.details) from error
         except errors.InvalidInput as error:
@@ -157,16 +164,16 @@ class _Inventories:
                 "found.",
                 **error.details,
             ) from error
-        return _one(call, provider, _named(provider, wanted))
+        return _one(request, provider, _named(provider, wanted))
 
-    def replace(self, call: Call) -> Answer:
+    def replace(self, request: Request) -> Response:
         """``PUT``: all anew."""
-        uuid, given = call.parts["uuid"], call.body["inventories"]
+        uuid, given = request.path_params["uuid"], request.body["inventories"]
         items = [item(name, numbers) for name, numbers in given.items()]
         try:
-            check_capacity(call.version, uuid, items)
+            check_capacity(request.version, uuid, items)
             with no_provider(uuid):
-                provider = self._store.set_inventories(uuid, items, call.body["resource_provider_generation"])
+                provider = self._store.set_inventories(uuid, items, request.body["resource_provider_generation"])
         except GenerationConflict as error:
             raise ConcurrentUpdate("resource provider generation conflict", **error.details) from error
         except errors.InUse as error:
@@ -183,21 +190,21 @@ class _Inventories:
             raise errors.InvalidInput(
                 f"Unknown resource class in inventory for resource provider {uuid}: {subject(error)}", **error.details
             ) from error
-        return _all(call, provider)
+        return _all(request, provider)
 
-    def clear(self, call: Call) -> Answer:
+    def clear(self, request: Request) -> Response:
         """``DELETE``: all."""
-        uuid = call.parts["uuid"]
+        uuid = request.path_params["uuid"]
         try:
             with no_provider(uuid):
                 self._store.set_inventories(uuid, ())
         except errors.InUse as error:
             raise InventoryInUse(held_classes(self._store, uuid), **error.details) from error
-        return Answer(204)
+        return Response(204)
 
-    def delete(self, call: Call) -> Answer:
+    def delete(self, request: Request) -> Response:
         """``DELETE``: one."""
-        uuid, name = call.parts["uuid"], call.parts["resource_class"]
+        uuid, name = request.path_params["uuid"], request.path_params["resource_class"]
         try:
             with no_provider(uuid):
                 self._store.remove_inventory(uuid, name)
@@ -214,7 +221,7 @@ class _Inventories:
             raise errors.NotFound(
                 f"No inventory of class {name} found for delete: {subject(error)}", **error.details
             ) from error
-        return Answer(204)
+        return Response(204)
 
 
 def _named(provider: ResourceProvider, wanted: InventoryItem) -> InventoryItem:

@@ -8,7 +8,8 @@ from typing import Any
 
 from moorage import errors, randomness
 from moorage.allocation.interface import KEEP, FullStore, HasChildren, Keep, ProviderFilter, ResourceProvider
-from moorage.api.dialect_application import Answer, Call, Operation, Version
+from moorage.api.dialect_application import Operation
+from moorage.routes import Request, Response, Version
 from moorage_plugins.api.placement import policies, queries, schemas
 from moorage_plugins.api.placement.application import cached
 from moorage_plugins.api.placement.failures import (
@@ -74,18 +75,18 @@ def path(uuid: str) -> str:
     return f"/resource_providers/{uuid}"
 
 
-def shown(call: Call, provider: ResourceProvider) -> dict[str, Any]:
+def shown(request: Request, provider: ResourceProvider) -> dict[str, Any]:
     """A provider as the wire has it."""
-    url = call.prefix + path(provider.uuid)
+    url = request.prefix + path(provider.uuid)
     links = [{"rel": "self", "href": url}]
-    links += [{"rel": rel, "href": f"{url}/{rel}"} for since, rel in _LINKS if call.version >= since]
+    links += [{"rel": rel, "href": f"{url}/{rel}"} for since, rel in _LINKS if request.version >= since]
     data: dict[str, Any] = {
         "uuid": provider.uuid,
         "name": provider.name,
         "generation": provider.generation,
         "links": links,
     }
-    if call.version >= _TREES:
+    if request.version >= _TREES:
         data["parent_provider_uuid"] = provider.parent
         data["root_provider_uuid"] = provider.root
     return data
@@ -95,11 +96,11 @@ class _Providers:
     def __init__(self, store: FullStore) -> None:
         self._store = store
 
-    def list(self, call: Call) -> Answer:
+    def list(self, request: Request) -> Response:
         """``GET /resource_providers``."""
-        query = call.query
-        traits = queries.traits(query.get("required", ()), call.version)
-        members = queries.aggregates(query.get("member_of", ()), call.version)
+        query = request.query
+        traits = queries.traits(query.get("required", ()), request.version)
+        members = queries.aggregates(query.get("member_of", ()), request.version)
         resources = queries.last(query, "resources")
         uuid, tree = queries.last(query, "uuid"), queries.last(query, "in_tree")
         wanted = ProviderFilter(
@@ -121,11 +122,11 @@ class _Providers:
                 text = f'Invalid trait(s) in "required" parameter: {subject(error)}'
             raise errors.InvalidInput(text, **error.details) from error
         changed = max((each.updated_at for each in found), default=0)
-        return cached(call, Answer(200, {"resource_providers": [shown(call, each) for each in found]}), changed)
+        return cached(request, Response(200, {"resource_providers": [shown(request, each) for each in found]}), changed)
 
-    def create(self, call: Call) -> Answer:
+    def create(self, request: Request) -> Response:
         """``POST /resource_providers``."""
-        body = call.body
+        body = request.body
         uuid = canonical_uuid(body["uuid"]) if body.get("uuid") else randomness.new_uuid()
         parent = body.get("parent_provider_uuid")
         name = body["name"]
@@ -152,29 +153,29 @@ class _Providers:
             raise errors.InvalidInput(
                 f'Unable to create resource provider "{name}", {uuid}: {why}', path="parent_provider_uuid"
             ) from error
-        where = ("location", call.base_url + path(uuid))
-        if call.version < _BODY_OF_NEW:
-            return Answer(201, None, (where,))
-        return cached(call, Answer(200, shown(call, found), (where,)), found.updated_at)
+        where = {"location": request.base_url + path(uuid)}
+        if request.version < _BODY_OF_NEW:
+            return Response(201, None, where)
+        return cached(request, Response(200, shown(request, found), where), found.updated_at)
 
-    def show(self, call: Call) -> Answer:
+    def show(self, request: Request) -> Response:
         """``GET /resource_providers/{uuid}``."""
-        uuid = call.parts["uuid"]
+        uuid = request.path_params["uuid"]
         with no_provider(uuid):
             found = self._store.provider(uuid)
-        return cached(call, Answer(200, shown(call, found)), found.updated_at)
+        return cached(request, Response(200, shown(request, found)), found.updated_at)
 
-    def update(self, call: Call) -> Answer:
+    def update(self, request: Request) -> Response:
         """``PUT /resource_providers/{uuid}``: another name or, from 1.37 on freely, another parent."""
-        uuid, name = call.parts["uuid"], call.body["name"]
+        uuid, name = request.path_params["uuid"], request.body["name"]
         parent: str | None | Keep = KEEP
-        if "parent_provider_uuid" in call.body:
-            given = call.body["parent_provider_uuid"]
+        if "parent_provider_uuid" in request.body:
+            given = request.body["parent_provider_uuid"]
             parent = None if given is None else canonical_uuid(given)
         try:
             with no_provider(uuid):
                 found = self._store.update_provider(
-                    uuid, name=name, parent=parent, reparent=call.version >= _REPARENTING
+                    uuid, name=name, parent=parent, reparent=request.version >= _REPARENTING
                 )
         except errors.AlreadyExists as error:
             raise DuplicateName(f"Conflicting resource provider {name} already exists.", **error.details) from error
@@ -185,7 +186,7 @@ class _Providers:
             raise errors.InvalidInput(
                 f"Unable to save resource provider {uuid}: {why}", path="parent_provider_uuid"
             ) from error
-        return cached(call, Answer(200, shown(call, found)), found.updated_at)
+        return cached(request, Response(200, shown(request, found)), found.updated_at)
 
     def _why_not(self, uuid: str, parent: str | None | Keep) -> str:
         """Why a provider cannot get the parent, for a message; the store has refused it already."""
@@ -203,9 +204,9 @@ class _Providers:
             return "creating loop in the provider tree is not allowed."
         return "un-parenting a provider is not currently allowed."
 
-    def delete(self, call: Call) -> Answer:
+    def delete(self, request: Request) -> Response:
         """``DELETE /resource_providers/{uuid}``."""
-        uuid = call.parts["uuid"]
+        uuid = request.path_params["uuid"]
         try:
             gone = self._store.delete_provider(uuid)
         except HasChildren as error:
@@ -218,4 +219,4 @@ class _Providers:
             ) from error
         if not gone:
             raise errors.NotFound(f"No resource provider with uuid {uuid} found for delete", provider=uuid)
-        return Answer(204)
+        return Response(204)

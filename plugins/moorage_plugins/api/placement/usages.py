@@ -8,8 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from moorage.allocation.interface import FullStore, UsageTotal
-from moorage.api.dialect_application import Answer, Call, Operation, Version
+from moorage.api.dialect_application import Operation
 from moorage.control_plane.interface import PolicyCheck
+from moorage.routes import Request, Response, Version
 from moorage_plugins.api.placement import policies, queries, schemas
 from moorage_plugins.api.placement.allocations import TYPES, UNKNOWN_TYPE
 from moorage_plugins.api.placement.application import cached
@@ -42,14 +43,16 @@ class _Usages:
         self._store = store
         self._check_policy = check_policy
 
-    def total(self, call: Call) -> Answer:
+    def total(self, request: Request) -> Response:
         """``GET /usages``."""
-        project = queries.last(call.query, "project_id") or ""
-        self._check_policy(policies.USAGES, call.context, {"project_id": project})
-        user = queries.last(call.query, "user_id")
-        if call.version < TYPES:
-            return cached(call, Answer(200, {"usages": dict(_sum(self._store.project_usages(project, user=user)))}))
-        wanted = queries.last(call.query, "consumer_type")
+        project = queries.last(request.query, "project_id") or ""
+        self._check_policy(policies.USAGES, request.context, {"project_id": project})
+        user = queries.last(request.query, "user_id")
+        if request.version < TYPES:
+            return cached(
+                request, Response(200, {"usages": dict(_sum(self._store.project_usages(project, user=user)))})
+            )
+        wanted = queries.last(request.query, "consumer_type")
         stored = {None: None, _ALL_TYPES: None, UNKNOWN_TYPE: ""}.get(wanted, wanted)
         totals = self._store.project_usages(project, user=user, consumer_type=stored)
         usages: dict[str, Any] = {}
@@ -59,4 +62,4 @@ class _Usages:
         else:
             for each in totals:
                 usages[each.consumer_type or UNKNOWN_TYPE] = {**each.used, "consumer_count": each.consumers}
-        return cached(call, Answer(200, {"usages": usages}))
+        return cached(request, Response(200, {"usages": usages}))

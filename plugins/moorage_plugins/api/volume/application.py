@@ -11,9 +11,9 @@ from typing_extensions import override
 
 from moorage import errors
 from moorage.api.dialect import STATUSES, Dialect
-from moorage.api.dialect_application import Answer, Call, DialectApplication
+from moorage.api.dialect_application import DialectApplication
 from moorage.api.validation import Validator
-from moorage.routes import Schema
+from moorage.routes import Request, Response, Schema
 from moorage_plugins.api.volume.schemas import VolumeValidator
 
 __all__ = ["DIALECT", "NAMES_AND_STATES", "VolumeApplication", "versions_document"]
@@ -37,15 +37,15 @@ class VolumeApplication(DialectApplication):
     request_id_header = "x-openstack-request-id"
 
     @override
-    def version_headers(self, call: Call) -> Iterable[tuple[str, str]]:
-        return (*super().version_headers(call), ("x-compute-request-id", call.request_id))
+    def version_headers(self, request: Request) -> Iterable[tuple[str, str]]:
+        return (*super().version_headers(request), ("x-compute-request-id", request.request_id))
 
     @override
     def compile_schema(self, schema: Schema, where: str) -> Validator:
         return VolumeValidator(schema, where)
 
     @override
-    def render_error(self, call: Call, error: errors.MoorageError, status: int) -> tuple[str, bytes]:
+    def render_error(self, request: Request, error: errors.MoorageError, status: int) -> tuple[str, bytes]:
         shown: dict[str, Any] = {"code": status, "message": error.message}
         if status == 413:
             # Cinder's clients look for it: waiting is no use.
@@ -53,10 +53,10 @@ class VolumeApplication(DialectApplication):
         return self.content_type, json.dumps({_KINDS.get(status, "computeFault"): shown}).encode()
 
 
-def versions_document(call: Call) -> Answer:
+def versions_document(request: Request) -> Response:
     """What is served here; needs no authentication."""
     low, high = (f"{major}.{minor}" for major, minor in (DIALECT.lowest, DIALECT.highest))
-    base = call.base_url.removesuffix("/")
+    base = request.base_url.removesuffix("/")
     version = {
         "id": "v3.0",
         "status": "CURRENT",
@@ -66,4 +66,4 @@ def versions_document(call: Call) -> Answer:
         "links": [{"rel": "self", "href": f"{base}/v3/"}],
         "media-types": [{"base": "application/json", "type": "application/vnd.openstack.volume+json;version=3"}],
     }
-    return Answer(300 if call.path in ("", "/") else 200, {"versions": [version]})
+    return Response(300 if request.path in ("", "/") else 200, {"versions": [version]})

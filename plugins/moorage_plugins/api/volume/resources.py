@@ -12,8 +12,8 @@ from typing import Any
 from urllib.parse import urlencode
 
 from moorage import errors
-from moorage.api.dialect_application import Answer, Call, Operation
-from moorage.routes import PolicyRule
+from moorage.api.dialect_application import Operation
+from moorage.routes import PolicyRule, Request, Response
 from moorage_plugins.api.volume import schemas
 from moorage_plugins.block_storage.rows import BACKUP, IMAGE, SNAPSHOT, VOLUME
 from moorage_plugins.block_storage.service import UNKNOWN, BlockStorage
@@ -61,60 +61,60 @@ class _Resources:
         return found
 
     @staticmethod
-    def _bound(handler: Callable[[Call, str], Answer], kind: str) -> Callable[[Call], Answer]:
-        return lambda call: handler(call, kind)
+    def _bound(handler: Callable[[Request, str], Response], kind: str) -> Callable[[Request], Response]:
+        return lambda request: handler(request, kind)
 
-    def create(self, call: Call, kind: str) -> Answer:
+    def create(self, request: Request, kind: str) -> Response:
         """Requests a new resource. 202: an agent makes it later."""
-        body = call.body[kind]
-        common = {"name": body.get("name") or "", "project_id": call.context.project_id or ""}
+        body = request.body[kind]
+        common = {"name": body.get("name") or "", "project_id": request.context.project_id or ""}
         if kind == VOLUME:
             size = int(body["size"])
             if not 1 <= size <= schemas.LARGEST_GB:
                 raise errors.InvalidInput(f"The size must be from 1 to {schemas.LARGEST_GB}.", path="volume.size")
             row = self._storage.create_volume(size * self._gigabyte, image=body.get("imageRef") or "", **common)
         else:
-            self._storage.get(VOLUME, body["volume_id"], _project(call))
+            self._storage.get(VOLUME, body["volume_id"], _project(request))
             make = self._storage.create_snapshot if kind == SNAPSHOT else self._storage.create_backup
             row = make(body["volume_id"], **common)
-        return Answer(202, {kind: self._shown(kind, row)})
+        return Response(202, {kind: self._shown(kind, row)})
 
-    def list(self, call: Call, kind: str) -> Answer:
+    def list(self, request: Request, kind: str) -> Response:
         """Lists a page, ordered by uuid, and links to the next page when the page is full."""
-        given = {name: values[0] for name, values in call.query.items()}
+        given = {name: values[0] for name, values in request.query.items()}
         filters = {name: given[name] for name in ("name", "status") if name in given}
         limit = int(given.get("limit", _LARGEST_PAGE))
         if not 1 <= limit <= _LARGEST_PAGE:
             raise errors.InvalidInput(
                 f"query/limit is {limit}, and must be a number from 1 to {_LARGEST_PAGE}.", path="query/limit"
             )
-        rows = self._storage.page(kind, _project(call), after=given.get("marker", ""), limit=limit, **filters)
+        rows = self._storage.page(kind, _project(request), after=given.get("marker", ""), limit=limit, **filters)
         plural = _PLURAL[kind]
         shown: dict[str, Any] = {plural: [self._shown(kind, row) for row in rows]}
         if len(rows) == limit:
             following = urlencode({**given, "limit": limit, "marker": rows[-1].uuid})
-            shown[f"{plural}_links"] = [{"rel": "next", "href": f"{call.base_url}{call.path}?{following}"}]
-        return Answer(200, shown)
+            shown[f"{plural}_links"] = [{"rel": "next", "href": f"{request.base_url}{request.path}?{following}"}]
+        return Response(200, shown)
 
-    def show(self, call: Call, kind: str) -> Answer:
+    def show(self, request: Request, kind: str) -> Response:
         """One."""
-        return Answer(200, {kind: self._shown(kind, self._get(call, kind))})
+        return Response(200, {kind: self._shown(kind, self._get(request, kind))})
 
-    def delete(self, call: Call, kind: str) -> Answer:
+    def delete(self, request: Request, kind: str) -> Response:
         """Requests the deletion. 202: an agent deletes it later; 204: the image is gone."""
-        uuid = self._get(call, kind).uuid
+        uuid = self._get(request, kind).uuid
         if kind == IMAGE:
             self._storage.delete_image(uuid)
-            return Answer(204)
-        force = schemas.is_true(call.query.get("force", ["false"])[0])
+            return Response(204)
+        force = schemas.is_true(request.query.get("force", ["false"])[0])
         if force:
-            self._check(_ADMIN, call.context)
+            self._check(_ADMIN, request.context)
         self._delete(kind, uuid, force=force)
-        return Answer(202)
+        return Response(202)
 
-    def restore(self, call: Call) -> Answer:
+    def restore(self, request: Request) -> Response:
         """Requests the restoration of a backup: to the volume that the body names, otherwise to a new volume."""
-        backup, given = self._get(call, BACKUP), call.body["restore"]
+        backup, given = self._get(request, BACKUP), request.body["restore"]
         target, name = given.get("volume_id"), given.get("name") or ""
         if target is not None:
             if name:
@@ -122,21 +122,21 @@ class _Resources:
                     "body/restore has a volume_id and a name. The name is for a new volume; give one of the two.",
                     path="body/restore/name",
                 )
-            self._storage.get(VOLUME, target, _project(call))
+            self._storage.get(VOLUME, target, _project(request))
         volume = self._storage.restore(backup.uuid, target, name=name)
         shown = {"backup_id": backup.uuid, "volume_id": volume.uuid, "volume_name": volume.name}
-        return Answer(202, {"restore": shown})
+        return Response(202, {"restore": shown})
 
-    def action(self, call: Call, kind: str) -> Answer:
+    def action(self, request: Request, kind: str) -> Response:
         """Does one of Cinder's actions; the schema has refused every other one."""
-        row = self._get(call, kind)
-        ((name, given),) = call.body.items()
+        row = self._get(request, kind)
+        ((name, given),) = request.body.items()
         given = given or {}
         if name == "os-reset_status":
-            self._check(_ADMIN, call.context)
+            self._check(_ADMIN, request.context)
             self._storage.reset(kind, row.uuid, given["status"])
         elif name == "os-force_delete":
-            self._check(_ADMIN, call.context)
+            self._check(_ADMIN, request.context)
             self._delete(kind, row.uuid, force=True)
         elif name == "os-attach":
             self._attach(row.uuid, given)
@@ -145,8 +145,8 @@ class _Resources:
         else:
             image = self._storage.upload(row.uuid, given.get("image_name") or "")
             shown = {"id": row.uuid, "image_id": image.uuid, "image_name": image.name, "status": "uploading"}
-            return Answer(202, {"os-volume_upload_image": shown})
-        return Answer(202)
+            return Response(202, {"os-volume_upload_image": shown})
+        return Response(202)
 
     def _attach(self, uuid: str, given: Mapping[str, Any]) -> None:
         instance, host = given.get("instance_uuid"), given.get("host_name")
@@ -171,8 +171,8 @@ class _Resources:
         else:
             self._storage.delete(kind, uuid, force=force)
 
-    def _get(self, call: Call, kind: str) -> Any:
-        return self._storage.get(kind, call.parts["uuid"], _project(call))
+    def _get(self, request: Request, kind: str) -> Any:
+        return self._storage.get(kind, request.path_params["uuid"], _project(request))
 
     def _shown(self, kind: str, row: Any) -> dict[str, Any]:
         size = -(-row.size_bytes // self._gigabyte)
@@ -220,9 +220,9 @@ def _attachment(row: Any) -> dict[str, Any]:
     }
 
 
-def _project(call: Call) -> str | None:
+def _project(request: Request) -> str | None:
     """Whose resources the caller sees; None: everybody's."""
-    return None if call.context.system_scope else (call.context.project_id or "")
+    return None if request.context.system_scope else (request.context.project_id or "")
 
 
 def _time(microseconds: int) -> str:

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from moorage import errors
-from moorage.api.dialect_application import Answer, Call, Operation
-from moorage.routes import PolicyRule
+from moorage.api.dialect_application import Operation
+from moorage.routes import PolicyRule, Request, Response
 from moorage_plugins.api.volume.application import NAMES_AND_STATES
 
 __all__ = ["POLICIES", "operations"]
@@ -47,16 +47,18 @@ _BODY = {
 def operations(ask: Callable[[str, Mapping[str, Any]], Any], prefixes: Sequence[str]) -> list[Operation]:
     """The rows of the table, over a way to ask a scheduler."""
 
-    def cleanup(call: Call) -> Answer:
-        body = {name: value for name, value in (call.body or {}).items() if value is not None}
-        args = {"filters": _filters(body), "requested_by": call.context.user_id or "", **_dry(call, body)}
-        return _answer(call, ask("request_cleanup", args))
+    def cleanup(request: Request) -> Response:
+        body = {name: value for name, value in (request.body or {}).items() if value is not None}
+        args = {"filters": _filters(body), "requested_by": request.context.user_id or "", **_dry(request, body)}
+        return _answer(request, ask("request_cleanup", args))
 
-    def automatic(call: Call) -> Answer:
-        body = {name: value for name, value in (call.body or {}).items() if value is not None}
+    def automatic(request: Request) -> Response:
+        body = {name: value for name, value in (request.body or {}).items() if value is not None}
         if body.keys() - {"dry_run"}:
             raise errors.InvalidInput("Automatic cleanup takes no filters; use /workers/cleanup.", path="body")
-        return _answer(call, ask("auto_cleanup", {"requested_by": call.context.user_id or "", **_dry(call, body)}))
+        return _answer(
+            request, ask("auto_cleanup", {"requested_by": request.context.user_id or "", **_dry(request, body)})
+        )
 
     return [
         Operation(method, f"{prefix}/workers/{name}", handler, policy=POLICIES[0].name, since=(3, 24), body=_BODY)
@@ -66,8 +68,8 @@ def operations(ask: Callable[[str, Mapping[str, Any]], Any], prefixes: Sequence[
     ]
 
 
-def _dry(call: Call, body: Mapping[str, Any]) -> dict[str, Any]:
-    if "dry_run" in body and call.version < NAMES_AND_STATES:
+def _dry(request: Request, body: Mapping[str, Any]) -> dict[str, Any]:
+    if "dry_run" in body and request.version < NAMES_AND_STATES:
         raise errors.InvalidInput("dry_run is known from version 3.72 on.", path="dry_run")
     return {"dry_run": bool(body.get("dry_run", False))}
 
@@ -99,25 +101,25 @@ def _boolean(name: str, value: Any) -> bool:
     return text in _TRUE
 
 
-def _answer(call: Call, found: Mapping[str, Any]) -> Answer:
+def _answer(request: Request, found: Mapping[str, Any]) -> Response:
     shown: dict[str, Any] = {
-        kind: [_service(call, each) for each in found[kind]] for kind in ("cleaning", "unavailable")
+        kind: [_service(request, each) for each in found[kind]] for kind in ("cleaning", "unavailable")
     }
-    if call.version >= NAMES_AND_STATES:
+    if request.version >= NAMES_AND_STATES:
         shown["requests"] = found["requests"]
         if "would_clean" in found:
             shown |= {"would_clean": found["would_clean"], "left_out": found["left_out"]}
-    return Answer(202, shown)
+    return Response(202, shown)
 
 
-def _service(call: Call, row: Mapping[str, Any]) -> dict[str, Any]:
+def _service(request: Request, row: Mapping[str, Any]) -> dict[str, Any]:
     shown = {
         "id": row["id"],
         "host": row["host"],
         "binary": _SHOWN.get(row["binary"], row["binary"]),
         "cluster_name": row["cluster"],
     }
-    if call.version >= NAMES_AND_STATES:
+    if request.version >= NAMES_AND_STATES:
         # The seed's three: id, name and state.
         shown |= {"name": row["host"], "state": row["state"]}
     return shown

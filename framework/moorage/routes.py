@@ -129,25 +129,34 @@ class Response:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One operation of the API.
+    """One operation of an API. A method and path may have several routes, with versions that do not overlap.
 
     :param method: GET, POST, PUT, PATCH or DELETE.
-    :param path: relative to the mount, with ``{name}`` parts (``/nodes/{uuid}``).
-    :param policy: the name of the rule that is enforced before ``handler`` runs.
+    :param path: relative to the mount, with ``{name}`` parts that match one segment (``/nodes/{uuid}``).
+    :param policy: the name of the rule that is enforced before ``handler`` runs; None: the handler checks policies itself.
     :param summary: one sentence for the OpenAPI document.
-    :param query: JSON schema (type object) of the query; absent means that no parameter is allowed.
-    :param body: JSON schema of the body; absent means that no body is allowed.
     :param responses: schema (or None: no body) by status code, without the errors, which all routes share.
+    :param query: JSON schema (type object) of the query; None: the route takes no parameters, and refuses any.
+    :param body: JSON schema of the body; None: the route takes no body, and refuses one.
     :param path_schemas: JSON schemas of path parts by name; a plain non-empty string where absent.
+    :param public: needs no authentication.
+    :param since: first and ``until`` last version with it; None: it still exists.
     """
 
     method: str
     path: str
-    policy: str
-    summary: str
     handler: Callable[[Request], Response]
-    responses: Mapping[int, Schema | None]
+    policy: str | None = None
+    summary: str = ""
+    responses: Mapping[int, Schema | None] = field(default_factory=dict)
     query: Schema | None = None
     body: Schema | None = None
     path_schemas: Mapping[str, Schema] = field(default_factory=dict)
     tags: Sequence[str] = ()
+    public: bool = False
+    since: Version = (0, 0)
+    until: Version | None = None
+
+    def serves(self, version: Version) -> bool:
+        """It exists in that version."""
+        return self.since <= version and (self.until is None or version <= self.until)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an API does not understand it refuses with 400 that names it: every operation of every dialect, and every core route."""
+"""What an API does not understand it refuses with 400 that names it: every route of every dialect, and every core route."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from typing import Any, ClassVar
 
 import requests
 
-from moorage.api.dialect_application import ANY_QUERY, DialectApplication, Operation
+from moorage.api.dialect_application import ANY_QUERY, DialectApplication
 from moorage.api.site import Site
 from moorage.clock import SystemClock
 from moorage.context import RequestContext
 from moorage.control_plane import config
 from moorage.control_plane.process import unlisted
 from moorage.db import Database, migrations
+from moorage.routes import Route
 from tests.api.live import LiveDialect
 
 STRANGE = "not_a_parameter"
@@ -67,41 +68,41 @@ class TestDialects(unittest.TestCase):
 
     def test_unknown_parameters_of_queries_are_refused_and_named(self) -> None:
         for name, live, application in self.applications():
-            self.assertGreater(len(application.operations), 5)
-            for operation in application.operations:
+            self.assertGreater(len(application.routes), 5)
+            for route in application.routes:
                 # Ironic's API knows no other order: it looks for the resource first.
-                if operation.method != "GET" and operation.query is ANY_QUERY:
+                if route.method != "GET" and route.query is ANY_QUERY:
                     continue
-                with self.subTest(dialect=name, method=operation.method, path=operation.path):
-                    self.refuses(live, application, operation)
+                with self.subTest(dialect=name, method=route.method, path=route.path):
+                    self.refuses(live, application, route)
 
-    def refuses(self, live: LiveDialect, application: DialectApplication, operation: Operation) -> None:
-        path = operation.path
+    def refuses(self, live: LiveDialect, application: DialectApplication, route: Route) -> None:
+        path = route.path
         for part in ("{uuid}", "{ident}", "{consumer}", "{project_id}"):
             path = path.replace(part, "11111111-1111-4111-8111-111111111111")
         path = path.replace("{name}", "CUSTOM_X").replace("{resource_class}", "CUSTOM_X")
         self.assertNotIn("{", path)
-        version = ".".join(map(str, operation.until or application.dialect.highest))
+        version = ".".join(map(str, route.until or application.dialect.highest))
         headers = {
             "OpenStack-API-Version": f"{application.dialect.service_type} {version}",
             "Content-Type": "application/json",
         }
-        found = requests.request(operation.method, f"{live.url}{path}?{STRANGE}=1", headers=headers, timeout=30)
+        found = requests.request(route.method, f"{live.url}{path}?{STRANGE}=1", headers=headers, timeout=30)
         self.assertEqual((found.status_code, STRANGE in found.text), (400, True), found.text)
 
     def test_bodies_are_closed(self) -> None:
         for name, _, application in self.applications():
-            for operation in application.operations:
-                with self.subTest(dialect=name, method=operation.method, path=operation.path):
-                    self.assertEqual(list(open_objects(operation.body)), [])
+            for route in application.routes:
+                with self.subTest(dialect=name, method=route.method, path=route.path):
+                    self.assertEqual(list(open_objects(route.body)), [])
 
     def test_a_body_where_none_belongs_is_refused_and_named(self) -> None:
         for name, live, application in self.applications():
-            for operation in application.operations:
-                if operation.body is None and operation.path == "/v3/volumes/{uuid}":
-                    with self.subTest(dialect=name, method=operation.method):
-                        path = operation.path.replace("{uuid}", "x")
-                        sent = requests.request(operation.method, live.url + path, json={STRANGE: 1}, timeout=30)
+            for route in application.routes:
+                if route.body is None and route.path == "/v3/volumes/{uuid}":
+                    with self.subTest(dialect=name, method=route.method):
+                        path = route.path.replace("{uuid}", "x")
+                        sent = requests.request(route.method, live.url + path, json={STRANGE: 1}, timeout=30)
                         self.assertEqual((sent.status_code, STRANGE in sent.text), (400, True), sent.text)
 
 

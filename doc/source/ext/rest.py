@@ -17,14 +17,14 @@ from docutils.parsers.rst import Directive, directives
 from docutils.statemachine import StringList
 
 from moorage.api.application import PREFIX
-from moorage.api.dialect_application import DialectApplication, Operation
+from moorage.api.dialect_application import DialectApplication
 from moorage.api.site import Site
 from moorage.clock import SystemClock
 from moorage.control_plane import config
 from moorage.control_plane.interface import API_EXTENSIONS
 from moorage.control_plane.process import unlisted
 from moorage.db import Database, migrations
-from moorage.routes import Version
+from moorage.routes import Route, Version
 
 
 @functools.cache
@@ -87,7 +87,7 @@ def _members(schema: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _versions(rows: Sequence[Operation], lowest: Version) -> str:
+def _versions(rows: Sequence[Route], lowest: Version) -> str:
     """Of the rows of one method and path, which follow each other."""
     since = min(each.since for each in rows)
     until = None if any(each.until is None for each in rows) else max(each.until for each in rows if each.until)
@@ -97,7 +97,7 @@ def _versions(rows: Sequence[Operation], lowest: Version) -> str:
     return f"from {low}" if low else "all"
 
 
-def _policy(operation: Operation) -> str:
+def _policy(operation: Route) -> str:
     if operation.public:
         return "nobody is asked who they are"
     return f"``{operation.policy}``" if operation.policy else "depends on what is asked for"
@@ -161,8 +161,8 @@ class RestDialect(_Rest):
             ".. list-table::", "   :header-rows: 1", "   :widths: auto", "",
             "   * - Operation", "     - Versions", "     - Policy",
         ]  # fmt: skip
-        found: dict[tuple[str, str], list[Operation]] = {}
-        for each in application.operations:
+        found: dict[tuple[str, str], list[Route]] = {}
+        for each in application.routes:
             if self.options.get("without", " ") not in each.path:
                 found.setdefault((each.method, each.path.rstrip("/")), []).append(each)
         for (method, path), rows in found.items():

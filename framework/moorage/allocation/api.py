@@ -139,9 +139,9 @@ def routes(store: AllocationStore) -> Sequence[Route]:
         Route(
             "GET",
             "/allocations",
+            list_allocations,
             rule,
             "List stored allocations.",
-            list_allocations,
             {200: _ALLOCATIONS},
             query=_ALLOCATIONS_QUERY,
             tags=tags,
@@ -149,9 +149,9 @@ def routes(store: AllocationStore) -> Sequence[Route]:
         Route(
             "GET",
             "/usages",
+            list_usages,
             rule,
             "List providers with their inventories and what is used of them.",
-            list_usages,
             {200: _USAGES},
             query=_USAGES_QUERY,
             tags=tags,

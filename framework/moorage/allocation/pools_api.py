@@ -152,28 +152,28 @@ def routes(
     get, change, check = (rule.name for rule in POLICIES)
     tags, paths = ("allocation",), {"uuid": _UUID}
     return (
-        Route("GET", "/pools", get, "List pools with what is used of them.", list_pools, {200: _POOLS}, tags=tags),
+        Route("GET", "/pools", list_pools, get, "List pools with what is used of them.", {200: _POOLS}, tags=tags),
         Route(
             "PUT",
             "/pools/{uuid}",
+            set_pool,
             change,
             "Make a pool, or bring it to this state.",
-            set_pool,
             {200: _POOL},
             body=_WANTED,
             path_schemas=paths,
             tags=tags,
         ),
         Route(
-            "DELETE", "/pools/{uuid}", change, "Remove a pool.", delete_pool, {204: None}, path_schemas=paths, tags=tags
+            "DELETE", "/pools/{uuid}", delete_pool, change, "Remove a pool.", {204: None}, path_schemas=paths, tags=tags
         ),
         Route(
             "POST",
             "/allocations/audit",
+            audit_store,
             check,
             "Compare the counters of the store with its allocations, nodes with providers, and instances with allocations; repair "
             "corrects what is safe.",
-            audit_store,
             {200: _REPORT},
             body={
                 "type": "object",

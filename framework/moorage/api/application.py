@@ -102,7 +102,8 @@ class Application:
         context.request_id = request_id
         context.global_request_id = global_request_id(request.get_header("X-OpenStack-Request-ID"))
         context.update_store()
-        self._policy.check(route.policy, context)
+        if route.policy is not None:
+            self._policy.check(route.policy, context)
         for name, value in path.items():
             refuse_unstorable(value, name)
         given = query.query(request.params)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The application of a dialect: a table of operations, each valid from one microversion to another.
+"""The application of a dialect: a table of routes, each valid from one microversion to another.
 
 What all dialects share is here: request ids, the version header, authentication, policy, bodies and queries against compiled
 schemas, one shape for every error, counting. What a dialect does in its own way it overrides. It speaks WSGI itself, without
@@ -11,8 +11,7 @@ from __future__ import annotations
 import http
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -24,13 +23,13 @@ from moorage.api.dialect import Dialect
 from moorage.api.validation import Validator, parse_json, refuse_unstorable
 from moorage.context import global_request_id, new_request_id
 from moorage.control_plane.interface import ApiTools
-from moorage.routes import Request, Response, Schema, Version
+from moorage.routes import Request, Response, Route, Schema, Version
 
-__all__ = ["ANY_QUERY", "DialectApplication", "MethodNotAllowed", "Operation"]
+__all__ = ["ANY_QUERY", "DialectApplication", "MethodNotAllowed", "Route"]
 
 LOG = logging.getLogger(__name__)
 
-#: The query of an operation whose handler reads all parameters itself, and refuses those that it does not know.
+#: The query of a route whose handler reads all parameters itself, and refuses those that it does not know.
 ANY_QUERY: Schema = {"type": "object"}
 _NO_QUERY: Schema = {"type": "object", "additionalProperties": False}
 
@@ -39,39 +38,12 @@ class MethodNotAllowed(errors.InvalidInput):
     """The path is known and the method is not; ``details['allow']`` lists the known ones."""
 
 
-@dataclass(frozen=True)
-class Operation:
-    """One row of a dialect's table. The same method and path may have several rows, with versions that do not overlap.
-
-    :param path: below the mount, with ``{name}`` parts that match one segment.
-    :param policy: enforced before ``handler``; None: the handler asks ``check_policy`` itself.
-    :param public: needs no authentication.
-    :param since: first and ``until`` last version with it; None: still there.
-    :param body: JSON schema of the body; None: the operation takes no body, and refuses one.
-    :param query: JSON schema of the query as object of lists of texts; None: the operation takes no parameters, and refuses any.
-    """
-
-    method: str
-    path: str
-    handler: Callable[[Request], Response]
-    policy: str | None = None
-    public: bool = False
-    since: Version = (0, 0)
-    until: Version | None = None
-    body: Schema | None = None
-    query: Schema | None = None
-
-    def serves(self, version: Version) -> bool:
-        """It exists in that version."""
-        return self.since <= version and (self.until is None or version <= self.until)
-
-
 class _Path:
-    """The operations of one path."""
+    """The routes of one path."""
 
     def __init__(self, template: str) -> None:
         self.template = template
-        self.methods: dict[str, list[Operation]] = {}
+        self.methods: dict[str, list[Route]] = {}
         names = re.findall(r"{(\w+)}", template)
         pattern = "".join(
             f"(?P<{piece[1:-1]}>[^/]+)" if piece.startswith("{") else re.escape(piece)
@@ -82,29 +54,29 @@ class _Path:
 
 
 class DialectApplication:
-    """A table of operations as a WSGI callable.
+    """A table of routes as a WSGI callable.
 
     :param dialect: range of versions, statuses of errors, and (unless :meth:`render_error` is overridden) their shape.
     """
 
-    def __init__(self, dialect: Dialect, operations: Sequence[Operation], tools: ApiTools) -> None:
+    def __init__(self, dialect: Dialect, routes: Sequence[Route], tools: ApiTools) -> None:
         self.dialect = dialect
         self.tools = tools
         self._max_body = int(tools.conf.api.max_body_bytes)
         self._fixed: dict[str, _Path] = {}
         self._matched: list[_Path] = []
         # Compiled now, each once: a schema with a mistake must not wait for the first request.  By identity, because schemas
-        # are no keys; self.operations keeps them.
+        # are no keys; self.routes keeps them.
         self._validators: dict[int, Validator] = {id(_NO_QUERY): self.compile_schema(_NO_QUERY, "query")}
         paths: dict[str, _Path] = {}
-        for operation in operations:
-            path = paths.setdefault(operation.path, _Path(operation.path))
-            path.methods.setdefault(operation.method, []).append(operation)
-            for schema, where in ((operation.body, "body"), (operation.query, "query")):
+        for route in routes:
+            path = paths.setdefault(route.path, _Path(route.path))
+            path.methods.setdefault(route.method, []).append(route)
+            for schema, where in ((route.body, "body"), (route.query, "query")):
                 if schema is not None and id(schema) not in self._validators:
                     self._validators[id(schema)] = self.compile_schema(schema, where)
         #: The table, for those who describe it.
-        self.operations = tuple(operations)
+        self.routes = tuple(routes)
         for path in paths.values():
             if path.fixed:
                 self._fixed[path.template] = path
@@ -166,11 +138,11 @@ class DialectApplication:
     def check_call(self, request: Request) -> None:
         """Refuse a request for what is wrong with it before its path is looked at. Nothing by itself."""
 
-    def check_operation(self, request: Request, operation: Operation) -> None:
+    def check_route(self, request: Request, route: Route) -> None:
         """Refuse a request before its body is read, after authentication and policy. Nothing by itself."""
 
-    def no_such_version(self, request: Request, operations: Sequence[Operation]) -> errors.MoorageError:
-        """The error for an operation that exists, though not in the version asked for."""
+    def no_such_version(self, request: Request, routes: Sequence[Route]) -> errors.MoorageError:
+        """The error for a route that exists, though not in the version asked for."""
         return errors.NotFound(
             f"{request.method} {request.path} does not exist in version {request.version[0]}.{request.version[1]}."
         )
@@ -180,7 +152,7 @@ class DialectApplication:
         return error
 
     def no_such_path(self, request: Request) -> errors.MoorageError:
-        """The error for a path that no operation has."""
+        """The error for a path that no route has."""
         return errors.NotFound(f"There is nothing at {request.path}.")
 
     def compile_schema(self, schema: Schema, where: str) -> Validator:
@@ -198,22 +170,22 @@ class DialectApplication:
     # -- the steps ------------------------------------------------------------------------------------------------
 
     def _answer(self, request: Request, path: _Path | None) -> Response:
-        operation = self._operation(request, path) if path is not None and self._is_public(request, path) else None
-        if operation is None:
+        route = self._route(request, path) if path is not None and self._is_public(request, path) else None
+        if route is None:
             request.context = self.tools.authenticate(request.environ)
             request.context.request_id = request.request_id
             request.context.global_request_id = global_request_id(request.header("X-OpenStack-Request-ID"))
         request.context.update_store()
         self.check_call(request)
-        if operation is None:
-            operation = self._operation(request, path)
+        if route is None:
+            route = self._route(request, path)
         refuse_unstorable(dict(request.path_params), "path")
-        if operation.policy is not None:
-            self.tools.check_policy(operation.policy, request.context)
-        self.check_operation(request, operation)
-        request.query = self._query(request, operation)
-        request.body = self._body(request, operation)
-        return operation.handler(request)
+        if route.policy is not None:
+            self.tools.check_policy(route.policy, request.context)
+        self.check_route(request, route)
+        request.query = self._query(request, route)
+        request.body = self._body(request, route)
+        return route.handler(request)
 
     def _find(self, request: Request) -> _Path | None:
         found = self._fixed.get(request.path)
@@ -227,40 +199,40 @@ class DialectApplication:
         return None
 
     def _is_public(self, request: Request, path: _Path) -> bool:
-        return any(operation.public for operations in path.methods.values() for operation in operations)
+        return any(route.public for routes in path.methods.values() for route in routes)
 
-    def _operation(self, request: Request, path: _Path | None) -> Operation:
+    def _route(self, request: Request, path: _Path | None) -> Route:
         if path is None:
             raise self.no_such_path(request)
-        operations = path.methods.get("GET" if request.method == "HEAD" else request.method)
-        if operations is None:
+        routes = path.methods.get("GET" if request.method == "HEAD" else request.method)
+        if routes is None:
             allow = sorted(path.methods)
             raise MethodNotAllowed(
                 f"The method {request.method} is not allowed for this resource. Allowed: {', '.join(allow)}.",
                 allow=allow,
             )
-        for operation in operations:
-            if operation.serves(request.version):
-                return operation
-        raise self.no_such_version(request, operations)
+        for route in routes:
+            if route.serves(request.version):
+                return route
+        raise self.no_such_version(request, routes)
 
-    def _query(self, request: Request, operation: Operation) -> dict[str, list[str]]:
+    def _query(self, request: Request, route: Route) -> dict[str, list[str]]:
         text = request.environ.get("QUERY_STRING", "")
         found: dict[str, list[str]] = {}
         if text:
             for name, value in parse_qsl(text, keep_blank_values=True):
                 found.setdefault(name, []).append(value)
             refuse_unstorable(found, "query")
-        self._validators[id(_NO_QUERY if operation.query is None else operation.query)].check(found)
+        self._validators[id(_NO_QUERY if route.query is None else route.query)].check(found)
         return found
 
-    def _body(self, request: Request, operation: Operation) -> Any:
-        if operation.body is None:
+    def _body(self, request: Request, route: Route) -> Any:
+        if route.body is None:
             self._refuse_body(request)
             return None
         data = self.read_json(self._raw(request))
         try:
-            self._validators[id(operation.body)].check(data)
+            self._validators[id(route.body)].check(data)
         except errors.InvalidInput as error:
             raise self.wrong_body(request, error) from error
         return data

@@ -139,8 +139,8 @@ def routes(groups: Groups) -> Sequence[Route]:
     one = "/server-groups/{group}"
     listing = {"type": "object", "properties": {"server_groups": {"type": "array", "items": _SHOWN}}}
     return (
-        Route("POST", "/server-groups", create, "Create one.", created, {201: _SHOWN}, body=_CREATE, tags=tags),
-        Route("GET", "/server-groups", get, "List them by uuid.", listed, {200: listing}, query=_QUERY, tags=tags),
-        Route("GET", one, get, "Show one with its members, by uuid or name.", shown, {200: _SHOWN}, tags=tags),
-        Route("DELETE", one, delete, "Remove one; its members stay where they are.", removed, {204: None}, tags=tags),
+        Route("POST", "/server-groups", created, create, "Create one.", {201: _SHOWN}, body=_CREATE, tags=tags),
+        Route("GET", "/server-groups", listed, get, "List them by uuid.", {200: listing}, query=_QUERY, tags=tags),
+        Route("GET", one, shown, get, "Show one with its members, by uuid or name.", {200: _SHOWN}, tags=tags),
+        Route("DELETE", one, removed, delete, "Remove one; its members stay where they are.", {204: None}, tags=tags),
     )

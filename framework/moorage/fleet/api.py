@@ -127,19 +127,19 @@ def routes(nodes: NodeStore, enroller: Enroller) -> Sequence[Route]:
     counts = {"type": "object", "additionalProperties": {"type": "integer"}}
     listing = {"type": "object", "properties": {"nodes": {"type": "array", "items": _SHOWN}}}
     return (
-        Route("GET", "/nodes", get, "List nodes by uuid.", list_nodes, {200: listing}, query=_QUERY, tags=tags),
-        Route("GET", "/nodes/{node}", get, "Show a node, by uuid or name.", show_node, {200: _SHOWN}, tags=tags),
+        Route("GET", "/nodes", list_nodes, get, "List nodes by uuid.", {200: listing}, query=_QUERY, tags=tags),
+        Route("GET", "/nodes/{node}", show_node, get, "Show a node, by uuid or name.", {200: _SHOWN}, tags=tags),
         Route(
             "POST",
             "/nodes",
+            import_nodes,
             create,
             "Enrol nodes, or merge what is given into nodes that exist (null removes a member of an object); all or nothing.",
-            import_nodes,
             {200: counts},
             body=_IMPORT,
             tags=tags,
         ),
         Route(
-            "DELETE", "/nodes/{node}", delete, "Remove a node on which nothing is.", delete_node, {204: None}, tags=tags
+            "DELETE", "/nodes/{node}", delete_node, delete, "Remove a node on which nothing is.", {204: None}, tags=tags
         ),
     )

@@ -122,10 +122,10 @@ def _node_routes(
         Route(
             "PATCH",
             "/nodes/{node}",
+            change_node,
             POLICIES[0].name,
             "Change properties of a node (null removes one, those that are not named stay), disable or enable it, or begin or end "
             "its maintenance. A disabled node and one in maintenance get no new instances; the instances on them stay.",
-            change_node,
             {200: _NODE},
             body=_FACTS,
             tags=("nodes",),
@@ -168,22 +168,22 @@ def _routes(
     one = "/aggregates/{aggregate}"
     listing = {"type": "object", "properties": {"aggregates": {"type": "array", "items": _SHOWN}}}
     return (
-        Route("GET", "/aggregates", get, "List aggregates by name.", listed, {200: listing}, query=_QUERY, tags=tags),
-        Route("POST", "/aggregates", create, "Create one.", created, {201: _SHOWN}, body=_CREATE, tags=tags),
-        Route("GET", one, get, "Show one, by uuid or name.", shown, {200: _SHOWN}, tags=tags),
+        Route("GET", "/aggregates", listed, get, "List aggregates by name.", {200: listing}, query=_QUERY, tags=tags),
+        Route("POST", "/aggregates", created, create, "Create one.", {201: _SHOWN}, body=_CREATE, tags=tags),
+        Route("GET", one, shown, get, "Show one, by uuid or name.", {200: _SHOWN}, tags=tags),
         Route(
             "PATCH",
             one,
+            altered,
             update,
             "Change name or metadata; null takes a key away.",
-            altered,
             {200: _SHOWN},
             body=_CHANGE,
             tags=tags,
         ),
-        Route("DELETE", one, delete, "Remove one; its members stay.", removed, {204: None}, tags=tags),
+        Route("DELETE", one, removed, delete, "Remove one; its members stay.", {204: None}, tags=tags),
         *(
-            Route(method, f"{one}/{kind}s/{{{kind}}}", update, text, member(kind, act), {200: _SHOWN}, tags=tags)
+            Route(method, f"{one}/{kind}s/{{{kind}}}", member(kind, act), update, text, {200: _SHOWN}, tags=tags)
             for kind, what in ((HOST, "a host with all its nodes"), (NODE, "a node, by uuid or name,"))
             for method, act, text in (
                 ("PUT", aggregates.add, f"Add {what} to it."),

@@ -92,14 +92,14 @@ def routes(registry: ServiceRegistry, observer: LivenessObserver, changed: Calla
     tags = ("services",)
     get, update = POLICIES[0].name, POLICIES[1].name
     return (
-        Route("GET", "/services", get, "List services.", list_services, {200: listing}, query=_QUERY, tags=tags),
-        Route("GET", "/services/{uuid}", get, "Show a service.", show_service, {200: _SERVICE}, tags=tags),
+        Route("GET", "/services", list_services, get, "List services.", {200: listing}, query=_QUERY, tags=tags),
+        Route("GET", "/services/{uuid}", show_service, get, "Show a service.", {200: _SERVICE}, tags=tags),
         Route(
             "PATCH",
             "/services/{uuid}",
+            change_service,
             update,
             "Disable or enable a service, or say that it is dead.",
-            change_service,
             {200: _SERVICE},
             body=_CHANGE,
             tags=tags,

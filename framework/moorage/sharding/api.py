@@ -191,24 +191,24 @@ def routes(
     one = "/shards/plans/{plan}"
     answer: Mapping[int, Any] = {200: _ANY}
     return (
-        Route("GET", "/shards", get, "Shards and how many nodes each has.", serve.shards, answer, tags=tags),
-        Route("GET", "/shards/check", get, "What looks wrong with the shards of the fleet.", serve.check, answer, tags=tags),
+        Route("GET", "/shards", serve.shards, get, "Shards and how many nodes each has.", answer, tags=tags),
+        Route("GET", "/shards/check", serve.check, get, "What looks wrong with the shards of the fleet.", answer, tags=tags),
         Route(
-            "POST", "/shards/assign", update, "Change the shard of nodes.", serve.assign, answer,
+            "POST", "/shards/assign", serve.assign, update, "Change the shard of nodes.", answer,
             body=_ASSIGN, tags=tags,
         ),
-        Route("POST", "/shards/plans", plan, "Make a plan and keep it.", serve.make, {201: _ANY}, body=_PLAN, tags=tags),
-        Route("GET", "/shards/plans", get, "Plans that are kept, the newest first.", serve.list_plans, answer, tags=tags),
-        Route("GET", one, get, "A plan in numbers.", serve.show, answer, tags=tags),
-        Route("GET", f"{one}/moves", get, "The journal of a plan.", serve.journal, answer, query=_JOURNAL, tags=tags),
+        Route("POST", "/shards/plans", serve.make, plan, "Make a plan and keep it.", {201: _ANY}, body=_PLAN, tags=tags),
+        Route("GET", "/shards/plans", serve.list_plans, get, "Plans that are kept, the newest first.", answer, tags=tags),
+        Route("GET", one, serve.show, get, "A plan in numbers.", answer, tags=tags),
+        Route("GET", f"{one}/moves", serve.journal, get, "The journal of a plan.", answer, query=_JOURNAL, tags=tags),
         Route(
-            "POST", f"{one}/apply", update, "Carry out some of a plan's moves.", serve.apply, answer, query=_LIMIT, tags=tags
+            "POST", f"{one}/apply", serve.apply, update, "Carry out some of a plan's moves.", answer, query=_LIMIT, tags=tags
         ),
         Route(
-            "POST", f"{one}/rollback", update, "Take back some of a plan's moves.", serve.rollback, answer, query=_LIMIT,
+            "POST", f"{one}/rollback", serve.rollback, update, "Take back some of a plan's moves.", answer, query=_LIMIT,
             tags=tags,
         ),
-        Route("GET", f"{one}/verify", get, "Compare a plan's journal with the nodes.", serve.verify, answer, tags=tags),
+        Route("GET", f"{one}/verify", serve.verify, get, "Compare a plan's journal with the nodes.", answer, tags=tags),
     )  # fmt: skip
 
 

@@ -12,9 +12,9 @@ from typing_extensions import override
 
 from moorage import errors, randomness
 from moorage.api.dialect import Dialect
-from moorage.api.dialect_application import DialectApplication, Operation
+from moorage.api.dialect_application import DialectApplication
 from moorage.control_plane.interface import ApiExtension, ApiTools, Wsgi
-from moorage.routes import PolicyRule, Request, Response
+from moorage.routes import PolicyRule, Request, Response, Route
 from moorage_plugins.data_processing.store import RESETTABLE, Cluster, DataStore, Job
 from moorage_plugins.data_processing.tasks import AGENTS
 
@@ -83,28 +83,28 @@ class DataProcessingApi(ApiExtension):
 
     @override
     def application(self) -> Wsgi:
-        routes = _Routes(self.tools)
+        handlers = _Handlers(self.tools)
         rows: Sequence[tuple[str, str, Callable[[Request], Response], str, Any, Any]] = (
-            ("POST", "/v1/clusters", routes.create_cluster, _CHANGE, _CREATE_CLUSTER, None),
-            ("GET", "/v1/clusters", routes.clusters, _SEE, None, _CLUSTERS),
-            ("GET", "/v1/clusters/{uuid}", routes.cluster, _SEE, None, None),
-            ("DELETE", "/v1/clusters/{uuid}", routes.delete_cluster, _CHANGE, None, None),
-            ("POST", "/v1/clusters/{uuid}/reset-state", routes.reset_cluster, _CHANGE, _RESET, None),
-            ("POST", "/v1/jobs", routes.create_job, _CHANGE, _CREATE_JOB, None),
-            ("GET", "/v1/jobs", routes.jobs, _SEE, None, _JOBS),
-            ("GET", "/v1/jobs/{uuid}", routes.job, _SEE, None, None),
-            ("POST", "/v1/jobs/{uuid}/cancel", routes.cancel_job, _CHANGE, None, None),
-            ("DELETE", "/v1/jobs/{uuid}", routes.delete_job, _CHANGE, None, None),
-            ("GET", "/v1/proxy-users", routes.proxy_users, _SEE, None, _USERS),
+            ("POST", "/v1/clusters", handlers.create_cluster, _CHANGE, _CREATE_CLUSTER, None),
+            ("GET", "/v1/clusters", handlers.clusters, _SEE, None, _CLUSTERS),
+            ("GET", "/v1/clusters/{uuid}", handlers.cluster, _SEE, None, None),
+            ("DELETE", "/v1/clusters/{uuid}", handlers.delete_cluster, _CHANGE, None, None),
+            ("POST", "/v1/clusters/{uuid}/reset-state", handlers.reset_cluster, _CHANGE, _RESET, None),
+            ("POST", "/v1/jobs", handlers.create_job, _CHANGE, _CREATE_JOB, None),
+            ("GET", "/v1/jobs", handlers.jobs, _SEE, None, _JOBS),
+            ("GET", "/v1/jobs/{uuid}", handlers.job, _SEE, None, None),
+            ("POST", "/v1/jobs/{uuid}/cancel", handlers.cancel_job, _CHANGE, None, None),
+            ("DELETE", "/v1/jobs/{uuid}", handlers.delete_job, _CHANGE, None, None),
+            ("GET", "/v1/proxy-users", handlers.proxy_users, _SEE, None, _USERS),
         )
-        operations = [
-            Operation(method, path, handler, policy, body=body, query=query)
+        routes = [
+            Route(method, path, handler, policy, body=body, query=query)
             for method, path, handler, policy, body, query in rows
         ]
-        return DialectApplication(_DIALECT, operations, self.tools)
+        return DialectApplication(_DIALECT, routes, self.tools)
 
 
-class _Routes:
+class _Handlers:
     def __init__(self, tools: ApiTools) -> None:
         self._tools = tools
         self._store = DataStore(tools.database, tools.workers())

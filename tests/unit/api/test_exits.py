@@ -12,7 +12,7 @@ from wsgiref import util
 from moorage import options
 from moorage.api.application import Application
 from moorage.api.dialect import Dialect
-from moorage.api.dialect_application import DialectApplication, Operation
+from moorage.api.dialect_application import DialectApplication
 from moorage.api.mounts import Health
 from moorage.api.policy import Policy
 from moorage.clock import SystemClock
@@ -35,7 +35,7 @@ class ExitTests(unittest.TestCase):
     def test_a_route(self) -> None:
         rule = PolicyRule("all", "@", "Everybody.")
         application = Application(
-            [Route("GET", "/x", "all", "It leaves.", leave, {200: None})],
+            [Route("GET", "/x", leave, "all", "It leaves.", {200: None})],
             lambda environ: RequestContext(),
             Policy([rule], None), options.defaults(), count=lambda *_: None, monotonic=SystemClock().monotonic,
         )  # fmt: skip
@@ -47,7 +47,7 @@ class ExitTests(unittest.TestCase):
     def test_an_operation_of_a_dialect(self) -> None:
         tools: Any = SimpleNamespace(conf=options.defaults(), clock=SystemClock(), count=lambda *_: None)
         dialect = Dialect("tour", (1, 0), (1, 0))
-        application = DialectApplication(dialect, [Operation("GET", "/x", leave, public=True)], tools)
+        application = DialectApplication(dialect, [Route("GET", "/x", leave, public=True)], tools)
         with self.assertLogs("moorage.api", "ERROR"):
             status, said = self.ask(application, "/x")
         self.assertEqual("500", status, said)

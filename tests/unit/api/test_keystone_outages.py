@@ -15,7 +15,7 @@ from wsgiref import util
 from moorage.api import auth, site
 from moorage.api.application import Application
 from moorage.api.dialect import Dialect
-from moorage.api.dialect_application import DialectApplication, Operation
+from moorage.api.dialect_application import DialectApplication
 from moorage.api.policy import Policy
 from moorage.clock import SystemClock
 from moorage.control_plane import config
@@ -83,7 +83,7 @@ class KeystoneOutageTests(unittest.TestCase):
             file.write("[keystone_authtoken]\n" + "".join(f"{key} = {value}\n" for key, value in settings.items()))
         conf = config.load(files=[path], state_dir=folder.name, overrides={("api", "auth_strategy"): "keystone"})
         policy = Policy([RULE], None)
-        route = Route("GET", "/things", RULE.name, "Things.", lambda request: Response(200, {}), {200: {}})
+        route = Route("GET", "/things", lambda request: Response(200, {}), RULE.name, "Things.", {200: {}})
         clock = SystemClock()
         core = Application(
             [route], auth.authenticator(conf), policy, conf, count=lambda *_: None, monotonic=clock.monotonic
@@ -104,7 +104,7 @@ class KeystoneOutageTests(unittest.TestCase):
         )
         dialect = DialectApplication(
             Dialect("things", (1, 0), (1, 0)),
-            [Operation("GET", "/things", lambda request: Response(200, {}), RULE.name)],
+            [Route("GET", "/things", lambda request: Response(200, {}), RULE.name)],
             tools,
         )
         return {

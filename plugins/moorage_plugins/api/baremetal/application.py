@@ -11,8 +11,8 @@ from typing_extensions import override
 
 from moorage import errors
 from moorage.api.dialect import Dialect
-from moorage.api.dialect_application import DialectApplication, Operation
-from moorage.routes import Request, Response, Version
+from moorage.api.dialect_application import DialectApplication
+from moorage.routes import Request, Response, Route, Version
 from moorage_plugins.api.baremetal.failures import STATUSES_OF_IRONIC, fault
 
 __all__ = ["DIALECT", "BaremetalApplication", "root", "v1", "with_slash"]
@@ -65,7 +65,7 @@ class BaremetalApplication(DialectApplication):
         )
 
     @override
-    def no_such_version(self, request: Request, operations: Sequence[Operation]) -> errors.MoorageError:
+    def no_such_version(self, request: Request, routes: Sequence[Route]) -> errors.MoorageError:
         collection = request.path.strip("/").split("/")[1]
         return errors.NotFound(f"The API version does not allow {collection}")
 
@@ -74,9 +74,9 @@ class BaremetalApplication(DialectApplication):
         return "application/json", fault(error.message, status)
 
 
-def with_slash(method: str, path: str, handler: Callable[[Request], Response], **more: Any) -> Iterable[Operation]:
-    """An operation at a path with and without a slash at its end; the clients write both."""
-    return Operation(method, path, handler, **more), Operation(method, path + "/", handler, **more)
+def with_slash(method: str, path: str, handler: Callable[[Request], Response], **more: Any) -> Iterable[Route]:
+    """A route at a path with and without a slash at its end; the clients write both."""
+    return Route(method, path, handler, **more), Route(method, path + "/", handler, **more)
 
 
 def _version(request: Request) -> dict[str, Any]:

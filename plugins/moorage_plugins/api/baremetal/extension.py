@@ -10,10 +10,10 @@ from typing import ClassVar
 import sqlalchemy as sa
 from typing_extensions import override
 
-from moorage.api.dialect_application import ANY_QUERY, Operation
+from moorage.api.dialect_application import ANY_QUERY
 from moorage.control_plane.interface import ApiExtension, ApiTools, Wsgi
 from moorage.fleet.tables import nodes
-from moorage.routes import PolicyRule, Request, Response
+from moorage.routes import PolicyRule, Request, Response, Route
 from moorage_plugins.api.baremetal.application import (
     DIALECT,
     PORTGROUPS,
@@ -43,14 +43,14 @@ class BaremetalApi(ApiExtension):
 
     @override
     def application(self) -> Wsgi:
-        return BaremetalApplication(DIALECT, operations(self.tools), self.tools)
+        return BaremetalApplication(DIALECT, routes(self.tools), self.tools)
 
 
-def operations(tools: ApiTools) -> list[Operation]:
+def routes(tools: ApiTools) -> list[Route]:
     """The table of what is served."""
     things, ports, groups = Nodes(tools), Ports(tools), Portgroups(tools)
     one = "/v1/nodes/{ident}"
-    found = [Operation("GET", path, root, public=True) for path in ("", "/")]
+    found = [Route("GET", path, root, public=True) for path in ("", "/")]
     found += with_slash("GET", "/v1", v1, public=True)
     found += with_slash("GET", "/v1/nodes", things.list, query=ANY_QUERY)
     found += with_slash("GET", "/v1/nodes/detail", things.detail, query=ANY_QUERY)

@@ -21,8 +21,7 @@ from moorage.allocation.interface import (
     GenerationConflict,
     InventoryChange,
 )
-from moorage.api.dialect_application import Operation
-from moorage.routes import Request, Response, Version
+from moorage.routes import Request, Response, Route, Version
 from moorage_plugins.api.placement import policies, schemas
 from moorage_plugins.api.placement.application import cached
 from moorage_plugins.api.placement.failures import (
@@ -35,7 +34,7 @@ from moorage_plugins.api.placement.failures import (
 from moorage_plugins.api.placement.inventories import item
 from moorage_plugins.api.placement.validation import canonical_uuid, is_uuid
 
-__all__ = ["TYPES", "UNKNOWN_TYPE", "operations"]
+__all__ = ["TYPES", "UNKNOWN_TYPE", "routes"]
 
 _OWNERS: Version = (1, 8)
 #: From here on bodies are mappings by provider, and show who owns a consumer.
@@ -70,16 +69,16 @@ _RESHAPE_BODIES: tuple[tuple[Version, Version | None, _Schema], ...] = (
 )
 
 
-def operations(store: FullStore) -> Sequence[Operation]:
-    """The operations over a store."""
+def routes(store: FullStore) -> Sequence[Route]:
+    """The routes over a store."""
     here = _Allocations(store)
     one, of_provider = "/allocations/{consumer}", "/resource_providers/{uuid}/allocations"
     return (
-        Operation("GET", one, here.show, policies.ALLOCATIONS_LIST),
+        Route("GET", one, here.show, policies.ALLOCATIONS_LIST),
         *_versions("PUT", one, here.put, policies.ALLOCATIONS_UPDATE, _BODIES),
-        Operation("DELETE", one, here.delete, policies.ALLOCATIONS_DELETE),
+        Route("DELETE", one, here.delete, policies.ALLOCATIONS_DELETE),
         *_versions("POST", "/allocations", here.post, policies.ALLOCATIONS_MANAGE, _MANY_BODIES),
-        Operation("GET", of_provider, here.of_provider, policies.PROVIDER_ALLOCATIONS_LIST),
+        Route("GET", of_provider, here.of_provider, policies.PROVIDER_ALLOCATIONS_LIST),
         *_versions("POST", "/reshaper", here.reshape, policies.RESHAPE, _RESHAPE_BODIES),
     )
 
@@ -90,9 +89,9 @@ def _versions(
     handler: Callable[[Request], Response],
     policy: str,
     bodies: Sequence[tuple[Version, Version | None, _Schema]],
-) -> Iterator[Operation]:
+) -> Iterator[Route]:
     for since, until, body in bodies:
-        yield Operation(method, path, handler, policy, since=since, until=until, body=body)
+        yield Route(method, path, handler, policy, since=since, until=until, body=body)
 
 
 class _Allocations:

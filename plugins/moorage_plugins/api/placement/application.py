@@ -16,10 +16,10 @@ from typing_extensions import override
 from moorage import errors
 from moorage.allocation.interface import ProviderCatalogue
 from moorage.api.dialect import Dialect
-from moorage.api.dialect_application import DialectApplication, MethodNotAllowed, Operation
+from moorage.api.dialect_application import DialectApplication, MethodNotAllowed
 from moorage.api.validation import Validator
 from moorage.control_plane.interface import ApiTools
-from moorage.routes import Request, Response, Schema, Version
+from moorage.routes import Request, Response, Route, Schema, Version
 from moorage_plugins.api.placement.failures import (
     PLACEMENT_STATUSES,
     NotAcceptable,
@@ -44,8 +44,8 @@ class PlacementApplication(DialectApplication):
 
     request_id_header = "x-openstack-request-id"
 
-    def __init__(self, operations: Sequence[Operation], store: ProviderCatalogue, tools: ApiTools) -> None:
-        super().__init__(DIALECT, operations, tools)
+    def __init__(self, routes: Sequence[Route], store: ProviderCatalogue, tools: ApiTools) -> None:
+        super().__init__(DIALECT, routes, tools)
         self._store = store
 
     @override
@@ -79,8 +79,8 @@ class PlacementApplication(DialectApplication):
             raise errors.InvalidInput("content-type header required when content-length > 0", path="Content-Type")
 
     @override
-    def check_operation(self, request: Request, operation: Operation) -> None:
-        if operation.body is not None:
+    def check_route(self, request: Request, route: Route) -> None:
+        if route.body is not None:
             given = request.header("Content-Type")
             if (given or "").partition(";")[0].strip().lower() != JSON:
                 raise UnsupportedMediaType(f"The media type {given} is not supported, use {JSON}", path="Content-Type")
@@ -88,9 +88,9 @@ class PlacementApplication(DialectApplication):
             raise NotAcceptable(f"Only {JSON} is provided", path="Accept")
 
     @override
-    def no_such_version(self, request: Request, operations: Sequence[Operation]) -> errors.MoorageError:
+    def no_such_version(self, request: Request, routes: Sequence[Route]) -> errors.MoorageError:
         if request.method == "DELETE" and request.path.endswith("/inventories"):
-            # The one operation that an old client learns of by the method.
+            # The one route that an old client learns of by the method.
             allow = ["GET", "POST", "PUT"]
             return MethodNotAllowed("The method specified is not allowed for this resource.", allow=allow)
         return _nothing()

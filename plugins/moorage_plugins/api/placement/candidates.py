@@ -8,15 +8,14 @@ from typing import Any
 
 from moorage import errors
 from moorage.allocation.interface import Candidate, CandidateQuery, CandidateSet, FullStore, ProviderSummary
-from moorage.api.dialect_application import Operation
-from moorage.routes import Request, Response, Version
+from moorage.routes import Request, Response, Route, Version
 from moorage_plugins.api.placement import policies, schemas
 from moorage_plugins.api.placement.application import cached
 from moorage_plugins.api.placement.failures import subject
 from moorage_plugins.api.placement.features import standard_first
 from moorage_plugins.api.placement.groups import candidate_query
 
-__all__ = ["operations"]
+__all__ = ["routes"]
 
 _BY_PROVIDER: Version = (1, 12)
 _TRAITS: Version = (1, 17)
@@ -25,13 +24,13 @@ _NESTED: Version = (1, 29)
 _MAPPINGS: Version = (1, 34)
 
 
-def operations(store: FullStore) -> Sequence[Operation]:
-    """The operations over a store."""
+def routes(store: FullStore) -> Sequence[Route]:
+    """The routes over a store."""
     here = _Candidates(store)
     starts = list(schemas.CANDIDATES)
     ends: list[Version | None] = [(major, minor - 1) for major, minor in starts[1:]]
     return [
-        Operation(
+        Route(
             "GET",
             "/allocation_candidates",
             here.list,

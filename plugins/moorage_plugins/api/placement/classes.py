@@ -8,32 +8,31 @@ from typing import Any
 
 from moorage import errors
 from moorage.allocation.interface import FullStore
-from moorage.api.dialect_application import Operation
-from moorage.routes import Request, Response, Version
+from moorage.routes import Request, Response, Route, Version
 from moorage_plugins.api.placement import policies, schemas
 from moorage_plugins.api.placement.application import cached
 from moorage_plugins.api.placement.validation import BodyValidator
 
-__all__ = ["operations"]
+__all__ = ["routes"]
 
 _SINCE: Version = (1, 2)
 #: From here on PUT has no body and makes sure that there is one.
 _ENSURE: Version = (1, 7)
 
 
-def operations(store: FullStore) -> Sequence[Operation]:
-    """The operations over a store."""
+def routes(store: FullStore) -> Sequence[Route]:
+    """The routes over a store."""
     here = _Classes(store)
     many, one = "/resource_classes", "/resource_classes/{name}"
     return (
-        Operation("GET", many, here.list, policies.CLASSES_LIST, since=_SINCE),
-        Operation("POST", many, here.create, policies.CLASSES_CREATE, since=_SINCE, body=schemas.RESOURCE_CLASS),
-        Operation("GET", one, here.show, policies.CLASSES_SHOW, since=_SINCE),
-        Operation(
+        Route("GET", many, here.list, policies.CLASSES_LIST, since=_SINCE),
+        Route("POST", many, here.create, policies.CLASSES_CREATE, since=_SINCE, body=schemas.RESOURCE_CLASS),
+        Route("GET", one, here.show, policies.CLASSES_SHOW, since=_SINCE),
+        Route(
             "PUT", one, here.rename, policies.CLASSES_UPDATE, since=_SINCE, until=(1, 6), body=schemas.RESOURCE_CLASS
         ),
-        Operation("PUT", one, here.ensure, policies.CLASSES_UPDATE, since=_ENSURE),
-        Operation("DELETE", one, here.delete, policies.CLASSES_DELETE, since=_SINCE),
+        Route("PUT", one, here.ensure, policies.CLASSES_UPDATE, since=_ENSURE),
+        Route("DELETE", one, here.delete, policies.CLASSES_DELETE, since=_SINCE),
     )
 
 

@@ -9,8 +9,8 @@ from typing_extensions import override
 
 from moorage import errors
 from moorage.allocation.interface import FullStore
-from moorage.api.dialect_application import Operation
 from moorage.control_plane.interface import ApiExtension, Wsgi
+from moorage.routes import Route
 from moorage_plugins.api.placement import (
     allocations,
     candidates,
@@ -42,14 +42,14 @@ class PlacementApi(ApiExtension):
                 "(moorage.allocation.interface.FullStore). Choose sql for [allocation] store, or take placement out of "
                 "[api] enabled_apis."
             )
-        operations = (
-            *(Operation("GET", path, versions_document, public=True) for path in ("", "/")),
-            *providers.operations(store),
-            *inventories.operations(store),
-            *features.operations(store),
-            *classes.operations(store),
-            *usages.operations(store, self.tools.check_policy),
-            *allocations.operations(store),
-            *candidates.operations(store),
+        routes = (
+            *(Route("GET", path, versions_document, public=True) for path in ("", "/")),
+            *providers.routes(store),
+            *inventories.routes(store),
+            *features.routes(store),
+            *classes.routes(store),
+            *usages.routes(store, self.tools.check_policy),
+            *allocations.routes(store),
+            *candidates.routes(store),
         )
-        return PlacementApplication(operations, store, self.tools)
+        return PlacementApplication(routes, store, self.tools)

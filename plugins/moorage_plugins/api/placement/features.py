@@ -9,14 +9,13 @@ from typing import Any
 
 from moorage import errors
 from moorage.allocation.interface import FullStore, GenerationConflict, ResourceProvider, Trait
-from moorage.api.dialect_application import Operation
-from moorage.routes import Request, Response, Version
+from moorage.routes import Request, Response, Route, Version
 from moorage_plugins.api.placement import policies, queries, schemas
 from moorage_plugins.api.placement.application import cached
 from moorage_plugins.api.placement.failures import ConcurrentUpdate, no_provider
 from moorage_plugins.api.placement.validation import canonical_uuid
 
-__all__ = ["operations", "standard_first"]
+__all__ = ["routes", "standard_first"]
 
 _AGGREGATES: Version = (1, 1)
 _TRAITS: Version = (1, 6)
@@ -31,15 +30,15 @@ def standard_first(names: Iterable[str]) -> list[str]:
     return sorted(names, key=lambda name: (name.startswith("CUSTOM_"), name))
 
 
-def operations(store: FullStore) -> Sequence[Operation]:
-    """The operations over a store."""
+def routes(store: FullStore) -> Sequence[Route]:
+    """The routes over a store."""
     here = _Features(store)
     aggregates = "/resource_providers/{uuid}/aggregates"
     of_provider = "/resource_providers/{uuid}/traits"
     one = "/traits/{name}"
     return (
-        Operation("GET", aggregates, here.aggregates, policies.AGGREGATES_LIST, since=_AGGREGATES),
-        Operation(
+        Route("GET", aggregates, here.aggregates, policies.AGGREGATES_LIST, since=_AGGREGATES),
+        Route(
             "PUT",
             aggregates,
             here.set_aggregates,
@@ -48,7 +47,7 @@ def operations(store: FullStore) -> Sequence[Operation]:
             until=(1, 18),
             body=schemas.AGGREGATES_1_1,
         ),
-        Operation(
+        Route(
             "PUT",
             aggregates,
             here.set_aggregates,
@@ -56,8 +55,8 @@ def operations(store: FullStore) -> Sequence[Operation]:
             since=_GENERATION,
             body=schemas.AGGREGATES_1_19,
         ),
-        Operation("GET", of_provider, here.of_provider, policies.PROVIDER_TRAITS_LIST, since=_TRAITS),
-        Operation(
+        Route("GET", of_provider, here.of_provider, policies.PROVIDER_TRAITS_LIST, since=_TRAITS),
+        Route(
             "PUT",
             of_provider,
             here.set_traits,
@@ -65,11 +64,11 @@ def operations(store: FullStore) -> Sequence[Operation]:
             since=_TRAITS,
             body=schemas.PROVIDER_TRAITS,
         ),
-        Operation("DELETE", of_provider, here.clear_traits, policies.PROVIDER_TRAITS_DELETE, since=_TRAITS),
-        Operation("GET", "/traits", here.traits, policies.TRAITS_LIST, since=_TRAITS, query=schemas.TRAITS),
-        Operation("GET", one, here.show, policies.TRAITS_SHOW, since=_TRAITS),
-        Operation("PUT", one, here.create, policies.TRAITS_UPDATE, since=_TRAITS),
-        Operation("DELETE", one, here.delete, policies.TRAITS_DELETE, since=_TRAITS),
+        Route("DELETE", of_provider, here.clear_traits, policies.PROVIDER_TRAITS_DELETE, since=_TRAITS),
+        Route("GET", "/traits", here.traits, policies.TRAITS_LIST, since=_TRAITS, query=schemas.TRAITS),
+        Route("GET", one, here.show, policies.TRAITS_SHOW, since=_TRAITS),
+        Route("PUT", one, here.create, policies.TRAITS_UPDATE, since=_TRAITS),
+        Route("DELETE", one, here.delete, policies.TRAITS_DELETE, since=_TRAITS),
     )
 
 

@@ -8,34 +8,33 @@ from typing import Any
 
 from moorage import errors
 from moorage.allocation.interface import FullStore, GenerationConflict, InventoryItem, ResourceProvider
-from moorage.api.dialect_application import Operation
-from moorage.routes import Request, Response, Version
+from moorage.routes import Request, Response, Route, Version
 from moorage_plugins.api.placement import policies, schemas
 from moorage_plugins.api.placement.application import cached
 from moorage_plugins.api.placement.failures import ConcurrentUpdate, InventoryInUse, no_provider, subject
 from moorage_plugins.api.placement.providers import path
 
-__all__ = ["check_capacity", "held_classes", "item", "operations"]
+__all__ = ["check_capacity", "held_classes", "item", "routes"]
 
 #: From here on ``reserved`` may be all of ``total``.
 _ALL_RESERVED: Version = (1, 26)
 _FIELDS = ("total", "reserved", "min_unit", "max_unit", "step_size", "allocation_ratio")
 
 
-def operations(store: FullStore) -> Sequence[Operation]:
-    """The operations over a store."""
+def routes(store: FullStore) -> Sequence[Route]:
+    """The routes over a store."""
     here = _Inventories(store)
     many = "/resource_providers/{uuid}/inventories"
     one = many + "/{resource_class}"
     return (
-        Operation("GET", many, here.list, policies.INVENTORIES_LIST),
-        Operation("POST", many, here.create, policies.INVENTORIES_CREATE, body=schemas.NEW_INVENTORY),
-        Operation("PUT", many, here.replace, policies.INVENTORIES_UPDATE, body=schemas.INVENTORIES),
-        Operation("DELETE", many, here.clear, policies.INVENTORIES_DELETE, since=(1, 5)),
-        Operation("GET", one, here.show, policies.INVENTORIES_SHOW),
-        Operation("PUT", one, here.update, policies.INVENTORIES_UPDATE, body=schemas.INVENTORY),
-        Operation("DELETE", one, here.delete, policies.INVENTORIES_DELETE),
-        Operation("GET", "/resource_providers/{uuid}/usages", here.usages, policies.PROVIDER_USAGES),
+        Route("GET", many, here.list, policies.INVENTORIES_LIST),
+        Route("POST", many, here.create, policies.INVENTORIES_CREATE, body=schemas.NEW_INVENTORY),
+        Route("PUT", many, here.replace, policies.INVENTORIES_UPDATE, body=schemas.INVENTORIES),
+        Route("DELETE", many, here.clear, policies.INVENTORIES_DELETE, since=(1, 5)),
+        Route("GET", one, here.show, policies.INVENTORIES_SHOW),
+        Route("PUT", one, here.update, policies.INVENTORIES_UPDATE, body=schemas.INVENTORY),
+        Route("DELETE", one, here.delete, policies.INVENTORIES_DELETE),
+        Route("GET", "/resource_providers/{uuid}/usages", here.usages, policies.PROVIDER_USAGES),
     )
 
 

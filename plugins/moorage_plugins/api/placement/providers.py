@@ -8,8 +8,7 @@ from typing import Any
 
 from moorage import errors, randomness
 from moorage.allocation.interface import KEEP, FullStore, HasChildren, Keep, ProviderFilter, ResourceProvider
-from moorage.api.dialect_application import Operation
-from moorage.routes import Request, Response, Version
+from moorage.routes import Request, Response, Route, Version
 from moorage_plugins.api.placement import policies, queries, schemas
 from moorage_plugins.api.placement.application import cached
 from moorage_plugins.api.placement.failures import (
@@ -21,7 +20,7 @@ from moorage_plugins.api.placement.failures import (
 )
 from moorage_plugins.api.placement.validation import canonical_uuid
 
-__all__ = ["operations", "path", "shown"]
+__all__ = ["routes", "path", "shown"]
 
 _TREES: Version = (1, 14)
 _BODY_OF_NEW: Version = (1, 20)
@@ -38,27 +37,23 @@ _LINKS: tuple[tuple[Version, str], ...] = (
 _WHY = "Object action {action} failed because: {reason}"
 
 
-def operations(store: FullStore) -> Sequence[Operation]:
-    """The operations over a store."""
+def routes(store: FullStore) -> Sequence[Route]:
+    """The routes over a store."""
     providers = _Providers(store)
     many, one = "/resource_providers", "/resource_providers/{uuid}"
     return (
         *_versions("GET", many, providers.list, policies.PROVIDERS_LIST, "query"),
-        Operation(
-            "POST", many, providers.create, policies.PROVIDERS_CREATE, until=(1, 13), body=schemas.NEW_PROVIDER_1_0
-        ),
-        Operation(
-            "POST", many, providers.create, policies.PROVIDERS_CREATE, since=_TREES, body=schemas.NEW_PROVIDER_1_14
-        ),
-        Operation("GET", one, providers.show, policies.PROVIDERS_SHOW),
-        Operation("PUT", one, providers.update, policies.PROVIDERS_UPDATE, until=(1, 13), body=schemas.PROVIDER_1_0),
-        Operation("PUT", one, providers.update, policies.PROVIDERS_UPDATE, since=_TREES, body=schemas.PROVIDER_1_14),
-        Operation("DELETE", one, providers.delete, policies.PROVIDERS_DELETE),
+        Route("POST", many, providers.create, policies.PROVIDERS_CREATE, until=(1, 13), body=schemas.NEW_PROVIDER_1_0),
+        Route("POST", many, providers.create, policies.PROVIDERS_CREATE, since=_TREES, body=schemas.NEW_PROVIDER_1_14),
+        Route("GET", one, providers.show, policies.PROVIDERS_SHOW),
+        Route("PUT", one, providers.update, policies.PROVIDERS_UPDATE, until=(1, 13), body=schemas.PROVIDER_1_0),
+        Route("PUT", one, providers.update, policies.PROVIDERS_UPDATE, since=_TREES, body=schemas.PROVIDER_1_14),
+        Route("DELETE", one, providers.delete, policies.PROVIDERS_DELETE),
     )
 
 
-def _versions(method: str, path: str, handler: Any, policy: str, part: str) -> Iterator[Operation]:
-    """One operation for each schema of the list's query."""
+def _versions(method: str, path: str, handler: Any, policy: str, part: str) -> Iterator[Route]:
+    """One route for each schema of the list's query."""
     steps: tuple[tuple[Version, Version | None, Any], ...] = (
         ((1, 0), (1, 2), schemas.PROVIDERS_1_0),
         ((1, 3), (1, 3), schemas.PROVIDERS_1_3),
@@ -67,7 +62,7 @@ def _versions(method: str, path: str, handler: Any, policy: str, part: str) -> I
         ((1, 18), None, schemas.PROVIDERS_1_18),
     )
     for since, until, schema in steps:
-        yield Operation(method, path, handler, policy, since=since, until=until, query=schema)
+        yield Route(method, path, handler, policy, since=since, until=until, query=schema)
 
 
 def path(uuid: str) -> str:

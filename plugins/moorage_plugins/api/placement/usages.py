@@ -8,26 +8,25 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from moorage.allocation.interface import FullStore, UsageTotal
-from moorage.api.dialect_application import Operation
 from moorage.control_plane.interface import PolicyCheck
-from moorage.routes import Request, Response, Version
+from moorage.routes import Request, Response, Route, Version
 from moorage_plugins.api.placement import policies, queries, schemas
 from moorage_plugins.api.placement.allocations import TYPES, UNKNOWN_TYPE
 from moorage_plugins.api.placement.application import cached
 
-__all__ = ["operations"]
+__all__ = ["routes"]
 
 _SINCE: Version = (1, 9)
 _ALL_TYPES = "all"
 
 
-def operations(store: FullStore, check_policy: PolicyCheck) -> Sequence[Operation]:
-    """The operations over a store."""
+def routes(store: FullStore, check_policy: PolicyCheck) -> Sequence[Route]:
+    """The routes over a store."""
     here = _Usages(store, check_policy)
     return (
         # The rule asks for the project, so the handler enforces it.
-        Operation("GET", "/usages", here.total, since=_SINCE, until=(1, 37), query=schemas.USAGES_1_9),
-        Operation("GET", "/usages", here.total, since=TYPES, query=schemas.USAGES_1_38),
+        Route("GET", "/usages", here.total, since=_SINCE, until=(1, 37), query=schemas.USAGES_1_9),
+        Route("GET", "/usages", here.total, since=TYPES, query=schemas.USAGES_1_38),
     )
 
 

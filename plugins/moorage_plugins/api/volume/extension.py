@@ -10,8 +10,8 @@ from oslo_log import log as logging
 from typing_extensions import override
 
 from moorage import errors, randomness, threads
-from moorage.api.dialect_application import Operation
 from moorage.control_plane.interface import ApiExtension, Wsgi
+from moorage.routes import Route
 from moorage.services.interface import AGENT, Service
 from moorage_plugins.api.volume import resources, workers
 from moorage_plugins.api.volume.application import DIALECT, VolumeApplication, versions_document
@@ -41,13 +41,13 @@ class VolumeApi(ApiExtension):
         self._opened: Any = None
         storage = BlockStorage(tools.conf, tools.database, tools.workers(), self._place, self._tell)
         gigabyte = int(tools.conf.block_storage.gigabyte_bytes)
-        versions = [Operation("GET", path, versions_document, public=True) for path in ("", "/", "/v3", "/v3/")]
-        operations = [
+        versions = [Route("GET", path, versions_document, public=True) for path in ("", "/", "/v3", "/v3/")]
+        routes = [
             *versions,
-            *workers.operations(self._ask, _PREFIXES),
-            *resources.operations(storage, tools.check_policy, gigabyte, _PREFIXES),
+            *workers.routes(self._ask, _PREFIXES),
+            *resources.routes(storage, tools.check_policy, gigabyte, _PREFIXES),
         ]
-        return VolumeApplication(DIALECT, operations, tools)
+        return VolumeApplication(DIALECT, routes, tools)
 
     def _sender(self) -> Any:
         """Opened by the first request that needs it, and shared."""

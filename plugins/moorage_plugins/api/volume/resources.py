@@ -12,13 +12,12 @@ from typing import Any
 from urllib.parse import urlencode
 
 from moorage import errors
-from moorage.api.dialect_application import Operation
-from moorage.routes import PolicyRule, Request, Response
+from moorage.routes import PolicyRule, Request, Response, Route
 from moorage_plugins.api.volume import schemas
 from moorage_plugins.block_storage.rows import BACKUP, IMAGE, SNAPSHOT, VOLUME
 from moorage_plugins.block_storage.service import UNKNOWN, BlockStorage
 
-__all__ = ["POLICIES", "operations"]
+__all__ = ["POLICIES", "routes"]
 
 _MEMBER = "rule:system_member or rule:project_member"
 POLICIES = (
@@ -40,23 +39,23 @@ class _Resources:
         self._check = check
         self._gigabyte = gigabyte
 
-    def operations(self, prefix: str) -> list[Operation]:
+    def routes(self, prefix: str) -> list[Route]:
         """All rows of the table below a prefix."""
         restore = f"{prefix}/backups/{{uuid}}/restore"
-        found = [Operation("POST", restore, self.restore, policy=_CHANGE, body=schemas.RESTORE)]
+        found = [Route("POST", restore, self.restore, policy=_CHANGE, body=schemas.RESTORE)]
         for kind, plural in _PLURAL.items():
             one = f"{prefix}/{plural}/{{uuid}}"
             found += [
-                Operation("GET", f"{prefix}/{plural}", self._bound(self.list, kind), _SEE, query=schemas.LIST),
-                Operation("GET", f"{prefix}/{plural}/detail", self._bound(self.list, kind), _SEE, query=schemas.LIST),
-                Operation("GET", one, self._bound(self.show, kind), _SEE),
-                Operation("DELETE", one, self._bound(self.delete, kind), _CHANGE, query=_DELETE.get(kind)),
+                Route("GET", f"{prefix}/{plural}", self._bound(self.list, kind), _SEE, query=schemas.LIST),
+                Route("GET", f"{prefix}/{plural}/detail", self._bound(self.list, kind), _SEE, query=schemas.LIST),
+                Route("GET", one, self._bound(self.show, kind), _SEE),
+                Route("DELETE", one, self._bound(self.delete, kind), _CHANGE, query=_DELETE.get(kind)),
             ]
         for kind, body in schemas.CREATE.items():
             every, one = f"{prefix}/{_PLURAL[kind]}", f"{prefix}/{_PLURAL[kind]}/{{uuid}}"
             found += [
-                Operation("POST", every, self._bound(self.create, kind), _CHANGE, body=body),
-                Operation("POST", f"{one}/action", self._bound(self.action, kind), _CHANGE, body=schemas.action(kind)),
+                Route("POST", every, self._bound(self.create, kind), _CHANGE, body=body),
+                Route("POST", f"{one}/action", self._bound(self.action, kind), _CHANGE, body=schemas.action(kind)),
             ]
         return found
 
@@ -198,15 +197,13 @@ class _Resources:
         }
 
 
-def operations(
-    storage: BlockStorage, check: Callable[..., None], gigabyte: int, prefixes: Sequence[str]
-) -> list[Operation]:
+def routes(storage: BlockStorage, check: Callable[..., None], gigabyte: int, prefixes: Sequence[str]) -> list[Route]:
     """The rows of the table.
 
     :param gigabyte: bytes of a GB of the API.
     """
     resources = _Resources(storage, check, gigabyte)
-    return [operation for prefix in prefixes for operation in resources.operations(prefix)]
+    return [route for prefix in prefixes for route in resources.routes(prefix)]
 
 
 def _attachment(row: Any) -> dict[str, Any]:

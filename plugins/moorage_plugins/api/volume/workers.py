@@ -11,11 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from moorage import errors
-from moorage.api.dialect_application import Operation
-from moorage.routes import PolicyRule, Request, Response
+from moorage.routes import PolicyRule, Request, Response, Route
 from moorage_plugins.api.volume.application import NAMES_AND_STATES
 
-__all__ = ["POLICIES", "operations"]
+__all__ = ["POLICIES", "routes"]
 
 POLICIES = (
     PolicyRule("volume:workers:cleanup", "rule:system_admin", "Have dead services cleaned after.", ("system",)),
@@ -44,7 +43,7 @@ _BODY = {
 }
 
 
-def operations(ask: Callable[[str, Mapping[str, Any]], Any], prefixes: Sequence[str]) -> list[Operation]:
+def routes(ask: Callable[[str, Mapping[str, Any]], Any], prefixes: Sequence[str]) -> list[Route]:
     """The rows of the table, over a way to ask a scheduler."""
 
     def cleanup(request: Request) -> Response:
@@ -61,7 +60,7 @@ def operations(ask: Callable[[str, Mapping[str, Any]], Any], prefixes: Sequence[
         )
 
     return [
-        Operation(method, f"{prefix}/workers/{name}", handler, policy=POLICIES[0].name, since=(3, 24), body=_BODY)
+        Route(method, f"{prefix}/workers/{name}", handler, policy=POLICIES[0].name, since=(3, 24), body=_BODY)
         for prefix in prefixes
         for name, handler in (("cleanup", cleanup), ("auto_cleanup", automatic))
         for method in ("POST", "PUT")

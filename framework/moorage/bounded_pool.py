@@ -107,7 +107,7 @@ class _Job(Generic[R]):
         time = ThreadTime()
         self._before, self._time = time.seconds(), time
         try:
-            with foreign.contained(name):
+            with foreign.isolate_plugin_call(name):
                 self.result = self._work()
         except BaseException as error:  # noqa: BLE001  (given to the caller)
             self.error = error
@@ -347,7 +347,7 @@ class _Lane(Generic[T]):
 
 def _logged(work: Callable[[], object], name: str) -> None:
     try:
-        with foreign.contained(name):
+        with foreign.isolate_plugin_call(name):
             work()
     except Exception:
         LOG.exception("Work of %s failed.", name)

@@ -220,7 +220,7 @@ class Loaded(Generic[T]):
         :raises Unavailable: what it needs is away; a later try may do.
         """
         try:
-            with foreign.contained(f"the plugin '{self.name}'"):
+            with foreign.isolate_plugin_call(f"the plugin '{self.name}'"):
                 yield
         except (errors.ConfigError, errors.Unavailable):
             raise
@@ -228,7 +228,7 @@ class Loaded(Generic[T]):
             LOG.debug("The plugin %s cannot be built.", self.name, exc_info=True)
             raise errors.PluginLoadError(
                 f"The {self.who} cannot be built: "
-                f"{foreign.said(error)}. Repair it, its options, or take it out of the configuration.",
+                f"{foreign.format_exception(error)}. Repair it, its options, or take it out of the configuration.",
                 group=self.group,
                 plugin=self.name,
                 distribution=self.distribution,
@@ -391,7 +391,7 @@ class ExtensionPoint(Generic[T]):
             point.value,
             distribution,
             version,
-            problem=f"it cannot be imported ({foreign.said(failure)}).",
+            problem=f"it cannot be imported ({foreign.format_exception(failure)}).",
             remedy=remedy,
         )
 
@@ -424,7 +424,7 @@ class ExtensionPoint(Generic[T]):
             distribution,
             version,
             declared,
-            foreign.plain((getattr(plugin, "__doc__", None) or "").strip().partition("\n")[0]),
+            foreign.escape_unprintable((getattr(plugin, "__doc__", None) or "").strip().partition("\n")[0]),
             problem,
             remedy,
             self._deprecations(plugin, distribution) if state is State.READY else "",
@@ -433,7 +433,7 @@ class ExtensionPoint(Generic[T]):
     def _undeclared(self, plugin: Any, distribution: str) -> tuple[str, str]:
         """(problem, remedy) of a class that says nothing of the interface that it was written for, or nothing that can be read."""
         value = self._written_version(plugin)
-        written = "no api_version" if value is None else f"api_version = {foreign.plain(repr(value))}"
+        written = "no api_version" if value is None else f"api_version = {foreign.escape_unprintable(repr(value))}"
         return (
             f"it declares {written}, this Moorage offers {_dotted(self.api_version)}.",
             f"This is a mistake in {distribution}: its author must write the version of the interface that the class is for as two "

@@ -16,7 +16,7 @@ from typing import TextIO
 
 from moorage import threads
 
-__all__ = ["Ending", "ForeignExit", "contained", "plain", "printing_aside", "said"]
+__all__ = ["Ending", "ForeignExit", "isolate_plugin_call", "escape_unprintable", "printing_aside", "format_exception"]
 
 #: Exit status of a copy of the process (EX_SOFTWARE of sysexits.h).
 _COPY = 70
@@ -34,7 +34,7 @@ class Ending(BaseException):
     """Ends the process in which it is raised, and nothing contains it: for simulations, whose processes are threads."""
 
 
-class contained:
+class isolate_plugin_call:
     """Around every call of a plugin's code, within the ``try`` that handles its errors.
 
     SystemExit and whatever else is no :class:`Exception` becomes a :class:`ForeignExit`, so that ``except Exception`` has it. A
@@ -84,7 +84,7 @@ def printing_aside() -> Iterator[None]:
                 sys.stdout, _stdout = _stdout, None
 
 
-def plain(text: str) -> str:
+def escape_unprintable(text: str) -> str:
     """Somebody's text as it may stand within a line of ours: with escapes for what UTF-8 cannot hold, and for what is not printed.
 
     That is lone surrogates, which no answer and no log can be written with, line ends and the control sequences of terminals.
@@ -94,13 +94,13 @@ def plain(text: str) -> str:
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
-def said(error: BaseException) -> str:
+def format_exception(error: BaseException) -> str:
     """What somebody's code raised, for a message of ours: ``ValueError: no licence``. Never raises."""
     try:
         text = str(error)
     except Exception as another:  # noqa: BLE001  (the class is somebody's, too)
         text = f"its text cannot be had, {type(another).__name__}"
-    return plain(f"{type(error).__name__}: {text}")
+    return escape_unprintable(f"{type(error).__name__}: {text}")
 
 
 def _may_be_the_users() -> bool:

@@ -60,7 +60,7 @@ def _points() -> Iterator[importlib.metadata.EntryPoint]:
 def _read(point: importlib.metadata.EntryPoint) -> tuple[_Sets, str]:
     """What the entry point names, and a sentence on why it cannot be read."""
     try:
-        with foreign.printing_aside(), foreign.contained(point.value):
+        with foreign.printing_aside(), foreign.isolate_plugin_call(point.value):
             found = [(group, list(options)) for group, options in point.load()()]
         if not all(isinstance(option, cfg.Opt) for _, options in found for option in options):
             raise TypeError("it must return pairs of a group's name and a list of options of oslo.config")
@@ -69,7 +69,7 @@ def _read(point: importlib.metadata.EntryPoint) -> tuple[_Sets, str]:
         LOG.debug("The options of %s cannot be read.", point.value, exc_info=True)
         name, version = (point.dist.name, point.dist.version) if point.dist is not None else ("", "")
         return [], (
-            f"The options of {name} {version} ({point.value}) cannot be read ({foreign.said(error)}). Repair or "
+            f"The options of {name} {version} ({point.value}) cannot be read ({foreign.format_exception(error)}). Repair or "
             f"uninstall {name}; until then what a configuration says of them has no effect."
         )
     return found, ""

@@ -21,8 +21,8 @@ from moorage.clock import SystemClock
 from moorage.context import RequestContext
 from moorage.control_plane import config
 from moorage.control_plane.enrolment import Enrolment
+from moorage.control_plane.factories import load_store
 from moorage.control_plane.interface import API_EXTENSIONS, ApiTools, Wsgi
-from moorage.control_plane.opening import load_store
 from moorage.db import Database, migrations
 from moorage.fleet.nodes import NodeStore
 from moorage.services.heartbeat import LivenessObserver

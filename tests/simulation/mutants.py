@@ -16,8 +16,8 @@ import sqlalchemy as sa
 from moorage.cleanup import coordinator as supervisor
 from moorage.cleanup import orphans, requests
 from moorage.control_plane import operations, placing
-from moorage.coordination import claims, ledger
-from moorage.coordination.keeper import Keeper
+from moorage.coordination import ledger, tick_leases
+from moorage.coordination.ring_manager import RingManager
 from moorage.db import database
 from moorage.services import registry
 from moorage.sharding import plans
@@ -57,7 +57,7 @@ _V = ("volumes",)
 _P, _R, _C, _K, _T, _S = (
     ("placement",),
     ("promises",),
-    ("claims",),
+    ("tick_leases",),
     ("cleaning",),
     ("ticks",),
     ("shards",),
@@ -66,7 +66,7 @@ _ONE_WRITER = "SQLite has one writer, so no other transaction comes between; the
 _OTHER = "another guard on the same path refuses it; see the mutant that removes both"
 
 _MEMBER = "a member looks at its own lease and ring before each write; see the mutants with any ring"
-_ANY_RING = put(Keeper, "is_current", lambda self, snapshot: True)
+_ANY_RING = put(RingManager, "is_current", lambda self, snapshot: True)
 
 MUTANTS: Sequence[Mutant] = (
     # Leases, tokens and fences of operations.
@@ -188,7 +188,7 @@ MUTANTS: Sequence[Mutant] = (
     ),
     Mutant(
         "a failed commit leaves its transaction open",
-        ("claims", "placement"),
+        ("tick_leases", "placement"),
         wrap(database, "_end", lambda old: planting.leaking_end),
     ),
     # Promises of filters.
@@ -312,37 +312,37 @@ MUTANTS: Sequence[Mutant] = (
         ),
     ),
     # Periodic tasks.
-    Mutant("a tick is claimed twice", _T, drop(claims, "_CLAIM", "tick <")),
-    Mutant("a claim under an old ring", _T, drop(claims, "_CLAIM", "token <="), _MEMBER),
+    Mutant("a tick is claimed twice", _T, drop(tick_leases, "_CLAIM", "tick <")),
+    Mutant("a claim under an old ring", _T, drop(tick_leases, "_CLAIM", "token <="), _MEMBER),
     Mutant(
         "a handling ends after a later claim",
         _T,
-        drop(claims, "_END", "sweep"),
+        drop(tick_leases, "_END", "sweep"),
         _MEMBER,
     ),
-    Mutant("a handling ends twice", _T, drop(claims, "_END", "finished"), _MEMBER),
+    Mutant("a handling ends twice", _T, drop(tick_leases, "_END", "finished"), _MEMBER),
     Mutant("work under a ring that has changed", _T, _ANY_RING, _OTHER),
     Mutant(
         "any ring, a claim under an old one",
         _T,
-        both(_ANY_RING, drop(claims, "_CLAIM", "token <=")),
+        both(_ANY_RING, drop(tick_leases, "_CLAIM", "token <=")),
     ),
     Mutant(
         "any ring, a handling ends after a later claim",
         _T,
-        both(_ANY_RING, drop(claims, "_END", "sweep")),
+        both(_ANY_RING, drop(tick_leases, "_END", "sweep")),
     ),
     Mutant("rings are proposed over each other", _T, drop(ledger, "_MOVE", "token"), _OTHER),
     Mutant(
         "handlings are finished without a claim",
         _T,
-        put(claims.SqlClaims, "end", nothing),
+        put(tick_leases.SqlTickLeases, "end", nothing),
         _MEMBER,
     ),
     Mutant(
         "any ring, handlings are finished without a claim",
         _T,
-        both(_ANY_RING, put(claims.SqlClaims, "end", nothing)),
+        both(_ANY_RING, put(tick_leases.SqlTickLeases, "end", nothing)),
     ),
     # Volumes.
     Mutant(

@@ -130,7 +130,7 @@ class Application:
         request.context.count(answer.status)
 
     def _handled(self, route: Route, request: Request) -> Response:
-        with foreign.contained(route.path):
+        with foreign.isolate_plugin_call(route.path):
             return route.handler(request)
 
     def _once(self, route: Route, request: Request, key: str) -> Response:

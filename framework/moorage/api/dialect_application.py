@@ -97,7 +97,7 @@ class DialectApplication:
         )
         path = self._find(request)
         try:
-            with foreign.contained(self.dialect.service_type):
+            with foreign.isolate_plugin_call(self.dialect.service_type):
                 request.version = self.read_version(request)
                 answer = self._answer(request, path)
             status, headers, body = answer.status, [*answer.headers.items()], b""

@@ -67,7 +67,7 @@ class Contained:
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Any:
         """WSGI."""
         try:
-            with foreign.contained(self._who):
+            with foreign.isolate_plugin_call(self._who):
                 body = self._application(environ, start_response)
         except Exception:
             where = f"{environ.get('REQUEST_METHOD')} {environ.get('SCRIPT_NAME', '')}{environ.get('PATH_INFO', '')}"
@@ -84,7 +84,7 @@ class Contained:
         try:
             parts = iter(body)
             while True:
-                with foreign.contained(self._who):
+                with foreign.isolate_plugin_call(self._who):
                     part = next(parts, None)
                 if part is None:
                     return
@@ -92,7 +92,7 @@ class Contained:
         finally:
             close = getattr(body, "close", None)
             if close is not None:
-                with foreign.contained(self._who):
+                with foreign.isolate_plugin_call(self._who):
                     close()
 
 
@@ -174,7 +174,7 @@ class Health:
     def _make(self, name: str, check: _Check) -> None:
         check.problem = "it failed; the log says why"
         try:
-            with foreign.contained(name):
+            with foreign.isolate_plugin_call(name):
                 check.problem = self._checks[name]()
         except Exception as error:  # noqa: BLE001  (whatever is wrong is the answer)
             LOG.warning("The health check of %s failed: %s", name, error)

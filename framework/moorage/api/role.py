@@ -9,8 +9,8 @@ from moorage.api import auth
 from moorage.api.mounts import Dispatcher
 from moorage.api.server import Server
 from moorage.api.site import Site
+from moorage.control_plane.periodic_loop import PeriodicLoop
 from moorage.control_plane.process import Platform
-from moorage.control_plane.repeating import Periodic
 
 __all__ = ["ApiRole"]
 
@@ -37,7 +37,7 @@ class ApiRole:
         )
         self._server.start()
         self.url = self._server.url
-        self._beats = Periodic(platform, "watch over heartbeats", self._site.watch, conf.services.report_interval)
+        self._beats = PeriodicLoop(platform, "watch over heartbeats", self._site.watch, conf.services.report_interval)
 
     def reload(self, conf: cfg.ConfigOpts) -> None:
         """Apply a new policy and new limits, all of them or, after an error, none. Requests in progress keep the old ones."""

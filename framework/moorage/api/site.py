@@ -28,10 +28,16 @@ from moorage.cleanup.views import OperationViews
 from moorage.control_plane import api as control_plane_api
 from moorage.control_plane import groups_api
 from moorage.control_plane.enrolment import Enrolment
+from moorage.control_plane.factories import (
+    open_detectors,
+    open_instances,
+    open_store,
+    open_workers,
+)
 from moorage.control_plane.fleet_audit import FleetAudit
 from moorage.control_plane.idempotency import IdempotencyKeys
 from moorage.control_plane.interface import API_EXTENSIONS, ApiExtension, ApiTools, Wsgi
-from moorage.control_plane.opening import open_detectors, open_instances, open_store, open_workers
+from moorage.control_plane.notifications import ask_to_sync, tell_schedulers
 from moorage.control_plane.operations import InPlace
 from moorage.control_plane.periodic import EngineNames, enabled_tasks
 from moorage.control_plane.placing import Deleter, cast_to_agent
@@ -39,7 +45,6 @@ from moorage.control_plane.process import Platform
 from moorage.control_plane.resetting import Resetter
 from moorage.control_plane.shard_hosts import ShardHosts
 from moorage.control_plane.sharding import open_mover, open_plans, shards_for_new
-from moorage.control_plane.telling import ask_to_sync, tell_schedulers
 from moorage.coordination import api as coordination_api
 from moorage.coordination.ledger import SqlLedger
 from moorage.coordination.task_store import TaskStore

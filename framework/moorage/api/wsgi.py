@@ -33,8 +33,8 @@ from moorage.api.site import Site
 from moorage.clock import SystemClock
 from moorage.control_plane import config, logs
 from moorage.control_plane.interface import Wsgi
+from moorage.control_plane.periodic_loop import PeriodicLoop
 from moorage.control_plane.process import Platform, unlisted
-from moorage.control_plane.repeating import Periodic
 
 __all__ = ["DialectCallable", "application", "build"]
 
@@ -64,7 +64,7 @@ def _whole() -> Wsgi:
     with _platform("all", conf) as platform:
         site = Site(platform, conf)
         mounted = Dispatcher(site.mounts(conf))
-        Periodic(platform, "watch over heartbeats", site.watch, conf.services.report_interval)
+        PeriodicLoop(platform, "watch over heartbeats", site.watch, conf.services.report_interval)
         return mounted
 
 

@@ -137,7 +137,7 @@ def routes(
     """The routes, over the store and a way to the schedulers.
 
     :param types: of resources that are cleaned (``[cleanup] enabled_handlers``).
-    :param hindrance: why resources of a type are not cleaned at present.
+    :param blocked_reason: why resources of a type are not cleaned at present.
     """
     known = _Types(types)
 

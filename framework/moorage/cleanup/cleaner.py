@@ -131,7 +131,7 @@ class Cleaner:
             if wanted.resource_type not in ("", kind):
                 continue
             try:
-                with foreign.contained(kind):
+                with foreign.isolate_plugin_call(kind):
                     self._clean_type(kind, handler, wanted, done)
             except errors.Unavailable:
                 raise
@@ -312,7 +312,7 @@ class Cleaner:
                 continue
             done["done"] += len(ready)
             try:
-                with foreign.contained(origin_of(handler)):
+                with foreign.isolate_plugin_call(origin_of(handler)):
                     handler.after_commit(leases, resources)
             except Exception:
                 LOG.exception("What lies outside of the store of %d rows was not removed.", len(ready))
@@ -323,7 +323,7 @@ class Cleaner:
         self, handler: SetCleanupHandler, leases: Mapping[str, CleanLease], resources: Mapping[str, Any], tx: Any
     ) -> None:
         self._orphans.end_many(tx, list(leases.values()), "done")
-        with foreign.contained(origin_of(handler)):
+        with foreign.isolate_plugin_call(origin_of(handler)):
             handler.finish_batch(tx, leases, resources)
 
     def _one(self, handler: CleanupHandler, held: CleanLease, resource: object) -> str:
@@ -331,7 +331,7 @@ class Cleaner:
         if self._stopping.is_set():
             return self._put_back(held, "the cleaner is stopping", at_once=True)
         try:
-            with foreign.contained(origin_of(handler)):
+            with foreign.isolate_plugin_call(origin_of(handler)):
                 outcome = handler.cleanup(held, resource)
         except errors.Fenced as error:
             return self._lost(held, error.message)

@@ -77,7 +77,7 @@ class CleanupCoordinator:
     :param tell: has one service look for requests: ``tell(host, request uuid)``; may be lost.
     :param announce: tells the other schedulers of a request: ``announce(service uuid, epoch)``; may be lost.
     :param checks: ``[cleanup] auto_cleanup_checks``, read anew each time; so is ``automatic``.
-    :param foresee: has a service say what it would do: ``predict(host, service, dead, filters)``; by the rows alone unless said.
+    :param predict: has a service say what it would do: ``predict(host, service, dead, filters)``; by the rows alone unless said.
     :param requested: called after a request was made, or opened again.
     :param changed: called by :meth:`sample` with a service and whether it is up, when that is another than the time before.
     """

@@ -60,7 +60,7 @@ def predict(
 
 def _stale(transaction: Any, handler: CleanupHandler, rows: Sequence[Operation]) -> dict[Key, str]:
     try:
-        with foreign.contained(origin_of(handler)):
+        with foreign.isolate_plugin_call(origin_of(handler)):
             resources = handler.read(transaction, [row.resource_id for row in rows])
     except Exception as error:  # noqa: BLE001  (a person is told)
         text = f"unknown: its handler cannot read it ({type(error).__name__}: {error})"

@@ -303,7 +303,7 @@ class OrphanStore:
         leases = {row.resource_id: CleanLease(self, resource_type, row, wanted.cause) for row in taken}
         if handler is None:
             return Claimed(leases, {}, last)
-        with foreign.contained(resource_type):
+        with foreign.isolate_plugin_call(resource_type):
             resources = handler.read(tx, list(leases))
             found = {
                 uuid: held
@@ -371,4 +371,4 @@ class OrphanStore:
 
 def refused(error: BaseException) -> str:
     """What a handler raised, for operators."""
-    return error.message if isinstance(error, errors.MoorageError) else foreign.said(error)
+    return error.message if isinstance(error, errors.MoorageError) else foreign.format_exception(error)

@@ -211,7 +211,7 @@ class RequestStore:
     ) -> dict[str, Any]:
         """Computed from the tables: ``left`` by phase, ``outcomes`` of the cleaners' tries so far, and what it ``waits_for``.
 
-        :param hindrance: why resources of a type are not cleaned at present.
+        :param blocked_reason: why resources of a type are not cleaned at present.
         """
         of_row = workers.c.resource_type, workers.c.phase
         with self._database.read() as tx:

@@ -52,7 +52,7 @@ class Forecast:
 class OperationViews:
     """Reads worker rows for people, and the two verbs that people have for rows in quarantine.
 
-    :param hindrance: why resources of a type are not cleaned at present, empty when they are; for all that is known here.
+    :param blocked_reason: why resources of a type are not cleaned at present, empty when they are; for all that is known here.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class OperationViews:
         """Rows that the service has begun, or that wait for it, each with ``would``: whether it would be cleaned, and why (not).
 
         :param dead: it would be declared dead.
-        :param foresee: of rows that a cleaner may take, what else hinders it; see :meth:`moorage.cleanup.cleaner.Cleaner.predict`.
+        :param predict: of rows that a cleaner may take, what else hinders it; see :meth:`moorage.cleanup.cleaner.Cleaner.predict`.
         """
         asked, claimed = workers.c.worker == service.uuid, LEFT
         if dead:

@@ -63,7 +63,7 @@ def _guarded(look: Callable[[Any], upgradecheck.Result]) -> Callable[[Any], upgr
     @functools.wraps(look)
     def guarded(checks: Any) -> upgradecheck.Result:
         try:
-            with foreign.contained():
+            with foreign.isolate_plugin_call():
                 return look(checks)
         except errors.MoorageError as error:
             return _failure(error.message)
@@ -190,7 +190,7 @@ class Checks(upgradecheck.UpgradeCommands):
             return _SUCCESS
         database = Database.from_config(conf)
         make = coordination_loading.factory_from_config(
-            conf, SystemClock(), database=database, services=validation.Onlooker(database)
+            conf, SystemClock(), database=database, services=validation.NullServiceLives(database)
         )
         client = make(lambda: None)
         try:

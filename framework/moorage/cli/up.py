@@ -168,7 +168,7 @@ class ControlPlane:
         A process that is restarted after a refusal gets the copy that was accepted last, and logs that it does.
         """
         try:
-            with foreign.contained():
+            with foreign.isolate_plugin_call():
                 conf = self.load()
         except Exception as error:  # noqa: BLE001  (whatever is wrong with it, the processes run on)
             said = error.message if isinstance(error, errors.MoorageError) else f"{type(error).__name__}: {error}"

@@ -21,8 +21,8 @@ from moorage.api.server import address_of
 from moorage.api.site import with_middleware
 from moorage.clock import SystemClock
 from moorage.control_plane import cleaning, logs
+from moorage.control_plane.factories import load_store
 from moorage.control_plane.interface import AGENT_SERVICES, API_EXTENSIONS, INSTANCE_STORES
-from moorage.control_plane.opening import load_store
 from moorage.control_plane.periodic import check_tasks, open_backend
 from moorage.coordination import loading as coordination_loading
 from moorage.coordination import options as coordination_options
@@ -36,10 +36,10 @@ from moorage.services import options as services_options
 from moorage.services.registry import ServiceRegistry
 from moorage.sharding.interface import STRATEGIES
 
-__all__ = ["CHECKS", "Onlooker", "check", "deprecated", "doubtful", "problems"]
+__all__ = ["CHECKS", "NullServiceLives", "check", "deprecated", "doubtful", "problems"]
 
 
-class Onlooker:
+class NullServiceLives:
     """The lives of services, for a backend that only shall connect."""
 
     uuid, epoch = "", 0
@@ -47,7 +47,7 @@ class Onlooker:
     def __init__(self, database: Database) -> None:
         self._registry = ServiceRegistry(database, SystemClock())
 
-    def certain_until(self) -> float:
+    def valid_until(self) -> float:
         """It is no member."""
         return float("-inf")
 
@@ -96,7 +96,7 @@ def _coordination(conf: Any) -> None:
     BACKENDS.load(coordination_loading.chosen(section.periodic_coordination_backend, section.backend_url)[0])
     if _usable_database(conf):
         with _database(conf) as database:
-            open_backend(conf, SystemClock(), database, Onlooker(database))
+            open_backend(conf, SystemClock(), database, NullServiceLives(database))
 
 
 def _usable_database(conf: Any) -> bool:
@@ -144,12 +144,12 @@ def problems(conf: Any) -> list[str]:
 def _failures(conf: Any) -> Iterator[errors.MoorageError]:
     for what, look in CHECKS:
         try:
-            with foreign.contained():
+            with foreign.isolate_plugin_call():
                 look(conf)
         except errors.MoorageError as error:
             yield error
         except Exception as error:  # noqa: BLE001  (a plugin's check that fails is what was looked for)
-            yield errors.ConfigError(f"The {what} cannot be checked ({foreign.said(error)}).")
+            yield errors.ConfigError(f"The {what} cannot be checked ({foreign.format_exception(error)}).")
 
 
 def doubtful(conf: Any) -> list[str]:

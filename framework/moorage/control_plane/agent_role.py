@@ -10,11 +10,11 @@ from oslo_config import cfg
 
 from moorage import errors, randomness, threads
 from moorage.control_plane.cleaning import AgentCleaning
+from moorage.control_plane.factories import open_instances, open_store, open_workers
 from moorage.control_plane.interface import AGENT_SERVICES, AgentService, AgentTools
-from moorage.control_plane.opening import open_instances, open_store, open_workers
+from moorage.control_plane.periodic_loop import PeriodicLoop, run_logged
 from moorage.control_plane.placing import cast_to_agent
 from moorage.control_plane.process import Platform
-from moorage.control_plane.repeating import Periodic, attempt
 from moorage.fleet.interface import Node, check_shard
 from moorage.fleet.nodes import NodeStore
 from moorage.rpc.interface import Subscription
@@ -102,7 +102,7 @@ class Agent:
             # Agents that were started together must not all speak at once.
             first = randomness.generator().uniform(0, seconds)
             self._periodic.append(
-                Periodic(platform, "comparison of instances", self._tell_instances, seconds, first=first)
+                PeriodicLoop(platform, "comparison of instances", self._tell_instances, seconds, first=first)
             )
 
     @rpc_method
@@ -134,13 +134,13 @@ class Agent:
             each.stop(drain_seconds)
         self._cleaning.stop()
         for service in self._services:
-            attempt(f"end of {type(service).__name__}", service.stop)
+            run_logged(f"end of {type(service).__name__}", service.stop)
 
-    def _sweeps(self, platform: Platform, seconds: float) -> list[Periodic]:
+    def _sweeps(self, platform: Platform, seconds: float) -> list[PeriodicLoop]:
         """A thread for each service: one whose sweep fails, or hangs, holds up no other one."""
         works = [(f"sweep of {type(service).__name__}", service.sweep) for service in self._services]
         works.append(("comparison of instances that was asked for", self._tell_if_asked))
-        return [Periodic(platform, name, work, seconds) for name, work in works]
+        return [PeriodicLoop(platform, name, work, seconds) for name, work in works]
 
     def _tell_if_asked(self) -> None:
         if self._soon.is_set():

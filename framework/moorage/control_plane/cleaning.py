@@ -144,7 +144,7 @@ class AgentCleaning:
         while not self._stop.is_set():
             self._wake.clear()
             try:
-                with foreign.contained():
+                with foreign.isolate_plugin_call():
                     self._begin()
                     self._close()
             except errors.Unavailable as error:
@@ -187,7 +187,7 @@ class AgentCleaning:
     def _pass(self, kind: str, passes: Sequence[tuple[OrphanSelector, bool]]) -> None:
         done = 0
         try:
-            with foreign.contained(kind):
+            with foreign.isolate_plugin_call(kind):
                 for wanted, own in passes:
                     done += sum(self._cleaner.clean(wanted, own=own, types={kind}).values())
         except errors.Unavailable as error:

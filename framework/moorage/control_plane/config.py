@@ -165,7 +165,7 @@ def _options_of_libraries() -> Iterator[tuple[Any, Sequence[cfg.Opt]]]:
         if point.dist is None or point.dist.name.replace("_", ".").lower() not in _LIBRARIES:
             continue
         try:
-            with foreign.contained(point.dist.name):
+            with foreign.isolate_plugin_call(point.dist.name):
                 found = list(point.load()())
             yield from found
         except Exception as error:  # noqa: BLE001  (an optional part of a library that is not installed)

@@ -11,12 +11,12 @@ from typing_extensions import override
 
 from moorage.allocation.interface import AllocationLedger
 from moorage.control_plane.enrolment import Enrolment
+from moorage.control_plane.factories import load_store, open_instances
 from moorage.control_plane.idempotency import IdempotencyKeys
-from moorage.control_plane.opening import load_store, open_instances
+from moorage.control_plane.notifications import tell_schedulers
 from moorage.control_plane.process import Platform
 from moorage.control_plane.shard_hosts import ShardHosts
 from moorage.control_plane.sharding import open_mover
-from moorage.control_plane.telling import tell_schedulers
 from moorage.coordination.interface import PeriodicTask, TaskLease, TaskTools
 from moorage.fleet.nodes import NodeStore
 

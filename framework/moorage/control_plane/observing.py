@@ -81,7 +81,7 @@ def close_unused(built: list[tuple[Loaded[Observer], Observer]]) -> None:
     """Observers that will not be used after all."""
     for loaded, observer in built:
         try:
-            with foreign.contained(loaded.name):
+            with foreign.isolate_plugin_call(loaded.name):
                 observer.close()
         except Exception:
             LOG.exception("The %s could not be closed.", loaded.who)

@@ -14,7 +14,6 @@ from moorage import context, errors
 from moorage.clock import Clock
 from moorage.control_plane.process import Platform
 from moorage.coordination import options
-from moorage.coordination.claims import Claim, ClaimStore, SqlClaims
 from moorage.coordination.interface import (
     BACKENDS,
     PERIODIC_TASKS,
@@ -24,13 +23,14 @@ from moorage.coordination.interface import (
     ServiceLives,
     TaskTools,
 )
-from moorage.coordination.keeper import Keeper, RingSettings
 from moorage.coordination.ledger import SqlLedger
 from moorage.coordination.loading import Factory, chosen, factory_from_config
 from moorage.coordination.membership import MemberId, Membership, Timing
+from moorage.coordination.ring_manager import RingManager, RingSettings
 from moorage.coordination.runner import Runner, Settings, TaskRunner
-from moorage.coordination.sweep import Everything, RingShare, Share
+from moorage.coordination.task_run import Ownership, OwnsAll, RingOwnership
 from moorage.coordination.task_store import TaskStore
+from moorage.coordination.tick_leases import SqlTickLeases, TickLease, TickLeaseStore
 from moorage.db import Database
 from moorage.observers.interface import RingChanged
 from moorage.services.heartbeat import LivenessObserver
@@ -108,8 +108,8 @@ class _Lives:
         self.uuid = platform.identity.uuid
         self.epoch = platform.identity.epoch
 
-    def certain_until(self) -> float:
-        return self._platform.certain_until()
+    def valid_until(self) -> float:
+        return self._platform.valid_until()
 
     def living(self) -> frozenset[tuple[str, int]]:
         rows = self._platform.registry.list(binary=self._platform.identity.binary)
@@ -132,22 +132,22 @@ class EngineNames:
         return {row.uuid: (row.host, self._observer.silent_for(row.uuid)) for row in rows}
 
 
-class _NoClaims(SqlClaims):
+class _NoClaims(SqlTickLeases):
     """Without coordination every engine handles everything, so nothing is claimed."""
 
     @override
-    def claim(self, claim: Claim, object_ids: Sequence[str]) -> list[str]:
+    def claim(self, claim: TickLease, object_ids: Sequence[str]) -> list[str]:
         return list(object_ids)
 
     @override
-    def end(self, transaction: object, claim: Claim, object_id: str) -> None:
+    def end(self, transaction: object, claim: TickLease, object_id: str) -> None:
         """There is nothing to end."""
 
 
 class _Worker:
     """One member, with all that hangs on it."""
 
-    def __init__(self, membership: Membership, keeper: Keeper, runner: Runner) -> None:
+    def __init__(self, membership: Membership, keeper: RingManager, runner: Runner) -> None:
         self.membership = membership
         self.keeper = keeper
         self.runner = runner
@@ -249,29 +249,29 @@ class PeriodicWork:
             section.handover == "drain",
             section.poll_interval,
         )
-        keeper = Keeper(membership, SqlLedger(platform.database), section.group, platform.clock, settings)
+        keeper = RingManager(membership, SqlLedger(platform.database), section.group, platform.clock, settings)
 
         known = 0
 
-        def share() -> Share | None:
+        def share() -> Ownership | None:
             nonlocal known
             keeper.refresh()
             snapshot = keeper.current()
             if snapshot is not None and snapshot.token != known:
                 known, me = snapshot.token, snapshot.me.decode("ascii")
                 platform.tell(RingChanged(snapshot.group, snapshot.token, me, len(snapshot.members)))
-            return None if snapshot is None else RingShare(keeper, snapshot)
+            return None if snapshot is None else RingOwnership(keeper, snapshot)
 
         member = f"{platform.identity.uuid}/{number}"
-        return _Worker(membership, keeper, self._runner(tasks, share, SqlClaims(platform.database), member))
+        return _Worker(membership, keeper, self._runner(tasks, share, SqlTickLeases(platform.database), member))
 
-    def _everything(self) -> Share:
+    def _everything(self) -> Ownership:
         # Writes of the time with coordination carry its last token, so those without must not carry a smaller one.
         row, _ = SqlLedger(self._platform.database).read(self._conf.coordination.group)
-        return Everything(self._platform.name, 0 if row is None else row.token)
+        return OwnsAll(self._platform.name, 0 if row is None else row.token)
 
     def _runner(
-        self, tasks: dict[str, PeriodicTask], share: Callable[[], Share | None], claims: ClaimStore, member: str
+        self, tasks: dict[str, PeriodicTask], share: Callable[[], Ownership | None], claims: TickLeaseStore, member: str
     ) -> Runner:
         conf, clock = self._conf, self._platform.clock
         runners = [

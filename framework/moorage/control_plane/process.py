@@ -62,7 +62,7 @@ class Platform:
     #: Ends the process at once; does not return.
     fatal: Callable[[str], None]
     #: Until when, on the monotonic scale, nobody can have taken this service for dead.
-    certain_until: Callable[[], float] = lambda: float("-inf")
+    valid_until: Callable[[], float] = lambda: float("-inf")
     #: Tells the observers of an event that has happened; never waits, never raises.
     tell: Callable[[Event], None] = lambda event: None
 
@@ -185,7 +185,7 @@ class _Attempt:
     def run(self) -> None:
         """Call it."""
         try:
-            with foreign.contained():
+            with foreign.isolate_plugin_call():
                 self._work()
         except Exception as error:  # noqa: BLE001  (raised by check)
             self._error = error
@@ -373,7 +373,7 @@ class _Process:
 
     def _take_configuration(self) -> None:
         try:
-            with foreign.contained():
+            with foreign.isolate_plugin_call():
                 self._reload_with(self._source.load())
         except errors.MoorageError as error:
             LOG.error("The new configuration is not taken, the old one stays: %s", error.message)

@@ -13,13 +13,13 @@ from moorage.control_plane.availability import Availability
 from moorage.control_plane.build_retries import BuildRetries, RetryStores
 from moorage.control_plane.cleaning import SupervisorEndpoint
 from moorage.control_plane.enrolment import StoreFleet
+from moorage.control_plane.factories import open_instances, open_store, open_workers
+from moorage.control_plane.notifications import ask_agent, ask_agents, tell_of_claim
 from moorage.control_plane.observing import ObservedClaimer, of_decision
-from moorage.control_plane.opening import open_instances, open_store, open_workers
 from moorage.control_plane.operations import InPlace, MoveClaimer, MovesEndpoint
+from moorage.control_plane.periodic_loop import PeriodicLoop
 from moorage.control_plane.placing import StoreClaimer, cast_to_agent, read_residents
 from moorage.control_plane.process import Platform
-from moorage.control_plane.repeating import Periodic
-from moorage.control_plane.telling import ask_agent, ask_agents, tell_of_claim
 from moorage.fleet.aggregates import AggregateStore
 from moorage.fleet.nodes import NodeStore
 from moorage.rpc.server import Dispatcher, endpoints_of
@@ -116,35 +116,37 @@ class SchedulerRole:
             threads=conf.rpc.threads,
         )
         self._scheduler.refresh()
-        self._periodic: list[Periodic] = []
+        self._periodic: list[PeriodicLoop] = []
         if section.track_instance_changes:
             began = platform.clock.monotonic()
             LOG.info("%d instances were loaded.", tracker.load(instances))
             silent.loaded(began)
             healer = Healer(tracker, instances, ask_agent(platform), platform.clock, timeout=section.heal_timeout)
-            self._periodic.append(Periodic(platform, "healing of the view", healer.tick, _HEALING))
+            self._periodic.append(PeriodicLoop(platform, "healing of the view", healer.tick, _HEALING))
             ask_agents(platform)
         endpoint.open()
         # What was read at the start stays: it need not be looked at by each collection of garbage.
         gc.collect()
         gc.freeze()
-        self._periodic.append(Periodic(platform, "count of hangs", self._incidents.refresh, REFRESH_INTERVAL))
-        self._periodic.append(Periodic(platform, "writing of refusals", refused.flush, _REFUSALS))
+        self._periodic.append(PeriodicLoop(platform, "count of hangs", self._incidents.refresh, REFRESH_INTERVAL))
+        self._periodic.append(PeriodicLoop(platform, "writing of refusals", refused.flush, _REFUSALS))
         self._periodic.append(
-            Periodic(platform, "sample of services", self._cleanup.sample, conf.services.service_down_time)
+            PeriodicLoop(platform, "sample of services", self._cleanup.sample, conf.services.service_down_time)
         )
         self._periodic.append(
             # Apart from the samples, which must not wait for it.
-            Periodic(platform, "purge of the history of cleanup", self._cleanup.purge, conf.services.service_down_time)
+            PeriodicLoop(
+                platform, "purge of the history of cleanup", self._cleanup.purge, conf.services.service_down_time
+            )
         )
         stores = RetryStores(platform.database, store, instances, workers, source, groups, availability)
         retries = BuildRetries(stores, self._scheduler, platform.clock, view.down_hosts, placed, cast, platform.tell)
         # Schedulers that were started together look at different moments, so that one of them finds a build first.
         first = randomness.generator().uniform(0, _STATES)
-        self._periodic.append(Periodic(platform, "retries of builds", retries.tick, _STATES, first=first))
-        self._periodic.append(Periodic(platform, "states of agents and nodes", self._scheduler.observe, _STATES))
+        self._periodic.append(PeriodicLoop(platform, "retries of builds", retries.tick, _STATES, first=first))
+        self._periodic.append(PeriodicLoop(platform, "states of agents and nodes", self._scheduler.observe, _STATES))
         self._periodic.append(
-            Periodic(platform, "refresh of the fleet", self._scheduler.refresh, section.refresh_interval)
+            PeriodicLoop(platform, "refresh of the fleet", self._scheduler.refresh, section.refresh_interval)
         )
 
     def reload(self, conf: cfg.ConfigOpts) -> None:

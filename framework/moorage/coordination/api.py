@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from moorage import errors
-from moorage.coordination.keeper import ring_of
 from moorage.coordination.ledger import Adoption, RingRow, SqlLedger
 from moorage.coordination.membership import MemberId
+from moorage.coordination.ring_manager import ring_of
 from moorage.coordination.task_store import Control, Run, TaskStore
 from moorage.routes import PolicyRule, Request, Response, Route
 

@@ -2,7 +2,7 @@
 """Coordination for somebody else's service: the two classes of the specification, over a URL alone.
 
 Nothing is fenced here but by time: a member that is not certainly one gets nothing. Whoever needs more uses periodic tasks, or
-:class:`moorage.coordination.keeper.Keeper` with a ledger in its own database.
+:class:`moorage.coordination.ring_manager.RingManager` with a ledger in its own database.
 """
 
 from __future__ import annotations

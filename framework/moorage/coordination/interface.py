@@ -98,7 +98,7 @@ class ServiceLives(Protocol):
     def epoch(self) -> int:
         """Of this process's incarnation of it."""
 
-    def certain_until(self) -> float:
+    def valid_until(self) -> float:
         """Until when, on the monotonic scale, nobody can have taken this service for dead."""
 
     def living(self) -> frozenset[tuple[str, int]]:

@@ -134,7 +134,7 @@ class Membership:
     # -- what others ask ------------------------------------------------------------------------------------------
 
     @property
-    def certain_until(self) -> float:
+    def valid_until(self) -> float:
         """Until when, on the monotonic scale, this certainly is a member, if nothing is heard any more."""
         return self._certain_until
 
@@ -211,7 +211,7 @@ class Membership:
             if self._stop.is_set():
                 return
             try:
-                with foreign.contained():
+                with foreign.isolate_plugin_call():
                     self.step()
             except Exception:
                 LOG.exception("The membership in %s is in doubt; the heartbeat goes on.", self._group)
@@ -220,7 +220,7 @@ class Membership:
     def _renew(self, client: CoordinationBackend) -> None:
         began = self._clock.monotonic()
         try:
-            with foreign.contained(self._group):
+            with foreign.isolate_plugin_call(self._group):
                 deadline = client.renew()
         except NotMember as error:
             self._lose(f"{error.message}")
@@ -276,7 +276,7 @@ class Membership:
         if self._clock.monotonic() < self._next_join:
             return
         try:
-            with foreign.contained(self._group):
+            with foreign.isolate_plugin_call(self._group):
                 self._join()
         except Exception as error:  # noqa: BLE001  (as above)
             said = _said(error)
@@ -311,17 +311,17 @@ class Membership:
         if client is None:
             return
         try:
-            with foreign.contained(self._group):
+            with foreign.isolate_plugin_call(self._group):
                 if leave:
                     client.leave()
         except Exception as error:  # noqa: BLE001  (as above)
             LOG.debug("%s was not left in good order (%s); the session ends by itself.", self._group, _said(error))
         try:
-            with foreign.contained(self._group):
+            with foreign.isolate_plugin_call(self._group):
                 client.close()
         except Exception:
             LOG.exception("The client of %s could not be closed.", self._group)
 
 
 def _said(error: Exception) -> str:
-    return error.message if isinstance(error, errors.MoorageError) else foreign.said(error)
+    return error.message if isinstance(error, errors.MoorageError) else foreign.format_exception(error)

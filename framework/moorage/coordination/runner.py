@@ -17,10 +17,17 @@ from oslo_log import log as logging
 from moorage import errors, foreign, randomness, threads
 from moorage.bounded_pool import BoundedPool
 from moorage.clock import Clock
-from moorage.coordination.claims import ClaimStore
 from moorage.coordination.interface import PeriodicTask
-from moorage.coordination.sweep import PARTS, Backoff, Claimed, Share, Sweep, Ticks
+from moorage.coordination.task_run import (
+    PARTS,
+    AcquiredTick,
+    Backoff,
+    Ownership,
+    TaskRun,
+    TickContext,
+)
 from moorage.coordination.task_store import Control, TaskStore
+from moorage.coordination.tick_leases import TickLeaseStore
 from moorage.db import MICROSECONDS
 from moorage.extensions import origin_of
 
@@ -84,9 +91,9 @@ class TaskRunner:
         name: str,
         task: PeriodicTask,
         settings: Settings,
-        claims: ClaimStore,
+        claims: TickLeaseStore,
         store: TaskStore,
-        share: Callable[[], Share | None],
+        share: Callable[[], Ownership | None],
         clock: Clock,
         *,
         member: str = "",
@@ -111,21 +118,23 @@ class TaskRunner:
         self._pool = BoundedPool(f"task-{name}", clock, settings.concurrency, spare=_HANGING)
         self._pruned_at = float("-inf")
 
-    def due(self, moment: int, control: Control | None) -> Ticks | None:
+    def due(self, moment: int, control: Control | None) -> TickContext | None:
         """What to sweep for at this moment (microseconds of the database's clock), or None.
 
         Says the same again until :meth:`swept` was called for it.
         """
         settings = self._settings
         if control is not None and self._asked(moment, control):
-            return Ticks(moment, self._spacing, settings.spread, settings.hash_function, requested=control.requested_at)
+            return TickContext(
+                moment, self._spacing, settings.spread, settings.hash_function, requested=control.requested_at
+            )
         if control is not None and control.paused:
             return None
         if self._slot(moment) == self._last_slot and not self._ring_changed():
             return None
-        return Ticks(moment, self._spacing, settings.spread, settings.hash_function)
+        return TickContext(moment, self._spacing, settings.spread, settings.hash_function)
 
-    def swept(self, ticks: Ticks, sweep: Sweep) -> None:
+    def swept(self, ticks: TickContext, sweep: TaskRun) -> None:
         """Remember that it was done. What the ring cut short is done again at once, under the new one."""
         if sweep.stale:
             return
@@ -136,13 +145,13 @@ class TaskRunner:
             self._last_token = sweep.share.token
             self._last_moment = ticks.moment if sweep.complete else 0
 
-    def sweep(self, ticks: Ticks, only: str = "") -> bool:
+    def sweep(self, ticks: TickContext, only: str = "") -> bool:
         """Sweep now; False when the member has no share at present."""
         share = self._share()
         if share is None:
             return False
         settings = self._settings
-        sweep = Sweep(
+        sweep = TaskRun(
             self.name,
             self._task,
             share,
@@ -179,7 +188,7 @@ class TaskRunner:
         self._prune(ticks.moment)
         return True
 
-    def _overdue(self, sweep: Sweep, claimed: Claimed) -> None:
+    def _overdue(self, sweep: TaskRun, claimed: AcquiredTick) -> None:
         LOG.error(
             "The handling of %s by %s has not ended within %g seconds; it is left alone, and cannot write any more. Repair the "
             "task, or take it out of [periodic] enabled_tasks.",
@@ -199,7 +208,7 @@ class TaskRunner:
         """Begin no handling any more; a sweep that runs is cut short."""
         self._stopping.set()
 
-    def _since(self, ticks: Ticks, share: Share) -> int:
+    def _since(self, ticks: TickContext, share: Ownership) -> int:
         """Of a spread task each part of a tick has its own objects: the others would be claimed in vain, one by one."""
         same = self._settings.spread and not ticks.requested and share.token == self._last_token
         # By a clock that was set back nothing was swept for yet.
@@ -276,7 +285,7 @@ class Runner:
             return
         while True:
             try:
-                with foreign.contained():
+                with foreign.isolate_plugin_call():
                     self._look(*self._store.look())
             except errors.Unavailable as error:
                 LOG.warning("Periodic tasks wait: %s", error.message)
@@ -298,7 +307,7 @@ class Runner:
                 continue
             control = controls.get(task.name)
             try:
-                with foreign.contained(task.name):
+                with foreign.isolate_plugin_call(task.name):
                     ticks = task.due(moment, control)
             except errors.MoorageError as error:
                 LOG.warning("Whether %s is due is not known: %s", task.name, error.message)
@@ -315,9 +324,9 @@ class Runner:
             thread.start()
 
     @staticmethod
-    def _sweep(task: TaskRunner, ticks: Ticks, only: str) -> None:
+    def _sweep(task: TaskRunner, ticks: TickContext, only: str) -> None:
         try:
-            with foreign.contained(task.name):
+            with foreign.isolate_plugin_call(task.name):
                 task.sweep(ticks, only)
         except errors.Unavailable as error:
             LOG.warning("The sweep of %s is put off: %s", task.name, error.message)

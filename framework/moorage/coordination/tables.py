@@ -31,7 +31,7 @@ adoptions = sa.Table(
     sa.Column("adopted_at", Micros, nullable=False),
 )
 
-#: The last claim of each object; written by :mod:`moorage.coordination.claims` alone.
+#: The last claim of each object; written by :mod:`moorage.coordination.tick_leases` alone.
 claims = sa.Table(
     "periodic_claims",
     core_metadata,

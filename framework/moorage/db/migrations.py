@@ -119,7 +119,7 @@ class Migrations:
 
     def import_tables(self) -> None:
         """Import the modules that fill the metadata."""
-        with foreign.printing_aside(), foreign.contained(self.distribution):
+        with foreign.printing_aside(), foreign.isolate_plugin_call(self.distribution):
             for module in self.tables:
                 importlib.import_module(module)
 
@@ -193,11 +193,11 @@ def discover() -> Sequence[Migrations]:
 
 def _load(point: importlib.metadata.EntryPoint, owner: str) -> Migrations | None:
     try:
-        with foreign.printing_aside(), foreign.contained(owner):
+        with foreign.printing_aside(), foreign.isolate_plugin_call(owner):
             loaded = point.load()
         problem = "" if isinstance(loaded, Migrations) else f"{point.value} is not a moorage.db.migrations.Migrations"
     except Exception as error:  # noqa: BLE001  (whatever a foreign module raises when it is imported)
-        loaded, problem = None, foreign.said(error)
+        loaded, problem = None, foreign.format_exception(error)
     if not problem:
         return loaded if isinstance(loaded, Migrations) else None
     version = f" {point.dist.version}" if point.dist else ""
@@ -225,6 +225,6 @@ def _upgraded(each: Migrations, database: Database) -> bool:
         raise
     except Exception as error:
         raise errors.PluginLoadError(
-            f"The migrations of {each.distribution} failed ({foreign.said(error)}). Repair or uninstall "
+            f"The migrations of {each.distribution} failed ({foreign.format_exception(error)}). Repair or uninstall "
             f"{each.distribution}, and upgrade again."
         ) from error

@@ -31,7 +31,7 @@ def upgrade(migrations: Migrations, database: Database) -> bool:
     with database.schema_change() as transaction, _turn(transaction):
         if not _pending(migrations, database, transaction):
             return False
-        with foreign.contained(migrations.distribution):
+        with foreign.isolate_plugin_call(migrations.distribution):
             command.upgrade(_config(migrations, transaction), "head")
         return True
 

@@ -169,7 +169,7 @@ class _Lane:
         self._calls += 1
         self._running = self._calls, self._clock.monotonic()
         try:
-            with foreign.contained(self.who):
+            with foreign.isolate_plugin_call(self.who):
                 getattr(self._observer, method)(*arguments)
         except Exception as error:  # noqa: BLE001  (whatever a plugin may raise)
             self._failed(method, error)

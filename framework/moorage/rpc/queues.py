@@ -131,7 +131,7 @@ class WorkQueue(Generic[T]):
     def _loop(self) -> None:
         while (item := self._next()) is not None:
             try:
-                with foreign.contained(self._name):
+                with foreign.isolate_plugin_call(self._name):
                     self._work(item[0])
             except Exception:
                 LOG.exception("%s: a message was not handled.", self._name)

@@ -124,7 +124,7 @@ class Dispatcher:
                 self._fitting.add(names)
         with self._as_current(message):
             try:
-                with foreign.contained(message.method):
+                with foreign.isolate_plugin_call(message.method):
                     return function(**message.args)
             except errors.MoorageError:
                 raise

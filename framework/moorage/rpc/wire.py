@@ -118,7 +118,7 @@ def answer(handler: Handler, message: Message, limit: int) -> bytes:
     An unexpected exception, and a result that is not JSON data, is logged with an id, and only the id is sent.
     """
     try:
-        with foreign.contained(message.method):
+        with foreign.isolate_plugin_call(message.method):
             result = handler(message)
         try:
             return dump({"result": result}, limit, f"result of '{message.method}'")
@@ -142,7 +142,7 @@ def answer(handler: Handler, message: Message, limit: int) -> bytes:
 def absorb(handler: Handler, message: Message, topic: str) -> None:
     """Let the handler work on a cast or fanout, whose outcome nobody awaits: what it raises is logged; never raises."""
     try:
-        with foreign.contained(message.method):
+        with foreign.isolate_plugin_call(message.method):
             handler(message)
     except errors.MoorageError as error:
         LOG.warning("'%s' to topic '%s' was not done: %s", message.method, topic, error)

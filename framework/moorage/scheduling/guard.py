@@ -172,7 +172,7 @@ class Guard:
         if plugin.advisory and self._skip_advisory:
             return
         raise errors.PluginFailed(
-            f"The {plugin.who} raised {foreign.said(error)}. "
+            f"The {plugin.who} raised {foreign.format_exception(error)}. "
             "The request was refused; repair the plugin or take it out of the configuration.",
             group=plugin.group,
             plugin=plugin.name,

@@ -168,7 +168,7 @@ class _Run:
         """
         self.slot.begin(each)
         try:
-            with foreign.contained(each.name):
+            with foreign.isolate_plugin_call(each.name):
                 return question(each.plugin)
         except errors.InvalidInput:
             raise
@@ -356,7 +356,7 @@ class Pipeline:
             for each in self._weighers:
                 run.slot.begin(each)
                 try:
-                    with foreign.contained(each.name):
+                    with foreign.isolate_plugin_call(each.name):
                         weights = _weights(each.plugin, run.fleet, rows, run.spec)
                 except errors.InvalidInput:
                     raise

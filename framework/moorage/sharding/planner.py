@@ -183,7 +183,7 @@ def _ask(
     params: Mapping[str, Any],
 ) -> Mapping[str, str | None]:
     try:
-        with foreign.contained(name):
+        with foreign.isolate_plugin_call(name):
             # Read-only: the planner compares the answer with these afterwards.
             return strategy.assign(
                 tuple(nodes), tuple(shards), MappingProxyType(current), frozenset(locked), frozen_mapping(params)
@@ -191,7 +191,7 @@ def _ask(
     except errors.InvalidInput:
         raise
     except Exception as error:
-        raise _failed(name, f"({origin_of(strategy)}) raised {foreign.said(error)}") from error
+        raise _failed(name, f"({origin_of(strategy)}) raised {foreign.format_exception(error)}") from error
 
 
 def _moves(
@@ -273,10 +273,10 @@ def _asked_why(
     name: str, strategy: ShardStrategy, node: ShardNode, target: str | None, params: Mapping[str, Any]
 ) -> str:
     try:
-        with foreign.contained(name):
+        with foreign.isolate_plugin_call(name):
             return strategy.explain(node, target, params)
     except Exception as error:
-        raise _failed(name, f"({origin_of(strategy)}) raised {foreign.said(error)}") from error
+        raise _failed(name, f"({origin_of(strategy)}) raised {foreign.format_exception(error)}") from error
 
 
 def _reason(source: str | None, size: int, known: Set[str]) -> str:

@@ -198,7 +198,7 @@ class OperationStore(abc.ABC):
         """Become the owner of several in one transaction of two or three statements; what cannot be taken is absent.
 
         :param identity: the :class:`moorage.services.interface.ServiceIdentity` that takes them.
-        :param adopt: writes the tokens into the resources, in the same transaction. Needed where the work writes its resource
+        :param stamp_token: writes the tokens into the resources, in the same transaction. Needed where the work writes its resource
             before it finishes: from then on an earlier owner's writes are refused.
         """
 

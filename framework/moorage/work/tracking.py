@@ -48,7 +48,7 @@ def tracked(
             yield lease
     except BaseException as error:
         if not isinstance(error, errors.Fenced):
-            lease.release(foreign.said(error))
+            lease.release(foreign.format_exception(error))
         raise
     try:
         database.run(lease.end)

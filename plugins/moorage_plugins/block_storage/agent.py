@@ -24,7 +24,7 @@ from moorage_plugins.block_storage import outcomes
 from moorage_plugins.block_storage.collector import Collector
 from moorage_plugins.block_storage.configuration import open_backend
 from moorage_plugins.block_storage.mount import Mount
-from moorage_plugins.block_storage.operations import COMPANIONS, WITH_BACKUP, Job, Write, belong_together, run
+from moorage_plugins.block_storage.operations import PAIRED_ROWS, WITH_BACKUP, Job, Write, are_paired, run
 from moorage_plugins.block_storage.outcomes import ROWS
 from moorage_plugins.block_storage.rows import BACKUP, SNAPSHOT, VOLUME
 
@@ -67,7 +67,7 @@ class BlockStorageAgent(AgentService):
         self._asked: threads.Queue[tuple[str, str] | None] = threads.queue()
         self._waiting: set[tuple[str, str]] = set()
         #: The tokens of waiting rows that could not be begun when their turn came, so that nobody is told to wait for them.
-        self._vain: dict[tuple[str, str], int] = {}
+        self._not_startable: dict[tuple[str, str], int] = {}
         self._leases = tools.workers.renewer("block-renew")
         self._lock = threads.lock()
         self._stopping = threads.event()
@@ -87,7 +87,7 @@ class BlockStorageAgent(AgentService):
     def sweep(self) -> None:
         """Take operations whose message was lost; announce what waits here for its turn; now and then, collect files of nothing."""
         with self._lock:
-            gone = set(self._vain)
+            gone = set(self._not_startable)
         for kind in _TYPES:
             after = ""
             while True:
@@ -101,7 +101,7 @@ class BlockStorageAgent(AgentService):
                 after = page[-1].resource_id
         with self._lock:
             for key in gone:
-                self._vain.pop(key, None)
+                self._not_startable.pop(key, None)
         if self._tools.clock.monotonic() - self._collected_at >= self._collect_every:
             self._collected_at = self._tools.clock.monotonic()
             self._collector.collect()
@@ -134,7 +134,7 @@ class BlockStorageAgent(AgentService):
         """What has been in the queue since an earlier look, or a message, and can be begun for all that is known."""
         with self._lock:
             keys = [((kind, each.resource_id), each.token) for each in found]
-            return [key[1] for key, token in keys if key in self._waiting and self._vain.get(key) != token]
+            return [key[1] for key, token in keys if key in self._waiting and self._not_startable.get(key) != token]
 
     def _announce(self, kind: str, uuids: Sequence[str]) -> None:
         """Have nobody clean what is in the queue, nor the volumes' rows that are started with it."""
@@ -145,7 +145,7 @@ class BlockStorageAgent(AgentService):
         if kind == BACKUP:
             with tools.database.read() as tx:
                 rows = ROWS[kind].many(tx, uuids).values()
-            companions = [(COMPANIONS.get((kind, row.status)), row) for row in rows]
+            companions = [(PAIRED_ROWS.get((kind, row.status)), row) for row in rows]
             tools.workers.announce(VOLUME, [getattr(row, each.column) for each, row in companions if each])
 
     # -- one operation --------------------------------------------------------------------------------------------
@@ -163,19 +163,19 @@ class BlockStorageAgent(AgentService):
                 self._mount.check()
                 job = self._tools.database.run(lambda tx, asked=asked: self._start(tx, *asked))
             except NotFree:
-                self._note_vain(asked)
+                self._note_not_startable(asked)
                 continue
             except (errors.MoorageError, OSError) as error:
                 LOG.warning("The operation on %s %s is put off: %s", *asked, error)
                 continue
             except Exception:
                 LOG.exception("The operation on %s %s could not be started.", *asked)
-                self._note_vain(asked)
+                self._note_not_startable(asked)
                 continue
             if job is not None:
                 self._do(job)
 
-    def _note_vain(self, asked: tuple[str, str]) -> None:
+    def _note_not_startable(self, asked: tuple[str, str]) -> None:
         """It may be waiting still: for what never comes, so that it is to be cleaned in the end."""
         try:
             row = self._tools.workers.get(*asked)
@@ -184,7 +184,7 @@ class BlockStorageAgent(AgentService):
             return
         if row is not None and row.phase == Phase.WAITING:
             with self._lock:
-                self._vain[asked] = row.token
+                self._not_startable[asked] = row.token
 
     def _start(self, tx: sa.Connection, kind: str, uuid: str) -> Job | None:
         """Take the rows that nobody has, all or none, and write their tokens into the resources.
@@ -195,15 +195,15 @@ class BlockStorageAgent(AgentService):
         wanted = {kind: uuid}
         if rows[kind] is None:
             raise NotFree
-        if (halves := _halves(tx, kind, rows[kind])) is not None:
-            if not belong_together(*halves):
+        if (paired_rows := _paired_rows(tx, kind, rows[kind])) is not None:
+            if not are_paired(*paired_rows):
                 self._end_half(tx, kind, uuid)
                 return None
             if kind == VOLUME:
                 # It is started together with the backup, which is asked for itself.
                 raise NotFree
             # The volume first, as all do who take both.
-            wanted = {VOLUME: halves[0].uuid, **wanted}
+            wanted = {VOLUME: paired_rows[0].uuid, **wanted}
         leases: dict[str, Lease] = {}
         for each, resource in wanted.items():
             found = self._tools.workers.start_many(tx, each, [resource], self._tools.identity)
@@ -216,8 +216,8 @@ class BlockStorageAgent(AgentService):
             kind, leases, rows, self._tools.conf, self._tools.database, self._backend,
             functools.partial(self._tick, tuple(leases.values())),
         )  # fmt: skip
-        now = _halves(tx, kind, job.row)
-        if (now is None) != (halves is None) or (now is not None and not belong_together(rows[VOLUME], job.row)):
+        now = _paired_rows(tx, kind, job.row)
+        if (now is None) != (paired_rows is None) or (now is not None and not are_paired(rows[VOLUME], job.row)):
             # It became another operation since it was looked at.
             raise NotFree
         return job
@@ -226,7 +226,12 @@ class BlockStorageAgent(AgentService):
         """End what can no longer be done, as when it had failed."""
         held = self._tools.workers.start_many(tx, kind, [uuid], self._tools.identity).get(uuid)
         row = ROWS[kind].find(tx, uuid) if held else None
-        if held is None or row is None or (halves := _halves(tx, kind, row)) is None or belong_together(*halves):
+        if (
+            held is None
+            or row is None
+            or (paired_rows := _paired_rows(tx, kind, row)) is None
+            or are_paired(*paired_rows)
+        ):
             # Since it was looked at, it ended, and was asked for again perhaps.
             raise NotFree
         fault = f"The {held.operation} was not done: the {BACKUP if kind == VOLUME else VOLUME} was taken away from it."
@@ -335,9 +340,9 @@ class BlockStorageAgent(AgentService):
             raise _Stopping
 
 
-def _halves(tx: sa.Connection, kind: str, row: Any) -> tuple[Any, Any] | None:
+def _paired_rows(tx: sa.Connection, kind: str, row: Any) -> tuple[Any, Any] | None:
     """The rows of the volume and of the backup, where the operation has two, or None of one that is gone; None for others."""
     if kind == VOLUME and row.status in WITH_BACKUP:
         return row, ROWS[BACKUP].find(tx, row.upload_to)
-    companion = COMPANIONS.get((kind, row.status))
+    companion = PAIRED_ROWS.get((kind, row.status))
     return None if companion is None else (ROWS[VOLUME].find(tx, getattr(row, companion.column)), row)

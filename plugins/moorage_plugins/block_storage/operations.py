@@ -21,7 +21,7 @@ from moorage_plugins.block_storage.configuration import image_file
 from moorage_plugins.block_storage.outcomes import ROWS, at_rest
 from moorage_plugins.block_storage.rows import BACKUP, IMAGE, SNAPSHOT, VOLUME
 
-__all__ = ["COMPANIONS", "WITH_BACKUP", "Job", "Write", "belong_together", "run"]
+__all__ = ["PAIRED_ROWS", "WITH_BACKUP", "Job", "Write", "are_paired", "run"]
 
 #: What is written in the transaction that ends the operation.
 Write = Callable[[sa.Connection], None]
@@ -38,15 +38,15 @@ class Companion(NamedTuple):
 
 
 #: By (type, status).
-COMPANIONS: Mapping[tuple[str, str], Companion] = {
+PAIRED_ROWS: Mapping[tuple[str, str], Companion] = {
     (BACKUP, "creating"): Companion("backing-up", "volume_uuid"),
     (BACKUP, "restoring"): Companion("restoring-backup", "restore_to"),
 }
 #: Statuses of a volume whose operation is its backup's.
-WITH_BACKUP = frozenset(each.on_volume for each in COMPANIONS.values())
+WITH_BACKUP = frozenset(each.on_volume for each in PAIRED_ROWS.values())
 
 
-def belong_together(volume: Any | None, backup: Any | None) -> bool:
+def are_paired(volume: Any | None, backup: Any | None) -> bool:
     """Whether the two are halves of one operation, by their rows.
 
     A request writes both halves in one transaction, and only where neither has a worker row, so that nothing is left of an earlier
@@ -55,7 +55,7 @@ def belong_together(volume: Any | None, backup: Any | None) -> bool:
     """
     if volume is None or backup is None:
         return False
-    companion = COMPANIONS.get((BACKUP, backup.status))
+    companion = PAIRED_ROWS.get((BACKUP, backup.status))
     return (
         companion is not None
         and companion.on_volume == volume.status

@@ -76,11 +76,11 @@ class DatabaseBackend(CoordinationBackend):
 
         self._guarded(lambda: self._database.run(enter))
         self._group, self._member = group, member_id
-        return self._services.certain_until()
+        return self._services.valid_until()
 
     @override
     def renew(self) -> float:
-        until = self._services.certain_until()
+        until = self._services.valid_until()
         if self._member not in self._rows():
             raise NotMember(f"{self._member.decode()} was removed from {self._group}: its service was silent too long.")
         return until

@@ -89,13 +89,13 @@ class UpdateJobStatuses(_Task):
 
 class _Terminating(_Task):
     @abc.abstractmethod
-    def doom(self, tx: object, object_id: str, token: int) -> bool:
+    def mark_for_termination(self, tx: object, object_id: str, token: int) -> bool:
         """Flip the cluster to ``Deleting`` if it is its time, and record the termination."""
 
     @override
     def handle(self, object_id: str, lease: TaskLease) -> object:
         try:
-            if not lease.finish_with(lambda tx: self.doom(tx, object_id, lease.token)):
+            if not lease.finish_with(lambda tx: self.mark_for_termination(tx, object_id, lease.token)):
                 return False
         except errors.Conflict as error:
             LOG.info("%s It is looked at again at the next tick.", error.message)
@@ -120,7 +120,7 @@ class TerminateUnneededTransientClusters(_Terminating):
         return self.store.cluster_ids(statuses=("Active",), transient=True, ranges=ranges)
 
     @override
-    def doom(self, tx: object, object_id: str, token: int) -> bool:
+    def mark_for_termination(self, tx: object, object_id: str, token: int) -> bool:
         return self.store.idle(tx, object_id, token, seconds=self.section.min_transient_cluster_active_time)
 
 
@@ -145,7 +145,7 @@ class TerminateIncompleteClusters(_Terminating):
         return self.store.cluster_ids(without=self.COMPLETE, ranges=ranges)
 
     @override
-    def doom(self, tx: object, object_id: str, token: int) -> bool:
+    def mark_for_termination(self, tx: object, object_id: str, token: int) -> bool:
         seconds = self.section.cleanup_time_for_incomplete_clusters * 3600
         return self.store.overdue(tx, object_id, token, seconds=seconds, without=self.COMPLETE)
 

@@ -64,12 +64,12 @@ class FaultCase(unittest.TestCase):
     def wait_nobody_works(self, nodes: Sequence[Node], since: float) -> None:
         wait_for(lambda: not any(node.owned() for node in nodes), "everybody to stop")
         # Each stopped by its own lease, before the server could have given its place to somebody else.
-        self.assertLess(max(node.membership.certain_until for node in nodes), since + SESSION)
+        self.assertLess(max(node.membership.valid_until for node in nodes), since + SESSION)
 
     def wait_renewed(self, nodes: Sequence[Node], since: float) -> None:
         """What they know is of after that moment, and all keys are owned."""
         wait_for(
-            lambda: all(node.membership.certain_until > since + SESSION / 2 for node in nodes),
+            lambda: all(node.membership.valid_until > since + SESSION / 2 for node in nodes),
             "all to be members still",
         )
         self.wait_shared(nodes)

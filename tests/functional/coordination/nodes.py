@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from moorage.clock import SystemClock
-from moorage.coordination.keeper import Keeper, RingSettings
 from moorage.coordination.ledger import SqlLedger
 from moorage.coordination.loading import client_factory
 from moorage.coordination.membership import MemberId, Membership, Timing
+from moorage.coordination.ring_manager import RingManager, RingSettings
 from moorage.db import Database
 from moorage.services.heartbeat import LivenessObserver
 from moorage.services.interface import ServiceIdentity
@@ -70,7 +70,7 @@ class Lives:
     def epoch(self) -> int:
         return self.identity.epoch
 
-    def certain_until(self) -> float:
+    def valid_until(self) -> float:
         began = time.monotonic()
         if self._registry.beat(self.identity):
             self._good_from = began
@@ -101,7 +101,7 @@ class Node:
         member = MemberId(lives.uuid, lives.epoch) if lives else MemberId(name or uuid.uuid4().hex, 1)
         self.membership = Membership(factory, GROUP, member, clock, timing)
         settings = RingSettings(settle=0.3, poll_interval=0.2, drain=drain)
-        self.keeper = Keeper(self.membership, SqlLedger(database), GROUP, clock, settings)
+        self.keeper = RingManager(self.membership, SqlLedger(database), GROUP, clock, settings)
         test.addCleanup(self.stop)
         self.membership.begin()
         self.membership.start()

@@ -23,10 +23,10 @@ from kazoo.security import OPEN_ACL_UNSAFE
 import tests
 from moorage import errors
 from moorage.clock import SystemClock
-from moorage.coordination.keeper import ring_of
 from moorage.coordination.ledger import SqlLedger
 from moorage.coordination.loading import client_factory
 from moorage.coordination.membership import MemberId
+from moorage.coordination.ring_manager import ring_of
 from moorage.testing.coordination import SOON, wait_for
 from tests import servers
 from tests.functional.coordination import fault_tests

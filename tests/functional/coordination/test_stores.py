@@ -20,18 +20,18 @@ LOG = logging.getLogger(__name__)
 _FREEZES = """
 import os, signal, sys
 from moorage import errors
-from moorage.coordination.claims import Claim, SqlClaims
+from moorage.coordination.tick_leases import SqlTickLeases, TickLease
 from moorage.db import Database
 
 url, idle, sweep = sys.argv[1:]
-store = SqlClaims(Database(url, idle_timeout=float(idle)))
+store = SqlTickLeases(Database(url, idle_timeout=float(idle)))
 try:
     with store.write() as tx:
         for each in ("o3", "o7"):
-            store.end(tx, Claim("task", 1, 1, "frozen", sweep), each)
+            store.end(tx, TickLease("task", 1, 1, "frozen", sweep), each)
         print("holding", flush=True)
         os.kill(os.getpid(), signal.SIGSTOP)
-        store.end(tx, Claim("task", 1, 1, "frozen", sweep), "o9")
+        store.end(tx, TickLease("task", 1, 1, "frozen", sweep), "o9")
 except (errors.StoreUnavailable, errors.StoreBusy) as error:
     print("lost", type(error).__name__)
 """

@@ -20,7 +20,7 @@ from moorage.clock import Clock, SystemClock
 from moorage.control_plane import config
 from moorage.control_plane.agent_role import Agent
 from moorage.control_plane.enrolment import Enrolment
-from moorage.control_plane.opening import open_store, open_workers
+from moorage.control_plane.factories import open_store, open_workers
 from moorage.control_plane.placing import Deleter, cast_to_agent
 from moorage.control_plane.process import Platform
 from moorage.control_plane.scheduler_role import SchedulerRole

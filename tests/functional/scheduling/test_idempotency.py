@@ -49,7 +49,7 @@ class _LivePlane(unittest.TestCase):
         found: dict[str, Any] = answer.json()
         return found
 
-    def after_commit(self, instance: str) -> dict[str, Any]:
+    def settled(self, instance: str) -> dict[str, Any]:
         def shown() -> dict[str, Any]:
             return dict(self.ask("GET", f"/instances/{instance}").json())
 
@@ -71,7 +71,7 @@ class _LivePlane(unittest.TestCase):
 class IdempotencyTests(_LivePlane):
     def test_a_repeated_create_gets_the_first_answer_and_makes_nothing(self) -> None:
         first = self.created("one")
-        self.after_commit(first["uuid"])
+        self.settled(first["uuid"])
         self.assertEqual(first, self.created("one"))
         self.assertEqual([first["uuid"]], self.instances())
         many = self.created("many", count=2)
@@ -82,13 +82,13 @@ class IdempotencyTests(_LivePlane):
         made = self.created("one")
         refused = self.created("one", 409, name="another")["error"]
         self.assertIn("Idempotency-Key one was used for another request", refused["message"])
-        self.after_commit(made["uuid"])
+        self.settled(made["uuid"])
         path = f"/instances/{made['uuid']}/action"
         self.assertEqual(202, self.ask("POST", path, {"shelve_offload": {}}, "two").status_code)
-        other = self.after_commit(self.created()["uuid"])
+        other = self.settled(self.created()["uuid"])
         answer = self.ask("POST", f"/instances/{other['uuid']}/action", {"shelve_offload": {}}, "two")
         self.assertEqual(409, answer.status_code, answer.text)
-        self.assertEqual("active", self.after_commit(other["uuid"])["status"])
+        self.assertEqual("active", self.settled(other["uuid"])["status"])
 
     def test_a_key_belongs_to_a_user_a_project_and_a_route(self) -> None:
         body = {"flavor": FLAVOR}
@@ -108,17 +108,17 @@ class IdempotencyTests(_LivePlane):
             self.assertEqual((400, []), (answer.status_code, self.instances()), answer.text)
 
     def test_a_repeated_live_migration_moves_the_instance_once(self) -> None:
-        made = self.after_commit(self.created()["uuid"])
+        made = self.settled(self.created()["uuid"])
         path = f"/instances/{made['uuid']}/action"
         first = self.ask("POST", path, {"live_migrate": {}}, "move")
         self.assertEqual(202, first.status_code, first.text)
-        moved = self.after_commit(made["uuid"])
+        moved = self.settled(made["uuid"])
         self.assertNotEqual(made["host"], moved["host"])
         again = self.ask("POST", path, {"live_migrate": {}}, "move")
         self.assertEqual((202, first.json()), (again.status_code, again.json()))
-        self.assertEqual(moved["host"], self.after_commit(made["uuid"])["host"])
+        self.assertEqual(moved["host"], self.settled(made["uuid"])["host"])
         self.assertEqual(202, self.ask("POST", path, {"live_migrate": {}}, "back").status_code)
-        self.assertEqual(made["host"], self.after_commit(made["uuid"])["host"])
+        self.assertEqual(made["host"], self.settled(made["uuid"])["host"])
 
     def test_what_a_process_did_before_it_died_without_an_answer_is_not_done_again(self) -> None:
         def dies() -> None:
@@ -132,18 +132,18 @@ class IdempotencyTests(_LivePlane):
         dies()
         self.assertEqual(many, [each["uuid"] for each in self.created("many", count=2)["instances"]])
         self.assertEqual({made["uuid"], *many}, set(self.instances()))
-        here = self.after_commit(made["uuid"])
+        here = self.settled(made["uuid"])
         path = f"/instances/{made['uuid']}/action"
         for action in ("live_migrate", "shelve_offload"):
             self.assertEqual(202, self.ask("POST", path, {action: {}}, action).status_code)
-            after = self.after_commit(made["uuid"])
+            after = self.settled(made["uuid"])
             dies()
             again = self.ask("POST", path, {action: {}}, action)
             self.assertEqual(202, again.status_code, again.text)
-            self.assertEqual(after["status"], self.after_commit(made["uuid"])["status"])
+            self.assertEqual(after["status"], self.settled(made["uuid"])["status"])
             if action == "live_migrate":
                 self.assertNotEqual(here["host"], after["host"])
-                self.assertEqual(after["host"], self.after_commit(made["uuid"])["host"])
+                self.assertEqual(after["host"], self.settled(made["uuid"])["host"])
 
     def test_concurrent_repetitions_make_one_instance(self) -> None:
         for number in range(5):
@@ -192,11 +192,11 @@ class RequestIdTests(_LivePlane):
         headers = {"X-OpenStack-Request-ID": given}
         answers = [self.ask("POST", "/instances", {"flavor": FLAVOR}, **headers) for _ in range(2)]
         self.assertEqual(2, len({each.json()["uuid"] for each in answers}))
-        path = f"/instances/{self.after_commit(answers[0].json()['uuid'])['uuid']}/action"
+        path = f"/instances/{self.settled(answers[0].json()['uuid'])['uuid']}/action"
         hosts = []
         for _ in range(2):
             self.assertEqual(202, self.ask("POST", path, {"live_migrate": {}}, **headers).status_code)
-            hosts.append(self.after_commit(answers[0].json()["uuid"])["host"])
+            hosts.append(self.settled(answers[0].json()["uuid"])["host"])
         self.assertEqual({"h1", "h2"}, set(hosts))
         for each in answers:
             self.assertRegex(each.headers["X-OpenStack-Request-ID"], "^req-[0-9a-f-]{36}$")
@@ -259,7 +259,7 @@ class RequestIdTests(_LivePlane):
         given = f"req-{uuid.uuid4()}"
         answer = self.ask("POST", "/instances", {"flavor": FLAVOR}, **{"X-OpenStack-Request-ID": given})
         instance = answer.json()["uuid"]
-        self.after_commit(instance)
+        self.settled(instance)
         path = f"/instances/{instance}"
         for method, below, body in (
             ("POST", "/action", {"live_migrate": {}}),
@@ -273,7 +273,7 @@ class RequestIdTests(_LivePlane):
             if method == "DELETE":
                 self.plane.wait_status(instance, "gone")
             else:
-                self.after_commit(instance)
+                self.settled(instance)
             names = {"moorage.api.application", "moorage_plugins.compute.agent"}
             if body and "shelve_offload" not in body:
                 names.add("moorage.control_plane.operations")

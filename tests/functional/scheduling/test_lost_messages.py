@@ -12,7 +12,7 @@ from typing import Any
 
 from moorage.clock import Clock
 from moorage.control_plane.agent_role import Agent
-from moorage.control_plane.opening import open_workers
+from moorage.control_plane.factories import open_workers
 from moorage.control_plane.operations import InPlace
 from moorage.control_plane.placing import cast_to_agent
 from moorage.control_plane.scheduler_role import SchedulerRole

@@ -10,8 +10,8 @@ import sqlalchemy as sa
 
 from moorage import errors
 from moorage.control_plane.agent_role import Agent
+from moorage.control_plane.factories import open_workers
 from moorage.control_plane.interface import Instance
-from moorage.control_plane.opening import open_workers
 from moorage.control_plane.scheduler_role import SchedulerRole
 from moorage.fleet.interface import check_states, uuid_of_name
 from moorage.fleet.properties import change_node

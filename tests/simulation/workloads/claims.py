@@ -11,7 +11,7 @@ from typing_extensions import override
 from moorage import errors
 from moorage.allocation.interface import AllocationChange, ClaimRequest, Expect, InventoryItem, ResourceProvider
 from moorage.clock import SystemClock
-from moorage.control_plane.opening import load_store
+from moorage.control_plane.factories import load_store
 from moorage.db import Database
 from moorage_plugins.stores.classes import STANDARD_CLASSES
 from tests.simulation.kernel import Process

@@ -14,8 +14,8 @@ from moorage import errors
 from moorage.clock import SystemClock
 from moorage.control_plane.agent_role import Agent
 from moorage.control_plane.enrolment import Enrolment
+from moorage.control_plane.factories import load_store, open_instances, open_workers
 from moorage.control_plane.interface import departed_consumer, move_consumer
-from moorage.control_plane.opening import load_store, open_instances, open_workers
 from moorage.control_plane.operations import InPlace
 from moorage.control_plane.placing import Deleter, cast_to_agent
 from moorage.control_plane.scheduler_role import SchedulerRole

@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from moorage import errors
 from moorage.control_plane.agent_role import Agent
-from moorage.control_plane.opening import open_workers
+from moorage.control_plane.factories import open_workers
 from moorage.control_plane.scheduler_role import SchedulerRole
 from moorage.db import Database
 from moorage_plugins.block_storage.configuration import open_backend

@@ -72,7 +72,7 @@ class SweepingTests(unittest.TestCase):
         leaves = Sweeper(None, SystemExit(5))
         services = [broken, leaves, away, well]
         agent = Agent()
-        with self.assertLogs("moorage.control_plane.repeating", "WARNING") as told:
+        with self.assertLogs("moorage.control_plane.periodic_loop", "WARNING") as told:
             self.sweeps(agent, services)
             # Each goes on, and so does what is done beside them.
             wait_until(lambda: all(each.swept > 1 for each in services), "all sweep again", 60)
@@ -102,7 +102,7 @@ class SweepingTests(unittest.TestCase):
         agent = Agent()
         agent._services, agent._periodic = [leaves, well], []
         agent._subscription, agent._cleaning = mock.Mock(), mock.Mock()
-        with self.assertLogs("moorage.control_plane.repeating", "ERROR") as told:
+        with self.assertLogs("moorage.control_plane.periodic_loop", "ERROR") as told:
             agent.stop(1.0)
         self.assertTrue(well.stopped)
         self.assertIn("SystemExit(5)", told.output[0])

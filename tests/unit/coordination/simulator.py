@@ -18,12 +18,18 @@ from typing import Any
 from typing_extensions import override
 
 from moorage import foreign
-from moorage.coordination.claims import AHEAD, Claim
 from moorage.coordination.interface import PeriodicTask, TaskLease, TaskTools
-from moorage.coordination.keeper import RingSettings
 from moorage.coordination.ledger import RingRow
 from moorage.coordination.membership import Timing
-from moorage.coordination.sweep import Backoff, Claimed, RingShare, Sweep, Ticks
+from moorage.coordination.ring_manager import RingSettings
+from moorage.coordination.task_run import (
+    AcquiredTick,
+    Backoff,
+    RingOwnership,
+    TaskRun,
+    TickContext,
+)
+from moorage.coordination.tick_leases import AHEAD, TickLease
 from tests.unit.coordination.worlds import GROUP, Member, World
 
 __all__ = ["Engine", "Simulation", "Violation"]
@@ -192,9 +198,9 @@ class Engine:
 
         self.member._fault = fault  # type: ignore[method-assign]
         self._beat_at = self._look_at = simulation.world.clock.now
-        self._sweep: Sweep | None = None
+        self._sweep: TaskRun | None = None
         self._batches: Iterator[Any] = iter(())
-        self._todo: list[Claimed] = []
+        self._todo: list[AcquiredTick] = []
         self._slot = -1
         #: Slot and token of the last sweep that was not cut short.
         self._swept: tuple[int, int] = (-1, -1)
@@ -245,7 +251,7 @@ class Engine:
         else:
             self._begin()
 
-    def _next_batch(self, sweep: Sweep) -> None:
+    def _next_batch(self, sweep: TaskRun) -> None:
         batch = None if sweep.stale else next(self._batches, None)
         if batch is not None:
             self._todo = sweep.claim(*batch)
@@ -263,8 +269,8 @@ class Engine:
             return
         world = self._simulation.world
         self._slot = moment // (SPACING * MICRO)
-        self._sweep = Sweep(
-            "work", self._task, RingShare(self.member.keeper, snapshot), world.claims, Ticks(moment, SPACING * MICRO),
+        self._sweep = TaskRun(
+            "work", self._task, RingOwnership(self.member.keeper, snapshot), world.claims, TickContext(moment, SPACING * MICRO),
             self.member.clock, backoff=self._backoff, timeout=1e9, batch=10,
         )  # fmt: skip
         self._sweep.begin()
@@ -452,7 +458,7 @@ class Simulation:
         ledger.propose = propose  # type: ignore[method-assign]
         claims, claim_one = self.world.claims, self.world.claims.claim_one
 
-        def claim(claim: Claim, object_id: str) -> bool:
+        def claim(claim: TickLease, object_id: str) -> bool:
             granted = claim_one(claim, object_id)
             if granted:
                 self.oracle.claims(object_id, claim.tick, claim.token)

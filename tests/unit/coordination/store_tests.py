@@ -12,9 +12,9 @@ import sqlalchemy as sa
 
 from moorage import errors
 from moorage.coordination import tables
-from moorage.coordination.claims import Claim, SqlClaims
 from moorage.coordination.ledger import RingRow, SqlLedger
 from moorage.coordination.task_store import Run, TaskStore
+from moorage.coordination.tick_leases import SqlTickLeases, TickLease
 from moorage.db import Database, now, read_now
 
 TABLES = (tables.rings, tables.adoptions, tables.claims, tables.tasks, tables.runs, tables.totals)
@@ -26,8 +26,8 @@ def create_tables(database: Database) -> None:
         tables.rings.metadata.create_all(tx, tables=TABLES)
 
 
-def a_claim(tick: int = 1, token: int = 1, owner: str = "one", task: str = "task") -> Claim:
-    return Claim(task, tick, token, owner, f"sweep-{next(_sweeps)}")
+def a_claim(tick: int = 1, token: int = 1, owner: str = "one", task: str = "task") -> TickLease:
+    return TickLease(task, tick, token, owner, f"sweep-{next(_sweeps)}")
 
 
 class StoreTests(unittest.TestCase):
@@ -43,7 +43,7 @@ class StoreTests(unittest.TestCase):
             for table in TABLES:
                 tx.execute(sa.delete(table))
         self.ledger = SqlLedger(self.database)
-        self.claims = SqlClaims(self.database)
+        self.claims = SqlTickLeases(self.database)
         self.tasks = TaskStore(self.database, history=5)
 
     # -- the ring's row -------------------------------------------------------------------------------------------

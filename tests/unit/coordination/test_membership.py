@@ -7,8 +7,8 @@ import unittest
 
 from moorage import errors
 from moorage.coordination.interface import NotMember, View
-from moorage.coordination.keeper import RingSettings
 from moorage.coordination.membership import DRIFT, MemberId, State
+from moorage.coordination.ring_manager import RingSettings
 from tests.unit.coordination.worlds import GROUP, Member, World
 
 SESSION = 10.0
@@ -23,9 +23,7 @@ class MembershipTests(unittest.TestCase):
         self.first = self.membership.member_id
 
     def test_it_is_certain_from_before_the_renewal_less_drift_and_margin(self) -> None:
-        self.assertAlmostEqual(
-            self.membership.certain_until, self.member.clock.monotonic() + SESSION * (1 - DRIFT) - 1.0
-        )
+        self.assertAlmostEqual(self.membership.valid_until, self.member.clock.monotonic() + SESSION * (1 - DRIFT) - 1.0)
         self.assertTrue(self.membership.holds(self.first))
 
     def test_without_renewals_it_stops_before_the_server_drops_it(self) -> None:
@@ -46,11 +44,11 @@ class MembershipTests(unittest.TestCase):
         self.assertTrue(self.membership.holds(self.first))
 
     def test_an_answer_that_is_lost_after_the_renewal_was_made_is_no_renewal(self) -> None:
-        until = self.membership.certain_until
+        until = self.membership.valid_until
         self.world.clock.advance(2)
         self.member.cut = {"renewed"}
         self.member.beat()
-        self.assertEqual(self.membership.certain_until, until)
+        self.assertEqual(self.membership.valid_until, until)
 
     def test_a_server_that_knows_nothing_of_it_any_more_is_away_for_the_ring_until_the_heartbeat_has_joined_again(
         self,

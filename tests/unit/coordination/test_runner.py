@@ -18,12 +18,20 @@ from typing_extensions import override
 from moorage import errors
 from moorage.clock import SystemClock
 from moorage.coordination import tables
-from moorage.coordination.claims import Claim, SqlClaims
 from moorage.coordination.interface import PeriodicTask, TaskLease, TaskTools
-from moorage.coordination.keeper import RingSnapshot, Working
+from moorage.coordination.ring_manager import InFlight, RingSnapshot
 from moorage.coordination.runner import Runner, Settings, TaskRunner
-from moorage.coordination.sweep import PARTS, Backoff, Everything, RingShare, Share, Sweep, Ticks
+from moorage.coordination.task_run import (
+    PARTS,
+    Backoff,
+    Ownership,
+    OwnsAll,
+    RingOwnership,
+    TaskRun,
+    TickContext,
+)
 from moorage.coordination.task_store import Run, TaskStore
+from moorage.coordination.tick_leases import SqlTickLeases, TickLease
 from moorage.db import Database
 from moorage.ring import Ring, position_of
 from moorage.testing.coordination import wait_for
@@ -51,7 +59,7 @@ class Recorder(PeriodicTask):
         return self.handler(object_id, lease)
 
 
-class SwitchedShare(Everything):
+class SwitchedShare(OwnsAll):
     """A share that can end."""
 
     def __init__(self) -> None:
@@ -71,8 +79,8 @@ class RunnerCase(unittest.TestCase):
         self.addCleanup(self.database.close)
         create_tables(self.database)
         self.store = TaskStore(self.database)
-        self.claims = SqlClaims(self.database)
-        self.share: Share | None = SwitchedShare()
+        self.claims = SqlTickLeases(self.database)
+        self.share: Ownership | None = SwitchedShare()
         self.done: list[str] = []
 
     def task(
@@ -128,7 +136,7 @@ class TaskRunnerTests(RunnerCase):
         transactions: list[int] = []
         claim = self.claims.claim
 
-        def counted(asked: Claim, object_ids: Sequence[str]) -> list[str]:
+        def counted(asked: TickLease, object_ids: Sequence[str]) -> list[str]:
             transactions.append(len(object_ids))
             return claim(asked, object_ids)
 
@@ -314,7 +322,7 @@ class TaskRunnerTests(RunnerCase):
 
         share = SwitchedShare()
         released: list[bool] = []
-        share.working = lambda: Working(True, lambda: released.append(ended.is_set()))  # type: ignore[method-assign]
+        share.working = lambda: InFlight(True, lambda: released.append(ended.is_set()))  # type: ignore[method-assign]
         self.share = share
         run = self.sweep(self.task(handler, objects="a", timeout=0.1))
         self.assertEqual((run.failed, run.problem), (1, "a: not within 0.1 seconds"))
@@ -326,8 +334,8 @@ class TaskRunnerTests(RunnerCase):
     def test_what_was_given_up_before_its_thread_ran_is_never_begun(self) -> None:
         """Its handler would be waited for by a ring that drains, for as long as it hangs."""
         moment, _ = self.store.look()
-        sweep = Sweep(
-            "t", self.task()._task, SwitchedShare(), self.claims, Ticks(moment, SECOND), SystemClock(),
+        sweep = TaskRun(
+            "t", self.task()._task, SwitchedShare(), self.claims, TickContext(moment, SECOND), SystemClock(),
             backoff=Backoff(1.0), timeout=60.0,
         )  # fmt: skip
         sweep.begin()
@@ -368,7 +376,7 @@ class TaskRunnerTests(RunnerCase):
             found: list[str] = []
             for me in ring.members:
                 snapshot = RingSnapshot("g", 1, me, ring, 0.0)
-                found += RingShare(None, snapshot).select(Positioned(names, lambda *_: None))  # type: ignore[arg-type]
+                found += RingOwnership(None, snapshot).select(Positioned(names, lambda *_: None))  # type: ignore[arg-type]
             self.assertEqual(sorted(found), sorted(names), function)
 
     def test_a_spread_task_claims_each_object_once_a_tick_though_it_is_swept_in_parts(self) -> None:
@@ -377,7 +385,7 @@ class TaskRunnerTests(RunnerCase):
         claimed: list[str] = []
         claim = self.claims.claim
 
-        def count(wanted: Claim, object_ids: Sequence[str]) -> list[str]:
+        def count(wanted: TickLease, object_ids: Sequence[str]) -> list[str]:
             claimed.extend(object_ids)
             return claim(wanted, object_ids)
 
@@ -436,7 +444,7 @@ class RunnerTests(RunnerCase):
         self.assertEqual(self.done[-1], "c")
 
     def test_a_task_whose_turn_cannot_be_told_does_not_hold_up_another(self) -> None:
-        def broken() -> Share | None:
+        def broken() -> Ownership | None:
             raise LookupError("a mistake")
 
         tasks = [self.task(), self.task()]
@@ -468,13 +476,13 @@ class TickTests(unittest.TestCase):
     def test_ticks_rise_with_time_and_lie_within_one_spacing_before_now(
         self, moment: int, spacing: int, object_id: str, later: int, spread: bool
     ) -> None:
-        one = Ticks(moment, spacing, spread).of(object_id)
-        two = Ticks(moment + later, spacing, spread).of(object_id)
+        one = TickContext(moment, spacing, spread).of(object_id)
+        two = TickContext(moment + later, spacing, spread).of(object_id)
         self.assertLessEqual(one, two)
         self.assertTrue(moment - spacing < one <= moment)
 
     def test_spread_objects_have_phases_and_no_more_of_them_than_sweeps(self) -> None:
-        phases = Counter(Ticks(10**9, 10**6, True).of(f"object-{number}") % 10**6 for number in range(4000))
+        phases = Counter(TickContext(10**9, 10**6, True).of(f"object-{number}") % 10**6 for number in range(4000))
         self.assertEqual(sorted(phases), [10**6 * part // PARTS for part in range(PARTS)])
         self.assertGreater(min(phases.values()), 100)
 
@@ -488,7 +496,7 @@ class TickTests(unittest.TestCase):
         since: int | None = None
         for step in (0, *steps):
             moment += step
-            ticks = Ticks(moment, spacing, spread)
+            ticks = TickContext(moment, spacing, spread)
             for name in names:
                 seen[name].add(ticks.of(name))
                 if since is None or ticks.of(name) > since:
@@ -502,9 +510,9 @@ class TickTests(unittest.TestCase):
             left_out = []
             moment = 10**9
             for _ in range(3):
-                backoff.failed("x", Ticks(moment, 100, spread))
+                backoff.failed("x", TickContext(moment, 100, spread))
                 count = 0
-                while "x" not in backoff.due(["x"], Ticks(moment, 100, spread)):
+                while "x" not in backoff.due(["x"], TickContext(moment, 100, spread)):
                     moment += 5
                     count += 1
                 left_out.append(round(count * 5 / 100))
@@ -512,4 +520,4 @@ class TickTests(unittest.TestCase):
             for found, expected in zip(left_out, (2, 3, 5), strict=True):
                 self.assertIn(found, (expected - 1, expected))
             backoff.handled("x")
-            self.assertEqual(backoff.due(["x"], Ticks(moment, 100, spread)), ["x"])
+            self.assertEqual(backoff.due(["x"], TickContext(moment, 100, spread)), ["x"])

@@ -11,11 +11,11 @@ from typing import Any
 from typing_extensions import override
 
 import tests
-from moorage.coordination import keeper
-from moorage.coordination.claims import CLAIM, END
+from moorage.coordination import ring_manager
 from moorage.coordination.interface import BackendTools, View
-from moorage.coordination.keeper import Keeper
 from moorage.coordination.membership import Membership, State
+from moorage.coordination.ring_manager import RingManager
+from moorage.coordination.tick_leases import CLAIM, END
 from moorage_plugins.coordination.memory import MemoryBackend
 from tests.unit.coordination.simulator import SESSION, Simulation, Violation
 from tests.unit.coordination.worlds import Member, MemoryClaims, World
@@ -118,7 +118,7 @@ class MutantTests(unittest.TestCase):
 
     def unguarded(self, seed: int, without: str = "") -> Simulation:
         """Members whose own guards always say yes: what keeps the laws is the guards of the rows."""
-        self.mutant("is_current", lambda self, snapshot: True, of=Keeper)
+        self.mutant("is_current", lambda self, snapshot: True, of=RingManager)
         world = World(SESSION)
         world.claims = MemoryClaims(world.moment, {without})
         return Simulation(seed, world=world, guarded=False)
@@ -153,14 +153,14 @@ class MutantTests(unittest.TestCase):
         self.assert_caught(make, "not handled within two periods|was claimed for tick")
 
     def test_without_looking_whether_the_ring_has_changed(self) -> None:
-        def is_current(self: Keeper, snapshot: Any) -> bool:
+        def is_current(self: RingManager, snapshot: Any) -> bool:
             return self._membership.holds(snapshot.me)
 
-        self.mutant("is_current", is_current, of=Keeper)
+        self.mutant("is_current", is_current, of=RingManager)
         self.assert_caught(Simulation, "began under ring")
 
     def test_without_waiting_for_others_to_drain(self) -> None:
-        self.mutant("_drained", lambda *arguments: True, of=keeper)
+        self.mutant("_drained", lambda *arguments: True, of=ring_manager)
         self.assert_caught(lambda seed: Simulation(seed, drain=True), "handle .* at once")
 
 

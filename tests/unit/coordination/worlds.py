@@ -9,11 +9,16 @@ from typing import Any, TypeVar
 from typing_extensions import override
 
 from moorage import errors, threads
-from moorage.coordination.claims import CLAIM, END, Claim, ClaimStore
 from moorage.coordination.interface import BackendTools
-from moorage.coordination.keeper import Keeper, RingSettings
 from moorage.coordination.ledger import Ledger, RingRow
 from moorage.coordination.membership import MemberId, Membership, Timing
+from moorage.coordination.ring_manager import RingManager, RingSettings
+from moorage.coordination.tick_leases import (
+    CLAIM,
+    END,
+    TickLease,
+    TickLeaseStore,
+)
 from moorage_plugins.coordination.memory import MemoryBackend, MemoryServer
 
 __all__ = ["GROUP", "FakeClock", "Member", "MemoryClaims", "MemoryLedger", "World"]
@@ -92,7 +97,7 @@ class _Transaction:
                 effect()
 
 
-class MemoryClaims(ClaimStore):
+class MemoryClaims(TickLeaseStore):
     """The rows of claims in memory, changed by the very statements of production.
 
     :param moment: the store's clock, in microseconds. :param without: names of guards that are left out, for mutants.
@@ -104,10 +109,10 @@ class MemoryClaims(ClaimStore):
         self._without = without
 
     @override
-    def claim(self, claim: Claim, object_ids: Sequence[str]) -> list[str]:
+    def claim(self, claim: TickLease, object_ids: Sequence[str]) -> list[str]:
         return [each for each in object_ids if self.claim_one(claim, each)]
 
-    def claim_one(self, claim: Claim, object_id: str) -> bool:
+    def claim_one(self, claim: TickLease, object_id: str) -> bool:
         """One row of the statement; whether it was changed."""
         key = claim.task, object_id
         new = {
@@ -129,7 +134,7 @@ class MemoryClaims(ClaimStore):
         return True
 
     @override
-    def end(self, transaction: Any, claim: Claim, object_id: str) -> None:
+    def end(self, transaction: Any, claim: TickLease, object_id: str) -> None:
         key = claim.task, object_id
         parameters = {"sweep": claim.sweep, "unfinished": False, "done": True}
         row = self.rows.get(key)
@@ -187,7 +192,7 @@ class Member:
         timing = timing or Timing(interval=1.0, margin=1.0, reset_after=world.session)
         base = MemberId(f"service-{number}", epoch, 0, weight=weight)
         self.membership = Membership(factory, GROUP, base, self.clock, timing)
-        self.keeper = Keeper(self.membership, world.ledger, GROUP, self.clock, settings)
+        self.keeper = RingManager(self.membership, world.ledger, GROUP, self.clock, settings)
 
     def make_client(self, tools: BackendTools) -> MemoryBackend:
         return MemoryBackend(tools, self._world.server, self._fault_now)

@@ -17,9 +17,9 @@ from oslo_config import cfg
 
 from moorage import errors
 from moorage.clock import SystemClock
-from moorage.coordination.claims import Claim, SqlClaims
 from moorage.coordination.interface import PeriodicTask, TaskTools
-from moorage.coordination.sweep import ClaimLease, Everything
+from moorage.coordination.task_run import OwnsAll, TickTaskLease
+from moorage.coordination.tick_leases import SqlTickLeases, TickLease
 from moorage.db import Database
 from moorage.ring import POSITION_COUNT
 from moorage.services.interface import ServiceIdentity
@@ -58,7 +58,7 @@ class DataProcessingCase(unittest.TestCase):
         self.conf.set_override("min_transient_cluster_active_time", 0.0, group="data_processing")
         self.workers = SqlOperationStore(self.database, lease_seconds=60)
         self.store = DataStore(self.database, self.workers)
-        self.claims = SqlClaims(self.database)
+        self.claims = SqlTickLeases(self.database)
         self.casts: list[Cast] = []
         self.agent = self.make_agent()
         self.tick = 0
@@ -87,9 +87,9 @@ class DataProcessingCase(unittest.TestCase):
         name = type(task).__name__
         found = {}
         for object_id in task.list_objects():
-            claim = Claim(name, self.tick, token, "me", f"{name}-{self.tick}-{token}")
+            claim = TickLease(name, self.tick, token, "me", f"{name}-{self.tick}-{token}")
             self.assertEqual(self.claims.claim(claim, [object_id]), [object_id])
-            lease = ClaimLease(self.claims, claim, object_id, Everything("me", token), SystemClock(), 60)
+            lease = TickTaskLease(self.claims, claim, object_id, OwnsAll("me", token), SystemClock(), 60)
             found[object_id] = task.handle(object_id, lease)
         return found
 

@@ -20,7 +20,7 @@ from moorage.cleanup.cleaner import Cleaner
 from moorage.cli.commands.plugin import PluginCheck
 from moorage.control_plane.extension_points import EXTENSION_POINTS
 from moorage.coordination.runner import Settings, TaskRunner
-from moorage.coordination.sweep import Everything
+from moorage.coordination.task_run import OwnsAll
 from moorage.extensions import ExtensionPoint, State, origin_of
 from moorage.sharding.interface import STRATEGIES, ShardNode
 from moorage.sharding.planner import make_plan
@@ -238,7 +238,7 @@ class RunningTests(FailureCase):
             claims.claim.side_effect = lambda claim, found: list(found)
             runner = TaskRunner(
                 "gadget", self.load(point, more), Settings(1, 60, 1), claims, store,
-                lambda: Everything("me", 0), ManualClock(), member="me",
+                lambda: OwnsAll("me", 0), ManualClock(), member="me",
             )  # fmt: skip
             with self.assertLogs("moorage.coordination", "ERROR") as logs:
                 ticks = runner.due(10_000_000, None)

@@ -11,13 +11,19 @@ import sys
 import threading
 import unittest
 
-from moorage.foreign import ForeignExit, contained, plain, printing_aside, said
+from moorage.foreign import (
+    ForeignExit,
+    escape_unprintable,
+    format_exception,
+    isolate_plugin_call,
+    printing_aside,
+)
 
 
 def run(error: BaseException) -> BaseException | None:
     """What comes of code that raises it."""
     try:
-        with contained():
+        with isolate_plugin_call():
             raise error
     except BaseException as raised:
         return raised
@@ -51,8 +57,8 @@ class ContainedTests(unittest.TestCase):
     def test_a_copy_ends_as_it_returns_or_raises_and_the_process_goes_on(self) -> None:
         for ending in ("pass", "sys.exit(0)", "raise KeyError"):
             code = (
-                "import os, sys\nfrom moorage.foreign import contained\nmain = os.getpid()\nchild = 0\n"
-                f"with contained('the plugin x'):\n    child = os.fork()\n    if not child:\n        {ending}\n"
+                "import os, sys\nfrom moorage.foreign import isolate_plugin_call\nmain = os.getpid()\nchild = 0\n"
+                f"with isolate_plugin_call('the plugin x'):\n    child = os.fork()\n    if not child:\n        {ending}\n"
                 "print('answered by', 'itself' if os.getpid() == main else 'a copy', flush=True)\n"
                 "print('status', os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) if child else '')\n"
             )
@@ -69,16 +75,16 @@ class TextTests(unittest.TestCase):
             ("Größe 3 µm, 日本, '\\d'", "Größe 3 µm, 日本, '\\d'"),
             ("\ud800 \x1b[31m\r\n\x00\u202e", r"\ud800 \x1b[31m\r\n\x00\u202e"),
         ):
-            self.assertEqual(wanted, plain(text))
-            plain(text).encode()
+            self.assertEqual(wanted, escape_unprintable(text))
+            escape_unprintable(text).encode()
 
     def test_what_was_raised_is_told_even_if_it_cannot_tell_itself(self) -> None:
         class Mute(Exception):
             def __str__(self) -> str:
                 raise LookupError
 
-        self.assertEqual("ValueError: \\ud800", said(ValueError("\ud800")))
-        self.assertEqual("Mute: its text cannot be had, LookupError", said(Mute()))
+        self.assertEqual("ValueError: \\ud800", format_exception(ValueError("\ud800")))
+        self.assertEqual("Mute: its text cannot be had, LookupError", format_exception(Mute()))
 
 
 class PrintingTests(unittest.TestCase):

@@ -83,10 +83,10 @@ def _of_path(
     classes = [found]
     if not inspect.isclass(found) and callable(found):
         try:
-            with foreign.printing_aside(), foreign.contained(path):
+            with foreign.printing_aside(), foreign.isolate_plugin_call(path):
                 classes = list(found())
         except Exception as error:
-            raise _refused(point, path, f"its call failed ({foreign.said(error)})") from error
+            raise _refused(point, path, f"its call failed ({foreign.format_exception(error)})") from error
     loaded = []
     for each in classes:
         name = path if each is found else f"{path}[{getattr(each, '__name__', each)}]"
@@ -104,13 +104,13 @@ def _imported(point: ExtensionPoint[Any], path: str, with_shim: bool) -> Any:
     if with_shim:
         shim.install()
     try:
-        with foreign.printing_aside(), foreign.contained(path):
+        with foreign.printing_aside(), foreign.isolate_plugin_call(path):
             return functools.reduce(getattr, name.split("."), importlib.import_module(module))
     except Exception as error:
         hint = ""
         if isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] == "nova":
             hint = " It was written on Nova's base classes: install nova, or set [scheduling] nova_shim = true."
-        raise _refused(point, path, f"it cannot be imported ({foreign.said(error)})", hint) from error
+        raise _refused(point, path, f"it cannot be imported ({foreign.format_exception(error)})", hint) from error
 
 
 def _refused(point: ExtensionPoint[Any], path: str, problem: str, hint: str = "") -> errors.PluginLoadError:

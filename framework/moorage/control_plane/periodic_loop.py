@@ -10,12 +10,12 @@ from oslo_log import log as logging
 from moorage import errors, foreign, threads
 from moorage.control_plane.process import Platform
 
-__all__ = ["Periodic", "attempt"]
+__all__ = ["PeriodicLoop", "run_logged"]
 
 LOG = logging.getLogger(__name__)
 
 
-class Periodic:
+class PeriodicLoop:
     """Calls a function again and again in a thread of its own; an error is told in the log and ends nothing.
 
     :param first: seconds before the first call, ``seconds`` unless said.
@@ -42,13 +42,13 @@ class Periodic:
         seconds = self._first
         while not self._clock.wait(self._stop, seconds):
             seconds = self._seconds
-            attempt(self._name, self._work)
+            run_logged(self._name, self._work)
 
 
-def attempt(name: str, work: Callable[[], object]) -> None:
+def run_logged(name: str, work: Callable[[], object]) -> None:
     """Call it; an error is told in the log, by its own words where it says that something is away."""
     try:
-        with foreign.contained(name):
+        with foreign.isolate_plugin_call(name):
             work()
     except errors.Unavailable as error:
         LOG.warning("%s is put off: %s", name, error.message)

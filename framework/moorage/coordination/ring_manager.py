@@ -24,7 +24,7 @@ from moorage.coordination.ledger import Ledger, RingRow
 from moorage.coordination.membership import MemberId, Membership
 from moorage.ring import Ring
 
-__all__ = ["Keeper", "RingSettings", "RingSnapshot", "Working", "ring_of"]
+__all__ = ["RingManager", "RingSettings", "RingSnapshot", "InFlight", "ring_of"]
 
 LOG = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class RingSnapshot:
     :param token: of the ring's row; a larger one is a later ring.
     :param me: the id under which this member is on it.
     :param expires_at: until when, on the monotonic scale, the membership was certain when this was made; it is renewed since,
-        so ask :meth:`Keeper.is_current`.
+        so ask :meth:`RingManager.is_current`.
     """
 
     group: str
@@ -94,7 +94,7 @@ class RingSnapshot:
         return self.ring.ranges(self.me)
 
 
-class Working:
+class InFlight:
     """Around the handling of one object; gives whether it may begin.
 
     A handling that nobody waits for any more is released before it ends: from then on its lease is over, and a ring that waits for
@@ -121,7 +121,7 @@ class Working:
             self._end()
 
 
-class Keeper:
+class RingManager:
     """Looks who is there, proposes rings, adopts what the ledger says. :meth:`step` does it all; a thread calls it."""
 
     def __init__(
@@ -161,7 +161,7 @@ class Keeper:
         seen = token == snapshot.token and self._clock.monotonic() - read_at < self._settings.stale_after
         return seen and self._active is snapshot and self._membership.holds(snapshot.me)
 
-    def working(self, snapshot: RingSnapshot) -> Working:
+    def working(self, snapshot: RingSnapshot) -> InFlight:
         """Says that an object is being handled under this ring; gives False when it may not be."""
         token = snapshot.token
 
@@ -175,7 +175,7 @@ class Keeper:
             allowed = self.is_current(snapshot)
             if allowed:
                 self._working[token] += 1
-        return Working(allowed, end)
+        return InFlight(allowed, end)
 
     def refresh(self) -> None:
         """Look now, unless that was done within the last ``poll_interval``.
@@ -203,7 +203,7 @@ class Keeper:
     def _run(self) -> None:
         while not self._clock.wait(self._stop, self._settings.poll_interval):
             try:
-                with foreign.contained():
+                with foreign.isolate_plugin_call():
                     self.step()
             except errors.Unavailable as error:
                 LOG.debug("The ring of %s cannot be looked at: %s", self._group, error.message)
@@ -292,7 +292,7 @@ class Keeper:
                 self._active, self._waiting = (waiting if me in waiting.ring else None), None
 
     def _snapshot(self, row: RingRow, me: bytes) -> RingSnapshot:
-        return RingSnapshot(self._group, row.token, me, ring_of(row), self._membership.certain_until)
+        return RingSnapshot(self._group, row.token, me, ring_of(row), self._membership.valid_until)
 
 
 def _drained(adopted: Mapping[bytes, int], view: View, token: int) -> bool:

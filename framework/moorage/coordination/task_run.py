@@ -16,14 +16,14 @@ from typing_extensions import override
 
 from moorage import errors, foreign, randomness, threads
 from moorage.clock import Clock
-from moorage.coordination.claims import AHEAD, Claim, ClaimStore
 from moorage.coordination.interface import PeriodicTask, TaskLease
-from moorage.coordination.keeper import Keeper, RingSnapshot, Working
+from moorage.coordination.ring_manager import InFlight, RingManager, RingSnapshot
 from moorage.coordination.task_store import Run
+from moorage.coordination.tick_leases import AHEAD, TickLease, TickLeaseStore
 from moorage.extensions import origin_of
 from moorage.ring import POSITION_COUNT, position_of
 
-__all__ = ["PARTS", "Backoff", "Claimed", "Everything", "RingShare", "Share", "Sweep", "Ticks"]
+__all__ = ["PARTS", "Backoff", "AcquiredTick", "OwnsAll", "RingOwnership", "Ownership", "TaskRun", "TickContext"]
 
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -34,7 +34,7 @@ _REMEDY = "Repair the task, or take it out of [periodic] enabled_tasks."
 PARTS = 20
 
 
-class Share(Protocol):
+class Ownership(Protocol):
     """What a member may work on."""
 
     @property
@@ -51,21 +51,21 @@ class Share(Protocol):
     def holds(self) -> bool:
         """Whether it may go on; costs nothing."""
 
-    def working(self) -> Working:
+    def working(self) -> InFlight:
         """Around each handling; gives False when it may not begin."""
 
 
-class RingShare:
+class RingOwnership:
     """The part of a ring that is this member's, for as long as it certainly is a member and the ring stands."""
 
-    def __init__(self, keeper: Keeper, snapshot: RingSnapshot) -> None:
+    def __init__(self, keeper: RingManager, snapshot: RingSnapshot) -> None:
         self._keeper = keeper
         self._snapshot = snapshot
         self.token = snapshot.token
         self.member = snapshot.me.decode()
 
     def select(self, task: PeriodicTask) -> Sequence[str]:
-        """See :class:`Share`. What was fetched by ranges is compared exactly all the same.
+        """See :class:`Ownership`. What was fetched by ranges is compared exactly all the same.
 
         Positions of another hash function than the ring's say nothing of it: then everything is listed.
         """
@@ -74,15 +74,15 @@ class RingShare:
         return self._snapshot.subset(list(task.list_objects() if found is None else found))
 
     def holds(self) -> bool:
-        """See :class:`Share`."""
+        """See :class:`Ownership`."""
         return self._keeper.is_current(self._snapshot)
 
-    def working(self) -> Working:
-        """See :class:`Share`."""
+    def working(self) -> InFlight:
+        """See :class:`Ownership`."""
         return self._keeper.working(self._snapshot)
 
 
-class Everything:
+class OwnsAll:
     """All objects, for engines without coordination: each of them handles everything, the old way."""
 
     def __init__(self, member: str, token: int) -> None:
@@ -90,20 +90,20 @@ class Everything:
         self.token = token
 
     def select(self, task: PeriodicTask) -> Sequence[str]:
-        """See :class:`Share`."""
+        """See :class:`Ownership`."""
         return list(task.list_objects())
 
     def holds(self) -> bool:
-        """See :class:`Share`."""
+        """See :class:`Ownership`."""
         return True
 
-    def working(self) -> Working:
-        """See :class:`Share`."""
-        return Working(True, lambda: None)
+    def working(self) -> InFlight:
+        """See :class:`Ownership`."""
+        return InFlight(True, lambda: None)
 
 
 @dataclass(frozen=True, slots=True)
-class Ticks:
+class TickContext:
     """Which tick an object is at; all in microseconds of the database's clock.
 
     A tick is named by the moment that it begins, so names rise when the spacing is changed too.
@@ -139,7 +139,7 @@ class Backoff:
         #: Failures in a row, and the last tick that the object is left out of.
         self._failed: dict[str, tuple[int, int]] = {}
 
-    def due(self, object_ids: Sequence[str], ticks: Ticks) -> list[str]:
+    def due(self, object_ids: Sequence[str], ticks: TickContext) -> list[str]:
         """Those that are not left out of their tick."""
         with self._lock:
             if not self._failed:
@@ -148,7 +148,7 @@ class Backoff:
             latest = ticks.moment + (_LONGEST_BACKOFF + 1) * ticks.spacing
             return [each for each in object_ids if not ticks.of(each) <= self._failed.get(each, (0, -1))[1] <= latest]
 
-    def failed(self, object_id: str, ticks: Ticks) -> None:
+    def failed(self, object_id: str, ticks: TickContext) -> None:
         """Its handling raised."""
         with self._lock:
             count, _ = self._failed.get(object_id, (0, 0))
@@ -168,20 +168,20 @@ class Backoff:
 
 
 @dataclass(frozen=True, slots=True)
-class Claimed:
+class AcquiredTick:
     """An object that this member shall handle now."""
 
-    claim: Claim
+    claim: TickLease
     object_id: str
 
 
-class ClaimLease(TaskLease):
+class TickTaskLease(TaskLease):
     """The lease that a handler gets."""
 
     __slots__ = ("_claim", "_claims", "_clock", "_deadline", "_share", "over")
 
     def __init__(
-        self, claims: ClaimStore, claim: Claim, object_id: str, share: Share, clock: Clock, timeout: float
+        self, claims: TickLeaseStore, claim: TickLease, object_id: str, share: Ownership, clock: Clock, timeout: float
     ) -> None:
         super().__init__(claim.task, object_id, claim.tick, claim.token)
         self._claims = claims
@@ -226,7 +226,7 @@ class ClaimLease(TaskLease):
         return self._claims.run(whole)
 
 
-class Sweep:
+class TaskRun:
     """See the module. ``begin`` first, then each of ``batches`` is claimed and what that returns handled.
 
     :param name: of the task. :param timeout: seconds that one handling may take.
@@ -239,9 +239,9 @@ class Sweep:
         self,
         name: str,
         task: PeriodicTask,
-        share: Share,
-        claims: ClaimStore,
-        ticks: Ticks,
+        share: Ownership,
+        claims: TickLeaseStore,
+        ticks: TickContext,
         clock: Clock,
         *,
         backoff: Backoff,
@@ -254,7 +254,7 @@ class Sweep:
         self._name = name
         self._since = since
         self._stopping = stopping
-        self._running: dict[str, tuple[Working, ClaimLease]] = {}
+        self._running: dict[str, tuple[InFlight, TickTaskLease]] = {}
         #: Given up before they had begun: their threads did not get to run.
         self._never: set[str] = set()
         self._task = task
@@ -288,13 +288,13 @@ class Sweep:
     def begin(self) -> None:
         """Find out what is mine; a task that cannot list its objects has failed, and there is nothing to do."""
         try:
-            with foreign.contained(origin_of(self._task)):
+            with foreign.isolate_plugin_call(origin_of(self._task)):
                 mine = self.share.select(self._task)
         except Exception as error:
             LOG.exception(
                 "The %s cannot list its objects; nothing of it is done at this tick. %s", origin_of(self._task), _REMEDY
             )
-            self._ended, self._problem = "failed", foreign.said(error)
+            self._ended, self._problem = "failed", foreign.format_exception(error)
             return
         self._owned = len(mine)
         if self._only:
@@ -305,18 +305,18 @@ class Sweep:
             self._objects = self._backoff.due(at_tick, self._ticks)
             self._counts["skipped"] = len(at_tick) - len(self._objects)
 
-    def batches(self) -> Iterator[tuple[Claim, Sequence[str]]]:
+    def batches(self) -> Iterator[tuple[TickLease, Sequence[str]]]:
         """What is to be claimed: objects of one tick, not too many at once."""
         by_tick: dict[int, list[str]] = {}
         for each in self._objects:
             by_tick.setdefault(self._ticks.of(each), []).append(each)
         for tick, found in sorted(by_tick.items()):
             ahead = AHEAD + self._ticks.spacing
-            claim = Claim(self._name, tick, self.share.token, self.share.member, self._sweep, ahead)
+            claim = TickLease(self._name, tick, self.share.token, self.share.member, self._sweep, ahead)
             for start in range(0, len(found), self._batch):
                 yield claim, found[start : start + self._batch]
 
-    def claim(self, claim: Claim, object_ids: Sequence[str]) -> list[Claimed]:
+    def claim(self, claim: TickLease, object_ids: Sequence[str]) -> list[AcquiredTick]:
         """Claim them; those that are to be handled. Nothing once the share is over.
 
         :raises StoreUnavailable: as the store.
@@ -324,24 +324,26 @@ class Sweep:
         if self._stopping() or not self.share.holds():
             self._cut_short()
             return []
-        found = [Claimed(claim, each) for each in self._claims.claim(claim, object_ids)]
+        found = [AcquiredTick(claim, each) for each in self._claims.claim(claim, object_ids)]
         self._count("lost", len(object_ids) - len(found))
         return found
 
-    def handle(self, claimed: Claimed) -> None:
+    def handle(self, claimed: AcquiredTick) -> None:
         """Handle one object; whatever the handler raises ends here."""
         working = self.share.working()
         with working as allowed:
             if self._stopping() or not allowed:
                 self._cut_short()
                 return
-            lease = ClaimLease(self._claims, claimed.claim, claimed.object_id, self.share, self._clock, self._timeout)
+            lease = TickTaskLease(
+                self._claims, claimed.claim, claimed.object_id, self.share, self._clock, self._timeout
+            )
             with self._lock:
                 if claimed.object_id in self._never:
                     return
                 self._running[claimed.object_id] = working, lease
             try:
-                with foreign.contained(origin_of(self._task)):
+                with foreign.isolate_plugin_call(origin_of(self._task)):
                     acted = self._task.handle(claimed.object_id, lease)
             except errors.Fenced as error:
                 LOG.info("%s", error.message)
@@ -351,7 +353,7 @@ class Sweep:
                     "The %s could not handle %s, which is put off for longer and longer. %s",
                     origin_of(self._task), claimed.object_id, _REMEDY,
                 )  # fmt: skip
-                self.failed(claimed.object_id, foreign.said(error))
+                self.failed(claimed.object_id, foreign.format_exception(error))
             else:
                 # Of one that was given up meanwhile it was told already that it failed.
                 if not lease.over:
@@ -362,7 +364,7 @@ class Sweep:
                 with self._lock:
                     self._running.pop(claimed.object_id, None)
 
-    def give_up(self, claimed: Claimed, problem: str) -> None:
+    def give_up(self, claimed: AcquiredTick, problem: str) -> None:
         """Wait no longer for a handling: its lease is over, and the next ring need not wait for it either."""
         with self._lock:
             running = self._running.get(claimed.object_id)

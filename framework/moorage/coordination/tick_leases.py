@@ -23,7 +23,7 @@ from moorage.coordination.tables import claims
 from moorage.db import MICROSECONDS, Database, now, read_now
 from moorage.work.lease import Guard, Statement, Verb
 
-__all__ = ["AHEAD", "CLAIM", "END", "Claim", "ClaimStore", "SqlClaims"]
+__all__ = ["AHEAD", "CLAIM", "END", "TickLease", "TickLeaseStore", "SqlTickLeases"]
 
 T = TypeVar("T")
 
@@ -68,7 +68,7 @@ AHEAD = 60 * MICROSECONDS
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class TickLease:
     """What a sweep claims with. ``sweep`` is a name that no other sweep ever has.
 
     :param ahead: how far, in microseconds, a tick may lie in the future of the store's clock. Of one that is further nobody can
@@ -83,18 +83,18 @@ class Claim:
     ahead: int = AHEAD
 
 
-class ClaimStore(abc.ABC):
+class TickLeaseStore(abc.ABC):
     """The rows of claims. Safe for use by several threads."""
 
     @abc.abstractmethod
-    def claim(self, claim: Claim, object_ids: Sequence[str]) -> list[str]:
+    def claim(self, claim: TickLease, object_ids: Sequence[str]) -> list[str]:
         """Claim objects for a tick in one transaction; returns the claimed ones in the order given.
 
         Objects whose rows another transaction has locked are left out: it does not wait for them.
         """
 
     @abc.abstractmethod
-    def end(self, transaction: Any, claim: Claim, object_id: str) -> None:
+    def end(self, transaction: Any, claim: TickLease, object_id: str) -> None:
         """Say in the transaction of the handling's writes that it is done.
 
         :raises Fenced: somebody else claimed the object; the transaction must be rolled back.
@@ -145,14 +145,14 @@ _ADD = {
 }
 
 
-class SqlClaims(ClaimStore):
+class SqlTickLeases(TickLeaseStore):
     """The rows in a database."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     @override
-    def claim(self, claim: Claim, object_ids: Sequence[str]) -> list[str]:
+    def claim(self, claim: TickLease, object_ids: Sequence[str]) -> list[str]:
         if not object_ids:
             return []
         # In one order, so that two who claim do not wait for each other.
@@ -160,7 +160,7 @@ class SqlClaims(ClaimStore):
         mine = self._database.run(lambda tx: self._claim(tx, claim, wanted))
         return [each for each in object_ids if each in mine]
 
-    def _claim(self, tx: sa.Connection, claim: Claim, wanted: Sequence[str]) -> frozenset[str]:
+    def _claim(self, tx: sa.Connection, claim: TickLease, wanted: Sequence[str]) -> frozenset[str]:
         key: dict[str, Any] = {"of_task": claim.task, "of_objects": wanted}
         values: dict[str, Any] = {"to_tick": claim.tick, "to_token": claim.token, "may_be_ahead": claim.ahead}
         # An engine that froze within its transaction keeps its rows locked. The others must not wait for them.
@@ -184,7 +184,7 @@ class SqlClaims(ClaimStore):
         return frozenset(tx.execute(_CLAIMED, {**key, "to_tick": claim.tick, "to_sweep": claim.sweep}).scalars())
 
     @override
-    def end(self, transaction: Any, claim: Claim, object_id: str) -> None:
+    def end(self, transaction: Any, claim: TickLease, object_id: str) -> None:
         values = {"of_task": claim.task, "of_object": object_id, "to_sweep": claim.sweep}
         if transaction.execute(_END, values).rowcount != 1:
             raise errors.Fenced(

@@ -6,8 +6,8 @@ from __future__ import annotations
 import unittest
 from collections.abc import Sequence
 
-from moorage.coordination.keeper import RingSettings, RingSnapshot
 from moorage.coordination.ledger import RingRow
+from moorage.coordination.ring_manager import RingSettings, RingSnapshot
 from tests.unit.coordination.worlds import GROUP, Member, World
 
 KEYS = [f"object-{number}" for number in range(200)]

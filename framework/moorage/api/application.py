@@ -27,6 +27,7 @@ __all__ = ["PREFIX", "Application"]
 LOG = logging.getLogger(__name__)
 
 PREFIX = "/scheduling/v1"
+_SERVER_ERROR = 500
 _NO_QUERY = {"type": "object", "additionalProperties": False}
 Counter = Callable[[str, str, int, float], None]
 
@@ -136,7 +137,8 @@ class Application:
     def _once(self, route: Route, request: Request, key: str) -> Response:
         """Handle a request with an Idempotency-Key once; a repetition gets the answer of the first one.
 
-        A conflict is an answer too. After any other error nothing was done, and the key is free again.
+        A conflict is an answer too. After a mistake of the client (4xx) the key is free again. Any other error leaves open whether
+        the work was done: an answer of the scheduler or of the store may be lost. The key stays with that work then.
         """
         if self._keys is None:
             raise errors.InvalidInput("Idempotency-Key is not supported here.", path="Idempotency-Key")
@@ -152,13 +154,17 @@ class Application:
             status = self._dialect.status(error)
             body = self._dialect.shape(error, status, str(request.context.request_id))
             answer = Response(status, body)
-        except BaseException:
+        except BaseException as error:
             with _a_store_that_is_away(key):
-                self._keys.forget(begun)
+                (self._keys.forget if self._did_nothing(error) else self._keys.release)(begun)
             raise
         with _a_store_that_is_away(key):
             self._keys.keep(begun, KeptAnswer(answer.status, answer.body, answer.headers))
         return answer
+
+    def _did_nothing(self, error: BaseException) -> bool:
+        known = self._known(error)
+        return known is not None and (self._dialect.status(known) < _SERVER_ERROR or "undone" in known.details)
 
     def request_id(self, request: Any, response: Any) -> str:
         """Make the request's id, for the answer and the logs."""
@@ -219,7 +225,7 @@ class Application:
         if count is not None:
             count(status)
 
-    def _known(self, error: Exception) -> errors.MoorageError | None:
+    def _known(self, error: BaseException) -> errors.MoorageError | None:
         if isinstance(error, errors.MoorageError):
             return error
         if isinstance(error, falcon.HTTPMethodNotAllowed):

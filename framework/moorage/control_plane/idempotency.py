@@ -5,7 +5,8 @@ A key belongs to one user of one project and one route. The first request with a
 first. The row keeps a fingerprint of the request and, when it is done, the answer, for 24 hours of the database's time.
 
 The row also names the operation behind the request (:attr:`Begun.operation`). If a process dies between the operation and its
-answer, the next request with the key takes the row over after ``busy_seconds`` and finds the operation done.
+answer, the next request with the key takes the row over after ``busy_seconds`` and finds the operation done. After an error that
+leaves open whether the operation was done, the next request takes the row over at once.
 """
 
 from __future__ import annotations
@@ -102,8 +103,13 @@ class IdempotencyKeys:
         statement = sa.update(idempotency_keys).where(_OWNED).values(status=answer.status, answer=data)
         self._database.run(lambda tx: tx.execute(statement, _owned(begun)), idempotent=True)
 
+    def release(self, begun: Begun) -> None:
+        """Let the next request with the key go on with the operation: whether it was done is not known."""
+        statement = sa.update(idempotency_keys).where(_OWNED).values(busy_until=now())
+        self._database.run(lambda tx: tx.execute(statement, _owned(begun)), idempotent=True)
+
     def forget(self, begun: Begun) -> None:
-        """Free the key: the request came to nothing and may be sent again."""
+        """Free the key: nothing was done."""
         statement = sa.delete(idempotency_keys).where(_OWNED)
         self._database.run(lambda tx: tx.execute(statement, _owned(begun)), idempotent=True)
 

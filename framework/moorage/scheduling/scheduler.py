@@ -302,6 +302,9 @@ class Scheduler:
             if left and isinstance(error, errors.MoorageError):
                 error.details["left_behind"] = left
                 error.message += f" Of the instances alike, {', '.join(left)} could not be given back; delete them."
+            elif done and not any(each.repeated for each in done) and isinstance(error, errors.MoorageError):
+                # Their uuids cannot be used again, so a repetition of the request needs others.
+                error.details["undone"] = True
             raise
         return done
 

@@ -93,7 +93,10 @@ class CountingTransport(Transport):
 
     @override
     def call(self, topic: str, message: Message, *, server: str | None = None, timeout: float) -> Any:
-        return self.real.call(topic, message, server=server, timeout=timeout)
+        answer = self.real.call(topic, message, server=server, timeout=timeout)
+        if self.plane.lose_answer(message.method):
+            raise errors.CallTimeout(f"The answer to {message.method} was lost.")
+        return answer
 
     @override
     def fanout(self, topic: str, message: Message) -> None:
@@ -173,6 +176,10 @@ class Plane:
 
     def lose(self, method: str) -> bool:
         """Whether a fanout is lost; replaced by tests."""
+        return False
+
+    def lose_answer(self, method: str) -> bool:
+        """Whether the answer to a call is lost; replaced by tests."""
         return False
 
     def load(self, **overrides: Any) -> Any:

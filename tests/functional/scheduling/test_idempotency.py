@@ -14,6 +14,7 @@ import requests
 import sqlalchemy as sa
 from oslo_context import context as oslo_context
 
+from moorage import errors
 from moorage.api.role import ApiRole
 from moorage.cli import main
 from moorage.control_plane.idempotency import KEPT, IdempotencyKeys
@@ -144,6 +145,54 @@ class IdempotencyTests(_LivePlane):
             if action == "live_migrate":
                 self.assertNotEqual(here["host"], after["host"])
                 self.assertEqual(after["host"], self.settled(made["uuid"])["host"])
+
+    def test_what_was_done_before_all_answers_were_lost_is_not_done_again(self) -> None:
+        made = self.settled(self.created()["uuid"])
+        path = f"/instances/{made['uuid']}/action"
+        flavor = {"flavorid": "tiny", "resources": {"VCPU": 1}}
+        for called, below, body in (
+            ("create_instance", "/instances", {"flavor": FLAVOR}),
+            ("create_instances", "/instances", {"flavor": FLAVOR, "count": 2}),
+            ("move_instance", path, {"resize": {"flavor": flavor}}),
+        ):
+            before = len(self.instances())
+            self.plane.lose_answer = lambda method, lost=called: method == lost  # type: ignore[method-assign,misc]
+            answer = self.ask("POST", below, body, called)
+            self.assertEqual(503, answer.status_code, answer.text)
+            after = self.instances()
+            self.assertEqual(before + {"create_instance": 1, "create_instances": 2}.get(called, 0), len(after))
+            changed = self.ask("POST", below, {**body, "uuid": str(uuid.uuid4())}, called)
+            self.assertIn(changed.status_code, (400, 409), changed.text)
+            self.plane.lose_answer = lambda method: False  # type: ignore[method-assign]
+            again = self.ask("POST", below, body, called)
+            self.assertEqual(202, again.status_code, again.text)
+            self.assertEqual(after, self.instances())
+        self.assertEqual("tiny", self.settled(made["uuid"])["flavorid"])
+
+    def test_what_was_undone_after_an_error_is_done_by_the_next_request_with_the_key(self) -> None:
+        class SecondClaimFails:
+            claims = 0
+
+            def __init__(self, real: Any) -> None:
+                self.real = real
+
+            def __getattr__(self, name: str) -> Any:
+                return getattr(self.real, name)
+
+            def claim(self, *arguments: Any) -> Any:
+                type(self).claims += 1
+                if self.claims == 2:
+                    raise errors.StoreUnavailable("away, for a moment")
+                return self.real.claim(*arguments)
+
+        for name in ("scheduler-1", "scheduler-2"):
+            scheduler = self.plane.roles[name]._scheduler
+            scheduler._claimer = SecondClaimFails(scheduler._claimer)
+        body = {"flavor": FLAVOR, "count": 2}
+        self.assertEqual((503, []), (self.ask("POST", "/instances", body, "many").status_code, self.instances()))
+        made = self.ask("POST", "/instances", body, "many")
+        self.assertEqual(202, made.status_code, made.text)
+        self.assertEqual(2, len(self.instances()))
 
     def test_concurrent_repetitions_make_one_instance(self) -> None:
         for number in range(5):

@@ -29,7 +29,7 @@ help:
 	@echo "make test     run the tests (TESTS=regex selects, WORKERS=n sets the processes)"
 	@echo "make gabbi    Placement's own suite over HTTP, counted file by file (DATABASES='sqlite postgresql mariadb')"
 	@echo "make soak     the tests with many more random cases, and every server required; takes long, prints its seed"
-	@echo "make simulate the whole control plane under a seeded scheduler (WORKLOAD=, SEED=, SCHEDULES=, SECONDS=, MUTANTS=1)"
+	@echo "make simulate the whole control plane under a seeded scheduler (WORKLOAD=, ENGINE=, SEED=, SCHEDULES=, SECONDS=, MUTANTS=1)"
 	@echo "make lower    unit and conformance tests with the oldest libraries that requirements.txt allows, in .venv-lower"
 	@echo "make check    style, types, layers, release notes, documentation, generated samples"
 	@echo "make format   put the code into the shape that 'make check' asks for"
@@ -76,7 +76,7 @@ soak: venv
 	@$(BIN)/stestr run --concurrency $(WORKERS) $(TESTS)
 
 simulate: venv
-	@$(BIN)/python -m tests.simulation $(if $(WORKLOAD),--workload $(WORKLOAD)) $(if $(SEED),--seed $(SEED)) \
+	@$(BIN)/python -m tests.simulation $(if $(WORKLOAD),--workload $(WORKLOAD)) $(if $(ENGINE),--engine $(ENGINE)) $(if $(SEED),--seed $(SEED)) \
 	    $(if $(SCHEDULES),--schedules $(SCHEDULES)) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(MUTANTS),--mutants)
 
 # What requirements.txt asks for in its lowest version; everything else as constraints.txt has it.

@@ -23,6 +23,9 @@ def main() -> int:
         prog="make simulate", description="Runs seeded schedules of the whole control plane."
     )
     parser.add_argument("--workload", choices=sorted(WORKLOADS), action="append", help="default: all")
+    parser.add_argument(
+        "--engine", choices=("memory", "postgresql", "mariadb"), default="memory", help="default: memory"
+    )
     parser.add_argument("--seed", help="run this one schedule and print its time line; else the first of many")
     parser.add_argument("--schedules", type=int, help="of each workload; default 100")
     parser.add_argument("--seconds", type=float, help="of each workload, instead of a number of schedules")
@@ -36,13 +39,15 @@ def main() -> int:
 
         return mutants.run(names, options.schedules or 2000, options.mutant)
     if options.seed is not None and options.schedules is None and options.seconds is None:
-        return sum(show(name, options.seed) for name in names)
-    return sum(many(name, options.seed or "0", options.schedules or 100, options.seconds) for name in names)
+        return sum(show(name, options.engine, options.seed) for name in names)
+    return sum(
+        many(name, options.engine, options.seed or "0", options.schedules or 100, options.seconds) for name in names
+    )
 
 
-def show(name: str, seed: str) -> int:
+def show(name: str, engine: str, seed: str) -> int:
     """One schedule with its time line."""
-    made = runner.Runner(name)
+    made = runner.Runner(name, engine)
     made.warm()
     (result,) = made.many([seed], keep=True)
     for when, who, kind, what in result.timeline:
@@ -51,9 +56,9 @@ def show(name: str, seed: str) -> int:
     return int(bool(result.verdict))
 
 
-def many(name: str, first: str, schedules: int, seconds: float | None) -> int:
+def many(name: str, engine: str, first: str, schedules: int, seconds: float | None) -> int:
     """Schedules with numbers for seeds, from the first; prints those that break something."""
-    made = runner.Runner(name)
+    made = runner.Runner(name, engine)
     made.warm()
     results: list[runner.Result] = []
     began = time.monotonic()

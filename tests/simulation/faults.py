@@ -8,18 +8,14 @@ from __future__ import annotations
 
 import math
 import random
-import sqlite3
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from tests.simulation.kernel import Process, SimThread
 from tests.simulation.network import Weather
 from tests.simulation.world import World
 
 __all__ = ["Faults"]
-
-#: Result codes of SQLite for what a driver reports: a lost race, a lost connection or disk, a full disk.
-_CODES = {"busy": sqlite3.SQLITE_BUSY, "lost": sqlite3.SQLITE_IOERR, "full": sqlite3.SQLITE_FULL}
 
 
 def between(generator: random.Random, low: float, high: float) -> float:
@@ -112,7 +108,7 @@ class Faults:
             self.victims.remove(process)
             self._restart(process)
 
-    def _fault(self, kind: str, writer: bool) -> sqlite3.Error | None:
+    def _fault(self, kind: str, writer: bool) -> str | None:
         me = self._world.kernel.current
         if not self._errors or me is None or me.process not in self.victims:
             return None
@@ -125,9 +121,7 @@ class Faults:
         del self._errors[due]
         self.counts[what] += 1
         self._world.kernel.note("fault", what)
-        error = sqlite3.OperationalError(f"simulated: {what}")
-        error.sqlite_errorcode = _CODES["lost" if what == "unknown" else what]
-        return error
+        return what
 
     # -- at a moment ----------------------------------------------------------------------------------------------
 
@@ -147,7 +141,3 @@ class Faults:
             process = self._random.choice(self.victims)
             process.offset += between(self._random, 1.0, 3600.0)
             self._world.kernel.note("jump", process.name)
-
-
-def _pick(generator: random.Random, items: Sequence[str]) -> str:
-    return items[generator.randrange(len(items))]

@@ -41,6 +41,7 @@ INVARIANTS: Sequence[Invariant] = (
     Invariant("A deleted volume, snapshot or backup stays deleted", "cleanup", "Volumes.check: at rest"),
     Invariant("No file belongs to nothing", "cleanup", "Volumes.quiet: at rest"),
     Invariant("Nothing of a living host is cleaned", "cleanup", "Cleaning.check: in schedules without faults"),
+    Invariant("A search for work waits for no lock", "fences", "SteppedSite.hold: at once, on servers"),
     Invariant("No service ends without a reason", "coordination", "Workload: in schedules without faults"),
     Invariant("A tick of an object has at most one effect", "coordination", "Ticks.check: after each commit"),
     Invariant("No effect follows one of a later ring", "coordination", "Ticks.check: after each commit"),

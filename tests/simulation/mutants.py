@@ -49,6 +49,8 @@ class Mutant:
     name: str
     workloads: tuple[str, ...]
     plant: Callable[[], object]
+    #: "memory", "postgresql" or "mariadb".
+    engine: str = "memory"
     #: Why it survives on this engine, when it does.
     survives: str = ""
 

@@ -46,10 +46,11 @@ class Result:
 class Runner:
     """Runs schedules of one workload. Everything that costs time is made once, before the first schedule."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, engine: str = "memory") -> None:
         self.name = name
+        self.engine = engine
         self.workload: type[Workload] = WORKLOADS[name]
-        self.base = Base(self.workload.settings, self.workload.fill)
+        self.base = Base(self.workload.settings, self.workload.fill, engine)
         logging.disable(logging.CRITICAL)
         threading.stack_size(512 * 1024)
 

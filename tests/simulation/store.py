@@ -1,116 +1,64 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The SQLite database of a simulation: production's engines with points, virtual time and faults around each statement.
+"""What both engines' databases have in common: production's database objects with points, virtual time and faults.
 
-One file for each schedule, copied from a template. Objects of :class:`SimDatabase` are kept between schedules, because SQLAlchemy
-caches compiled statements in them. SQLite has one writer: writers wait for :class:`Turn`, and never inside of SQLite.
+Objects of :class:`SimDatabase` are kept between schedules, because SQLAlchemy caches compiled statements in them.
 """
 
 from __future__ import annotations
 
-import contextlib
-import sqlite3
-from collections.abc import Callable, Iterator
+import abc
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import event
 from typing_extensions import override
 
-from moorage import errors, randomness, threads
+from moorage import randomness, threads
 from moorage.clock import Clock
 from moorage.db import Database
 from moorage.db import database as database_module
-from tests.simulation.kernel import Kernel, Process, SimThread
-from tests.simulation.primitives import wake_all
+from tests.simulation.kernel import Kernel, Process
 
-__all__ = ["Fault", "SimDatabase", "Site", "Turn"]
+__all__ = ["EPOCH", "Backing", "Fault", "SimDatabase", "Site"]
 
 #: Seconds since the Unix epoch at true second 0.
 EPOCH = 1_800_000_000
-_JULIAN = 2440587.5
-#: From the kind of point to an error that the driver raises there; None: none.
-Fault = Callable[[str, bool], sqlite3.Error | None]
+#: From the kind of point, and whether the transaction writes, to the name of an error that the driver raises there.
+Fault = Callable[[str, bool], str | None]
 
 
-class Site:
-    """What the databases of one schedule share."""
+class Site(abc.ABC):
+    """What the databases of one schedule share.
 
-    def __init__(self, kernel: Kernel, path: str) -> None:
+    :ivar ahead: seconds by which the database's clock is ahead.
+    """
+
+    def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
-        self.path = path
-        self.turn = Turn(kernel)
         self.fault: Fault = lambda kind, writer: None
         #: Looks at what must hold after each commit.
         self.after_commit: Callable[[], None] = lambda: None
-        #: Seconds by which the database's clock is ahead.
         self.ahead = 0.0
 
-    def julian(self, _text: str) -> float:
-        """What julianday('now') says."""
-        return (EPOCH + self.ahead + self.kernel.now) / 86400.0 + _JULIAN
+    def time(self) -> float:
+        """The database's time: seconds since the Unix epoch."""
+        return EPOCH + self.ahead + self.kernel.now
+
+    @abc.abstractmethod
+    def rows(self, statement: str, values: Sequence[Any]) -> list[Any]:
+        """Read committed rows behind the control plane's back; ``?`` marks parameters."""
+
+    @abc.abstractmethod
+    def error(self, what: str, connection: Any) -> Exception:
+        """The driver's error for a fault: "busy", "lost", "full", or "unknown" (the connection ended after COMMIT)."""
+
+    @abc.abstractmethod
+    def cut(self, connections: Sequence[Any]) -> None:
+        """End connections as when the server ends them: open transactions are rolled back."""
 
 
-class Turn:
-    """The right to write to the file; who dies loses it."""
-
-    def __init__(self, kernel: Kernel) -> None:
-        self._kernel = kernel
-        self._holder: SimThread | None = None
-        self._waiters: list[SimThread] = []
-
-    def take(self, seconds: float) -> None:
-        """Wait for it, at most ``seconds``.
-
-        :raises StoreBusy: it did not come in time.
-        """
-        kernel = self._kernel
-        if kernel.current is None:
-            return
-        deadline = kernel.now + seconds
-        kernel.point("writer", guarded=True)
-        while self._holder is not None:
-            if not kernel.block(self._waiters, max(0.0, deadline - kernel.now), "turn") and self._holder is not None:
-                raise errors.StoreBusy(f"Others have been writing to the database for {seconds:g} seconds.")
-        self._holder = kernel.current
-
-    def give(self) -> None:
-        """Let it go, if the running thread has it."""
-        if self._holder is not None and self._holder is self._kernel.current:
-            self._free()
-
-    def drop(self, process: Process) -> None:
-        """Take it from a process that is dead."""
-        if self._holder is not None and self._holder.process is process:
-            self._free()
-
-    def _free(self) -> None:
-        self._holder = None
-        wake_all(self._kernel, self._waiters)
-
-
-class _Queue:
-    """In the place of :class:`moorage.db.queue.WritersQueue`."""
-
-    def __init__(self, database: SimDatabase) -> None:
-        self._database = database
-
-    @contextlib.contextmanager
-    def turn(self, seconds: float) -> Iterator[None]:
-        site = self._database.site
-        if site is None:
-            yield
-            return
-        site.turn.take(seconds)
-        try:
-            yield
-        finally:
-            site.turn.give()
-
-    def close(self) -> None:
-        """Nothing is open."""
-
-
-class SimDatabase(Database):
+class SimDatabase(Database, abc.ABC):
     """A database object that one simulated process after another uses."""
 
     site: Site | None = None
@@ -124,7 +72,7 @@ class SimDatabase(Database):
             engine.connect().close()
             engine.dispose()
 
-    def open_for(self, site: Site, process: Process, clock: Clock) -> None:
+    def open_for(self, site: Any, process: Process, clock: Clock) -> None:
         """Belong to a process of a schedule from now on; what the one before left open is its own."""
         self.site = site
         self._clock = clock
@@ -133,74 +81,78 @@ class SimDatabase(Database):
         self.connections: list[Any] = []
         for engine in (self._write_engine, self._read_engine):
             engine.dispose(close=False)
-        process.on_kill.append(self._killed)
-        process.on_kill.append(lambda: site.turn.drop(process))
+        process.on_kill.append(self.cut)
 
     def cut(self) -> None:
-        """Lose all connections, as when the server ends them: open transactions are rolled back."""
-        for connection in self.connections:
-            with contextlib.suppress(sqlite3.Error):
-                connection.rollback()
-                connection.close()
+        """Lose all connections."""
+        if self.site is not None:
+            self.site.cut(self.connections)
         self.connections.clear()
-
-    def _killed(self) -> None:
-        self.cut()
-
-    @override
-    def _open(self) -> None:
-        super()._open()
-        self._queue = _Queue(self)  # type: ignore[assignment]
 
     @override
     def _engine(self, *, writer: bool) -> sa.Engine:
         engine = super()._engine(writer=writer)
-        # The turn ends with COMMIT here: the next writer must not wait for the connection in a lock of SQLAlchemy's.
+        # A thread must never wait for a connection in a lock of SQLAlchemy's.
         engine.pool._max_overflow = 50  # type: ignore[attr-defined]
         self._hook_dialect(engine.dialect, writer)
         event.listen(engine, "do_connect", self._connecting)
         event.listen(engine, "connect", self._connected)
         return engine
 
+    @abc.abstractmethod
     def _hook_dialect(self, dialect: Any, writer: bool) -> None:
         """Put points around statements and commits."""
-        execute, execute_many, commit = dialect.do_execute, dialect.do_executemany, dialect.do_commit
-        kind = "write" if writer else "read"
 
-        def do_execute(cursor: Any, statement: str, parameters: Any, context: Any = None) -> None:
-            begins = statement.startswith("BEGIN")
-            if not (begins and writer):  # its turn was the point
-                self._point(kind, statement[:60], writer, guarded=not writer)
-            execute(cursor, statement, parameters, context)
-
-        def do_executemany(cursor: Any, statement: str, parameters: Any, context: Any = None) -> None:
-            self._point(kind, statement[:60], writer)
-            execute_many(cursor, statement, parameters, context)
-
-        def do_commit(connection: Any) -> None:
-            self._point("commit", "", writer)
-            commit(connection)
-            if self.site is not None:
-                self.site.after_commit()
-                self.site.turn.give()
-            self._point("committed", "", writer, guarded=True)
-
-        dialect.do_execute, dialect.do_executemany, dialect.do_commit = do_execute, do_executemany, do_commit
-
-    def _point(self, kind: str, what: str, writer: bool, *, guarded: bool = False) -> None:
+    def _point(self, kind: str, what: str, writer: bool, connection: Any, *, guarded: bool = False) -> None:
         if self.site is None:
             return
         self.site.kernel.point(kind, what, guarded=guarded)
-        error = self.site.fault(kind, writer)
-        if error is not None:
-            raise error
+        fault = self.site.fault(kind, writer)
+        if fault is not None:
+            raise self.site.error(fault, connection)
 
-    def _connecting(self, _dialect: Any, _record: Any, cargs: Any, cparams: Any) -> None:
-        if self.site is not None:
-            cargs[0] = self.site.path
-            cparams["timeout"] = 0
+    def _connecting(self, dialect: Any, record: Any, cargs: Any, cparams: Any) -> Any:
+        """Change the arguments of a connection, or give one."""
 
     def _connected(self, connection: Any, _record: Any) -> None:
         if self.site is not None:
-            connection.create_function("julianday", 1, self.site.julian)
             self.connections.append(connection)
+
+
+class Backing(abc.ABC):
+    """An engine's database: one that is filled once, and brought back into that state for each schedule.
+
+    :ivar url: where it is while it is filled.
+    """
+
+    url: str
+
+    def __init__(self) -> None:
+        self._free: list[SimDatabase] = []
+        self._used: list[SimDatabase] = []
+
+    @abc.abstractmethod
+    def filled(self) -> None:
+        """The tables are there, with what each schedule begins with."""
+
+    @abc.abstractmethod
+    def site(self, kernel: Kernel, folder: str) -> Site:
+        """The database of one schedule, in its first state."""
+
+    @abc.abstractmethod
+    def make(self) -> SimDatabase:
+        """One more database object."""
+
+    def database(self) -> SimDatabase:
+        """One that no process of this schedule has."""
+        found = self._free.pop(0) if self._free else self.make()
+        self._used.append(found)
+        return found
+
+    def release(self) -> None:
+        """The schedule is over."""
+        for each in self._used:
+            each.cut()
+            each.site = None
+        self._free[:0] = self._used
+        self._used.clear()

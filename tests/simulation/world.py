@@ -28,9 +28,10 @@ from moorage.services.registry import ServiceRegistry
 from moorage.testing.database import create_all
 from tests.simulation import schedules
 from tests.simulation.kernel import Kernel, Process
+from tests.simulation.memory import Memory
 from tests.simulation.network import SimNetwork, SimTransport
 from tests.simulation.primitives import SimPrimitives
-from tests.simulation.store import SimDatabase, Site
+from tests.simulation.store import Backing, SimDatabase
 
 __all__ = ["Base", "SimClock", "World"]
 
@@ -104,16 +105,19 @@ class _NoProcessorTime:
 
 
 class Base:
-    """What is made once for all schedules of a workload: configuration, database template, database objects.
+    """What is made once for all schedules of a workload: configuration, database.
 
-    :param fill: writes what is in the store at the beginning.
+    :param fill: writes what is in the store at the beginning. :param engine: "memory", "postgresql" or "mariadb".
     """
 
-    def __init__(self, settings: Mapping[tuple[str, str], Any], fill: Callable[[Database, Any], None]) -> None:
+    def __init__(
+        self, settings: Mapping[tuple[str, str], Any], fill: Callable[[Database, Any], None], engine: str = "memory"
+    ) -> None:
         self.folder = tempfile.mkdtemp(prefix="moorage-simulation-", dir=FOLDER)
         # Forked processes end without this.
         atexit.register(self.remove)
-        url = f"sqlite:///{self.folder}/template.sqlite"
+        self.backing = _backing(engine, self.folder)
+        url = self.backing.url
         self.conf = config.load(
             files=["/dev/null"], state_dir=self.folder, overrides={("database", "connection"): url, **settings}
         )
@@ -121,31 +125,22 @@ class Base:
         create_all(database)
         fill(database, self.conf)
         database.close()
-        self.template = Path(self.folder, "template.sqlite").read_bytes()
-        self.url = url
-        self._free: list[SimDatabase] = []
-        self._used: list[SimDatabase] = []
+        self.backing.filled()
         self.cache: dict[Any, Any] = {}
         #: Threads of schedules that are over and did not end.
         self.stuck = 0
 
-    def database(self) -> SimDatabase:
-        """One that no process of this schedule has."""
-        found = self._free.pop(0) if self._free else SimDatabase(self.url)
-        self._used.append(found)
-        return found
-
-    def release(self) -> None:
-        """The schedule is over."""
-        for each in self._used:
-            each.cut()
-            each.site = None
-        self._free[:0] = self._used
-        self._used.clear()
-
     def remove(self) -> None:
         """Remove the files."""
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _backing(engine: str, folder: str) -> Backing:
+    if engine == "memory":
+        return Memory(folder)
+    from tests.simulation.stepping import Servers
+
+    return Servers(engine)
 
 
 @dataclass
@@ -175,9 +170,7 @@ class World:
         self.folder = Path(base.folder, f"world-{os.getpid()}")
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir()
-        path = self.folder / "moorage.sqlite"
-        path.write_bytes(base.template)
-        self.site = Site(self.kernel, str(path))
+        self.site = base.backing.site(self.kernel, str(self.folder))
         self.network = SimNetwork(self.kernel, self.random.messages)
         self.conf.set_override("state_dir", str(self.folder), group="control_plane")
         #: Facts that checkers collect.
@@ -194,7 +187,7 @@ class World:
 
     def database(self, process: Process) -> SimDatabase:
         """A database object of a process."""
-        made = self.base.database()
+        made = self.base.backing.database()
         made.open_for(self.site, process, SimClock(process))
         return made
 
@@ -266,7 +259,7 @@ class World:
             threads.use(primitives)
 
     def _close(self) -> None:
-        self.base.release()
+        self.base.backing.release()
         self.base.stuck += self.kernel.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 

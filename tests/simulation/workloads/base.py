@@ -4,11 +4,10 @@
 from __future__ import annotations
 
 import abc
-import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-from moorage.db import Database
+from moorage.db import Database, migrations
 from tests.simulation.faults import Faults
 from tests.simulation.kernel import Process
 from tests.simulation.world import World
@@ -43,7 +42,6 @@ class Workload(abc.ABC):
         self._ready: set[str] = set()
         #: Clients that have not ended.
         self._running: set[str] = set()
-        self._eyes: sqlite3.Connection | None = None
         self.facts: dict[str, int] = {}
 
     @staticmethod
@@ -190,11 +188,9 @@ class Workload(abc.ABC):
 
     def rows(self, statement: str, *values: Any) -> list[Any]:
         """Read the database behind the control plane's back."""
-        if self._eyes is None:
-            self._eyes = sqlite3.connect(self.world.site.path, check_same_thread=False, isolation_level=None)
-        return self._eyes.execute(statement, values).fetchall()
+        return self.world.site.rows(statement, values)
 
     def fingerprint(self) -> str:
         """Of all rows at the end, for the hash of the trace."""
-        tables: Sequence[str] = [row[0] for row in self.rows("SELECT name FROM sqlite_master WHERE type = 'table'")]
-        return ";".join(f"{table}:{self.rows(f'SELECT count(*) FROM {table}')[0][0]}" for table in sorted(tables))
+        tables = sorted(name for each in migrations.discover() for name in each.metadata.tables)
+        return ";".join(f"{table}:{self.rows(f'SELECT count(*) FROM {table}')[0][0]}" for table in tables)

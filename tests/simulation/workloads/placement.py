@@ -264,6 +264,6 @@ class Placement(Workload):
         sums = self.rows(
             "SELECT i.resource_provider_id, i.resource_class_id, i.used, COALESCE(SUM(a.used), 0) FROM inventories i"
             " LEFT JOIN allocations a ON a.resource_provider_id = i.resource_provider_id"
-            " AND a.resource_class_id = i.resource_class_id GROUP BY 1, 2 HAVING i.used <> COALESCE(SUM(a.used), 0)"
+            " AND a.resource_class_id = i.resource_class_id GROUP BY 1, 2, 3 HAVING i.used <> COALESCE(SUM(a.used), 0)"
         )
         self.require(not sums, f"used differs from the sum of allocations: {sums}")

@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The memory engine: SQLite in a file on a RAM disk, one for each schedule.
+
+SQLite has one writer: writers wait for :class:`Turn`, and never inside of SQLite.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from typing_extensions import override
+
+from moorage import errors
+from moorage.clock import Clock
+from tests.simulation.kernel import Kernel, Process, SimThread
+from tests.simulation.primitives import wake_all
+from tests.simulation.store import Backing, SimDatabase, Site
+
+__all__ = ["Memory"]
+
+_JULIAN = 2440587.5
+#: Result codes of SQLite for what a driver reports: a lost race, a lost connection or disk, a full disk.
+_CODES = {
+    "busy": sqlite3.SQLITE_BUSY,
+    "lost": sqlite3.SQLITE_IOERR,
+    "unknown": sqlite3.SQLITE_IOERR,
+    "full": sqlite3.SQLITE_FULL,
+}
+
+
+class _MemorySite(Site):
+    """A file."""
+
+    def __init__(self, kernel: Kernel, path: Path) -> None:
+        super().__init__(kernel)
+        self.path = str(path)
+        self.turn = Turn(kernel)
+        self._eyes: sqlite3.Connection | None = None
+
+    def julian(self, _text: str) -> float:
+        """What julianday('now') says."""
+        return self.time() / 86400.0 + _JULIAN
+
+    @override
+    def rows(self, statement: str, values: Sequence[Any]) -> list[Any]:
+        if self._eyes is None:
+            self._eyes = sqlite3.connect(self.path, check_same_thread=False, isolation_level=None)
+        return self._eyes.execute(statement, values).fetchall()
+
+    @override
+    def error(self, what: str, connection: Any) -> Exception:
+        error = sqlite3.OperationalError(f"simulated: {what}")
+        error.sqlite_errorcode = _CODES[what]
+        return error
+
+    @override
+    def cut(self, connections: Sequence[Any]) -> None:
+        for connection in connections:
+            with contextlib.suppress(sqlite3.Error):
+                connection.rollback()
+                connection.close()
+
+
+class Turn:
+    """The right to write to the file; a process that dies loses it."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+        self._holder: SimThread | None = None
+        self._waiters: list[SimThread] = []
+
+    def take(self, seconds: float) -> None:
+        """Wait for it, at most ``seconds``.
+
+        :raises StoreBusy: it did not come in time.
+        """
+        kernel = self._kernel
+        if kernel.current is None:
+            return
+        deadline = kernel.now + seconds
+        kernel.point("writer", guarded=True)
+        while self._holder is not None:
+            if not kernel.block(self._waiters, max(0.0, deadline - kernel.now), "turn") and self._holder is not None:
+                raise errors.StoreBusy(f"Others have been writing to the database for {seconds:g} seconds.")
+        self._holder = kernel.current
+
+    def give(self) -> None:
+        """Let it go, if the running thread has it."""
+        if self._holder is not None and self._holder is self._kernel.current:
+            self._free()
+
+    def drop(self, process: Process) -> None:
+        """Take it from a process that is dead."""
+        if self._holder is not None and self._holder.process is process:
+            self._free()
+
+    def _free(self) -> None:
+        self._holder = None
+        wake_all(self._kernel, self._waiters)
+
+
+class _Queue:
+    """In the place of :class:`moorage.db.queue.WritersQueue`."""
+
+    def __init__(self, database: _MemoryDatabase) -> None:
+        self._database = database
+
+    @contextlib.contextmanager
+    def turn(self, seconds: float) -> Iterator[None]:
+        site = self._database.site
+        if site is None:
+            yield
+            return
+        site.turn.take(seconds)
+        try:
+            yield
+        finally:
+            site.turn.give()
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class _MemoryDatabase(SimDatabase):
+    """A database object on SQLite."""
+
+    site: _MemorySite | None = None
+
+    @override
+    def open_for(self, site: Any, process: Process, clock: Clock) -> None:
+        super().open_for(site, process, clock)
+        process.on_kill.append(lambda: site.turn.drop(process))
+
+    @override
+    def _open(self) -> None:
+        super()._open()
+        self._queue = _Queue(self)  # type: ignore[assignment]
+
+    @override
+    def _hook_dialect(self, dialect: Any, writer: bool) -> None:
+        execute, execute_many, commit = dialect.do_execute, dialect.do_executemany, dialect.do_commit
+        kind = "write" if writer else "read"
+
+        def do_execute(cursor: Any, statement: str, parameters: Any, context: Any = None) -> None:
+            begins = statement.startswith("BEGIN")
+            if not (begins and writer):  # its turn was the point
+                self._point(kind, statement[:60], writer, None, guarded=not writer)
+            execute(cursor, statement, parameters, context)
+
+        def do_executemany(cursor: Any, statement: str, parameters: Any, context: Any = None) -> None:
+            self._point(kind, statement[:60], writer, None)
+            execute_many(cursor, statement, parameters, context)
+
+        def do_commit(connection: Any) -> None:
+            self._point("commit", "", writer, None)
+            commit(connection)
+            if self.site is not None:
+                self.site.after_commit()
+                # The turn ends with COMMIT here: the next writer must not wait for the connection in a lock of SQLAlchemy's.
+                self.site.turn.give()
+            self._point("committed", "", writer, None, guarded=True)
+
+        dialect.do_execute, dialect.do_executemany, dialect.do_commit = do_execute, do_executemany, do_commit
+
+    @override
+    def _connecting(self, dialect: Any, record: Any, cargs: Any, cparams: Any) -> Any:
+        if self.site is not None:
+            cargs[0] = self.site.path
+            cparams["timeout"] = 0
+
+    @override
+    def _connected(self, connection: Any, _record: Any) -> None:
+        super()._connected(connection, _record)
+        if self.site is not None:
+            connection.create_function("julianday", 1, self.site.julian)
+
+
+class Memory(Backing):
+    """One file for each schedule, copied from a template."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        self._template = Path(folder, "template.sqlite")
+        self.url = f"sqlite:///{self._template}"
+        self._content = b""
+
+    @override
+    def filled(self) -> None:
+        self._content = self._template.read_bytes()
+
+    @override
+    def site(self, kernel: Kernel, folder: str) -> Site:
+        path = Path(folder, "moorage.sqlite")
+        path.write_bytes(self._content)
+        return _MemorySite(kernel, path)
+
+    @override
+    def make(self) -> SimDatabase:
+        return _MemoryDatabase(self.url)

@@ -132,7 +132,7 @@ MUTANTS: Sequence[Mutant] = (
     Mutant(
         "a late create of a deleted instance",
         _P,
-        put(placing.StoreClaimer, "_refuse_deleted", planting.unfiltered_deleted),
+        wrap(workers.SqlOperationStore, "create", planting.never_first),
     ),
     Mutant(
         "the agent takes its own unknown commit for a takeover",

@@ -21,6 +21,7 @@ from moorage.sharding.tables import shard_moves
 from moorage.work import fences, lease
 from moorage.work import operations as workers
 from moorage_plugins.block_storage.outcomes import ROWS
+from moorage_plugins.compute import instances
 
 _DIALECT = sqlite_dialect.dialect()
 
@@ -80,9 +81,10 @@ def silent(module: Any, name: str, column: str) -> Callable[[], None]:
 
 
 def unguarded(*names: str) -> Callable[[], None]:
-    """A mutant: statements of :mod:`moorage.work.lease` that are built for each call, without their guards."""
+    """A mutant: statements of :mod:`moorage.work.lease` that are built for each set of columns, without their guards."""
 
     def plant() -> None:
+        instances._change.cache_clear()
         for name in names:
             old = getattr(lease, name)
             everywhere(old, dataclasses.replace(old, guards=()))
@@ -220,8 +222,13 @@ def no_transactions() -> None:
     sa.Connection.exec_driver_sql = exec_driver_sql  # type: ignore[method-assign]
 
 
-def unfiltered_deleted(self: Any, transaction: Any, uuid: str) -> None:
+def never_first(create: Any) -> Any:
     """Let a late try create what was deleted."""
+
+    def mutant(*arguments: Any, **options: Any) -> Any:
+        return create(*arguments, **{**options, "first": False})
+
+    return mutant
 
 
 def expects_anything(enter: Any) -> Any:

@@ -63,11 +63,13 @@ class Schedulers:
         """Place several instances alike, all or none; safe to ask again likewise."""
         self.ask("create_instances", {"request": dict(request), "uuids": list(uuids), "request_id": request_id})
 
-    def move(self, uuid: str, operation: str, wanted: Mapping[str, Any], request_id: str) -> None:
-        """Move an instance; safe to ask again, because the request_id is kept with what is in progress."""
+    def move(self, uuid: str, operation: str, wanted: Mapping[str, Any], request_id: str) -> Mapping[str, Any]:
+        """Move an instance and return it; safe to ask again, because the request_id is kept with what is in progress."""
         args = {"instance_uuid": uuid, "operation": operation, "wanted": dict(wanted), "request_id": request_id}
-        self.ask("move_instance", args)
+        found: Mapping[str, Any] = self.ask("move_instance", args)["instance"]
+        return found
 
-    def create(self, request: Mapping[str, Any], request_id: str) -> None:
-        """Place an instance; safe to ask again, because uuid and request_id name the claim."""
-        self.ask("create_instance", {"request": dict(request), "request_id": request_id})
+    def create(self, request: Mapping[str, Any], request_id: str) -> Mapping[str, Any] | None:
+        """Place an instance and return it, None if it was placed before; safe to ask again: uuid and request_id name the claim."""
+        answer = self.ask("create_instance", {"request": dict(request), "request_id": request_id})
+        return answer["instance"] or None

@@ -112,14 +112,20 @@ _SHOWN = {
 class Creator(Protocol):
     """How the API has an instance created; bound by the control plane."""
 
-    def create(self, request: Mapping[str, Any], request_id: str) -> None:
-        """Have a scheduler place it; when that scheduler is lost, another one, for the same uuid and request_id."""
+    def create(self, request: Mapping[str, Any], request_id: str) -> Mapping[str, Any] | None:
+        """Have a scheduler place it; when that scheduler is lost, another one, for the same uuid and request_id.
+
+        Returns the new instance as JSON data; None when it was placed before.
+        """
 
     def create_many(self, request: Mapping[str, Any], uuids: Sequence[str], request_id: str) -> None:
         """Have a scheduler place several alike, all or none; likewise."""
 
-    def move(self, uuid: str, operation: str, wanted: Mapping[str, Any], request_id: str) -> None:
-        """Have a scheduler find the place where an instance goes next, or say whether it may stay (rebuild); likewise."""
+    def move(self, uuid: str, operation: str, wanted: Mapping[str, Any], request_id: str) -> Mapping[str, Any]:
+        """Have a scheduler find the place where an instance goes next, or say whether it may stay (rebuild); likewise.
+
+        Returns the instance as JSON data.
+        """
 
 
 def _creating(instances: InstanceStore, creator: Creator, resolve: Resolver) -> Callable[[Request], Response]:
@@ -130,31 +136,37 @@ def _creating(instances: InstanceStore, creator: Creator, resolve: Resolver) -> 
         body = dict(request.body)
         # A client that repeats a request gives the same Idempotency-Key or the same uuid again; either one names the claim.
         key = request.idempotency or body.get("uuid") or request.operation_id
+        may_exist = bool(request.idempotency) or "uuid" in body
         body.setdefault("uuid", request.idempotency or randomness.new_uuid())
         if "count" in body:
             return create_many(body, int(body.pop("count")), request, key)
-        found = _found(instances, body["uuid"])
-        if found is not None:
-            return repeated(found, request)
+        if may_exist and (found := instances.find([body["uuid"]])):
+            return repeated(found[0], request)
         with contextlib.suppress(errors.AlreadyExists):  # a concurrent repetition was quicker
-            creator.create(resolve(body, request.context), key)
+            made = creator.create(resolve(body, request.context), key)
+            if made is not None:
+                return answer(made, request)
         return repeated(instances.get(body["uuid"]), request)
 
     def repeated(found: Instance, request: Request) -> Response:
         _visible(found, request)
         _refuse_another(found, request.body)
-        return Response(202, asdict(found), {"Location": f"{request.prefix}/instances/{found.uuid}"})
+        return answer(asdict(found), request)
+
+    def answer(found: Mapping[str, Any], request: Request) -> Response:
+        return Response(202, dict(found), {"Location": f"{request.prefix}/instances/{found['uuid']}"})
 
     def create_many(body: Mapping[str, Any], count: int, request: Request, key: str) -> Response:
         # The others' uuids follow from the first one's, so that a repeated request names the same claims.
         first = uuid.UUID(body["uuid"])
         uuids = [str(first), *(str(uuid.uuid5(first, str(number))) for number in range(1, count))]
-        if any(_found(instances, each) is None for each in uuids):
+        if len(found := instances.find(uuids)) < count:
             creator.create_many(resolve(body, request.context), uuids, key)
-        found = [instances.get(each) for each in uuids]
+            found = instances.find(uuids)
         for each in found:
             _visible(each, request)
-        return Response(202, {"instances": [asdict(each) for each in found]})
+        by_uuid = {each.uuid: asdict(each) for each in found}
+        return Response(202, {"instances": [by_uuid[each] for each in uuids]})
 
     return create
 
@@ -186,23 +198,23 @@ def routes(
         return Response(200, asdict(found))
 
     def delete(request: Request) -> Response:
-        _visible(instances.get(request.path_params["uuid"]), request)
-        deleter.delete(request.path_params["uuid"], force=request.query.get("force", False))
+        found = instances.get(request.path_params["uuid"])
+        _visible(found, request)
+        deleter.delete(found.uuid, force=request.query.get("force", False), known=found)
         return Response(202)
 
     def act(request: Request) -> Response:
-        found = request.path_params["uuid"]
-        _visible(instances.get(found), request)
+        found = instances.get(request.path_params["uuid"])
+        _visible(found, request)
         ((name, wanted),) = request.body.items()
         wanted = wanted or {}
         if wanted.keys() & _TO.keys():
             request.check_policy(f"scheduling:instances:{name}:host")
         refuse_unsupported(wanted)
         if OPERATIONS[name].asks:
-            creator.move(found, name, wanted, request.operation_id)
-        else:
-            in_place.begin(found, name, {**wanted, "request_id": request.operation_id})
-        return Response(202, asdict(instances.get(found)))
+            return Response(202, dict(creator.move(found.uuid, name, wanted, request.operation_id)))
+        in_place.begin(found.uuid, name, {**wanted, "request_id": request.operation_id}, known=found)
+        return Response(202, asdict(instances.get(found.uuid)))
 
     def reset(request: Request) -> Response:
         return Response(202, asdict(resetter.reset(request.path_params["uuid"], request.body["status"])))
@@ -255,13 +267,6 @@ def routes(
             tags=tags,
         ),
     )
-
-
-def _found(instances: InstanceStore, uuid_of_instance: str) -> Instance | None:
-    try:
-        return instances.get(uuid_of_instance)
-    except errors.NotFound:
-        return None
 
 
 def _refuse_another(found: Instance, body: Mapping[str, Any]) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads which agents and nodes get no new instances now, and checks one of them inside the transaction of a claim.
+"""Reads which agents and nodes get no new instances now, and makes the condition that a claim carries.
 
 Instances need an agent that offers ``compute``. An agent is up when it is not forced down and its last heartbeat is at most
 ``service_down_time`` old by the database's clock. The views of schedulers and the claims apply this one rule, so a view that is
@@ -19,6 +19,7 @@ from moorage.fleet.interface import describe_states
 from moorage.fleet.tables import nodes
 from moorage.scheduling.interface import Unavailable
 from moorage.services.tables import offering, services
+from moorage.work.interface import OnlyIf
 
 __all__ = ["Availability"]
 
@@ -64,7 +65,25 @@ _DESTINATION = (
     )
     .where(nodes.c.uuid == sa.bindparam("of_node"))
 )  # fmt: skip
-_SOURCE = sa.select(_UP).where(services.c.binary == _AGENT, services.c.host == sa.bindparam("of_host"))
+_SOURCE = sa.select(_UP).where(services.c.binary == _AGENT, services.c.host == sa.bindparam("of_source"))
+_agents = services.alias("agents")
+#: The node can be claimed for the agent: what ``_state`` says of a row, as a condition.
+_OPEN = sa.exists().where(
+    nodes.c.uuid == sa.bindparam("of_node"),
+    nodes.c.host == sa.bindparam("of_agent"),
+    nodes.c.disabled == sa.false(),
+    nodes.c.maintenance == sa.false(),
+    _agents.c.binary == _AGENT,
+    _agents.c.host == nodes.c.host,
+    _agents.c.disabled == sa.false(),
+    _up(_agents.c),
+    offering(_SERVICE, _agents),
+)
+_sources = services.alias("sources")
+_OPEN_AND_SOURCE_UP = sa.and_(
+    _OPEN,
+    sa.exists().where(_sources.c.binary == _AGENT, _sources.c.host == sa.bindparam("of_source"), _up(_sources.c)),
+)
 
 
 class Availability:
@@ -118,12 +137,27 @@ class Availability:
                 f"Node {row.name} gets no new instances: {state}.", provider=node_uuid, state=state
             )
 
+    def require(self, node_uuid: str, host: str, *, source: str = "") -> OnlyIf:
+        """Returns the condition that a node is available, for the write of the operation; :meth:`check` says why it is not.
+
+        :param source: the host that an instance leaves; its agent must be up. Empty: there is none.
+        """
+        values = {"of_node": node_uuid, "of_agent": host, "down_micros": self._down_micros}
+        if not source:
+            return OnlyIf(_OPEN, values, lambda tx: self.check(tx, node_uuid, host))
+
+        def refuse(transaction: Any) -> None:
+            self.check_source(transaction, source)
+            self.check(transaction, node_uuid, host)
+
+        return OnlyIf(_OPEN_AND_SOURCE_UP, {**values, "of_source": source}, refuse)
+
     def check_source(self, transaction: Any, host: str) -> None:
         """Refuse to move an instance off a host whose agent is down: the instance may run there and cannot be stopped.
 
         :raises Conflict: says what to do.
         """
-        up = transaction.execute(_SOURCE, {"of_host": host, "down_micros": self._down_micros}).scalar_one_or_none()
+        up = transaction.execute(_SOURCE, {"of_source": host, "down_micros": self._down_micros}).scalar_one_or_none()
         if not up:
             raise errors.Conflict(
                 f"The agent of host {host}, where the instance is, is down: nothing can stop the instance there, so it cannot be "

@@ -44,6 +44,23 @@ _LOOK = sa.select(
     _EXPIRED.label("expired"),
 ).where(_OF_SCOPE)
 _OWNED = sa.and_(_OF_SCOPE, _C.owner == sa.bindparam("of_owner"), _C.status.is_(None))
+_BUSY = now() + sa.bindparam("busy_micros", type_=sa.BigInteger)
+_INSERT = sa.insert(idempotency_keys).values(busy_until=_BUSY, created_at=now())
+_KEEP = (
+    sa.update(idempotency_keys)
+    .where(_OWNED)
+    .values(
+        status=sa.bindparam("to_status", type_=_C.status.type), answer=sa.bindparam("to_answer", type_=_C.answer.type)
+    )
+)
+_RELEASE = sa.update(idempotency_keys).where(_OWNED).values(busy_until=now())
+_FORGET = sa.delete(idempotency_keys).where(_OWNED)
+_DROP_EXPIRED = sa.delete(idempotency_keys).where(_OF_SCOPE, _EXPIRED)
+_TAKE_OVER = (
+    sa.update(idempotency_keys)
+    .where(_OF_SCOPE, _C.status.is_(None), _C.busy_until <= now())
+    .values(owner=sa.bindparam("to_owner", type_=_C.owner.type), busy_until=_BUSY)
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,18 +117,16 @@ class IdempotencyKeys:
     def keep(self, begun: Begun, answer: KeptAnswer) -> None:
         """Write the answer; nothing when another process has taken the key over."""
         data = {"body": answer.body, "headers": dict(answer.headers)}
-        statement = sa.update(idempotency_keys).where(_OWNED).values(status=answer.status, answer=data)
-        self._database.run(lambda tx: tx.execute(statement, _owned(begun)), idempotent=True)
+        values = {**_owned(begun), "to_status": answer.status, "to_answer": data}
+        self._database.run(lambda tx: tx.execute(_KEEP, values), idempotent=True)
 
     def release(self, begun: Begun) -> None:
         """Let the next request with the key go on with the operation: whether it was done is not known."""
-        statement = sa.update(idempotency_keys).where(_OWNED).values(busy_until=now())
-        self._database.run(lambda tx: tx.execute(statement, _owned(begun)), idempotent=True)
+        self._database.run(lambda tx: tx.execute(_RELEASE, _owned(begun)), idempotent=True)
 
     def forget(self, begun: Begun) -> None:
         """Free the key: nothing was done."""
-        statement = sa.delete(idempotency_keys).where(_OWNED)
-        self._database.run(lambda tx: tx.execute(statement, _owned(begun)), idempotent=True)
+        self._database.run(lambda tx: tx.execute(_FORGET, _owned(begun)), idempotent=True)
 
     def purge(self) -> int:
         """Remove rows that are older than 24 hours, at most 1,000; returns how many."""
@@ -124,16 +139,12 @@ class IdempotencyKeys:
         return int(self._database.run(lambda tx: tx.execute(statement).rowcount, idempotent=True))
 
     def _insert(self, begun: Begun, fingerprint: str) -> bool:
-        statement = sa.insert(idempotency_keys).values(
-            scope=begun.scope,
-            fingerprint=fingerprint,
-            operation=begun.operation,
-            owner=begun.owner,
-            busy_until=now() + self._busy,
-            created_at=now(),
-        )
+        values = {
+            "scope": begun.scope, "fingerprint": fingerprint, "operation": begun.operation, "owner": begun.owner,
+            "busy_micros": self._busy,
+        }  # fmt: skip
         try:
-            self._database.run(lambda tx: tx.execute(statement))
+            self._database.run(lambda tx: tx.execute(_INSERT, values))
         except Duplicate:
             return False
         return True
@@ -145,8 +156,7 @@ class IdempotencyKeys:
         if row is None:
             return None
         if row.expired:
-            statement = sa.delete(idempotency_keys).where(_OF_SCOPE, _EXPIRED)
-            self._database.run(lambda tx: tx.execute(statement, {"of_scope": begun.scope}), idempotent=True)
+            self._database.run(lambda tx: tx.execute(_DROP_EXPIRED, {"of_scope": begun.scope}), idempotent=True)
             return None
         if row.fingerprint != fingerprint:
             raise errors.Conflict(
@@ -163,12 +173,8 @@ class IdempotencyKeys:
         )
 
     def _take_over(self, begun: Begun) -> bool:
-        statement = (
-            sa.update(idempotency_keys)
-            .where(_OF_SCOPE, _C.status.is_(None), _C.busy_until <= now())
-            .values(owner=begun.owner, busy_until=now() + self._busy)
-        )
-        return bool(self._database.run(lambda tx: tx.execute(statement, {"of_scope": begun.scope}).rowcount) == 1)
+        values = {"of_scope": begun.scope, "to_owner": begun.owner, "busy_micros": self._busy}
+        return bool(self._database.run(lambda tx: tx.execute(_TAKE_OVER, values).rowcount) == 1)
 
 
 def _owned(begun: Begun) -> dict[str, str]:

@@ -8,6 +8,7 @@ instance, its worker and its claim are written in one.
 from __future__ import annotations
 
 import abc
+import contextlib
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -103,12 +104,23 @@ class InstanceStore(InstanceSource):
     resource_type: ClassVar[str] = "instance"
 
     @abc.abstractmethod
-    def insert(self, transaction: Any, instance: Instance) -> None:
-        """Write a new row; AlreadyExists when the uuid is taken."""
+    def insert(self, transaction: Any, instance: Instance) -> Instance:
+        """Write a new row and return it with its timestamps; AlreadyExists when the uuid is taken."""
 
     @abc.abstractmethod
     def get(self, uuid: str) -> Instance:
         """One instance; NotFound when there is none."""
+
+    def find(self, uuids: Sequence[str], transaction: Any = None) -> Sequence[Instance]:
+        """Those of several instances that exist, in any order.
+
+        :param transaction: an open one of this store to read in; None: one of its own.
+        """
+        found = []
+        for each in uuids:
+            with contextlib.suppress(errors.NotFound):
+                found.append(self.get(each))
+        return found
 
     @abc.abstractmethod
     def list(

@@ -17,7 +17,7 @@ repetition after a lost reply is known for one however late it comes.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from oslo_log import log as logging
@@ -40,6 +40,7 @@ from moorage.rpc.server import rpc_method
 from moorage.scheduling.groups import GroupStore
 from moorage.scheduling.interface import Claimer, ClaimResult, Flavor, InstanceRecord, RequestSpec, ServerGroup
 from moorage.scheduling.scheduler import Scheduler
+from moorage.work.interface import OnlyIf
 from moorage.work.operations import SqlOperationStore
 
 __all__ = ["OPERATIONS", "InPlace", "MoveClaimer", "MovesEndpoint", "Operation", "spec_of"]
@@ -92,12 +93,14 @@ def _begin(
     operation: Operation,
     host: str,
     values: Mapping[str, Any],
+    only_if: OnlyIf | None = None,
 ) -> None:
     """The worker's row and the instance's, in one transaction."""
     instances, workers = stores
     token = workers.create(
-        transaction, instances.resource_type, instance.uuid, operation.name, operation.status, addressed_to=host
-    )
+        transaction, instances.resource_type, instance.uuid, operation.name, operation.status, addressed_to=host,
+        only_if=only_if,
+    )  # fmt: skip
     changes = {"status": operation.status, "fault": "", **values}
     if not instances.change(
         transaction, instance.uuid, token, changes, expected=operation.begins, fence=instance.fence
@@ -167,11 +170,9 @@ class MoveClaimer:
                 values |= to
 
             def record(transaction: Any) -> None:
-                if self.instance.host:
-                    self.availability.check_source(transaction, self.instance.host)
-                self.availability.check(transaction, node_uuid, host)
                 check_neighbours(transaction, self.groups, self.instances, spec, node_uuid)
-                _begin(transaction, stores, self.instance, self.operation, host, values)
+                only_if = self.availability.require(node_uuid, host, source=self.instance.host)
+                _begin(transaction, stores, self.instance, self.operation, host, values, only_if)
 
             if not self.instance.host:
                 request = ClaimRequest(
@@ -233,6 +234,8 @@ class MovesEndpoint:
     ) -> dict[str, Any]:
         """Begin a resize, a live migration, an unshelving or a rebuild; repeating it with the same request_id changes nothing.
 
+        Returns where the instance goes, and the whole ``instance`` as the beginning of the operation has left it.
+
         :param wanted: ``flavor`` (resize), ``image`` (rebuild), ``host`` and ``node`` where it shall go.
         :raises NoValidHost: says why.
         :raises Conflict: its status does not allow it.
@@ -252,6 +255,7 @@ class MovesEndpoint:
             "uuid": instance.uuid,
             "host": pending.get("host", instance.host),
             "node": pending.get("node", instance.node),
+            "instance": asdict(instance),
         }
 
     def _begin(self, instance: Instance, kind: Operation, wanted: Mapping[str, Any], request_id: str) -> None:

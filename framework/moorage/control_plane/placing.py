@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from oslo_log import log as logging
@@ -96,15 +96,16 @@ class StoreClaimer:
     def claim(self, spec: RequestSpec, node_uuid: str, host: str, request_id: str) -> ClaimResult:
         """Take the room and record what is to be done there, all in one transaction."""
         instance = self._instance(spec, node_uuid, host, request_id)
+        written: list[Instance] = []
 
         def record(transaction: Any) -> None:
-            self._refuse_deleted(transaction, instance.uuid)
-            self.availability.check(transaction, node_uuid, host)
             check_neighbours(transaction, self.groups, self.instances, spec, node_uuid)
-            self.instances.insert(transaction, instance)
+            # The client may have deleted the instance while an earlier try of its request was still running: ``first``.
             self.workers.create(
-                transaction, self.instances.resource_type, instance.uuid, BUILD, instance.status, addressed_to=host
-            )
+                transaction, self.instances.resource_type, instance.uuid, BUILD, instance.status, addressed_to=host,
+                first=True, only_if=self.availability.require(node_uuid, host),
+            )  # fmt: skip
+            written.append(self.instances.insert(transaction, instance))
 
         def take(resources: Mapping[str, Mapping[str, int]]) -> ClaimOutcome:
             request = ClaimRequest(
@@ -126,7 +127,10 @@ class StoreClaimer:
             if moved is None:
                 raise
             return moved
-        return ClaimResult(self._node(outcome, node_uuid), outcome.repeated)
+        if outcome.repeated:
+            return ClaimResult(self._node(outcome), repeated=True)
+        # A transaction that lost a race ran again; the last one was committed.
+        return ClaimResult(node_uuid, shown=asdict(written[-1]))
 
     def earlier(self, spec: RequestSpec, request_id: str) -> ClaimResult | None:
         """Where the instance is: its row was written with its claim. That it is another request's the API has looked at before."""
@@ -144,22 +148,8 @@ class StoreClaimer:
         known = (found.pending.get("request_id"), found.request.get("last_request_id"))
         return ClaimResult(found.node_uuid, repeated=True) if found.node_uuid and request_id in known else None
 
-    def _refuse_deleted(self, transaction: Any, uuid: str) -> None:
-        """Refuse an instance that existed before: the client deleted it while an earlier try of its request was still running.
-
-        The fence shows that, for ``[cleanup] history_days``; a try cannot be that late.
-
-        :raises Conflict: the uuid is used up.
-        """
-        if self.workers.tokens(transaction, self.instances.resource_type, [uuid]):
-            raise errors.Conflict(
-                f"Instance {uuid} existed before and was deleted. Create the instance with a new uuid.", instance=uuid
-            )
-
-    def _node(self, outcome: ClaimOutcome, node_uuid: str) -> str:
-        """Which of the providers of a claim is the node."""
-        if not outcome.repeated:
-            return node_uuid
+    def _node(self, outcome: ClaimOutcome) -> str:
+        """Which of the providers of a repeated claim is the node."""
         if len(outcome.providers) == 1:
             return outcome.providers[0]
         held = self.store.usages(providers=outcome.providers)
@@ -287,14 +277,15 @@ class Deleter:
     cast: Callable[[str, str, str], None]
     gone: Callable[[str], None] = lambda uuid: None
 
-    def delete(self, uuid: str, *, force: bool = False) -> None:
+    def delete(self, uuid: str, *, force: bool = False, known: Instance | None = None) -> None:
         """Record the operation, then tell the agent. An instance that is on no host is gone at once.
 
+        :param known: the instance as it was read a moment ago; None: it is read now.
         :raises NotFound: there is no such instance.
         :raises InUse: an operation on it is in progress, and ``force`` is not given.
         """
         for _ in range(_LOOKS):
-            instance = self.instances.get(uuid)
+            instance, known = known or self.instances.get(uuid), None
             if instance.status == "deleting" and not force:
                 return
             try:

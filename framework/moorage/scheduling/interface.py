@@ -200,10 +200,14 @@ class InstanceSource(abc.ABC):
 
 @dataclass(frozen=True, slots=True)
 class ClaimResult:
-    """The claim holds, on ``node_uuid``; ``repeated`` when an earlier try of the same request had taken it."""
+    """The claim holds, on ``node_uuid``; ``repeated`` when an earlier try of the same request had taken it.
+
+    :param shown: what was written with a new claim, as JSON data; empty where the claimer does not say.
+    """
 
     node_uuid: str
     repeated: bool = False
+    shown: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Claimer(Protocol):

@@ -51,7 +51,10 @@ class SchedulerEndpoint:
 
     @rpc_method
     def create_instance(self, request: Mapping[str, Any], request_id: str) -> dict[str, Any]:
-        """Place an instance. Repeating it with the same uuid and request_id finds the earlier claim."""
+        """Place an instance. Repeating it with the same uuid and request_id finds the earlier claim.
+
+        Returns the instance as it was written (``instance``), unless the claim is an earlier one.
+        """
         spec = self._spec(request)
         selection = self._scheduler.place(spec, request_id)
         self._tell_placed([selection])
@@ -62,6 +65,7 @@ class SchedulerEndpoint:
             "node": record.node,
             "attempts": selection.attempts,
             "alternates": [{"host": host, "node": node} for host, node in selection.alternates],
+            "instance": dict(selection.shown),
         }
 
     @rpc_method

@@ -54,6 +54,7 @@ class Selection:
 
     :param alternates: (host, node) of the next best, where it could go when its build fails.
     :param limits: what the filters promised of the node; the claim has checked those that it knows.
+    :param shown: what the claim wrote; see :class:`moorage.scheduling.interface.ClaimResult`.
     """
 
     record: InstanceRecord
@@ -62,6 +63,7 @@ class Selection:
     attempts: int
     alternates: tuple[tuple[str, str], ...] = ()
     limits: Mapping[str, Any] = field(default_factory=dict)
+    shown: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -480,7 +482,7 @@ class Scheduler:
         if not result.repeated:
             self._decided(decision)
         attempts = len(decision.refusals) + 1
-        return Selection(_record(work, node), result.node_uuid, result.repeated, attempts)
+        return Selection(_record(work, node), result.node_uuid, result.repeated, attempts, shown=result.shown)
 
     def _rank(self, work: _Work, refused: Collection[str]) -> tuple[Snapshot, Ranking]:
         """Rank without the nodes that refused this request. With no candidate, read the fleet again and rank again."""

@@ -6,6 +6,7 @@ Every statement that can race carries its condition: a beat and an eviction of t
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -53,6 +54,15 @@ _COLUMNS = (
     services.c.beat_at, services.c.rpc_version, services.c.disabled, services.c.disabled_reason, services.c.forced_down,
     services.c.id, services.c.offers, services.c.shard,
 )  # fmt: skip
+_EPOCHS = sa.select(services.c.uuid, services.c.epoch)
+_GET = sa.select(*_COLUMNS).where(services.c.uuid == sa.bindparam("of_uuid"))
+
+
+@functools.cache
+def _list(names: tuple[str, ...]) -> sa.Select[Any]:
+    """Services whose columns of these names have given values; built once."""
+    equal = (services.c[name] == sa.bindparam(f"of_{name}", type_=sa.String) for name in names)
+    return sa.select(*_COLUMNS).where(*equal).order_by(services.c.binary, services.c.host)
 
 
 class ServiceRegistry:
@@ -147,17 +157,16 @@ class ServiceRegistry:
         self, *, binary: str | None = None, host: str | None = None, cluster: str | None = None
     ) -> Sequence[Service]:
         """Services by binary and host."""
-        query = sa.select(*_COLUMNS).order_by(services.c.binary, services.c.host)
-        for column, value in ((services.c.binary, binary), (services.c.host, host), (services.c.cluster, cluster)):
-            if value is not None:
-                query = query.where(column == value)
+        given = {"binary": binary, "host": host, "cluster": cluster}
+        equal = {name: value for name, value in given.items() if value is not None}
         with self._database.read() as tx:
-            return [_service(row) for row in tx.execute(query)]
+            rows = tx.execute(_list(tuple(equal)), {f"of_{name}": value for name, value in equal.items()})
+            return [_service(row) for row in rows]
 
     def epochs(self) -> dict[str, int]:
         """The epoch of every service by its uuid."""
         with self._database.read() as tx:
-            return {row.uuid: row.epoch for row in tx.execute(sa.select(services.c.uuid, services.c.epoch))}
+            return {row.uuid: row.epoch for row in tx.execute(_EPOCHS)}
 
     def get(self, uuid: str) -> Service:
         """One service.
@@ -165,7 +174,7 @@ class ServiceRegistry:
         :raises NotFound: there is none of that uuid.
         """
         with self._database.read() as tx:
-            row = tx.execute(sa.select(*_COLUMNS).where(services.c.uuid == uuid)).first()
+            row = tx.execute(_GET, {"of_uuid": uuid}).first()
         if row is None:
             raise errors.NotFound(f"There is no service {uuid}; moorage service list shows all.")
         return _service(row)

@@ -34,7 +34,10 @@ services = sa.Table(
 )
 
 
-def offering(service: str) -> sa.ColumnElement[bool]:
-    """The condition that an agent runs an agent service, as far as is known."""
-    found = services.c.offers
+def offering(service: str, of: sa.FromClause = services) -> sa.ColumnElement[bool]:
+    """The condition that an agent runs an agent service, as far as is known.
+
+    :param of: the table, or an alias of it.
+    """
+    found = of.c.offers
     return sa.or_(found.is_(None), found.contains(f" {service} ", autoescape=True))

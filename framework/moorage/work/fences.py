@@ -5,8 +5,8 @@ A token must never be used twice for one resource. A new fence therefore starts 
 floor to the highest token that it removes, in the same transaction. A fence is purged only where no operation is in progress.
 
 Why the order of statements suffices: a fence that is inserted while its old row is being purged waits for the purge, since both
-write the same key (Galera finds that conflict at COMMIT). The floor is read by a later statement, which sees what the purge
-committed.
+write the same key (Galera finds that conflict at COMMIT). The insert itself may have read the floor before it waited. A later
+statement therefore compares the token with the floor again, and sees what the purge committed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,19 @@ from moorage.clock import Clock
 from moorage.db import MICROSECONDS, Database, Duplicate, now
 from moorage.work.tables import fences, workers
 
-__all__ = ["BATCH", "FLOOR", "PAUSE", "RAISE_MANY", "FencePurge", "last_tokens", "raise_fence"]
+__all__ = [
+    "ABOVE_FLOOR",
+    "BATCH",
+    "FLOOR",
+    "PAUSE",
+    "RAISE_MANY",
+    "FencePurge",
+    "first_fence",
+    "last_tokens",
+    "lift_above_floor",
+    "raise_fence",
+    "raise_unchecked",
+]
 
 #: The ``resource_id`` of the row with a type's floor.
 FLOOR = ""
@@ -44,12 +56,20 @@ _OF_ONE = sa.and_(
 )
 _READ = sa.select(fences.c.token).where(_OF_ONE)
 _START_ABOVE = sa.update(fences).where(_OF_ONE).values(token=sa.bindparam("to_token", type_=sa.BigInteger))
+_FLOOR = fences.alias("floors")
+_OF_FLOOR = sa.and_(_FLOOR.c.resource_type == sa.bindparam("of_type"), _FLOOR.c.resource_id == FLOOR)
+#: Condition of a later statement of the same transaction: the token ``to_token`` is above the floor of the type.
+ABOVE_FLOOR = sa.not_(sa.exists().where(_OF_FLOOR, _FLOOR.c.token >= sa.bindparam("to_token", type_=sa.BigInteger)))
+_READ_FLOOR = sa.select(_FLOOR.c.token).where(_OF_FLOOR)
 _FIRST = {
-    "resource_type": sa.bindparam("of_type"), "resource_id": sa.bindparam("of_resource"), "token": 1, "raised_at": now(),
+    "resource_type": sa.bindparam("of_type"), "resource_id": sa.bindparam("of_resource"), "raised_at": now(),
+    "token": sa.func.coalesce(_READ_FLOOR.scalar_subquery(), 0) + 1,
 }  # fmt: skip
 _KEY = [fences.c.resource_type, fences.c.resource_id]
 _HIGHER = {"token": fences.c.token + 1, "raised_at": now()}
-#: Raise the fence of one resource; a new one gets token 1.
+#: MySQL and MariaDB start at 1 and are lifted above the floor afterwards.
+_UPSERT_MYSQL = mysql.insert(fences).values({**_FIRST, "token": 1}).on_duplicate_key_update(_HIGHER)
+#: Raise the fence of one resource, or insert it above the floor.
 _RAISE: Mapping[str, sa.Insert] = {
     "sqlite": sqlite.insert(fences)
     .values(_FIRST)
@@ -59,8 +79,18 @@ _RAISE: Mapping[str, sa.Insert] = {
     .values(_FIRST)
     .on_conflict_do_update(index_elements=_KEY, set_=_HIGHER)
     .returning(fences.c.token),
-    "mysql": mysql.insert(fences).values(_FIRST).on_duplicate_key_update(_HIGHER),
+    "mysql": _UPSERT_MYSQL,
 }
+#: Insert the fence of a resource that never had one.
+_INSERT: Mapping[str, sa.Insert] = {
+    "sqlite": sqlite.insert(fences).values(_FIRST).on_conflict_do_nothing().returning(fences.c.token),
+    "postgresql": postgresql.insert(fences).values(_FIRST).on_conflict_do_nothing().returning(fences.c.token),
+    "mysql": _UPSERT_MYSQL,
+}
+_LAST = sa.select(fences.c.resource_id, fences.c.token).where(
+    fences.c.resource_type == sa.bindparam("of_type"),
+    fences.c.resource_id.in_(sa.bindparam("of_resources", expanding=True)),
+)
 
 _NEXT_TYPE = sa.select(sa.func.min(fences.c.resource_type)).where(fences.c.resource_type > sa.bindparam("of_type"))
 _SAME_RESOURCE = sa.and_(
@@ -94,35 +124,52 @@ _REMOVE = sa.delete(fences).where(
 )
 
 
-def raise_fence(tx: sa.Connection, resource_type: str, resource_id: str) -> tuple[int, bool]:
-    """Raises the fence of a resource: a token above any that the resource ever had, and whether the fence is new.
+def raise_fence(tx: sa.Connection, resource_type: str, resource_id: str) -> int:
+    """Raises the fence of a resource: a token above any that the resource ever had.
 
     Other transactions that raise the fence wait until this one ends.
     """
+    token = raise_unchecked(tx, resource_type, resource_id)
+    return lift_above_floor(tx, resource_type, resource_id, token)
+
+
+def raise_unchecked(tx: sa.Connection, resource_type: str, resource_id: str) -> int:
+    """Raises the fence of a resource. One statement; two on MariaDB.
+
+    The token is valid only if a later statement finds it above the floor: :data:`ABOVE_FLOOR` or :func:`lift_above_floor`.
+    """
     key = {"of_type": resource_type, "of_resource": resource_id}
     result = tx.execute(_RAISE[tx.dialect.name], key)
+    return int(result.scalar_one() if result.returns_rows else tx.execute(_READ, key).scalar_one())
+
+
+def first_fence(tx: sa.Connection, resource_type: str, resource_id: str) -> int | None:
+    """Inserts the fence of a new resource; None when the resource had a fence. One statement.
+
+    The token is as valid as that of :func:`raise_unchecked`.
+    """
+    result = tx.execute(_INSERT[tx.dialect.name], {"of_type": resource_type, "of_resource": resource_id})
     if result.returns_rows:
-        token = int(result.scalar_one())
-        is_new = token == 1
-    else:
-        # MariaDB says 1 for an inserted row and 2 for an updated one.
-        is_new = result.rowcount == 1
-        token = 1 if is_new else int(tx.execute(_READ, key).scalar_one())
-    if not is_new:
-        return token, False
-    floor = tx.execute(_READ, {"of_type": resource_type, "of_resource": FLOOR}).scalar()
-    if floor is None:
-        return token, True
+        token: int | None = result.scalar()
+        return token
+    # MariaDB says 1 for an inserted row and 2 for an updated one.
+    return 1 if result.rowcount == 1 else None
+
+
+def lift_above_floor(tx: sa.Connection, resource_type: str, resource_id: str, token: int) -> int:
+    """Compares the token of a fence that this transaction has raised with the floor, and raises it above the floor if need be."""
+    key = {"of_type": resource_type, "of_resource": resource_id}
+    floor = tx.execute(_READ_FLOOR, key).scalar()
+    if floor is None or token > floor:
+        return token
     tx.execute(_START_ABOVE, {**key, "to_token": floor + 1})
-    return floor + 1, True
+    return int(floor + 1)
 
 
 def last_tokens(tx: sa.Connection, resource_type: str, resource_ids: Sequence[str]) -> dict[str, int]:
     """The last token of each resource that has a fence."""
-    query = sa.select(fences.c.resource_id, fences.c.token).where(
-        fences.c.resource_type == resource_type, fences.c.resource_id.in_(resource_ids)
-    )
-    return {row.resource_id: row.token for row in tx.execute(query)}
+    rows = tx.execute(_LAST, {"of_type": resource_type, "of_resources": list(resource_ids)})
+    return {row.resource_id: row.token for row in rows}
 
 
 class FencePurge:

@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-__all__ = ["ANY_SCHEDULER", "Lease", "Operation", "OperationStore", "Phase", "Renewer", "by_status_and_token"]
+__all__ = ["ANY_SCHEDULER", "Lease", "OnlyIf", "Operation", "OperationStore", "Phase", "Renewer", "by_status_and_token"]
 
 T = TypeVar("T")
 
@@ -181,6 +181,20 @@ class Renewer(abc.ABC):
         """Return when all has been forgotten, or after so many seconds; what is left then is left to its leases."""
 
 
+@dataclass(frozen=True, slots=True)
+class OnlyIf:
+    """A condition on rows of other tables, which decides in SQL whether an operation begins.
+
+    :param clause: the condition (an SQLAlchemy expression), built once: statements are kept by it.
+    :param values: its parameters.
+    :param refuse: called in the transaction when nothing was written; raises why, or returns when the condition holds by now.
+    """
+
+    clause: Any
+    values: Mapping[str, Any]
+    refuse: Callable[[Any], None]
+
+
 class OperationStore(abc.ABC):
     """The part of the worker rows that services use. Safe for use by several threads."""
 
@@ -245,11 +259,17 @@ class OperationStore(abc.ABC):
         *,
         addressed_to: str,
         force: bool = False,
+        first: bool = False,
+        only_if: OnlyIf | None = None,
     ) -> int:
         """Record an operation that is wanted, in the transaction that writes the resource; the token to write it with.
 
         :param status: of the resource while the operation is in progress.
         :param addressed_to: host, or cluster, whose service shall do it.
+        :param first: the operation creates the resource. A uuid that had an operation before is refused, for as long as
+            ``[cleanup] history_days``.
+        :param only_if: a condition on other rows that the insert of the operation carries.
+        :raises Conflict: ``first`` is given, and the resource existed before.
         :raises InUse: an operation on the resource is in progress and ``force`` is not given; says which and whose. The
             caller's transaction must be rolled back, as after any error in it.
         """

@@ -12,6 +12,7 @@ the worker row stays so until it commits.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -24,10 +25,19 @@ from moorage.clock import Clock, SystemClock
 from moorage.db import MICROSECONDS, Database, now
 from moorage.services.interface import ServiceIdentity
 from moorage.work import lease, tracking
-from moorage.work.fences import RAISE_MANY, last_tokens, raise_fence
+from moorage.work.fences import (
+    ABOVE_FLOOR,
+    RAISE_MANY,
+    first_fence,
+    last_tokens,
+    lift_above_floor,
+    raise_fence,
+    raise_unchecked,
+)
 from moorage.work.interface import (
     ANY_SCHEDULER,
     Lease,
+    OnlyIf,
     Operation,
     OperationStore,
     Phase,
@@ -112,6 +122,38 @@ _ADVANCE = lease.RENEW.update(workers, _OF_ONE, {"token": _TOKEN, "lease": _LEAS
 #: By a person's word: whatever is in progress ends.
 _REMOVE = sa.delete(workers).where(_OF_ONE)
 _FINISH = lease.FINISH.delete(workers, _OF_ONE, {"token": _TOKEN})
+
+#: How often the write of an operation is tried whose condition holds again by the time that it is explained.
+_TRIES = 3
+_CREATED: Mapping[str, Any] = {
+    "resource_type": sa.bindparam("of_type", type_=workers.c.resource_type.type),
+    "resource_id": sa.bindparam("of_resource", type_=workers.c.resource_id.type),
+    "operation": sa.bindparam("to_operation", type_=workers.c.operation.type),
+    "status": sa.bindparam("to_status", type_=workers.c.status.type),
+    "addressed_to": sa.bindparam("to_host", type_=workers.c.addressed_to.type),
+    "token": _TOKEN,
+    "phase": sa.literal(Phase.WAITING.value, workers.c.phase.type),
+    "last_error": sa.literal("", workers.c.last_error.type),
+    **{name: sa.literal(0) for name in ("epoch", "expires_at", "attempts", "worker_epoch", "next_try_at")},
+    "created_at": now(),
+    "updated_at": now(),
+}
+
+
+@functools.cache
+def _create(only_if: sa.ColumnElement[bool] | None) -> sa.Insert:
+    """Insert an operation, where the resource has none, the token is above the floor and the condition holds; built once."""
+    present = workers.alias("present")
+    same = sa.and_(
+        present.c.resource_type == sa.bindparam("of_type"), present.c.resource_id == sa.bindparam("of_resource")
+    )
+    conditions = [sa.not_(sa.exists().where(same)), ABOVE_FLOOR]
+    if only_if is not None:
+        conditions.append(only_if)
+    row = sa.select(*_CREATED.values()).where(*conditions)
+    insert = sa.insert(workers).from_select(list(_CREATED), row, include_defaults=False)
+    return insert.execution_options(preserve_rowcount=True)
+
 
 COLUMNS = (
     workers.c.resource_type, workers.c.resource_id, workers.c.operation, workers.c.status, workers.c.addressed_to,
@@ -200,27 +242,49 @@ class SqlOperationStore(OperationStore):
         *,
         addressed_to: str,
         force: bool = False,
+        first: bool = False,
+        only_if: OnlyIf | None = None,
     ) -> int:
-        # Three statements (one more on MariaDB for a resource that had an operation before).
+        # Two statements; three on MariaDB, unless it is the first operation.
         tx = transaction
-        token, is_new = raise_fence(tx, resource_type, resource_id)
-        key = {"of_type": resource_type, "of_resource": resource_id}
-        row = None if is_new else tx.execute(_GET, key).first()
-        if row is None:
-            tx.execute(
-                sa.insert(workers).values(
-                    resource_type=resource_type, resource_id=resource_id, operation=operation, status=status,
-                    addressed_to=addressed_to, owner=None, epoch=0, token=token, expires_at=0, attempts=0, created_at=now(),
-                    phase=Phase.WAITING.value, worker=None, worker_epoch=0, next_try_at=0, last_error="", updated_at=now(),
+        if first:
+            begun = first_fence(tx, resource_type, resource_id)
+            if begun is None:
+                raise errors.Conflict(
+                    f"{resource_type.capitalize()} {resource_id} existed before and was deleted. Use a new uuid.",
+                    **{resource_type: resource_id},
                 )
-            )  # fmt: skip
-            return token
+            token = begun
+        else:
+            token = raise_unchecked(tx, resource_type, resource_id)
+        key = {"of_type": resource_type, "of_resource": resource_id}
+        values = {"to_operation": operation, "to_status": status, "to_host": addressed_to}
+        statement = _create(None if only_if is None else only_if.clause)
+        for _ in range(_TRIES):
+            given = {**key, **values, "to_token": token, **({} if only_if is None else only_if.values)}
+            if tx.execute(statement, given).rowcount == 1:
+                return token
+            row = tx.execute(_GET, key).first()
+            if row is not None:
+                if only_if is not None:
+                    only_if.refuse(tx)
+                return self._replace(tx, row, force, {**key, **values, "to_token": token})
+            token = lift_above_floor(tx, resource_type, resource_id, token)
+            if only_if is not None:
+                only_if.refuse(tx)
+        raise errors.Conflict(f"What the {operation} of {resource_type} {resource_id} requires changes all the time.")
+
+    def _replace(self, tx: sa.Connection, row: Any, force: bool, values: Mapping[str, Any]) -> int:
+        """Begin an operation in place of another one, which loses its owner.
+
+        :raises InUse: ``force`` is not given.
+        """
         if not force:
             raise _in_use(operation_of(row))
-        values = {"to_token": token, "to_operation": operation, "to_status": status, "to_host": addressed_to}
-        if tx.execute(_FORCE, {**key, **values}).rowcount != 1:
+        if tx.execute(_FORCE, values).rowcount != 1:
             # It finished in this moment. Its owner's write decided what the resource is now; the caller must look again.
-            raise errors.Conflict(f"The operation on {resource_type} {resource_id} has just ended; try again.")
+            raise errors.Conflict(f"The operation on {row.resource_type} {row.resource_id} has just ended; try again.")
+        token: int = values["to_token"]
         return token
 
     def readdress(self, tx: sa.Connection, seen: Operation, addressed_to: str) -> int:
@@ -229,7 +293,7 @@ class SqlOperationStore(OperationStore):
         :param seen: the operation as it was read.
         :raises Conflict: a service has taken, ended or changed it since.
         """
-        token, _ = raise_fence(tx, seen.resource_type, seen.resource_id)
+        token = raise_fence(tx, seen.resource_type, seen.resource_id)
         values = {
             "of_type": seen.resource_type, "of_resource": seen.resource_id, "seen_token": seen.token, "to_token": token,
             "to_operation": seen.operation, "to_status": seen.status, "to_host": addressed_to,
@@ -367,7 +431,7 @@ class SqlOperationStore(OperationStore):
 
     @override
     def reset(self, transaction: sa.Connection, resource_type: str, resource_id: str) -> int:
-        token, _ = raise_fence(transaction, resource_type, resource_id)
+        token = raise_fence(transaction, resource_type, resource_id)
         transaction.execute(_REMOVE, {"of_type": resource_type, "of_resource": resource_id})
         return token
 

@@ -96,7 +96,8 @@ class ComputeAgent(AgentService):
         # Room for what is taken and not finished: no more than a batch waits for the hypervisor.
         self._room = threads.semaphore(self._batch + int(section.operations))
         self._asked: threads.Queue[_Key | None] = threads.queue()
-        self._taken: threads.Queue[Lease | None] = threads.queue()
+        #: What was taken, each with its instance as it was then; None for one that is gone, and for departures.
+        self._taken: threads.Queue[tuple[Lease, Instance | None] | None] = threads.queue()
         self._done: threads.Queue[Done | _Tell | _Look | None] = threads.queue()
         self._stopping = threads.event()
         self._taker = threads.thread(self._take, name="compute-take")
@@ -225,8 +226,17 @@ class ComputeAgent(AgentService):
         if not uuids:
             return
         taken: Mapping[str, Lease] = {}
+        instances: dict[str, Instance] = {}
+
+        def read(transaction: Any, leases: Mapping[str, Lease]) -> None:
+            # Nobody else writes these instances, unless by taking the operations over: the finish is fenced against that.
+            instances.clear()
+            found = self._tools.instances.find(sorted(leases), transaction)
+            instances.update({each.uuid: each for each in found})
+
         try:
-            taken = self._tools.workers.take_many(of_type, uuids, self._tools.identity)
+            adopt = read if of_type == TYPE else None
+            taken = self._tools.workers.take_many(of_type, uuids, self._tools.identity, adopt)
         except errors.Unavailable as error:
             LOG.warning("%d operations are put off until the next sweep: %s", len(uuids), error.message)
         except Exception:
@@ -234,35 +244,34 @@ class ComputeAgent(AgentService):
         if len(taken) < len(uuids):
             self._room.release(len(uuids) - len(taken))
         self._leases.keep(taken.values())
-        for held in taken.values():
-            self._taken.put(held)
+        for uuid, held in taken.items():
+            self._taken.put((held, instances.get(uuid)))
 
     # -- the hypervisor -------------------------------------------------------------------------------------------
 
     def _operate(self) -> None:
         while True:
-            held = self._taken.get()
-            if held is None:
+            item = self._taken.get()
+            if item is None:
                 return
+            held, instance = item
             if self._stopping.is_set():
                 self._give_back(held, "the agent is stopping")
                 continue
             (self._requests.get(held.resource_id) or anonymous()).update_store()
             LOG.info("The %s of instance %s begins.", held.operation, held.resource_id)
             try:
-                self._done.put(self._do(held))
+                self._done.put(self._do(held, instance))
             except errors.MoorageError as error:
                 self._give_back(held, error.message)
             except Exception as error:
                 LOG.exception("The %s of instance %s failed.", held.operation, held.resource_id)
                 self._give_back(held, f"{type(error).__name__}: {error}")
 
-    def _do(self, held: Lease) -> Done:
+    def _do(self, held: Lease, instance: Instance | None) -> Done:
         if held.resource_type == DEPARTURE:
             return self._let_go(held.resource_id, held)
-        try:
-            instance = self._tools.instances.get(held.resource_id)
-        except errors.NotFound:
+        if instance is None:
             self._driver.destroy(held.resource_id)
             return Done(held, None, None, (held.resource_id, move_consumer(held.resource_id)), tell="deleted")
         operation = OPERATIONS.get(held.operation)

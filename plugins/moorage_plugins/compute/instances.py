@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -26,6 +27,13 @@ _COLUMNS = (
     instances.c.fence, instances.c.created_at, instances.c.updated_at, instances.c.request, instances.c.server_group,
     instances.c.pending,
 )  # fmt: skip
+_GET = sa.select(*_COLUMNS).where(instances.c.uuid == sa.bindparam("of_uuid"))
+_FIND = sa.select(*_COLUMNS).where(instances.c.uuid.in_(sa.bindparam("of_uuids", expanding=True)))
+_INSERT = sa.insert(instances).values(created_at=now(), updated_at=now())
+_TIMES = (instances.c.created_at, instances.c.updated_at)
+_INSERT_RETURNING = _INSERT.returning(*_TIMES)
+_GIVEN = tuple(column.name for column in _COLUMNS if column.name not in ("created_at", "updated_at"))
+_READ_TIMES = sa.select(*_TIMES).where(instances.c.uuid == sa.bindparam("of_uuid"))
 _RECORD = (
     instances.c.uuid, instances.c.host, instances.c.node, instances.c.flavorid, instances.c.resources,
     instances.c.project_id, instances.c.status, instances.c.server_group,
@@ -42,11 +50,10 @@ _MOVES = frozenset({"resize", "live_migrate"})
 _OCCUPIES = instances.c.status.not_in(("error", "shelved_offloaded"))
 #: The node that an instance is on, and the node that it moves to.
 _PLACES = (instances.c.node_uuid, instances.c.destination_uuid)
+_AFTER = instances.c.uuid > sa.bindparam("after", type_=sa.String)
+_LIMIT = sa.bindparam("page", type_=sa.Integer)
 _OF_UUID = instances.c.uuid == sa.bindparam("of_uuid")
 _FENCE = {"token": sa.bindparam("token", type_=sa.BigInteger)}
-_SET = lease.WRITE.update(instances, _OF_UUID, _FENCE).values(
-    status=sa.bindparam("to_status"), fault=sa.bindparam("to_fault"), updated_at=now()
-)
 _OF_NODE = sa.bindparam("of_node", type_=sa.String)
 _ON_NODE = (
     sa.select(*_RECORD, instances.c.node_uuid, instances.c.destination_uuid, instances.c.pending)
@@ -57,6 +64,23 @@ _ON_NODE_IN_FULL = _ON_NODE.add_columns(*_MORE)
 _CHANGED = frozenset(
     {"status", "fault", "host", "node", "node_uuid", "flavorid", "resources", "request", "server_group", "pending"}
 )
+#: By whether filters want more than a record.
+_ALL = {
+    more: sa.select(*columns).where(_AFTER, _OCCUPIES).order_by(instances.c.uuid).limit(_LIMIT)
+    for more, columns in ((False, _RECORD), (True, (*_RECORD, *_MORE)))
+}
+_BY_HOSTS = {
+    more: sa.select(*columns)
+    .where(instances.c.host.in_(sa.bindparam("of_hosts", expanding=True)), _OCCUPIES)
+    .order_by(instances.c.uuid)
+    for more, columns in ((False, _RECORD), (True, (*_RECORD, *_MORE)))
+}
+_MEMBERS = (
+    sa.select(instances.c.uuid, instances.c.node_uuid, instances.c.pending)
+    .where(instances.c.server_group == sa.bindparam("of_group", type_=sa.String), _OCCUPIES)
+    .order_by(instances.c.uuid)
+)
+_MEMBERS_OF_PROJECT = _MEMBERS.where(instances.c.project_id == sa.bindparam("of_project", type_=sa.String))
 _REMOVE = lease.REMOVE.delete(instances, _OF_UUID, _FENCE)
 
 
@@ -71,6 +95,29 @@ _REASSIGN = (
 )
 
 
+@functools.cache
+def _list(names: tuple[str, ...]) -> sa.Select[Any]:
+    """A page of the instances whose columns of these names have given values; built once."""
+    equal = (instances.c[name] == sa.bindparam(f"of_{name}", type_=sa.String) for name in names)
+    return sa.select(*_COLUMNS).where(_AFTER, *equal).order_by(instances.c.uuid).limit(_LIMIT)
+
+
+@functools.cache
+def _change(names: frozenset[str], expected: bool, fence: bool) -> sa.Update:
+    """Sets columns of an instance with the fence; built once for each set of columns.
+
+    :param expected: only in one of the statuses ``expected``.
+    :param fence: only with the fence ``seen_fence``.
+    """
+    values = {name: sa.bindparam(f"to_{name}", type_=instances.c[name].type) for name in sorted(names)}
+    statement = lease.WRITE.update(instances, _OF_UUID, _FENCE).values(**values, updated_at=now())
+    if expected:
+        statement = statement.where(instances.c.status.in_(sa.bindparam("expected", expanding=True)))
+    if fence:
+        statement = statement.where(instances.c.fence == sa.bindparam("seen_fence", type_=sa.BigInteger))
+    return statement
+
+
 class ComputeInstances(InstanceStore, Reassignable):
     """Instances as rows of the table ``instances``."""
 
@@ -82,17 +129,15 @@ class ComputeInstances(InstanceStore, Reassignable):
 
     @override
     def all(self, *, after: str = "", limit: int = 1000) -> Sequence[InstanceRecord]:
-        return self._records(instances.c.uuid > after, limit)
+        with self._database.read() as tx:
+            rows = tx.execute(_ALL[bool(self._fields)], {"after": after, "page": limit})
+            return [self._record(row) for row in rows]
 
     @override
     def by_hosts(self, hosts: Sequence[str]) -> Sequence[InstanceRecord]:
-        return self._records(instances.c.host.in_(hosts), None)
-
-    def _records(self, condition: sa.ColumnElement[bool], limit: int | None) -> list[InstanceRecord]:
-        columns = (*_RECORD, *_MORE) if self._fields else _RECORD
-        query = sa.select(*columns).where(condition, _OCCUPIES).order_by(instances.c.uuid).limit(limit)
         with self._database.read() as tx:
-            return [self._record(row) for row in tx.execute(query)]
+            rows = tx.execute(_BY_HOSTS[bool(self._fields)], {"of_hosts": list(hosts)})
+            return [self._record(row) for row in rows]
 
     def _record(self, row: Any) -> InstanceRecord:
         return InstanceRecord(
@@ -102,20 +147,31 @@ class ComputeInstances(InstanceStore, Reassignable):
         )  # fmt: skip
 
     @override
-    def insert(self, transaction: Any, instance: Instance) -> None:
-        values = {column.name: getattr(instance, column.name) for column in _COLUMNS}
+    def insert(self, transaction: Any, instance: Instance) -> Instance:
+        values = {name: getattr(instance, name) for name in _GIVEN}
         values |= {"resources": dict(instance.resources), "request": dict(instance.request)}
         values |= {"pending": dict(instance.pending) or None}
-        values |= {"created_at": now(), "updated_at": now()}
-        transaction.execute(sa.insert(instances).values(values))
+        if self._database.dialect == "mysql":
+            transaction.execute(_INSERT, values)
+            times = transaction.execute(_READ_TIMES, {"of_uuid": instance.uuid}).one()
+        else:
+            times = transaction.execute(_INSERT_RETURNING, values).one()
+        return dataclasses.replace(instance, created_at=times.created_at, updated_at=times.updated_at)
 
     @override
     def get(self, uuid: str) -> Instance:
         with self._database.read() as tx:
-            row = tx.execute(sa.select(*_COLUMNS).where(instances.c.uuid == uuid)).first()
+            row = tx.execute(_GET, {"of_uuid": uuid}).first()
         if row is None:
             raise errors.NotFound(f"There is no instance {uuid}.")
         return _instance(row)
+
+    @override
+    def find(self, uuids: Sequence[str], transaction: Any = None) -> Sequence[Instance]:
+        if transaction is not None:
+            return [_instance(row) for row in transaction.execute(_FIND, {"of_uuids": list(uuids)})]
+        with self._database.read() as tx:
+            return self.find(uuids, tx)
 
     @override
     def list(
@@ -127,29 +183,25 @@ class ComputeInstances(InstanceStore, Reassignable):
         status: str | None = None,
         project_id: str | None = None,
     ) -> Sequence[Instance]:
-        query = sa.select(*_COLUMNS).where(instances.c.uuid > after).order_by(instances.c.uuid).limit(limit)
-        for column, value in (
-            (instances.c.host, host),
-            (instances.c.status, status),
-            (instances.c.project_id, project_id),
-        ):
-            if value is not None:
-                query = query.where(column == value)
+        given = {"host": host, "status": status, "project_id": project_id}
+        equal = {name: value for name, value in given.items() if value is not None}
+        values = {"after": after, "page": limit, **{f"of_{name}": value for name, value in equal.items()}}
         with self._database.read() as tx:
-            return [_instance(row) for row in tx.execute(query)]
+            return [_instance(row) for row in tx.execute(_list(tuple(equal)), values)]
 
     @override
     def group_members(
         self, group: str, transaction: Any = None, *, project_id: str | None = None
     ) -> Sequence[tuple[str, str]]:
-        query = sa.select(instances.c.uuid, instances.c.node_uuid, instances.c.pending)
-        query = query.where(instances.c.server_group == group, _OCCUPIES).order_by(instances.c.uuid)
-        if project_id is not None:
-            query = query.where(instances.c.project_id == project_id)
-        if transaction is not None:
-            return [(row.uuid, node) for row in transaction.execute(query) for node in _nodes(row)]
-        with self._database.read() as tx:
-            return [(row.uuid, node) for row in tx.execute(query) for node in _nodes(row)]
+        if transaction is None:
+            with self._database.read() as tx:
+                return self.group_members(group, tx, project_id=project_id)
+        values = {"of_group": group}
+        if project_id is None:
+            rows = transaction.execute(_MEMBERS, values)
+        else:
+            rows = transaction.execute(_MEMBERS_OF_PROJECT, {**values, "of_project": project_id})
+        return [(row.uuid, node) for row in rows for node in _nodes(row)]
 
     @override
     def on_node(self, node_uuid: str, transaction: Any) -> Sequence[InstanceRecord]:
@@ -179,9 +231,7 @@ class ComputeInstances(InstanceStore, Reassignable):
         fault: str = "",
         expected: Sequence[str] = (),
     ) -> bool:
-        statement = _SET.where(instances.c.status.in_(expected)) if expected else _SET
-        values = {"of_uuid": uuid, "to_status": status, "to_fault": fault, "token": token}
-        return bool(transaction.execute(statement, values).rowcount == 1)
+        return self.change(transaction, uuid, token, {"status": status, "fault": fault}, expected=expected)
 
     @override
     def change(
@@ -201,12 +251,14 @@ class ComputeInstances(InstanceStore, Reassignable):
         plain = {name: dict(value) if isinstance(value, Mapping) else value for name, value in values.items()}
         if "pending" in values:
             plain["destination_uuid"] = _destination(values["pending"])
-        statement = lease.WRITE.update(instances, _OF_UUID, _FENCE).values(**plain, updated_at=now())
+        given: dict[str, Any] = {f"to_{name}": value for name, value in plain.items()}
+        given |= {"of_uuid": uuid, "token": token}
         if expected:
-            statement = statement.where(instances.c.status.in_(expected))
+            given["expected"] = list(expected)
         if fence is not None:
-            statement = statement.where(instances.c.fence == fence)
-        return bool(transaction.execute(statement, {"of_uuid": uuid, "token": token}).rowcount == 1)
+            given["seen_fence"] = fence
+        statement = _change(frozenset(plain), bool(expected), fence is not None)
+        return bool(transaction.execute(statement, given).rowcount == 1)
 
     @override
     def remove(self, transaction: Any, uuid: str, token: int) -> bool:

@@ -354,7 +354,8 @@ class OperationTests(_KeyOperationTests):
     def test_a_request_that_is_repeated_begins_nothing_twice(self) -> None:
         uuid = self.made(2, **{"sim:live_migrate_delay_ms": "300"})
         first = self.move(uuid, "live_migrate", "again")
-        self.assertEqual(self.move(uuid, "live_migrate", "again"), first)
+        again = self.move(uuid, "live_migrate", "again")
+        self.assertEqual((first["host"], first["instance"]["fence"]), (again["host"], again["instance"]["fence"]))
         with self.assertRaises(errors.Conflict):
             self.move(uuid, "live_migrate", "another")
         wait_until(lambda: self.instance(uuid).host == first["host"], "it has moved", SOON)
@@ -369,7 +370,7 @@ class OperationTests(_KeyOperationTests):
             answer = self.move(uuid, "live_migrate", "once")
             self.assertEqual((answer["host"], self.instance(uuid)), (after.host, after))
             if not fault:
-                self.assertEqual(first, answer)
+                self.assertEqual((first["host"], first["node"]), (answer["host"], answer["node"]))
         self.assert_whole()
 
     def test_a_move_that_fails_leaves_everything_where_it_was(self) -> None:

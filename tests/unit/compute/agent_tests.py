@@ -44,6 +44,7 @@ from moorage.work.tables import workers as workers_table
 from moorage_plugins.compute import options as compute_options
 from moorage_plugins.compute.agent import ComputeAgent
 from moorage_plugins.compute.instances import ComputeInstances
+from moorage_plugins.compute.operations import OPERATIONS, Done, Held
 from moorage_plugins.compute.tables import instances
 from moorage_plugins.migrations import MIGRATIONS
 from moorage_plugins.schema import plugins_metadata
@@ -576,23 +577,21 @@ class AgentTests(unittest.TestCase):
         second = fleet.place()
         agent.build_instance(second)
         wait_until(lambda: fleet.status(second) == "active", "the finisher goes on", SOON)
-        # Nor can the only operator, who does not even learn what there is to do.
-        real = fleet.instances.get
-
+        # Nor can the only operator.
         asked: list[str] = []
 
-        def broken(uuid: str) -> Instance:
-            asked.append(uuid)
+        def broken(held: Held) -> Done:
+            asked.append(held.instance.uuid)
             fleet.database.failures = 1
-            raise LookupError(uuid)
+            raise LookupError(held.instance.uuid)
 
         third = fleet.place()
-        with mock.patch.object(fleet.instances, "get", broken):
+        with mock.patch.dict(OPERATIONS, {"build": broken}):
             agent.build_instance(third)
             room: Any = agent._room
             wait_until(lambda: asked and room._value == agent._batch + 1, "it was let go", SOON)
             self.assertFalse(agent._leases.keeps("instance", third))
-        self.assertEqual("building", real(third).status)
+        self.assertEqual("building", fleet.instances.get(third).status)
         fourth = fleet.place()
         agent.build_instance(fourth)
         wait_until(lambda: fleet.status(fourth) == "active", "the operator goes on", SOON)

@@ -18,9 +18,10 @@ from moorage.db.schema import core_metadata
 from moorage.services.interface import ServiceIdentity
 from moorage.testing.database import empty_tables
 from moorage.work import lease
-from moorage.work.interface import Lease
+from moorage.work.fences import FLOOR
+from moorage.work.interface import Lease, OnlyIf
 from moorage.work.operations import OperationLease, SqlOperationStore
-from moorage.work.tables import fences
+from moorage.work.tables import fences, workers
 from tests.servers import wait_until
 
 metadata = sa.MetaData()
@@ -137,6 +138,61 @@ class OperationTests(WorkerCase):
         self.finish(held)
         self.assertIsNone(self.store.get(TYPE, "one"))
         self.assertEqual((self.thing().status, self.thing().fence), ("active", held.token))
+
+    def first(self, uuid: str, only_if: OnlyIf | None = None) -> int:
+        return self.database.run(
+            lambda tx: self.store.create(
+                tx, TYPE, uuid, "build", "building", addressed_to="here", first=True, only_if=only_if
+            )
+        )
+
+    def test_the_first_operation_of_a_resource_that_existed_before_is_refused(self) -> None:
+        self.assertEqual(1, self.first("one"))
+        with self.assertRaisesRegex(errors.Conflict, "Thing one existed before"):
+            self.first("one")
+        self.taken().finish_with(lambda tx: None)
+        with self.assertRaisesRegex(errors.Conflict, "Thing one existed before"):
+            self.first("one")
+        self.assertEqual(2, self.fence())
+
+    def test_an_operation_begins_only_if_the_condition_on_other_rows_holds(self) -> None:
+        self.create("other")
+        refused: list[int] = []
+
+        def refuse(tx: sa.Connection) -> None:
+            refused.append(1)
+            if len(refused) < 3:
+                raise errors.ConstraintViolated("the other thing is not ready")
+            # It holds by the time that it is explained.
+            tx.execute(sa.update(things).where(things.c.id == "other").values(status="ready"))
+
+        clause = sa.exists().where(things.c.id == sa.bindparam("of_other"), things.c.status == "ready")
+        only_if = OnlyIf(clause, {"of_other": "other"}, refuse)
+        for first in (True, False):
+            with self.assertRaisesRegex(errors.ConstraintViolated, "not ready"):
+                self.database.run(
+                    lambda tx, first=first: self.store.create(  # type: ignore[misc]
+                        tx, TYPE, "one", "build", "building", addressed_to="here", first=first, only_if=only_if
+                    )
+                )
+            self.assertIsNone(self.store.get(TYPE, "one"))
+        self.assertEqual(1, self.first("one", only_if))
+        self.assertEqual(3, len(refused))
+        self.assertEqual(1, self.first("two", only_if))
+
+    def test_a_new_fence_that_missed_the_floor_is_lifted_above_it(self) -> None:
+        def work(tx: sa.Connection) -> int:
+            token = self.store.create(tx, TYPE, "one", "build", "building", addressed_to="here")
+            tx.execute(sa.delete(workers).where(workers.c.resource_id == "one"))
+            # As if the floor had been committed while the fence was being inserted.
+            tx.execute(sa.insert(fences).values(resource_type=TYPE, resource_id=FLOOR, token=7, raised_at=0))
+            self.assertEqual(1, token)
+            return self.store.create(tx, TYPE, "one", "build", "building", addressed_to="here")
+
+        self.assertEqual(8, self.database.run(work))
+        self.assertEqual(8, self.fence())
+        held = self.taken()
+        self.assertEqual(9, held.token)
 
     def test_tokens_rise_for_ever(self) -> None:
         tokens = []

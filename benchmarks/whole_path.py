@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Processor time of whole requests by role, printed as one JSON object.
+
+``python benchmarks/whole_path.py [--hosts 1523] [--creates 400] [--clients 8] [--idle 60] [--schedulers 1] [--agents 2]``
+
+Starts ``moorage up`` on SQLite in an empty folder, imports a fleet, leaves it idle, creates instances, waits until all are built,
+and deletes them. Printed for each phase: processor milliseconds of each role (per node, per minute, per request), and for the
+requests their rate and the times that clients saw. The load generator is a process on the same machine; its own processor time is
+not counted, but takes part of the machine. The machine's load is printed beside the results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+import os
+import pathlib
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from concurrent import futures
+from typing import Any
+
+import psutil
+
+from moorage.client import Client, connect
+
+CONF = """
+[services]
+report_interval = 5
+service_down_time = 120
+"""
+FLAVOR = {"flavorid": "small", "resources": {"VCPU": 1, "MEMORY_MB": 256}}
+#: Nodes that one request imports.
+PAGE = 1000
+#: Seconds after the import in which schedulers read the fleet.
+READING = 5.0
+#: Seconds that builds and deletions may take after the last request.
+PATIENCE = 120.0
+
+
+class Plane:
+    """``moorage up`` in a folder of its own."""
+
+    def __init__(self, folder: pathlib.Path, arguments: argparse.Namespace) -> None:
+        self.state = folder / "state"
+        conf = folder / "moorage.conf"
+        conf.write_text(CONF + arguments.conf.replace("\\n", "\n"))
+        self.log = (folder / "log").open("w")
+        self.process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "moorage.cli.main", "up", "--state-dir", self.state, "--bind", "127.0.0.1:0"),
+                *("--config-file", conf, "--schedulers", str(arguments.schedulers), "--agents", str(arguments.agents)),
+            ],
+            stdout=subprocess.PIPE,
+            stderr=self.log,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        self.process.stdout.readline()
+
+    def client(self) -> Client:
+        return connect(**json.loads((self.state / "client.json").read_text()))
+
+    def processor(self) -> dict[str, float]:
+        """Seconds of processor by role since its processes began."""
+        found: collections.Counter[str] = collections.Counter()
+        for row in json.loads((self.state / "run" / "processes.json").read_text()):
+            times = psutil.Process(row["pid"]).cpu_times()
+            found[row["name"].split("-")[0].split(" ")[0]] += times.user + times.system
+        return dict(found)
+
+    def end(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+        self.process.communicate(timeout=120)
+
+
+class Phase:
+    """The processor that each role took in a ``with`` block."""
+
+    def __init__(self, plane: Plane) -> None:
+        self._plane = plane
+
+    def __enter__(self) -> Phase:
+        self._before, self._began = self._plane.processor(), time.monotonic()
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self.seconds = time.monotonic() - self._began
+        after = self._plane.processor()
+        self.roles = {role: after[role] - self._before.get(role, 0.0) for role in sorted(after)}
+
+    def milliseconds(self, parts: float) -> dict[str, float]:
+        """Of each role and of all, for one of so many parts."""
+        found = {role: round(1000 * seconds / parts, 3) for role, seconds in self.roles.items()}
+        return found | {"all": round(1000 * sum(self.roles.values()) / parts, 3)}
+
+
+def nodes(hosts: int) -> Iterator[list[dict[str, Any]]]:
+    """Pages of nodes."""
+    for first in range(0, hosts, PAGE):
+        yield [
+            {"name": f"node-{number:06}", "inventories": {"VCPU": 64, "MEMORY_MB": 262144, "DISK_GB": 2000}}
+            for number in range(first, min(first + PAGE, hosts))
+        ]
+
+
+def settled(plane: Plane, phase: str) -> None:
+    """Wait until all instances are built, or gone."""
+    client, deadline = plane.client(), time.monotonic() + PATIENCE
+    status = "building" if phase == "create" else "deleting"
+    while next(iter(client.instances(status=status)), None) is not None:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"instances are still {status} after {PATIENCE} seconds")
+        time.sleep(0.1)
+
+
+def run(clients: Sequence[Client], work: Callable[[Client, str], object], items: Sequence[str]) -> list[float]:
+    """Each client is a thread that works on every so-manieth item; the seconds that each item took."""
+
+    def several(place: int) -> list[float]:
+        taken = []
+        for item in items[place :: len(clients)]:
+            began = time.monotonic()
+            work(clients[place], item)
+            taken.append(time.monotonic() - began)
+        return taken
+
+    with futures.ThreadPoolExecutor(len(clients)) as pool:
+        return [each for some in pool.map(several, range(len(clients))) for each in some]
+
+
+def requests(plane: Plane, clients: Sequence[Client], phase: str, uuids: Sequence[str]) -> dict[str, Any]:
+    """Create or delete instances; what each costs."""
+
+    def create(client: Client, of: str) -> object:
+        return client.create_instance({"uuid": of, "name": of, "flavor": FLAVOR})
+
+    def delete(client: Client, of: str) -> object:
+        return client.delete_instance(of)
+
+    with Phase(plane) as cost:
+        began = time.monotonic()
+        taken = sorted(run(clients, create if phase == "create" else delete, uuids))
+        seconds = time.monotonic() - began
+        settled(plane, phase)
+    return {
+        "processor_ms": cost.milliseconds(len(uuids)),
+        "per_s": round(len(uuids) / seconds, 1),
+        "p50_ms": round(1000 * statistics.median(taken), 1),
+        "p99_ms": round(1000 * taken[int(0.99 * (len(taken) - 1))], 1),
+    }
+
+
+def measure(plane: Plane, arguments: argparse.Namespace) -> dict[str, Any]:
+    """All phases."""
+    client = plane.client()
+    found: dict[str, Any] = {}
+    with Phase(plane) as cost:
+        began = time.monotonic()
+        for page in nodes(arguments.hosts):
+            client.import_nodes(page)
+        seconds = time.monotonic() - began
+        # Schedulers read what was imported.
+        time.sleep(READING)
+    found["import"] = {
+        "seconds": round(seconds, 2),
+        "processor_s": {role: round(each, 2) for role, each in cost.roles.items()},
+    }
+    if arguments.idle:
+        with Phase(plane) as cost:
+            time.sleep(arguments.idle)
+        found["idle"] = {"processor_ms_per_minute": cost.milliseconds(cost.seconds / 60)}
+    clients = [plane.client() for _ in range(arguments.clients)]
+    warm = [str(uuid.uuid4()) for _ in range(10 * len(clients))]
+    requests(plane, clients, "create", warm)
+    requests(plane, clients, "delete", warm)
+    uuids = [str(uuid.uuid4()) for _ in range(arguments.creates)]
+    for phase in ("create", "delete"):
+        found[phase] = requests(plane, clients, phase, uuids)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--hosts", type=int, default=1523)
+    parser.add_argument("--creates", type=int, default=400)
+    parser.add_argument("--clients", type=int, default=8)
+    parser.add_argument("--idle", type=float, default=60.0)
+    parser.add_argument("--schedulers", type=int, default=1)
+    parser.add_argument("--agents", type=int, default=2)
+    parser.add_argument("--conf", default="", help="more lines of the configuration")
+    arguments = parser.parse_args()
+    load = os.getloadavg()[0]
+    with tempfile.TemporaryDirectory() as folder:
+        plane = Plane(pathlib.Path(folder), arguments)
+        try:
+            found = measure(plane, arguments)
+        finally:
+            plane.end()
+    options = {name: value for name, value in vars(arguments).items() if name != "conf" or value}
+    print(json.dumps({**options, "load": [round(load, 2), round(os.getloadavg()[0], 2)], **found}, indent=2))
+
+
+if __name__ == "__main__":
+    main()

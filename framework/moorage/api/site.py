@@ -149,6 +149,7 @@ class Site:
         return Enrolment(
             platform.database, self._nodes, self._store(), platform.registry, changed, shards,
             lambda nodes: self._resharded("", nodes, 0), tell_schedulers(platform, "states_changed"),
+            open_mover(open_instances(platform, self._conf)),
         )  # fmt: skip
 
     def _resharded(self, plan: str, moved: int, conflicts: int) -> None:

@@ -22,6 +22,7 @@ from moorage.fleet.interface import STATES, Along, FleetWriter, Node, NodeSpec, 
 from moorage.fleet.nodes import Change, NodeStore
 from moorage.scheduling.interface import Aggregate, NodeState, Unavailable
 from moorage.services.registry import ServiceRegistry
+from moorage.sharding.moving import ShardMover
 
 __all__ = ["Enrolment", "StoreFleet"]
 
@@ -41,6 +42,7 @@ class Enrolment(FleetWriter):
     :param changed: called after nodes were written, so that schedulers read them soon.
     :param resharded: called after nodes that there were got another shard, with how many.
     :param states_changed: called after a node was disabled, enabled, or began or ended its maintenance.
+    :param mover: refuses that occupied nodes leave their shard or their host; None allows it.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class Enrolment(FleetWriter):
         shards: Callable[[Sequence[NodeSpec]], Sequence[NodeSpec]] | None = None,
         resharded: Callable[[int], None] = lambda nodes: None,
         states_changed: Callable[[], None] = lambda: None,
+        mover: ShardMover | None = None,
     ) -> None:
         self._database = database
         self._nodes = nodes
@@ -62,12 +65,14 @@ class Enrolment(FleetWriter):
         self._shards = shards
         self._resharded = resharded
         self._states_changed = states_changed
+        self._mover = mover
 
     def enrol(self, specs: Sequence[NodeSpec]) -> Mapping[str, int]:
         """Ensure nodes and providers in one transaction, all or nothing; counts by what became of them.
 
         :raises InvalidInput: a uuid or a name stands twice among them.
         :raises AlreadyExists: a name belongs to another node.
+        :raises Conflict: an occupied node would leave its shard or its host.
         """
         for what, counted in (
             ("uuid", Counter(each.uuid for each in specs)),
@@ -95,6 +100,12 @@ class Enrolment(FleetWriter):
         return {kind.value: counts[kind] for kind in (Change.CREATED, Change.CHANGED, Change.SAME)}
 
     def _write(self, tx: sa.Connection, specs: Sequence[NodeSpec]) -> Sequence[Change]:
+        if self._mover is not None:
+            self._mover.refuse_leaving(
+                tx,
+                {spec.uuid: spec.shard for spec in specs if spec.shard is not None},
+                {spec.uuid: spec.host for spec in specs if spec.host is not None},
+            )
         changes = self._nodes.ensure(tx, specs)
         by_uuid = {spec.uuid: spec for spec in specs}
         existing: set[str] = set()
@@ -144,6 +155,8 @@ class Enrolment(FleetWriter):
             provider = self._changed_provider(uuid, changes, inventories or ())
 
         def work(tx: sa.Connection) -> bool:
+            if self._mover is not None and "shard" in changes:
+                self._mover.refuse_leaving(tx, {uuid: changes["shard"]})
             if not self._nodes.change(tx, uuid, generation, changes):
                 return False
             if provider is not None:
@@ -158,13 +171,17 @@ class Enrolment(FleetWriter):
             done = self._database.run(work)
         except Duplicate as error:
             raise self._taken(uuid, str(changes.get("name", "")), creating=False) from error
-        if done and (provider is not None or changes.keys() & _SEEN):
-            self._changed()
-        if done and not changes.keys().isdisjoint(STATES):
-            self._states_changed()
-        if done and "shard" in changes:
-            self._resharded(1)
+        if done:
+            self._tell(changes, provider is not None)
         return done
+
+    def _tell(self, changes: Mapping[str, Any], provider_changed: bool) -> None:
+        if provider_changed or changes.keys() & _SEEN:
+            self._changed()
+        if not changes.keys().isdisjoint(STATES):
+            self._states_changed()
+        if "shard" in changes:
+            self._resharded(1)
 
     @override
     def remove(self, uuid: str, *, along: Along | None = None) -> None:

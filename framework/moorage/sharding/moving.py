@@ -15,6 +15,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from moorage import errors
 from moorage.db import now
 from moorage.fleet.interface import ShardMove
 from moorage.fleet.tables import nodes
@@ -22,6 +23,7 @@ from moorage.services.tables import services
 
 __all__ = ["ShardMover"]
 
+_NONE: Mapping[str, str | None] = {}
 _AGENT_DEAD = (
     sa.exists()
     .where(services.c.binary == "agent", services.c.host == nodes.c.host, services.c.forced_down.is_(sa.true()))
@@ -57,6 +59,10 @@ class ShardMover:
             nodes.c.uuid, nodes.c.name, nodes.c.host, nodes.c.shard, nodes.c.instance_uuid, nodes.c.reservation,
             self.occupied.label("occupied"),
         )  # fmt: skip
+        self._bound = self._holders.add_columns(
+            sa.case((has_instances, 1), else_=0).label("has_instances"),
+            sa.case((self.may_leave, 1), else_=0).label("may_leave"),
+        ).where(self.occupied)
 
     def move(self, tx: sa.Connection, moves: Sequence[ShardMove], *, include_instances: bool = False) -> list[bool]:
         """Changes the shard of the nodes for which the conditions hold; returns, for each move, whether it happened."""
@@ -79,6 +85,32 @@ class ShardMover:
         point.rollback()
         return [tx.execute(self._move, row).rowcount == 1 for row in rows]
 
+    def refuse_leaving(
+        self, tx: sa.Connection, shards: Mapping[str, str | None], hosts: Mapping[str, str | None] = _NONE
+    ) -> None:
+        """Refuses that occupied nodes leave their shard, and that nodes leave the host where their instances are.
+
+        One statement, or none when nothing is given. For changes of nodes that are no moves of :meth:`move`.
+
+        :param shards: uuid of a node -> the shard that it shall have.
+        :param hosts: uuid of a node -> the host that it shall have.
+        :raises Conflict: names the first such node and says what to do.
+        """
+        uuids = sorted(shards.keys() | hosts.keys())
+        for row in tx.execute(self._bound.where(nodes.c.uuid.in_(uuids))) if uuids else ():
+            if row.has_instances and row.host is not None and hosts.get(row.uuid, row.host) != row.host:
+                raise errors.Conflict(
+                    f"Node {row.name} stays with host {row.host}, whose agent works on the instances there. Move the instances to "
+                    "other nodes first, or leave the host out.",
+                    node=row.uuid,
+                )
+            if row.shard is not None and not row.may_leave and shards.get(row.uuid, row.shard) != row.shard:
+                raise errors.Conflict(
+                    f"Node {row.name} stays in shard {row.shard}: {_occupied(row)}. To move it all the same: moorage node set "
+                    f"{row.name} --shard SHARD --include-instances.",
+                    node=row.uuid,
+                )
+
     def reasons(self, tx: sa.Connection, moves: Sequence[ShardMove]) -> Mapping[str, str]:
         """Returns, by the node's uuid, why each of these moves did not happen."""
         query = self._holders.where(nodes.c.uuid.in_([move.node for move in moves]))
@@ -94,7 +126,10 @@ def _reason(row: Any, move: ShardMove) -> str:
     if row.reservation is not None:
         return f"{row.reservation} has reserved it"
     if row.occupied:
-        what = f"instance {row.instance_uuid} is" if row.instance_uuid is not None else "instances are"
         dead = f"declare its agent dead (moorage service set agent:{row.host} --forced-down) or " if row.host else ""
-        return f"{what} on it: {dead}give --include-instances"
+        return f"{_occupied(row)}: {dead}give --include-instances"
     return "it was being changed; it can be planned again"
+
+
+def _occupied(row: Any) -> str:
+    return f"instance {row.instance_uuid} is on it" if row.instance_uuid is not None else "instances are on it"

@@ -74,9 +74,12 @@ class FleetCase(Mixin):
                 tx.execute(sa.delete(table))
         self.nodes = NodeStore(self.database)
         self.registry = ServiceRegistry(self.database, SystemClock())
-        self.enrolment = Enrolment(self.database, self.nodes, sql_store(self.database), self.registry, lambda: None)
         self.plans = make_plans(self.database)
         self.instances = make_instances(self.database)
+        self.enrolment = Enrolment(
+            self.database, self.nodes, sql_store(self.database), self.registry, lambda: None,
+            mover=open_mover(self.instances),
+        )  # fmt: skip
 
     def fleet(self, **sizes: int) -> None:
         """Nodes by shard; ``_`` are those without one."""

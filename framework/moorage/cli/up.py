@@ -23,7 +23,7 @@ from moorage.cli import validation
 from moorage.clock import SystemClock
 from moorage.control_plane import config
 from moorage.control_plane.accepted import AcceptedCopy, load_unchanged
-from moorage.control_plane.supervisor import Program, Supervisor, command
+from moorage.control_plane.supervisor import Program, Supervisor, command, writer_limit
 from moorage.db import Database, migrations
 
 __all__ = ["ControlPlane", "Plan"]
@@ -140,7 +140,7 @@ class ControlPlane:
             start_timeout=section.start_timeout,
             stopped_timeout=section.stopped_timeout,
             writer=database.current_writer,
-            writer_timeout=min(conf.coordination.session_timeout, section.stopped_timeout),
+            writer_timeout=writer_limit(conf),
             environment={**os.environ, **self._accepted.environment()},
             stopping=self._stopping,
             may_reload=self._may_reload,

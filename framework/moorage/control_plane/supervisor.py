@@ -21,14 +21,14 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from oslo_log import log as logging
 
 from moorage import errors, threads
 from moorage.clock import Clock
 
-__all__ = ["EXIT_CONFIG", "EXIT_FATAL", "Program", "Supervisor"]
+__all__ = ["EXIT_CONFIG", "EXIT_FATAL", "Program", "Supervisor", "writer_limit"]
 
 LOG = logging.getLogger(__name__)
 
@@ -52,6 +52,21 @@ class Program:
     name: str
     role: str
     command: Sequence[str]
+
+
+def writer_limit(conf: Any) -> float:
+    """Seconds for which a stopped process may hold SQLite's writer's turn; 0: for ever.
+
+    A quarter of ``service_down_time`` at most: all other roles give up when their heartbeats reach no store for that long, and one
+    that runs has three times as long as one that is stopped.
+    """
+    return float(
+        min(
+            conf.coordination.session_timeout,
+            conf.control_plane.stopped_timeout,
+            conf.services.service_down_time / (_RUNNING_WRITER + 1),
+        )
+    )
 
 
 @dataclass(slots=True)

@@ -14,11 +14,14 @@ import threading
 import time
 import unittest
 from collections.abc import Callable
+from typing import Any
+from unittest import mock
 
 from moorage import errors
 from moorage.clock import SystemClock
-from moorage.control_plane import supervisor
+from moorage.control_plane import config, supervisor
 from moorage.db import Database
+from moorage.services.heartbeat import Heartbeat
 
 READY = "import os, sys, time\nos.write(int(os.environ['MOORAGE_READY_FD']), b'ready\\n')\n"
 SLEEP = READY + "time.sleep(600)\n"
@@ -109,6 +112,7 @@ class TestSupervisor(unittest.TestCase):
         writes = f"""
 import os, signal, sys
 from moorage.db import Database
+from moorage.services.heartbeat import Heartbeat
 database = Database("sqlite:///{path}", lock_timeout=60)
 if not os.path.exists("{path}.made"):
     open("{path}.made", "w").close()
@@ -130,6 +134,22 @@ signal.pause()
             self.assertEqual(0, tx.exec_driver_sql("SELECT count(*) FROM sqlite_master").scalar())
         self.assertTrue(until(lambda: self.table()["one"]["restarts"] == 1))
         self.assertNotEqual(first, self.table()["one"]["pid"])
+
+    def test_a_writer_is_killed_before_the_heartbeats_of_all_others_are_too_old(self) -> None:
+        clock = SystemClock()
+        for down, stopped in ((6.0, 30.0), (60.0, 30.0), (600.0, 30.0), (60.0, 0.0)):
+            overrides: dict[tuple[str, str], object] = {
+                ("services", "service_down_time"): down,
+                ("services", "report_interval"): 1.0,
+                ("control_plane", "stopped_timeout"): stopped,
+            }
+            conf = config.load(files=["/dev/null"], overrides=overrides)
+            unused: Any = mock.sentinel.unused
+            heartbeat = Heartbeat(unused, unused, clock, interval=1.0, service_down_time=down, on_lost=unused)
+            patience = heartbeat.valid_until - clock.monotonic()
+            limit = supervisor.writer_limit(conf)
+            self.assertLess(supervisor._RUNNING_WRITER * limit, patience)
+            self.assertEqual(limit == 0, stopped == 0)
 
     def test_a_refused_configuration_ends_the_start_with_the_childs_own_words(self) -> None:
         refuse = (

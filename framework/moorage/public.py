@@ -53,8 +53,8 @@ PUBLIC: dict[str, Audience] = {
     "moorage.rpc.queues": Audience.PLUGINS,
     "moorage.rpc.server": Audience.PLUGINS,
     "moorage.rpc.wire": Audience.PLUGINS,
+    "moorage.api.application": Audience.PLUGINS,
     "moorage.api.dialect": Audience.PLUGINS,
-    "moorage.api.dialect_application": Audience.PLUGINS,
     "moorage.api.validation": Audience.PLUGINS,
     "moorage.api.wsgi": Audience.PLUGINS,
     # What commands are made with.

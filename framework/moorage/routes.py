@@ -16,7 +16,18 @@ from urllib.parse import quote
 from moorage import errors
 from moorage.context import RequestContext
 
-__all__ = ["FIELDS", "PAGE", "Request", "Response", "PolicyRule", "Route", "Schema", "Version", "wanted_fields"]
+__all__ = [
+    "ANY_QUERY",
+    "FIELDS",
+    "PAGE",
+    "Request",
+    "Response",
+    "PolicyRule",
+    "Route",
+    "Schema",
+    "Version",
+    "wanted_fields",
+]
 
 #: A JSON schema (draft 2020-12) as plain data.
 Schema = Mapping[str, Any]
@@ -24,6 +35,8 @@ Schema = Mapping[str, Any]
 Version = tuple[int, int]
 _NO_CONTEXT = RequestContext(overwrite=False)
 
+#: The query of a route whose handler reads all parameters itself, and refuses those that it does not know.
+ANY_QUERY: Schema = {"type": "object"}
 #: What the query of every list takes: the size of a page, and ``next_after`` of the page before.
 PAGE: Mapping[str, Any] = {
     "limit": {"type": "integer", "minimum": 1, "maximum": 1000},

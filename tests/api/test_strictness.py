@@ -13,14 +13,14 @@ from typing import Any, ClassVar
 
 import requests
 
-from moorage.api.dialect_application import ANY_QUERY, DialectApplication
+from moorage.api.application import Application
 from moorage.api.site import Site
 from moorage.clock import SystemClock
 from moorage.context import RequestContext
 from moorage.control_plane import config
 from moorage.control_plane.process import unlisted
 from moorage.db import Database, migrations
-from moorage.routes import Route
+from moorage.routes import ANY_QUERY, Route
 from tests.api.live import LiveDialect
 
 STRANGE = "not_a_parameter"
@@ -57,13 +57,11 @@ def everybody_is_admin(environ: Mapping[str, Any]) -> RequestContext:
 
 
 class TestDialects(unittest.TestCase):
-    def applications(self) -> Iterator[tuple[str, LiveDialect, DialectApplication]]:
+    def applications(self) -> Iterator[tuple[str, LiveDialect, Application]]:
         for name in DIALECTS:
             live = LiveDialect(name, "/x", authenticate=everybody_is_admin)
             self.addCleanup(live.close)
-            (found,) = [
-                each for each in gc.get_objects() if isinstance(each, DialectApplication) and each.tools is live.tools
-            ]
+            (found,) = [each for each in gc.get_objects() if isinstance(each, Application) and each.tools is live.tools]
             yield name, live, found
 
     def test_unknown_parameters_of_queries_are_refused_and_named(self) -> None:
@@ -76,7 +74,7 @@ class TestDialects(unittest.TestCase):
                 with self.subTest(dialect=name, method=route.method, path=route.path):
                     self.refuses(live, application, route)
 
-    def refuses(self, live: LiveDialect, application: DialectApplication, route: Route) -> None:
+    def refuses(self, live: LiveDialect, application: Application, route: Route) -> None:
         path = route.path
         for part in ("{uuid}", "{ident}", "{consumer}", "{project_id}"):
             path = path.replace(part, "11111111-1111-4111-8111-111111111111")

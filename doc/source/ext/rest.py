@@ -16,8 +16,8 @@ from docutils import nodes
 from docutils.parsers.rst import Directive, directives
 from docutils.statemachine import StringList
 
-from moorage.api.application import PREFIX
-from moorage.api.dialect_application import DialectApplication
+from moorage.api.application import Application
+from moorage.api.core import PREFIX
 from moorage.api.site import Site
 from moorage.clock import SystemClock
 from moorage.control_plane import config
@@ -47,20 +47,19 @@ def _site() -> tuple[Site, Any]:
 def document() -> Mapping[str, Any]:
     """The OpenAPI document that a client gets."""
     site, conf = _site()
-    # What is mounted at the root is the core, whose routes carry their whole path.
     conf.set_override("enabled_apis", [], "api")
-    application = site.mounts(conf)[""]
-    environ = {"REQUEST_METHOD": "GET", "PATH_INFO": f"{PREFIX}/openapi.json", "SERVER_NAME": "x", "SERVER_PORT": "80",
+    application = site.mounts(conf)[PREFIX]
+    environ = {"REQUEST_METHOD": "GET", "SCRIPT_NAME": PREFIX, "PATH_INFO": "/openapi.json", "SERVER_NAME": "x", "SERVER_PORT": "80",
                "SERVER_PROTOCOL": "HTTP/1.1", "wsgi.url_scheme": "http", "wsgi.input": io.BytesIO(), "wsgi.errors": io.StringIO()}  # fmt: skip
     found: Mapping[str, Any] = json.loads(b"".join(application(environ, lambda *_: None)))
     return found
 
 
-def operations(name: str) -> tuple[str, DialectApplication]:
+def operations(name: str) -> tuple[str, Application]:
     """Where a dialect is mounted, and its application."""
     site, conf = _site()
     application = site.dialect(name, conf)
-    assert isinstance(application, DialectApplication)
+    assert isinstance(application, Application)
     return API_EXTENSIONS.load(name).plugin.mount, application
 
 

@@ -15,9 +15,8 @@ from acme_moorage.migrations import MIGRATIONS
 from acme_moorage.options import list_opts
 from acme_moorage.tables import licences, metadata
 from acme_moorage.tasks import ExpireLicences
-from falcon import testing
 
-from moorage import errors
+from moorage import errors, options
 from moorage.clock import SystemClock
 from moorage.context import RequestContext
 from moorage.control_plane.interface import ApiTools
@@ -26,6 +25,7 @@ from moorage.db import Database
 from moorage.services.interface import ServiceIdentity
 from moorage.testing import database as databases
 from moorage.testing.cleanup import CleanupHandlerTests
+from moorage.testing.http import send
 from moorage.testing.tasks import PeriodicTaskTests
 
 HOUR = 3_600_000_000
@@ -108,7 +108,7 @@ class LicencesApiTests(LicencesCase):
         super().setUp()
         self.allowed = {MAY_READ}
         tools = ApiTools(
-            conf=None,
+            conf=options.defaults(),
             clock=SystemClock(),
             database=self.database,
             authenticate=lambda environ: RequestContext(user_id="somebody"),
@@ -118,7 +118,7 @@ class LicencesApiTests(LicencesCase):
             fleet=mock.Mock(),
             sender=mock.Mock(),
         )
-        self.client = testing.TestClient(LicencesApi(tools).application())
+        self.application = LicencesApi(tools).application()
 
     def check(self, rule: str, context: RequestContext, target: Any = None) -> None:
         if rule not in self.allowed:
@@ -128,11 +128,11 @@ class LicencesApiTests(LicencesCase):
         for status in ("held", "held", "available"):
             self.make(status)
         self.make("held", product="cam")
-        answer = self.client.simulate_get("/")
+        answer = send(self.application, "GET", "/")
         self.assertEqual({"licences": {"cad": {"available": 1, "held": 2}, "cam": {"held": 1}}}, answer.json)
 
     def test_who_may_not_is_told_so(self) -> None:
         self.allowed.clear()
-        answer = self.client.simulate_get("/")
-        self.assertEqual(403, answer.status_code)
+        answer = send(self.application, "GET", "/")
+        self.assertEqual(403, answer.status)
         self.assertIn(MAY_READ, answer.json["error"]["message"])

@@ -1,282 +1,278 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One WSGI application from tables of routes: authentication, policy, validation, handler, one table of errors."""
+"""Serves a table of routes over WSGI.
+
+What all APIs share is here: request ids, microversions, authentication, policy, queries and bodies against compiled schemas,
+errors, counting. An API that speaks in another way overrides what differs.
+"""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+import http
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+from urllib.parse import parse_qsl
 
-import falcon
-from oslo_config import cfg
 from oslo_log import log as logging
 
 from moorage import errors, foreign
-from moorage.api.auth import Authenticator, challenge
-from moorage.api.dialect import CORE, Dialect
-from moorage.api.openapi import document
-from moorage.api.policy import Policy
+from moorage.api.auth import challenge
+from moorage.api.dialect import Dialect, MethodNotAllowed
+from moorage.api.routing import PathRoutes, RouteTable
 from moorage.api.validation import Validator, parse_json, refuse_unstorable
 from moorage.context import global_request_id, new_request_id
-from moorage.control_plane.idempotency import IdempotencyKeys, KeptAnswer
-from moorage.routes import Request, Response, Route
+from moorage.control_plane.interface import ApiTools
+from moorage.routes import Request, Response, Route, Schema, Version
 
-__all__ = ["PREFIX", "Application"]
+__all__ = ["Application"]
 
 LOG = logging.getLogger(__name__)
 
-PREFIX = "/scheduling/v1"
-_SERVER_ERROR = 500
-_NO_QUERY = {"type": "object", "additionalProperties": False}
-Counter = Callable[[str, str, int, float], None]
+_JSON = "application/json"
+_NO_QUERY: Schema = {"type": "object", "additionalProperties": False}
 
 
 class Application:
-    """The core's routes as a WSGI callable.
+    """A table of routes as a WSGI callable.
 
-    :param count: called with (method, route, status, seconds) for every request.
-    :param keys: remembers answers by Idempotency-Key; None refuses the header.
+    :param dialect: range of versions, statuses of errors, and (unless :meth:`render_error` is overridden) their shape.
     """
 
-    def __init__(
-        self,
-        routes: Sequence[Route],
-        authenticate: Authenticator,
-        policy: Policy,
-        conf: cfg.ConfigOpts,
-        *,
-        count: Counter,
-        monotonic: Callable[[], float],
-        keys: IdempotencyKeys | None = None,
-        dialect: Dialect = CORE,
-        prefix: str = PREFIX,
-    ) -> None:
-        self._authenticate = authenticate
-        self._policy = policy
-        self._keys = keys
-        self._dialect = dialect
-        self._max_body = int(conf.api.max_body_bytes)
-        self._challenge = list(challenge(conf))
-        self._count = count
-        self._monotonic = monotonic
-        self._prefix = prefix
-        self._app: falcon.App[Any, Any] = falcon.App(media_type="application/json")
-        self._app.req_options.auto_parse_form_urlencoded = False
-        # Falcon has a handler of its own for its errors, which a handler for Exception does not replace.
-        self._app.add_error_handler(Exception, self._on_error)
-        self._app.add_error_handler(falcon.HTTPError, self._on_error)
-        self._app.set_error_serializer(lambda request, response, error: None)
-        self._app.add_sink(self._nowhere, "/")
-        by_path: dict[str, list[Route]] = {}
-        for route in routes:
-            by_path.setdefault(route.path, []).append(route)
-        for path, group in by_path.items():
-            self._app.add_route(prefix + path, _Resource(self, group))
-        described = document(routes, dialect, prefix)
-        self._app.add_route(f"{prefix}/openapi.json", _Static(described))
-        version = {"id": "v1", "status": "CURRENT", "min_version": "1.0", "version": "1.0"}
-        versions = {"versions": [{**version, "links": [{"rel": "self", "href": prefix + "/"}]}]}
-        for path in ("/", prefix, prefix + "/"):
-            self._app.add_route(path, _Static(versions))
+    #: OPTIONS is answered with the methods of the path.
+    answers_options = False
+    content_type = _JSON
+    request_id_header = "X-OpenStack-Request-ID"
 
-    def __call__(self, environ: dict[str, Any], start_response: Any) -> Any:
+    def __init__(self, dialect: Dialect, routes: Sequence[Route], tools: ApiTools) -> None:
+        self.dialect = dialect
+        self.tools = tools
+        #: The table, for what describes it.
+        self.routes = tuple(routes)
+        self._table = RouteTable(self.routes)
+        self._max_body = int(tools.conf.api.max_body_bytes)
+        self._challenge = dict(challenge(tools.conf))
+        # Compiled now, each once: a schema with a mistake must not wait for the first request. By identity, because schemas are no
+        # keys; self.routes keeps them.
+        self._validators: dict[int, Validator] = {id(_NO_QUERY): self.compile_schema(_NO_QUERY, "query")}
+        for route in self.routes:
+            for schema, where in ((route.body, "body"), (route.query, "query")):
+                if schema is not None and id(schema) not in self._validators:
+                    self._validators[id(schema)] = self.compile_schema(schema, where)
+
+    def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         """WSGI."""
-        return self._app(environ, start_response)
+        monotonic = self.tools.clock.monotonic
+        began = monotonic()
+        request = Request(
+            environ,
+            environ["REQUEST_METHOD"],
+            # WSGI hands paths over as bytes that are decoded as latin-1.
+            environ.get("PATH_INFO", "").encode("latin-1").decode("utf-8", "replace"),
+            new_request_id(),
+            self.dialect.lowest,
+            enforce=self.tools.check_policy,
+        )
+        path: PathRoutes | None = None
+        if found := self._table.find(request.path):
+            path, request.path_params = found
+        try:
+            with foreign.isolate_plugin_call(self.dialect.service_type):
+                request.version = self.read_version(request)
+                response = self._respond(request, path)
+                body = self._encode(response.body)
+        except Exception as error:  # noqa: BLE001  (the last resort: every error has the dialect's shape)
+            response = self._error(request, error)
+            body = response.body
+        headers = [*response.headers.items(), *self.version_headers(request)]
+        headers.append((self.request_id_header, request.request_id))
+        if body is not None and "Content-Type" not in response.headers:
+            headers.append(("Content-Type", self.content_type))
+        if response.status != http.HTTPStatus.NO_CONTENT:
+            headers.append(("Content-Length", str(len(body or b""))))
+        seconds = monotonic() - began
+        level = LOG.debug if request.method in ("GET", "HEAD") else LOG.info
+        where = environ.get("SCRIPT_NAME", "") + request.path
+        level("%s %s: %d in %.3f s.", request.method, where, response.status, seconds)
+        self.tools.count(request.method, path.template if path else "", response.status, seconds)
+        start_response(f"{response.status} {http.HTTPStatus(response.status).phrase}", headers)
+        return [] if request.method == "HEAD" or body is None else [body]
 
-    def handle(
-        self, route: Route, query: Validator, body: Validator | None, request: Any, response: Any, path: Any
-    ) -> None:
-        """One request of a known route."""
-        began = self._monotonic()
-        level = LOG.debug if route.method == "GET" else LOG.info
+    # -- what an API may do in its own way ------------------------------------------------------------------------
 
-        def count(status: int) -> None:
-            seconds = self._monotonic() - began
-            level("%s %s: %d in %.3f s.", request.method, request.path, status, seconds)
-            self._count(route.method, route.path, status, seconds)
+    def read_version(self, request: Request) -> Version:
+        """The microversion that the request asks for."""
+        return self.dialect.version(request.header("OpenStack-API-Version"))
 
-        request.context.count = count
-        request_id = self.request_id(request, response)
-        self._dialect.version(request.headers)
-        context = self._authenticate(request.env)
-        context.request_id = request_id
-        context.global_request_id = global_request_id(request.get_header("X-OpenStack-Request-ID"))
-        context.update_store()
+    def version_headers(self, request: Request) -> Iterable[tuple[str, str]]:
+        """What every answer says of versions."""
+        major, minor = request.version
+        return (
+            ("OpenStack-API-Version", f"{self.dialect.service_type} {major}.{minor}"),
+            ("Vary", "OpenStack-API-Version"),
+        )
+
+    def check_request(self, request: Request) -> None:
+        """Refuse a request for what is wrong with it before its path is looked at. Nothing by itself."""
+
+    def check_route(self, request: Request, route: Route) -> None:
+        """Refuse a request before its body is read, after authentication and policy. Nothing by itself."""
+
+    def check_content_type(self, given: str) -> None:
+        """Refuse a body of another type than JSON. A body without a type is taken for JSON."""
+        kind = given.partition(";")[0].strip().lower()
+        if kind and kind != _JSON:
+            raise errors.InvalidInput(f"The body must be {_JSON}, not {kind}.", path="Content-Type")
+
+    def no_such_version(self, request: Request, routes: Sequence[Route]) -> errors.MoorageError:
+        """The error for a route that exists, though not in the version asked for."""
+        return errors.NotFound(
+            f"{request.method} {request.path} does not exist in version {request.version[0]}.{request.version[1]}."
+        )
+
+    def wrong_body(self, request: Request, error: errors.InvalidInput) -> errors.MoorageError:
+        """The error for a body that its schema refuses."""
+        return error
+
+    def no_such_path(self, request: Request) -> errors.MoorageError:
+        """The error for a path that no route has."""
+        return errors.NotFound(f"There is nothing at {request.path}.")
+
+    def compile_schema(self, schema: Schema, where: str) -> Validator:
+        """The validator of a schema; ``where`` is ``body`` or ``query``."""
+        return Validator(schema, where)
+
+    def read_json(self, raw: bytes) -> Any:
+        """The data of a body."""
+        return parse_json(raw)
+
+    def run_handler(self, request: Request, route: Route) -> Response:
+        """Run the handler of a checked request."""
+        return route.handler(request)
+
+    def render_error(self, request: Request, error: errors.MoorageError, status: int) -> tuple[str, bytes]:
+        """Content type and body of an error."""
+        return self.content_type, json.dumps(self.dialect.shape(error, status, request.request_id)).encode()
+
+    # -- the steps ------------------------------------------------------------------------------------------------
+
+    def _respond(self, request: Request, path: PathRoutes | None) -> Response:
+        if self.answers_options and path is not None and request.method == "OPTIONS":
+            # Without authentication: it says no more than the public description of the API.
+            return Response(200, headers={"Allow": ", ".join(self._allowed(path))})
+        route = self._route(request, path) if path is not None and path.public else None
+        if route is None or not route.public:
+            request.context = self.tools.authenticate(request.environ)
+            request.context.request_id = request.request_id
+            request.context.global_request_id = global_request_id(request.header("X-OpenStack-Request-ID"))
+        request.context.update_store()
+        self.check_request(request)
+        if route is None:
+            route = self._route(request, path)
+        refuse_unstorable(request.path_params, "path")
         if route.policy is not None:
-            self._policy.check(route.policy, context)
-        for name, value in path.items():
-            refuse_unstorable(value, name)
-        given = query.query(request.params)
-        data = self._body(request, body)
-        made = Request(
-            {**request.env, "SCRIPT_NAME": self._prefix},
-            route.method,
-            request.path,
-            request_id,
-            context=context,
-            path_params=path,
-            query=given,
-            body=data,
-            enforce=self._policy.check,
-        )
-        key = request.get_header("Idempotency-Key")
-        repeatable = key is None or route.method == "GET"
-        answer = self._handled(route, made) if repeatable else self._once(route, made, key)
-        response.status = falcon.code_to_http_status(answer.status)
-        response.set_headers(dict(answer.headers))
-        self._version_header(response)
-        if answer.body is not None:
-            response.media = answer.body
-        request.context.count(answer.status)
+            self.tools.check_policy(route.policy, request.context)
+        self.check_route(request, route)
+        request.query = self._query(request, route)
+        request.body = self._body(request, route)
+        return self.run_handler(request, route)
 
-    def _handled(self, route: Route, request: Request) -> Response:
-        with foreign.isolate_plugin_call(route.path):
-            return route.handler(request)
+    def _route(self, request: Request, path: PathRoutes | None) -> Route:
+        if path is None:
+            raise self.no_such_path(request)
+        routes = path.of(request.method)
+        if not routes:
+            allow = self._allowed(path)
+            raise MethodNotAllowed(
+                f"The method {request.method} is not allowed for this resource. Allowed: {', '.join(allow)}.",
+                allow=allow,
+            )
+        for route in routes:
+            if route.serves(request.version):
+                return route
+        raise self.no_such_version(request, routes)
 
-    def _once(self, route: Route, request: Request, key: str) -> Response:
-        """Handle a request with an Idempotency-Key once; a repetition gets the answer of the first one.
+    def _allowed(self, path: PathRoutes) -> list[str]:
+        return sorted([*path.methods, "OPTIONS"] if self.answers_options else path.methods)
 
-        A conflict is an answer too. After a mistake of the client (4xx) the key is free again. Any other error leaves open whether
-        the work was done: an answer of the scheduler or of the store may be lost. The key stays with that work then.
-        """
-        if self._keys is None:
-            raise errors.InvalidInput("Idempotency-Key is not supported here.", path="Idempotency-Key")
-        caller = (request.context.project_id or "", request.context.user_id or "")
-        begun = self._keys.begin(
-            key, caller, f"{route.method} {route.path}", [dict(request.path_params), dict(request.query), request.body]
-        )
-        if isinstance(begun, KeptAnswer):
-            return Response(begun.status, begun.body, begun.headers)
-        try:
-            answer = self._handled(route, replace(request, idempotency=begun.operation))
-        except errors.Conflict as error:
-            status = self._dialect.status(error)
-            body = self._dialect.shape(error, status, str(request.context.request_id))
-            answer = Response(status, body)
-        except BaseException as error:
-            with _a_store_that_is_away(key):
-                (self._keys.forget if self._did_nothing(error) else self._keys.release)(begun)
-            raise
-        with _a_store_that_is_away(key):
-            self._keys.keep(begun, KeptAnswer(answer.status, answer.body, answer.headers))
-        return answer
+    def _query(self, request: Request, route: Route) -> Mapping[str, Any]:
+        text = request.environ.get("QUERY_STRING", "")
+        found: dict[str, list[str]] = {}
+        if text:
+            for name, value in parse_qsl(text, keep_blank_values=True):
+                found.setdefault(name, []).append(value)
+            refuse_unstorable(found, "query")
+        return self._validators[id(_NO_QUERY if route.query is None else route.query)].read_query(found)
 
-    def _did_nothing(self, error: BaseException) -> bool:
-        known = self._known(error)
-        return known is not None and (self._dialect.status(known) < _SERVER_ERROR or "undone" in known.details)
-
-    def request_id(self, request: Any, response: Any) -> str:
-        """Make the request's id, for the answer and the logs."""
-        request_id = new_request_id()
-        request.context.request_id = request_id
-        response.set_header("X-OpenStack-Request-ID", request_id)
-        return request_id
-
-    def _body(self, request: Any, body: Validator | None) -> Any:
-        length = request.content_length
-        if length is not None and length > self._max_body:
-            raise errors.PayloadTooLarge(f"The body has {length} bytes; {self._max_body} are allowed.")
-        chunked = "chunked" in (request.get_header("Transfer-Encoding") or "").lower()
-        if not length and not chunked:
-            if body is not None:
-                raise errors.InvalidInput("A JSON body is needed.", path="body")
+    def _body(self, request: Request, route: Route) -> Any:
+        raw = self._raw(request)
+        if raw:
+            self.check_content_type(request.header("Content-Type") or "")
+        if route.body is None:
+            self._refuse_body(request, raw)
             return None
+        data = self.read_json(raw)
         try:
-            raw = request.stream.read(self._max_body + 1) if chunked else request.bounded_stream.read()
+            self._validators[id(route.body)].check(data)
+        except errors.InvalidInput as error:
+            raise self.wrong_body(request, error) from error
+        return data
+
+    def _refuse_body(self, request: Request, raw: bytes) -> None:
+        """Refuse a body that says something; clients send null or an empty object where they have nothing to say."""
+        if raw and (data := self.read_json(raw)):
+            names = f" (it has {', '.join(sorted(data)[:10])})" if isinstance(data, dict) else ""
+            raise errors.InvalidInput(
+                f"{request.method} {request.path} takes no body{names}. Leave it out.", path="body"
+            )
+
+    def _raw(self, request: Request) -> bytes:
+        environ = request.environ
+        chunked = "chunked" in environ.get("HTTP_TRANSFER_ENCODING", "").lower()
+        length = self._max_body + 1 if chunked else self.length(request)
+        if length > self._max_body and not chunked:
+            raise errors.PayloadTooLarge(f"The body has {length} bytes; {self._max_body} are allowed.")
+        try:
+            raw: bytes = environ["wsgi.input"].read(length) if length else b""
         except (OSError, ValueError) as error:
             raise errors.InvalidInput(f"The body cannot be read: {error}.", path="body") from error
         if len(raw) > self._max_body:
             raise errors.PayloadTooLarge(f"The body has more than the {self._max_body} bytes that are allowed.")
-        if body is None:
-            raise errors.InvalidInput("This request takes no body.", path="body")
-        kind = (request.content_type or "application/json").partition(";")[0].strip().lower()
-        if kind != "application/json":
-            raise errors.InvalidInput(f"The body must be application/json, not {kind}.", path="body")
-        data = parse_json(raw)
-        body.check(data)
-        return data
+        return raw
 
-    # -- errors ---------------------------------------------------------------------------------------------------
+    def length(self, request: Request) -> int:
+        """The length of the body in bytes.
 
-    def _on_error(self, request: Any, response: Any, error: Exception, params: Any) -> None:
-        known = self._known(error)
-        request_id = getattr(request.context, "request_id", None) or self.request_id(request, response)
+        :raises InvalidInput: the header is no number.
+        """
+        text = request.environ.get("CONTENT_LENGTH") or "0"
+        if not text.isascii() or not text.isdigit():
+            raise errors.InvalidInput("content-length header must be an integer", path="Content-Length")
+        return int(text)
+
+    def _encode(self, body: Any) -> bytes | None:
+        if body is None or isinstance(body, bytes):
+            return body
+        return json.dumps(body, separators=(",", ":")).encode()
+
+    def _error(self, request: Request, error: Exception) -> Response:
+        status = self.dialect.status(error)
+        if status >= http.HTTPStatus.INTERNAL_SERVER_ERROR and not isinstance(error, errors.Unavailable):
+            LOG.error("Request %s %s failed (%s).", request.method, request.path, request.request_id, exc_info=error)
+        known = error if isinstance(error, errors.MoorageError) and self.dialect.shows(error) else None
         if known is None:
-            LOG.error("Request %s %s failed (%s).", request.method, request.path, request_id, exc_info=error)
             known = errors.MoorageError(
-                f"An internal error; the log has it in full under the request id {request_id}.", request_id=request_id
+                f"An internal error; the log has it in full under the request id {request.request_id}.",
+                request_id=request.request_id,
             )
-        status = self._dialect.status(known)
-        if isinstance(error, falcon.HTTPMethodNotAllowed):
-            status = 405
-            response.set_header("Allow", (error.headers or {}).get("Allow", ""))  # type: ignore[union-attr]
-        response.status = falcon.code_to_http_status(status)
-        if status == 401:
-            response.set_headers(self._challenge)
+        kind, body = self.render_error(request, known, status)
+        headers = {"Content-Type": kind}
+        if isinstance(known, MethodNotAllowed):
+            headers["Allow"] = ", ".join(known.details["allow"])
         if isinstance(known, errors.Unavailable):
-            response.set_header("Retry-After", str(max(1, round(known.retry_after))))
-        if status == 413:
+            headers["Retry-After"] = str(max(1, round(known.retry_after)))
+        if status == http.HTTPStatus.UNAUTHORIZED:
+            headers |= self._challenge
+        if status == http.HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
             # What is left of the body is not read: the connection cannot be used again.
-            response.set_header("Connection", "close")
-        self._version_header(response)
-        response.media = self._dialect.shape(known, status, request_id)
-        count = getattr(request.context, "count", None)
-        if count is not None:
-            count(status)
-
-    def _known(self, error: BaseException) -> errors.MoorageError | None:
-        if isinstance(error, errors.MoorageError):
-            return error
-        if isinstance(error, falcon.HTTPMethodNotAllowed):
-            return errors.InvalidInput("This method is not known here.")
-        if isinstance(error, falcon.HTTPError):
-            return errors.InvalidInput(str(error.description or error.title))
-        return None
-
-    def _nowhere(self, req: Any, resp: Any, **kwargs: Any) -> None:
-        raise errors.NotFound(f"There is nothing at {req.path}; {self._prefix}/openapi.json describes what there is.")
-
-    def _version_header(self, response: Any) -> None:
-        low = f"{self._dialect.lowest[0]}.{self._dialect.lowest[1]}"
-        response.set_header("OpenStack-API-Version", f"{self._dialect.service_type} {low}")
-        response.append_header("Vary", "OpenStack-API-Version")
-
-
-@contextlib.contextmanager
-def _a_store_that_is_away(key: str) -> Iterator[None]:
-    """Let a request have its own outcome although its key cannot be written: a later try takes the key over."""
-    try:
-        yield
-    except errors.Unavailable as error:
-        LOG.warning("The outcome of the request with Idempotency-Key %s was not kept: %s", key, error.message)
-
-
-class _Resource:
-    """The routes of one path, as Falcon wants them."""
-
-    def __init__(self, application: Application, routes: Sequence[Route]) -> None:
-        for route in routes:
-            query = Validator(route.query or _NO_QUERY, "query")
-            body = Validator(route.body, "body") if route.body is not None else None
-            setattr(self, f"on_{route.method.lower()}", self._responder(application, route, query, body))
-
-    @staticmethod
-    def _responder(
-        application: Application, route: Route, query: Validator, body: Validator | None
-    ) -> Callable[..., None]:
-        def respond(request: Any, response: Any, **path: str) -> None:
-            application.handle(route, query, body, request, response, path)
-
-        return respond
-
-
-class _Static:
-    """A document that needs no authentication."""
-
-    def __init__(self, data: Mapping[str, Any]) -> None:
-        self._data = data
-
-    def on_get(self, request: Any, response: Any) -> None:
-        """The document."""
-        response.media = self._data
+            headers["Connection"] = "close"
+        return Response(status, body, headers)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,18 +11,28 @@ from typing import Any
 import microversion_parse
 
 from moorage import errors
+from moorage.routes import Version
 
-__all__ = ["CORE", "STATUSES", "Dialect"]
+__all__ = ["STATUSES", "Dialect", "MethodNotAllowed", "parse_version", "requested_version"]
 
-#: Error class -> HTTP status. The nearest ancestor in the table counts; what is not in it is 500.
+
+class MethodNotAllowed(errors.InvalidInput):
+    """The path is known and the method is not; ``details['allow']`` lists the known ones."""
+
+
+#: Error class -> HTTP status. The nearest ancestor in the table counts. An error that is not in the table is internal: the answer
+#: is 500 and does not show it.
 STATUSES: Mapping[type[errors.MoorageError], int] = {
     errors.InvalidInput: 400,
+    MethodNotAllowed: 405,
     errors.PayloadTooLarge: 413,
     errors.UnsupportedVersion: 406,
     errors.Unauthenticated: 401,
     errors.Forbidden: 403,
     errors.NotFound: 404,
     errors.Conflict: 409,
+    errors.PluginFailed: 500,
+    errors.RemoteError: 500,
     errors.Unavailable: 503,
 }
 
@@ -49,36 +60,36 @@ class Dialect:
     """
 
     service_type: str
-    lowest: tuple[int, int]
-    highest: tuple[int, int]
+    lowest: Version
+    highest: Version
     shape: Callable[[errors.MoorageError, int, str], Mapping[str, Any]] = core_shape
     statuses: Mapping[type[errors.MoorageError], int] = field(default_factory=lambda: STATUSES)
 
-    def version(self, headers: Mapping[str, str]) -> tuple[int, int]:
-        """The microversion that a request asks for; the lowest without a header.
+    def version(self, header: str | None) -> Version:
+        """The microversion that the header ``OpenStack-API-Version`` of a request asks for; the lowest without a header.
 
         :raises UnsupportedVersion: it is malformed or out of range; says which range.
         """
-        text = microversion_parse.get_version(dict(headers), self.service_type)
+        text = requested_version(header, self.service_type)
         if not text:
             return self.lowest
         if text == "latest":
             return self.highest
         try:
-            parsed = microversion_parse.parse_version_string(text)
-            version = (int(parsed[0]), int(parsed[1]))
-        except (TypeError, ValueError):
+            version = parse_version(text)
+        except ValueError:
             raise self._out_of_range(text) from None
         if not self.lowest <= version <= self.highest:
             raise self._out_of_range(text)
         return version
 
-    def status(self, error: errors.MoorageError) -> int:
+    def status(self, error: Exception) -> int:
         """The HTTP status of an error."""
-        for cls in type(error).__mro__:
-            if cls in self.statuses:
-                return self.statuses[cls]
-        return 500
+        return next((self.statuses[cls] for cls in type(error).__mro__ if cls in self.statuses), 500)
+
+    def shows(self, error: errors.MoorageError) -> bool:
+        """Whether an answer shows the error, because its class or an ancestor is in the table."""
+        return any(cls in self.statuses for cls in type(error).__mro__)
 
     def _out_of_range(self, text: str) -> errors.UnsupportedVersion:
         low, high = (f"{major}.{minor}" for major, minor in (self.lowest, self.highest))
@@ -90,5 +101,23 @@ class Dialect:
         )
 
 
-#: The dialect of /scheduling/v1.
-CORE = Dialect("scheduling", (1, 0), (1, 0))
+@functools.lru_cache(1024)
+def requested_version(header: str | None, service_type: str) -> str | None:
+    """The version of a service that the header ``OpenStack-API-Version`` names; None if it names none."""
+    if not header:
+        return None
+    found: str | None = microversion_parse.get_version({"openstack-api-version": header}, service_type)
+    return found
+
+
+@functools.lru_cache(1024)
+def parse_version(text: str) -> Version:
+    """The numbers of a microversion.
+
+    :raises ValueError: it is malformed.
+    """
+    try:
+        major, minor = microversion_parse.parse_version_string(text)
+    except TypeError as error:
+        raise ValueError(str(error)) from error
+    return int(major), int(minor)

@@ -20,7 +20,7 @@ from moorage.clock import Clock, SystemClock
 from moorage.control_plane.interface import Wsgi
 from moorage.extensions import Loaded
 
-__all__ = ["Contained", "Dispatcher", "Health", "Metrics", "at_its_path", "places"]
+__all__ = ["Contained", "Dispatcher", "Health", "Metrics", "places"]
 
 LOG = logging.getLogger(__name__)
 
@@ -44,17 +44,6 @@ def places(own: Mapping[str, str], chosen: Mapping[str, str], taken: Mapping[str
             raise errors.ConfigError(f"The dialect {name} cannot be mounted at {mount}: something else is there.")
         found[name] = prefix
     return found
-
-
-def at_its_path(application: Wsgi, prefix: str) -> Wsgi:
-    """An application whose routes carry their whole path, mounted at ``prefix``: the path is put together again."""
-
-    def call(environ: dict[str, Any], start_response: Any) -> Any:
-        environ["SCRIPT_NAME"] = environ.get("SCRIPT_NAME", "").removesuffix(prefix)
-        environ["PATH_INFO"] = prefix + environ.get("PATH_INFO", "")
-        return application(environ, start_response)
-
-    return call
 
 
 class Contained:

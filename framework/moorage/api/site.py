@@ -13,11 +13,11 @@ from oslo_middleware import cors, http_proxy_to_wsgi
 from moorage.allocation import api as allocation_api
 from moorage.allocation import pools_api
 from moorage.api import auth
-from moorage.api.application import PREFIX, Application
+from moorage.api.application import Application
 from moorage.api.collectors import CleanupCollector, PeriodicCollector, ShardCollector
-from moorage.api.dialect_application import DialectApplication
+from moorage.api.core import PREFIX, CoreApplication, root_application
 from moorage.api.keystone import with_keystone
-from moorage.api.mounts import Contained, Health, Metrics, at_its_path, places
+from moorage.api.mounts import Contained, Health, Metrics, places
 from moorage.api.policies import POLICIES
 from moorage.api.policy import Policy
 from moorage.api.schedulers import Schedulers
@@ -69,7 +69,6 @@ __all__ = ["Site", "dialects", "living"]
 
 #: Seconds that a request takes at most beside waiting for schedulers.
 _SPARE = 30.0
-_CORE = PREFIX.rpartition("/")[0]
 
 
 def living(registry: ServiceRegistry, observer: LivenessObserver) -> list[tuple[Service, bool]]:
@@ -111,23 +110,12 @@ class Site:
         """
         policy = _policy(conf, API_EXTENSIONS.load_all(conf.api.enabled_apis))
         tools = self._tools(conf, policy)
-        application: Wsgi = Application(
-            self._routes(),
-            tools.authenticate,
-            policy,
-            conf,
-            count=self._metrics.count,
-            monotonic=self._platform.clock.monotonic,
-            keys=self._idempotency,
-        )
-        application = with_middleware(application, conf)
         own: dict[str, Wsgi] = {
             "/healthcheck": Health({"store": self._store_answers, "schedulers": self._schedulers_listen}),
             "/metrics": self._metrics,
-            _CORE: at_its_path(application, _CORE),
+            PREFIX: with_middleware(CoreApplication(self._routes(), tools, self._idempotency), conf),
         }
-        # The core answers at the root (with its versions) unless a dialect is mounted there.
-        return {"": application, **own, **dialects(tools, own)}
+        return {"": with_middleware(root_application(tools), conf), **own, **dialects(tools, own)}
 
     def dialect(self, name: str, conf: cfg.ConfigOpts) -> Wsgi:
         """One dialect, enabled or not.
@@ -266,7 +254,7 @@ def dialects(tools: ApiTools, taken: Mapping[str, Wsgi]) -> dict[str, Wsgi]:
 def _built(loaded: Loaded[ApiExtension], tools: ApiTools) -> Wsgi:
     with loaded.building():
         application = loaded.plugin(tools).application()
-    if not isinstance(application, DialectApplication):
+    if not isinstance(application, Application):
         # That one contains its handlers itself, and answers in its dialect.
         application = Contained(application, loaded)
     return with_middleware(application, tools.conf)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jsonschema
@@ -21,7 +21,8 @@ except ImportError:  # a distribution may not carry Rust: slower, with the same 
 
 __all__ = ["Validator", "parse_json", "refuse_unstorable"]
 
-_DEEPEST = 64
+_INTEGER = re.compile(r"-?[0-9]{1,20}")
+_BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 
 
 class Validator:
@@ -56,20 +57,32 @@ class Validator:
         """The error that is raised: what is wrong first, and where. A dialect may say it in its own words."""
         return errors.InvalidInput(f"{path}: {_shortened(worst.message)}.", path=path)
 
-    def query(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """A query string's values, made what the schema says (integers, booleans), and checked.
+    def read_query(self, given: Mapping[str, Sequence[str]]) -> Mapping[str, Any]:
+        """The parameters of a query with the types that the schema says. An array may be given several times, all else once.
 
         :raises InvalidInput: one is not what the schema says, or is given twice where only one is asked for.
         """
-        for name, value in given.items():
-            if isinstance(value, list) and self._properties.get(name, {}).get("type", "array") != "array":
-                raise errors.InvalidInput(
-                    f"query/{name}: it is given {len(value)} times; give it once.", path=f"query/{name}"
-                )
-            refuse_unstorable(value, f"query/{name}")
-        typed = {name: _typed(value, self._properties.get(name, {})) for name, value in given.items()}
+        typed = {name: self._typed(name, values) for name, values in given.items()}
         self.check(typed)
         return typed
+
+    def _typed(self, name: str, values: Sequence[str]) -> Any:
+        schema = self._properties.get(name)
+        if schema is None:  # the schema refuses it, or allows any
+            return values
+        wanted = schema.get("type")
+        if wanted == "array":
+            return values
+        if len(values) > 1:
+            raise errors.InvalidInput(
+                f"query/{name}: it is given {len(values)} times; give it once.", path=f"query/{name}"
+            )
+        value = values[0]
+        if wanted == "integer" and _INTEGER.fullmatch(value):
+            return int(value)
+        if wanted == "boolean":
+            return _BOOLEANS.get(value.lower(), value)
+        return value
 
 
 def parse_json(raw: bytes) -> Any:
@@ -77,6 +90,8 @@ def parse_json(raw: bytes) -> Any:
 
     :raises InvalidInput: it is none; says where it stops being JSON.
     """
+    if not raw:
+        raise errors.InvalidInput("The body is not JSON: it is empty; a JSON body is needed.", path="body")
     try:
         data = json.loads(raw.decode("utf-8"), parse_constant=_refuse_constant, object_pairs_hook=_unique)
         if b"\\u" in raw:
@@ -142,22 +157,6 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         names = [name for name, _ in pairs]
         raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)!r} stands twice in an object")
     return found
-
-
-def _typed(value: Any, schema: Mapping[str, Any]) -> Any:
-    if isinstance(value, list):
-        return value
-    wanted = schema.get("type")
-    if wanted == "integer":
-        try:
-            return int(value)
-        except ValueError:
-            return value
-    if wanted == "boolean":
-        return {"true": True, "1": True, "false": False, "0": False}.get(str(value).lower(), value)
-    if wanted == "array":
-        return [value]
-    return value
 
 
 def _shortened(text: str) -> str:

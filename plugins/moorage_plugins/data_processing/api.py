@@ -11,8 +11,8 @@ from oslo_log import log as logging
 from typing_extensions import override
 
 from moorage import errors, randomness
+from moorage.api.application import Application
 from moorage.api.dialect import Dialect
-from moorage.api.dialect_application import DialectApplication
 from moorage.control_plane.interface import ApiExtension, ApiTools, Wsgi
 from moorage.routes import PolicyRule, Request, Response, Route
 from moorage_plugins.data_processing.store import RESETTABLE, Cluster, DataStore, Job
@@ -65,9 +65,12 @@ _CREATE_JOB = {
 
 
 def _query(*names: str) -> dict[str, Any]:
-    one = {"type": "array", "maxItems": 1, "items": {"type": "string", "maxLength": 255}}
-    number = {"type": "array", "maxItems": 1, "items": {"type": "string", "pattern": "^[0-9]{1,4}$"}}
-    properties = {"limit": number, "marker": one, **dict.fromkeys(names, one)}
+    text = {"type": "string", "maxLength": 255}
+    properties = {
+        "limit": {"type": "integer", "minimum": 1, "maximum": _LIMIT},
+        "marker": text,
+        **dict.fromkeys(names, text),
+    }
     return {"type": "object", "properties": properties, "additionalProperties": False}
 
 
@@ -101,7 +104,7 @@ class DataProcessingApi(ApiExtension):
             Route(method, path, handler, policy, body=body, query=query)
             for method, path, handler, policy, body, query in rows
         ]
-        return DialectApplication(_DIALECT, routes, self.tools)
+        return Application(_DIALECT, routes, self.tools)
 
 
 class _Handlers:
@@ -198,14 +201,11 @@ class _Handlers:
 
 
 def _page(request: Request) -> dict[str, Any]:
-    limit = int(request.query.get("limit", [str(_LIMIT)])[0])
-    if not 1 <= limit <= _LIMIT:
-        raise errors.InvalidInput(f"limit is {limit}, and must be a number from 1 to {_LIMIT}.", path="limit")
-    return {"limit": limit, "after": request.query.get("marker", [""])[0]}
+    return {"limit": request.query.get("limit", _LIMIT), "after": request.query.get("marker", "")}
 
 
 def _filters(request: Request, *names: str) -> dict[str, Any]:
-    return {name: request.query[name][0] for name in names if name in request.query}
+    return {name: request.query[name] for name in names if name in request.query}
 
 
 def _cluster(found: Cluster) -> dict[str, Any]:

@@ -3,21 +3,17 @@
 
 from __future__ import annotations
 
-import json
 import unittest
 from types import SimpleNamespace
 from typing import Any
-from wsgiref import util
 
 from moorage import options
 from moorage.api.application import Application
 from moorage.api.dialect import Dialect
-from moorage.api.dialect_application import DialectApplication
 from moorage.api.mounts import Health
-from moorage.api.policy import Policy
 from moorage.clock import SystemClock
-from moorage.context import RequestContext
-from moorage.routes import PolicyRule, Route
+from moorage.routes import Route
+from moorage.testing.http import send
 
 
 def leave(*arguments: Any) -> Any:
@@ -25,33 +21,17 @@ def leave(*arguments: Any) -> Any:
 
 
 class ExitTests(unittest.TestCase):
-    def ask(self, application: Any, path: str) -> tuple[str, dict[str, Any]]:
-        started: list[Any] = []
-        environ: dict[str, Any] = {"PATH_INFO": path}
-        util.setup_testing_defaults(environ)
-        body = b"".join(application(environ, lambda *given: started.append(given)))
-        return started[0][0][:3], json.loads(body)
-
     def test_a_route(self) -> None:
-        rule = PolicyRule("all", "@", "Everybody.")
-        application = Application(
-            [Route("GET", "/x", leave, "all", "It leaves.", {200: None})],
-            lambda environ: RequestContext(),
-            Policy([rule], None), options.defaults(), count=lambda *_: None, monotonic=SystemClock().monotonic,
-        )  # fmt: skip
-        with self.assertLogs("moorage.api", "ERROR"):
-            status, said = self.ask(application, "/scheduling/v1/x")
-        self.assertEqual("500", status, said)
-        self.assertIn("request id", str(said))
-
-    def test_an_operation_of_a_dialect(self) -> None:
-        tools: Any = SimpleNamespace(conf=options.defaults(), clock=SystemClock(), count=lambda *_: None)
+        tools: Any = SimpleNamespace(
+            conf=options.defaults(), clock=SystemClock(), count=lambda *_: None, check_policy=lambda *_: None
+        )
         dialect = Dialect("tour", (1, 0), (1, 0))
-        application = DialectApplication(dialect, [Route("GET", "/x", leave, public=True)], tools)
+        application = Application(dialect, [Route("GET", "/x", leave, public=True)], tools)
         with self.assertLogs("moorage.api", "ERROR"):
-            status, said = self.ask(application, "/x")
-        self.assertEqual("500", status, said)
+            answer = send(application, "GET", "/x")
+        self.assertEqual(500, answer.status, answer.body)
+        self.assertIn("request id", str(answer.json))
 
     def test_a_health_check(self) -> None:
-        status, said = self.ask(Health({"store": leave}, patience=60), "/healthcheck")
-        self.assertEqual(("503", "it failed; the log says why"), (status, said["problems"]["store"]))
+        answer = send(Health({"store": leave}, patience=60), "GET", "/healthcheck")
+        self.assertEqual((503, "it failed; the log says why"), (answer.status, answer.json["problems"]["store"]))

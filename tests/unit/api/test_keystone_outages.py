@@ -10,17 +10,17 @@ import threading
 import unittest
 from http import server
 from typing import Any
-from wsgiref import util
 
 from moorage.api import auth, site
 from moorage.api.application import Application
+from moorage.api.core import CoreApplication
 from moorage.api.dialect import Dialect
-from moorage.api.dialect_application import DialectApplication
 from moorage.api.policy import Policy
 from moorage.clock import SystemClock
 from moorage.control_plane import config
 from moorage.control_plane.interface import ApiTools
 from moorage.routes import PolicyRule, Response, Route
+from moorage.testing.http import Answer, send
 from tests.servers import free_port
 
 RULE = PolicyRule("test:get", "role:reader", "Read.")
@@ -83,11 +83,8 @@ class KeystoneOutageTests(unittest.TestCase):
             file.write("[keystone_authtoken]\n" + "".join(f"{key} = {value}\n" for key, value in settings.items()))
         conf = config.load(files=[path], state_dir=folder.name, overrides={("api", "auth_strategy"): "keystone"})
         policy = Policy([RULE], None)
-        route = Route("GET", "/things", lambda request: Response(200, {}), RULE.name, "Things.", {200: {}})
+        route = Route("GET", "/things", lambda request: Response(200, {}), RULE.name)
         clock = SystemClock()
-        core = Application(
-            [route], auth.authenticator(conf), policy, conf, count=lambda *_: None, monotonic=clock.monotonic
-        )
         unused: Any = None
         tools = ApiTools(
             conf=conf,
@@ -102,28 +99,12 @@ class KeystoneOutageTests(unittest.TestCase):
             workers=unused,
             services=unused,
         )
-        dialect = DialectApplication(
-            Dialect("things", (1, 0), (1, 0)),
-            [Route("GET", "/things", lambda request: Response(200, {}), RULE.name)],
-            tools,
-        )
-        return {
-            "/scheduling/v1/things": site.with_middleware(core, conf),
-            "/things": site.with_middleware(dialect, conf),
-        }
+        core = CoreApplication([route], tools)
+        other = Application(Dialect("things", (1, 0), (1, 0)), [route], tools)
+        return {"core": site.with_middleware(core, conf), "dialect": site.with_middleware(other, conf)}
 
-    def get(self, application: Any, path: str, token: str | None) -> tuple[int, dict[str, list[str]], Any]:
-        environ: dict[str, Any] = {"PATH_INFO": path}
-        util.setup_testing_defaults(environ)
-        if token:
-            environ["HTTP_X_AUTH_TOKEN"] = token
-        found: list[Any] = []
-        body = b"".join(application(environ, lambda status, headers, *_: found.append((status, headers))))
-        status, headers = found[0]
-        known: dict[str, list[str]] = {}
-        for name, value in headers:
-            known.setdefault(name.lower(), []).append(value)
-        return int(status.split()[0]), known, json.loads(body)
+    def get(self, application: Any, token: str | None) -> Answer:
+        return send(application, "GET", "/things", headers={"X-Auth-Token": token} if token else {})
 
     def keystone(self, *catalog: Any) -> str:
         handler = type("Handler", (Keystone,), {"catalog": catalog})
@@ -136,37 +117,37 @@ class KeystoneOutageTests(unittest.TestCase):
         return f"http://127.0.0.1:{running.server_port}/v3"
 
     def test_a_keystone_that_does_not_answer_is_503_and_to_be_tried_again(self) -> None:
-        for path, application in self.applications(f"http://127.0.0.1:{free_port()}/v3").items():
-            with self.subTest(path=path):
-                status, headers, body = self.get(application, path, "any")
-                self.assertEqual((503, ["5"]), (status, headers.get("retry-after")))
-                self.assertIn("Keystone does not answer", body["error"]["message"])
-                self.assertNotIn("www-authenticate", headers)
+        for name, application in self.applications(f"http://127.0.0.1:{free_port()}/v3").items():
+            with self.subTest(name=name):
+                answer = self.get(application, "any")
+                self.assertEqual((503, "5"), (answer.status, answer.header("retry-after")))
+                self.assertIn("Keystone does not answer", answer.json["error"]["message"])
+                self.assertIsNone(answer.header("www-authenticate"))
 
     def test_a_broken_catalog_is_an_error_that_names_it(self) -> None:
         nova = {"type": "compute", "id": "c", "name": "nova", "endpoints": []}
-        for path, application in self.applications(self.keystone(nova)).items():
-            with self.subTest(path=path):
-                status, headers, body = self.get(application, path, "any")
-                self.assertEqual((503, ["5"]), (status, headers.get("retry-after")))
-                self.assertIn("catalog", body["error"]["message"])
-                self.assertIn("[keystone_authtoken]", body["error"]["message"])
+        for name, application in self.applications(self.keystone(nova)).items():
+            with self.subTest(name=name):
+                answer = self.get(application, "any")
+                self.assertEqual((503, "5"), (answer.status, answer.header("retry-after")))
+                self.assertIn("catalog", answer.json["error"]["message"])
+                self.assertIn("[keystone_authtoken]", answer.json["error"]["message"])
 
     def test_a_401_advertises_keystone_and_nothing_else(self) -> None:
         url = self.keystone()
         endpoint = {"id": "e", "interface": "internal", "region": "one", "region_id": "one", "url": url}
         identity = {"type": "identity", "id": "i", "name": "keystone", "endpoints": [endpoint]}
         url = self.keystone(identity)
-        for path, application in self.applications(url).items():
+        for name, application in self.applications(url).items():
             for token in ("made-up", None):
-                with self.subTest(path=path, token=token):
-                    status, headers, body = self.get(application, path, token)
-                    self.assertEqual((401, [f'Keystone uri="{url}"']), (status, headers.get("www-authenticate")))
-                    self.assertEqual("moorage.unauthenticated", body["error"]["code"])
+                with self.subTest(name=name, token=token):
+                    answer = self.get(application, token)
+                    self.assertEqual((401, f'Keystone uri="{url}"'), (answer.status, answer.header("www-authenticate")))
+                    self.assertEqual("moorage.unauthenticated", answer.json["error"]["code"])
 
     def test_without_a_token_a_dead_keystone_is_not_asked(self) -> None:
         url = f"http://127.0.0.1:{free_port()}/v3"
-        for path, application in self.applications(url).items():
-            with self.subTest(path=path):
-                status, headers, _ = self.get(application, path, None)
-                self.assertEqual((401, [f'Keystone uri="{url}"']), (status, headers.get("www-authenticate")))
+        for name, application in self.applications(url).items():
+            with self.subTest(name=name):
+                answer = self.get(application, None)
+                self.assertEqual((401, f'Keystone uri="{url}"'), (answer.status, answer.header("www-authenticate")))

@@ -8,7 +8,7 @@ import unittest
 from typing import Any
 
 from moorage import errors
-from moorage.api.mounts import Contained, Dispatcher, at_its_path, places
+from moorage.api.mounts import Contained, Dispatcher, places
 from moorage.extensions import Loaded
 from moorage.foreign import ForeignExit
 
@@ -45,10 +45,6 @@ class TestDispatcher(unittest.TestCase):
         self.assertEqual("/front/a/b|/c", self.call(dispatcher, "/a/b/c"))
         self.assertEqual("/front/a|/bc", self.call(dispatcher, "/a/bc"))
         self.assertEqual("/front|/ab", self.call(dispatcher, "/ab"))
-
-    def test_an_application_that_knows_its_path_sees_it_whole(self) -> None:
-        dispatcher = Dispatcher({"/scheduling": at_its_path(application, "/scheduling")})
-        self.assertEqual("/front|/scheduling/v1", self.call(dispatcher, "/scheduling/v1"))
 
 
 class TestContained(unittest.TestCase):

@@ -6,12 +6,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import microversion_parse
 from typing_extensions import override
 
 from moorage import errors
-from moorage.api.dialect import Dialect
-from moorage.api.dialect_application import DialectApplication
+from moorage.api.application import Application
+from moorage.api.dialect import Dialect, parse_version, requested_version
 from moorage.routes import Request, Response, Route, Version
 from moorage_plugins.api.baremetal.failures import STATUSES_OF_IRONIC, fault
 
@@ -24,7 +23,7 @@ SHARDS: Version = (1, 82)
 PORTGROUPS: Version = (1, 23)
 
 
-class BaremetalApplication(DialectApplication):
+class BaremetalApplication(Application):
     """Answers as Ironic does."""
 
     request_id_header = "Openstack-Request-Id"
@@ -33,16 +32,14 @@ class BaremetalApplication(DialectApplication):
     def read_version(self, request: Request) -> Version:
         text = request.header(_OWN)
         if not text:
-            given = request.header("OpenStack-API-Version") or ""
-            text = microversion_parse.get_version({"openstack-api-version": given}, "baremetal") if given else None
+            text = requested_version(request.header("OpenStack-API-Version"), "baremetal")
         if not text:
             return DIALECT.lowest
         if text.strip().lower() == "latest":
             return DIALECT.highest
         try:
-            parsed = microversion_parse.parse_version_string(text.strip())
-            version = (int(parsed[0]), int(parsed[1]))
-        except (TypeError, ValueError):
+            version = parse_version(text.strip())
+        except ValueError:
             raise errors.InvalidInput(f"Invalid value for {_OWN} header: {text[:80]!r}", path=_OWN) from None
         if not DIALECT.lowest <= version <= DIALECT.highest:
             raise errors.UnsupportedVersion(

@@ -10,10 +10,9 @@ from typing import ClassVar
 import sqlalchemy as sa
 from typing_extensions import override
 
-from moorage.api.dialect_application import ANY_QUERY
 from moorage.control_plane.interface import ApiExtension, ApiTools, Wsgi
 from moorage.fleet.tables import nodes
-from moorage.routes import PolicyRule, Request, Response, Route
+from moorage.routes import ANY_QUERY, PolicyRule, Request, Response, Route
 from moorage_plugins.api.baremetal.application import (
     DIALECT,
     PORTGROUPS,

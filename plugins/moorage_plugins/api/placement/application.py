@@ -10,13 +10,12 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import microversion_parse
 from typing_extensions import override
 
 from moorage import errors
 from moorage.allocation.interface import ProviderCatalogue
-from moorage.api.dialect import Dialect
-from moorage.api.dialect_application import DialectApplication, MethodNotAllowed
+from moorage.api.application import Application
+from moorage.api.dialect import Dialect, MethodNotAllowed, parse_version, requested_version
 from moorage.api.validation import Validator
 from moorage.control_plane.interface import ApiTools
 from moorage.routes import Request, Response, Route, Schema, Version
@@ -39,7 +38,7 @@ LAST_MODIFIED: Version = (1, 15)
 ERROR_CODES: Version = (1, 23)
 
 
-class PlacementApplication(DialectApplication):
+class PlacementApplication(Application):
     """Answers as Placement does."""
 
     request_id_header = "x-openstack-request-id"
@@ -50,16 +49,14 @@ class PlacementApplication(DialectApplication):
 
     @override
     def read_version(self, request: Request) -> Version:
-        text = request.header("OpenStack-API-Version") or ""
-        found = microversion_parse.get_version({"openstack-api-version": text}, "placement") if text else None
+        found = requested_version(request.header("OpenStack-API-Version"), "placement")
         if found is None:
             return self.dialect.lowest
         if found == "latest":
             return self.dialect.highest
         try:
-            parsed = microversion_parse.parse_version_string(found)
-            version = (int(parsed[0]), int(parsed[1]))
-        except (TypeError, ValueError):
+            version = parse_version(found)
+        except ValueError:
             raise errors.InvalidInput(f"invalid version string: {found}") from None
         if not self.dialect.lowest <= version <= self.dialect.highest:
             low, high = (f"{major}.{minor}" for major, minor in (self.dialect.lowest, self.dialect.highest))
@@ -74,7 +71,7 @@ class PlacementApplication(DialectApplication):
         return ("openstack-api-version", f"placement {major}.{minor}"), ("vary", "openstack-api-version")
 
     @override
-    def check_call(self, request: Request) -> None:
+    def check_request(self, request: Request) -> None:
         if self.length(request) and not request.header("Content-Type"):
             raise errors.InvalidInput("content-type header required when content-length > 0", path="Content-Type")
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jsonschema
@@ -52,11 +52,11 @@ class BodyValidator(validation.Validator):
 
 
 class QueryValidator(BodyValidator):
-    """A compiled schema of a query. Of a parameter that stands several times the last one counts, as for Placement."""
+    """A compiled schema of a query. It checks the last value of a parameter, as in Placement; handlers get all values."""
 
     _prefix = "Invalid query string parameters"
 
     @override
-    def check(self, data: Any) -> None:
-        given: Mapping[str, list[str]] = data
-        super().check({name: values[-1] for name, values in given.items()})
+    def read_query(self, given: Mapping[str, Sequence[str]]) -> Mapping[str, Any]:
+        self.check({name: values[-1] for name, values in given.items()})
+        return given

@@ -10,8 +10,8 @@ from typing import Any
 from typing_extensions import override
 
 from moorage import errors
+from moorage.api.application import Application
 from moorage.api.dialect import STATUSES, Dialect
-from moorage.api.dialect_application import DialectApplication
 from moorage.api.validation import Validator
 from moorage.routes import Request, Response, Schema
 from moorage_plugins.api.volume.schemas import VolumeValidator
@@ -31,7 +31,7 @@ _KINDS = {
 }
 
 
-class VolumeApplication(DialectApplication):
+class VolumeApplication(Application):
     """Answers as Cinder does."""
 
     request_id_header = "x-openstack-request-id"

@@ -28,7 +28,6 @@ POLICIES = (
     ),
 )
 _SEE, _CHANGE, _ADMIN = (rule.name for rule in POLICIES)
-_LARGEST_PAGE = 1000
 _DELETE = {VOLUME: schemas.DELETE_VOLUME}
 _PLURAL = {VOLUME: "volumes", SNAPSHOT: "snapshots", BACKUP: "backups", IMAGE: "images"}
 
@@ -80,13 +79,9 @@ class _Resources:
 
     def list(self, request: Request, kind: str) -> Response:
         """Lists a page, ordered by uuid, and links to the next page when the page is full."""
-        given = {name: values[0] for name, values in request.query.items()}
+        given = request.query
         filters = {name: given[name] for name in ("name", "status") if name in given}
-        limit = int(given.get("limit", _LARGEST_PAGE))
-        if not 1 <= limit <= _LARGEST_PAGE:
-            raise errors.InvalidInput(
-                f"query/limit is {limit}, and must be a number from 1 to {_LARGEST_PAGE}.", path="query/limit"
-            )
+        limit = given.get("limit", schemas.LARGEST_PAGE)
         rows = self._storage.page(kind, _project(request), after=given.get("marker", ""), limit=limit, **filters)
         plural = _PLURAL[kind]
         shown: dict[str, Any] = {plural: [self._shown(kind, row) for row in rows]}
@@ -105,7 +100,7 @@ class _Resources:
         if kind == IMAGE:
             self._storage.delete_image(uuid)
             return Response(204)
-        force = schemas.is_true(request.query.get("force", ["false"])[0])
+        force = schemas.is_true(request.query.get("force", "false"))
         if force:
             self._check(_ADMIN, request.context)
         self._delete(kind, uuid, force=force)

@@ -23,6 +23,7 @@ __all__ = [
     "CREATE",
     "DELETE_VOLUME",
     "LARGEST_GB",
+    "LARGEST_PAGE",
     "LIST",
     "RESTORE",
     "VolumeValidator",
@@ -32,6 +33,8 @@ __all__ = [
 
 #: The largest size that a request can name, in GB.
 LARGEST_GB = 2**31
+#: The largest number of rows of a list.
+LARGEST_PAGE = 1000
 _NULL = {"type": "null"}
 _NAME = {"type": ["string", "null"], "maxLength": 255}
 _UUID = {"type": "string", "minLength": 1, "maxLength": 36}
@@ -134,21 +137,17 @@ ACTIONS: Mapping[str, Mapping[str, Schema]] = {
 }  # fmt: skip
 
 
-def _one(pattern: str) -> Schema:
-    """A parameter of a query, which may be given once."""
-    return {"type": "array", "maxItems": 1, "items": {"type": "string", "maxLength": 255, "pattern": pattern}}
-
-
+_TEXT = {"type": "string", "maxLength": 255}
 LIST = _object(
-    limit=_one("^[0-9]{1,4}$"),
-    marker=_one(""),
-    name=_one(""),
-    status=_one(""),
+    limit={"type": "integer", "minimum": 1, "maximum": LARGEST_PAGE},
+    marker=_TEXT,
+    name=_TEXT,
+    status=_TEXT,
     # A list always has all that the caller may see, as with Cinder, where the parameter changes nothing for members.
-    all_tenants=_one(_WORD),
+    all_tenants={**_TEXT, "pattern": _WORD},
 )
 #: The query of the deletion of a volume; openstackclient sends both parameters always.
-DELETE_VOLUME = _object(force=_one(_WORD), cascade=_one(f"^({_FALSE})$"))
+DELETE_VOLUME = _object(force={**_TEXT, "pattern": _WORD}, cascade={**_TEXT, "pattern": f"^({_FALSE})$"})
 
 
 def action(kind: str) -> Schema:

@@ -13,6 +13,7 @@ from oslo_config import cfg
 from moorage import errors
 from moorage.api import site
 from moorage.api.auth import Authenticator
+from moorage.api.middleware import with_middleware
 from moorage.api.mounts import Dispatcher
 from moorage.api.policies import POLICIES
 from moorage.api.policy import Policy
@@ -22,7 +23,7 @@ from moorage.context import RequestContext
 from moorage.control_plane import config
 from moorage.control_plane.enrolment import Enrolment
 from moorage.control_plane.factories import load_store
-from moorage.control_plane.interface import API_EXTENSIONS, ApiTools, Wsgi
+from moorage.control_plane.interface import API_EXTENSIONS, ApiTools
 from moorage.db import Database, migrations
 from moorage.fleet.nodes import NodeStore
 from moorage.services.heartbeat import LivenessObserver
@@ -109,8 +110,10 @@ class LiveDialect:
             services=lambda: site.living(registry, observer),
         )
         self.registry = registry
-        mounts: Mapping[str, Wsgi] = site.dialects(self.tools, {})
-        self._server = Server("127.0.0.1:0", Dispatcher(mounts), threads=8, drain_seconds=1)
+        dialects = site.dialects(self.tools, ())
+        self._server = Server(
+            "127.0.0.1:0", with_middleware(Dispatcher(dialects), self.conf), threads=8, drain_seconds=1
+        )
         self._server.start()
         self.url = self._server.url + mount.rstrip("/")
 

@@ -48,8 +48,8 @@ def document() -> Mapping[str, Any]:
     """The OpenAPI document that a client gets."""
     site, conf = _site()
     conf.set_override("enabled_apis", [], "api")
-    application = site.mounts(conf)[PREFIX]
-    environ = {"REQUEST_METHOD": "GET", "SCRIPT_NAME": PREFIX, "PATH_INFO": "/openapi.json", "SERVER_NAME": "x", "SERVER_PORT": "80",
+    application = site.mounts(conf)[""]
+    environ = {"REQUEST_METHOD": "GET", "PATH_INFO": f"{PREFIX}/openapi.json", "SERVER_NAME": "x", "SERVER_PORT": "80",
                "SERVER_PROTOCOL": "HTTP/1.1", "wsgi.url_scheme": "http", "wsgi.input": io.BytesIO(), "wsgi.errors": io.StringIO()}  # fmt: skip
     found: Mapping[str, Any] = json.loads(b"".join(application(environ, lambda *_: None)))
     return found

@@ -17,7 +17,7 @@ from oslo_log import log as logging
 
 from moorage import errors, foreign
 from moorage.api.auth import challenge
-from moorage.api.dialect import Dialect, MethodNotAllowed
+from moorage.api.dialect import Dialect, MethodNotAllowed, UnsupportedMediaType
 from moorage.api.routing import PathRoutes, RouteTable
 from moorage.api.validation import Validator, parse_json, refuse_unstorable
 from moorage.context import global_request_id, new_request_id
@@ -121,7 +121,7 @@ class Application:
         """Refuse a body of another type than JSON. A body without a type is taken for JSON."""
         kind = given.partition(";")[0].strip().lower()
         if kind and kind != _JSON:
-            raise errors.InvalidInput(f"The body must be {_JSON}, not {kind}.", path="Content-Type")
+            raise UnsupportedMediaType(f"The body must be {_JSON}, not {kind}.", path="Content-Type")
 
     def no_such_version(self, request: Request, routes: Sequence[Route]) -> errors.MoorageError:
         """The error for a route that exists, though not in the version asked for."""

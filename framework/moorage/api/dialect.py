@@ -13,11 +13,28 @@ import microversion_parse
 from moorage import errors
 from moorage.routes import Version
 
-__all__ = ["STATUSES", "Dialect", "MethodNotAllowed", "parse_version", "requested_version"]
+__all__ = [
+    "STATUSES",
+    "Dialect",
+    "MethodNotAllowed",
+    "NotAcceptable",
+    "UnsupportedMediaType",
+    "core_shape",
+    "parse_version",
+    "requested_version",
+]
 
 
 class MethodNotAllowed(errors.InvalidInput):
     """The path is known and the method is not; ``details['allow']`` lists the known ones."""
+
+
+class NotAcceptable(errors.InvalidInput):
+    """The client accepts no type that is written, or asks for what its microversion does not have."""
+
+
+class UnsupportedMediaType(errors.InvalidInput):
+    """The body is of a type that is not read."""
 
 
 #: Error class -> HTTP status. The nearest ancestor in the table counts. An error that is not in the table is internal: the answer
@@ -25,6 +42,8 @@ class MethodNotAllowed(errors.InvalidInput):
 STATUSES: Mapping[type[errors.MoorageError], int] = {
     errors.InvalidInput: 400,
     MethodNotAllowed: 405,
+    NotAcceptable: 406,
+    UnsupportedMediaType: 415,
     errors.PayloadTooLarge: 413,
     errors.UnsupportedVersion: 406,
     errors.Unauthenticated: 401,

@@ -7,7 +7,7 @@ import functools
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import prometheus_client
@@ -15,6 +15,7 @@ from oslo_log import log as logging
 from prometheus_client import multiprocess
 
 from moorage import errors, foreign, threads
+from moorage.api.dialect import core_shape
 from moorage.bounded_pool import BoundedPool
 from moorage.clock import Clock, SystemClock
 from moorage.control_plane.interface import Wsgi
@@ -25,7 +26,7 @@ __all__ = ["Contained", "Dispatcher", "Health", "Metrics", "places"]
 LOG = logging.getLogger(__name__)
 
 
-def places(own: Mapping[str, str], chosen: Mapping[str, str], taken: Mapping[str, Wsgi]) -> dict[str, str]:
+def places(own: Mapping[str, str], chosen: Mapping[str, str], taken: Collection[str]) -> dict[str, str]:
     """The prefix of each dialect: the empty text for the root.
 
     :param own: dialect -> the mount it declares; ``chosen`` what ``[api] mounts`` says; ``taken`` prefixes of others.
@@ -61,8 +62,10 @@ class Contained:
         except Exception:
             where = f"{environ.get('REQUEST_METHOD')} {environ.get('SCRIPT_NAME', '')}{environ.get('PATH_INFO', '')}"
             LOG.exception("The %s failed to answer %s.", self._who, where)
-            said = f"The {self._who} failed; the log has it in full. Report it to the plugin's author."
-            data = json.dumps({"error": {"code": errors.PluginFailed.code, "message": said}}).encode()
+            failed = errors.PluginFailed(
+                f"The {self._who} failed; the log has it in full. Report it to the plugin's author."
+            )
+            data = json.dumps(core_shape(failed, 500, "")).encode()
             headers = [("Content-Type", "application/json"), ("Content-Length", str(len(data)))]
             start_response("500 Internal Server Error", headers, sys.exc_info())
             return [data]

@@ -4,11 +4,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import sqlalchemy as sa
 from oslo_config import cfg
-from oslo_middleware import cors, http_proxy_to_wsgi
 
 from moorage.allocation import api as allocation_api
 from moorage.allocation import pools_api
@@ -16,8 +15,8 @@ from moorage.api import auth
 from moorage.api.application import Application
 from moorage.api.collectors import CleanupCollector, PeriodicCollector, ShardCollector
 from moorage.api.core import PREFIX, CoreApplication, root_application
-from moorage.api.keystone import with_keystone
-from moorage.api.mounts import Contained, Health, Metrics, places
+from moorage.api.middleware import with_middleware
+from moorage.api.mounts import Contained, Dispatcher, Health, Metrics, places
 from moorage.api.policies import POLICIES
 from moorage.api.policy import Policy
 from moorage.api.schedulers import Schedulers
@@ -110,12 +109,14 @@ class Site:
         """
         policy = _policy(conf, API_EXTENSIONS.load_all(conf.api.enabled_apis))
         tools = self._tools(conf, policy)
-        own: dict[str, Wsgi] = {
+        core = CoreApplication(self._routes(), tools, self._idempotency)
+        open_to_all: dict[str, Wsgi] = {
             "/healthcheck": Health({"store": self._store_answers, "schedulers": self._schedulers_listen}),
             "/metrics": self._metrics,
-            PREFIX: with_middleware(CoreApplication(self._routes(), tools, self._idempotency), conf),
         }
-        return {"": with_middleware(root_application(tools), conf), **own, **dialects(tools, own)}
+        # At the root are the versions of the core, unless a dialect is mounted there.
+        apis = {"": root_application(tools), PREFIX: core} | dialects(tools, {PREFIX, *open_to_all})
+        return {**open_to_all, "": with_middleware(Dispatcher(apis), conf)}
 
     def dialect(self, name: str, conf: cfg.ConfigOpts) -> Wsgi:
         """One dialect, enabled or not.
@@ -123,7 +124,7 @@ class Site:
         :raises ConfigError: the configuration or the plugin cannot be used.
         """
         loaded = API_EXTENSIONS.load(name)
-        return _built(loaded, self._tools(conf, _policy(conf, [loaded])))
+        return with_middleware(_built(loaded, self._tools(conf, _policy(conf, [loaded]))), conf)
 
     def watch(self) -> None:
         """Look at the heartbeats; to be called again and again, since only what is watched can be missed."""
@@ -236,10 +237,10 @@ def _policy(conf: cfg.ConfigOpts, extensions: Iterable[Loaded[ApiExtension]]) ->
     return Policy((*POLICIES, *rules), conf.api.policy_file)
 
 
-def dialects(tools: ApiTools, taken: Mapping[str, Wsgi]) -> dict[str, Wsgi]:
+def dialects(tools: ApiTools, taken: Collection[str]) -> dict[str, Wsgi]:
     """The enabled dialects by the prefix they are mounted at.
 
-    :param taken: what is mounted already.
+    :param taken: prefixes that are in use already.
     :raises ConfigError: a plugin or mount that cannot be used.
     """
     conf = tools.conf
@@ -257,19 +258,4 @@ def _built(loaded: Loaded[ApiExtension], tools: ApiTools) -> Wsgi:
     if not isinstance(application, Application):
         # That one contains its handlers itself, and answers in its dialect.
         application = Contained(application, loaded)
-    return with_middleware(application, tools.conf)
-
-
-def with_middleware(application: Wsgi, conf: cfg.ConfigOpts) -> Wsgi:
-    """Put the configured middleware before an application: a proxy's headers, other origins (CORS), Keystone's tokens.
-
-    :raises ConfigError: they cannot be checked as they are configured.
-    """
-    if conf.api.auth_strategy == "keystone":
-        application = with_keystone(application, conf)
-    if conf.cors.allowed_origin:
-        # Browsers ask beforehand, without a token.
-        application = cors.CORS(application, conf)
-    if conf.oslo_middleware.enable_proxy_headers_parsing:
-        application = http_proxy_to_wsgi.HTTPProxyToWSGI(application, conf)
     return application

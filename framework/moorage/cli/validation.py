@@ -14,11 +14,11 @@ from typing import Any
 from moorage import errors, extensions, foreign
 from moorage.allocation.interface import DETECTORS, STORES
 from moorage.api import auth
+from moorage.api.middleware import with_middleware
 from moorage.api.mounts import places
 from moorage.api.policies import POLICIES
 from moorage.api.policy import Policy
 from moorage.api.server import address_of
-from moorage.api.site import with_middleware
 from moorage.clock import SystemClock
 from moorage.control_plane import cleaning, logs
 from moorage.control_plane.factories import load_store
@@ -68,7 +68,7 @@ def _api(conf: Any) -> None:
     address_of(conf.api.bind)
     auth.refuse_open_noauth(conf.api.auth_strategy, conf.api.bind)
     extensions = API_EXTENSIONS.load_all(conf.api.enabled_apis)
-    places({each.name: each.plugin.mount for each in extensions}, conf.api.mounts, {})
+    places({each.name: each.plugin.mount for each in extensions}, conf.api.mounts, ())
     Policy((*POLICIES, *(rule for each in extensions for rule in each.plugin.policies)), conf.api.policy_file)
 
 

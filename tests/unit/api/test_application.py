@@ -92,7 +92,7 @@ class ApplicationTests(unittest.TestCase):
 
     def test_a_body_of_another_type_is_refused_and_its_type_named(self) -> None:
         form = self.send("POST", "/things", b"name=a", Content_Type="application/x-www-form-urlencoded")
-        self.assertIn("application/x-www-form-urlencoded", self.refused(400, form))
+        self.assertIn("application/x-www-form-urlencoded", self.refused(415, form))
         self.assertEqual(200, self.send("POST", "/things", {}, Content_Type="application/json; charset=utf-8").status)
         self.assertEqual(200, self.send("POST", "/things", {}, Content_Type="").status)
 

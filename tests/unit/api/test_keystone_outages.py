@@ -11,10 +11,11 @@ import unittest
 from http import server
 from typing import Any
 
-from moorage.api import auth, site
+from moorage.api import auth
 from moorage.api.application import Application
 from moorage.api.core import CoreApplication
 from moorage.api.dialect import Dialect
+from moorage.api.middleware import with_middleware
 from moorage.api.policy import Policy
 from moorage.clock import SystemClock
 from moorage.control_plane import config
@@ -101,7 +102,7 @@ class KeystoneOutageTests(unittest.TestCase):
         )
         core = CoreApplication([route], tools)
         other = Application(Dialect("things", (1, 0), (1, 0)), [route], tools)
-        return {"core": site.with_middleware(core, conf), "dialect": site.with_middleware(other, conf)}
+        return {"core": with_middleware(core, conf), "dialect": with_middleware(other, conf)}
 
     def get(self, application: Any, token: str | None) -> Answer:
         return send(application, "GET", "/things", headers={"X-Auth-Token": token} if token else {})

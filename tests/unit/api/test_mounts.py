@@ -20,7 +20,7 @@ def application(environ: dict[str, Any], start_response: Any) -> Any:
 class TestPlaces(unittest.TestCase):
     def test_a_dialect_is_at_its_own_place_unless_the_deployer_chose_another(self) -> None:
         own = {"placement": "/placement", "volume": "/volume/v3"}
-        self.assertEqual({"placement": "", "volume": "/volume/v3"}, places(own, {"placement": "/"}, {}))
+        self.assertEqual({"placement": "", "volume": "/volume/v3"}, places(own, {"placement": "/"}, ()))
 
     def test_refusals_name_the_dialect(self) -> None:
         own = {"placement": "/placement", "volume": "/volume/v3"}
@@ -32,7 +32,7 @@ class TestPlaces(unittest.TestCase):
             {"placement": "/", "volume": "/"},
         ):
             with self.subTest(chosen), self.assertRaisesRegex(errors.ConfigError, "baremetal|placement|volume"):
-                places(own, chosen, {"/metrics": application})
+                places(own, chosen, ["/metrics"])
 
 
 class TestDispatcher(unittest.TestCase):

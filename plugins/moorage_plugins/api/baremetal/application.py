@@ -12,11 +12,11 @@ from moorage import errors
 from moorage.api.application import Application
 from moorage.api.dialect import Dialect, parse_version, requested_version
 from moorage.routes import Request, Response, Route, Version
-from moorage_plugins.api.baremetal.failures import STATUSES_OF_IRONIC, fault
+from moorage_plugins.api.baremetal.failures import fault
 
 __all__ = ["DIALECT", "BaremetalApplication", "root", "v1", "with_slash"]
 
-DIALECT = Dialect("baremetal", (1, 1), (1, 115), statuses=STATUSES_OF_IRONIC)
+DIALECT = Dialect("baremetal", (1, 1), (1, 115))
 _OWN = "X-OpenStack-Ironic-API-Version"
 _LOW, _HIGH = (f"{major}.{minor}" for major, minor in (DIALECT.lowest, DIALECT.highest))
 SHARDS: Version = (1, 82)

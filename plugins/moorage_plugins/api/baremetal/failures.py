@@ -1,23 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From errors to Ironic's statuses, and the shape that its clients read."""
+"""Ironic's words for a version that is too old, and the shape of errors that its clients read."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 
-from moorage import errors
-from moorage.api.dialect import STATUSES
+from moorage.api.dialect import NotAcceptable
 from moorage.routes import Version
 
-__all__ = ["STATUSES_OF_IRONIC", "NotAcceptable", "fault", "needs_version"]
-
-
-class NotAcceptable(errors.InvalidInput):
-    """What is asked needs a newer microversion."""
-
-
-STATUSES_OF_IRONIC: Mapping[type[errors.MoorageError], int] = {**STATUSES, NotAcceptable: 406}
+__all__ = ["fault", "needs_version"]
 
 
 def needs_version(version: Version, what: str) -> NotAcceptable:

@@ -15,14 +15,18 @@ from typing_extensions import override
 from moorage import errors
 from moorage.allocation.interface import ProviderCatalogue
 from moorage.api.application import Application
-from moorage.api.dialect import Dialect, MethodNotAllowed, parse_version, requested_version
+from moorage.api.dialect import (
+    Dialect,
+    MethodNotAllowed,
+    NotAcceptable,
+    UnsupportedMediaType,
+    parse_version,
+    requested_version,
+)
 from moorage.api.validation import Validator
 from moorage.control_plane.interface import ApiTools
 from moorage.routes import Request, Response, Route, Schema, Version
 from moorage_plugins.api.placement.failures import (
-    PLACEMENT_STATUSES,
-    NotAcceptable,
-    UnsupportedMediaType,
     code,
     no_provider,
 )
@@ -31,7 +35,7 @@ from moorage_plugins.api.placement.validation import BodyValidator, QueryValidat
 __all__ = ["DIALECT", "PlacementApplication", "cached", "versions_document"]
 
 JSON = "application/json"
-DIALECT = Dialect("placement", (1, 0), (1, 39), statuses=PLACEMENT_STATUSES)
+DIALECT = Dialect("placement", (1, 0), (1, 39))
 #: From here on answers say when what they show was last changed, and that it is not to be cached.
 LAST_MODIFIED: Version = (1, 15)
 #: From here on errors have codes.

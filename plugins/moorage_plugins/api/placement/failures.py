@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From errors to Placement's statuses and codes: one table.
+"""From errors to Placement's codes: one table.
 
 The codes that begin with ``placement.`` are Placement's (its API reference, "Errors"); ``placement.allocation.*`` are ours, and
 tell a claim that does not fit from one that lost a race, which Placement answers alike.
@@ -11,11 +11,9 @@ import contextlib
 from collections.abc import Iterator, Mapping
 
 from moorage import errors
-from moorage.api.dialect import STATUSES
 
 __all__ = [
     "CODES",
-    "PLACEMENT_STATUSES",
     "BadValue",
     "CannotDeleteParent",
     "ConcurrentUpdate",
@@ -23,24 +21,14 @@ __all__ = [
     "DuplicateName",
     "InventoryInUse",
     "MissingValue",
-    "NotAcceptable",
     "ProviderInUse",
     "UnknownProvider",
-    "UnsupportedMediaType",
     "code",
     "no_provider",
     "subject",
 ]
 
 UNDEFINED = "placement.undefined_code"
-
-
-class UnsupportedMediaType(errors.InvalidInput):
-    """The body is of a type that is not read."""
-
-
-class NotAcceptable(errors.InvalidInput):
-    """The client accepts no type that is written."""
 
 
 class ConcurrentUpdate(errors.Conflict):
@@ -79,12 +67,6 @@ class MissingValue(errors.InvalidInput):
     """A parameter of the query needs another one."""
 
 
-#: Error class -> status; the nearest ancestor counts.
-PLACEMENT_STATUSES: Mapping[type[errors.MoorageError], int] = {
-    **STATUSES,
-    UnsupportedMediaType: 415,
-    NotAcceptable: 406,
-}
 #: Error class -> code from 1.23; the nearest ancestor counts.
 CODES: Mapping[type[errors.MoorageError], str] = {
     errors.MoorageError: UNDEFINED,

@@ -197,7 +197,14 @@ class Client:
 
     def host(self, name: str) -> dict[str, Any]:
         """One host with its nodes and instances, as a scheduler sees it."""
-        return dict(self.request("GET", f"/hosts/{name}"))
+        found: dict[str, Any] = {"host": name, "nodes": [], "instances": []}
+        after: str | None = ""
+        while after is not None:
+            page = self.request("GET", f"/hosts/{_part(name)}", query={"after": after or None})
+            found["nodes"] += page["nodes"]
+            found["instances"] += page["instances"]
+            after = page["next_after"]
+        return found
 
     def allocations(self, **query: Any) -> Iterator[dict[str, Any]]:
         """Stored allocations, all of them."""

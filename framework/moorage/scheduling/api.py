@@ -144,7 +144,8 @@ def routes(schedulers: SchedulerClient, resolve: Resolver) -> Sequence[Route]:
         return Response(200, {"hosts": found, "next_after": following})
 
     def show_host(request: Request) -> Response:
-        return Response(200, schedulers.ask("show_host", {"host": request.path_params["host"]}))
+        page = {"limit": 1000, **request.query}
+        return Response(200, schedulers.ask("show_host", {"host": request.path_params["host"], **page}))
 
     def decision(request: Request) -> Response:
         args = {"request_id": request.path_params["request_id"], **request.query}
@@ -172,7 +173,16 @@ def routes(schedulers: SchedulerClient, resolve: Resolver) -> Sequence[Route]:
             query=_HOSTS,
             tags=tags,
         ),
-        Route("GET", "/hosts/{host}", show_host, "scheduling:hosts:get", "One host.", {200: _ANY}, tags=tags),
+        Route(
+            "GET",
+            "/hosts/{host}",
+            show_host,
+            "scheduling:hosts:get",
+            "One host: its nodes by uuid, with the instances on them.",
+            {200: _ANY},
+            query={"type": "object", "properties": dict(PAGE), "additionalProperties": False},
+            tags=tags,
+        ),
         Route(
             "GET",
             "/decisions/{request_id}",

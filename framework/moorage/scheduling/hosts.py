@@ -8,11 +8,16 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from moorage import errors
+
 if TYPE_CHECKING:
     from moorage.scheduling.interface import HostState, NodeState
     from moorage.scheduling.snapshot import Snapshot
 
-__all__ = ["HOST_FIELDS", "HOST_FILTERS", "host_page", "hosts_json"]
+__all__ = ["HOST_FIELDS", "HOST_FILTERS", "host_page", "one_host"]
+
+#: Instances in one page of a host, unless one node alone has more.
+_MOST_INSTANCES = 10_000
 
 
 def _used(node: NodeState, state: HostState) -> dict[str, float]:
@@ -60,10 +65,33 @@ def host_page(
         for row in itertools.islice(rows, bisect.bisect_right(uuids, after), None)
         if all(getattr(fleet.nodes[row], name) == value for name, value in wanted.items())
     )
-    return hosts_json(fleet, itertools.islice(found, limit), fields)
+    return _hosts_json(fleet, itertools.islice(found, limit), fields)
 
 
-def hosts_json(fleet: Snapshot, rows: Iterable[int], fields: Sequence[str] | None = None) -> list[dict[str, Any]]:
+def one_host(fleet: Snapshot, host: str, after: str, limit: int | None) -> dict[str, Any]:
+    """Returns a page of a host's nodes, ordered by uuid, with the instances on these nodes.
+
+    A page ends early where the nodes have many instances. ``next_after`` is None on the last page.
+
+    :raises NotFound: no node has this host.
+    """
+    rows = fleet.rows_of_host.get(host)
+    if rows is None:
+        raise errors.NotFound(f"There is no host {host}; moorage host list shows all.")
+    left = sorted((uuid, int(row)) for row in rows if (uuid := fleet.nodes[row].uuid) > after)
+    page: list[int] = []
+    instances: list[str] = []
+    for _, row in left[:limit]:
+        here = fleet.instances_on(row)
+        if page and len(instances) + len(here) > _MOST_INSTANCES:
+            break
+        page.append(row)
+        instances += here
+    following = left[len(page) - 1][0] if len(page) < len(left) else None
+    return {"host": host, "nodes": _hosts_json(fleet, page), "instances": sorted(instances), "next_after": following}
+
+
+def _hosts_json(fleet: Snapshot, rows: Iterable[int], fields: Sequence[str] | None = None) -> list[dict[str, Any]]:
     """Returns nodes as the API shows them."""
     names = HOST_FIELDS if fields is None else [name for name in HOST_FIELDS if name in fields or name == "uuid"]
     return [{name: _VALUES[name](fleet.nodes[row], fleet.host_state(row)) for name in names} for row in rows]

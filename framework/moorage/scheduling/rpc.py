@@ -11,7 +11,7 @@ from oslo_log import log as logging
 
 from moorage import errors, threads
 from moorage.rpc.server import incoming, rpc_method
-from moorage.scheduling.hosts import host_page, hosts_json
+from moorage.scheduling.hosts import host_page, one_host
 from moorage.scheduling.interface import RequestSpec
 from moorage.scheduling.request import spec_from_json
 from moorage.scheduling.scheduler import Scheduler, Selection
@@ -101,18 +101,10 @@ class SchedulerEndpoint:
         return host_page(self._scheduler.view.snapshot(), after, limit, filters or {}, fields)
 
     @rpc_method
-    def show_host(self, host: str) -> dict[str, Any]:
-        """A host with its nodes and instances."""
+    def show_host(self, host: str, after: str = "", limit: int | None = None) -> dict[str, Any]:
+        """A page of a host's nodes with their instances. See :func:`moorage.scheduling.hosts.one_host`."""
         self._await_fleet()
-        fleet = self._scheduler.view.snapshot()
-        rows = fleet.rows_of_host.get(host)
-        if rows is None:
-            raise errors.NotFound(f"There is no host {host}; moorage host list shows all.")
-        return {
-            "host": host,
-            "nodes": hosts_json(fleet, [int(row) for row in rows]),
-            "instances": sorted(uuid for row in rows for uuid in fleet.instances_on(int(row))),
-        }
+        return one_host(self._scheduler.view.snapshot(), host, after, limit)
 
     @rpc_method
     def fleet_changed(self) -> None:

@@ -20,6 +20,7 @@ from moorage.fleet.nodes import NodeStore
 from moorage.fleet.tables import nodes
 from moorage.routes import Request, Route
 from moorage.scheduling import api as scheduling_api
+from moorage_plugins.compute.tables import instances
 from moorage_plugins.stores.tables import inventories, resource_providers
 from tests.functional.scheduling.plane import Plane
 
@@ -44,6 +45,49 @@ class Schedulers:
 
 
 class LargeFleetTests(unittest.TestCase):
+    def test_pages_hold_every_node_and_instance_of_one_host_once(self) -> None:
+        plane = Plane(self, scheduling__refresh_interval=600)
+        self.fill(plane, 6000)
+        expected = {f"{number:036}" for number in range(30_000)}
+        with plane.database.write() as tx:
+            tx.execute(sa.update(nodes).values(host="big").where(nodes.c.host != "h1"))
+            tx.execute(
+                sa.insert(instances).values(
+                    name="", status="active", host="big", flavorid="f", resources={}, project_id="", user_id="", fault="",
+                    fence=0, request={}, server_group="", created_at=now(), updated_at=now(),
+                ),
+                [
+                    {"uuid": uuid, "node": f"{LONG}{place}", "node_uuid": uuid_of_name(f"{LONG}{place}")}
+                    for number, uuid in enumerate(sorted(expected))
+                    # One node has more than a page; many have six or so.
+                    for place in (0 if number < 12_000 else 2 + number % 3000 // 100 * 100,)
+                ],
+            )  # fmt: skip
+        plane.start(SchedulerRole(), "scheduler-1")
+        schedulers = Schedulers(plane)
+        route = next(
+            route
+            for route in scheduling_api.routes(schedulers, lambda body, _: body)
+            if (route.method, route.path) == ("GET", "/hosts/{host}")
+        )
+        query: dict[str, Any] = {}
+        found, placed = [], []
+        while True:
+            jsonschema.validate(query, dict(route.query or {}))
+            request = Request(context=context.internal("test"), path_params={"host": "big"}, query=query)
+            page: Any = route.handler(request).body
+            found += [each["uuid"] for each in page["nodes"]]
+            placed += page["instances"]
+            if page["next_after"] is None:
+                break
+            query = {"after": page["next_after"]}
+        self.assertEqual(5940, len(found))
+        self.assertEqual(sorted(set(found)), found)
+        self.assertEqual((len(expected), expected), (len(placed), set(placed)))
+        self.assertLess(schedulers.largest, 1024 * 1024)
+        with self.assertRaises(errors.NotFound):
+            route.handler(Request(context=context.internal("test"), path_params={"host": "none"}, query={}))
+
     def test_pages_hold_every_node_once_where_one_message_cannot(self) -> None:
         plane = Plane(self, scheduling__refresh_interval=600)
         self.fill(plane)
@@ -81,11 +125,11 @@ class LargeFleetTests(unittest.TestCase):
         with self.assertRaisesRegex(errors.InvalidInput, "no field 'secret'"):
             self.get(listed, fields="secret")
 
-    def fill(self, plane: Plane) -> None:
+    def fill(self, plane: Plane, count: int = COUNT) -> None:
         """Write nodes with their providers and inventories, as an import of them would."""
         plane.store.ensure_providers([])
         times = {"created_at": now(), "updated_at": now()}
-        names = [f"{LONG}{number}" for number in range(COUNT)]
+        names = [f"{LONG}{number}" for number in range(count)]
         with plane.database.write() as tx:
             tx.execute(
                 sa.insert(nodes).values(generation=0, properties={}, **times),
@@ -114,7 +158,7 @@ class LargeFleetTests(unittest.TestCase):
                         "total": total,
                         "max_unit": total,
                     }
-                    for number in range(COUNT)
+                    for number in range(count)
                     for of_class, total in ((0, 4), (1, 8192))
                 ],
             )

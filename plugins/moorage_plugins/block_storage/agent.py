@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The block storage service's part in the agent: does operations on the backend that its cluster shares.
 
-An operation is started by whoever of the cluster is told of it, or finds it: one transaction takes the worker rows that nobody has,
-and writes their tokens into the resources. An operation whose service died is not begun again; it is cleaned, so that everybody
-sees what became of it.
+Any service of the cluster may start an operation: one transaction takes the operation's rows, if no service has them, and writes
+their tokens into the resources. An operation whose service died is not begun again; a cleaner ends it, and its outcome is visible.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -16,32 +16,28 @@ import sqlalchemy as sa
 from oslo_log import log as logging
 from typing_extensions import override
 
-from moorage import errors, threads
+from moorage import errors
 from moorage.control_plane.interface import AgentService, AgentTools
 from moorage.rpc.server import rpc_method
-from moorage.work.interface import Lease, Operation, Phase
+from moorage.work.interface import Lease, Operation
+from moorage.work.job import Job, Work
+from moorage.work.loop import WorkLoop
 from moorage_plugins.block_storage import outcomes
+from moorage_plugins.block_storage.backend import DirectoryBackend
 from moorage_plugins.block_storage.collector import Collector
 from moorage_plugins.block_storage.configuration import open_backend
 from moorage_plugins.block_storage.mount import Mount
-from moorage_plugins.block_storage.operations import PAIRED_ROWS, WITH_BACKUP, Job, Write, are_paired, run
+from moorage_plugins.block_storage.operations import PAIRED_ROWS, WITH_BACKUP, Task, Write, are_paired, run
 from moorage_plugins.block_storage.outcomes import ROWS
 from moorage_plugins.block_storage.rows import BACKUP, SNAPSHOT, VOLUME
 
-__all__ = ["BlockStorageAgent", "NotFree"]
+__all__ = ["BlockStorageAgent", "NotFree", "VolumeWork"]
 
 LOG = logging.getLogger(__name__)
-_TYPES = (VOLUME, SNAPSHOT, BACKUP)
-_PAUSE = 0.5
-_PAGE = 500
-
-
-class _Stopping(Exception):
-    """The agent stops in the middle of a copy."""
 
 
 class NotFree(Exception):
-    """Somebody else has it, or it is over."""
+    """Another service has the operation, or it is over."""
 
 
 class BlockStorageAgent(AgentService):
@@ -51,27 +47,15 @@ class BlockStorageAgent(AgentService):
 
     def __init__(self, tools: AgentTools) -> None:
         self._tools = tools
-        self._backend = open_backend(tools.conf)
         section = tools.conf.block_storage
-        self._delay = float(section.chunk_delay)
-        self._collector = Collector(self._backend, tools.database, tools.workers)
+        self.work = VolumeWork(tools, open_backend(tools.conf))
         self._collect_every = float(section.collect_interval)
         self._collected_at = tools.clock.monotonic()
-        cluster = tools.identity.cluster
-        self._names = [tools.identity.host] if cluster is None else [tools.identity.host, cluster]
-        self._mount = Mount(self._backend, tools.database, self._names)
         try:
-            self._mount.check()
+            self.work.mount.check()
         except (errors.MoorageError, OSError) as error:
             LOG.error("No operation is begun until this is mended: %s", error)
-        self._asked: threads.Queue[tuple[str, str] | None] = threads.queue()
-        self._waiting: set[tuple[str, str]] = set()
-        #: The tokens of waiting rows that could not be begun when their turn came, so that nobody is told to wait for them.
-        self._not_startable: dict[tuple[str, str], int] = {}
-        self._leases = tools.workers.renewer("block-renew")
-        self._lock = threads.lock()
-        self._stopping = threads.event()
-        self._threads = [threads.thread(self._operate, name=f"block-{number}") for number in range(section.operations)]
+        self.loop = WorkLoop("block-storage", self.work, tools.clock, operations=int(section.operations))
 
     @override
     def endpoints(self) -> list[object]:
@@ -79,166 +63,121 @@ class BlockStorageAgent(AgentService):
 
     @override
     def start(self) -> None:
-        for thread in self._threads:
-            thread.start()
+        self.loop.start()
         self.sweep()
 
     @override
     def sweep(self) -> None:
-        """Take operations whose message was lost; announce what waits here for its turn; now and then, collect files of nothing."""
-        with self._lock:
-            gone = set(self._not_startable)
-        for kind in _TYPES:
-            after = ""
-            while True:
-                page = self._tools.workers.waiting(kind, self._names, after=after, limit=_PAGE)
-                self._announce(kind, self._still_queued(kind, page))
-                for worker in page:
-                    self._ask(kind, worker.resource_id)
-                gone.difference_update((kind, each.resource_id) for each in page)
-                if len(page) < _PAGE:
-                    break
-                after = page[-1].resource_id
-        with self._lock:
-            for key in gone:
-                self._not_startable.pop(key, None)
+        """Takes operations whose message was lost, announces those that wait here, and now and then collects unused files."""
+        self.loop.sweep()
         if self._tools.clock.monotonic() - self._collected_at >= self._collect_every:
             self._collected_at = self._tools.clock.monotonic()
-            self._collector.collect()
+            self.work.collector.collect()
 
     @override
     def stop(self) -> None:
-        """Give back what is being done: another service of the cluster, or the next start, begins it anew."""
-        self._stopping.set()
-        if not self._threads[0].ident:
-            return
-        for _ in self._threads:
-            self._asked.put(None)
-        for thread in self._threads:
-            thread.join()
-        self._leases.stop()
+        """Releases what is being done: another service of the cluster, or the next start, begins it again."""
+        self.loop.stop()
 
     @rpc_method
     def block_storage_operation(self, resource_type: str, uuid: str) -> None:
-        """There is something to do to a volume, snapshot or backup."""
-        self._ask(resource_type, uuid)
+        """Does what is recorded for a volume, snapshot or backup."""
+        if not self.loop.keeps(resource_type, uuid):
+            self.loop.ask(resource_type, uuid)
 
-    def _ask(self, kind: str, uuid: str) -> None:
-        with self._lock:
-            if (kind, uuid) in self._waiting or self._leases.keeps(kind, uuid):
-                return
-            self._waiting.add((kind, uuid))
-        self._asked.put((kind, uuid))
 
-    def _still_queued(self, kind: str, found: Sequence[Operation]) -> list[str]:
-        """What has been in the queue since an earlier look, or a message, and can be begun for all that is known."""
-        with self._lock:
-            keys = [((kind, each.resource_id), each.token) for each in found]
-            return [key[1] for key, token in keys if key in self._waiting and self._not_startable.get(key) != token]
+class VolumeWork(Work[Write]):
+    """What operations on volumes, snapshots and backups do to files, and what their ends write."""
 
-    def _announce(self, kind: str, uuids: Sequence[str]) -> None:
-        """Have nobody clean what is in the queue, nor the volumes' rows that are started with it."""
-        if not uuids:
-            return
-        tools = self._tools
-        tools.workers.announce(kind, uuids)
-        if kind == BACKUP:
-            with tools.database.read() as tx:
-                rows = ROWS[kind].many(tx, uuids).values()
-            companions = [(PAIRED_ROWS.get((kind, row.status)), row) for row in rows]
-            tools.workers.announce(VOLUME, [getattr(row, each.column) for each, row in companions if each])
+    types = (VOLUME, SNAPSHOT, BACKUP)
+    announces = True
 
-    # -- one operation --------------------------------------------------------------------------------------------
+    def __init__(self, tools: AgentTools, backend: DirectoryBackend) -> None:
+        super().__init__(tools.database, tools.workers, tools.identity)
+        self._tools = tools
+        self._backend = backend
+        self._delay = float(tools.conf.block_storage.chunk_delay)
+        cluster = tools.identity.cluster
+        self._names = [tools.identity.host] if cluster is None else [tools.identity.host, cluster]
+        self.collector = Collector(backend, tools.database, tools.workers)
+        self.mount = Mount(backend, tools.database, self._names)
 
-    def _operate(self) -> None:
-        while True:
-            asked = self._asked.get()
-            if asked is None:
-                return
-            with self._lock:
-                self._waiting.discard(asked)
-            if self._stopping.is_set():
-                continue
+    # -- taking -----------------------------------------------------------------------------------------------------
+
+    @override
+    def source(self, resource_type: str, after: str, limit: int) -> Sequence[Operation]:
+        return self.store.waiting(resource_type, self._names, after=after, limit=limit)
+
+    @override
+    def announce(self, resource_type: str, resource_ids: Sequence[str]) -> None:
+        """Announces the operations, and those of the volumes that start together with backups."""
+        super().announce(resource_type, resource_ids)
+        if resource_type == BACKUP:
+            with self.database.read() as tx:
+                rows = ROWS[BACKUP].many(tx, resource_ids).values()
+            pairs = [(PAIRED_ROWS.get((BACKUP, row.status)), row) for row in rows]
+            super().announce(VOLUME, [getattr(row, each.column) for each, row in pairs if each])
+
+    @override
+    def take(self, resource_type: str, resource_ids: Sequence[str]) -> list[Job[Write]]:
+        self.mount.check()
+        jobs: list[Job[Write]] = []
+        for uuid in resource_ids:
             try:
-                self._mount.check()
-                job = self._tools.database.run(lambda tx, asked=asked: self._start(tx, *asked))
+                task = self.database.run(functools.partial(self.begin, kind=resource_type, uuid=uuid))
             except NotFree:
-                self._note_not_startable(asked)
                 continue
-            except (errors.MoorageError, OSError) as error:
-                LOG.warning("The operation on %s %s is put off: %s", *asked, error)
-                continue
-            except Exception:
-                LOG.exception("The operation on %s %s could not be started.", *asked)
-                self._note_not_startable(asked)
-                continue
-            if job is not None:
-                self._do(job)
+            if task is not None:
+                jobs.append(Job([*task.leases.values()], task))
+        return jobs
 
-    def _note_not_startable(self, asked: tuple[str, str]) -> None:
-        """It may be waiting still: for what never comes, so that it is to be cleaned in the end."""
-        try:
-            row = self._tools.workers.get(*asked)
-        except errors.MoorageError as error:
-            LOG.info("Why %s %s could not be begun is not known: %s", *asked, error.message)
-            return
-        if row is not None and row.phase == Phase.WAITING:
-            with self._lock:
-                self._not_startable[asked] = row.token
+    def begin(self, tx: sa.Connection, kind: str, uuid: str) -> Task | None:
+        """Takes the rows of an operation, all or none, and writes their tokens into the resources.
 
-    def _start(self, tx: sa.Connection, kind: str, uuid: str) -> Job | None:
-        """Take the rows that nobody has, all or none, and write their tokens into the resources.
+        An operation on a backup and a volume that has lost one of the two is ended, and the result is None.
 
-        Half of an operation whose other half was taken away is ended; None then.
+        :raises NotFree: another service has it, or it is over.
         """
         rows: dict[str, Any] = {kind: ROWS[kind].find(tx, uuid)}
         wanted = {kind: uuid}
         if rows[kind] is None:
             raise NotFree
-        if (paired_rows := _paired_rows(tx, kind, rows[kind])) is not None:
-            if not are_paired(*paired_rows):
+        if (pair := _paired_rows(tx, kind, rows[kind])) is not None:
+            if not are_paired(*pair):
                 self._end_half(tx, kind, uuid)
                 return None
             if kind == VOLUME:
-                # It is started together with the backup, which is asked for itself.
+                # It starts together with the backup, which is asked for itself.
                 raise NotFree
-            # The volume first, as all do who take both.
-            wanted = {VOLUME: paired_rows[0].uuid, **wanted}
+            # The volume first, as in all transactions that take both.
+            wanted = {VOLUME: pair[0].uuid, **wanted}
         leases: dict[str, Lease] = {}
         for each, resource in wanted.items():
-            found = self._tools.workers.start_many(tx, each, [resource], self._tools.identity)
+            found = self.store.start_many(tx, each, [resource], self.identity)
             row = ROWS[each].find(tx, resource) if found else None
             if row is None:
                 raise NotFree
             rows[each], leases[each] = row, found[resource]
-            self._adopt(tx, each, row, found[resource])
-        job = Job(
-            kind, leases, rows, self._tools.conf, self._tools.database, self._backend,
-            functools.partial(self._tick, tuple(leases.values())),
-        )  # fmt: skip
-        now = _paired_rows(tx, kind, job.row)
-        if (now is None) != (paired_rows is None) or (now is not None and not are_paired(rows[VOLUME], job.row)):
+            self._stamp(tx, each, row, found[resource])
+        task = Task(kind, leases, rows, self._tools.conf, self.database, self._backend, lambda: None)
+        now = _paired_rows(tx, kind, task.row)
+        if (now is None) != (pair is None) or (now is not None and not are_paired(rows[VOLUME], task.row)):
             # It became another operation since it was looked at.
             raise NotFree
-        return job
+        return task
 
     def _end_half(self, tx: sa.Connection, kind: str, uuid: str) -> None:
-        """End what can no longer be done, as when it had failed."""
-        held = self._tools.workers.start_many(tx, kind, [uuid], self._tools.identity).get(uuid)
+        """Ends what can no longer be done, as if it had failed."""
+        held = self.store.start_many(tx, kind, [uuid], self.identity).get(uuid)
         row = ROWS[kind].find(tx, uuid) if held else None
-        if (
-            held is None
-            or row is None
-            or (paired_rows := _paired_rows(tx, kind, row)) is None
-            or are_paired(*paired_rows)
-        ):
-            # Since it was looked at, it ended, and was asked for again perhaps.
+        if held is None or row is None or (pair := _paired_rows(tx, kind, row)) is None or are_paired(*pair):
+            # Since it was looked at, it ended, and was perhaps asked for again.
             raise NotFree
         fault = f"The {held.operation} was not done: the {BACKUP if kind == VOLUME else VOLUME} was taken away from it."
         held.end(tx)
         outcomes.give_up(tx, kind, [row], held.status, held.token, fault)
 
-    def _adopt(self, tx: sa.Connection, kind: str, row: Any, held: Lease) -> None:
+    def _stamp(self, tx: sa.Connection, kind: str, row: Any, held: Lease) -> None:
         changes: Mapping[str, Any] = {}
         if kind == VOLUME and row.image and row.status == "creating":
             changes = {"status": "downloading"}
@@ -247,97 +186,70 @@ class BlockStorageAgent(AgentService):
         if kind == VOLUME and row.status == "uploading":
             ROWS["image"].must_write(tx, row.upload_to, held.token)
 
-    def _do(self, job: Job) -> None:
-        try:
-            with self._leases.keeping(list(job.leases.values())):
-                try:
-                    self._end(job)
-                except _Stopping:
-                    for held in job.leases.values():
-                        self._give_back(held)
-        finally:
-            self._tidy(job)
+    # -- working ----------------------------------------------------------------------------------------------------
 
-    def _end(self, job: Job) -> None:
-        """Do the files, and write what became of it: whatever happens, no row stays that a living service has and nobody ends."""
-        what = f"The {job.held.operation} of {job.kind} {job.held.resource_id}"
-        try:
-            for kind, held in job.leases.items():
-                self._collector.begin(kind, job.rows[kind], held.token)
-            self._finish(list(job.leases.values()), run(job))
-            return
-        except errors.Fenced as error:
+    @override
+    def do(self, job: Job[Write]) -> Write:
+        task = dataclasses.replace(job.item, tick=functools.partial(self._tick, job))
+        for kind, held in task.leases.items():
+            self.collector.begin(kind, task.rows[kind], held.token)
+        return run(task)
+
+    def _tick(self, job: Job[Write]) -> None:
+        """Called for each chunk that is copied."""
+        job.check()
+        if self._delay:
+            self._tools.clock.sleep(self._delay)
+
+    # -- finishing --------------------------------------------------------------------------------------------------
+
+    @override
+    def finish(self, transaction: Any, job: Job[Write], result: Write) -> None:
+        result(transaction)
+
+    @override
+    def failed(self, job: Job[Write], error: Exception) -> Write:
+        what = f"The {job.lease.operation} of {job.lease.resource_type} {job.lease.resource_id}"
+        if isinstance(error, errors.Fenced):
             fault = f"{what} was overtaken: {error.message}"
-            LOG.warning("%s", fault)
-        except (errors.MoorageError, OSError) as error:
-            fault = error.message if isinstance(error, errors.MoorageError) else f"The backend failed: {error}"
-            LOG.warning("%s failed: %s", what, fault)
-        except _Stopping:
-            raise
-        except Exception as error:
-            fault = f"{type(error).__name__}: {error}"
-            LOG.exception("%s failed.", what)
-        self._give_up(job, list(job.leases), fault)
+        elif isinstance(error, errors.MoorageError):
+            fault = error.message
+        else:
+            fault = f"The backend failed: {error}" if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+        return _GiveUp(job, fault)
 
-    def _give_up(self, job: Job, kinds: Sequence[str], fault: str) -> None:
-        """Write what became of the resources; of two, one may have been taken away by force."""
+    @override
+    def overtaken(self, job: Job[Write], result: Write) -> list[tuple[Job[Write], Write]]:
+        """Gives up all, and then each by itself: of two operations one may have been taken away by force."""
+        fault = f"The {job.lease.operation} of {job.lease.resource_type} {job.lease.resource_id} was overtaken."
+        if not isinstance(result, _GiveUp):
+            return [(job, _GiveUp(job, fault))]
+        if len(job.leases) == 1:
+            return []
+        parts = [job.of([held]) for held in job.leases]
+        return [(part, _GiveUp(part, result.fault)) for part in parts]
 
-        def write(tx: sa.Connection) -> None:
-            for kind in kinds:
-                held = job.leases[kind]
-                outcomes.give_up(tx, kind, [job.rows[kind]], held.status, held.token, fault)
+    @override
+    def ended(self, job: Job[Write]) -> None:
+        """Removes the files that no row refers to: those of this try when it failed, those of earlier ones otherwise."""
+        task: Task = job.item
+        for kind, held in task.leases.items():
+            self.collector.collect_one(kind, held.resource_id)
+        if task.held.operation == "upload":
+            self.collector.collect_one("image", task.row.upload_to)
 
-        try:
-            self._finish([job.leases[kind] for kind in kinds], write)
-        except errors.Fenced:
-            if len(kinds) > 1:
-                for kind in kinds:
-                    self._give_up(job, [kind], fault)
-        except _Stopping:
-            raise
-        except Exception:
-            LOG.exception("What became of %s %s could not be written.", job.kind, job.held.resource_id)
-            for kind in kinds:
-                self._give_back(job.leases[kind])
 
-    def _finish(self, leases: Sequence[Lease], write: Write) -> None:
-        """One transaction; waits for a store that is away, until the agent stops."""
+class _GiveUp:
+    """Writes that an operation has failed."""
 
-        def whole(tx: sa.Connection) -> None:
-            for held in leases:
-                held.end(tx)
-            write(tx)
+    def __init__(self, job: Job[Write], fault: str) -> None:
+        self.fault = fault
+        self._job = job
 
-        while True:
-            try:
-                self._tools.database.run(whole)
-                return
-            except errors.Unavailable as error:
-                LOG.warning("The end of an operation is not written yet: %s", error.message)
-                if self._tools.clock.wait(self._stopping, _PAUSE):
-                    raise _Stopping from error
-
-    def _tidy(self, job: Job) -> None:
-        """Remove what no row refers to: of this try when it was in vain, of earlier ones otherwise."""
-        try:
-            for kind, held in job.leases.items():
-                self._collector.collect_one(kind, held.resource_id)
-            if job.held.operation == "upload":
-                self._collector.collect_one("image", job.row.upload_to)
-        except (errors.MoorageError, OSError) as error:
-            LOG.warning("What is left of %s %s is collected later: %s", job.kind, job.held.resource_id, error)
-
-    def _give_back(self, held: Lease) -> None:
-        try:
-            held.release("the agent is stopping")
-        except errors.Unavailable as error:
-            LOG.warning("The operation on %s stays until it is cleaned: %s", held.resource_id, error.message)
-
-    def _tick(self, leases: Sequence[Lease]) -> None:
-        if any(self._leases.lost(each) for each in leases):
-            raise errors.Fenced("somebody else has the lease, or the work is over.")
-        if self._stopping.is_set() or (self._delay and self._tools.clock.wait(self._stopping, self._delay)):
-            raise _Stopping
+    def __call__(self, transaction: sa.Connection) -> None:
+        for held in self._job.leases:
+            row = self._job.item.rows[held.resource_type]
+            outcomes.give_up(transaction, held.resource_type, [row], held.status, held.token, self.fault)
 
 
 def _paired_rows(tx: sa.Connection, kind: str, row: Any) -> tuple[Any, Any] | None:

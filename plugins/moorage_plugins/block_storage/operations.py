@@ -21,7 +21,7 @@ from moorage_plugins.block_storage.configuration import image_file
 from moorage_plugins.block_storage.outcomes import ROWS, at_rest
 from moorage_plugins.block_storage.rows import BACKUP, IMAGE, SNAPSHOT, VOLUME
 
-__all__ = ["PAIRED_ROWS", "WITH_BACKUP", "Job", "Write", "are_paired", "run"]
+__all__ = ["PAIRED_ROWS", "WITH_BACKUP", "Task", "Write", "are_paired", "run"]
 
 #: What is written in the transaction that ends the operation.
 Write = Callable[[sa.Connection], None]
@@ -65,7 +65,7 @@ def are_paired(volume: Any | None, backup: Any | None) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class Task:
     """An operation that was started.
 
     :param kind: the type of what the operation is of; its lease is the first.
@@ -111,40 +111,40 @@ class Job:
             return ROWS[kind].find(tx, uuid)
 
 
-def run(job: Job) -> Write:
+def run(task: Task) -> Write:
     """Do the files; the write of the last transaction.
 
     :raises MoorageError, OSError: it failed; what it left lies under its token.
     """
-    if job.held.operation == "delete":
-        return lambda tx: outcomes.remove(tx, job.kind, [job.row], job.held.token)
-    return _OPERATIONS[job.kind, job.held.operation](job)
+    if task.held.operation == "delete":
+        return lambda tx: outcomes.remove(tx, task.kind, [task.row], task.held.token)
+    return _OPERATIONS[task.kind, task.held.operation](task)
 
 
-def _create_volume(job: Job) -> Write:
-    row, token = job.row, job.held.token
-    with job.backend.writing(VOLUME, row.uuid, token) as path:
+def _create_volume(task: Task) -> Write:
+    row, token = task.row, task.held.token
+    with task.backend.writing(VOLUME, row.uuid, token) as path:
         if row.image:
-            job.backend.copy(_image(job, row.image), path, row.size_bytes, job.tick)
+            task.backend.copy(_image(task, row.image), path, row.size_bytes, task.tick)
         else:
-            job.backend.allocate(path, row.size_bytes, job.tick)
+            task.backend.allocate(path, row.size_bytes, task.tick)
     return lambda tx: ROWS[VOLUME].must_write(tx, row.uuid, token, status="available", path=str(token), fault="")
 
 
-def _image(job: Job, name: str) -> Path:
-    image = job.find(IMAGE, name)
+def _image(task: Task, name: str) -> Path:
+    image = task.find(IMAGE, name)
     if image is not None and image.status == "active":
-        return job.live(IMAGE, image)
-    path = image_file(job.conf, name)
+        return task.live(IMAGE, image)
+    path = image_file(task.conf, name)
     if path is None:
         raise errors.InvalidInput(f"There is no image {name}.", path="image")
     return path
 
 
-def _upload(job: Job) -> Write:
-    row, token = job.row, job.held.token
-    with job.backend.writing(IMAGE, row.upload_to, token) as path:
-        job.backend.copy(job.live(VOLUME, row), path, row.size_bytes, job.tick)
+def _upload(task: Task) -> Write:
+    row, token = task.row, task.held.token
+    with task.backend.writing(IMAGE, row.upload_to, token) as path:
+        task.backend.copy(task.live(VOLUME, row), path, row.size_bytes, task.tick)
 
     def write(tx: sa.Connection) -> None:
         ROWS[VOLUME].must_write(tx, row.uuid, token, status=at_rest(row), upload_to="", fault="")
@@ -154,47 +154,47 @@ def _upload(job: Job) -> Write:
     return write
 
 
-def _create_snapshot(job: Job) -> Write:
-    row, token = job.row, job.held.token
-    volume = job.find(VOLUME, row.volume_uuid)
+def _create_snapshot(task: Task) -> Write:
+    row, token = task.row, task.held.token
+    volume = task.find(VOLUME, row.volume_uuid)
     if volume is None:
         raise errors.NotFound(f"The volume {row.volume_uuid} is gone.")
-    with job.backend.writing(SNAPSHOT, row.uuid, token) as path:
-        job.backend.copy(job.live(VOLUME, volume), path, row.size_bytes, job.tick)
+    with task.backend.writing(SNAPSHOT, row.uuid, token) as path:
+        task.backend.copy(task.live(VOLUME, volume), path, row.size_bytes, task.tick)
     return lambda tx: ROWS[SNAPSHOT].must_write(tx, row.uuid, token, status="available", path=str(token), fault="")
 
 
-def _create_backup(job: Job) -> Write:
-    row, token, volume = job.row, job.held.token, job.rows[VOLUME]
-    with job.backend.writing(BACKUP, row.uuid, token) as path:
-        digest = backup_format.write_backup(job.live(VOLUME, volume), path, job.backend.chunk_bytes, job.tick)
-    if backup_format.verify_backup(path, volume.size_bytes, job.tick) != digest:
+def _create_backup(task: Task) -> Write:
+    row, token, volume = task.row, task.held.token, task.rows[VOLUME]
+    with task.backend.writing(BACKUP, row.uuid, token) as path:
+        digest = backup_format.write_backup(task.live(VOLUME, volume), path, task.backend.chunk_bytes, task.tick)
+    if backup_format.verify_backup(path, volume.size_bytes, task.tick) != digest:
         raise errors.Conflict("The backup is not what was written; the backend is broken.")
 
     def write(tx: sa.Connection) -> None:
-        held = job.leases[VOLUME]
+        held = task.leases[VOLUME]
         ROWS[VOLUME].must_write(tx, volume.uuid, held.token, status=at_rest(volume), upload_to="", fault="")
         ROWS[BACKUP].must_write(tx, row.uuid, token, status="available", path=str(token), checksum=digest, fault="")
 
     return write
 
 
-def _restore(job: Job) -> Write:
-    row, volume, token = job.row, job.rows[VOLUME], job.leases[VOLUME].token
-    with job.backend.writing(VOLUME, volume.uuid, token) as path:
-        digest = backup_format.read_backup(job.live(BACKUP, row), path, volume.size_bytes, job.tick)
+def _restore(task: Task) -> Write:
+    row, volume, token = task.row, task.rows[VOLUME], task.leases[VOLUME].token
+    with task.backend.writing(VOLUME, volume.uuid, token) as path:
+        digest = backup_format.read_backup(task.live(BACKUP, row), path, volume.size_bytes, task.tick)
     if digest != row.checksum:
         raise errors.Conflict("The backup is not the one that was made: its checksum differs.")
 
     def write(tx: sa.Connection) -> None:
         live = {"status": at_rest(volume), "path": str(token), "upload_to": "", "fault": ""}
         ROWS[VOLUME].must_write(tx, volume.uuid, token, **live)
-        ROWS[BACKUP].must_write(tx, row.uuid, job.held.token, status="available", restore_to="", fault="")
+        ROWS[BACKUP].must_write(tx, row.uuid, task.held.token, status="available", restore_to="", fault="")
 
     return write
 
 
-_OPERATIONS: Mapping[tuple[str, str], Callable[[Job], Write]] = {
+_OPERATIONS: Mapping[tuple[str, str], Callable[[Task], Write]] = {
     (VOLUME, "create"): _create_volume,
     (VOLUME, "upload"): _upload,
     (SNAPSHOT, "create"): _create_snapshot,

@@ -18,18 +18,20 @@ from moorage import errors, threads
 from moorage.control_plane.interface import AgentService, AgentTools
 from moorage.rpc.server import rpc_method
 from moorage.work.interface import Lease
+from moorage.work.job import Job, Work
+from moorage.work.loop import WorkLoop
 from moorage_plugins.data_processing.engine import LocalEngine
 from moorage_plugins.data_processing.store import CLUSTER, ENDED, OPEN, DataStore
 from moorage_plugins.data_processing.tasks import folder_of
 
-__all__ = ["DataProcessingAgent"]
+__all__ = ["ClusterWork", "DataProcessingAgent"]
 
 LOG = logging.getLogger(__name__)
 _PAGE = 500
 #: After so many tries a cluster that cannot be made is called so.
 _ATTEMPTS = 3
-#: Folders without a cluster are looked for in the first of so many sweeps.
-_STRANGERS = 20
+#: The first of so many sweeps looks for folders without a cluster.
+_UNKNOWN_CLUSTERS = 20
 
 
 class DataProcessingAgent(AgentService):
@@ -43,8 +45,10 @@ class DataProcessingAgent(AgentService):
         self._engine = LocalEngine(folder_of(tools.conf))
         self._host = tools.identity.host
         self._sweeps = 0
-        #: One operation at a time: what is done to a cluster then has an order.
+        #: One operation or job at a time: what is done to a cluster then has an order.
         self._lock = threads.lock()
+        work = ClusterWork(tools, self._store, self._engine, self._lock)
+        self.loop = WorkLoop("data-processing", work, tools.clock, operations=1)
 
     @override
     def endpoints(self) -> Sequence[object]:
@@ -52,88 +56,44 @@ class DataProcessingAgent(AgentService):
 
     @override
     def start(self) -> None:
+        self.loop.start()
         self.sweep()
 
     @override
     def sweep(self) -> None:
-        """Do what a lost message asked for, and what an earlier epoch left."""
-        after = ""
-        while True:
-            page = self._tools.workers.pending(CLUSTER, self._tools.identity, after=after, limit=_PAGE)
-            for worker in page:
-                self._operate(worker.resource_id)
-            if len(page) < _PAGE:
-                break
-            after = page[-1].resource_id
+        """Does what a lost message asked for, and what an earlier epoch left."""
+        self.loop.sweep()
         for job in self._store.jobs_to_do(self._host):
             (self.start_job if job.status == "Pending" else self.cancel_job)(job.uuid)
-        if self._sweeps % _STRANGERS == 0:
-            self._remove_strangers()
+        if self._sweeps % _UNKNOWN_CLUSTERS == 0:
+            self._remove_unknown_clusters()
         self._sweeps += 1
 
     @override
     def stop(self) -> None:
-        with self._lock:
-            return
+        self.loop.stop()
 
     # -- clusters -------------------------------------------------------------------------------------------------
 
     @rpc_method
-    def create_cluster(self, cluster: str) -> bool:
-        """Make it, if that is to be done; True when it is made, False when somebody else does or did."""
-        return self._operate(cluster)
+    def create_cluster(self, cluster: str) -> None:
+        """Makes a cluster."""
+        self.loop.ask(CLUSTER, cluster)
 
     @rpc_method
-    def terminate_cluster(self, cluster: str, token: int) -> bool:
-        """Kill its jobs and remove it; False when there is nothing to do.
+    def terminate_cluster(self, cluster: str, token: int) -> None:
+        """Kills the jobs of a cluster and removes it.
 
         :raises Fenced: a later owner has written the cluster.
         """
         found = self._store.cluster(cluster)
         if found is None or found.status != "Deleting":
-            return False
+            return
         if token < found.fence:
             raise errors.Fenced(
                 f"Cluster {cluster} is not terminated for token {token}: {found.fence} has been there since."
             )
-        return self._operate(cluster)
-
-    def _operate(self, cluster: str) -> bool:
-        """Do the operation that is recorded for a cluster, if nobody does; whether it was done."""
-        with self._lock:
-            held = self._tools.workers.take_many(
-                CLUSTER, [cluster], self._tools.identity, stamp_token=self._stamp_token
-            ).get(cluster)
-            if held is None:
-                return False
-            try:
-                return self._do(held)
-            except errors.Fenced as error:
-                LOG.info("%s", error.message)
-            except errors.MoorageError as error:
-                held.release(error.message)
-            return False
-
-    def _stamp_token(self, transaction: Any, taken: Mapping[str, Lease]) -> None:
-        for uuid, held in taken.items():
-            self._store.stamp_token(transaction, [uuid], held.token)
-
-    def _do(self, held: Lease) -> bool:
-        uuid = held.resource_id
-        if held.operation == "terminate":
-            self._engine.remove(uuid)
-            done = held.finish_with(lambda tx: self._store.remove_cluster(tx, uuid, held.token))
-            LOG.info("Cluster %s was terminated.", uuid)
-            return done
-        status = "Active"
-        try:
-            self._engine.create(uuid)
-        except errors.Unavailable as error:
-            if held.attempts < _ATTEMPTS:
-                raise
-            LOG.warning("Cluster %s is given up: %s", uuid, error.message)
-            status = "Error"
-        return held.finish_with(lambda tx: self._store.settle(tx, uuid, status, held.token)) and status == "Active"
+        self.loop.ask(CLUSTER, cluster)
 
     @rpc_method
     def report_health(self, cluster: str, token: int) -> bool:
@@ -144,7 +104,7 @@ class DataProcessingAgent(AgentService):
             return False
         return bool(self._tools.database.run(lambda tx: self._store.set_health(tx, cluster, health, token)))
 
-    def _remove_strangers(self) -> None:
+    def _remove_unknown_clusters(self) -> None:
         """Remove the folders of clusters that are gone: a cleaner, which may not reach them, has ended their termination.
 
         The rows are read after the folders; a row is there before its folder is.
@@ -203,3 +163,44 @@ class DataProcessingAgent(AgentService):
                 lambda tx: self._store.set_job(tx, job, status, token, exit_code=code, expected=expected)
             )
         )
+
+
+class ClusterWork(Work[str]):
+    """Makes and terminates clusters. The result is the cluster's status; empty: the cluster is gone."""
+
+    types = (CLUSTER,)
+
+    def __init__(self, tools: AgentTools, store: DataStore, engine: LocalEngine, lock: threads.Lock) -> None:
+        super().__init__(tools.database, tools.workers, tools.identity)
+        self._clusters = store
+        self._engine = engine
+        self._lock = lock
+
+    @override
+    def stamp_token(self, transaction: Any, leases: Mapping[str, Lease]) -> None:
+        for uuid, held in leases.items():
+            self._clusters.stamp_token(transaction, [uuid], held.token)
+
+    @override
+    def do(self, job: Job[str]) -> str:
+        with self._lock:
+            if job.lease.operation == "terminate":
+                self._engine.remove(job.lease.resource_id)
+                return ""
+            self._engine.create(job.lease.resource_id)
+            return "Active"
+
+    @override
+    def failed(self, job: Job[str], error: Exception) -> str | None:
+        """A cluster that cannot be made is given up after some owners."""
+        if job.lease.operation == "terminate" or job.lease.attempts < _ATTEMPTS:
+            return None
+        return "Error" if isinstance(error, errors.Unavailable) else None
+
+    @override
+    def finish(self, transaction: Any, job: Job[str], result: str) -> None:
+        uuid, token = job.key[1], job.lease.token
+        if result:
+            self._clusters.settle(transaction, uuid, result, token)
+        else:
+            self._clusters.remove_cluster(transaction, uuid, token)

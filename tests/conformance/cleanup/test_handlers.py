@@ -48,7 +48,8 @@ class _BlockStorageCase(CleanupHandlerTests):
     def begin(self, kind: str, uuid: str, identity: ServiceIdentity) -> str:
         """An operation is begun and leaves a part of its file."""
         job = self.storage.start(kind, uuid, identity)
-        for each, held in job.leases.items():
+        for held in job.leases:
+            each = held.resource_type
             if held.status not in ("deleting", "backing-up", "restoring"):
                 path = self.storage.backend.path(each, held.resource_id, held.token)
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -92,7 +93,7 @@ class VolumeHandlerTests(_BlockStorageCase, unittest.TestCase):
         return self.begin("volume", made.uuid, identity)
 
     def finish(self, kind: str, uuid: str) -> None:
-        self.storage.agent("done")._do(self.storage.start(kind, uuid, self.service("done")))
+        self.storage.agent("done").loop.run(self.storage.start(kind, uuid, self.service("done")))
 
     def test_one_that_is_attached_goes_back_to_its_server(self) -> None:
         made = self.storage.service.create_volume(SIZE)
@@ -112,10 +113,10 @@ class SnapshotHandlerTests(_BlockStorageCase, unittest.TestCase):
     def interrupted(self, status: str, identity: ServiceIdentity) -> str:
         service, agent = self.storage.service, self.storage.agent("done")
         volume = service.create_volume(SIZE)
-        agent._do(self.storage.start("volume", volume.uuid, self.service("done")))
+        agent.loop.run(self.storage.start("volume", volume.uuid, self.service("done")))
         made = service.create_snapshot(volume.uuid)
         if status == "deleting":
-            agent._do(self.storage.start("snapshot", made.uuid, self.service("done")))
+            agent.loop.run(self.storage.start("snapshot", made.uuid, self.service("done")))
             service.delete("snapshot", made.uuid)
         return self.begin("snapshot", made.uuid, identity)
 
@@ -134,10 +135,10 @@ class BackupHandlerTests(_BlockStorageCase, unittest.TestCase):
     def interrupted(self, status: str, identity: ServiceIdentity) -> str:
         service, agent = self.storage.service, self.storage.agent("done")
         volume = service.create_volume(SIZE)
-        agent._do(self.storage.start("volume", volume.uuid, self.service("done")))
+        agent.loop.run(self.storage.start("volume", volume.uuid, self.service("done")))
         made = service.create_backup(volume.uuid)
         if status != "creating":
-            agent._do(self.storage.start("backup", made.uuid, self.service("done")))
+            agent.loop.run(self.storage.start("backup", made.uuid, self.service("done")))
             if status == "deleting":
                 service.delete("backup", made.uuid)
             else:

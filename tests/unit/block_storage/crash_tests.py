@@ -147,7 +147,7 @@ class CrashCase(unittest.TestCase):
         storage = storage or self.storage
         agent = storage.agent("x")
         job = storage.start(kind, uuid, identity)
-        agent._do(job)
+        agent.loop.run(job)
 
     def request(self, operation: str) -> tuple[str, str]:
         """Ask for it; type and uuid of what it is of."""
@@ -211,7 +211,7 @@ class CrashCase(unittest.TestCase):
     def clean_up(self, name: str = "cleaner") -> None:
         """The same, until nothing is left."""
         wait_until(lambda: self.clean_once(name), "nothing is left to do", SOON)
-        self.elsewhere.agent("after")._collector.collect()
+        self.elsewhere.agent("after").work.collector.collect()
 
     def meanwhile(self, kind: str, uuid: str) -> list[str | None]:
         """What others do while this thread is paused, perhaps inside a transaction: the status, once all is cleaned."""

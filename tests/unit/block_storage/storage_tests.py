@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import struct
 import tempfile
@@ -91,13 +90,13 @@ class StorageTests(StorageCase):
         with self.assertRaisesRegex(errors.InvalidInput, f"There is no image {image}"):
             self.service.create_volume(SIZE, image=image)
         agent = self.storage.agent()
-        agent._collector.collect()
+        agent.work.collector.collect()
         self.assertEqual(self.storage.backend.uuids("image"), [kept])
         # A try that was paused all the while writes it once more.
         before.parent.mkdir()
         before.write_bytes(b"late")
         with self.assertNoLogs("moorage_plugins.block_storage.collector", "ERROR"):
-            agent._collector.collect()
+            agent.work.collector.collect()
         self.assertEqual(self.storage.backend.uuids("image"), [kept])
 
     def test_a_volume_that_is_being_made_from_an_image_that_is_deleted_says_so(self) -> None:
@@ -253,9 +252,12 @@ class StorageTests(StorageCase):
                 made = self.service.create_volume(SIZE, image=what).uuid
                 job = self.storage.start("volume", made, member("a"))
                 ticks = iter((lambda path=path, change=change: change(path), lambda: None, lambda: None, lambda: None))
-                job = dataclasses.replace(job, tick=lambda ticks=ticks: next(ticks)())
-                with self.assertLogs("moorage_plugins.block_storage.agent", "WARNING"):
-                    self.storage.agent()._do(job)
+                agent = self.storage.agent()
+                with (
+                    mock.patch.object(agent.work, "_tick", lambda job, ticks=ticks: next(ticks)()),
+                    self.assertLogs("moorage.work.loop", "WARNING"),
+                ):
+                    agent.loop.run(job)
                 self.assertEqual((self.status("volume", made), self.storage.strays()), ("error", []))
                 self.assertRegex(self.storage.get("volume", made).fault, f"{what} was changed while it was copied")
 
@@ -265,11 +267,13 @@ class StorageTests(StorageCase):
         job = self.storage.start("volume", made, member("a"))
         new = path.with_name("new")
 
-        def replace() -> None:
+        def replace(_job: object) -> None:
             new.write_bytes(b"2" * SIZE)
             new.rename(path)
 
-        self.storage.agent()._do(dataclasses.replace(job, tick=replace))
+        agent = self.storage.agent()
+        with mock.patch.object(agent.work, "_tick", replace):
+            agent.loop.run(job)
         self.assertEqual(self.storage.data("volume", made), b"1" * SIZE)
 
     def test_backups_and_images_are_worked_on_where_their_data_are(self) -> None:
@@ -390,18 +394,18 @@ class StorageTests(StorageCase):
         for who in (member("a", 2), member("b")):
             with self.assertRaises(Exception):  # noqa: B017  (the agent's own sign that it is not free)
                 self.storage.start("volume", made.uuid, who)
-        job.held.check()
+        job.lease.check()
 
     def test_who_was_forced_out_writes_nothing_and_its_files_go(self) -> None:
         made = self.service.create_volume(SIZE)
         zombie = self.storage.start("volume", made.uuid, member("a"))
         self.service.delete_volume(made.uuid, force=True)
         agent = self.storage.agent("zombie")
-        with self.assertLogs("moorage_plugins.block_storage.agent", "WARNING"):
-            agent._do(zombie)
+        with self.assertLogs("moorage.work.loop", "WARNING"):
+            agent.loop.run(zombie)
         self.assertEqual(self.status("volume", made.uuid), "deleting")
         self.storage.run_all()
-        agent._collector.collect()
+        agent.work.collector.collect()
         self.assertEqual((self.status("volume", made.uuid), self.storage.strays()), (None, []))
 
     def test_a_reason_of_an_earlier_failure_does_not_stay(self) -> None:
@@ -457,10 +461,10 @@ class StorageTests(StorageCase):
         backup = self.service.create_backup(uuid)
         zombie = self.storage.start("backup", backup.uuid, member("a"))
         self.service.reset("volume", uuid, "available")
-        with self.assertLogs("moorage_plugins.block_storage.agent", "WARNING"):
-            self.storage.agent("a")._do(zombie)
+        with self.assertLogs("moorage.work.loop", "WARNING"):
+            self.storage.agent("a").loop.run(zombie)
         self.assertEqual((self.status("volume", uuid), self.status("backup", backup.uuid)), ("available", "error"))
-        self.storage.agent("a")._collector.collect()
+        self.storage.agent("a").work.collector.collect()
         self.assertEqual((self.storage.rows(), self.storage.strays()), (0, []))
 
     def test_of_two_that_are_worked_on_the_one_that_is_not_forced_away_ends_too(self) -> None:
@@ -477,8 +481,8 @@ class StorageTests(StorageCase):
                         self.service.delete_volume(uuid, force=True)
                     else:
                         self.service.delete("backup", backup, force=True)
-                    with self.assertLogs("moorage_plugins.block_storage.agent", "WARNING"):
-                        self.storage.agent("a")._do(job)
+                    with self.assertLogs("moorage.work.loop", "WARNING"):
+                        self.storage.agent("a").loop.run(job)
                     self.storage.run_all()
                     found = self.status("volume", uuid), self.status("backup", backup)
                     kept = {"backup": ("available", "error"), "restore": ("error_restoring", "available")}[operation]
@@ -510,7 +514,7 @@ class StorageTests(StorageCase):
         backup = self.service.create_backup(uuid)
         with (
             mock.patch.object(backup_format, "write_backup", side_effect=struct.error("for this test")),
-            self.assertLogs("moorage_plugins.block_storage.agent", "ERROR"),
+            self.assertLogs("moorage.work.loop", "ERROR"),
         ):
             self.storage.run_all()
         self.assertEqual((self.status("volume", uuid), self.status("backup", backup.uuid)), ("available", "error"))
@@ -525,11 +529,11 @@ class StorageTests(StorageCase):
         self.storage.conf.set_override("operations", 1, group="block_storage")
         agent = self.storage.agent("a")
         # It can never be begun, and nobody shall say that he will.
-        agent._ask("volume", gone)
+        agent.loop.ask("volume", gone)
         endless = self.service.create_volume(10**12).uuid
-        agent._ask("volume", endless)
+        agent.loop.ask("volume", endless)
         agent.start()
-        wait_until(lambda: agent._leases.keeps("volume", endless), "the only thread is at work for ever", SOON)
+        wait_until(lambda: agent.loop.keeps("volume", endless), "the only thread is at work for ever", SOON)
         made = [self.service.create_volume(SIZE).uuid for _ in range(2)]
         for _ in range(2):
             agent.sweep()
@@ -554,11 +558,11 @@ class StorageTests(StorageCase):
         agent.start()
         wait_until(lambda: self.storage.backend.uuids("volume"), "the first chunk is written", SOON)
         self.service.delete_volume(made.uuid, force=True)
-        wait_until(lambda: not agent._leases.keeps("volume", made.uuid), "it has ended", SOON)
+        wait_until(lambda: not agent.loop.keeps("volume", made.uuid), "it has ended", SOON)
         agent.sweep()
         wait_until(lambda: self.storage.rows() == 0, "the deletion is done", SOON)
         agent.stop()
-        agent._collector.collect()
+        agent.work.collector.collect()
         self.assertEqual((self.status("volume", made.uuid), self.storage.strays()), (None, []))
 
     def test_an_upload_that_is_forced_away_kills_its_image(self) -> None:
@@ -570,12 +574,12 @@ class StorageTests(StorageCase):
             image = self.service.upload(uuid, "mine")
             job = self.storage.start("volume", uuid, member("a"))
             end(uuid)
-            with self.assertLogs("moorage_plugins.block_storage.agent", "WARNING"):
-                self.storage.agent("a")._do(job)
+            with self.assertLogs("moorage.work.loop", "WARNING"):
+                self.storage.agent("a").loop.run(job)
             self.assertEqual(
                 (self.status("image", image.uuid), self.storage.get("volume", uuid).upload_to), ("killed", "")
             )
-            self.storage.agent("a")._collector.collect()
+            self.storage.agent("a").work.collector.collect()
             self.assertEqual(self.storage.strays(), [])
 
     def test_the_image_of_another_project_is_none(self) -> None:

@@ -22,6 +22,7 @@ from moorage.db.schema import core_metadata
 from moorage.services.interface import ServiceIdentity
 from moorage.testing.cleanup import Tools
 from moorage.testing.database import empty_tables
+from moorage.work.job import Job
 from moorage.work.operations import SqlOperationStore
 from moorage.work.tables import workers
 from moorage_plugins.block_storage import options
@@ -152,8 +153,9 @@ class Storage:
 
     def start(self, kind: str, uuid: str, identity: ServiceIdentity) -> Any:
         """Begin an operation as that service, do nothing of it, and leave it."""
-        agent = BlockStorageAgent(self.tools(identity))
-        return self.database.run(lambda tx: agent._start(tx, kind, uuid))
+        work = BlockStorageAgent(self.tools(identity)).work
+        task = self.database.run(lambda tx: work.begin(tx, kind, uuid))
+        return None if task is None else Job([*task.leases.values()], task)
 
     def do(self, kind: str, uuid: str, name: str = "a") -> bool:
         """Do an operation in this thread; False when it is not there to be done, or was ended instead."""
@@ -162,7 +164,7 @@ class Storage:
         except NotFree:
             return False
         if job is not None:
-            self.agent(name)._do(job)
+            self.agent(name).loop.run(job)
         return job is not None
 
     def cleaner(self, name: str) -> Cleaner:

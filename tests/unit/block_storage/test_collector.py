@@ -61,11 +61,11 @@ class CollectorTests(unittest.TestCase):
         stranger = other.agent("stranger")
         with self.assertLogs(LOGGER, "ERROR") as told:
             # Its sweeps collect, too.
-            self.assertEqual(stranger._collector.collect(), 0)
+            self.assertEqual(stranger.work.collector.collect(), 0)
         self.assertRegex(told.output[0], "are files of 4 resources that this database has not made.* left alone")
         with self.assertNoLogs(LOGGER, "ERROR"):
             # It is not told again and again.
-            self.assertEqual(stranger._collector.collect(), 0)
+            self.assertEqual(stranger.work.collector.collect(), 0)
         for kind, uuid in zip(("volume", "snapshot", "backup", "image"), made, strict=True):
             self.assertTrue(self.storage.data(kind, uuid))
         with self.assertNoLogs(LOGGER):
@@ -121,7 +121,7 @@ class CollectorTests(unittest.TestCase):
         self.assertGreater(row.fence, int(only))
         with (
             self.assertLogs(LOGGER, "ERROR") as told,
-            self.assertLogs("moorage_plugins.block_storage.agent", "WARNING"),
+            self.assertLogs("moorage.work.loop", "WARNING"),
         ):
             failed = restored.service.create_backup(volume).uuid
             restored.run_all()

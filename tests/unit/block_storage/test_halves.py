@@ -53,7 +53,9 @@ class _World:
             "delete": lambda: self.service.delete(kind, self.uuids[what], force=True),
             "clean": lambda: self.storage.cleaner("c").clean(NeverStarted((CLUSTER,), 0.0), types={what}),
             "begin": lambda: self.jobs.append(self.storage.start(kind, self.uuids[what], member("a"))),
-            "end": lambda: self.storage.agent()._do(self.jobs.pop(0 if what == "first" else -1)) if self.jobs else None,
+            "end": lambda: (
+                self.storage.agent().loop.run(self.jobs.pop(0 if what == "first" else -1)) if self.jobs else None
+            ),
         }
         with contextlib.suppress(errors.MoorageError, NotFree):
             steps[verb]()

@@ -11,7 +11,7 @@ import unittest
 from moorage import errors
 from moorage_plugins.block_storage.backend import MARKER
 from tests.servers import wait_until
-from tests.unit.block_storage.storages import SIZE, SOON, Storage
+from tests.unit.block_storage.storages import SIZE, SOON, Storage, member
 
 _LOGGER = "moorage_plugins.block_storage.agent"
 
@@ -40,7 +40,7 @@ class MountTests(unittest.TestCase):
         agent.start()
         self.addCleanup(agent.stop)
         self.unmount()
-        with self.assertLogs(_LOGGER, "WARNING") as told:
+        with self.assertLogs("moorage.work.loop", "WARNING") as told:
             second = self.storage.service.create_volume(SIZE).uuid
             self.storage.service.delete_volume(first)
             agent.sweep()
@@ -60,19 +60,19 @@ class MountTests(unittest.TestCase):
             agent = self.storage.agent()
         self.assertRegex(told.output[0], "No operation is begun until this is mended: .* mount the file system")
         with self.assertRaises(errors.Unavailable):
-            agent._mount.check()
+            agent.work.mount.check()
         self.assertEqual(os.listdir(self.backend), [])
         self.mount()
-        agent._mount.check()
+        agent.work.mount.check()
 
     def test_an_operation_that_has_begun_writes_nothing_once_it_is_unmounted(self) -> None:
         self.storage.volume()
         agent = self.storage.agent()
         made = self.storage.service.create_volume(SIZE).uuid
-        job = agent._tools.database.run(lambda tx: agent._start(tx, "volume", made))
+        job = self.storage.start("volume", made, member("a"))
         self.unmount()
-        with self.assertLogs(_LOGGER, "WARNING"):
-            agent._do(job)
+        with self.assertLogs("moorage.work.loop", "WARNING"):
+            agent.loop.run(job)
         self.assertEqual((self.storage.status("volume", made), os.listdir(self.backend)), ("error", []))
         self.assertRegex(self.storage.get("volume", made).fault, "Mount the file system")
 
@@ -82,17 +82,17 @@ class MountTests(unittest.TestCase):
         self.unmount()
         self.storage.backend.mark("another")
         with self.assertRaisesRegex(errors.Unavailable, f"there is another {MARKER}"):
-            agent._mount.check()
+            agent.work.mount.check()
 
     def test_where_nothing_can_be_missing_a_folder_is_taken(self) -> None:
         """It was mounted only after the first start; and the data of another location are not to be found here."""
         agent = self.storage.agent()
         self.unmount()
-        agent._mount.check()
+        agent.work.mount.check()
         self.assertTrue(self.storage.backend.marker())
         self.storage.place = "elsewhere"
         self.storage.service.create_volume(SIZE)
-        self.storage.agent("b")._mount.check()
+        self.storage.agent("b").work.mount.check()
 
     def test_the_folder_of_a_version_without_markers_is_known_by_its_data(self) -> None:
         self.storage.volume()

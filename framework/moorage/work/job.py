@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a service declares of its work: :class:`Work`, and the :class:`Job` that its methods get. See :mod:`moorage.work.loop`."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Generic, TypeVar
+
+from oslo_context import context as oslo_context
+
+from moorage.services.interface import ServiceIdentity
+from moorage.work.interface import Lease, Operation, OperationStore
+
+__all__ = ["Job", "Key", "Stopped", "Work"]
+
+R = TypeVar("R")
+#: Resource type and id.
+Key = tuple[str, str]
+
+
+class Stopped(Exception):
+    """The loop is stopping: the operation is released, and its next owner begins it again."""
+
+
+class Job(Generic[R]):
+    """Operations that the service holds and does as one.
+
+    :param leases: the lease of each operation, in the order in which they end; the last belongs to the resource that was asked for.
+    :param item: what :meth:`Work.take` read together with the leases.
+    """
+
+    __slots__ = ("_check", "context", "item", "leases", "unknown")
+
+    def __init__(self, leases: Sequence[Lease], item: Any = None) -> None:
+        self.leases = tuple(leases)
+        self.item = item
+        self.context: oslo_context.RequestContext | None = None
+        #: An earlier commit has an unknown outcome, so that the job may be written already.
+        self.unknown = False
+        self._check: Callable[[Job[Any]], None] = lambda job: None
+
+    @property
+    def lease(self) -> Lease:
+        """The lease of the resource that was asked for."""
+        return self.leases[-1]
+
+    @property
+    def key(self) -> Key:
+        """Type and id of the resource that was asked for."""
+        return self.lease.resource_type, self.lease.resource_id
+
+    def check(self) -> None:
+        """Returns while the work may go on; cheap, asks no server. Only the fenced finish is certain.
+
+        :raises Fenced: a lease is lost.
+        :raises Stopped: the loop is stopping.
+        """
+        self._check(self)
+
+    def of(self, leases: Sequence[Lease]) -> Job[R]:
+        """The same job with some of its leases only."""
+        part: Job[R] = Job(leases, self.item)
+        part.context, part.unknown, part._check = self.context, self.unknown, self._check
+        return part
+
+
+class Work(abc.ABC, Generic[R]):
+    """Describes what a service does with operations of its resource types.
+
+    Methods without a word about threads are called by one thread at a time.
+
+    :param database: the transactions of the default :meth:`commit`.
+    :param store: the operations; ``identity`` is the service that takes them.
+    """
+
+    #: Resource types, in the order in which a sweep looks for their operations.
+    types: ClassVar[Sequence[str]]
+    #: Whether a sweep announces the operations that wait in this service's queue, so that no cleaner takes them for abandoned.
+    announces: ClassVar[bool] = False
+
+    def __init__(self, database: Any, store: OperationStore, identity: ServiceIdentity) -> None:
+        self.database = database
+        self.store = store
+        self.identity = identity
+
+    @abc.abstractmethod
+    def do(self, job: Job[R]) -> R:
+        """Does the work outside of the store; several threads call it. It may block, and should call ``job.check()`` now and then.
+
+        Effects carry ``job.lease.token`` in their names, or are harmless when repeated: any call may be a repetition, and any call
+        may have lost its lease.
+
+        :raises Exception: see :meth:`failed`.
+        """
+
+    @abc.abstractmethod
+    def finish(self, transaction: Any, job: Job[R], result: R) -> None:
+        """Writes the result, fenced by the token. The same transaction has ended the operation. It may run several times.
+
+        :raises Fenced: a later owner has written the resource; the transaction is rolled back.
+        """
+
+    # -- taking -----------------------------------------------------------------------------------------------------
+
+    def source(self, resource_type: str, after: str, limit: int) -> Sequence[Operation]:
+        """A page of operations that this service may take, ordered by resource id."""
+        return self.store.pending(resource_type, self.identity, after=after, limit=limit)
+
+    def take(self, resource_type: str, resource_ids: Sequence[str]) -> Sequence[Job[R]]:
+        """Becomes the owner of operations; one that cannot be taken is absent."""
+        taken = self.store.take_many(resource_type, resource_ids, self.identity, stamp_token=self.stamp_token)
+        return [Job([held]) for held in taken.values()]
+
+    def stamp_token(self, transaction: Any, leases: Mapping[str, Lease]) -> None:
+        """Writes the tokens into the resources in the transaction that takes the operations.
+
+        Needed where :meth:`do` writes the resource before it ends.
+        """
+
+    def announce(self, resource_type: str, resource_ids: Sequence[str]) -> None:
+        """Announces operations that wait in the queue, where :attr:`announces` says so."""
+        self.store.announce(resource_type, resource_ids)
+
+    # -- finishing --------------------------------------------------------------------------------------------------
+
+    def failed(self, job: Job[R], error: Exception) -> R | None:
+        """The result to finish with after :meth:`do` or :meth:`finish` raised; None releases the operation for a later sweep.
+
+        Called by several threads. Not called when the lease was found lost at the finish (:meth:`overtaken`).
+        """
+
+    def order(self, job: Job[R], result: R) -> tuple[str, ...]:
+        """Sorts a batch, so that transactions that write the same rows write them in the same order."""
+        return job.key
+
+    def is_alone(self, job: Job[R], result: R) -> bool:
+        """Whether the job needs a transaction of its own."""
+        return False
+
+    def commit(self, batch: Sequence[tuple[Job[R], R]], write: Callable[[Any], None]) -> None:
+        """Runs ``write(transaction)`` in one transaction, which may run several times."""
+        self.database.run(write)
+
+    def is_written(self, job: Job[R], result: R) -> bool:
+        """Whether an earlier commit with an unknown outcome has written this result. False when it cannot be known."""
+        return False
+
+    def overtaken(self, job: Job[R], result: R) -> Sequence[tuple[Job[R], R]]:
+        """Removes what a job left whose finish was refused; what shall be finished in its place.
+
+        With ``job.unknown`` the job may have been written.
+        """
+        return ()
+
+    def after_commit(self, written: Sequence[tuple[Job[R], R]]) -> None:
+        """Tells others what was committed, in the order of the commits."""
+
+    def ended(self, job: Job[R]) -> None:
+        """Tidies up after a job, whatever became of it; several threads call it."""

@@ -150,7 +150,7 @@ MUTANTS: Sequence[Mutant] = (
     Mutant(
         "what moved away stays on its old host",
         _P,
-        put(agent.ComputeAgent, "_remove_stranger", lambda self, uuid, token: False),
+        put(agent.ComputeAgent, "_remove_unknown_instance", lambda self, uuid, token: False),
         "the source removes it by an operation of its own; this look is for what that missed",
     ),
     Mutant(
@@ -161,11 +161,7 @@ MUTANTS: Sequence[Mutant] = (
     Mutant(
         "a deletion keeps its claim",
         _P,
-        put(
-            agent.ComputeAgent,
-            "_write",
-            lambda self, tx, done: self._write_row(tx, done),
-        ),
+        wrap(agent.InstanceWork, "finish", planting.without_releases),
     ),
     Mutant(
         "a move keeps the room that it held meanwhile",

@@ -249,6 +249,11 @@ def close_at_once(self: Any, request: Any) -> bool:
     return bool(self._database.run(lambda tx: tx.execute(close).rowcount == 1))
 
 
+def without_releases(finish: Any) -> Any:
+    """The end of an operation releases no claim."""
+    return lambda self, tx, job, result: finish(self, tx, job, dataclasses.replace(result, releases=()))
+
+
 def without_release(settle: Any) -> Any:
     def mutant(self: Any, transaction: Any, leases: Any, resources: Any) -> None:
         tools = self.tools

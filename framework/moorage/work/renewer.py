@@ -37,7 +37,12 @@ class ThreadRenewer(Renewer):
     @override
     def keep(self, leases: Iterable[Lease]) -> None:
         with self._lock:
-            self._kept.update({_key(held): held for held in leases})
+            for held in leases:
+                earlier = self._kept.get(_key(held), held)
+                if earlier is not held:
+                    # It stays lost after the later lease has ended.
+                    self._lost.add(earlier)
+                self._kept[_key(held)] = held
             if self._kept and (self._thread is None or not self._thread.is_alive()):
                 self._stopping = False
                 self._wake.clear()

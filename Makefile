@@ -77,7 +77,7 @@ soak: venv
 
 simulate: venv
 	@$(BIN)/python -m tests.simulation $(if $(WORKLOAD),--workload $(WORKLOAD)) $(if $(ENGINE),--engine $(ENGINE)) $(if $(SEED),--seed $(SEED)) \
-	    $(if $(SCHEDULES),--schedules $(SCHEDULES)) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(MUTANTS),--mutants)
+	    $(if $(SCHEDULES),--schedules $(SCHEDULES)) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(MUTANTS),--mutants) $(if $(MUTANT),--mutant '$(MUTANT)')
 
 # What requirements.txt asks for in its lowest version; everything else as constraints.txt has it.
 LOWER := .venv-lower

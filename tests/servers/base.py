@@ -31,6 +31,13 @@ GUARD = (
 )
 
 
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:  # it ended in this moment
+        return False
+
+
 class StartError(Exception):
     """A server did not become ready; the message ends with the last lines of its log."""
 
@@ -186,7 +193,7 @@ class Server(abc.ABC):
             with contextlib.suppress(psutil.NoSuchProcess):
                 main = psutil.Process(process.pid)
                 found += [main, *main.children(recursive=True)]
-        return [process for process in found if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+        return [process for process in found if _lives(process)]
 
     def _account(self) -> dict[str, object]:
         """Arguments of Popen that make it run as the user that it insists on."""

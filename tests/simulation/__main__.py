@@ -6,8 +6,9 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Callable
 
-from tests.simulation import runner
+from tests.simulation import cases, runner, timelines
 from tests.simulation.workloads import WORKLOADS
 
 
@@ -30,29 +31,57 @@ def main() -> int:
     parser.add_argument("--schedules", type=int, help="of each workload; default 100")
     parser.add_argument("--seconds", type=float, help="of each workload, instead of a number of schedules")
     parser.add_argument("--mutants", action="store_true", help="plant each mutant and look how soon it falls")
-    parser.add_argument("--mutant", help="only this one")
+    parser.add_argument("--mutant", help="only this one; with --seed: planted in that schedule")
+    parser.add_argument("--shrink", type=float, default=60.0, help="seconds to reduce a failing --seed; 0: as it is")
     options = parser.parse_args()
     runner.pinned()
     names = options.workload or sorted(WORKLOADS)
-    if options.mutants or options.mutant:
+    once = options.seed is not None and options.schedules is None and options.seconds is None
+    if options.mutants or (options.mutant and not once):
         from tests.simulation import mutants
 
         return mutants.run(names, options.schedules or 2000, options.mutant)
-    if options.seed is not None and options.schedules is None and options.seconds is None:
-        return sum(show(name, options.engine, options.seed) for name in names)
+    if once:
+        plant = mutant_named(options.mutant)
+        return sum(show(name, options.engine, options.seed, plant, options.shrink) for name in names)
     return sum(
         many(name, options.engine, options.seed or "0", options.schedules or 100, options.seconds) for name in names
     )
 
 
-def show(name: str, engine: str, seed: str) -> int:
-    """One schedule with its time line."""
+def mutant_named(name: str | None) -> Callable[[], object]:
+    """Plants the mutant; None: nothing."""
+    if name is None:
+        return lambda: None
+    from tests.simulation import mutants
+
+    return next(each.plant for each in mutants.MUTANTS if each.name == name)
+
+
+def show(name: str, engine: str, seed: str, plant: Callable[[], object], seconds: float) -> int:
+    """One schedule with its time line; one that fails is reduced first."""
     made = runner.Runner(name, engine)
     made.warm()
-    (result,) = made.many([seed], keep=True)
-    for when, who, kind, what in result.timeline:
-        say(f"{when:10.4f}  {who:34} {kind:12} {what}")
+    found = cases.shrink(made, seed, plant, seconds) if seconds else None
+    if found is None:
+        (result,) = made.many([seed], plant, keep=True)
+    else:
+        result, case, runs = found
+        whole = next(iter(made.many([seed], plant, keep=True)))
+    for line in timelines.lines(result):
+        say(line)
     say(f"{name} SEED={seed}: {result.verdict or 'holds'}\npolicy {result.policy}; trace {result.trace}")
+    if found is not None:
+        say(
+            f"reduced in {runs} runs: faults {len(whole.planned)} -> {len(result.planned)}, clients {len(whole.clients)} -> "
+            f"{len(result.clients)}, switches {len(whole.switches)} -> {len(result.switches)}, pauses "
+            f"{len(whole.pauses)} -> {len(result.pauses)}, steps {whole.steps} -> {result.steps}; trace of the whole: "
+            f"{whole.trace}"
+        )
+        for each in result.planned:
+            say(f"fault: {each}")
+        if case.switches is None:
+            say("The decisions of the policy could not be replayed; its switches are not reduced.")
     return int(bool(result.verdict))
 
 

@@ -6,6 +6,7 @@ Some strike at a step (any point of any victim: so a process dies between its co
 
 from __future__ import annotations
 
+import functools
 import math
 import random
 from collections import Counter
@@ -40,14 +41,15 @@ class Faults:
         self._steps = steps
         self._jumps = jumps
         self._on = True
+        self.planned: list[str] = []
         self.victims: list[Process] = []
         self.counts: Counter[str] = Counter()
         #: Step from which -> what strikes, and at which kind of point (empty: any).
-        self._at_step: dict[int, tuple[str, str]] = {}
+        self._at_step: dict[int, tuple[str, str, random.Random]] = {}
         self._errors: dict[int, str] = {}
 
     def begin(self) -> None:
-        """Draw the plan; it is in force from now on."""
+        """Draw the plan; it is in force from now on, without what the world's case omits."""
         kernel, draw = self._world.kernel, self._random
         # Each seed also draws how bad it is: many schedules have few faults, which makes each one tell.
         level = draw.choice((0, 1, 1, 2, 4))
@@ -55,22 +57,41 @@ class Faults:
             step = kernel.steps + draw.randrange(1, self._steps)
             # In the midst of work on a hypervisor, after a commit, before a message, anywhere.
             where = draw.choice(("", "", "sleep", "sleep", "sleep", "committed", "send", "commit", "writer"))
-            self._at_step[step] = draw.choice(("kill", "kill", "freeze", "replace", "replace")), where
+            what = draw.choice(("kill", "kill", "freeze", "replace", "replace"))
+            self._add(f"{what} at step {step} {where}", functools.partial(self._strikes, step, what, where))
         for _ in range(draw.choice((0, 0, 1, 3))):
-            self._errors[kernel.steps + draw.randrange(1, self._steps)] = draw.choice(
-                ("busy", "lost", "full", "unknown")
-            )
+            step = kernel.steps + draw.randrange(1, self._steps)
+            what = draw.choice(("busy", "lost", "full", "unknown"))
+            self._add(f"{what} at step {step}", functools.partial(self._fails, step, what))
         for _ in range(draw.choice((0, 0, 1, 2))):
-            kernel.later(draw.uniform(0, self._seconds), self._partition)
-        if self._jumps and draw.random() < 0.2:
-            kernel.later(draw.uniform(0, self._seconds), self._jump)
+            after = draw.uniform(0, self._seconds)
+            self._add(f"partition after {after:.3f} s", functools.partial(self._later, after, self._partition))
+        jump, when = self._jumps and draw.random() < 0.2, draw.uniform(0, self._seconds)
+        if jump:
+            self._add(f"jump after {when:.3f} s", functools.partial(self._later, when, self._jump))
         if draw.random() < 0.5:
-            self._world.network.weather = Weather(
+            weather = Weather(
                 lost=draw.choice((0.0, 0.05, 0.2)), doubled=draw.choice((0.0, 0.1)), late=draw.choice((0.0, 0.1, 0.3)),
                 reply_lost=draw.choice((0.0, 0.05, 0.2)),
             )  # fmt: skip
+            self._add(f"{weather}", lambda own: setattr(self._world.network, "weather", weather))
         kernel.at_point = self._strike
         self._world.site.fault = self._fault
+
+    def _add(self, name: str, plan: Callable[[random.Random], object]) -> None:
+        """Plan a fault. Each has random numbers of its own, so that the others stay as they are without it."""
+        if name not in self._world.case.without_faults:
+            self.planned.append(name)
+            plan(random.Random(f"{self._world.seed}/{name}"))
+
+    def _strikes(self, step: int, what: str, where: str, own: random.Random) -> None:
+        self._at_step[step] = what, where, own
+
+    def _fails(self, step: int, what: str, own: random.Random) -> None:
+        self._errors[step] = what
+
+    def _later(self, seconds: float, strike: Callable[[random.Random], None], own: random.Random) -> None:
+        self._world.kernel.later(seconds, lambda: strike(own))
 
     def end(self) -> None:
         """Heal everything: no fault strikes any more, and what stands still goes on."""
@@ -88,7 +109,7 @@ class Faults:
         due = min(self._at_step)
         if self._world.kernel.steps < due or me.process not in self.victims:
             return
-        what, where = self._at_step[due]
+        what, where, own = self._at_step[due]
         if where not in ("", kind):
             return
         del self._at_step[due]
@@ -96,12 +117,12 @@ class Faults:
         process = me.process
         if what == "kill":
             self._world.kernel.kill(process)
-            self._world.kernel.later(between(self._random, 0.01, 20.0), lambda: self._replace(process))
+            self._world.kernel.later(between(own, 0.01, 20.0), lambda: self._replace(process))
             return
-        seconds = between(self._random, 0.05, 60.0)
+        seconds = between(own, 0.05, 60.0)
         self._world.kernel.freeze(process, seconds)
         if what == "replace":
-            self._world.kernel.later(seconds * self._random.uniform(0.1, 0.9), lambda: self._replace(process))
+            self._world.kernel.later(seconds * own.uniform(0.1, 0.9), lambda: self._replace(process))
 
     def _replace(self, process: Process) -> None:
         if process in self.victims:
@@ -125,19 +146,19 @@ class Faults:
 
     # -- at a moment ----------------------------------------------------------------------------------------------
 
-    def _partition(self) -> None:
+    def _partition(self, own: random.Random) -> None:
         names = sorted({each.name for each in self._world.kernel.processes if each.name != "main"})
         if not self._on or len(names) < 2:
             return
         self.counts["partition"] += 1
-        one, other = self._random.sample(names, 2)
+        one, other = own.sample(names, 2)
         self._world.network.cuts.add((one, other))
-        heal = between(self._random, 0.5, 60.0)
+        heal = between(own, 0.5, 60.0)
         self._world.kernel.later(heal, lambda: self._world.network.cuts.discard((one, other)))
 
-    def _jump(self) -> None:
+    def _jump(self, own: random.Random) -> None:
         if self._on and self.victims:
             self.counts["jump"] += 1
-            process = self._random.choice(self.victims)
-            process.offset += between(self._random, 1.0, 3600.0)
+            process = own.choice(self.victims)
+            process.offset += between(own, 1.0, 3600.0)
             self._world.kernel.note("jump", process.name)

@@ -32,8 +32,11 @@ INVARIANTS: Sequence[Invariant] = (
     Invariant("What a filter promised is true", "scheduling", "Promises.check_step: after each commit"),
     Invariant("An instance runs on its host, and nowhere else", "scheduling", "Placement.quiet: at rest"),
     Invariant("One effect for each token", "fences", "Placement.check: at rest"),
+    Invariant("An operation has at most one effect", "fences", "Leases.check_step: after each commit"),
+    Invariant("No change follows one of a later token", "fences", "Leases.check_step: after each commit"),
+    Invariant("A resource has the token of its last change", "fences", "Leases.check_step: after each commit"),
     Invariant("Views of schedulers converge to the store", "scheduling", "Placement.quiet: at rest"),
-    Invariant("Every operation ends", "cleanup", "Placement.quiet, Cleaning.quiet: at rest"),
+    Invariant("Every operation ends", "cleanup", "Placement.quiet, Cleaning.quiet, Leases.check: at rest"),
     Invariant("Every orphan reaches its documented end state", "cleanup", "Cleaning.check: at rest"),
     Invariant(
         "A volume, a snapshot and a restored backup have the data they were given", "cleanup", "Volumes.check: at rest"
@@ -43,8 +46,10 @@ INVARIANTS: Sequence[Invariant] = (
     Invariant("Nothing of a living host is cleaned", "cleanup", "Cleaning.check: in schedules without faults"),
     Invariant("A search for work waits for no lock", "fences", "SteppedSite.hold: at once, on servers"),
     Invariant("No service ends without a reason", "coordination", "Workload: in schedules without faults"),
-    Invariant("A tick of an object has at most one effect", "coordination", "Ticks.check: after each commit"),
-    Invariant("No effect follows one of a later ring", "coordination", "Ticks.check: after each commit"),
+    Invariant(
+        "A tick of an object has at most one effect", "coordination", "Ticks.check, Sweeps.check: after each commit"
+    ),
+    Invariant("No effect follows one of a later ring", "coordination", "Ticks.check, Sweeps.check: after each commit"),
     Invariant("Each object is handled when all is well", "coordination", "Ticks.quiet: at rest"),
     Invariant("A node in use stays in its shard", "sharding", "Shards.check_step: after each commit"),
     Invariant("A node is where the journal of its plan says", "sharding", "Shards.check: at rest"),

@@ -100,17 +100,18 @@ class Kernel:
         """The hash of the trace so far."""
         return self._hash.hexdigest()
 
-    def note(self, kind: str, what: str = "") -> None:
-        """Put something into the trace; no point."""
+    def note(self, kind: str, what: str = "", more: object = None) -> None:
+        """Put something into the trace; no point. ``more`` is for the time line only."""
         me = self.current
         name = "" if me is None else me.process.name
         self._hash.update(f"{self.now:.6f}|{name}|{kind}|{what}\n".encode())
         if self.timeline is not None:
-            self.timeline.append((self.now, f"{name}/{me.name if me else ''}", kind, what))
+            text = " ".join(what.split()) + ("" if more is None else f" {more}")
+            self.timeline.append((self.now, f"{name}/{me.name if me else ''}", kind, text))
 
     # -- points ---------------------------------------------------------------------------------------------------
 
-    def point(self, kind: str, what: str = "", *, guarded: bool = False) -> None:
+    def point(self, kind: str, what: str = "", *, guarded: bool = False, more: object = None) -> None:
         """A place where another thread may go on, or this process may die. Outside of a simulated thread: nothing."""
         me = self.current
         if me is None:
@@ -119,7 +120,7 @@ class Kernel:
             self._park(me)
         self.steps += 1
         self.now += STEP
-        self.note(kind, what)
+        self.note(kind, what, more)
         if self._timers and self._timers[0][0] <= self.now:
             self._fire(self.now)
         if guarded:

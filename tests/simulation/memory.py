@@ -148,11 +148,11 @@ class _MemoryDatabase(SimDatabase):
         def do_execute(cursor: Any, statement: str, parameters: Any, context: Any = None) -> None:
             begins = statement.startswith("BEGIN")
             if not (begins and writer):  # its turn was the point
-                self._point(kind, statement[:60], writer, None, guarded=not writer)
+                self._point(kind, statement[:60], writer, None, guarded=not writer, more=parameters)
             execute(cursor, statement, parameters, context)
 
         def do_executemany(cursor: Any, statement: str, parameters: Any, context: Any = None) -> None:
-            self._point(kind, statement[:60], writer, None)
+            self._point(kind, statement[:60], writer, None, more=parameters)
             execute_many(cursor, statement, parameters, context)
 
         def do_commit(connection: Any) -> None:

@@ -59,7 +59,7 @@ _V = ("volumes",)
 _P, _R, _C, _K, _T, _S = (
     ("placement",),
     ("promises",),
-    ("tick_leases",),
+    ("claims",),
     ("cleaning",),
     ("ticks",),
     ("shards",),
@@ -186,7 +186,7 @@ MUTANTS: Sequence[Mutant] = (
     ),
     Mutant(
         "a failed commit leaves its transaction open",
-        ("tick_leases", "placement"),
+        ("claims", "placement"),
         wrap(database, "_end", lambda old: planting.leaking_end),
     ),
     # Promises of filters.

@@ -8,6 +8,7 @@ import gc
 import json
 import logging
 import os
+import signal
 import sys
 import threading
 import time
@@ -15,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from tests.simulation.cases import Case
 from tests.simulation.kernel import Stalled, Violation
 from tests.simulation.workloads import WORKLOADS
 from tests.simulation.workloads.base import Workload
@@ -41,6 +43,11 @@ class Result:
     seconds: float
     faults: dict[str, int] = field(default_factory=dict)
     timeline: list[tuple[float, str, str, str]] = field(default_factory=list)
+    planned: list[str] = field(default_factory=list)
+    clients: list[str] = field(default_factory=list)
+    #: Decisions of the policy; see :class:`tests.simulation.cases.Recorder`.
+    switches: list[tuple[int, str]] = field(default_factory=list)
+    pauses: list[tuple[int, int]] = field(default_factory=list)
 
 
 class Runner:
@@ -54,10 +61,10 @@ class Runner:
         logging.disable(logging.CRITICAL)
         threading.stack_size(512 * 1024)
 
-    def one(self, seed: str, *, keep: bool = False) -> Result:
+    def one(self, seed: str, *, keep: bool = False, case: Case | None = None) -> Result:
         """One schedule, in this process."""
         began = time.perf_counter()
-        world = World(self.base, f"{self.name}/{seed}", self.workload.points, keep=keep)
+        world = World(self.base, f"{self.name}/{seed}", self.workload.points, keep=keep, case=case)
         workload = self.workload(world)
         kernel = world.kernel
         verdict = ""
@@ -70,19 +77,27 @@ class Runner:
         return Result(
             self.name, seed, verdict, trace, world.policy_name, kernel.steps, kernel.guarded_steps, kernel.now,
             time.perf_counter() - began, dict(workload.faults.counts), kernel.timeline or [],
+            workload.faults.planned, workload.started, *(world.recorder.decisions() if keep or case else ([], [])),
         )  # fmt: skip
 
     def many(
-        self, seeds: Sequence[str], prepare: Callable[[], object] = lambda: None, *, keep: bool = False
+        self,
+        seeds: Sequence[str],
+        prepare: Callable[[], object] = lambda: None,
+        *,
+        keep: bool = False,
+        case: Case | None = None,
     ) -> Iterator[Result]:
         """Schedules in forked processes of :data:`BATCH` each; one processor.
 
         :param prepare: called in each of these first: plants a mutant.
         """
         for first in range(0, len(seeds), BATCH):
-            yield from self._batch(seeds[first : first + BATCH], prepare, keep)
+            yield from self._batch(seeds[first : first + BATCH], prepare, keep, case)
 
-    def _batch(self, seeds: Sequence[str], prepare: Callable[[], object], keep: bool) -> Iterator[Result]:
+    def _batch(
+        self, seeds: Sequence[str], prepare: Callable[[], object], keep: bool, case: Case | None
+    ) -> Iterator[Result]:
         reading, writing = os.pipe()
         sys.stdout.flush()
         child = os.fork()
@@ -93,11 +108,9 @@ class Runner:
                 with os.fdopen(writing, "w") as out:
                     prepare()
                     for seed in seeds:
-                        out.write(json.dumps(dataclasses.asdict(self.one(seed, keep=keep))) + "\n")
+                        out.write(json.dumps(dataclasses.asdict(self.one(seed, keep=keep, case=case))) + "\n")
                         out.flush()
                 status = 0
-            except BrokenPipeError:
-                status = 0  # enough was seen
             except BaseException:
                 import traceback
 
@@ -105,10 +118,15 @@ class Runner:
             finally:
                 os._exit(status)
         os.close(writing)
-        with os.fdopen(reading) as results:
-            for line in results:
-                yield Result(**json.loads(line))
-        _, status = os.waitpid(child, 0)
+        try:
+            with os.fdopen(reading) as results:
+                for line in results:
+                    yield Result(**json.loads(line))
+        except GeneratorExit:
+            os.kill(child, signal.SIGKILL)  # enough was seen
+            raise
+        finally:
+            _, status = os.waitpid(child, 0)
         if status:
             raise RuntimeError(f"a batch of {self.name} ended with status {status}")
 

@@ -56,7 +56,6 @@ class Pauses(RandomChoice):
     def guarded(self, kernel: Kernel, me: SimThread) -> None:
         steps = self._at.get(kernel.guarded_steps)
         if steps is not None:
-            kernel.note("paused", f"{me.name} {steps}")
             me.paused_until = kernel.steps + steps
 
 
@@ -84,7 +83,6 @@ class Priorities(Policy):
         if kernel.guarded_steps in self._falls:
             self._lowest -= 1.0
             me.priority = self._lowest
-            kernel.note("falls", me.name)
 
 
 def draw(generator: random.Random, points: int) -> tuple[str, Policy]:

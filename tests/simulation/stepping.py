@@ -486,14 +486,14 @@ class _SteppedDatabase(SimDatabase):
             if self.site is None:
                 execute(cursor, statement, parameters, context)
                 return
-            self._point(kind, statement[:60], writer, cursor.connection, guarded=True)
+            self._point(kind, statement[:60], writer, cursor.connection, guarded=True, more=parameters)
             self.site.step(cursor.connection, statement, lambda text: execute(cursor, text, parameters, context))
 
         def do_executemany(cursor: Any, statement: str, parameters: Any, context: Any = None) -> None:
             if self.site is None:
                 execute_many(cursor, statement, parameters, context)
                 return
-            self._point(kind, statement[:60], writer, cursor.connection, guarded=True)
+            self._point(kind, statement[:60], writer, cursor.connection, guarded=True, more=parameters)
             self.site.step(cursor.connection, statement, lambda text: execute_many(cursor, text, parameters, context))
 
         def do_commit(connection: Any) -> None:

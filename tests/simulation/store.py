@@ -103,10 +103,12 @@ class SimDatabase(Database, abc.ABC):
     def _hook_dialect(self, dialect: Any, writer: bool) -> None:
         """Put points around statements and commits."""
 
-    def _point(self, kind: str, what: str, writer: bool, connection: Any, *, guarded: bool = False) -> None:
+    def _point(
+        self, kind: str, what: str, writer: bool, connection: Any, *, guarded: bool = False, more: object = None
+    ) -> None:
         if self.site is None:
             return
-        self.site.kernel.point(kind, what, guarded=guarded)
+        self.site.kernel.point(kind, what, guarded=guarded, more=more)
         fault = self.site.fault(kind, writer)
         if fault is not None:
             raise self.site.error(fault, connection)

@@ -46,6 +46,12 @@ class SimulationTests(unittest.TestCase):
     def test_claims_keep_every_invariant(self) -> None:
         self.assert_holds("claims")
 
+    def test_leases_keep_every_invariant(self) -> None:
+        self.assert_holds("leases")
+
+    def test_sweeps_keep_every_invariant(self) -> None:
+        self.assert_holds("sweeps")
+
     def test_cleaning_keeps_every_invariant(self) -> None:
         self.assert_holds("cleaning")
 

@@ -27,6 +27,7 @@ from moorage.services.interface import ServiceIdentity
 from moorage.services.registry import ServiceRegistry
 from moorage.testing.database import create_all
 from tests.simulation import schedules
+from tests.simulation.cases import Case, Recorder, Replay
 from tests.simulation.kernel import Kernel, Process
 from tests.simulation.memory import Memory
 from tests.simulation.network import SimNetwork, SimTransport
@@ -147,7 +148,6 @@ def _backing(engine: str, folder: str) -> Backing:
 class _Streams:
     """Separate random streams, so that a change of one leaves the others as they are."""
 
-    workload: random.Random
     faults: random.Random
     messages: random.Random
     schedule: random.Random
@@ -157,16 +157,19 @@ class World:
     """One schedule's world.
 
     :param points: about how many guarded points a schedule has, for the policies.
+    :param case: what the schedule goes without.
     """
 
-    def __init__(self, base: Base, seed: str, points: int, *, keep: bool = False) -> None:
+    def __init__(self, base: Base, seed: str, points: int, *, keep: bool = False, case: Case | None = None) -> None:
         self.base = base
         self.conf = base.conf
         self.seed = seed
-        names = ("workload", "faults", "messages", "schedule")
-        self.random = _Streams(*(random.Random(f"{seed}/{name}") for name in names))
+        self.case = case or Case()
+        self.random = _Streams(*(random.Random(f"{seed}/{name}") for name in ("faults", "messages", "schedule")))
+        self._workload: dict[str, random.Random] = {}
         self.policy_name, policy = schedules.draw(self.random.schedule, points)
-        self.kernel = Kernel(policy, keep=keep)
+        self.recorder = Recorder(policy) if self.case.switches is None else Replay(self.case.switches, self.case.pauses)
+        self.kernel = Kernel(self.recorder, keep=keep)
         self.folder = Path(base.folder, f"world-{os.getpid()}")
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir()
@@ -181,9 +184,16 @@ class World:
 
     def process(self, name: str) -> Process:
         """A process with a clock of its own."""
-        faults = self.random.faults
-        rate = 1.0 if faults.random() < 0.5 else faults.uniform(0.9, 1.1)
-        return self.kernel.process(name, rate=rate, offset=faults.uniform(0, 10_000))
+        clock = random.Random(f"{self.seed}/clock/{name}")
+        rate = 1.0 if clock.random() < 0.5 else clock.uniform(0.9, 1.1)
+        return self.kernel.process(name, rate=rate, offset=clock.uniform(0, 10_000))
+
+    def workload(self) -> random.Random:
+        """What the running process draws its work from: its own numbers, whatever other clients there are."""
+        name = self.kernel.in_process().name
+        if name not in self._workload:
+            self._workload[name] = random.Random(f"{self.seed}/workload/{name}")
+        return self._workload[name]
 
     def database(self, process: Process) -> SimDatabase:
         """A database object of a process."""

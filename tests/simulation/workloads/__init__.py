@@ -6,9 +6,11 @@ from __future__ import annotations
 from tests.simulation.workloads.base import Workload
 from tests.simulation.workloads.claims import Claims
 from tests.simulation.workloads.cleaning import Cleaning
+from tests.simulation.workloads.leases import Leases
 from tests.simulation.workloads.placement import Placement
 from tests.simulation.workloads.promises import Promises
 from tests.simulation.workloads.shards import Shards
+from tests.simulation.workloads.sweeps import Sweeps
 from tests.simulation.workloads.ticks import Ticks
 from tests.simulation.workloads.volumes import Volumes
 
@@ -20,6 +22,8 @@ WORKLOADS: dict[str, type[Workload]] = {
     "claims": Claims,
     "cleaning": Cleaning,
     "ticks": Ticks,
+    "leases": Leases,
+    "sweeps": Sweeps,
     "shards": Shards,
     "volumes": Volumes,
 }

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import abc
+import random
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
@@ -33,14 +34,14 @@ class Workload(abc.ABC):
     def __init__(self, world: World) -> None:
         self.world = world
         self.kernel = world.kernel
-        self.random = world.random.workload
         self.faults = Faults(world, self.restart, steps=self.steps, seconds=self.seconds, jumps=self.jumps)
         #: Role objects by the process's name.
         self.roles: dict[str, Any] = {}
         self._makers: dict[str, Callable[[], Any]] = {}
         self._numbers: dict[str, int] = {}
         self._ready: set[str] = set()
-        #: Clients that have not ended.
+        #: Clients, and those that have not ended.
+        self.started: list[str] = []
         self._running: set[str] = set()
         self.facts: dict[str, int] = {}
 
@@ -113,6 +114,11 @@ class Workload(abc.ABC):
             self.kernel.violated(law)
 
     @property
+    def random(self) -> random.Random:
+        """What the running process draws its work from."""
+        return self.world.workload()
+
+    @property
     def calm(self) -> bool:
         """Whether nothing went wrong: no fault, and no thread stood still for long."""
         return not self.faults.counts and not self.world.policy_name.startswith("pauses")
@@ -172,7 +178,10 @@ class Workload(abc.ABC):
 
     def client(self, name: str, work: Callable[[Process], object], *, victim: bool = False) -> None:
         """Start a client in a process of its own; a victim may be killed, and is not started again."""
+        if name in self.world.case.without_clients:
+            return
         process = self.world.process(name)
+        self.started.append(name)
         self._running.add(name)
 
         def run() -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any, ClassVar
 
 from typing_extensions import override
@@ -46,7 +47,12 @@ class Cleaning(Placement):
         agents = sum(each.startswith("agent") for each in self._makers)
         alone = agents - len(self.dead) <= 1
         killed = name.startswith("agent") and not process.alive and not process.lost
-        if killed and not alone and name not in self.dead and self.world.random.faults.random() < 0.6:
+        if (
+            killed
+            and not alone
+            and name not in self.dead
+            and random.Random(f"{self.world.seed}/dies/{process.name}").random() < 0.6
+        ):
             self.dead.add(name)
         if name not in self.dead:
             super().restart(process)

@@ -16,12 +16,12 @@ from moorage.db import Database
 from moorage.extensions import Loaded
 from tests.simulation.workloads.base import Workload
 
-__all__ = ["Ticks"]
+__all__ = ["EFFECTS", "Ticks", "effects_in_order"]
 
 OBJECTS = tuple(f"object-{number}" for number in range(6))
 #: Seconds between two ticks.
 SPACING = 12.0
-_LOG = sa.Table(
+EFFECTS = sa.Table(
     "simulated_effects",
     sa.MetaData(),
     sa.Column("id", sa.Integer, primary_key=True),
@@ -47,7 +47,7 @@ class _Task(PeriodicTask):
     def handle(self, object_id: str, lease: TaskLease) -> object:
         self.tools.clock.sleep(0.05)
         values = {"object_id": object_id, "tick": lease.tick, "token": lease.token}
-        lease.finish_with(lambda tx: tx.execute(sa.insert(_LOG), values) and None)
+        lease.finish_with(lambda tx: tx.execute(sa.insert(EFFECTS), values) and None)
         return True
 
 
@@ -74,7 +74,7 @@ class Ticks(Workload):
     @override
     def fill(database: Database, conf: Any) -> None:
         with database.write() as tx:
-            _LOG.create(tx)
+            EFFECTS.create(tx)
 
     @override
     def begin(self) -> None:
@@ -109,10 +109,15 @@ class Ticks(Workload):
 
     @override
     def check(self) -> None:
-        twice = self.rows("SELECT object_id, tick, count(*) FROM simulated_effects GROUP BY 1, 2 HAVING count(*) > 1")
-        self.require(not twice, f"a tick had two effects: object, tick, effects = {twice}")
-        back = self.rows(
-            "SELECT a.object_id, a.tick, a.token, b.tick, b.token FROM simulated_effects a JOIN simulated_effects b"
-            " ON a.object_id = b.object_id AND a.id < b.id WHERE a.token > b.token OR a.tick > b.tick"
-        )
-        self.require(not back, f"an effect came after one of a later ring or tick: {back}")
+        effects_in_order(self)
+
+
+def effects_in_order(of: Workload) -> None:
+    """Each tick of an object has at most one effect, and none comes after one of a later ring or tick."""
+    twice = of.rows("SELECT object_id, tick, count(*) FROM simulated_effects GROUP BY 1, 2 HAVING count(*) > 1")
+    of.require(not twice, f"a tick had two effects: object, tick, effects = {twice}")
+    back = of.rows(
+        "SELECT a.object_id, a.tick, a.token, b.tick, b.token FROM simulated_effects a JOIN simulated_effects b"
+        " ON a.object_id = b.object_id AND a.id < b.id WHERE a.token > b.token OR a.tick > b.tick"
+    )
+    of.require(not back, f"an effect came after one of a later ring or tick: {back}")

@@ -15,22 +15,28 @@ from moorage.control_plane.operations import OPERATIONS, InPlace
 from moorage.control_plane.placing import Deleter
 from moorage.control_plane.resetting import RESETTABLE, Resetter
 from moorage.routes import PolicyRule, Request, Response, Route
-from moorage.scheduling.api import Resolver, check_request
+from moorage.scheduling.api import Resolver, allowed, check_request
 from moorage.scheduling.request import REQUEST_PROPERTIES, refuse_unsupported
 
 __all__ = ["POLICIES", "Creator", "routes"]
 
+SEE_HOSTS = "scheduling:instances:get:host"
 POLICIES = (
     PolicyRule(
         "scheduling:instances:create", "rule:system_member or rule:project_member", "Place and build an instance."
     ),
-    PolicyRule("scheduling:instances:get", "rule:system_reader or rule:project_reader", "List instances and show one."),
+    PolicyRule(
+        "scheduling:instances:get",
+        "rule:system_reader or rule:project_reader",
+        "List instances and show one. Their hosts and nodes need scheduling:instances:get:host.",
+    ),
     PolicyRule("scheduling:instances:delete", "rule:system_member or rule:project_member", "Delete an instance."),
     PolicyRule(
         "scheduling:instances:action",
         "rule:system_member or rule:project_member",
         "Rebuild, resize, move, shelve or unshelve an instance.",
     ),
+    PolicyRule(SEE_HOSTS, "rule:system_reader", "See where instances are, and list those of a host."),
     PolicyRule("scheduling:instances:resize:host", "rule:system_admin", "Choose the host or node of a resize."),
     PolicyRule(
         "scheduling:instances:live_migrate:host", "rule:system_admin", "Choose the host or node of a live migration."
@@ -103,6 +109,8 @@ _RESET = {
     "additionalProperties": False,
 }
 _FORCE = {"type": "object", "properties": {"force": {"type": "boolean"}}, "additionalProperties": False}
+#: Fields that name hosts or nodes; ``pending`` says where an instance goes, and where it was tried.
+_PLACES = frozenset({"host", "node", "node_uuid", "pending"})
 _SHOWN = {
     "type": "object",
     "properties": {"uuid": {"type": "string"}, "status": {"type": "string"}, "host": {"type": "string"}},
@@ -154,7 +162,7 @@ def _creating(instances: InstanceStore, creator: Creator, resolve: Resolver) -> 
         return answer(asdict(found), request)
 
     def answer(found: Mapping[str, Any], request: Request) -> Response:
-        return Response(202, dict(found), {"Location": f"{request.prefix}/instances/{found['uuid']}"})
+        return Response(202, _shown(request)(found), {"Location": f"{request.prefix}/instances/{found['uuid']}"})
 
     def create_many(body: Mapping[str, Any], count: int, request: Request, key: str) -> Response:
         # The others' uuids follow from the first one's, so that a repeated request names the same claims.
@@ -165,7 +173,8 @@ def _creating(instances: InstanceStore, creator: Creator, resolve: Resolver) -> 
             found = instances.find(uuids)
         for each in found:
             _visible(each, request)
-        by_uuid = {each.uuid: asdict(each) for each in found}
+        shown = _shown(request)
+        by_uuid = {each.uuid: shown(asdict(each)) for each in found}
         return Response(202, {"instances": [by_uuid[each] for each in uuids]})
 
     return create
@@ -186,16 +195,18 @@ def routes(
 
     def list_instances(request: Request) -> Response:
         query = dict(request.query)
-        limit = query.pop("limit", 1000)
+        if "host" in query:
+            request.check_policy(SEE_HOSTS)
+        shown, limit = _shown(request), query.pop("limit", 1000)
         project = None if request.context.system_scope else request.context.project_id
         found = instances.list(limit=limit, project_id=project, **query)
         following = found[-1].uuid if len(found) == limit else None
-        return Response(200, {"instances": [asdict(each) for each in found], "next_after": following})
+        return Response(200, {"instances": [shown(asdict(each)) for each in found], "next_after": following})
 
     def show(request: Request) -> Response:
         found = instances.get(request.path_params["uuid"])
         _visible(found, request)
-        return Response(200, asdict(found))
+        return Response(200, _shown(request)(asdict(found)))
 
     def delete(request: Request) -> Response:
         found = instances.get(request.path_params["uuid"])
@@ -212,9 +223,10 @@ def routes(
             request.check_policy(f"scheduling:instances:{name}:host")
         refuse_unsupported(wanted)
         if OPERATIONS[name].asks:
-            return Response(202, dict(creator.move(found.uuid, name, wanted, request.operation_id)))
+            moving = creator.move(found.uuid, name, wanted, request.operation_id)
+            return Response(202, _shown(request)(moving))
         in_place.begin(found.uuid, name, {**wanted, "request_id": request.operation_id}, known=found)
-        return Response(202, asdict(instances.get(found.uuid)))
+        return Response(202, _shown(request)(asdict(instances.get(found.uuid))))
 
     def reset(request: Request) -> Response:
         return Response(202, asdict(resetter.reset(request.path_params["uuid"], request.body["status"])))
@@ -285,3 +297,9 @@ def _visible(instance: Instance, request: Request) -> None:
     """Another project's instance does not exist."""
     if not request.context.system_scope and instance.project_id != request.context.project_id:
         raise errors.NotFound(f"There is no instance {instance.uuid}.")
+
+
+def _shown(request: Request) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
+    """Returns what makes of an instance's data that which the caller may see."""
+    hidden = frozenset() if allowed(request, SEE_HOSTS) else _PLACES
+    return lambda data: {name: value for name, value in data.items() if name not in hidden}

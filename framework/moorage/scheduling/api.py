@@ -12,7 +12,7 @@ from moorage.routes import FIELDS, PAGE, PolicyRule, Request, Response, Route, w
 from moorage.scheduling.hosts import HOST_FIELDS
 from moorage.scheduling.request import REQUEST_PROPERTIES, refuse_unsupported
 
-__all__ = ["POLICIES", "Resolver", "SchedulerClient", "check_request", "routes"]
+__all__ = ["POLICIES", "Resolver", "SchedulerClient", "allowed", "check_request", "routes"]
 
 FORCED_HOST = "scheduling:instances:create:forced_host"
 REQUESTED_DESTINATION = "scheduling:instances:create:requested_destination"
@@ -102,7 +102,8 @@ def check_request(request: Request) -> None:
     refuse_unsupported(request.body)
 
 
-def _allowed(request: Request, rule: str) -> bool:
+def allowed(request: Request, rule: str) -> bool:
+    """Whether the caller may do more than the route's own policy says."""
     try:
         request.check_policy(rule)
     except errors.Forbidden:
@@ -132,7 +133,7 @@ def routes(schedulers: SchedulerClient, resolve: Resolver) -> Sequence[Route]:
             "explain": request.body.get("explain", False),
         }
         answer = schedulers.ask("select", args)
-        return Response(200, answer if _allowed(request, SELECT_HOSTS) else _without_hosts(answer))
+        return Response(200, answer if allowed(request, SELECT_HOSTS) else _without_hosts(answer))
 
     def list_hosts(request: Request) -> Response:
         filters = dict(request.query)

@@ -98,6 +98,32 @@ class SightTests(_LivePlane):
         answer = self.ask(MEMBER, "POST", "/select", {**asked, "explain": True})
         self.assert_refused(answer, "scheduling:select:hosts")
 
+    def test_a_member_does_not_see_where_instances_are(self) -> None:
+        many = self.ask(MEMBER, "POST", "/instances", {"flavor": FLAVOR, "count": 2})
+        made = self.create(MEMBER)
+        there = self.active(made["uuid"])
+        path = f"/instances/{made['uuid']}"
+        flavor = {"flavorid": "large", "resources": {"VCPU": 3}}
+        answers = [
+            many,
+            self.ask(MEMBER, "POST", "/instances", {"flavor": FLAVOR, "uuid": made["uuid"]}),
+            self.ask(MEMBER, "POST", f"{path}/action", {"resize": {"flavor": flavor}}),
+            self.ask(MEMBER, "GET", path),
+            self.ask(MEMBER, "GET", "/instances"),
+        ]
+        self.active(made["uuid"])
+        answers.append(self.ask(MEMBER, "POST", f"{path}/action", {"rebuild": {"image": {"id": "new"}}}))
+        names = {"host", "node", "node_uuid", "pending"}
+        self.assertLessEqual(names, there.keys())
+        for answer in answers:
+            self.assertIn(answer.status_code, (200, 202), answer.text)
+            for found in answer.json().get("instances", [answer.json()]):
+                self.assertEqual(there.keys() - names, found.keys())
+        self.assertEqual(there.keys() - names, made.keys())
+        self.active(made["uuid"])
+        self.assert_refused(self.ask(MEMBER, "GET", "/instances?host=h1"), "scheduling:instances:get:host")
+        self.assertEqual(200, self.ask(ADMIN, "GET", "/instances?host=h1").status_code)
+
     def test_an_instance_of_another_project_is_as_if_it_did_not_exist(self) -> None:
         theirs = self.active(self.create(OTHER)["uuid"])
         free = "h2" if theirs["host"] == "h1" else "h1"
@@ -111,7 +137,7 @@ class SightTests(_LivePlane):
         # The other host is full: a filter that believed the hint would refuse.
         filling = self.create(ADMIN, force_hosts=[free], flavor={"flavorid": "all", "resources": {"VCPU": 16}})
         self.assertEqual(free, self.active(filling["uuid"])["host"])
-        made = self.create(MEMBER, hints={"different_host": theirs["uuid"]})
+        made = self.active(self.create(MEMBER, hints={"different_host": theirs["uuid"]})["uuid"])
         self.assertEqual(theirs["host"], made["host"])
         self.create(OTHER, 409, hints={"different_host": theirs["uuid"]})
         self.assertEqual(theirs["host"], self.create(ADMIN, hints={"same_host": theirs["uuid"]})["host"])

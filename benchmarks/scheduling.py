@@ -36,6 +36,7 @@ from moorage.scheduling.guard import Guard
 from moorage.scheduling.interface import (
     ClaimResult,
     Flavor,
+    FleetChanges,
     HostFilter,
     InstanceRecord,
     InstanceSource,
@@ -74,6 +75,9 @@ class _Forgetful(Decisions):
 class NoNodes:
     def nodes(self) -> list[NodeState]:
         return []
+
+    def changes(self, *, compare: bool = False) -> FleetChanges | None:
+        return None
 
     def unavailable(self) -> Unavailable:
         return Unavailable()

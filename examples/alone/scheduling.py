@@ -11,7 +11,7 @@ from moorage.clock import SystemClock
 from moorage.scheduling import pipeline
 from moorage.scheduling.fleet_view import FleetView
 from moorage.scheduling.guard import Guard
-from moorage.scheduling.interface import ClaimResult, Flavor, NodeState, RequestSpec, Unavailable
+from moorage.scheduling.interface import ClaimResult, Flavor, FleetChanges, NodeState, RequestSpec, Unavailable
 from moorage.scheduling.scheduler import Policy, Scheduler
 
 
@@ -23,6 +23,9 @@ class Fleet:
 
     def nodes(self) -> list[NodeState]:
         return [NodeState(f"uuid-{n}", f"node-{n}", f"host-{n}", {"VCPU": 4.0 * n}, {}) for n in (1, 2, 3)]
+
+    def changes(self, *, compare: bool = False) -> FleetChanges | None:
+        return None  # read all nodes each time
 
     def unavailable(self) -> Unavailable:
         return Unavailable()

@@ -95,6 +95,20 @@ class CleanupRequest:
         return self.target, QueuedForDead(self.host, self.service, self.epoch, self.until, *of_resource)
 
 
+#: Without a cluster, the comparison with NULL holds for no row.
+_OPEN_FOR = (
+    sa.select(*_COLUMNS)
+    .where(
+        cleanup_requests.c.done_at.is_(None),
+        sa.or_(
+            cleanup_requests.c.host == sa.bindparam("of_host", type_=sa.String),
+            cleanup_requests.c.cluster == sa.bindparam("of_cluster", type_=sa.String),
+        ),
+    )
+    .order_by(cleanup_requests.c.id)
+)
+
+
 class RequestStore:
     """Requests and their progress. Safe for use by several threads."""
 
@@ -166,12 +180,8 @@ class RequestStore:
 
     def open_for(self, host: str, cluster: str | None) -> Sequence[CleanupRequest]:
         """Open requests that a service of that host and cluster may do."""
-        mine = cleanup_requests.c.host == host
-        if cluster is not None:
-            mine = sa.or_(mine, cleanup_requests.c.cluster == cluster)
-        query = sa.select(*_COLUMNS).where(cleanup_requests.c.done_at.is_(None), mine).order_by(cleanup_requests.c.id)
         with self._database.read() as tx:
-            return [_request(row) for row in tx.execute(query)]
+            return [_request(row) for row in tx.execute(_OPEN_FOR, {"of_host": host, "of_cluster": cluster})]
 
     def get(self, uuid: str) -> CleanupRequest:
         """One request.

@@ -54,6 +54,7 @@ _AGENTS = sa.select(services.c.host, services.c.disabled, services.c.disabled_re
     ),
 )
 _ENLISTED = sa.select(services.c.host).where(services.c.binary == _AGENT)
+_ENLISTED_OF = _ENLISTED.where(services.c.host.in_(sa.bindparam("hosts", expanding=True)))
 #: The node of a claim with its agent.
 _DESTINATION = (
     sa.select(
@@ -96,10 +97,12 @@ class Availability:
         self._database = database
         self._down_micros = int(down_time * MICROSECONDS)
 
-    def enlisted(self) -> frozenset[str]:
-        """The hosts of all agents that were ever started."""
+    def enlisted(self, hosts: Collection[str] | None = None) -> frozenset[str]:
+        """The hosts of all agents that were ever started; with ``hosts``, those among them."""
         with self._database.read() as tx:
-            return frozenset(tx.execute(_ENLISTED).scalars())
+            if hosts is None:
+                return frozenset(tx.execute(_ENLISTED).scalars())
+            return frozenset(tx.execute(_ENLISTED_OF, {"hosts": sorted(hosts)}).scalars())
 
     def read(self, absent: Collection[str]) -> Unavailable:
         """What is unavailable now. Two statements; they return only rows of agents and nodes that are unavailable.

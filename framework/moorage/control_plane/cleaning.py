@@ -23,7 +23,7 @@ from moorage.cleanup.coordinator import CleanupCoordinator, Filters
 from moorage.cleanup.dry_run import Key
 from moorage.cleanup.interface import CLEANUP_HANDLERS, CleanupHandler, CleanupTools
 from moorage.cleanup.orphans import OrphanStore
-from moorage.cleanup.requests import RequestStore
+from moorage.cleanup.requests import CleanupRequest, RequestStore
 from moorage.cleanup.views import Forecast, OperationViews
 from moorage.control_plane.observing import of_service, tell_of_request
 from moorage.control_plane.placing import AGENT_TOPIC
@@ -145,8 +145,7 @@ class AgentCleaning:
             self._wake.clear()
             try:
                 with foreign.isolate_plugin_call():
-                    self._begin()
-                    self._close()
+                    self._close(self._begin())
             except errors.Unavailable as error:
                 self._put_off(error)
             except Exception:
@@ -155,14 +154,18 @@ class AgentCleaning:
 
     def look(self) -> None:
         """One look at all there may be to clean, which is cleaned when it returns; what nobody left costs one read."""
-        self._begin()
+        requests = self._begin()
         self._end_of_passes()
-        self._close()
+        self._close(requests)
 
-    def _begin(self) -> None:
-        """Have each type of which there is something cleaned in a thread of its own: one that is slow holds up no other."""
+    def _begin(self) -> Sequence[CleanupRequest]:
+        """Have each type of which there is something cleaned in a thread of its own: one that is slow holds up no other.
+
+        Returns the open requests.
+        """
         found: dict[str, list[tuple[OrphanSelector, bool]]] = {}
-        for wanted, own in self._all_wanted():
+        requests = self._requests.open_for(self._identity.host, self._identity.cluster)
+        for wanted, own in self._all_wanted(requests):
             for kind in self._orphans.types(wanted):
                 found.setdefault(kind, []).append((wanted, own))
         for kind, passes in found.items():
@@ -172,15 +175,16 @@ class AgentCleaning:
                 # A pass that still runs began with an earlier look; the next pass comes after it.
                 if not self._stop.is_set() and (before is None or not before.is_alive()):
                     self._passes[kind] = threads.start(self._pass, name=f"cleaner-{kind}", args=(kind, passes))
+        return requests
 
-    def _all_wanted(self) -> Iterator[tuple[OrphanSelector, bool]]:
+    def _all_wanted(self, requests: Sequence[CleanupRequest]) -> Iterator[tuple[OrphanSelector, bool]]:
         """All that may be left, and whether by this service itself."""
         me = self._identity
         yield OrphansOfService(me.uuid, me.epoch), True
         yield ExpiredLease(me.uuid, me.epoch, self._lease_seconds), True
         names = (me.host,) if me.cluster is None else (me.host, me.cluster)
         yield NeverStarted(names, max(self._cleaner.policy.unclaimed_timeout, self._announced_within)), True
-        for request in self._requests.open_for(me.host, me.cluster):
+        for request in requests:
             for wanted in request.wanted:
                 yield wanted, request.service == me.uuid
 
@@ -207,9 +211,9 @@ class AgentCleaning:
         for thread in list(self._passes.values()):
             thread.join(None if end is None else max(0.0, end - self._clock.monotonic()))
 
-    def _close(self) -> None:
+    def _close(self, requests: Sequence[CleanupRequest]) -> None:
         """End the requests of which nothing is left."""
-        for request in self._requests.open_for(self._identity.host, self._identity.cluster):
+        for request in requests:
             if self._requests.close_if_done(request):
                 LOG.info("The cleanup request %s is done.", request.uuid)
                 self._tell(CleanupFinished(request.uuid, request.service, request.epoch))

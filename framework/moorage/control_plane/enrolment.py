@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -12,19 +13,16 @@ from oslo_log import log as logging
 from typing_extensions import override
 
 from moorage import errors
-from moorage.allocation.interface import AllocationStore, InventoryItem, PoolSource, ProviderUsage, ResourceProvider
-from moorage.control_plane.availability import Availability
-from moorage.control_plane.pooling import offer
+from moorage.allocation.interface import AllocationStore, ChangeSource, InventoryItem, ResourceProvider
 from moorage.control_plane.shard_hosts import AgentRings
 from moorage.db import Database, Duplicate
 from moorage.fleet.aggregates import AggregateStore
 from moorage.fleet.interface import STATES, Along, FleetWriter, Node, NodeSpec, merged_inventories
 from moorage.fleet.nodes import Change, NodeStore
-from moorage.scheduling.interface import Aggregate, NodeState, Unavailable
 from moorage.services.registry import ServiceRegistry
 from moorage.sharding.moving import ShardMover
 
-__all__ = ["Enrolment", "StoreFleet"]
+__all__ = ["Enrolment"]
 
 LOG = logging.getLogger(__name__)
 _PAGE = 1000
@@ -250,7 +248,17 @@ class Enrolment(FleetWriter):
         return made
 
     def nodes_without_provider(self) -> Iterator[Node]:
-        """Reads all nodes page by page, and yields those whose provider does not exist."""
+        """Yields the nodes whose provider does not exist.
+
+        Compares uuids where the store tells those of its providers, else reads all nodes page by page.
+        """
+        if isinstance(self._store, ChangeSource):
+            # The nodes first: a provider is written with its node.
+            nodes = self._nodes.uuids()
+            for uuid in sorted(nodes - self._store.provider_uuids()):
+                with contextlib.suppress(errors.NotFound):
+                    yield self._nodes.get(uuid)
+            return
         after = ""
         while True:
             page = self._nodes.list(after=after, limit=_PAGE)
@@ -276,78 +284,3 @@ class _NodeRemoved(errors.StoreBusy):
 
 def _provider(spec: NodeSpec) -> ResourceProvider:
     return ResourceProvider(spec.uuid, spec.name, inventories=spec.inventories)
-
-
-class StoreFleet:
-    """What a scheduler reads of the fleet: nodes, what is used of them, and whether their agents work."""
-
-    def __init__(
-        self,
-        nodes: NodeStore,
-        store: AllocationStore,
-        availability: Availability,
-        aggregates: AggregateStore,
-    ) -> None:
-        self._aggregates = aggregates
-        self._nodes = nodes
-        self._store = store
-        self._availability = availability
-        #: Hosts of nodes without an agent, when the fleet was last read.
-        self._absent: frozenset[str] = frozenset()
-        self._names: dict[str, str] = {}
-        self._pools: dict[str, Mapping[str, Sequence[str]]] = {}
-
-    def nodes(self) -> Iterable[NodeState]:
-        """All nodes that have an agent, by pages; four statements a page, two for all aggregates, and a few more for pools."""
-        membership = self._aggregates.membership()
-        enlisted, absent = self._availability.enlisted(), set()
-        unavailable = self._availability.read(())
-        after = ""
-        while True:
-            page = self._nodes.list(after=after, limit=_PAGE)
-            usages = {
-                usage.provider.uuid: usage
-                for usage in self._store.usages(providers=[node.uuid for node in page], limit=_PAGE)
-            }
-            shared: Mapping[str, Sequence[ProviderUsage]] = {}
-            if isinstance(self._store, PoolSource):
-                shared = self._store.pools(list(usages))
-            for node in page:
-                self._names[node.uuid] = node.name
-                usage = usages.get(node.uuid)
-                if node.host is None or usage is None:
-                    continue
-                offered = offer(usage, shared.get(node.uuid, ()))
-                self._pools[node.uuid] = offered.pools
-                if node.host not in enlisted:
-                    absent.add(node.host)
-                found = NodeState(
-                    node.uuid,
-                    node.name,
-                    node.host,
-                    offered.capacity,
-                    offered.used,
-                    usage.provider.can_host,
-                    node.host in enlisted,
-                    properties=node.properties,
-                    aggregates=tuple(
-                        Aggregate(name, metadata) for name, metadata in membership.of(node.host, node.uuid)
-                    ),
-                )
-                yield unavailable.applied(found) if found.up else found
-            if len(page) < _PAGE:
-                self._absent = frozenset(absent)
-                return
-            after = page[-1].uuid
-
-    def unavailable(self) -> Unavailable:
-        """What gets no new instances now."""
-        return self._availability.read(self._absent)
-
-    def node_name(self, uuid: str) -> str:
-        """The name of a node that was read."""
-        return self._names.get(uuid, "")
-
-    def pools_of(self, uuid: str) -> Mapping[str, Sequence[str]]:
-        """The pools that a node that was read takes of, by the class that it lacks; the roomiest first."""
-        return self._pools.get(uuid, {})

@@ -12,7 +12,6 @@ from moorage import randomness
 from moorage.control_plane.availability import Availability
 from moorage.control_plane.build_retries import BuildRetries, RetryStores
 from moorage.control_plane.cleaning import SupervisorEndpoint
-from moorage.control_plane.enrolment import StoreFleet
 from moorage.control_plane.factories import open_instances, open_store, open_workers
 from moorage.control_plane.notifications import ask_agent, ask_agents, tell_of_claim
 from moorage.control_plane.observing import ObservedClaimer, of_decision
@@ -20,6 +19,7 @@ from moorage.control_plane.operations import InPlace, MoveClaimer, MovesEndpoint
 from moorage.control_plane.periodic_loop import PeriodicLoop
 from moorage.control_plane.placing import StoreClaimer, cast_to_agent, read_residents
 from moorage.control_plane.process import Platform
+from moorage.control_plane.store_fleet import StoreFleet
 from moorage.fleet.aggregates import AggregateStore
 from moorage.fleet.nodes import NodeStore
 from moorage.rpc.server import Dispatcher, endpoints_of

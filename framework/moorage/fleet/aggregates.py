@@ -27,6 +27,15 @@ _COLUMNS = (
     aggregates.c.uuid, aggregates.c.name, aggregates.c.metadata, aggregates.c.generation, aggregates.c.created_at,
     aggregates.c.updated_at,
 )  # fmt: skip
+_ALL = sa.select(*_COLUMNS)
+_ALL_MEMBERS = sa.select(members.c.aggregate, members.c.kind, members.c.member)
+#: The generation of an aggregate rises with each change. A node that is removed takes its memberships with it.
+_VERSION = sa.select(
+    sa.func.count(),
+    sa.func.coalesce(sa.func.sum(aggregates.c.generation), 0),
+    sa.func.coalesce(sa.func.max(aggregates.c.updated_at), 0),
+    sa.select(sa.func.count()).select_from(members).scalar_subquery(),
+)
 _TOUCH = (
     sa.update(aggregates)
     .where(aggregates.c.uuid == sa.bindparam("of_uuid"))
@@ -175,12 +184,17 @@ class AggregateStore:
 
         return self.get(self._database.run(work))
 
+    def version(self) -> tuple[int, ...]:
+        """Numbers that differ when any aggregate or membership has changed; one statement."""
+        with self._database.read() as tx:
+            return tuple(map(int, tx.execute(_VERSION).one()))
+
     def membership(self) -> Membership:
         """Everything, by two statements on one snapshot."""
         with self._database.read() as tx:
-            known = {row.uuid: (row.name, row.metadata) for row in tx.execute(sa.select(*_COLUMNS))}
+            known = {row.uuid: (row.name, row.metadata) for row in tx.execute(_ALL)}
             found: dict[str, dict[str, list[tuple[str, Mapping[str, str]]]]] = {HOST: {}, NODE: {}}
-            for row in tx.execute(sa.select(members.c.aggregate, members.c.kind, members.c.member)):
+            for row in tx.execute(_ALL_MEMBERS):
                 if row.aggregate in known:
                     found[row.kind].setdefault(row.member, []).append(known[row.aggregate])
         return Membership(found[HOST], found[NODE])

@@ -11,6 +11,7 @@ import sqlalchemy as sa
 
 from moorage import errors
 from moorage.db import Database, now
+from moorage.db.changes import ChangeReader, RecentRows
 from moorage.fleet.interface import DETAILS, Node, NodeSpec, merged
 from moorage.fleet.states import BEGIN_STATES, with_since
 from moorage.fleet.tables import nodes
@@ -41,11 +42,18 @@ _PLANNING = (
     sa.type_coerce(nodes.c.properties, sa.Text), sa.type_coerce(nodes.c.extra, sa.Text),
     nodes.c.shard, nodes.c.instance_uuid, nodes.c.reservation, nodes.c.provision_state, nodes.c.maintenance,
 )  # fmt: skip
+_CHANGES = ChangeReader(nodes, nodes.c.generation)
+_SCHEDULED = sa.select(nodes.c.uuid, nodes.c.name, nodes.c.host, nodes.c.properties).order_by(nodes.c.uuid)
+_SCHEDULED_PAGE = _SCHEDULED.where(nodes.c.uuid > sa.bindparam("after", type_=sa.String)).limit(
+    sa.bindparam("page", type_=sa.Integer)
+)
+_SCHEDULED_OF = _SCHEDULED.where(nodes.c.uuid.in_(sa.bindparam("uuids", expanding=True)))
 _SHARDS = sa.select(nodes.c.shard, sa.func.count()).group_by(nodes.c.shard)
+#: Nodes of one shard that get one host.
 _ASSIGN = (
     sa.update(nodes)
     .where(
-        nodes.c.uuid == sa.bindparam("of_uuid"),
+        nodes.c.uuid.in_(sa.bindparam("of_uuids", expanding=True)),
         nodes.c.host.is_(None),
         nodes.c.shard.is_not_distinct_from(sa.bindparam("of_shard", type_=nodes.c.shard.type)),
     )
@@ -157,6 +165,25 @@ class NodeStore:
         tx.execute(sa.update(nodes).where(found).values(generation=nodes.c.generation + 1, updated_at=now()))
         return {row.uuid: row.name for row in tx.execute(sa.select(nodes.c.uuid, nodes.c.name).where(found))}
 
+    def recent(self, since: int) -> RecentRows:
+        """Reads the versions of the nodes that were written since a moment of the database's time; 0: of all nodes."""
+        with self._database.read() as tx:
+            return _CHANGES.read(tx, since)
+
+    def uuids(self) -> frozenset[str]:
+        """Reads the uuids of all nodes."""
+        with self._database.read() as tx:
+            return _CHANGES.uuids(tx)
+
+    def for_scheduling(
+        self, *, after: str = "", limit: int = 1000, uuids: Sequence[str] | None = None
+    ) -> Sequence[Any]:
+        """Reads uuid, name, host and properties: a page by uuid, or of the given nodes those that exist."""
+        with self._database.read() as tx:
+            if uuids is not None:
+                return tx.execute(_SCHEDULED_OF, {"uuids": list(uuids)}).all()
+            return tx.execute(_SCHEDULED_PAGE, {"after": after, "page": limit}).all()
+
     def shards(self) -> list[tuple[str | None, int]]:
         """(shard, how many nodes) of every shard that has any, None for nodes without one; the largest first, then by name.
 
@@ -203,14 +230,20 @@ class NodeStore:
         return int(tx.execute(statement).rowcount)
 
     def assign_hosts(self, hosts: Mapping[str, tuple[str | None, str]]) -> int:
-        """Gives nodes a host (uuid -> shard, host) that have none and still are in the shard; returns how many got one."""
+        """Gives nodes a host (uuid -> shard, host) that have none and still are in the shard; returns how many got one.
+
+        One statement for each shard and host.
+        """
         if not hosts:
             return 0
+        sets: dict[tuple[str | None, str], list[str]] = {}
+        for uuid, of in sorted(hosts.items(), key=lambda item: item[0]):
+            sets.setdefault(of, []).append(uuid)
 
         def work(tx: sa.Connection) -> int:
             return sum(
-                tx.execute(_ASSIGN, {"of_uuid": uuid, "of_shard": shard, "to_host": host}).rowcount
-                for uuid, (shard, host) in sorted(hosts.items(), key=lambda item: item[0])
+                tx.execute(_ASSIGN, {"of_uuids": uuids, "of_shard": shard, "to_host": host}).rowcount
+                for (shard, host), uuids in sets.items()
             )
 
         return self._database.run(work)

@@ -56,6 +56,8 @@ nodes = sa.Table(
     # Schedulers read the few nodes with one of these flags every second.
     sa.Index("ix_nodes_disabled", "disabled"),
     sa.Index("ix_nodes_maintenance", "maintenance"),
+    # Schedulers read what changed.
+    sa.Index("ix_nodes_updated_at", "updated_at"),
     # Without it SQLite gives the number of a node that was removed to the next one.
     sqlite_autoincrement=True,
 )

@@ -22,7 +22,7 @@ from moorage import threads
 from moorage.frozen import frozen_array
 from moorage.scheduling.digest import instance_digest
 from moorage.scheduling.instance_index import InstanceIndex
-from moorage.scheduling.interface import InstanceRecord, NodeState, Rows, Unavailable
+from moorage.scheduling.interface import FleetChanges, InstanceRecord, NodeState, Rows, Unavailable
 from moorage.scheduling.snapshot import COUNTED_FLAVORS, Counts, Floats, Snapshot, plus
 
 __all__ = ["FleetView"]
@@ -83,11 +83,7 @@ class FleetView:
                 self._fold()
                 self._nodes = tuple(nodes)
                 self._read_columns()
-                # Places for those whose node is told by another name now are looked for again.
-                homeless, self._homeless = self._homeless, {}
-                for record in homeless.values():
-                    self._add(record)
-                self._fold()
+                self._place_homeless()
             else:
                 known = [*self._index.records(), *self._homeless.values()]
                 self._build(nodes)
@@ -99,6 +95,52 @@ class FleetView:
             self._count_foreign()
             self._unavailable = None
             self._snapshot = None
+
+    def change_nodes(self, changes: FleetChanges, *, held: Collection[str] = ()) -> None:
+        """Takes over what changed in the store since the nodes were last taken over; costs what changed.
+
+        :param held: as for :meth:`set_nodes`.
+        """
+        with self._lock:
+            rows = [self._row_of_node.get(node.uuid) for node in changes.changed]
+            replaced = {
+                row: self._with_states(node)
+                for row, node in zip(rows, changes.changed, strict=True)
+                if row is not None and self._is_same_place(row, node)
+            }
+            if len(replaced) < len(rows) or not changes.removed.isdisjoint(self._row_of_node):
+                known = {node.uuid: node for node in self._nodes if node.uuid not in changes.removed}
+                known |= {node.uuid: node for node in changes.changed}
+                self.set_nodes(sorted(known.values(), key=_uuid), held=held)
+                return
+            for uuid in held:
+                self.let_go(uuid)
+            self._fold()
+            if replaced:
+                nodes = list(self._nodes)
+                for row, node in replaced.items():
+                    nodes[row] = node
+                self._nodes = tuple(nodes)
+                self._change_columns(np.array(list(replaced), dtype=np.intp), list(replaced.values()))
+                self._place_homeless()
+            self._count_foreign()
+            self._snapshot = None
+
+    def _is_same_place(self, row: int, node: NodeState) -> bool:
+        """Whether the row stands for the node as it is now, and all its classes have columns."""
+        before = self._nodes[row]
+        return (before.host, before.name) == (node.host, node.name) and node.capacity.keys() <= self._capacities.keys()
+
+    def _with_states(self, node: NodeState) -> NodeState:
+        """The node with the states that were applied last. A host without an agent is down whatever they say."""
+        return node if self._unavailable is None or not node.up else self._unavailable.applied(node)
+
+    def _place_homeless(self) -> None:
+        """Look for a place for instances whose node is told by another name now."""
+        homeless, self._homeless = self._homeless, {}
+        for record in homeless.values():
+            self._add(record)
+        self._fold()
 
     def set_unavailable(self, unavailable: Unavailable) -> None:
         """Apply the states of agents and nodes, which were read just now. It costs nothing when nothing has changed."""
@@ -141,27 +183,35 @@ class FleetView:
     def _read_columns(self) -> None:
         nodes = self._nodes
         classes = sorted({name for node in nodes for name in node.capacity})
-        self._capacities = MappingProxyType(
-            {
-                name: frozen_array(np.array([node.capacity.get(name, 0.0) for node in nodes], dtype=np.float64))
-                for name in classes
-            }
-        )
+        self._capacities = MappingProxyType({name: _column(nodes, "capacity", name) for name in classes})
+        #: What the store says is used.
+        self._stored = {name: _column(nodes, "used", name) for name in classes}
         self._foreign = {name: frozen_array(np.zeros(len(nodes))) for name in classes}
         self._read_availability()
 
     def _read_availability(self) -> None:
-        available = [node.up and node.enabled and node.can_host for node in self._nodes]
-        self._available = frozen_array(np.array(available, dtype=np.bool_))
+        self._available = frozen_array(np.array([_is_available(node) for node in self._nodes], dtype=np.bool_))
         self._derived: dict[Hashable, Any] = {}
 
+    def _change_columns(self, rows: Rows, nodes: Sequence[NodeState]) -> None:
+        """Write the values of some rows into copies of the columns."""
+        self._capacities = MappingProxyType(
+            {name: _changed(column, rows, nodes, "capacity", name) for name, column in self._capacities.items()}
+        )
+        self._stored = {name: _changed(column, rows, nodes, "used", name) for name, column in self._stored.items()}
+        available = self._available.copy()
+        available[rows] = [_is_available(node) for node in nodes]
+        self._available = frozen_array(available)
+        self._derived = {}
+
     def _count_foreign(self) -> None:
-        measured = {}
+        measured, foreign = {}, {}
         for name, used in self._used.items():
-            stored = np.array([node.used.get(name, 0) for node in self._nodes], dtype=np.float64)
+            stored = self._stored[name]
             measured[name] = np.maximum(stored - used, 0.0) if self._tracked else stored
-            foreign = np.minimum(measured[name], self._foreign_before(name)) if self._tracked else stored
-            self._foreign[name] = frozen_array(foreign)
+            agreed = np.minimum(measured[name], self._foreign_before(name)) if self._tracked else stored
+            foreign[name] = frozen_array(agreed)
+        self._foreign = foreign
         self._last_foreign, self._last_rows = measured, self._row_of_node
 
     def _foreign_before(self, name: str) -> Floats:
@@ -420,6 +470,30 @@ class FleetView:
                     self._derived,
                 )
             return self._snapshot
+
+
+def _uuid(node: NodeState) -> str:
+    return node.uuid
+
+
+def _is_available(node: NodeState) -> bool:
+    return node.up and node.enabled and node.can_host
+
+
+def _column(nodes: Sequence[NodeState], kind: str, name: str) -> Floats:
+    """One resource class of all nodes."""
+    values = [getattr(node, kind).get(name, 0.0) for node in nodes]
+    return frozen_array(np.array(values, dtype=np.float64))
+
+
+def _changed(column: Floats, rows: Rows, nodes: Sequence[NodeState], kind: str, name: str) -> Floats:
+    """A column with the values of these nodes in these rows; the same one if nothing differs."""
+    values = np.array([getattr(node, kind).get(name, 0.0) for node in nodes], dtype=np.float64)
+    if np.array_equal(column[rows], values):
+        return column
+    made = column.copy()
+    made[rows] = values
+    return frozen_array(made)
 
 
 def _added(column: Any, rows: Rows, amounts: Any) -> Any:

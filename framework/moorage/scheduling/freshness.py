@@ -20,9 +20,17 @@ LOG = logging.getLogger(__name__)
 #: many of the time is spent on such readings, however many requests are refused.
 _REFUSAL_AGE, _REFUSAL_PART = 1.0, 10
 
+#: Seconds between comparisons of all versions; they find what was committed more than a minute after it was written.
+_COMPARISON = 600.0
+#: Seconds for which changes are gathered before they are read: an import tells of each of its pages.
+_GATHERING = 0.25
+
 
 class Freshness:
-    """Reads the nodes into a view: one reading at a time, however many threads ask. Safe for use by several threads."""
+    """Reads the nodes into a view: one reading at a time, however many threads ask. Safe for use by several threads.
+
+    After the first one, a reading costs what changed since the last one.
+    """
 
     def __init__(self, view: FleetView, source: FleetSource, clock: Clock) -> None:
         self._view = view
@@ -31,6 +39,9 @@ class Freshness:
         self._refreshing = threads.lock()
         self._refreshed_at = -1e9
         self._reading_took = 0.0
+        #: The view has all that the source has read.
+        self._whole = False
+        self._compared_at = -1e9
         #: A node was found to be gone.
         self._outdated = False
         self._changed_at = -1e9
@@ -68,13 +79,27 @@ class Freshness:
                 return False
             began = self._clock.monotonic()
             self._outdated = False
-            held = self._view.held()
-            self._view.set_nodes(sorted(self._source.nodes(), key=lambda node: node.uuid), held=held)
+            self._read(began)
             self._refreshed_at = began
             self._reading_took = self._clock.monotonic() - began
             # The states that were read with the nodes are as old as the beginning of the reading.
             self.observe()
             return True
+
+    def _read(self, began: float) -> None:
+        """Bring the view in line with the store: by what changed, or by all nodes where the source cannot tell."""
+        held = self._view.held()
+        compare = began - self._compared_at >= _COMPARISON
+        changes = self._source.changes(compare=compare) if self._whole else None
+        # What was read and not taken over would be lost.
+        self._whole = False
+        if changes is None:
+            self._view.set_nodes(sorted(self._source.nodes(), key=lambda node: node.uuid), held=held)
+        else:
+            self._view.change_nodes(changes, held=held)
+        self._whole = True
+        if compare or changes is None:
+            self._compared_at = began
 
     def changed(self) -> None:
         """Somebody has changed nodes or services: refusals wait for a reading that begins from now on. Returns at once.
@@ -90,6 +115,7 @@ class Freshness:
 
     def _catch_up(self) -> None:
         while True:
+            self._clock.sleep(_GATHERING)
             try:
                 self.refresh()
             except errors.Unavailable as error:

@@ -17,6 +17,11 @@ __all__ = ["REFRESH_INTERVAL", "StoredIncidents"]
 
 #: Seconds between two readings of the counts.
 REFRESH_INTERVAL = 5.0
+_COUNTS = (
+    sa.select(plugin_incidents.c.plugin, sa.func.count())
+    .where(plugin_incidents.c.at > now() - sa.bindparam("window_micros", type_=sa.BigInteger))
+    .group_by(plugin_incidents.c.plugin)
+)
 
 
 class StoredIncidents:
@@ -49,10 +54,6 @@ class StoredIncidents:
 
         :raises Unavailable: the store is away; the old counts stay.
         """
-        query = (
-            sa.select(plugin_incidents.c.plugin, sa.func.count())
-            .where(plugin_incidents.c.at > now() - int(self._window() * MICROSECONDS))
-            .group_by(plugin_incidents.c.plugin)
-        )
+        values = {"window_micros": int(self._window() * MICROSECONDS)}
         with self._database.read() as tx:
-            self._counts = {plugin: int(count) for plugin, count in tx.execute(query)}
+            self._counts = {plugin: int(count) for plugin, count in tx.execute(_COUNTS, values)}

@@ -27,6 +27,7 @@ __all__ = [
     "Column",
     "Fleet",
     "FieldSet",
+    "FleetChanges",
     "FleetSource",
     "HostFilter",
     "HostState",
@@ -310,11 +311,29 @@ class Unavailable:
         return replace(node, up=up, enabled=not reason, disabled_reason=reason)
 
 
+@dataclass(frozen=True, slots=True)
+class FleetChanges:
+    """What changed between two readings of the fleet.
+
+    :param changed: nodes that are new or have changed, without the states of :class:`Unavailable`.
+    :param removed: uuids of nodes that are gone; some of them may never have been known.
+    """
+
+    changed: tuple[NodeState, ...] = ()
+    removed: frozenset[str] = frozenset()
+
+
 class FleetSource(Protocol):
     """Where the scheduler reads nodes; bound by the control plane."""
 
     def nodes(self) -> Iterable[NodeState]:
         """All nodes that have a host."""
+
+    def changes(self, *, compare: bool = False) -> FleetChanges | None:
+        """Reads what changed since the last reading of nodes or changes; None: all nodes must be read.
+
+        :param compare: also find what a transaction committed long after it had written.
+        """
 
     def unavailable(self) -> Unavailable:
         """What gets no new instances now; cheap enough to be called every second."""

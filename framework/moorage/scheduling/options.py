@@ -121,8 +121,8 @@ OPTS: Sequence[cfg.Opt] = (
         "refresh_interval",
         default=60.0,
         min=0.1,
-        help="Seconds between readings of all nodes and their use. The states of agents and nodes (up, disabled, maintenance) are "
-        "read every second.",
+        help="Seconds between readings of the nodes and their use. A reading costs what changed since the last one. The states of "
+        "agents and nodes (up, disabled, maintenance) are read every second.",
     ),
     cfg.IntOpt("decisions", default=2000, min=1, help="How many recent decisions a scheduler remembers."),
 )

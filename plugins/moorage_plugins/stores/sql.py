@@ -45,6 +45,14 @@ LOG = logging.getLogger(__name__)
 #: How often providers are brought to their state in a transaction of its own when others write the same unique values.
 _ENSURE_TRIES = 3
 
+_PROVIDERS = (
+    sa.select(*statements.provider_columns)
+    .where(resource_providers.c.uuid > sa.bindparam("after", type_=sa.String))
+    .order_by(resource_providers.c.uuid)
+    .limit(sa.bindparam("of_limit", type_=sa.Integer))
+)
+_PROVIDERS_OF = _PROVIDERS.where(resource_providers.c.uuid.in_(sa.bindparam("uuids", expanding=True)))
+
 
 class SqlStore(SqlCatalogue, SqlNames, SqlLedger, SqlPools, SqlCandidates, FullStore):
     """Claims in SQLite, PostgreSQL or MariaDB; several hosts may use it at once.
@@ -198,12 +206,12 @@ class SqlStore(SqlCatalogue, SqlNames, SqlLedger, SqlPools, SqlCandidates, FullS
     def usages(
         self, *, after: str = "", limit: int = 1000, providers: Sequence[str] | None = None
     ) -> list[ProviderUsage]:
-        query = sa.select(*statements.provider_columns).order_by(resource_providers.c.uuid).limit(limit)
-        query = query.where(resource_providers.c.uuid > after)
-        if providers is not None:
-            query = query.where(resource_providers.c.uuid.in_(providers))
+        values = {"after": after, "of_limit": limit}
         with self._database.read() as tx:
-            found = tx.execute(query).all()
+            if providers is None:
+                found = tx.execute(_PROVIDERS, values).all()
+            else:
+                found = tx.execute(_PROVIDERS_OF, {**values, "uuids": list(providers)}).all()
             rows = self._inventory_rows(tx, [row.id for row in found])
         return [
             ProviderUsage(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The part of the sql store that knows who shares with whom."""
+"""The part of the sql store that knows which providers share with which, and which ones changed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 import sqlalchemy as sa
 from typing_extensions import override
 
-from moorage.allocation.interface import SHARES, PoolSource, ProviderUsage
+from moorage.allocation.interface import SHARES, ChangeSource, PoolSource, ProviderUsage
+from moorage.db.changes import ChangeReader, RecentRows
 from moorage_plugins.stores import sql_filters, statements
 from moorage_plugins.stores.sql_part import SqlPart, shown
 from moorage_plugins.stores.tables import provider_aggregates, resource_providers
@@ -18,13 +19,35 @@ __all__ = ["SqlPools"]
 _SHARING = (
     sa.select(*statements.provider_columns).where(sql_filters.has_trait([SHARES])).order_by(resource_providers.c.uuid)
 )
-_AGGREGATES = sa.select(resource_providers.c.uuid, provider_aggregates.c.aggregate_uuid).join_from(
-    resource_providers, provider_aggregates, provider_aggregates.c.resource_provider_id == resource_providers.c.id
+_SHARING_UUIDS = sa.select(resource_providers.c.uuid).where(sql_filters.has_trait([SHARES]))
+#: Without an index on ``updated_at``: every claim would write it, and the table is small enough to be looked through.
+_CHANGES = ChangeReader(resource_providers, resource_providers.c.generation, resource_providers.c.residents)
+_AGGREGATES_OF = (
+    sa.select(resource_providers.c.uuid, provider_aggregates.c.aggregate_uuid)
+    .join_from(
+        resource_providers, provider_aggregates, provider_aggregates.c.resource_provider_id == resource_providers.c.id
+    )
+    .where(resource_providers.c.uuid.in_(sa.bindparam("uuids", expanding=True)))
 )
 
 
-class SqlPools(SqlPart, PoolSource):
-    """Pools."""
+class SqlPools(SqlPart, PoolSource, ChangeSource):
+    """Pools, and which providers changed."""
+
+    @override
+    def recent_providers(self, since: int) -> RecentRows:
+        with self._database.read() as tx:
+            return _CHANGES.read(tx, since)
+
+    @override
+    def provider_uuids(self) -> frozenset[str]:
+        with self._database.read() as tx:
+            return _CHANGES.uuids(tx)
+
+    @override
+    def sharing(self) -> frozenset[str]:
+        with self._database.read() as tx:
+            return frozenset(tx.execute(_SHARING_UUIDS).scalars())
 
     @override
     def pools(self, providers: Sequence[str]) -> Mapping[str, tuple[ProviderUsage, ...]]:
@@ -34,10 +57,10 @@ class SqlPools(SqlPart, PoolSource):
                 return {}
             of_pool: dict[str, set[str]] = {}
             numbers = [row.id for row in sharing]
-            for uuid, aggregate in tx.execute(_AGGREGATES.where(resource_providers.c.id.in_(numbers))).all():
+            for uuid, aggregate in tx.execute(_AGGREGATES_OF, {"uuids": [row.uuid for row in sharing]}).all():
                 of_pool.setdefault(uuid, set()).add(aggregate)
             near: dict[str, set[str]] = {}
-            for uuid, aggregate in tx.execute(_AGGREGATES.where(resource_providers.c.uuid.in_(providers))).all():
+            for uuid, aggregate in tx.execute(_AGGREGATES_OF, {"uuids": list(providers)}).all():
                 near.setdefault(uuid, set()).add(aggregate)
             items = self._inventory_rows(tx, numbers)
         usages = {

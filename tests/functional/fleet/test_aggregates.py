@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Aggregates, server groups and states on real database servers."""
+"""Aggregates, server groups, states and readings of the fleet on real database servers."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from moorage.db import Database, migrations
 from tests import servers
 from tests.unit.fleet.aggregate_tests import AggregateTests
 from tests.unit.fleet.state_tests import StateTests
+from tests.unit.fleet.store_fleet_tests import StoreFleetTests
 from tests.unit.scheduling.group_tests import GroupTests
 
 
@@ -44,4 +45,12 @@ class TestStatesOnPostgresql(StateTests, ServerCase):
 
 
 class TestStatesOnMariadb(StateTests, ServerCase):
+    kind = "mariadb"
+
+
+class TestReadingsOnPostgresql(StoreFleetTests, ServerCase):
+    kind = "postgresql"
+
+
+class TestReadingsOnMariadb(StoreFleetTests, ServerCase):
     kind = "mariadb"

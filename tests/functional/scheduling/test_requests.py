@@ -133,8 +133,8 @@ class RequestTests(unittest.TestCase):
         plane.client.sender.fanout("scheduler", "fleet_changed")
         scheduler = plane.roles["scheduler-1"]._scheduler
         wait_until(lambda: scheduler.view.snapshot().size == 2, "the reading that was asked for", SOON)
-        read = mock.Mock(side_effect=scheduler._freshness._source.nodes)
-        with mock.patch.object(scheduler._freshness._source, "nodes", read):
+        read = mock.Mock(side_effect=scheduler._freshness._source.changes)
+        with mock.patch.object(scheduler._freshness._source, "changes", read):
             for _ in range(50):
                 plane.client.sender.call("scheduler", "fleet_changed")
             changed = scheduler._freshness._changed_at
@@ -144,8 +144,8 @@ class RequestTests(unittest.TestCase):
         # So that nobody else reads meanwhile.
         plane = Plane(self, scheduling__refresh_interval=600.0).up(("h1", "h2"))
         scheduler = plane.roles["scheduler-1"]._scheduler
-        read = mock.Mock(side_effect=scheduler._freshness._source.nodes)
-        with mock.patch.object(scheduler._freshness._source, "nodes", read):
+        read = mock.Mock(side_effect=scheduler._freshness._source.changes)
+        with mock.patch.object(scheduler._freshness._source, "changes", read):
             scheduler._freshness._refreshed_at = -1e9
             for _ in range(3):
                 with self.assertRaises(errors.NoValidHost):

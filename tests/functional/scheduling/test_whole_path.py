@@ -6,6 +6,7 @@ A commit on SQLite is one fsync. The numbers are limits that were reached: a cha
 
 from __future__ import annotations
 
+import threading
 import time
 import unittest
 from collections.abc import Callable
@@ -15,7 +16,7 @@ import requests
 
 from moorage.api.role import ApiRole
 from tests.functional.scheduling.plane import SOON
-from tests.functional.scheduling.statements import CountedPlane
+from tests.functional.scheduling.statements import CountedPlane, Counts
 
 FLAVOR = {"flavorid": "small", "resources": {"VCPU": 1, "MEMORY_MB": 64}}
 LARGER = {"flavorid": "larger", "resources": {"VCPU": 2, "MEMORY_MB": 64}}
@@ -135,3 +136,39 @@ class WholePathTests(unittest.TestCase):
             },
             self.least(lambda: run),
         )  # fmt: skip
+
+
+class IdleTests(unittest.TestCase):
+    """What nothing to do costs, at the intervals of production."""
+
+    def test_an_idle_minute(self) -> None:
+        plane = CountedPlane(
+            self,
+            agent__sweep_interval=5.0,
+            services__report_interval=10.0,
+            services__service_down_time=60.0,
+            scheduling__refresh_interval=60.0,
+        )
+        plane.up(("h1",), nodes=50)
+        plane.only = (threading.current_thread().name,)
+        works = [(role.binary, each._work, each._seconds) for role in plane.roles.values() for each in role._periodic]
+        cleaning = plane.roles["h1"]._cleaning
+        works.append(("agent", cleaning.look, cleaning._interval))
+        # Of rows that were written less than a second ago, no version is remembered.
+        time.sleep(1.2)
+        for last in (False, True):
+            # The first round warms up.
+            found = {binary: [0.0, 0.0, 0.0] for binary, _, _ in works}
+            built: list[str] = []
+            for binary, work, seconds in works:
+                plane.begin()
+                work()
+                counts = plane.counts().get(binary, Counts())
+                for place, number in enumerate((len(counts.statements), counts.reads, counts.writes)):
+                    found[binary][place] += number * 60 / seconds
+                of_nodes = [each for each in counts.statements if "nodes.properties" in each]
+                self.assertEqual([], of_nodes if last else [], "a node was read although none has changed")
+                built += counts.built if seconds < 30 else []
+        self.assertEqual([], built)
+        # Statements, read transactions and write transactions of each role.
+        self.assertEqual({"scheduler": [203, 138, 2], "agent": [108, 108, 0]}, found)

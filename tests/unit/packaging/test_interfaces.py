@@ -70,6 +70,11 @@ DEMANDS: dict[int, dict[str, set[str]]] = {
             "replace(changes, companion)",
             "reshape(inventories, changes)",
         },
+        "moorage.allocation.interface.changes.ChangeSource": {
+            "provider_uuids()",
+            "recent_providers(since)",
+            "sharing()",
+        },
         "moorage.allocation.interface.pools.PoolSource": {
             "pools(providers)",
         },

@@ -17,7 +17,7 @@ from moorage.rpc.server import Dispatcher, endpoints_of, rpc_method
 from moorage.scheduling.epochs import ConfirmedEpochs
 from moorage.scheduling.fleet_view import FleetView
 from moorage.scheduling.healing import Healer, SilentHosts
-from moorage.scheduling.interface import InstanceRecord, InstanceSource, NodeState, Unavailable
+from moorage.scheduling.interface import FleetChanges, InstanceRecord, InstanceSource, NodeState, Unavailable
 from moorage.scheduling.reporter import AGENTS, TOPIC, Reporter
 from moorage.scheduling.rpc import SchedulerEndpoint
 from moorage.scheduling.tracking import InstanceTracker
@@ -170,6 +170,9 @@ class Simulation:
 
     def nodes(self) -> list[NodeState]:
         return [NodeState(f"uuid-{host}", f"{host}-node", host, {"VCPU": 100.0}, {}) for host in sorted(self._hosts)]
+
+    def changes(self, *, compare: bool = False) -> FleetChanges | None:
+        return None
 
     def unavailable(self) -> Unavailable:
         return Unavailable()

@@ -14,7 +14,7 @@ import numpy as np
 
 from moorage.scheduling import fleet_view, instance_index, snapshot
 from moorage.scheduling.fleet_view import FleetView
-from moorage.scheduling.interface import InstanceRecord, NodeState
+from moorage.scheduling.interface import FleetChanges, InstanceRecord, NodeState, Unavailable
 from moorage.scheduling.snapshot import Snapshot
 from tests import cases, seeded
 
@@ -31,6 +31,20 @@ def nodes(count: int, hosts: int = 0) -> list[NodeState]:
 def record(uuid: str, at: NodeState, flavor: str = "small", **changes: object) -> InstanceRecord:
     made = InstanceRecord(uuid, at.host, at.name, flavor, SIZES[flavor], "p")
     return replace(made, **changes)  # type: ignore[arg-type]
+
+
+def changed_node(random: random_module.Random, node: NodeState) -> NodeState:
+    """The node after some write of the store."""
+    change = random.randrange(5)
+    if change == 0:
+        return replace(node, used={"VCPU": random.randrange(20), "MEMORY_MB": 512 * random.randrange(4)})
+    if change == 1:
+        return replace(node, capacity={**node.capacity, "VCPU": float(random.randrange(1, 90))})
+    if change == 2:
+        return replace(node, can_host=not node.can_host)
+    if change == 3:
+        return replace(node, host=f"h{random.randrange(7)}")
+    return replace(node, properties={"rack": str(random.randrange(5))})
 
 
 class Model:
@@ -164,6 +178,48 @@ class SnapshotTests(unittest.TestCase):
         # Also when the rows are others meanwhile.
         self.view.set_nodes(used[::-1])
         self.assertEqual(self.view.snapshot().free("VCPU")[2], 54)
+
+    def test_changes_give_the_view_that_a_reading_of_all_nodes_gives(self) -> None:
+        random = seeded()
+        for _ in range(cases(30)):
+            self.compare_ways(random)
+
+    def compare_ways(self, random: random_module.Random) -> None:
+        by_changes, whole = FleetView(), FleetView()
+        known = {node.uuid: node for node in nodes(9, hosts=7)}
+        for view in (by_changes, whole):
+            view.set_nodes(sorted(known.values(), key=lambda node: node.uuid))
+        kept: list[tuple[Snapshot, list[float]]] = []
+        for step in range(20):
+            instance = record(
+                f"i{random.randrange(12)}", random.choice(list(known.values())), random.choice(list(SIZES))
+            )
+            for view in (by_changes, whole):
+                view.put(instance)
+            changed = {
+                uuid: changed_node(random, known[uuid]) for uuid in random.sample(sorted(known), random.randrange(3))
+            }
+            removed = set(random.sample(sorted(known), 1)) if random.random() < 0.1 and len(known) > 3 else set()
+            if random.random() < 0.1:
+                changed[f"x{step}"] = NodeState(f"x{step}", f"x{step}", "h1", {"VCPU": 8.0, "PGPU": 2.0}, {})
+            known = {uuid: each for uuid, each in {**known, **changed}.items() if uuid not in removed}
+            changes = FleetChanges(
+                tuple(each for uuid, each in changed.items() if uuid not in removed), frozenset(removed | {"unknown"})
+            )
+            by_changes.change_nodes(changes)
+            whole.set_nodes(sorted(known.values(), key=lambda node: node.uuid))
+            states = Unavailable(frozenset(random.sample(["h1", "h2"], random.randrange(2))))
+            for view in (by_changes, whole):
+                view.set_unavailable(states)
+            one, other = by_changes.snapshot(), whole.snapshot()
+            self.assertEqual(other.nodes, one.nodes)
+            for name in ("VCPU", "MEMORY_MB", "PGPU"):
+                self.assertEqual(other.free(name).tolist(), one.free(name).tolist(), name)
+            self.assertEqual(other.available.tolist(), one.available.tolist())
+            self.assertEqual(other.num_instances.tolist(), one.num_instances.tolist())
+            kept.append((one, one.free("VCPU").tolist()))
+        for fleet, free in kept:
+            self.assertEqual(free, fleet.free("VCPU").tolist(), "a snapshot changed")
 
     def test_readers_never_see_a_change_while_they_read(self) -> None:
         """Nova's fault 8: filters raised because the dictionary changed while they went through it."""

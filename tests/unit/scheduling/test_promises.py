@@ -22,6 +22,7 @@ from moorage.scheduling.guard import Guard
 from moorage.scheduling.interface import (
     ClaimResult,
     Flavor,
+    FleetChanges,
     HostFilter,
     HostState,
     InstanceRecord,
@@ -105,6 +106,9 @@ class Nodes:
 
     def nodes(self) -> list[NodeState]:
         return [node_of(row) for row in range(self.rows)]
+
+    def changes(self, *, compare: bool = False) -> FleetChanges | None:
+        return None
 
     def unavailable(self) -> Unavailable:
         return Unavailable()

@@ -22,6 +22,7 @@ from moorage.scheduling.interface import (
     ClaimResult,
     Flavor,
     Fleet,
+    FleetChanges,
     HostFilter,
     HostState,
     HostWeigher,
@@ -50,6 +51,9 @@ class Nodes:
 
     def nodes(self) -> list[NodeState]:
         return self.all
+
+    def changes(self, *, compare: bool = False) -> FleetChanges | None:
+        return None
 
     def unavailable(self) -> Unavailable:
         return self.states

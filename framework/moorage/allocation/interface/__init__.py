@@ -30,6 +30,7 @@ from moorage.allocation.interface.catalogue import (
     ResourceClass,
     Trait,
 )
+from moorage.allocation.interface.changes import ChangeSource
 from moorage.allocation.interface.claims import (
     API_VERSION,
     AllocationItem,
@@ -76,6 +77,7 @@ __all__ = [
     "CandidateSet",
     "CandidateSource",
     "Capability",
+    "ChangeSource",
     "ClaimOutcome",
     "ClaimRequest",
     "Companion",

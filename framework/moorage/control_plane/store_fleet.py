@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a scheduler reads of the fleet: nodes, what is used of them, their aggregates, and whether their agents work.
+
+After the first reading, a reading costs what changed since the last one (:mod:`moorage.db.changes`). Three changes make it read all
+nodes again, since they may concern any node: of an aggregate, of a pool, and of more nodes than half of the fleet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+from moorage.allocation.interface import AllocationStore, ChangeSource, PoolSource, ProviderUsage
+from moorage.control_plane.availability import Availability
+from moorage.control_plane.pooling import offer
+from moorage.db.changes import KnownRows
+from moorage.fleet.aggregates import AggregateStore, Membership
+from moorage.fleet.nodes import NodeStore
+from moorage.scheduling.interface import Aggregate, FleetChanges, NodeState, Unavailable
+
+__all__ = ["StoreFleet"]
+
+_PAGE = 1000
+#: More nodes than this are read one by one only if they are less than half of the fleet.
+_FEW = 1000
+
+
+class StoreFleet:
+    """Reads the fleet from the stores. For one thread at a time.
+
+    :param nodes: the nodes; ``store`` their providers.
+    """
+
+    def __init__(
+        self,
+        nodes: NodeStore,
+        store: AllocationStore,
+        availability: Availability,
+        aggregates: AggregateStore,
+    ) -> None:
+        self._aggregates = aggregates
+        self._nodes = nodes
+        self._store = store
+        self._availability = availability
+        #: Hosts of nodes that had no agent when the nodes were last read.
+        self._absent: frozenset[str] = frozenset()
+        self._names: dict[str, str] = {}
+        self._pools: dict[str, Mapping[str, Sequence[str]]] = {}
+        self._membership = Membership()
+        self._aggregates_version: object = None
+        self._known_nodes, self._known_providers = KnownRows(), KnownRows()
+        self._sharing: frozenset[str] = frozenset()
+        self._complete = False
+
+    def nodes(self) -> Iterator[NodeState]:
+        """Reads all nodes that have an agent, by pages; three statements a page, and a few more for pools."""
+        self._complete = False
+        self._aggregates_version = self._aggregates.version()
+        self._membership = self._aggregates.membership()
+        if isinstance(self._store, ChangeSource):
+            # Before the nodes: what is written meanwhile is read again the next time.
+            self._known_nodes.start(self._nodes.recent(0))
+            self._known_providers.start(self._store.recent_providers(0))
+            self._sharing = self._store.sharing()
+        self._names, self._pools = {}, {}
+        enlisted, self._absent = self._availability.enlisted(), frozenset()
+        unavailable = self._availability.read(())
+        after = ""
+        while True:
+            page = self._nodes.for_scheduling(after=after, limit=_PAGE)
+            for found in self._states(page, enlisted):
+                yield unavailable.applied(found) if found.up else found
+            if len(page) < _PAGE:
+                self._complete = True
+                return
+            after = page[-1].uuid
+
+    def changes(self, *, compare: bool = False) -> FleetChanges | None:
+        """Reads what changed since the last reading; None when all nodes must be read.
+
+        :param compare: compare the versions of all rows instead of those that were written lately.
+        """
+        store, known_nodes, known_providers = self._store, self._known_nodes, self._known_providers
+        if not self._complete or not isinstance(store, ChangeSource):
+            return None
+        if self._aggregates.version() != self._aggregates_version:
+            return None
+        nodes = self._nodes.recent(0 if compare else known_nodes.since)
+        providers = store.recent_providers(0 if compare else known_providers.since)
+        gone_nodes = known_nodes.gone(self._nodes.uuids()) if known_nodes.misses(nodes) else set()
+        gone_providers = known_providers.gone(store.provider_uuids()) if known_providers.misses(providers) else set()
+        changed_providers = known_providers.changed(providers)
+        changed = known_nodes.changed(nodes) | changed_providers
+        if len(changed) > max(_FEW, nodes.count // 2):
+            return None
+        if self._absent:
+            # Agents that were started since. So many hosts are not named one by one.
+            self._absent -= self._availability.enlisted(self._absent if len(self._absent) < _FEW else None)
+        if changed_providers or gone_providers:
+            sharing = store.sharing()
+            if sharing != self._sharing or not sharing.isdisjoint(changed_providers):
+                return None
+        states = self._read(sorted(changed - gone_nodes))
+        # A node that has lost its host or its provider, or never had them, is none for the scheduler.
+        removed = (changed | gone_nodes | gone_providers) - {each.uuid for each in states}
+        for uuid in removed:
+            self._names.pop(uuid, None)
+            self._pools.pop(uuid, None)
+        known_nodes.take(nodes, gone_nodes)
+        known_providers.take(providers, gone_providers)
+        return FleetChanges(tuple(states), frozenset(removed))
+
+    def _read(self, uuids: Sequence[str]) -> list[NodeState]:
+        """Reads single nodes."""
+        found: list[NodeState] = []
+        for first in range(0, len(uuids), _PAGE):
+            page = self._nodes.for_scheduling(uuids=uuids[first : first + _PAGE])
+            enlisted = self._availability.enlisted({row.host for row in page if row.host is not None})
+            found += self._states(page, enlisted)
+        return found
+
+    def _states(self, page: Sequence[Any], enlisted: Collection[str]) -> Iterator[NodeState]:
+        """The nodes of a page that have an agent and a provider."""
+        usages = {
+            usage.provider.uuid: usage
+            for usage in self._store.usages(providers=[row.uuid for row in page], limit=_PAGE)
+        }
+        shared: Mapping[str, Sequence[ProviderUsage]] = {}
+        if isinstance(self._store, PoolSource):
+            shared = self._store.pools(list(usages))
+        absent = set()
+        for row in page:
+            self._names[row.uuid] = row.name
+            usage = usages.get(row.uuid)
+            if row.host is None or usage is None:
+                continue
+            offered = offer(usage, shared.get(row.uuid, ()))
+            if offered.pools:
+                self._pools[row.uuid] = offered.pools
+            else:
+                self._pools.pop(row.uuid, None)
+            if row.host not in enlisted:
+                absent.add(row.host)
+            yield NodeState(
+                row.uuid,
+                row.name,
+                row.host,
+                offered.capacity,
+                offered.used,
+                usage.provider.can_host,
+                row.host in enlisted,
+                properties=row.properties,
+                aggregates=tuple(
+                    Aggregate(name, metadata) for name, metadata in self._membership.of(row.host, row.uuid)
+                ),
+            )
+        self._absent |= absent
+
+    def unavailable(self) -> Unavailable:
+        """Reads what gets no new instances now."""
+        return self._availability.read(self._absent)
+
+    def node_name(self, uuid: str) -> str:
+        """The name of a node that was read."""
+        return self._names.get(uuid, "")
+
+    def pools_of(self, uuid: str) -> Mapping[str, Sequence[str]]:
+        """The pools that a node that was read takes of, by the class that it lacks; the roomiest first."""
+        return self._pools.get(uuid, {})

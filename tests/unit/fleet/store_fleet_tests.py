@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Readings of the fleet by what changed, on whatever database the class that this is mixed into has."""
+
+from __future__ import annotations
+
+import random as random_module
+import threading
+import unittest
+import uuid as uuid_module
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import sqlalchemy as sa
+
+from moorage.allocation.interface import SHARES, ClaimRequest, InventoryItem, ResourceProvider
+from moorage.clock import SystemClock
+from moorage.control_plane.availability import Availability
+from moorage.control_plane.enrolment import Enrolment
+from moorage.control_plane.store_fleet import StoreFleet
+from moorage.db import MICROSECONDS, Database, now
+from moorage.db.changes import OVERLAP
+from moorage.fleet.aggregates import AggregateStore
+from moorage.fleet.interface import NodeSpec
+from moorage.fleet.nodes import NodeStore
+from moorage.fleet.tables import nodes as nodes_table
+from moorage.scheduling.interface import FleetChanges, NodeState
+from moorage.services.registry import ServiceRegistry
+from moorage_plugins.stores.tables import resource_providers
+from tests.conformance.allocation.stores import sql_store
+
+if TYPE_CHECKING:
+    _Base = unittest.TestCase
+else:
+    _Base = object
+
+
+class StoreFleetTests(_Base):
+    database: Database
+
+    def setUp(self) -> None:
+        self.nodes = NodeStore(self.database)
+        self.store = sql_store(self.database)
+        self.registry = ServiceRegistry(self.database, SystemClock())
+        self.aggregates = AggregateStore(self.database)
+        self.enrolment = Enrolment(self.database, self.nodes, self.store, self.registry, lambda: None)
+        self.made: list[str] = []
+        for number in range(5):
+            self.enrol(f"h{number % 3}")
+        for host in ("h0", "h1"):
+            self.registry.enlist("agent", host, rpc_version="1.0")
+        self.fleet = self.new_fleet()
+        self.seen = {node.uuid: node for node in self.fleet.nodes()}
+        self.age(nodes_table, resource_providers)
+
+    def new_fleet(self) -> StoreFleet:
+        return StoreFleet(self.nodes, self.store, Availability(self.database, 3600.0), self.aggregates)
+
+    def enrol(self, host: str) -> str:
+        uuid = str(uuid_module.uuid4())
+        spec = NodeSpec(uuid, f"n-{uuid}", host, inventories=(InventoryItem("VCPU", 64),))
+        self.enrolment.enrol([spec])
+        self.made.append(uuid)
+        return uuid
+
+    def age(self, *tables: sa.Table) -> None:
+        """Let all writes be older, so that their versions are known from the next reading on."""
+        with self.database.write() as tx:
+            for table in tables:
+                tx.execute(sa.update(table).values(updated_at=table.c.updated_at - 5 * MICROSECONDS))
+        self.apply()
+
+    def apply(self, *, compare: bool = False) -> FleetChanges:
+        changes = self.fleet.changes(compare=compare)
+        if changes is None:
+            self.seen = {node.uuid: node for node in self.fleet.nodes()}
+            return FleetChanges()
+        for uuid in changes.removed:
+            self.seen.pop(uuid, None)
+        self.seen |= {node.uuid: node for node in changes.changed}
+        return changes
+
+    def assert_whole(self) -> None:
+        """What was read by changes is what a new reader reads."""
+        fresh = self.new_fleet()
+        expected = {node.uuid: node for node in fresh.nodes()}
+        # The states of agents are read by themselves.
+        self.assertEqual(_stateless(expected), _stateless(self.seen))
+        for uuid in self.made:
+            if uuid in expected:
+                self.assertEqual(fresh.node_name(uuid), self.fleet.node_name(uuid))
+                self.assertEqual(fresh.pools_of(uuid), self.fleet.pools_of(uuid))
+        self.assertEqual(fresh.unavailable(), self.fleet.unavailable())
+
+    def claim(self, node: str, consumer: str | None = None) -> str:
+        consumer = consumer or str(uuid_module.uuid4())
+        self.store.claim(ClaimRequest(consumer, {node: {"VCPU": 1}}))
+        return consumer
+
+    def pool(self) -> str:
+        uuid, aggregate = str(uuid_module.uuid4()), str(uuid_module.uuid4())
+        pool = ResourceProvider(uuid, f"pool-{uuid}", False, inventories=(InventoryItem("DISK_GB", 1000),))
+        self.store.create_provider(pool)
+        self.store.set_traits(uuid, {SHARES})
+        for each in (uuid, self.made[0], self.made[1]):
+            self.store.set_aggregates(each, {aggregate})
+        return uuid
+
+    def test_nothing_is_read_of_what_did_not_change(self) -> None:
+        self.assertEqual(FleetChanges(), self.apply())
+        self.claim(self.made[2])
+        self.assertEqual([self.made[2]], [each.uuid for each in self.apply().changed])
+        self.assert_whole()
+
+    def test_every_change_is_read(self) -> None:
+        consumer = ""
+
+        def claim() -> None:
+            nonlocal consumer
+            consumer = self.claim(self.made[0])
+
+        def change(uuid: str, **values: Any) -> None:
+            generation = self.nodes.get(uuid).generation
+            self.assertTrue(self.enrolment.change(uuid, generation, values))
+
+        def rehost() -> None:
+            with self.database.write() as tx:
+                changed = nodes_table.c.generation + 1
+                statement = sa.update(nodes_table).where(nodes_table.c.uuid == self.made[1])
+                tx.execute(statement.values(host="h2", generation=changed, updated_at=now()))
+
+        steps: list[Callable[[], object]] = [
+            claim,
+            lambda: self.store.release(consumer),
+            lambda: change(self.made[3], properties={"rack": "r1"}),
+            lambda: change(self.made[3], name="another name"),
+            rehost,
+            lambda: self.enrol("h1"),
+            lambda: self.enrol("nobody"),
+            lambda: self.registry.enlist("agent", "nobody", rpc_version="1.0"),
+            lambda: self.enrolment.remove(self.made[4]),
+            lambda: self.store.delete_provider(self.made[3]),
+            lambda: self.enrolment.reconcile(),
+            lambda: self.aggregates.create("gold", {"tier": "gold"}),
+            lambda: self.aggregates.add("gold", "host", "h0"),
+            lambda: self.aggregates.take_out("gold", "host", "h0"),
+            self.pool,
+            lambda: self.enrol("h0"),
+        ]  # fmt: skip
+        for number, step in enumerate(steps):
+            with self.subTest(number):
+                step()
+                self.apply()
+                self.assert_whole()
+
+    def test_histories_of_changes(self) -> None:
+        random = random_module.Random(7)
+        consumers: list[str] = []
+        for _ in range(40):
+            step = random.random()
+            alive = [each for each in self.made if each in self.seen]
+            if step < 0.5:
+                consumers.append(self.claim(random.choice(alive)))
+            elif step < 0.7 and consumers:
+                self.store.release(consumers.pop(random.randrange(len(consumers))))
+            elif step < 0.8:
+                self.enrol(random.choice(("h0", "h1", "h2")))
+            elif step < 0.9:
+                uuid = random.choice(alive)
+                self.enrolment.change(uuid, self.nodes.get(uuid).generation, {"properties": {"rack": str(step)}})
+            else:
+                self.age(nodes_table, resource_providers)
+            if random.random() < 0.5:
+                self.apply()
+        self.apply()
+        self.assert_whole()
+
+    def test_a_transaction_that_commits_after_a_reading_is_read_later(self) -> None:
+        """It has written its time before the reading, and is invisible to it."""
+        for late, compare in ((0.0, False), (2 * OVERLAP, True)):
+            with self.subTest(late):
+                written, commit = threading.Event(), threading.Event()
+                thread = threading.Thread(target=self.claim_slowly, args=(late, written, commit))
+                thread.start()
+                self.assertTrue(written.wait(30))
+                self.assertEqual(FleetChanges(), self.apply())
+                commit.set()
+                thread.join(30)
+                if late:
+                    self.assertEqual(FleetChanges(), self.apply(), "it is beyond the overlap")
+                self.assertIn(self.made[0], [each.uuid for each in self.apply(compare=compare).changed])
+                self.assert_whole()
+                self.age(nodes_table, resource_providers)
+
+    def claim_slowly(self, late: float, written: threading.Event, commit: threading.Event) -> None:
+        def companion(tx: sa.Connection) -> None:
+            column = resource_providers.c.updated_at
+            older = sa.update(resource_providers).where(resource_providers.c.uuid == self.made[0])
+            tx.execute(older.values(updated_at=column - int(late * MICROSECONDS)))
+            written.set()
+            commit.wait(30)
+
+        request = ClaimRequest(str(uuid_module.uuid4()), {self.made[0]: {"VCPU": 1}})
+        self.store.claim(request, companion)
+
+    def test_a_comparison_finds_a_write_with_an_old_time(self) -> None:
+        with self.database.write() as tx:
+            statement = sa.update(nodes_table).where(nodes_table.c.uuid == self.made[0])
+            old = nodes_table.c.updated_at - int(2 * OVERLAP * MICROSECONDS)
+            changed = nodes_table.c.generation + 1
+            tx.execute(statement.values(properties={"rack": "r9"}, generation=changed, updated_at=old))
+        self.assertEqual(FleetChanges(), self.apply())
+        self.assertEqual([self.made[0]], [each.uuid for each in self.apply(compare=True).changed])
+        self.assertEqual(FleetChanges(), self.apply(compare=True))
+        self.assert_whole()
+
+
+def _stateless(found: dict[str, NodeState]) -> dict[str, tuple[Any, ...]]:
+    return {
+        uuid: (
+            node.name, node.host, dict(node.capacity), dict(node.used), node.can_host, dict(node.properties),
+            node.aggregates,
+        )
+        for uuid, node in found.items()
+    }  # fmt: skip

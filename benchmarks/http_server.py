@@ -99,7 +99,7 @@ def serve(name: str, port: int) -> None:
     ended = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
     if name == "moorage":
-        made = importlib.import_module("moorage.api.server").Server(
+        made = importlib.import_module("moorage.http.server").Server(
             f"127.0.0.1:{port}", application, threads=THREADS, drain_seconds=5
         )
         made.start()

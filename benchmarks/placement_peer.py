@@ -5,7 +5,7 @@ FOLDER gets a virtual environment of its own (made once, with the openstack-plac
 installed with Moorage. gunicorn serves it with as many processes and threads as are asked for, on a free port of 127.0.0.1; it
 prints its URL and ends with Ctrl-C. It answers to the header ``X-Auth-Token: admin``. For a fair comparison give Moorage the same::
 
-    gunicorn --workers 2 --threads 8 --bind 127.0.0.1:8780 moorage.api.wsgi:application
+    gunicorn --workers 2 --threads 8 --bind 127.0.0.1:8780 moorage.wsgi:application
 """
 
 from __future__ import annotations

@@ -31,15 +31,15 @@ import psutil
 import requests
 import sqlalchemy as sa
 
-from moorage.api.server import Server
-from moorage.api.wsgi import build
 from moorage.db import Database, migrations
 from moorage.fleet.nodes import NodeStore
 from moorage.fleet.tables import nodes
+from moorage.http.server import Server
 from moorage.sharding.interface import STRATEGIES, ShardNode, ShardStrategy
 from moorage.sharding.moving import ShardMover
 from moorage.sharding.planner import make_plan
 from moorage.sharding.plans import PlanRequest, Plans
+from moorage.wsgi import build
 from moorage_plugins.api.baremetal.tables import ports
 
 VERSION = {"X-OpenStack-Ironic-API-Version": "1.82", "X-Auth-Token": "none"}

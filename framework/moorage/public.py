@@ -40,7 +40,7 @@ PUBLIC: dict[str, Audience] = {
     "moorage.work.loop": Audience.PLUGINS,
     "moorage.options": Audience.PLUGINS,
     "moorage.ring": Audience.PLUGINS,
-    "moorage.routes": Audience.PLUGINS,
+    "moorage.http.routes": Audience.PLUGINS,
     # What each family's plugins implement.
     "moorage.*.interface": Audience.PLUGINS,
     "moorage.allocation.interface.*": Audience.PLUGINS,
@@ -55,10 +55,10 @@ PUBLIC: dict[str, Audience] = {
     "moorage.rpc.queues": Audience.PLUGINS,
     "moorage.rpc.server": Audience.PLUGINS,
     "moorage.rpc.wire": Audience.PLUGINS,
-    "moorage.api.application": Audience.PLUGINS,
-    "moorage.api.dialect": Audience.PLUGINS,
-    "moorage.api.validation": Audience.PLUGINS,
-    "moorage.api.wsgi": Audience.PLUGINS,
+    "moorage.http.application": Audience.PLUGINS,
+    "moorage.http.dialect": Audience.PLUGINS,
+    "moorage.http.validation": Audience.PLUGINS,
+    "moorage.wsgi": Audience.PLUGINS,
     # What commands are made with.
     "moorage.cli.base": Audience.PLUGINS,
     # Everybody may read the fleet: tables of plugins join with it.

@@ -11,21 +11,20 @@ from typing import Any
 from oslo_config import cfg
 
 from moorage import errors
-from moorage.api import site
-from moorage.api.auth import Authenticator
-from moorage.api.middleware import with_middleware
-from moorage.api.mounts import Dispatcher
-from moorage.api.policies import POLICIES
-from moorage.api.policy import Policy
-from moorage.api.server import Server
 from moorage.clock import SystemClock
 from moorage.context import RequestContext
-from moorage.control_plane import config
+from moorage.control_plane import api_assembly, config
 from moorage.control_plane.enrolment import Enrolment
 from moorage.control_plane.factories import load_store
 from moorage.control_plane.interface import API_EXTENSIONS, ApiTools
+from moorage.control_plane.policies import POLICIES
 from moorage.db import Database, migrations
 from moorage.fleet.nodes import NodeStore
+from moorage.http.authentication import Authenticator
+from moorage.http.middleware import with_middleware
+from moorage.http.mounts import Dispatcher
+from moorage.http.policy import Policy
+from moorage.http.server import Server
 from moorage.services.heartbeat import LivenessObserver
 from moorage.services.registry import ServiceRegistry
 from moorage.work.operations import SqlOperationStore
@@ -107,10 +106,10 @@ class LiveDialect:
             fleet=lambda: enrolment,
             sender=sender or _nobody,
             workers=lambda: SqlOperationStore(self.database, lease_seconds=self.conf.cleanup.lease_seconds),
-            services=lambda: site.living(registry, observer),
+            services=lambda: api_assembly.living(registry, observer),
         )
         self.registry = registry
-        dialects = site.dialects(self.tools, ())
+        dialects = api_assembly.dialects(self.tools, ())
         self._server = Server(
             "127.0.0.1:0", with_middleware(Dispatcher(dialects), self.conf), threads=8, drain_seconds=1
         )

@@ -16,19 +16,19 @@ from docutils import nodes
 from docutils.parsers.rst import Directive, directives
 from docutils.statemachine import StringList
 
-from moorage.api.application import Application
-from moorage.api.core import PREFIX
-from moorage.api.site import Site
+from moorage.http.application import Application
+from moorage.control_plane.core_api import PREFIX
+from moorage.control_plane.api_assembly import ApiAssembly
 from moorage.clock import SystemClock
 from moorage.control_plane import config
 from moorage.control_plane.interface import API_EXTENSIONS
 from moorage.control_plane.process import unlisted
 from moorage.db import Database, migrations
-from moorage.routes import Route, Version
+from moorage.http.routes import Route, Version
 
 
 @functools.cache
-def _site() -> tuple[Site, Any]:
+def _assembly() -> tuple[ApiAssembly, Any]:
     """The API as it is served, over an empty database, with its defaults."""
     folder = tempfile.TemporaryDirectory()
     atexit.register(folder.cleanup)
@@ -41,14 +41,14 @@ def _site() -> tuple[Site, Any]:
     database.close()
     opened = contextlib.ExitStack()
     atexit.register(opened.close)
-    return Site(unlisted("documentation", conf, SystemClock(), opened), conf), conf
+    return ApiAssembly(unlisted("documentation", conf, SystemClock(), opened), conf), conf
 
 
 def document() -> Mapping[str, Any]:
     """The OpenAPI document that a client gets."""
-    site, conf = _site()
+    assembly, conf = _assembly()
     conf.set_override("enabled_apis", [], "api")
-    application = site.mounts(conf)[""]
+    application = assembly.mounts(conf)[""]
     environ = {"REQUEST_METHOD": "GET", "PATH_INFO": f"{PREFIX}/openapi.json", "SERVER_NAME": "x", "SERVER_PORT": "80",
                "SERVER_PROTOCOL": "HTTP/1.1", "wsgi.url_scheme": "http", "wsgi.input": io.BytesIO(), "wsgi.errors": io.StringIO()}  # fmt: skip
     found: Mapping[str, Any] = json.loads(b"".join(application(environ, lambda *_: None)))
@@ -57,8 +57,8 @@ def document() -> Mapping[str, Any]:
 
 def operations(name: str) -> tuple[str, Application]:
     """Where a dialect is mounted, and its application."""
-    site, conf = _site()
-    application = site.dialect(name, conf)
+    assembly, conf = _assembly()
+    application = assembly.dialect(name, conf)
     assert isinstance(application, Application)
     return API_EXTENSIONS.load(name).plugin.mount, application
 

@@ -8,10 +8,10 @@ from typing import ClassVar
 import sqlalchemy as sa
 
 from acme_moorage.tables import licences
-from moorage.api.application import Application
-from moorage.api.dialect import Dialect
-from moorage.control_plane.interface import ApiExtension, Wsgi
-from moorage.routes import PolicyRule, Request, Response, Route
+from moorage.control_plane.interface import ApiExtension
+from moorage.http.application import Application
+from moorage.http.dialect import Dialect
+from moorage.http.routes import PolicyRule, Request, Response, Route, Wsgi
 
 __all__ = ["LicencesApi"]
 

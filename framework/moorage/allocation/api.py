@@ -8,7 +8,7 @@ from typing import Any
 
 from moorage import errors
 from moorage.allocation.interface import AllocationStore, ProviderUsage
-from moorage.routes import PolicyRule, Request, Response, Route
+from moorage.http.routes import PolicyRule, Request, Response, Route
 
 __all__ = ["INVENTORY_FIELDS", "POLICIES", "routes", "show_inventories"]
 

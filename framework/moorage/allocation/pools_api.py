@@ -11,7 +11,7 @@ from moorage.allocation.api import INVENTORY_FIELDS, show_inventories
 from moorage.allocation.audit import AuditReport, Check, audit
 from moorage.allocation.interface import AllocationStore, InventoryItem, OrphanDetector
 from moorage.allocation.pools import Pool, PoolKeeper
-from moorage.routes import PolicyRule, Request, Response, Route
+from moorage.http.routes import PolicyRule, Request, Response, Route
 
 __all__ = ["POLICIES", "routes"]
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from moorage import errors
 from moorage.cleanup.requests import CleanupRequest, RequestStore
 from moorage.cleanup.views import OperationViews
-from moorage.routes import PolicyRule, Request, Response, Route
+from moorage.http.routes import PolicyRule, Request, Response, Route
 from moorage.work.interface import Phase
 
 __all__ = ["POLICIES", "SupervisorClient", "routes"]

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from moorage import errors
-from moorage.api import auth
 from moorage.cli import base
 from moorage.cli.roles import load
 from moorage.clock import SystemClock
@@ -19,6 +18,7 @@ from moorage.control_plane.interface import INSTANCE_STORES
 from moorage.control_plane.reassign import Reassignment
 from moorage.db import Database, migrations
 from moorage.fleet.nodes import NodeStore
+from moorage.http import authentication
 from moorage.services.registry import ServiceRegistry
 
 __all__ = ["main", "make_parser"]
@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         conf = load(arguments)
         if arguments.area == "user":
-            return _USER_ACTIONS[arguments.action](auth.users_file(conf), arguments)
+            return _USER_ACTIONS[arguments.action](authentication.users_file(conf), arguments)
         if arguments.area == "node":
             return _reassign(conf, Database.from_config(conf), arguments)
         return _ACTIONS[arguments.action](Database.from_config(conf))
@@ -94,7 +94,7 @@ def _set_user(path: Path, arguments: argparse.Namespace) -> int:
         password = arguments.password_file.readline().rstrip("\r\n")
     else:
         password = _asked_for(arguments.user)
-    auth.set_user(path, arguments.user, password, arguments.role or ["admin"])
+    authentication.set_user(path, arguments.user, password, arguments.role or ["admin"])
     print(f"{arguments.user} is in {path}.")
     return 0
 
@@ -109,7 +109,7 @@ def _asked_for(user: str) -> str:
 
 
 def _remove_user(path: Path, arguments: argparse.Namespace) -> int:
-    auth.remove_user(path, arguments.user)
+    authentication.remove_user(path, arguments.user)
     print(f"{arguments.user} is no longer in {path}.")
     return 0
 

@@ -20,7 +20,7 @@ __all__ = ["ROLES", "add_role_arguments", "load", "main", "run"]
 
 #: Where each role's class is. It is imported when it runs: a process needs no other's libraries, and starts the quicker.
 ROLES: Mapping[str, str] = {
-    "api": "moorage.api.role:ApiRole",
+    "api": "moorage.control_plane.api_role:ApiRole",
     "scheduler": "moorage.control_plane.scheduler_role:SchedulerRole",
     "agent": "moorage.control_plane.agent_role:Agent",
     "engine": "moorage.control_plane.engine_role:Engine",

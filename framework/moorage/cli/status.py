@@ -22,7 +22,6 @@ from oslo_config import cfg
 from oslo_upgradecheck import upgradecheck
 
 from moorage import errors, foreign
-from moorage.api import auth
 from moorage.cli import validation
 from moorage.clock import SystemClock
 from moorage.control_plane import config
@@ -31,6 +30,7 @@ from moorage.control_plane.process import RPC_VERSION
 from moorage.coordination import loading as coordination_loading
 from moorage.db import Database, migrations
 from moorage.extensions import State
+from moorage.http import authentication
 from moorage.services.registry import ServiceRegistry
 from moorage.sharding.checks import problems
 from moorage.work.interface import Phase
@@ -107,7 +107,7 @@ class Checks(upgradecheck.UpgradeCommands):
         """Files with passwords are not readable by everybody."""
         found = []
         conf = self._conf()
-        for path in (*map(Path, conf.config_file), auth.users_file(conf)):
+        for path in (*map(Path, conf.config_file), authentication.users_file(conf)):
             if path.is_file() and path.stat().st_mode & stat.S_IROTH:
                 found.append(f"{path} can be read by every user of this machine; chmod o-r {path}.")
         return _of(found, _warning)

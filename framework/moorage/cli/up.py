@@ -18,13 +18,13 @@ from oslo_config import cfg
 from oslo_log import log as logging
 
 from moorage import errors, foreign, threads
-from moorage.api import auth
 from moorage.cli import validation
 from moorage.clock import SystemClock
 from moorage.control_plane import config
 from moorage.control_plane.accepted import AcceptedCopy, load_unchanged
 from moorage.control_plane.supervisor import Program, Supervisor, command, writer_limit
 from moorage.db import Database, migrations
+from moorage.http import authentication
 
 __all__ = ["ControlPlane", "Plan"]
 
@@ -111,7 +111,7 @@ class ControlPlane:
     def start(self) -> None:
         """Prepare the folder and the database, start all processes, wait until all are ready."""
         plan = self.plan
-        auth.refuse_open_noauth(plan.auth_strategy, plan.bind)
+        authentication.refuse_open_noauth(plan.auth_strategy, plan.bind)
         try:
             plan.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._lock = _only_one(plan.state_dir)
@@ -123,7 +123,9 @@ class ControlPlane:
         conf = self._running = self.load()
         client: dict[str, Any] = {"url": self.url, "auth_type": "none"}
         if plan.auth_strategy == "http_basic" and not conf.api.http_basic_auth_user_file:
-            user, password = auth.ensure_users(auth.users_file(conf), plan.state_dir / "credentials")
+            user, password = authentication.ensure_users(
+                authentication.users_file(conf), plan.state_dir / "credentials"
+            )
             client = {"url": self.url, "auth_type": "http_basic", "username": user, "password": password}
         database = Database.from_config(conf)
         migrations.upgrade_all(database)

@@ -13,21 +13,21 @@ from typing import Any
 
 from moorage import errors, extensions, foreign
 from moorage.allocation.interface import DETECTORS, STORES
-from moorage.api import auth
-from moorage.api.middleware import with_middleware
-from moorage.api.mounts import places
-from moorage.api.policies import POLICIES
-from moorage.api.policy import Policy
-from moorage.api.server import address_of
 from moorage.clock import SystemClock
 from moorage.control_plane import cleaning, logs
 from moorage.control_plane.factories import load_store
 from moorage.control_plane.interface import AGENT_SERVICES, API_EXTENSIONS, INSTANCE_STORES
 from moorage.control_plane.periodic import check_tasks, open_backend
+from moorage.control_plane.policies import POLICIES
 from moorage.coordination import loading as coordination_loading
 from moorage.coordination import options as coordination_options
 from moorage.coordination.interface import BACKENDS
 from moorage.db import Database
+from moorage.http import authentication
+from moorage.http.middleware import with_middleware
+from moorage.http.mounts import resolve_mounts
+from moorage.http.policy import Policy
+from moorage.http.server import address_of
 from moorage.observers.interface import OBSERVERS
 from moorage.rpc import loading as rpc_loading
 from moorage.rpc.interface import CROSS_PROCESS
@@ -60,15 +60,15 @@ def _callers(conf: Any) -> None:
     """Who may call: the authenticator, and Keystone's filter before it."""
     with_middleware(lambda environ, start: [], conf)
     # A file of users that nobody named is made by ``moorage up``.
-    if conf.api.http_basic_auth_user_file or auth.users_file(conf).exists():
-        auth.authenticator(conf)
+    if conf.api.http_basic_auth_user_file or authentication.users_file(conf).exists():
+        authentication.authenticator(conf)
 
 
 def _api(conf: Any) -> None:
     address_of(conf.api.bind)
-    auth.refuse_open_noauth(conf.api.auth_strategy, conf.api.bind)
+    authentication.refuse_open_noauth(conf.api.auth_strategy, conf.api.bind)
     extensions = API_EXTENSIONS.load_all(conf.api.enabled_apis)
-    places({each.name: each.plugin.mount for each in extensions}, conf.api.mounts, ())
+    resolve_mounts({each.name: each.plugin.mount for each in extensions}, conf.api.mounts, ())
     Policy((*POLICIES, *(rule for each in extensions for rule in each.plugin.policies)), conf.api.policy_file)
 
 

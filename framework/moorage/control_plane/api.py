@@ -14,7 +14,7 @@ from moorage.control_plane.interface import Instance, InstanceStore
 from moorage.control_plane.operations import OPERATIONS, InPlace
 from moorage.control_plane.placing import Deleter
 from moorage.control_plane.resetting import RESETTABLE, Resetter
-from moorage.routes import PolicyRule, Request, Response, Route
+from moorage.http.routes import PolicyRule, Request, Response, Route
 from moorage.scheduling.api import Resolver, allowed, check_request
 from moorage.scheduling.request import REQUEST_PROPERTIES, refuse_unsupported
 

@@ -11,7 +11,7 @@ from typing import Any
 from moorage import errors
 from moorage.context import RequestContext
 from moorage.control_plane.interface import InstanceStore
-from moorage.routes import PolicyRule, Request, Response, Route
+from moorage.http.routes import PolicyRule, Request, Response, Route
 from moorage.scheduling.groups import GroupStore, StoredGroup
 
 __all__ = ["POLICIES", "Groups", "routes"]

@@ -12,15 +12,15 @@ import contextlib
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from moorage import errors
 from moorage.allocation.interface import AllocationStore
 from moorage.context import RequestContext
 from moorage.extensions import ExtensionPoint
 from moorage.fleet.interface import FleetWriter, Node
+from moorage.http.routes import PolicyCheck, PolicyRule, Wsgi
 from moorage.observers.interface import Event
-from moorage.routes import PolicyRule
 from moorage.scheduling.interface import InstanceRecord, InstanceSource
 from moorage.services.interface import Service
 from moorage.work.interface import ANY_SCHEDULER, OperationStore
@@ -38,9 +38,7 @@ __all__ = [
     "ApiTools",
     "Instance",
     "InstanceStore",
-    "PolicyCheck",
     "Reassignable",
-    "Wsgi",
     "departed_consumer",
     "move_consumer",
 ]
@@ -49,9 +47,6 @@ API_VERSION = (1, 0)
 #: Resource type of the operation by which the source of a move lets go of an instance; its resource_id is the instance's uuid.
 DEPARTURE = "instance_source"
 _MOVES = uuid.UUID("0f3d1a52-6f8b-5f0e-9a3c-6c1f6f1f7a11")
-
-#: A WSGI application (PEP 3333).
-Wsgi = Callable[[dict[str, Any], Any], Iterable[bytes]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,17 +284,6 @@ class AgentTools:
     store: Any = None
     cast: Callable[[str, str, str], None] = lambda host, method, uuid: None
     tell: Callable[[Event], None] = lambda event: None
-
-
-class PolicyCheck(Protocol):
-    """Refuses what the caller may not do."""
-
-    def __call__(self, rule: str, context: RequestContext, target: Mapping[str, Any] | None = None) -> None:
-        """Refuse it, or return.
-
-        :param target: what is acted upon, for rules such as ``project_id:%(project_id)s``; None: the caller's own project.
-        :raises Forbidden: names the rule.
-        """
 
 
 def _not_given() -> Any:

@@ -11,7 +11,7 @@ from moorage.coordination.ledger import Adoption, RingRow, SqlLedger
 from moorage.coordination.membership import MemberId
 from moorage.coordination.ring_manager import ring_of
 from moorage.coordination.task_store import Control, Run, TaskStore
-from moorage.routes import PolicyRule, Request, Response, Route
+from moorage.http.routes import PolicyRule, Request, Response, Route
 
 __all__ = ["POLICIES", "EngineNames", "routes"]
 

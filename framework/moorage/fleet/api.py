@@ -12,7 +12,7 @@ from moorage import errors
 from moorage.fleet.importer import from_json
 from moorage.fleet.interface import STATES, Node, NodeSpec
 from moorage.fleet.nodes import NodeStore
-from moorage.routes import FIELDS, PAGE, PolicyRule, Request, Response, Route, wanted_fields
+from moorage.http.routes import FIELDS, PAGE, PolicyRule, Request, Response, Route, wanted_fields
 
 __all__ = ["POLICIES", "Enroller", "routes"]
 

@@ -10,7 +10,7 @@ from typing import Any
 from moorage.fleet.aggregates import HOST, NODE, AggregateStore, StoredAggregate
 from moorage.fleet.interface import STATES, check_states
 from moorage.fleet.nodes import NodeStore
-from moorage.routes import PAGE, PolicyRule, Request, Response, Route
+from moorage.http.routes import PAGE, PolicyRule, Request, Response, Route
 
 __all__ = ["POLICIES", "routes"]
 

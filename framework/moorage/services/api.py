@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from moorage.routes import PolicyRule, Request, Response, Route
+from moorage.http.routes import PolicyRule, Request, Response, Route
 from moorage.services.heartbeat import LivenessObserver
 from moorage.services.interface import Service
 from moorage.services.registry import ServiceRegistry

@@ -11,7 +11,7 @@ from moorage import errors
 from moorage.db import Database
 from moorage.fleet.interface import ShardMove, check_shard
 from moorage.fleet.nodes import NodeStore
-from moorage.routes import PolicyRule, Request, Response, Route
+from moorage.http.routes import PolicyRule, Request, Response, Route
 from moorage.sharding.checks import agents_of_shards, problems
 from moorage.sharding.moving import ShardMover
 from moorage.sharding.plans import LOCKS, PlanRequest, Plans, Progress

@@ -11,10 +11,10 @@ from oslo_log import log as logging
 from typing_extensions import override
 
 from moorage import errors, randomness
-from moorage.api.application import Application
-from moorage.api.dialect import Dialect
-from moorage.control_plane.interface import ApiExtension, ApiTools, Wsgi
-from moorage.routes import PolicyRule, Request, Response, Route
+from moorage.control_plane.interface import ApiExtension, ApiTools
+from moorage.http.application import Application
+from moorage.http.dialect import Dialect
+from moorage.http.routes import PolicyRule, Request, Response, Route, Wsgi
 from moorage_plugins.data_processing.store import RESETTABLE, Cluster, DataStore, Job
 from moorage_plugins.data_processing.tasks import AGENTS
 

@@ -11,10 +11,10 @@ from typing import Any, ClassVar
 import requests
 import sqlalchemy as sa
 
-from moorage.api.auth import Authenticator
 from moorage.context import RequestContext
 from moorage.control_plane.enrolment import Enrolment
 from moorage.fleet.tables import nodes
+from moorage.http.authentication import Authenticator
 from moorage_plugins.api.baremetal.tables import portgroups, ports
 from moorage_plugins.stores import tables as stored
 from tests.api.live import LiveDialect, token_is_role

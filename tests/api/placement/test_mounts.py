@@ -16,11 +16,11 @@ from unittest import mock
 
 import requests
 
-from moorage.api import wsgi
-from moorage.api.wsgi import DialectCallable
+from moorage import wsgi
 from moorage.control_plane import config
-from moorage.control_plane.interface import Wsgi
 from moorage.db import Database, migrations
+from moorage.http.routes import Wsgi
+from moorage.wsgi import DialectCallable
 from tests.api.live import LiveDialect
 from tests.servers import wait_until
 
@@ -96,7 +96,7 @@ class TestCallable(unittest.TestCase):
         environment = {"MOORAGE_STATE_DIR": folder.name, "MOORAGE_CONFIG_FILES": os.devnull}
         (pathlib.Path(folder.name) / "users").write_text("")
         # How this process logs is the tests' affair.
-        with mock.patch.dict(os.environ, environment), mock.patch("moorage.api.wsgi.logging.setup"):
+        with mock.patch.dict(os.environ, environment), mock.patch("moorage.wsgi.logging.setup"):
             application = DialectCallable("placement")
             self.assertTrue(self.call(application).startswith("503 "))
             database = Database.from_config(config.load(files=[os.devnull], state_dir=folder.name))
@@ -115,9 +115,9 @@ class TestCallable(unittest.TestCase):
         database.close()
         environment = {"MOORAGE_STATE_DIR": folder.name, "MOORAGE_CONFIG_FILES": str(conf)}
         before = set(threading.enumerate())
-        with mock.patch.dict(os.environ, environment), mock.patch("moorage.api.wsgi.logging.setup"):
+        with mock.patch.dict(os.environ, environment), mock.patch("moorage.wsgi.logging.setup"):
             for _ in range(3):
-                with self.assertLogs("moorage.api.wsgi", "ERROR") as said:
+                with self.assertLogs("moorage.wsgi", "ERROR") as said:
                     self.assertTrue(self.call(wsgi.application).startswith("503 "))
                 self.assertIn("'nosuch'", said.output[0])
         wait_until(lambda: set(threading.enumerate()) <= before, "the threads of what was opened to end", 60)
@@ -131,9 +131,9 @@ class TestCallable(unittest.TestCase):
         migrations.upgrade_all(database)
         database.close()
         environment = {"MOORAGE_STATE_DIR": folder.name, "MOORAGE_CONFIG_FILES": str(conf)}
-        with mock.patch.dict(os.environ, environment), mock.patch("moorage.api.wsgi.logging.setup"):
+        with mock.patch.dict(os.environ, environment), mock.patch("moorage.wsgi.logging.setup"):
             for application in (wsgi.application, DialectCallable("placement")):
-                with self.assertLogs("moorage.api.wsgi", "ERROR") as said:
+                with self.assertLogs("moorage.wsgi", "ERROR") as said:
                     self.assertTrue(self.call(application).startswith("503 "))
                 self.assertIn("noauth makes everybody an administrator", said.output[0])
             conf.write_text("[api]\nauth_strategy = http_basic\n")

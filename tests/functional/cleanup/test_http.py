@@ -12,7 +12,7 @@ import unittest
 
 import sqlalchemy as sa
 
-from moorage.api.role import ApiRole
+from moorage.control_plane.api_role import ApiRole
 from moorage.control_plane.factories import open_workers
 from moorage.services.interface import ServiceIdentity
 from moorage_plugins.block_storage.rows import VOLUME, Rows

@@ -73,7 +73,7 @@ enabled = metrics
             *("--worker-reload-mercy", "5"),
             # It closes each connection after its answer; a client that is not told so may send its next request into it.
             *("--add-header", "Connection: close"),
-            *("--http-socket", f"127.0.0.1:{port}", "--module", "moorage.api.wsgi:application"),
+            *("--http-socket", f"127.0.0.1:{port}", "--module", "moorage.wsgi:application"),
         ]
 
     def check(self, there: client.Client, url: str) -> None:
@@ -124,7 +124,7 @@ enabled = metrics
         port = servers.free_port()
         command = [
             *(sys.executable, "-m", "gunicorn", "--no-control-socket", "--workers", "2", "--threads", "4"),
-            *("--bind", f"127.0.0.1:{port}", "moorage.api.wsgi:application"),
+            *("--bind", f"127.0.0.1:{port}", "moorage.wsgi:application"),
         ]
         with self.served(command, port) as there:
             self.check(there, f"http://127.0.0.1:{port}")

@@ -25,7 +25,7 @@ FAMILIES = {
 }
 #: What joins the families, and the services that are made of them.
 JOINED = (
-    *("moorage.control_plane", "moorage.api", "moorage.cli", "moorage.client", "moorage.testing", "moorage.observers"),
+    *("moorage.control_plane", "moorage.http", "moorage.cli", "moorage.client", "moorage.testing", "moorage.observers"),
     *(
         "moorage_plugins.api",
         "moorage_plugins.compute",

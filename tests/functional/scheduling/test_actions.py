@@ -8,8 +8,8 @@ import pathlib
 import unittest
 from typing import Any
 
-from moorage.api.role import ApiRole
 from moorage.cli import main
+from moorage.control_plane.api_role import ApiRole
 from tests.commands import in_process
 from tests.functional.scheduling.plane import SOON, Plane
 from tests.gabbits import run_file

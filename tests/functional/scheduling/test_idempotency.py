@@ -15,8 +15,8 @@ import sqlalchemy as sa
 from oslo_context import context as oslo_context
 
 from moorage import errors
-from moorage.api.role import ApiRole
 from moorage.cli import main
+from moorage.control_plane.api_role import ApiRole
 from moorage.control_plane.idempotency import KEPT, IdempotencyKeys
 from moorage.control_plane.tables import idempotency_keys
 from moorage.db import MICROSECONDS, now
@@ -323,14 +323,14 @@ class RequestIdTests(_LivePlane):
                 self.plane.wait_status(instance, "gone")
             else:
                 self.settled(instance)
-            names = {"moorage.api.application", "moorage_plugins.compute.agent"}
+            names = {"moorage.http.application", "moorage_plugins.compute.agent"}
             if body and "shelve_offload" not in body:
                 names.add("moorage.control_plane.operations")
             wait_until(lambda ids=wanted, of=names: of <= {name for name, *found in lines if tuple(found) == ids},  # type: ignore[misc]
                        f"lines of {names}", SOON)  # fmt: skip
         first = {name for name, request_id, _ in lines if request_id == answer.headers["X-OpenStack-Request-ID"]}
         self.assertLessEqual(
-            {"moorage.api.application", "moorage.scheduling.rpc", "moorage_plugins.compute.agent"}, first
+            {"moorage.http.application", "moorage.scheduling.rpc", "moorage_plugins.compute.agent"}, first
         )
 
 

@@ -18,7 +18,7 @@ from moorage.fleet import api as fleet_api
 from moorage.fleet.interface import uuid_of_name
 from moorage.fleet.nodes import NodeStore
 from moorage.fleet.tables import nodes
-from moorage.routes import Request, Route
+from moorage.http.routes import Request, Route
 from moorage.scheduling import api as scheduling_api
 from moorage_plugins.compute.tables import instances
 from moorage_plugins.stores.tables import inventories, resource_providers

@@ -10,9 +10,9 @@ from typing import Any
 from unittest import mock
 
 from moorage import errors
-from moorage.api.schedulers import Schedulers
 from moorage.control_plane.agent_role import Agent
 from moorage.control_plane.enrolment import Enrolment
+from moorage.control_plane.scheduler_client import Schedulers
 from moorage.control_plane.scheduler_role import SchedulerRole
 from moorage.fleet.interface import uuid_of_name
 from moorage.fleet.nodes import NodeStore

@@ -14,7 +14,7 @@ from typing import Any
 
 import requests
 
-from moorage.api.role import ApiRole
+from moorage.control_plane.api_role import ApiRole
 from tests.functional.scheduling.plane import SOON
 from tests.functional.scheduling.statements import CountedPlane, Counts
 

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import sqlalchemy as sa
 
 from moorage import errors
-from moorage.api.collectors import ShardCollector
 from moorage.control_plane.agent_role import nodes_of_agent
+from moorage.control_plane.collectors import ShardCollector
 from moorage.control_plane.reassign import Reassignment
 from moorage.control_plane.shard_hosts import ShardHosts
 from moorage.control_plane.sharding import declared_shard, open_mover

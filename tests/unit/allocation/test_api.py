@@ -11,7 +11,7 @@ import jsonschema
 from moorage import context, errors
 from moorage.allocation import api
 from moorage.allocation.interface import ClaimRequest, InventoryItem
-from moorage.routes import Request, Route
+from moorage.http.routes import Request, Route
 from moorage.testing.allocation import new_uuid, provider
 from tests.conformance.allocation.stores import memory_store
 

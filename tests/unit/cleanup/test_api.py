@@ -13,7 +13,7 @@ import jsonschema
 from moorage import context, errors
 from moorage.cleanup import api
 from moorage.cleanup.coordinator import Filters
-from moorage.routes import Request, Response, Route
+from moorage.http.routes import Request, Response, Route
 from tests.unit.cleanup import coordinator_tests
 from tests.unit.work.operation_tests import TYPE
 

@@ -14,8 +14,8 @@ import unittest
 from pathlib import Path
 
 from moorage import errors
-from moorage.api.server import Server
 from moorage.cli.up import ControlPlane, Plan
+from moorage.http.server import Server
 
 
 class NoiseTests(unittest.TestCase):

@@ -12,8 +12,8 @@ import tempfile
 import unittest
 from pathlib import Path
 
-from moorage.api import auth
 from moorage.cli.roles import ROLES
+from moorage.http import authentication
 
 ETC = Path(__file__).parents[3] / "etc"
 #: Tenths; 85 is what the unit was without limits, 100 the worst.
@@ -89,7 +89,7 @@ class OwnerTests(unittest.TestCase):
         self.users = self.folder / "users"
 
     def written(self) -> tuple[int, int, int]:
-        auth.set_user(self.users, "admin", "a password", ["admin"])
+        authentication.set_user(self.users, "admin", "a password", ["admin"])
         state = self.users.stat()
         return state.st_uid, state.st_gid, state.st_mode & 0o7777
 

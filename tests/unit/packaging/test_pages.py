@@ -17,11 +17,11 @@ from typing import ClassVar
 
 import prometheus_client
 
-from moorage.api.collectors import CleanupCollector
-from moorage.api.mounts import Metrics
-from moorage.api.policies import POLICIES
 from moorage.cli import tree
 from moorage.cli.main import MoorageApp
+from moorage.control_plane.collectors import CleanupCollector
+from moorage.control_plane.policies import POLICIES
+from moorage.http.metrics import Metrics
 from moorage.testing.database import temporary
 from tests import servers
 from tests.unit.packaging.test_metadata import declared

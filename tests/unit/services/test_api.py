@@ -8,7 +8,7 @@ import unittest
 from moorage import errors
 from moorage.clock import SystemClock
 from moorage.context import RequestContext
-from moorage.routes import Request, Route
+from moorage.http.routes import Request, Route
 from moorage.services import api
 from moorage.services.heartbeat import LivenessObserver
 from moorage.services.registry import ServiceRegistry

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ironic's manners: its version headers, its errors, its root documents."""
+"""The baremetal dialect's wire conventions, which are Ironic's: version headers, errors, root documents."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 from typing_extensions import override
 
 from moorage import errors
-from moorage.api.application import Application
-from moorage.api.dialect import Dialect, parse_version, requested_version
-from moorage.routes import Request, Response, Route, Version
+from moorage.http.application import Application
+from moorage.http.dialect import Dialect, parse_version, requested_version
+from moorage.http.routes import Request, Response, Route, Version
 from moorage_plugins.api.baremetal.failures import fault
 
 __all__ = ["DIALECT", "BaremetalApplication", "root", "v1", "with_slash"]

@@ -12,7 +12,7 @@ from moorage import errors, randomness
 from moorage.control_plane.interface import ApiTools
 from moorage.db import Duplicate, now
 from moorage.fleet.tables import nodes
-from moorage.routes import Request, Response
+from moorage.http.routes import Request, Response
 from moorage_plugins.api.baremetal import patching, query
 from moorage_plugins.api.baremetal.collection import Collection, is_uuid, node_target
 from moorage_plugins.api.baremetal.fields import PORTGROUPS, PORTS, Resource

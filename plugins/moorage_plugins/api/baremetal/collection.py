@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from moorage import errors
 from moorage.control_plane.interface import ApiTools
 from moorage.fleet.tables import nodes
-from moorage.routes import Request, Response, Version
+from moorage.http.routes import Request, Response, Version
 from moorage_plugins.api.baremetal import query as queries
 from moorage_plugins.api.baremetal.fields import Field, Resource
 from moorage_plugins.api.baremetal.query import Filter, Listing

@@ -10,9 +10,9 @@ from typing import ClassVar
 import sqlalchemy as sa
 from typing_extensions import override
 
-from moorage.control_plane.interface import ApiExtension, ApiTools, Wsgi
+from moorage.control_plane.interface import ApiExtension, ApiTools
 from moorage.fleet.tables import nodes
-from moorage.routes import ANY_QUERY, PolicyRule, Request, Response, Route
+from moorage.http.routes import ANY_QUERY, PolicyRule, Request, Response, Route, Wsgi
 from moorage_plugins.api.baremetal.application import (
     DIALECT,
     PORTGROUPS,

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import json
 
-from moorage.api.dialect import NotAcceptable
-from moorage.routes import Version
+from moorage.http.dialect import NotAcceptable
+from moorage.http.routes import Version
 
 __all__ = ["fault", "needs_version"]
 

@@ -15,7 +15,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from moorage.fleet.tables import nodes
-from moorage.routes import Version
+from moorage.http.routes import Version
 from moorage_plugins.api.baremetal.tables import portgroups, ports
 
 __all__ = ["NODES", "PORTGROUPS", "PORTS", "Field", "Kind", "Resource"]

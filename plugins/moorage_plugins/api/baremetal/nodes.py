@@ -10,7 +10,7 @@ from moorage import errors, randomness
 from moorage.control_plane.interface import ApiTools
 from moorage.fleet.interface import InventoryItem, NodeSpec, inventory_of_class
 from moorage.fleet.tables import nodes
-from moorage.routes import Request, Response
+from moorage.http.routes import Request, Response
 from moorage_plugins.api.baremetal import attached, patching
 from moorage_plugins.api.baremetal.collection import Collection, node_target
 from moorage_plugins.api.baremetal.fields import NODES

@@ -12,7 +12,7 @@ import jsonpatch
 
 from moorage import errors
 from moorage.fleet.interface import check_shard
-from moorage.routes import Version
+from moorage.http.routes import Version
 from moorage_plugins.api.baremetal.collection import is_uuid
 from moorage_plugins.api.baremetal.failures import needs_version
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from moorage.routes import PolicyRule
+from moorage.http.routes import PolicyRule
 
 __all__ = ["POLICIES"]
 

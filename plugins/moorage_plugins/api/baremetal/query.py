@@ -16,7 +16,7 @@ import sqlalchemy as sa
 
 from moorage import errors
 from moorage.fleet.tables import nodes
-from moorage.routes import Request, Version
+from moorage.http.routes import Request, Version
 from moorage_plugins.api.baremetal.failures import needs_version
 from moorage_plugins.api.baremetal.fields import Field, Kind, Resource
 

@@ -16,7 +16,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from moorage.db.time import MICROSECONDS
-from moorage.routes import Version
+from moorage.http.routes import Version
 from moorage_plugins.api.baremetal.fields import Field, Kind, Resource
 
 __all__ = ["MASK", "Renderer"]

@@ -21,7 +21,7 @@ from moorage.allocation.interface import (
     GenerationConflict,
     InventoryChange,
 )
-from moorage.routes import Request, Response, Route, Version
+from moorage.http.routes import Request, Response, Route, Version
 from moorage_plugins.api.placement import policies, schemas
 from moorage_plugins.api.placement.application import cached
 from moorage_plugins.api.placement.failures import (

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Placement's manners: which headers it wants, how it refuses, what it says of versions."""
+"""The Placement dialect's wire conventions: the headers that it needs, its errors, its version documents."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from typing_extensions import override
 
 from moorage import errors
 from moorage.allocation.interface import ProviderCatalogue
-from moorage.api.application import Application
-from moorage.api.dialect import (
+from moorage.control_plane.interface import ApiTools
+from moorage.http.application import Application
+from moorage.http.dialect import (
     Dialect,
     MethodNotAllowed,
     NotAcceptable,
@@ -23,9 +24,8 @@ from moorage.api.dialect import (
     parse_version,
     requested_version,
 )
-from moorage.api.validation import Validator
-from moorage.control_plane.interface import ApiTools
-from moorage.routes import Request, Response, Route, Schema, Version
+from moorage.http.routes import Request, Response, Route, Schema, Version
+from moorage.http.validation import Validator
 from moorage_plugins.api.placement.failures import (
     code,
     no_provider,

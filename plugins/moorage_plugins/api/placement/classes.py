@@ -8,7 +8,7 @@ from typing import Any
 
 from moorage import errors
 from moorage.allocation.interface import FullStore
-from moorage.routes import Request, Response, Route, Version
+from moorage.http.routes import Request, Response, Route, Version
 from moorage_plugins.api.placement import policies, schemas
 from moorage_plugins.api.placement.application import cached
 from moorage_plugins.api.placement.validation import BodyValidator

@@ -9,8 +9,8 @@ from typing_extensions import override
 
 from moorage import errors
 from moorage.allocation.interface import FullStore
-from moorage.control_plane.interface import ApiExtension, Wsgi
-from moorage.routes import Route
+from moorage.control_plane.interface import ApiExtension
+from moorage.http.routes import Route, Wsgi
 from moorage_plugins.api.placement import (
     allocations,
     candidates,

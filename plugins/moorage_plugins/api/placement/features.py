@@ -9,7 +9,7 @@ from typing import Any
 
 from moorage import errors
 from moorage.allocation.interface import FullStore, GenerationConflict, ResourceProvider, Trait
-from moorage.routes import Request, Response, Route, Version
+from moorage.http.routes import Request, Response, Route, Version
 from moorage_plugins.api.placement import policies, queries, schemas
 from moorage_plugins.api.placement.application import cached
 from moorage_plugins.api.placement.failures import ConcurrentUpdate, no_provider

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from moorage import errors
 from moorage.allocation.interface import CandidateQuery, RequestGroup
-from moorage.routes import Version
+from moorage.http.routes import Version
 from moorage_plugins.api.placement import queries, schemas
 from moorage_plugins.api.placement.failures import BadValue, DuplicateKey, MissingValue
 

@@ -7,7 +7,7 @@ project in; ``[api] enforce_scope = false`` does that for all mounts.
 
 from __future__ import annotations
 
-from moorage.routes import PolicyRule
+from moorage.http.routes import PolicyRule
 
 __all__ = [
     "AGGREGATES_LIST",

@@ -8,7 +8,7 @@ from typing import Any
 
 from moorage import errors, randomness
 from moorage.allocation.interface import KEEP, FullStore, HasChildren, Keep, ProviderFilter, ResourceProvider
-from moorage.routes import Request, Response, Route, Version
+from moorage.http.routes import Request, Response, Route, Version
 from moorage_plugins.api.placement import policies, queries, schemas
 from moorage_plugins.api.placement.application import cached
 from moorage_plugins.api.placement.failures import (

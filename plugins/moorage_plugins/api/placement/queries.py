@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from moorage import errors
-from moorage.routes import Version
+from moorage.http.routes import Version
 from moorage_plugins.api.placement.schemas import LARGEST
 from moorage_plugins.api.placement.validation import canonical_uuid, is_uuid
 

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from moorage.allocation.interface import FullStore, UsageTotal
-from moorage.control_plane.interface import PolicyCheck
-from moorage.routes import Request, Response, Route, Version
+from moorage.http.routes import PolicyCheck, Request, Response, Route, Version
 from moorage_plugins.api.placement import policies, queries, schemas
 from moorage_plugins.api.placement.allocations import TYPES, UNKNOWN_TYPE
 from moorage_plugins.api.placement.application import cached

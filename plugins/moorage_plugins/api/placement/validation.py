@@ -11,8 +11,8 @@ import jsonschema
 from typing_extensions import override
 
 from moorage import errors
-from moorage.api import validation
-from moorage.routes import Schema
+from moorage.http import validation
+from moorage.http.routes import Schema
 
 __all__ = ["BodyValidator", "QueryValidator", "canonical_uuid", "is_uuid"]
 

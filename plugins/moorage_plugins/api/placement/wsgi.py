@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from moorage.api.wsgi import DialectCallable
+from moorage.wsgi import DialectCallable
 
 __all__ = ["application"]
 

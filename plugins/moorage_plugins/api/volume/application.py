@@ -10,10 +10,10 @@ from typing import Any
 from typing_extensions import override
 
 from moorage import errors
-from moorage.api.application import Application
-from moorage.api.dialect import STATUSES, Dialect
-from moorage.api.validation import Validator
-from moorage.routes import Request, Response, Schema
+from moorage.http.application import Application
+from moorage.http.dialect import STATUSES, Dialect
+from moorage.http.routes import Request, Response, Schema
+from moorage.http.validation import Validator
 from moorage_plugins.api.volume.schemas import VolumeValidator
 
 __all__ = ["DIALECT", "NAMES_AND_STATES", "VolumeApplication", "versions_document"]

@@ -10,8 +10,8 @@ from oslo_log import log as logging
 from typing_extensions import override
 
 from moorage import errors, randomness, threads
-from moorage.control_plane.interface import ApiExtension, Wsgi
-from moorage.routes import Route
+from moorage.control_plane.interface import ApiExtension
+from moorage.http.routes import Route, Wsgi
 from moorage.services.interface import AGENT, Service
 from moorage_plugins.api.volume import resources, workers
 from moorage_plugins.api.volume.application import DIALECT, VolumeApplication, versions_document

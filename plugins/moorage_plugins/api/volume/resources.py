@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from moorage import errors
-from moorage.routes import PolicyRule, Request, Response, Route
+from moorage.http.routes import PolicyRule, Request, Response, Route
 from moorage_plugins.api.volume import schemas
 from moorage_plugins.block_storage.rows import BACKUP, IMAGE, SNAPSHOT, VOLUME
 from moorage_plugins.block_storage.service import UNKNOWN, BlockStorage

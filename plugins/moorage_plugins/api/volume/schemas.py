@@ -15,7 +15,7 @@ import jsonschema
 from typing_extensions import override
 
 from moorage import errors
-from moorage.api.validation import Validator
+from moorage.http.validation import Validator
 from moorage_plugins.block_storage.rows import BACKUP, SNAPSHOT, VOLUME
 
 __all__ = [

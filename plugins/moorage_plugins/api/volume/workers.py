@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from moorage import errors
-from moorage.routes import PolicyRule, Request, Response, Route
+from moorage.http.routes import PolicyRule, Request, Response, Route
 from moorage_plugins.api.volume.application import NAMES_AND_STATES
 
 __all__ = ["POLICIES", "routes"]

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every mount shares: a version header, one table from errors to statuses, and the shape of an error."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import microversion_parse
+
+from moorage import errors
+from moorage.http.routes import Version
+
+__all__ = [
+    "STATUSES",
+    "Dialect",
+    "MethodNotAllowed",
+    "NotAcceptable",
+    "UnsupportedMediaType",
+    "core_shape",
+    "parse_version",
+    "requested_version",
+]
+
+
+class MethodNotAllowed(errors.InvalidInput):
+    """The path is known and the method is not; ``details['allow']`` lists the known ones."""
+
+
+class NotAcceptable(errors.InvalidInput):
+    """The client accepts no type that is written, or asks for what its microversion does not have."""
+
+
+class UnsupportedMediaType(errors.InvalidInput):
+    """The body is of a type that is not read."""
+
+
+#: Error class -> HTTP status. The nearest ancestor in the table counts. An error that is not in the table is internal: the answer
+#: is 500 and does not show it.
+STATUSES: Mapping[type[errors.MoorageError], int] = {
+    errors.InvalidInput: 400,
+    MethodNotAllowed: 405,
+    NotAcceptable: 406,
+    UnsupportedMediaType: 415,
+    errors.PayloadTooLarge: 413,
+    errors.UnsupportedVersion: 406,
+    errors.Unauthenticated: 401,
+    errors.Forbidden: 403,
+    errors.NotFound: 404,
+    errors.Conflict: 409,
+    errors.PluginFailed: 500,
+    errors.RemoteError: 500,
+    errors.Unavailable: 503,
+}
+
+
+def core_shape(error: errors.MoorageError, status: int, request_id: str) -> dict[str, Any]:
+    """An error of /scheduling/v1."""
+    return {
+        "error": {
+            "code": error.code,
+            "message": error.message,
+            "details": error.details,
+            "status": status,
+            "request_id": request_id,
+        }
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """A way of speaking over HTTP.
+
+    :param service_type: the first word of the header ``OpenStack-API-Version`` (``scheduling``, ``placement``, ...).
+    :param lowest: oldest and ``highest`` newest microversion that is served.
+    :param shape: the body of an error.
+    """
+
+    service_type: str
+    lowest: Version
+    highest: Version
+    shape: Callable[[errors.MoorageError, int, str], Mapping[str, Any]] = core_shape
+    statuses: Mapping[type[errors.MoorageError], int] = field(default_factory=lambda: STATUSES)
+
+    def version(self, header: str | None) -> Version:
+        """The microversion that the header ``OpenStack-API-Version`` of a request asks for; the lowest without a header.
+
+        :raises UnsupportedVersion: it is malformed or out of range; says which range.
+        """
+        text = requested_version(header, self.service_type)
+        if not text:
+            return self.lowest
+        if text == "latest":
+            return self.highest
+        try:
+            version = parse_version(text)
+        except ValueError:
+            raise self._out_of_range(text) from None
+        if not self.lowest <= version <= self.highest:
+            raise self._out_of_range(text)
+        return version
+
+    def status(self, error: Exception) -> int:
+        """The HTTP status of an error."""
+        return next((self.statuses[cls] for cls in type(error).__mro__ if cls in self.statuses), 500)
+
+    def shows(self, error: errors.MoorageError) -> bool:
+        """Whether an answer shows the error, because its class or an ancestor is in the table."""
+        return any(cls in self.statuses for cls in type(error).__mro__)
+
+    def _out_of_range(self, text: str) -> errors.UnsupportedVersion:
+        low, high = (f"{major}.{minor}" for major, minor in (self.lowest, self.highest))
+        return errors.UnsupportedVersion(
+            f"Version {text} of {self.service_type} is not served; {low} to {high} are. Correct the header "
+            "OpenStack-API-Version.",
+            min_version=low,
+            max_version=high,
+        )
+
+
+@functools.lru_cache(1024)
+def requested_version(header: str | None, service_type: str) -> str | None:
+    """The version of a service that the header ``OpenStack-API-Version`` names; None if it names none."""
+    if not header:
+        return None
+    found: str | None = microversion_parse.get_version({"openstack-api-version": header}, service_type)
+    return found
+
+
+@functools.lru_cache(1024)
+def parse_version(text: str) -> Version:
+    """The numbers of a microversion.
+
+    :raises ValueError: it is malformed.
+    """
+    try:
+        major, minor = microversion_parse.parse_version_string(text)
+    except TypeError as error:
+        raise ValueError(str(error)) from error
+    return int(major), int(minor)

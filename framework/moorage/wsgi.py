@@ -9,9 +9,9 @@
 A dialect's plugin offers ``application = DialectCallable("its name")`` in a module ``wsgi``. Both are configured by the environment
 variables MOORAGE_CONFIG_FILES (separated by colons; unset: /etc/moorage/moorage.conf where it exists) and MOORAGE_STATE_DIR.
 
-The processes of such a server are no services: nobody looks after their heartbeats, since they own nothing, and they are not in
-``moorage service list``. Observers are told of what happens in them like of any other process; what a scheduler does for a request
-(claims, cleanup) is told by that scheduler. A new configuration is taken by the server's own reload, which makes new processes.
+The processes of such a server are no services. They own no work, send no heartbeats and are not in ``moorage service list``.
+Observers get the events of these processes like those of any other; the scheduler reports what it does for a request (claims,
+cleanup). The server's own reload makes new processes, which read the configuration again.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ STATE_DIR = "MOORAGE_STATE_DIR"
 
 
 def build(name: str) -> Wsgi:
-    """A dialect's application, configured by the environment; who reaches it is the caller's affair.
+    """Builds the application of a dialect, configured by the environment. The caller limits the access to it.
 
     :raises ConfigError: the configuration, plugin or database cannot be used.
     """
@@ -95,7 +95,7 @@ def _refuse_noauth(conf: cfg.ConfigOpts) -> None:
 class _Built:
     """A WSGI callable that is built by the first request, in the worker process that serves it.
 
-    A database that cannot be used, or any other mistake of the configuration, answers 503 and is told in the log; the next
+    A database that cannot be used, or any other mistake of the configuration, answers 503 and is logged; the next
     request tries again.
     """
 
@@ -130,9 +130,9 @@ class DialectCallable(_Built):
 
 
 def _refuse_without_threads() -> None:
-    """UWSGI does not let Python's threads run unless it is told to, and messages need them.
+    """Refuse uWSGI without Python's threads: messages need them.
 
-    :raises ConfigError: it was not told.
+    :raises ConfigError: uWSGI was started without threads.
     """
     try:
         options = importlib.import_module("uwsgi").opt  # there only inside of uWSGI

@@ -62,7 +62,7 @@ class ShardCollector:
 
 
 class CleanupCollector:
-    """Operations in progress by type, status and phase, how old they are, who got orphans and what became of them.
+    """Counts operations in progress by type, status and phase, their age, claims of orphans and outcomes of cleanup.
 
     Four statements each time.
     """
@@ -115,7 +115,7 @@ class CleanupCollector:
 class PeriodicCollector:
     """Periodic tasks, rings and engines, as engines have written them down: so one place is asked for all of them.
 
-    Four statements, and two for each ring. Totals go on when sweeps are forgotten and engines started anew.
+    Four statements, and two for each ring. Totals survive the purge of task runs and restarts of engines.
 
     :param names: hosts and heartbeats of services. :param services: all of them, each with whether it is up.
     """

@@ -264,7 +264,7 @@ class _Basic:
         except ValueError:  # what is no ASCII, no base64 or no UTF-8
             raise errors.Unauthenticated("The header Authorization is malformed.") from None
         users = self._read()
-        # An unknown user costs as much time as a wrong password, so that the time tells nobody which it was.
+        # An unknown user costs as much time as a wrong password, so that the time does not tell which it was.
         hashed, roles = users.known.get(user, (_NOBODY, ()))
         digest = hmac.new(self._key, f"{user}\0{password}".encode(), hashlib.sha256).digest()
         if digest not in users.verified and not _matches(password, hashed):

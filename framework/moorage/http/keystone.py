@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keystone's tokens: keystonemiddleware before an application, with outages told as outages.
+"""Checks Keystone's tokens with keystonemiddleware before an application, and reports outages of Keystone as outages.
 
 The middleware only marks the caller; the application refuses, in the shape of its own errors. keystonemiddleware takes an outage of
 Keystone for a wrong token (401) and lets a broken catalog escape as an empty 500. Here the application answers both with 503.

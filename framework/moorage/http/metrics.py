@@ -18,7 +18,7 @@ class Metrics:
     """``/metrics`` in Prometheus' format.
 
     Where several processes answer at one address, PROMETHEUS_MULTIPROC_DIR names a folder, empty at the start of the server,
-    through which whoever is asked knows the numbers of all.
+    through which each process answers with the sums of all.
     """
 
     def __init__(self) -> None:

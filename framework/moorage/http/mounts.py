@@ -21,7 +21,7 @@ LOG = logging.getLogger(__name__)
 
 
 def resolve_mounts(own: Mapping[str, str], chosen: Mapping[str, str], taken: Collection[str]) -> dict[str, str]:
-    """The prefix of each dialect: the empty text for the root.
+    """Returns the prefix of each dialect; it is empty at the root.
 
     :param own: dialect -> the mount it declares; ``chosen`` what ``[api] mounts`` says; ``taken`` prefixes of others.
     :raises ConfigError: a mount is no path, names no enabled dialect, or is taken.
@@ -42,22 +42,22 @@ def resolve_mounts(own: Mapping[str, str], chosen: Mapping[str, str], taken: Col
 
 
 class IsolatedApp:
-    """A plugin's application: what it raises is a 500 that names the plugin, and ends neither a thread nor the server."""
+    """Wraps a plugin's application. Its errors become a 500 that names the plugin, and end no thread."""
 
     def __init__(self, application: Wsgi, loaded: Loaded[Any]) -> None:
         self._application = application
-        self._who = f"plugin '{loaded.name}' ({loaded.group}, of {loaded.distribution} {loaded.version})"
+        self._name = f"plugin '{loaded.name}' ({loaded.group}, of {loaded.distribution} {loaded.version})"
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Any:
         """WSGI."""
         try:
-            with foreign.isolate_plugin_call(self._who):
+            with foreign.isolate_plugin_call(self._name):
                 body = self._application(environ, start_response)
         except Exception:
             where = f"{environ.get('REQUEST_METHOD')} {environ.get('SCRIPT_NAME', '')}{environ.get('PATH_INFO', '')}"
-            LOG.exception("The %s failed to answer %s.", self._who, where)
+            LOG.exception("The %s failed to answer %s.", self._name, where)
             failed = errors.PluginFailed(
-                f"The {self._who} failed; the log has it in full. Report it to the plugin's author."
+                f"The {self._name} failed; the log has it in full. Report it to the plugin's author."
             )
             data = json.dumps(core_shape(failed, 500, "")).encode()
             headers = [("Content-Type", "application/json"), ("Content-Length", str(len(data)))]
@@ -70,7 +70,7 @@ class IsolatedApp:
         try:
             parts = iter(body)
             while True:
-                with foreign.isolate_plugin_call(self._who):
+                with foreign.isolate_plugin_call(self._name):
                     part = next(parts, None)
                 if part is None:
                     return
@@ -78,7 +78,7 @@ class IsolatedApp:
         finally:
             close = getattr(body, "close", None)
             if close is not None:
-                with foreign.isolate_plugin_call(self._who):
+                with foreign.isolate_plugin_call(self._name):
                     close()
 
 

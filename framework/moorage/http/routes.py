@@ -65,7 +65,7 @@ def wanted_fields(text: str | None, known: Sequence[str]) -> Sequence[str]:
 
 @dataclass(frozen=True, slots=True)
 class PolicyRule:
-    """One rule of the policy: who may do what, as oslo.policy understands it.
+    """One rule of the policy: which callers may do something, in the language of oslo.policy.
 
     :param name: for example ``scheduling:nodes:create``.
     :param check: the default check string; the roles are reader, member, manager, admin and service.

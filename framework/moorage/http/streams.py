@@ -68,7 +68,7 @@ class Stream:
         self._send = send
         self._loop = asyncio.get_running_loop()
         self._begun = False
-        #: Done when the application has no more parts; cancelled when nobody shall wait for them any longer.
+        #: Done when the application has no more parts; cancelled when the client does not wait for them any longer.
         self._parts: asyncio.Future[None] = self._loop.create_future()
 
     async def run(self, receive: Receive) -> None:
@@ -145,7 +145,7 @@ def soon(loop: asyncio.AbstractEventLoop, call: Callable[..., None], *args: Any)
 
 
 def finish(future: asyncio.Future[T], result: T, error: BaseException | None) -> None:
-    """Give a future its result or error, if somebody still waits for it."""
+    """Gives a future its result or error, unless it is done."""
     if future.done():
         return
     if error is None:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, ClassVar
 
@@ -87,22 +87,18 @@ class DataProcessingApi(ApiExtension):
     @override
     def application(self) -> Wsgi:
         handlers = _Handlers(self.tools)
-        rows: Sequence[tuple[str, str, Callable[[Request], Response], str, Any, Any]] = (
-            ("POST", "/v1/clusters", handlers.create_cluster, _CHANGE, _CREATE_CLUSTER, None),
-            ("GET", "/v1/clusters", handlers.clusters, _SEE, None, _CLUSTERS),
-            ("GET", "/v1/clusters/{uuid}", handlers.cluster, _SEE, None, None),
-            ("DELETE", "/v1/clusters/{uuid}", handlers.delete_cluster, _CHANGE, None, None),
-            ("POST", "/v1/clusters/{uuid}/reset-state", handlers.reset_cluster, _CHANGE, _RESET, None),
-            ("POST", "/v1/jobs", handlers.create_job, _CHANGE, _CREATE_JOB, None),
-            ("GET", "/v1/jobs", handlers.jobs, _SEE, None, _JOBS),
-            ("GET", "/v1/jobs/{uuid}", handlers.job, _SEE, None, None),
-            ("POST", "/v1/jobs/{uuid}/cancel", handlers.cancel_job, _CHANGE, None, None),
-            ("DELETE", "/v1/jobs/{uuid}", handlers.delete_job, _CHANGE, None, None),
-            ("GET", "/v1/proxy-users", handlers.proxy_users, _SEE, None, _USERS),
-        )
         routes = [
-            Route(method, path, handler, policy, body=body, query=query)
-            for method, path, handler, policy, body, query in rows
+            Route("POST", "/v1/clusters", handlers.create_cluster, _CHANGE, body=_CREATE_CLUSTER),
+            Route("GET", "/v1/clusters", handlers.clusters, _SEE, query=_CLUSTERS),
+            Route("GET", "/v1/clusters/{uuid}", handlers.cluster, _SEE),
+            Route("DELETE", "/v1/clusters/{uuid}", handlers.delete_cluster, _CHANGE),
+            Route("POST", "/v1/clusters/{uuid}/reset-state", handlers.reset_cluster, _CHANGE, body=_RESET),
+            Route("POST", "/v1/jobs", handlers.create_job, _CHANGE, body=_CREATE_JOB),
+            Route("GET", "/v1/jobs", handlers.jobs, _SEE, query=_JOBS),
+            Route("GET", "/v1/jobs/{uuid}", handlers.job, _SEE),
+            Route("POST", "/v1/jobs/{uuid}/cancel", handlers.cancel_job, _CHANGE),
+            Route("DELETE", "/v1/jobs/{uuid}", handlers.delete_job, _CHANGE),
+            Route("GET", "/v1/proxy-users", handlers.proxy_users, _SEE, query=_USERS),
         ]
         return Application(_DIALECT, routes, self.tools)
 

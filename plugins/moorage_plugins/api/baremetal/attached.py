@@ -124,7 +124,7 @@ class Attached(Collection):
             raise errors.InvalidInput(f"Schema error for {what}: 'node_uuid' is a required property", path="node_uuid")
         self._check_new(given)
         node = self._node(ident)
-        self.tools.check_policy(self._right, request.context, node_target(node))
+        request.check_policy(self._right, node_target(node))
         uuid = given.pop("uuid", None) or randomness.new_uuid()
         row = {name: value.empty for name, value in self._values.items()} | given | {"uuid": uuid, "node_id": node.id}
         statement = sa.insert(self._table).values(generation=0, created_at=now())
@@ -136,7 +136,7 @@ class Attached(Collection):
         patching.touched_by(request.body, self._values, request.version)
         for _ in range(_TRIES):
             row = self.row(request, request.path_params["ident"], self._columns)
-            self.tools.check_policy(self._right, request.context, node_target(row))
+            request.check_policy(self._right, node_target(row))
             before = {name: getattr(row, name) for name in self._values}
             changes = patching.apply(request.body, before, self._values, request.version)
             if not changes or self._change(row, changes):
@@ -148,7 +148,7 @@ class Attached(Collection):
     def delete(self, request: Request) -> Response:
         """``DELETE /v1/<resource>/<uuid>``."""
         row = self.row(request, request.path_params["ident"], self._columns)
-        self.tools.check_policy(self._right, request.context, node_target(row))
+        request.check_policy(self._right, node_target(row))
         self.tools.database.run(lambda tx: self._remove(tx, row))
         return Response(204, None, {"Content-Type": "application/octet-stream"})
 

@@ -97,9 +97,9 @@ class Collection:
     def visible_to(self, request: Request) -> sa.ColumnElement[bool] | None:
         """The condition of what the caller may see; None: all."""
         try:
-            self.tools.check_policy(f"baremetal:{self._kind}:list_all", request.context)
+            request.check_policy(f"baremetal:{self._kind}:list_all")
         except errors.Forbidden:
-            self.tools.check_policy(f"baremetal:{self._kind}:list", request.context)
+            request.check_policy(f"baremetal:{self._kind}:list")
             project = request.context.project_id
             return sa.or_(nodes.c.owner == project, nodes.c.lessee == project) if project else sa.false()
         return None

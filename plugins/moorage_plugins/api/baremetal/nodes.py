@@ -98,7 +98,7 @@ class Nodes(Collection):
     def delete(self, request: Request) -> Response:
         """``DELETE /v1/nodes/<uuid or name>``, with its ports and portgroups."""
         row = self.row(request, request.path_params["ident"], _COLUMNS)
-        self.tools.check_policy("baremetal:node:delete", request.context, node_target(row))
+        request.check_policy("baremetal:node:delete", node_target(row))
         _refuse_locked(row)
         if row.instance_uuid and not row.maintenance:
             raise errors.Conflict(f"Node {row.uuid} is associated with instance {row.instance_uuid}.")
@@ -132,23 +132,23 @@ class Nodes(Collection):
 
     def _check_creation(self, request: Request, given: dict[str, Any]) -> None:
         try:
-            self.tools.check_policy("baremetal:node:create", request.context)
+            request.check_policy("baremetal:node:create")
         except errors.Forbidden:
-            self.tools.check_policy("baremetal:node:create:self_owned_node", request.context)
+            request.check_policy("baremetal:node:create:self_owned_node")
             project = request.context.project_id
             if given.get("owner") not in (None, project):
                 raise errors.Forbidden("Cannot create a node as a project scoped admin with another owner.") from None
             given["owner"] = project
         if given.get("shard") is not None:
-            self.tools.check_policy("baremetal:node:update:shard", request.context, {})
+            request.check_policy("baremetal:node:update:shard", {})
 
     def _check_change(self, request: Request, row: Any, touched: set[str]) -> None:
         target = node_target(row)
         for guarded in _GUARDED:
             if guarded in touched:
-                self.tools.check_policy(f"baremetal:node:update:{guarded}", request.context, target)
+                request.check_policy(f"baremetal:node:update:{guarded}", target)
         if touched - {"shard"} or not touched:
-            self.tools.check_policy("baremetal:node:update", request.context, target)
+            request.check_policy("baremetal:node:update", target)
         _refuse_locked(row)
 
     def _write(self, row: Any, changes: Mapping[str, Any]) -> bool:

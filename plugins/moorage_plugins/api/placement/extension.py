@@ -48,7 +48,7 @@ class PlacementApi(ApiExtension):
             *inventories.routes(store),
             *features.routes(store),
             *classes.routes(store),
-            *usages.routes(store, self.tools.check_policy),
+            *usages.routes(store),
             *allocations.routes(store),
             *candidates.routes(store),
         )

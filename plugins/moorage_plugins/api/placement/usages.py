@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from moorage.allocation.interface import FullStore, UsageTotal
-from moorage.http.routes import PolicyCheck, Request, Response, Route, Version
+from moorage.http.routes import Request, Response, Route, Version
 from moorage_plugins.api.placement import policies, queries, schemas
 from moorage_plugins.api.placement.allocations import TYPES, UNKNOWN_TYPE
 from moorage_plugins.api.placement.application import cached
@@ -19,9 +19,9 @@ _SINCE: Version = (1, 9)
 _ALL_TYPES = "all"
 
 
-def routes(store: FullStore, check_policy: PolicyCheck) -> Sequence[Route]:
+def routes(store: FullStore) -> Sequence[Route]:
     """The routes over a store."""
-    here = _Usages(store, check_policy)
+    here = _Usages(store)
     return (
         # The rule asks for the project, so the handler enforces it.
         Route("GET", "/usages", here.total, since=_SINCE, until=(1, 37), query=schemas.USAGES_1_9),
@@ -37,14 +37,13 @@ def _sum(totals: Iterable[UsageTotal]) -> Mapping[str, int]:
 
 
 class _Usages:
-    def __init__(self, store: FullStore, check_policy: PolicyCheck) -> None:
+    def __init__(self, store: FullStore) -> None:
         self._store = store
-        self._check_policy = check_policy
 
     def total(self, request: Request) -> Response:
         """``GET /usages``."""
         project = queries.last(request.query, "project_id") or ""
-        self._check_policy(policies.USAGES, request.context, {"project_id": project})
+        request.check_policy(policies.USAGES, {"project_id": project})
         user = queries.last(request.query, "user_id")
         if request.version < TYPES:
             return cached(

@@ -45,7 +45,7 @@ class VolumeApi(ApiExtension):
         routes = [
             *versions,
             *workers.routes(self._ask, _PREFIXES),
-            *resources.routes(storage, tools.check_policy, gigabyte, _PREFIXES),
+            *resources.routes(storage, gigabyte, _PREFIXES),
         ]
         return VolumeApplication(DIALECT, routes, tools)
 

@@ -33,9 +33,8 @@ _PLURAL = {VOLUME: "volumes", SNAPSHOT: "snapshots", BACKUP: "backups", IMAGE: "
 
 
 class _Resources:
-    def __init__(self, storage: BlockStorage, check: Callable[..., None], gigabyte: int) -> None:
+    def __init__(self, storage: BlockStorage, gigabyte: int) -> None:
         self._storage = storage
-        self._check = check
         self._gigabyte = gigabyte
 
     def routes(self, prefix: str) -> list[Route]:
@@ -102,7 +101,7 @@ class _Resources:
             return Response(204)
         force = schemas.is_true(request.query.get("force", "false"))
         if force:
-            self._check(_ADMIN, request.context)
+            request.check_policy(_ADMIN)
         self._delete(kind, uuid, force=force)
         return Response(202)
 
@@ -127,10 +126,10 @@ class _Resources:
         ((name, given),) = request.body.items()
         given = given or {}
         if name == "os-reset_status":
-            self._check(_ADMIN, request.context)
+            request.check_policy(_ADMIN)
             self._storage.reset(kind, row.uuid, given["status"])
         elif name == "os-force_delete":
-            self._check(_ADMIN, request.context)
+            request.check_policy(_ADMIN)
             self._delete(kind, row.uuid, force=True)
         elif name == "os-attach":
             self._attach(row.uuid, given)
@@ -192,12 +191,12 @@ class _Resources:
         }
 
 
-def routes(storage: BlockStorage, check: Callable[..., None], gigabyte: int, prefixes: Sequence[str]) -> list[Route]:
+def routes(storage: BlockStorage, gigabyte: int, prefixes: Sequence[str]) -> list[Route]:
     """The rows of the table.
 
     :param gigabyte: bytes of a GB of the API.
     """
-    resources = _Resources(storage, check, gigabyte)
+    resources = _Resources(storage, gigabyte)
     return [route for prefix in prefixes for route in resources.routes(prefix)]
 
 

@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 from moorage.clock import SystemClock
-from moorage.control_plane.availability import Availability
 from moorage.db import Database
 from moorage.fleet.interface import NodeSpec
 from moorage.fleet.nodes import NodeStore
+from moorage.instances.availability import Availability
 from moorage.services.registry import ServiceRegistry
 
 __all__ = ["ready_node"]

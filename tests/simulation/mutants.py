@@ -15,10 +15,11 @@ import sqlalchemy as sa
 
 from moorage.cleanup import coordinator as supervisor
 from moorage.cleanup import orphans, requests
-from moorage.control_plane import operations, placing
 from moorage.coordination import ledger, tick_leases
 from moorage.coordination.ring_manager import RingManager
 from moorage.db import database
+from moorage.instances import actions as operations
+from moorage.instances import create as placing
 from moorage.services import registry
 from moorage.sharding import plans
 from moorage.work import operations as workers

@@ -14,11 +14,11 @@ from moorage import errors
 from moorage.cli import base
 from moorage.cli.roles import load
 from moorage.clock import SystemClock
-from moorage.control_plane.interface import INSTANCE_STORES
-from moorage.control_plane.reassign import Reassignment
 from moorage.db import Database, migrations
 from moorage.fleet.nodes import NodeStore
 from moorage.http import authentication
+from moorage.instances.interface import INSTANCE_STORES
+from moorage.instances.reassign import Reassignment
 from moorage.services.registry import ServiceRegistry
 
 __all__ = ["main", "make_parser"]

@@ -16,7 +16,7 @@ from moorage.allocation.interface import DETECTORS, STORES
 from moorage.clock import SystemClock
 from moorage.control_plane import cleaning, logs
 from moorage.control_plane.factories import load_store
-from moorage.control_plane.interface import AGENT_SERVICES, API_EXTENSIONS, INSTANCE_STORES
+from moorage.control_plane.interface import AGENT_SERVICES, API_EXTENSIONS
 from moorage.control_plane.periodic import check_tasks, open_backend
 from moorage.control_plane.policies import POLICIES
 from moorage.coordination import loading as coordination_loading
@@ -28,6 +28,7 @@ from moorage.http.middleware import with_middleware
 from moorage.http.mounts import resolve_mounts
 from moorage.http.policy import Policy
 from moorage.http.server import address_of
+from moorage.instances.interface import INSTANCE_STORES
 from moorage.observers.interface import OBSERVERS
 from moorage.rpc import loading as rpc_loading
 from moorage.rpc.interface import CROSS_PROCESS

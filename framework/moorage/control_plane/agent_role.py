@@ -13,10 +13,10 @@ from moorage.control_plane.cleaning import AgentCleaning
 from moorage.control_plane.factories import open_instances, open_store, open_workers
 from moorage.control_plane.interface import AGENT_SERVICES, AgentService, AgentTools
 from moorage.control_plane.periodic_loop import PeriodicLoop, run_logged
-from moorage.control_plane.placing import cast_to_agent
 from moorage.control_plane.process import Platform
 from moorage.fleet.interface import Node, check_shard
 from moorage.fleet.nodes import NodeStore
+from moorage.instances.create import cast_to_agent
 from moorage.rpc.interface import Subscription
 from moorage.rpc.server import Dispatcher, endpoints_of, rpc_method
 from moorage.scheduling.interface import declared_fields

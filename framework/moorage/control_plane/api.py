@@ -10,11 +10,11 @@ from dataclasses import asdict
 from typing import Any, Protocol
 
 from moorage import errors, randomness
-from moorage.control_plane.interface import Instance, InstanceStore
-from moorage.control_plane.operations import OPERATIONS, InPlace
-from moorage.control_plane.placing import Deleter
-from moorage.control_plane.resetting import RESETTABLE, Resetter
 from moorage.http.routes import PolicyRule, Request, Response, Route
+from moorage.instances.actions import OPERATIONS, InPlace
+from moorage.instances.create import Deleter
+from moorage.instances.interface import Instance, InstanceStore
+from moorage.instances.reset_state import RESETTABLE, Resetter
 from moorage.scheduling.api import Resolver, allowed, check_request
 from moorage.scheduling.request import REQUEST_PROPERTIES, refuse_unsupported
 

@@ -16,7 +16,6 @@ from moorage.cleanup.dry_run import blocked_reason
 from moorage.cleanup.requests import RequestStore
 from moorage.cleanup.views import OperationViews
 from moorage.control_plane import api as control_plane_api
-from moorage.control_plane import groups_api
 from moorage.control_plane.collectors import CleanupCollector, PeriodicCollector, ShardCollector
 from moorage.control_plane.core_api import PREFIX, CoreApplication, root_application
 from moorage.control_plane.enrolment import Enrolment
@@ -30,12 +29,9 @@ from moorage.control_plane.fleet_audit import FleetAudit
 from moorage.control_plane.idempotency import IdempotencyKeys
 from moorage.control_plane.interface import API_EXTENSIONS, ApiExtension, ApiTools
 from moorage.control_plane.notifications import ask_to_sync, tell_schedulers
-from moorage.control_plane.operations import InPlace
 from moorage.control_plane.periodic import EngineNames, enabled_tasks
-from moorage.control_plane.placing import Deleter, cast_to_agent
 from moorage.control_plane.policies import POLICIES
 from moorage.control_plane.process import Platform
-from moorage.control_plane.resetting import Resetter
 from moorage.control_plane.scheduler_client import Schedulers
 from moorage.control_plane.shard_hosts import ShardHosts
 from moorage.control_plane.sharding import open_mover, open_plans, shards_for_new
@@ -56,6 +52,10 @@ from moorage.http.middleware import with_middleware
 from moorage.http.mounts import Dispatcher, IsolatedApp, resolve_mounts
 from moorage.http.policy import Policy
 from moorage.http.routes import Route, Wsgi
+from moorage.instances import server_groups_api
+from moorage.instances.actions import InPlace
+from moorage.instances.create import Deleter, cast_to_agent
+from moorage.instances.reset_state import Resetter
 from moorage.observers.interface import InstanceDeleted, ShardReassigned
 from moorage.scheduling import api as scheduling_api
 from moorage.scheduling.groups import GroupStore
@@ -175,7 +175,7 @@ class ApiAssembly:
         store, instances = self._store(), open_instances(platform, conf)
         section = conf.control_plane
         schedulers = Schedulers(platform.sender, platform.clock, section.create_attempts, section.create_timeout)
-        groups = groups_api.Groups(GroupStore(platform.database), instances)
+        groups = server_groups_api.Groups(GroupStore(platform.database), instances)
         changed, states_changed = tell_schedulers(platform), tell_schedulers(platform, "states_changed")
         mover = open_mover(instances)
         plans = open_plans(platform.database, nodes, mover, conf)
@@ -214,7 +214,7 @@ class ApiAssembly:
                 hinders,
             ),
             *control_plane_api.routes(instances, schedulers, deleter, in_place, resetter, groups.resolved),
-            *groups_api.routes(groups),
+            *server_groups_api.routes(groups),
             *sharding_api.routes(platform.database, nodes, plans, mover, self._resharded),
             *coordination_api.routes(
                 SqlLedger(platform.database),

@@ -26,9 +26,9 @@ from moorage.cleanup.orphans import OrphanStore
 from moorage.cleanup.requests import CleanupRequest, RequestStore
 from moorage.cleanup.views import Forecast, OperationViews
 from moorage.control_plane.observing import of_service, tell_of_request
-from moorage.control_plane.placing import AGENT_TOPIC
 from moorage.control_plane.process import Platform
 from moorage.extensions import Loaded
+from moorage.instances.create import AGENT_TOPIC
 from moorage.observers.interface import CleanupFinished
 from moorage.rpc.server import rpc_method
 from moorage.scheduling.reporter import TOPIC as SCHEDULERS

@@ -7,10 +7,10 @@ from oslo_config import cfg
 
 from moorage.allocation.interface import DETECTORS, STORES, AllocationStore, OrphanDetector
 from moorage.clock import Clock
-from moorage.control_plane.interface import INSTANCE_STORES, InstanceStore
-from moorage.control_plane.placing import check_store
 from moorage.control_plane.process import Platform
 from moorage.db import Database
+from moorage.instances.create import check_store
+from moorage.instances.interface import INSTANCE_STORES, InstanceStore
 from moorage.work.operations import SqlOperationStore
 
 __all__ = ["load_store", "open_detectors", "open_instances", "open_store", "open_workers"]

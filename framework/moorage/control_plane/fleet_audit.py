@@ -12,10 +12,10 @@ from moorage import errors
 from moorage.allocation.audit import Check, Finding
 from moorage.allocation.interface import AllocationStore, ClaimRequest, PoolSource, ProviderUsage
 from moorage.control_plane.enrolment import Enrolment
-from moorage.control_plane.interface import Instance, InstanceStore
-from moorage.control_plane.pooling import claim_somewhere, offer
 from moorage.db import Database
 from moorage.fleet.nodes import NodeStore
+from moorage.instances.interface import Instance, InstanceStore
+from moorage.instances.pools import claim_somewhere, offer
 
 __all__ = ["FleetAudit"]
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from oslo_log import log as logging
@@ -16,8 +15,6 @@ from moorage.extensions import Loaded
 from moorage.observers.hub import Settings
 from moorage.observers.interface import (
     OBSERVERS,
-    ClaimRefused,
-    ClaimWon,
     CleanupRequested,
     Event,
     Observer,
@@ -30,11 +27,9 @@ from moorage.observers.interface import (
     Source,
 )
 from moorage.scheduling.decisions import Decision
-from moorage.scheduling.interface import Claimer, ClaimResult, RequestSpec
 from moorage.services.interface import Service, ServiceIdentity
 
 __all__ = [
-    "ObservedClaimer",
     "Tell",
     "of_decision",
     "of_service",
@@ -100,33 +95,6 @@ def of_decision(decision: Decision) -> Event:
     return RequestRefused(
         decision.request_id, spec.instance_uuid, spec.project_id, summary, decision.considered, reasons
     )
-
-
-@dataclass(frozen=True, slots=True)
-class ObservedClaimer:
-    """A Claimer whose claims are told of."""
-
-    claimer: Claimer
-    tell: Tell
-
-    def claim(self, spec: RequestSpec, node_uuid: str, host: str, request_id: str) -> ClaimResult:
-        """As the claimer does it."""
-        try:
-            result = self.claimer.claim(spec, node_uuid, host, request_id)
-        except (errors.CapacityExceeded, errors.ConstraintViolated) as error:
-            self.tell(ClaimRefused(request_id, spec.instance_uuid, node_uuid, error.code))
-            raise
-        if not result.repeated:
-            self.tell(ClaimWon(request_id, spec.instance_uuid, result.node_uuid, dict(spec.flavor.resources)))
-        return result
-
-    def earlier(self, spec: RequestSpec, request_id: str) -> ClaimResult | None:
-        """As the claimer knows it; it was told of when it was won."""
-        return self.claimer.earlier(spec, request_id)
-
-    def release(self, instance_uuid: str) -> None:
-        """As the claimer does it."""
-        self.claimer.release(instance_uuid)
 
 
 def of_service(service: Service, up: bool) -> Event:

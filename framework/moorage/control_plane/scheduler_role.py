@@ -9,19 +9,20 @@ from oslo_config import cfg
 from oslo_log import log as logging
 
 from moorage import randomness
-from moorage.control_plane.availability import Availability
-from moorage.control_plane.build_retries import BuildRetries, RetryStores
 from moorage.control_plane.cleaning import SupervisorEndpoint
 from moorage.control_plane.factories import open_instances, open_store, open_workers
 from moorage.control_plane.notifications import ask_agent, ask_agents, tell_of_claim
-from moorage.control_plane.observing import ObservedClaimer, of_decision
-from moorage.control_plane.operations import InPlace, MoveClaimer, MovesEndpoint
+from moorage.control_plane.observing import of_decision
 from moorage.control_plane.periodic_loop import PeriodicLoop
-from moorage.control_plane.placing import StoreClaimer, cast_to_agent, read_residents
 from moorage.control_plane.process import Platform
 from moorage.control_plane.store_fleet import StoreFleet
 from moorage.fleet.aggregates import AggregateStore
 from moorage.fleet.nodes import NodeStore
+from moorage.instances.actions import InPlace, MoveClaimer, MovesEndpoint
+from moorage.instances.availability import Availability
+from moorage.instances.build_retries import BuildRetries, RetryStores
+from moorage.instances.create import StoreClaimer, cast_to_agent, read_residents
+from moorage.instances.observed_claims import ObservedClaimer
 from moorage.rpc.server import Dispatcher, endpoints_of
 from moorage.scheduling import pipeline
 from moorage.scheduling.decisions import StoredRefusals

@@ -14,9 +14,9 @@ import sqlalchemy as sa
 from oslo_log import log as logging
 
 from moorage import errors
-from moorage.control_plane.interface import InstanceStore, Reassignable
 from moorage.db import Database, now
 from moorage.fleet.tables import nodes
+from moorage.instances.interface import InstanceStore, Reassignable
 from moorage.ring import Ring
 from moorage.services.interface import Service
 from moorage.services.registry import ServiceRegistry

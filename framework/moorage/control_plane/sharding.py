@@ -9,11 +9,11 @@ from typing import Any
 import sqlalchemy as sa
 
 from moorage import errors
-from moorage.control_plane.interface import InstanceStore
 from moorage.db import Database
 from moorage.fleet import tables as fleet_tables
 from moorage.fleet.interface import NodeSpec, check_shard
 from moorage.fleet.nodes import NodeStore
+from moorage.instances.interface import InstanceStore
 from moorage.sharding.interface import STRATEGIES, ShardStrategy
 from moorage.sharding.moving import ShardMover
 from moorage.sharding.placing import ShardsForNew

@@ -11,11 +11,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from moorage.allocation.interface import AllocationStore, ChangeSource, PoolSource, ProviderUsage
-from moorage.control_plane.availability import Availability
-from moorage.control_plane.pooling import offer
 from moorage.db.changes import KnownRows
 from moorage.fleet.aggregates import AggregateStore, Membership
 from moorage.fleet.nodes import NodeStore
+from moorage.instances.availability import Availability
+from moorage.instances.pools import offer
 from moorage.scheduling.interface import Aggregate, FleetChanges, NodeState, Unavailable
 
 __all__ = ["StoreFleet"]

@@ -23,17 +23,15 @@ from typing_extensions import override
 from moorage import errors
 from moorage.allocation.interface import AllocationChange, ConsumerHolding, Expect
 from moorage.context import anonymous
-from moorage.control_plane.interface import (
-    ANY_SCHEDULER,
+from moorage.control_plane.interface import AgentService, AgentTools
+from moorage.instances.interface import (
     DEPARTURE,
-    AgentService,
-    AgentTools,
     Instance,
     departed_consumer,
     move_consumer,
 )
 from moorage.rpc.server import rpc_method
-from moorage.work.interface import Lease
+from moorage.work.interface import ANY_SCHEDULER, Lease
 from moorage.work.job import Job, Work
 from moorage.work.loop import WorkLoop
 from moorage_plugins.compute.driver import DriverError, SimulatedDriver

@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from moorage import errors
 from moorage.cleanup.interface import SetCleanupHandler
-from moorage.control_plane.interface import move_consumer
+from moorage.instances.interface import move_consumer
 from moorage.observers.interface import Event, InstanceDeleted, InstanceFailed
 from moorage.work.interface import Lease
 from moorage_plugins.compute.tables import instances

@@ -13,8 +13,13 @@ from typing_extensions import override
 
 from moorage import errors
 from moorage.clock import Clock
-from moorage.control_plane.interface import Instance, InstanceStore, Reassignable, move_consumer
 from moorage.db import Database, now
+from moorage.instances.interface import (
+    Instance,
+    InstanceStore,
+    Reassignable,
+    move_consumer,
+)
 from moorage.scheduling.interface import NO_FIELDS, InstanceRecord, declared_fields
 from moorage.work import lease
 from moorage_plugins.compute.tables import instances

@@ -2,7 +2,7 @@
 """What each operation does on the hypervisor, and what the store, the claims and the schedulers are told afterwards.
 
 An operation that fails leaves the instance as it was, with the fault's text. A build that fails is tried on other nodes
-(:mod:`moorage.control_plane.build_retries`); the last one leaves an instance in error that occupies nothing. An instance that
+(:mod:`moorage.instances.build_retries`); the last one leaves an instance in error that occupies nothing. An instance that
 cannot be unshelved stays shelved.
 """
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from moorage import errors
-from moorage.control_plane.interface import Instance, move_consumer
+from moorage.instances.interface import Instance, move_consumer
 from moorage.observers.interface import (
     Event,
     InstanceCreated,

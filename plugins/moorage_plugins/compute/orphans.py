@@ -10,8 +10,8 @@ import sqlalchemy as sa
 from typing_extensions import override
 
 from moorage.allocation.interface import OrphanDetector
-from moorage.control_plane.interface import move_consumer
 from moorage.db import Database
+from moorage.instances.interface import move_consumer
 from moorage_plugins.compute.instances import MOVING
 from moorage_plugins.compute.tables import instances
 

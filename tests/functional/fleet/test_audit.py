@@ -18,9 +18,9 @@ from moorage.allocation.audit import AuditReport, Finding, audit
 from moorage.allocation.interface import InventoryItem, ResourceProvider
 from moorage.clock import SystemClock
 from moorage.control_plane.fleet_audit import FleetAudit
-from moorage.control_plane.interface import Instance
 from moorage.fleet.interface import NodeSpec, uuid_of_name
 from moorage.fleet.tables import nodes
+from moorage.instances.interface import Instance
 from moorage.testing.allocation import new_uuid
 from moorage.testing.database import empty_tables
 from moorage_plugins.compute.instances import ComputeInstances

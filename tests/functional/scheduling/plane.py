@@ -21,13 +21,13 @@ from moorage.control_plane import config
 from moorage.control_plane.agent_role import Agent
 from moorage.control_plane.enrolment import Enrolment
 from moorage.control_plane.factories import open_store, open_workers
-from moorage.control_plane.placing import Deleter, cast_to_agent
 from moorage.control_plane.process import Platform
 from moorage.control_plane.scheduler_role import SchedulerRole
 from moorage.db import Database
 from moorage.db.schema import core_metadata
 from moorage.fleet.interface import InventoryItem, NodeSpec, uuid_of_name
 from moorage.fleet.nodes import NodeStore
+from moorage.instances.create import Deleter, cast_to_agent
 from moorage.rpc.client import Sender
 from moorage.rpc.interface import API_VERSION, Handler, Message, Subscription, Transport
 from moorage.scheduling.interface import InstanceRecord

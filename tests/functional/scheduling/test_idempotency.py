@@ -325,7 +325,7 @@ class RequestIdTests(_LivePlane):
                 self.settled(instance)
             names = {"moorage.http.application", "moorage_plugins.compute.agent"}
             if body and "shelve_offload" not in body:
-                names.add("moorage.control_plane.operations")
+                names.add("moorage.instances.actions")
             wait_until(lambda ids=wanted, of=names: of <= {name for name, *found in lines if tuple(found) == ids},  # type: ignore[misc]
                        f"lines of {names}", SOON)  # fmt: skip
         first = {name for name, request_id, _ in lines if request_id == answer.headers["X-OpenStack-Request-ID"]}

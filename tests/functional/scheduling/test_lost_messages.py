@@ -13,9 +13,9 @@ from typing import Any
 from moorage.clock import Clock
 from moorage.control_plane.agent_role import Agent
 from moorage.control_plane.factories import open_workers
-from moorage.control_plane.operations import InPlace
-from moorage.control_plane.placing import cast_to_agent
 from moorage.control_plane.scheduler_role import SchedulerRole
+from moorage.instances.actions import InPlace
+from moorage.instances.create import cast_to_agent
 from moorage.rpc.interface import Transport
 from moorage_plugins.transports.local import LocalTransport
 from moorage_plugins.transports.oslo import OsloTransport

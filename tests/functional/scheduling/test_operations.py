@@ -17,10 +17,15 @@ from moorage.allocation.interface import AllocationLedger, InventoryItem
 from moorage.allocation.pools import PoolKeeper
 from moorage.control_plane.agent_role import Agent
 from moorage.control_plane.factories import open_workers
-from moorage.control_plane.interface import DEPARTURE, Instance, departed_consumer, move_consumer
-from moorage.control_plane.operations import InPlace
-from moorage.control_plane.placing import cast_to_agent
 from moorage.fleet.interface import uuid_of_name
+from moorage.instances.actions import InPlace
+from moorage.instances.create import cast_to_agent
+from moorage.instances.interface import (
+    DEPARTURE,
+    Instance,
+    departed_consumer,
+    move_consumer,
+)
 from moorage.scheduling.groups import GroupStore
 from moorage.services.tables import services
 from moorage_plugins.compute.orphans import InstanceDetector

@@ -23,9 +23,9 @@ from moorage.allocation.interface import Auditable, InventoryItem
 from moorage.allocation.pools import PoolKeeper
 from moorage.control_plane.agent_role import Agent
 from moorage.control_plane.factories import open_workers
-from moorage.control_plane.operations import InPlace
-from moorage.control_plane.placing import cast_to_agent, read_residents
 from moorage.fleet.interface import uuid_of_name
+from moorage.instances.actions import InPlace
+from moorage.instances.create import cast_to_agent, read_residents
 from moorage.scheduling.interface import Residents
 from tests import SOAK, servers
 from tests.functional.scheduling.plane import Plane

@@ -11,10 +11,10 @@ import sqlalchemy as sa
 from moorage import errors
 from moorage.control_plane.agent_role import Agent
 from moorage.control_plane.factories import open_workers
-from moorage.control_plane.interface import Instance
 from moorage.control_plane.scheduler_role import SchedulerRole
 from moorage.fleet.interface import check_states, uuid_of_name
 from moorage.fleet.properties import change_node
+from moorage.instances.interface import Instance
 from moorage.services.tables import services
 from moorage.work.tables import workers as workers_table
 from tests import servers
@@ -99,7 +99,7 @@ class _KeyRetryTests(unittest.TestCase):
         for _ in range(3):
             plane.client.sender.cast("agent", "build_instance", {"instance_uuid": uuid}, server="h1")
         other = plane.instances.get(uuid)
-        wait_until(lambda: not plane.roles["h1"]._services[0]._waiting, "the messages are taken", SOON)
+        wait_until(lambda: not plane.roles["h1"]._services[0].loop.busy, "the messages are taken", SOON)
         plane.stop("h1")
         self.assertEqual((before, other), (workers.get("instance", uuid), plane.instances.get(uuid)))
         # The messages have raised the fence, which must not keep a scheduler from going on.

@@ -11,8 +11,8 @@ from unittest import mock
 import sqlalchemy as sa
 
 from moorage import errors
-from moorage.control_plane.observing import ObservedClaimer
 from moorage.db import Database
+from moorage.instances.observed_claims import ObservedClaimer
 from moorage.scheduling.incidents import StoredIncidents
 from tests.functional.scheduling.plane import SOON, Plane
 from tests.servers import wait_until

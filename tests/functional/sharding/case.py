@@ -12,12 +12,12 @@ import sqlalchemy as sa
 
 from moorage.clock import SystemClock
 from moorage.control_plane.enrolment import Enrolment
-from moorage.control_plane.interface import Instance
 from moorage.control_plane.sharding import open_mover
 from moorage.db import Database
 from moorage.fleet.interface import NodeSpec, uuid_of_name
 from moorage.fleet.nodes import NodeStore
 from moorage.fleet.tables import nodes
+from moorage.instances.interface import Instance
 from moorage.services.registry import ServiceRegistry
 from moorage.services.tables import services
 from moorage.sharding.interface import STRATEGIES

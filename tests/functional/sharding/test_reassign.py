@@ -11,8 +11,8 @@ import sqlalchemy as sa
 from moorage import errors
 from moorage.cli import manage
 from moorage.control_plane.agent_role import nodes_of_agent
-from moorage.control_plane.reassign import Reassignment
 from moorage.fleet.tables import nodes
+from moorage.instances.reassign import Reassignment
 from tests.commands import in_process
 from tests.functional.sharding.case import FleetCase
 

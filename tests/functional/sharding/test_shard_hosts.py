@@ -11,11 +11,11 @@ import sqlalchemy as sa
 from moorage import errors
 from moorage.control_plane.agent_role import nodes_of_agent
 from moorage.control_plane.collectors import ShardCollector
-from moorage.control_plane.reassign import Reassignment
 from moorage.control_plane.shard_hosts import ShardHosts
 from moorage.control_plane.sharding import declared_shard, open_mover
 from moorage.fleet.interface import ShardMove, uuid_of_name
 from moorage.fleet.tables import nodes
+from moorage.instances.reassign import Reassignment
 from moorage.services.interface import ServiceIdentity
 from moorage.sharding.checks import agents_of_shards, problems
 from tests.functional.sharding.case import FleetCase

@@ -15,13 +15,13 @@ from moorage.clock import SystemClock
 from moorage.control_plane.agent_role import Agent
 from moorage.control_plane.enrolment import Enrolment
 from moorage.control_plane.factories import load_store, open_instances, open_workers
-from moorage.control_plane.interface import departed_consumer, move_consumer
-from moorage.control_plane.operations import InPlace
-from moorage.control_plane.placing import Deleter, cast_to_agent
 from moorage.control_plane.scheduler_role import SchedulerRole
 from moorage.db import Database
 from moorage.fleet.interface import InventoryItem, NodeSpec, uuid_of_name
 from moorage.fleet.nodes import NodeStore
+from moorage.instances.actions import InPlace
+from moorage.instances.create import Deleter, cast_to_agent
+from moorage.instances.interface import departed_consumer, move_consumer
 from moorage.services.registry import ServiceRegistry
 from moorage_plugins.stores.classes import STANDARD_CLASSES
 from tests.simulation.kernel import Process

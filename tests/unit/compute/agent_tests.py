@@ -25,13 +25,14 @@ from moorage.allocation import options as allocation_options
 from moorage.allocation.interface import ClaimRequest, InventoryItem, ResourceProvider
 from moorage.clock import SystemClock
 from moorage.control_plane import options as control_plane_options
-from moorage.control_plane.availability import Availability
-from moorage.control_plane.interface import AgentTools, Instance, move_consumer
-from moorage.control_plane.operations import InPlace
-from moorage.control_plane.placing import Deleter, StoreClaimer
-from moorage.control_plane.resetting import Resetter
+from moorage.control_plane.interface import AgentTools
 from moorage.db import Database
 from moorage.db.schema import core_metadata
+from moorage.instances.actions import InPlace
+from moorage.instances.availability import Availability
+from moorage.instances.create import Deleter, StoreClaimer
+from moorage.instances.interface import Instance, move_consumer
+from moorage.instances.reset_state import Resetter
 from moorage.observers.interface import Event, InstanceCreated, InstanceDeleted, InstanceFailed, InstanceRebuilt
 from moorage.scheduling.digest import instance_digest
 from moorage.scheduling.groups import GroupStore

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 from moorage import errors
 from moorage.cleanup.requests import LEFTOVERS, CleanupRequest
-from moorage.control_plane.observing import ObservedClaimer, of_decision, of_service, tell_of_request
+from moorage.control_plane.observing import of_decision, of_service, tell_of_request
+from moorage.instances.observed_claims import ObservedClaimer
 from moorage.observers.interface import (
     ClaimRefused,
     ClaimWon,

@@ -7,7 +7,7 @@ import unittest
 from typing import Any, cast
 
 from moorage import errors
-from moorage.control_plane.placing import cast_to_agent
+from moorage.instances.create import cast_to_agent
 from moorage.rpc.client import Sender
 
 
@@ -30,7 +30,7 @@ class CastTests(unittest.TestCase):
         tell = cast_to_agent(cast(Sender, sender))
 
         def warnings(*hosts: str) -> int:
-            with self.assertLogs("moorage.control_plane.placing", "DEBUG") as logs:
+            with self.assertLogs("moorage.instances.create", "DEBUG") as logs:
                 for host in hosts:
                     tell(host, "build_instance", f"for {host}")
             return sum("WARNING" in line for line in logs.output)

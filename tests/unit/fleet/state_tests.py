@@ -13,12 +13,12 @@ import sqlalchemy as sa
 from moorage import errors
 from moorage.allocation.interface import InventoryItem, ResourceProvider
 from moorage.clock import SystemClock
-from moorage.control_plane.availability import Availability
-from moorage.control_plane.placing import StoreClaimer
 from moorage.db import Database
 from moorage.fleet.interface import Node, check_states
 from moorage.fleet.nodes import NodeStore
 from moorage.fleet.properties import change_node
+from moorage.instances.availability import Availability
+from moorage.instances.create import StoreClaimer
 from moorage.scheduling.groups import GroupStore
 from moorage.scheduling.interface import ClaimResult, Flavor, RequestSpec
 from moorage.services.registry import ServiceRegistry

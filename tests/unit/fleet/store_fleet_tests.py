@@ -14,7 +14,6 @@ import sqlalchemy as sa
 
 from moorage.allocation.interface import SHARES, ClaimRequest, InventoryItem, ResourceProvider
 from moorage.clock import SystemClock
-from moorage.control_plane.availability import Availability
 from moorage.control_plane.enrolment import Enrolment
 from moorage.control_plane.store_fleet import StoreFleet
 from moorage.db import MICROSECONDS, Database, now
@@ -23,6 +22,7 @@ from moorage.fleet.aggregates import AggregateStore
 from moorage.fleet.interface import NodeSpec
 from moorage.fleet.nodes import NodeStore
 from moorage.fleet.tables import nodes as nodes_table
+from moorage.instances.availability import Availability
 from moorage.scheduling.interface import FleetChanges, NodeState
 from moorage.services.registry import ServiceRegistry
 from moorage_plugins.stores.tables import resource_providers

@@ -96,7 +96,7 @@ DEMANDS: dict[int, dict[str, set[str]]] = {
         "moorage.control_plane.interface.ApiExtension": {
             "application()",
         },
-        "moorage.control_plane.interface.InstanceStore": {
+        "moorage.instances.interface.InstanceStore": {
             "all(after, limit)",
             "by_hosts(hosts)",
             "change(transaction, uuid, token, values, expected, fence)",
@@ -106,7 +106,7 @@ DEMANDS: dict[int, dict[str, set[str]]] = {
             "remove(transaction, uuid, token)",
             "set_status(transaction, uuid, status, token, fault, expected)",
         },
-        "moorage.control_plane.interface.Reassignable": {
+        "moorage.instances.interface.Reassignable": {
             "reassign(transaction, hosts, host)",
         },
         "moorage.coordination.interface.CoordinationBackend": {

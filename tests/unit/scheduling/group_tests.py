@@ -16,8 +16,8 @@ from moorage import errors
 from moorage.allocation import options as allocation_options
 from moorage.allocation.interface import InventoryItem, ResourceProvider
 from moorage.clock import SystemClock
-from moorage.control_plane.placing import StoreClaimer
 from moorage.db import Database
+from moorage.instances.create import StoreClaimer
 from moorage.scheduling.groups import GroupStore, StoredGroup
 from moorage.scheduling.interface import Flavor, RequestSpec, ServerGroup
 from moorage.work.operations import SqlOperationStore

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 import sqlalchemy as sa
 
 from moorage import errors
-from moorage.control_plane.interface import Instance, InstanceStore, Reassignable
-from moorage.control_plane.operations import OPERATIONS
 from moorage.db import Database
 from moorage.fleet.interface import Node
 from moorage.fleet.nodes import NodeStore
+from moorage.instances.actions import OPERATIONS
+from moorage.instances.interface import Instance, InstanceStore, Reassignable
 from moorage.services.interface import Service
 from moorage.services.registry import ServiceRegistry
 

@@ -16,10 +16,10 @@ from oslo_log import log as logging
 
 from moorage import errors
 from moorage.allocation.interface import AllocationStore, Capability, ClaimOutcome, ClaimRequest, GenerationConflict
-from moorage.control_plane.availability import Availability
-from moorage.control_plane.interface import Instance, InstanceStore, move_consumer
-from moorage.control_plane.pooling import claim_somewhere
 from moorage.db import Database
+from moorage.instances.availability import Availability
+from moorage.instances.interface import Instance, InstanceStore, move_consumer
+from moorage.instances.pools import claim_somewhere
 from moorage.rpc.client import Sender
 from moorage.scheduling.groups import GroupStore, check_policy, is_promised
 from moorage.scheduling.interface import ClaimResult, RequestSpec, Residents

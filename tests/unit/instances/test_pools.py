@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from moorage import errors
 from moorage.allocation.interface import ClaimRequest, InventoryItem, ProviderUsage, ResourceProvider
 from moorage.allocation.pools import PoolKeeper
-from moorage.control_plane.pooling import claim_somewhere, offer
+from moorage.instances.pools import claim_somewhere, offer
 from moorage.testing.allocation import held, new_uuid, provider
 from tests.conformance.allocation.stores import memory_store
 

@@ -19,18 +19,18 @@ from oslo_log import log as logging
 from moorage import errors
 from moorage.allocation.interface import AllocationChange, AllocationLedger, AllocationStore, ClaimOutcome
 from moorage.clock import Clock
-from moorage.control_plane.availability import Availability
-from moorage.control_plane.interface import ANY_SCHEDULER, Instance, InstanceStore
-from moorage.control_plane.observing import ObservedClaimer
-from moorage.control_plane.operations import spec_of
-from moorage.control_plane.placing import BUILD, NodeNames, check_neighbours
-from moorage.control_plane.pooling import claim_somewhere
 from moorage.db import Database
+from moorage.instances.actions import spec_of
+from moorage.instances.availability import Availability
+from moorage.instances.create import BUILD, NodeNames, check_neighbours
+from moorage.instances.interface import Instance, InstanceStore
+from moorage.instances.observed_claims import ObservedClaimer
+from moorage.instances.pools import claim_somewhere
 from moorage.observers.interface import Event, InstanceFailed
 from moorage.scheduling.groups import GroupStore
 from moorage.scheduling.interface import ClaimResult, RequestSpec
 from moorage.scheduling.scheduler import Scheduler, Selection
-from moorage.work.interface import Operation
+from moorage.work.interface import ANY_SCHEDULER, Operation
 from moorage.work.operations import SqlOperationStore
 
 __all__ = ["BuildRetries", "RetryClaimer", "RetryStores"]

@@ -9,8 +9,8 @@ from typing import Any
 
 from moorage import errors
 from moorage.allocation.interface import AllocationStore
-from moorage.control_plane.interface import Instance, InstanceStore, move_consumer
 from moorage.db import Database
+from moorage.instances.interface import Instance, InstanceStore, move_consumer
 from moorage.work.interface import OperationStore
 
 __all__ = ["RESETTABLE", "Resetter"]

@@ -31,11 +31,16 @@ from moorage.allocation.interface import (
     ClaimRequest,
     Expect,
 )
-from moorage.control_plane.availability import Availability
-from moorage.control_plane.interface import DEPARTURE, Instance, InstanceStore, move_consumer
-from moorage.control_plane.placing import NodeNames, check_neighbours
-from moorage.control_plane.pooling import claim_somewhere
 from moorage.db import Database
+from moorage.instances.availability import Availability
+from moorage.instances.create import NodeNames, check_neighbours
+from moorage.instances.interface import (
+    DEPARTURE,
+    Instance,
+    InstanceStore,
+    move_consumer,
+)
+from moorage.instances.pools import claim_somewhere
 from moorage.rpc.server import rpc_method
 from moorage.scheduling.groups import GroupStore
 from moorage.scheduling.interface import Claimer, ClaimResult, Flavor, InstanceRecord, RequestSpec, ServerGroup

@@ -10,8 +10,8 @@ from typing import Any
 
 from moorage import errors
 from moorage.context import RequestContext
-from moorage.control_plane.interface import InstanceStore
 from moorage.http.routes import PolicyRule, Request, Response, Route
+from moorage.instances.interface import InstanceStore
 from moorage.scheduling.groups import GroupStore, StoredGroup
 
 __all__ = ["POLICIES", "Groups", "routes"]

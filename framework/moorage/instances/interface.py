@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Instances as data, and the store that a service on Moorage implements for them.
+
+The reference is the compute plugin. Transactions (``transaction``) are the store's own, an SQLAlchemy connection: the rows of an
+instance, its operation and its claim are written in one.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from moorage import errors
+from moorage.extensions import ExtensionPoint
+from moorage.scheduling.interface import InstanceRecord, InstanceSource
+
+__all__ = [
+    "API_VERSION",
+    "DEPARTURE",
+    "INSTANCE_STORES",
+    "Instance",
+    "InstanceStore",
+    "Reassignable",
+    "departed_consumer",
+    "move_consumer",
+]
+
+API_VERSION = (1, 0)
+#: Resource type of the operation by which the source of a move lets go of an instance; its resource_id is the instance's uuid.
+DEPARTURE = "instance_source"
+_MOVES = uuid.UUID("0f3d1a52-6f8b-5f0e-9a3c-6c1f6f1f7a11")
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """An instance in full. Timestamps are microseconds since the Unix epoch, of the database's clock.
+
+    :param status: building, active, deleting, error; during the operations of :mod:`moorage.instances.actions` theirs, and
+        shelved_offloaded (a plugin may add others).
+    :param node: name of the node; ``node_uuid`` its uuid. Empty, as ``host``, while it is on none.
+    :param fence: the token of the last operation that wrote the row.
+    :param request: what was asked for: extra_specs, hints, image, availability_zone, server_group.
+    :param server_group: uuid (or, for one that a request brought along, name) of its server group; empty for none.
+    :param pending: what the operation in progress is to make of it.
+    """
+
+    uuid: str
+    name: str
+    status: str
+    host: str
+    node: str
+    node_uuid: str
+    flavorid: str
+    resources: Mapping[str, int]
+    project_id: str = ""
+    user_id: str = ""
+    fault: str = ""
+    fence: int = 0
+    created_at: int = 0
+    updated_at: int = 0
+    request: Mapping[str, Any] = field(default_factory=dict)
+    server_group: str = ""
+    pending: Mapping[str, Any] = field(default_factory=dict)
+
+
+def move_consumer(instance_uuid: str) -> str:
+    """The consumer that holds resources on the destination while an instance moves."""
+    return str(uuid.uuid5(_MOVES, instance_uuid))
+
+
+def departed_consumer(instance_uuid: str) -> str:
+    """The consumer that holds resources on the source of a move from its end until the source's agent has let go."""
+    return str(uuid.uuid5(_MOVES, f"{instance_uuid}/source"))
+
+
+class InstanceStore(InstanceSource):
+    """Reads and writes instances. Built by the loader as ``plugin(conf=..., database=..., clock=...)``."""
+
+    api_version: ClassVar[tuple[int, int]]
+    #: The resource type of its worker rows (``instance``).
+    resource_type: ClassVar[str] = "instance"
+
+    @abc.abstractmethod
+    def insert(self, transaction: Any, instance: Instance) -> Instance:
+        """Write a new row and return it with its timestamps; AlreadyExists when the uuid is taken."""
+
+    @abc.abstractmethod
+    def get(self, uuid: str) -> Instance:
+        """One instance; NotFound when there is none."""
+
+    def find(self, uuids: Sequence[str], transaction: Any = None) -> Sequence[Instance]:
+        """Those of several instances that exist, in any order.
+
+        :param transaction: an open one of this store to read in; None: one of its own.
+        """
+        found = []
+        for each in uuids:
+            with contextlib.suppress(errors.NotFound):
+                found.append(self.get(each))
+        return found
+
+    @abc.abstractmethod
+    def list(
+        self,
+        *,
+        after: str = "",
+        limit: int = 1000,
+        host: str | None = None,
+        status: str | None = None,
+        project_id: str | None = None,
+    ) -> Sequence[Instance]:
+        """Instances ordered by uuid, a page of ``limit`` after the given uuid."""
+
+    def group_members(
+        self, group: str, transaction: Any = None, *, project_id: str | None = None
+    ) -> Sequence[tuple[str, str]]:
+        """(uuid, uuid of the node) of the instances that are in a server group and occupy a node; one that moves is on both.
+
+        A store that does not keep server groups knows of none, and policies of groups are then not checked with the claim.
+
+        :param transaction: an open one of this store to read in; None: one of its own.
+        :param project_id: those of a project only; groups that requests bring along may have one name in several.
+        """
+        return ()
+
+    def on_node(self, node_uuid: str, transaction: Any) -> Sequence[InstanceRecord]:
+        """The instances that occupy a node or are moving to it, read in an open transaction.
+
+        An instance that leaves the node has its old flavor here, one that moves in has its new flavor. An instance that is
+        resized on its own node stands here twice; the second record has the uuid :func:`move_consumer`.
+
+        The claim asks filters that judge instances again with this answer. A store that does not keep it up to date breaks
+        their promises when requests are concurrent.
+        """
+        return ()
+
+    def occupies(self, node_uuid: Any) -> Any | None:
+        """Returns a condition (SQLAlchemy): an instance occupies the node of the column ``node_uuid``, or moves to that node.
+
+        Statements that may write only free nodes carry it. None: the store cannot tell, so every node counts as occupied.
+        """
+        return None
+
+    @abc.abstractmethod
+    def set_status(
+        self,
+        transaction: Any,
+        uuid: str,
+        status: str,
+        token: int,
+        *,
+        fault: str = "",
+        expected: Sequence[str] = (),
+    ) -> bool:
+        """Set the status with the fence: only where ``fence <= token`` (and the status is one of ``expected``, when given).
+
+        The condition is in the statement; False when the row was not written.
+        """
+
+    @abc.abstractmethod
+    def change(
+        self,
+        transaction: Any,
+        uuid: str,
+        token: int,
+        values: Mapping[str, Any],
+        *,
+        expected: Sequence[str] = (),
+        fence: int | None = None,
+    ) -> bool:
+        """Set fields of an instance with the fence, as :meth:`set_status` does; names are those of :class:`Instance`.
+
+        :param fence: the row must still have this one: nothing was written since it was read.
+        """
+
+    @abc.abstractmethod
+    def remove(self, transaction: Any, uuid: str, token: int) -> bool:
+        """Delete the row where ``fence <= token``; False when it was not."""
+
+
+class Reassignable(abc.ABC):
+    """A further power of instance stores: instances change their host together with their node."""
+
+    @abc.abstractmethod
+    def reassign(self, transaction: Any, hosts: Mapping[str, str], host: str) -> int:
+        """Give instances to another host: those of ``hosts`` (uuid -> host) that still are of that host, and in no operation.
+
+        The condition is in the statement; answers how many were written.
+        """
+
+
+#: Chosen by ``[control_plane] instance_store``.
+INSTANCE_STORES: ExtensionPoint[InstanceStore] = ExtensionPoint(
+    "moorage.instance_stores",
+    InstanceStore,
+    API_VERSION,
+    "[control_plane] instance_store",
+)

@@ -46,6 +46,7 @@ PUBLIC: dict[str, Audience] = {
     "moorage.allocation.interface.*": Audience.PLUGINS,
     # The engines, and what dialects of the API are made with.
     "moorage.db": Audience.PLUGINS,
+    "moorage.db.changes": Audience.PLUGINS,
     "moorage.db.migrations": Audience.PLUGINS,
     "moorage.db.ranges": Audience.PLUGINS,
     "moorage.db.schema": Audience.PLUGINS,

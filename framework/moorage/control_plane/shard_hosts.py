@@ -7,7 +7,7 @@ belongs to those agents alone: while none of them works, its nodes wait, and no 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import sqlalchemy as sa
@@ -35,6 +35,8 @@ class AgentRings:
     def __init__(self, agents: Iterable[Service]) -> None:
         known = list(agents)
         self._shard_of = {row.host: row.shard for row in known}
+        #: Hosts whose agent is declared dead.
+        self.dead = frozenset(row.host for row in known if row.forced_down)
         self._declared = {row.shard for row in known if row.shard is not None}
         working: dict[str | None, list[str]] = {}
         for row in known:
@@ -68,6 +70,7 @@ class _Misplaced:
     shard: str | None
     source: str
     target: str | None
+    occupied: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,17 +91,18 @@ class ShardHosts:
         rings = AgentRings(self.registry.list(binary=_AGENT))
         if not rings.sharded:
             return 0
-        return sum(self._move(page) for page in self._misplaced(rings))
+        instances = _InstancesByNode(self.instances)
+        return sum(self._move(page, rings.dead, instances) for page in self._misplaced(rings))
 
     def _misplaced(self, rings: AgentRings) -> Iterator[Sequence[_Misplaced]]:
-        columns = (nodes.c.uuid, nodes.c.shard, nodes.c.host)
+        columns = (nodes.c.uuid, nodes.c.shard, nodes.c.host, self.mover.occupied.label("occupied"))
         after = ""
         while True:
             query = sa.select(*columns).where(nodes.c.uuid > after, nodes.c.host.is_not(None)).order_by(nodes.c.uuid)
             with self.database.read() as tx:
                 page = tx.execute(query.limit(_PAGE)).all()
             yield [
-                _Misplaced(row.uuid, row.shard, row.host, rings.owner(row.uuid, row.shard))
+                _Misplaced(row.uuid, row.shard, row.host, rings.owner(row.uuid, row.shard), bool(row.occupied))
                 for row in page
                 if not rings.serves(row.host, row.shard)
             ]
@@ -106,17 +110,16 @@ class ShardHosts:
                 return
             after = page[-1].uuid
 
-    def _move(self, found: Sequence[_Misplaced]) -> int:
-        if not found:
-            return 0
-        free = self.database.run(
-            lambda tx: [each for each in found if self._write(tx, each, sa.not_(self.mover.occupied))]
-        )
-        moved = len(free)
-        done = {each.uuid for each in free}
+    def _move(self, found: Sequence[_Misplaced], dead: Set[str], instances: _InstancesByNode) -> int:
+        free = [each for each in found if not each.occupied]
+        moved = 0
+        if free:
+            of_free = sa.not_(self.mover.occupied)
+            moved = self.database.run(lambda tx: sum(self._write(tx, each, of_free) for each in free))
         for each in found:
-            if each.uuid not in done and each.target is not None:
-                moved += self._move_with_instances(each, each.target)
+            # The others wait for the death of their agent, and cost nothing meanwhile.
+            if each.occupied and each.source in dead and each.target is not None:
+                moved += self._move_with_instances(each, each.target, instances)
         return moved
 
     def _write(self, tx: sa.Connection, each: _Misplaced, condition: sa.ColumnElement[bool]) -> bool:
@@ -133,10 +136,10 @@ class ShardHosts:
         )
         return bool(tx.execute(statement).rowcount == 1)
 
-    def _move_with_instances(self, each: _Misplaced, target: str) -> bool:
+    def _move_with_instances(self, each: _Misplaced, target: str, instances: _InstancesByNode) -> bool:
         """Moves an occupied node of a dead agent; False when the agent is not declared dead, or an operation is in progress."""
         try:
-            hosts = self._instances_on(each)
+            hosts = dict.fromkeys(instances.on(each.source, each.uuid), each.source)
             return self.database.run(lambda tx: self._write_with_instances(tx, each, target, hosts))
         except errors.Conflict as error:
             LOG.info("Node %s stays with agent %s: %s", each.uuid, each.source, error.message)
@@ -155,12 +158,27 @@ class ShardHosts:
                 raise errors.Conflict("An instance on it is in an operation, or was changed meanwhile.")
         return True
 
-    def _instances_on(self, each: _Misplaced) -> Mapping[str, str]:
-        found: dict[str, str] = {}
+
+class _InstancesByNode:
+    """The instances of hosts by their node. Reads each host once: it gets no further instances, since its agent is dead."""
+
+    def __init__(self, instances: InstanceStore) -> None:
+        self._instances = instances
+        self._read: dict[str, dict[str, list[str]]] = {}
+
+    def on(self, host: str, node_uuid: str) -> Sequence[str]:
+        """The uuids of the instances of the host on the node."""
+        if host not in self._read:
+            self._read[host] = self._of(host)
+        return self._read[host].get(node_uuid, ())
+
+    def _of(self, host: str) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {}
         after = ""
         while True:
-            page = self.instances.list(after=after, limit=_PAGE, host=each.source)
-            found |= {row.uuid: row.host for row in page if row.node_uuid == each.uuid}
+            page = self._instances.list(after=after, limit=_PAGE, host=host)
+            for row in page:
+                found.setdefault(row.node_uuid, []).append(row.uuid)
             if len(page) < _PAGE:
                 return found
             after = page[-1].uuid

@@ -89,10 +89,12 @@ _MEMBERS_OF_PROJECT = _MEMBERS.where(instances.c.project_id == sa.bindparam("of_
 _REMOVE = lease.REMOVE.delete(instances, _OF_UUID, _FENCE)
 
 
+#: Uuids in one statement; SQLite takes 32,766 parameters.
+_PART = 1000
 _REASSIGN = (
     sa.update(instances)
     .where(
-        _OF_UUID,
+        instances.c.uuid.in_(sa.bindparam("of_uuids", expanding=True)),
         instances.c.host == sa.bindparam("from_host"),
         instances.c.status.in_(sorted(_SETTLED)),
     )
@@ -271,8 +273,16 @@ class ComputeInstances(InstanceStore, Reassignable):
 
     @override
     def reassign(self, transaction: Any, hosts: Mapping[str, str], host: str) -> int:
-        rows = [{"of_uuid": uuid, "from_host": source, "to_host": host} for uuid, source in sorted(hosts.items())]
-        return int(transaction.execute(_REASSIGN, rows).rowcount) if rows else 0
+        of_host: dict[str, list[str]] = {}
+        for uuid in sorted(hosts):
+            of_host.setdefault(hosts[uuid], []).append(uuid)
+        return sum(
+            transaction.execute(
+                _REASSIGN, {"of_uuids": uuids[start : start + _PART], "from_host": source, "to_host": host}
+            ).rowcount
+            for source, uuids in sorted(of_host.items())
+            for start in range(0, len(uuids), _PART)
+        )
 
 
 def _destination(pending: Mapping[str, Any]) -> str:

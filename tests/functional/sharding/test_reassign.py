@@ -43,11 +43,13 @@ class ReassignCase(FleetCase):
 
     def test_all_nodes_of_the_shard_move_with_their_instances_and_nothing_else(self) -> None:
         inside, outside = self.instance("a-000", "old-1"), self.instance("b-000", "old-1")
+        others = [self.instance(f"a-{number:03}", self.hosts()[f"a-{number:03}"] or "") for number in (1, 2)]
         self.force_down("old-1", "old-2")
         preview = self.work.preview("a", "new")
         self.assertEqual(({"old-1": 2, "old-2": 2, "": 1}, 1, ()), (preview.sources, preview.already, preview.problems))
         report = self.work.execute(preview)
-        self.assertEqual((5, 1), (report.nodes, report.instances))
+        self.assertEqual((5, 3), (report.nodes, report.instances))
+        self.assertEqual({"new"}, {self.instances.get(each).host for each in others})
         self.assertEqual({"new"}, {host for name, host in self.hosts().items() if name.startswith("a")})
         self.assertEqual(("old-1", "old-2"), (self.hosts()["b-000"], self.hosts()["b-001"]))
         self.assertEqual(("new", "old-1"), (self.instances.get(inside).host, self.instances.get(outside).host))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import unittest
 from types import SimpleNamespace
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -144,6 +145,30 @@ class ShardHostsCase(FleetCase):
         self.assertEqual((0, 1), (found["moorage_shard_nodes", "c"], found["moorage_shard_agents", "c"]))
         self.agent("open")
         self.assertEqual(1, len(problems(self.database)))
+
+    def test_occupied_nodes_of_an_agent_that_lives_cost_a_few_statements_however_many_there_are(self) -> None:
+        self.fleet(a=30)
+        old = self.agent("old")
+        self.enrolment.assign()
+        for number in range(30):
+            for _ in range(2):
+                self.instance(f"a-{number:03}", "old")
+        self.agent("a1", "a")
+        for dead, most in ((False, 10), (True, 12 * 30)):
+            self.registry.set(old.uuid, forced_down=dead)
+            executed: list[str] = []
+
+            def note(*arguments: Any, into: list[str] = executed) -> None:
+                into.append(arguments[2])
+
+            sa.event.listen(sa.Engine, "before_cursor_execute", note)
+            try:
+                self.assertEqual(30 if dead else 0, self.correct())
+            finally:
+                sa.event.remove(sa.Engine, "before_cursor_execute", note)
+            self.assertLess(len(executed), most)
+            self.assertEqual(1 if dead else 0, sum(each.startswith("SELECT instances.uuid") for each in executed))
+        self.assertEqual({"a1"}, self.hosts_of("a") | {each.host for each in self.instances.list()})
 
     def test_a_shard_is_not_reassigned_to_an_agent_that_declares_another_one(self) -> None:
         self.fleet(a=1)

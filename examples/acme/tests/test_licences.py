@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+import tempfile
 import unittest
 import uuid as uuid_module
+from pathlib import Path
 from typing import Any, ClassVar
 from unittest import mock
 
 import sqlalchemy as sa
+from acme_moorage.agent import LICENCE, LicenceWork
 from acme_moorage.api import MAY_READ, LicencesApi
 from acme_moorage.cleanup import LicenceHandler
 from acme_moorage.migrations import MIGRATIONS
@@ -27,6 +30,8 @@ from moorage.testing import database as databases
 from moorage.testing.cleanup import CleanupHandlerTests
 from moorage.testing.http import send
 from moorage.testing.tasks import PeriodicTaskTests
+from moorage.testing.work import WorkTests
+from moorage.work.job import Work
 
 HOUR = 3_600_000_000
 
@@ -74,6 +79,26 @@ class LicenceHandlerTests(LicencesCase, CleanupHandlerTests):
             self.worker_rows.create(tx, "licence", uuid, status, status, addressed_to=identity.host)
         self.assertIn(uuid, self.worker_rows.take_many("licence", [uuid], identity))
         return uuid
+
+
+class LicenceWorkTests(LicencesCase, WorkTests):
+    expected: ClassVar = {"taking": "held", "returning": "available"}
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
+
+    def make_work(self, store: Any, identity: ServiceIdentity) -> Work[str]:
+        return LicenceWork(self.database, store, identity, self.folder)
+
+    def asked(self, operation: str, store: Any, host: str) -> tuple[str, str]:
+        uuid = self.make(operation)
+        self.database.run(lambda tx: store.create(tx, LICENCE, uuid, operation, operation, addressed_to=host) and None)
+        return LICENCE, uuid
+
+    def assert_tidy(self, uuid: str) -> None:
+        held = self.status(uuid) == "held"
+        self.assertEqual(1 if held else 0, len(list(self.folder.glob(f"{uuid}.*"))))
 
 
 class ExpireLicencesTests(LicencesCase, PeriodicTaskTests):

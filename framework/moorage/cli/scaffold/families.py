@@ -113,8 +113,8 @@ _ALL = (
 EXCEPTIONS: Mapping[str, str] = {
     "moorage.instance_stores": "It is one half of a service, with tables and an agent of its own: begin with a copy of the "
     "reference service, moorage_plugins.compute.",
-    "moorage.agent_services": "It is the other half of a service: begin with a copy of moorage_plugins.compute, or of the "
-    "smaller moorage_plugins.data_processing.",
+    "moorage.agent_services": "It belongs to a table and a request of its own: begin with examples/acme/acme_moorage/agent.py, "
+    "which the how-to page on agent services explains.",
     "moorage.migrations": "They come with what has tables: cleanup-handler, periodic-task and orphan-detector write them.",
 }
 

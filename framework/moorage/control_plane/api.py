@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any, Protocol
 
 from moorage import errors, randomness
@@ -159,7 +158,7 @@ def _creating(instances: InstanceStore, creator: Creator, resolve: Resolver) -> 
     def repeated(found: Instance, request: Request) -> Response:
         _visible(found, request)
         _refuse_another(found, request.body)
-        return answer(asdict(found), request)
+        return answer(found.to_json(), request)
 
     def answer(found: Mapping[str, Any], request: Request) -> Response:
         return Response(202, _shown(request)(found), {"Location": f"{request.prefix}/instances/{found['uuid']}"})
@@ -174,7 +173,7 @@ def _creating(instances: InstanceStore, creator: Creator, resolve: Resolver) -> 
         for each in found:
             _visible(each, request)
         shown = _shown(request)
-        by_uuid = {each.uuid: shown(asdict(each)) for each in found}
+        by_uuid = {each.uuid: shown(each.to_json()) for each in found}
         return Response(202, {"instances": [by_uuid[each] for each in uuids]})
 
     return create
@@ -201,12 +200,12 @@ def routes(
         project = None if request.context.system_scope else request.context.project_id
         found = instances.list(limit=limit, project_id=project, **query)
         following = found[-1].uuid if len(found) == limit else None
-        return Response(200, {"instances": [shown(asdict(each)) for each in found], "next_after": following})
+        return Response(200, {"instances": [shown(each.to_json()) for each in found], "next_after": following})
 
     def show(request: Request) -> Response:
         found = instances.get(request.path_params["uuid"])
         _visible(found, request)
-        return Response(200, _shown(request)(asdict(found)))
+        return Response(200, _shown(request)(found.to_json()))
 
     def delete(request: Request) -> Response:
         found = instances.get(request.path_params["uuid"])
@@ -226,10 +225,10 @@ def routes(
             moving = creator.move(found.uuid, name, wanted, request.operation_id)
             return Response(202, _shown(request)(moving))
         in_place.begin(found.uuid, name, {**wanted, "request_id": request.operation_id}, known=found)
-        return Response(202, _shown(request)(asdict(instances.get(found.uuid))))
+        return Response(202, _shown(request)(instances.get(found.uuid).to_json()))
 
     def reset(request: Request) -> Response:
-        return Response(202, asdict(resetter.reset(request.path_params["uuid"], request.body["status"])))
+        return Response(202, resetter.reset(request.path_params["uuid"], request.body["status"]).to_json())
 
     tags = ("instances",)
     may_create, may_get, may_delete, may_act = (rule.name for rule in POLICIES[:4])

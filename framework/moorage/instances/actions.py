@@ -17,7 +17,7 @@ repetition after a lost reply is known for one however late it comes.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from oslo_log import log as logging
@@ -260,7 +260,7 @@ class MovesEndpoint:
             "uuid": instance.uuid,
             "host": pending.get("host", instance.host),
             "node": pending.get("node", instance.node),
-            "instance": asdict(instance),
+            "instance": instance.to_json(),
         }
 
     def _begin(self, instance: Instance, kind: Operation, wanted: Mapping[str, Any], request_id: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from oslo_log import log as logging
@@ -130,7 +130,7 @@ class StoreClaimer:
         if outcome.repeated:
             return ClaimResult(self._node(outcome), repeated=True)
         # A transaction that lost a race ran again; the last one was committed.
-        return ClaimResult(node_uuid, shown=asdict(written[-1]))
+        return ClaimResult(node_uuid, shown=written[-1].to_json())
 
     def earlier(self, spec: RequestSpec, request_id: str) -> ClaimResult | None:
         """Where the instance is: its row was written with its claim. That it is another request's the API has looked at before."""

@@ -66,6 +66,10 @@ class Instance:
     server_group: str = ""
     pending: Mapping[str, Any] = field(default_factory=dict)
 
+    def to_json(self) -> dict[str, Any]:
+        """Returns the instance as JSON data, which shares its values; ``dataclasses.asdict`` would copy them all."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
 
 def move_consumer(instance_uuid: str) -> str:
     """The consumer that holds resources on the destination while an instance moves."""

@@ -22,8 +22,8 @@ _REFUSAL_AGE, _REFUSAL_PART = 1.0, 10
 
 #: Seconds between comparisons of all versions; they find what was committed more than a minute after it was written.
 _COMPARISON = 600.0
-#: Seconds for which changes are gathered before they are read: an import tells of each of its pages.
-_GATHERING = 0.25
+#: An import tells of each of its pages: changes are read when there was none for so many seconds, or after the second number.
+_QUIET, _GATHERED = 0.25, 2.0
 
 
 class Freshness:
@@ -115,7 +115,7 @@ class Freshness:
 
     def _catch_up(self) -> None:
         while True:
-            self._clock.sleep(_GATHERING)
+            self._gather()
             try:
                 self.refresh()
             except errors.Unavailable as error:
@@ -129,6 +129,14 @@ class Freshness:
             with self._changing:
                 self._catching_up = False
                 return
+
+    def _gather(self) -> None:
+        """Wait until nothing has changed for a moment."""
+        until = self._clock.monotonic() + _GATHERED
+        seen = -1e9
+        while seen != self._changed_at and self._clock.monotonic() < until:
+            seen = self._changed_at
+            self._clock.sleep(_QUIET)
 
     def outdated(self) -> None:
         """A node was found to be gone: what was removed is known to be gone before others are ranked again."""

@@ -65,6 +65,7 @@ class Run:
 
 
 _CONTROL = (tasks.c.name, tasks.c.paused, tasks.c.reason, tasks.c.requested_at, tasks.c.requested_object)
+_LOOK = sa.select(*_CONTROL)
 _RUN = (
     runs.c.task, runs.c.member, runs.c.tick, runs.c.token, runs.c.started_at, runs.c.milliseconds, runs.c.owned,
     runs.c.handled, runs.c.acted, runs.c.failed, runs.c.fenced, runs.c.ended, runs.c.problem, runs.c.lost,
@@ -85,7 +86,7 @@ class TaskStore:
     def look(self) -> tuple[int, Mapping[str, Control]]:
         """The database's time in microseconds, and what was asked, by task; two statements."""
         with self._database.read() as tx:
-            return read_now(tx), {row.name: _control(row) for row in tx.execute(sa.select(*_CONTROL))}
+            return read_now(tx), {row.name: _control(row) for row in tx.execute(_LOOK)}
 
     def pause(self, name: str, reason: str) -> Control:
         """Begin no sweep of the task any more, in any engine; what runs ends."""

@@ -17,7 +17,7 @@ from oslo_log import log as logging
 
 from moorage import errors, foreign
 from moorage.clock import Clock
-from moorage.context import global_request_id, new_request_id
+from moorage.context import RequestContext, anonymous, global_request_id, new_request_id
 from moorage.http.authentication import Authenticator, challenge
 from moorage.http.dialect import Dialect, MethodNotAllowed, UnsupportedMediaType
 from moorage.http.route_table import PathRoutes, RouteTable
@@ -29,6 +29,7 @@ __all__ = ["Application", "ApplicationTools"]
 LOG = logging.getLogger(__name__)
 
 _JSON = "application/json"
+_JSON_TEXT = json.JSONEncoder(separators=(",", ":")).encode
 _NO_QUERY: Schema = {"type": "object", "additionalProperties": False}
 
 
@@ -96,6 +97,8 @@ class Application:
             self.dialect.lowest,
             enforce=self.tools.check_policy,
         )
+        # Until the caller is known, log lines of the thread must not name the request before this one.
+        request.context.update_store()
         path: PathRoutes | None = None
         if found := self._table.find(request.path):
             path, request.path_params = found
@@ -105,6 +108,8 @@ class Application:
                 response = self._respond(request, path)
                 body = self._encode(response.body)
         except Exception as error:  # noqa: BLE001  (the last resort: every error has the dialect's shape)
+            if not request.context.request_id:
+                self._enter(request, anonymous())
             response = self._error(request, error)
             body = response.body
         headers = [*response.headers.items(), *self.version_headers(request)]
@@ -184,11 +189,8 @@ class Application:
             # Without authentication: it says no more than the public description of the API.
             return Response(200, headers={"Allow": ", ".join(self._allowed(path))})
         route = self._route(request, path) if path is not None and path.public else None
-        if route is None or not route.public:
-            request.context = self.tools.authenticate(request.environ)
-            request.context.request_id = request.request_id
-            request.context.global_request_id = global_request_id(request.header("X-OpenStack-Request-ID"))
-        request.context.update_store()
+        public = route is not None and route.public
+        self._enter(request, anonymous() if public else self.tools.authenticate(request.environ))
         self.check_request(request)
         if route is None:
             route = self._route(request, path)
@@ -199,6 +201,13 @@ class Application:
         request.query = self._query(request, route)
         request.body = self._body(request, route)
         return self.run_handler(request, route)
+
+    def _enter(self, request: Request, context: RequestContext) -> None:
+        """Make a context that of the request, and of the thread."""
+        context.request_id = request.request_id
+        context.global_request_id = global_request_id(request.header("X-OpenStack-Request-ID"))
+        context.update_store()
+        request.context = context
 
     def _route(self, request: Request, path: PathRoutes | None) -> Route:
         if path is None:
@@ -276,7 +285,7 @@ class Application:
     def _encode(self, body: Any) -> bytes | None:
         if body is None or isinstance(body, bytes):
             return body
-        return json.dumps(body, separators=(",", ":")).encode()
+        return _JSON_TEXT(body).encode()
 
     def _error(self, request: Request, error: Exception) -> Response:
         status = self.dialect.status(error)

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from urllib.parse import quote
 
 from moorage import errors
-from moorage.context import RequestContext
+from moorage.context import RequestContext, anonymous
 
 __all__ = [
     "ANY_QUERY",
@@ -36,7 +36,7 @@ Wsgi = Callable[[dict[str, Any], Any], Iterable[bytes]]
 Schema = Mapping[str, Any]
 #: A microversion: major and minor number.
 Version = tuple[int, int]
-_NO_CONTEXT = RequestContext(overwrite=False)
+_NO_CONTEXT = anonymous()
 
 #: The query of a route whose handler reads all parameters itself, and refuses those that it does not know.
 ANY_QUERY: Schema = {"type": "object"}

@@ -7,6 +7,8 @@ import unittest
 from types import SimpleNamespace
 from typing import Any
 
+from oslo_context import context as oslo_context
+
 from moorage import errors, options
 from moorage.clock import SystemClock
 from moorage.context import RequestContext
@@ -49,6 +51,8 @@ class ApplicationTests(unittest.TestCase):
         self.application = Application(Dialect("things", (1, 0), (1, 2)), self.routes, self.tools)
 
     def authenticate(self, environ: dict[str, Any]) -> RequestContext:
+        current = oslo_context.get_current()
+        self.assertIsNone(current and current.user_id)
         if "HTTP_X_USER" not in environ:
             raise errors.Unauthenticated("Who is calling?")
         return RequestContext(user_id=environ["HTTP_X_USER"], overwrite=False)
@@ -158,6 +162,20 @@ class ApplicationTests(unittest.TestCase):
         self.seen.clear()
         self.assertIn("1.0 to 1.2", self.refused(406, self.send("GET", "/things", OpenStack_API_Version="things 1.3")))
         self.refused(406, self.send("GET", "/things", OpenStack_API_Version="things one"))
+
+    def test_log_lines_of_a_refused_request_do_not_name_the_request_before_it(self) -> None:
+        for user, method, target, caller in (
+            ("admin", "GET", "/things", "admin"),
+            (None, "GET", "/things", None),
+            ("admin", "GET", "/things", "admin"),
+            (None, "GET", "/public", None),
+        ):
+            answer = self.send(method, target, user=user)
+            found = oslo_context.get_current()
+            assert found is not None
+            self.assertEqual(
+                (answer.header("X-OpenStack-Request-ID"), caller), (found.request_id, found.user_id), (method, target)
+            )
 
     def test_requests_are_counted_by_the_template_of_their_path(self) -> None:
         self.send("GET", "/things/a")

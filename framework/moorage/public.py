@@ -72,6 +72,7 @@ PUBLIC: dict[str, Audience] = {
     "moorage.sharding.planner": Audience.PROGRAMS,
     "moorage.coordination.facade": Audience.PROGRAMS,
     "moorage.cleanup.cleaner": Audience.PROGRAMS,
+    "moorage.cleanup.conditions": Audience.PROGRAMS,
     "moorage.cleanup.orphans": Audience.PROGRAMS,
     "moorage.work.operations": Audience.PROGRAMS,
     "moorage.services.registry": Audience.PROGRAMS,

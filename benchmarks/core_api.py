@@ -24,7 +24,7 @@ from moorage.clock import SystemClock
 from moorage.control_plane import config
 from moorage.control_plane.api_assembly import ApiAssembly
 from moorage.control_plane.core_api import PREFIX
-from moorage.control_plane.process import unlisted
+from moorage.control_plane.process import anonymous_platform
 from moorage.db import Database, migrations
 from moorage.http.routes import Request, Response, Wsgi
 
@@ -77,7 +77,7 @@ def main() -> None:
         )
         with contextlib.closing(Database.from_config(conf, clock=SystemClock())) as database:
             migrations.upgrade_all(database)
-        assembly = ApiAssembly(unlisted("benchmark", conf, SystemClock(), opened), conf)
+        assembly = ApiAssembly(anonymous_platform("benchmark", conf, SystemClock(), opened), conf)
         routes = tuple(replace(each, handler=answer) for each in assembly._routes())
         with mock.patch.object(assembly, "_routes", lambda: routes):
             application = assembly.mounts(conf)[""]

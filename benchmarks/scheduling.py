@@ -32,7 +32,6 @@ from moorage.scheduling import pipeline as pipelines
 from moorage.scheduling.decisions import Decision, Decisions
 from moorage.scheduling.digest import instance_digest
 from moorage.scheduling.fleet_view import FleetView
-from moorage.scheduling.guard import Guard
 from moorage.scheduling.interface import (
     ClaimResult,
     Flavor,
@@ -45,6 +44,7 @@ from moorage.scheduling.interface import (
     Unavailable,
 )
 from moorage.scheduling.pipeline import Pipeline
+from moorage.scheduling.plugin_runner import PluginRunner
 from moorage.scheduling.rpc import SchedulerEndpoint
 from moorage.scheduling.scheduler import Policy, Scheduler
 from moorage.scheduling.tracking import InstanceTracker
@@ -187,7 +187,7 @@ class Bench:
         for record in self.records:
             by_node[record.node][record.uuid] = record
         self.hosts = [NaiveHost(node, by_node[node.name]) for node in self.nodes]
-        self.guard = Guard(
+        self.guard = PluginRunner(
             SystemClock(), NoIncidents(), lambda _: None, deadline=60.0, threshold=3, window=300.0, skip_advisory=True
         )
         self.weighers = [CpuWeigher(conf=self.conf), RamWeigher(conf=self.conf)]

@@ -10,8 +10,8 @@ from moorage import options
 from moorage.clock import SystemClock
 from moorage.scheduling import pipeline
 from moorage.scheduling.fleet_view import FleetView
-from moorage.scheduling.guard import Guard
 from moorage.scheduling.interface import ClaimResult, Flavor, FleetChanges, NodeState, RequestSpec, Unavailable
+from moorage.scheduling.plugin_runner import PluginRunner
 from moorage.scheduling.scheduler import Policy, Scheduler
 
 
@@ -50,7 +50,7 @@ class Fleet:
 
 clock, fleet = SystemClock(), Fleet()
 conf = options.defaults(scheduling={"enabled_filters": ["compute", "capacity"], "enabled_weighers": ["cpu"]})
-guard = Guard(clock, fleet, lambda why: os._exit(70), deadline=10, threshold=3, window=600, skip_advisory=False)
+guard = PluginRunner(clock, fleet, lambda why: os._exit(70), deadline=10, threshold=3, window=600, skip_advisory=False)
 policy = Policy(pipeline.load(conf), guard, host_subset_size=1, max_attempts=3)
 scheduler = Scheduler(FleetView(), fleet, fleet, lambda: policy, clock, random.Random())
 scheduler.refresh()

@@ -66,7 +66,7 @@ PUBLIC: dict[str, Audience] = {
     "moorage.fleet.tables": Audience.PLUGINS,
     # The families as libraries.
     "moorage.scheduling.fleet_view": Audience.PROGRAMS,
-    "moorage.scheduling.guard": Audience.PROGRAMS,
+    "moorage.scheduling.plugin_runner": Audience.PROGRAMS,
     "moorage.scheduling.pipeline": Audience.PROGRAMS,
     "moorage.scheduling.scheduler": Audience.PROGRAMS,
     "moorage.sharding.planner": Audience.PROGRAMS,

@@ -32,7 +32,7 @@ from moorage.clock import SystemClock
 from moorage.control_plane import config, logs
 from moorage.control_plane.api_assembly import ApiAssembly
 from moorage.control_plane.periodic_loop import PeriodicLoop
-from moorage.control_plane.process import Platform, unlisted
+from moorage.control_plane.process import Platform, anonymous_platform
 from moorage.http.mounts import Dispatcher
 from moorage.http.routes import Wsgi
 
@@ -79,7 +79,7 @@ def _configuration(name: str) -> cfg.ConfigOpts:
 def _platform(name: str, conf: cfg.ConfigOpts) -> Iterator[Platform]:
     """What it opens ends with the process; or at once, where the block cannot build on it: the next request tries again."""
     with contextlib.ExitStack() as opened:
-        yield unlisted(f"api-{name}", conf, SystemClock(), opened)
+        yield anonymous_platform(f"api-{name}", conf, SystemClock(), opened)
         atexit.register(opened.pop_all().close)
 
 

@@ -17,7 +17,7 @@ from moorage.clock import SystemClock
 from moorage.context import RequestContext
 from moorage.control_plane import config
 from moorage.control_plane.api_assembly import ApiAssembly
-from moorage.control_plane.process import unlisted
+from moorage.control_plane.process import anonymous_platform
 from moorage.db import Database, migrations
 from moorage.http.application import Application
 from moorage.http.routes import ANY_QUERY, Route
@@ -216,7 +216,7 @@ class TestCore(unittest.TestCase):
             migrations.upgrade_all(database)
         opened = contextlib.ExitStack()
         self.addCleanup(opened.close)
-        routes = ApiAssembly(unlisted("strictness", conf, SystemClock(), opened), conf)._routes()
+        routes = ApiAssembly(anonymous_platform("strictness", conf, SystemClock(), opened), conf)._routes()
         self.assertGreater(len(routes), 50)
         for route in routes:
             with self.subTest(method=route.method, path=route.path):

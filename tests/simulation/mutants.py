@@ -194,14 +194,14 @@ MUTANTS: Sequence[Mutant] = (
     Mutant(
         "claims ignore the version of residents",
         _R,
-        drop(statements, "TURN_SEEN", "residents"),
+        drop(statements, "BUMP_GENERATION_IF_SEEN", "residents"),
     ),
     Mutant(
         "claims do not raise the version of residents",
         _R,
         both(
-            silent(statements, "TURN", "residents"),
-            silent(statements, "TURN_SEEN", "residents"),
+            silent(statements, "BUMP_GENERATION", "residents"),
+            silent(statements, "BUMP_GENERATION_IF_SEEN", "residents"),
         ),
     ),
     # Claims.
@@ -269,7 +269,7 @@ MUTANTS: Sequence[Mutant] = (
     Mutant(
         "no turn at the provider",
         _C,
-        put(statements, "TURN", planting.turn_for_all(statements.TURN)),
+        put(statements, "BUMP_GENERATION", planting.turn_for_all(statements.BUMP_GENERATION)),
         _ONE_WRITER,
     ),
     # Cleaning.

@@ -22,7 +22,7 @@ from moorage.control_plane.api_assembly import ApiAssembly
 from moorage.clock import SystemClock
 from moorage.control_plane import config
 from moorage.control_plane.interface import API_EXTENSIONS
-from moorage.control_plane.process import unlisted
+from moorage.control_plane.process import anonymous_platform
 from moorage.db import Database, migrations
 from moorage.http.routes import Route, Version
 
@@ -41,7 +41,7 @@ def _assembly() -> tuple[ApiAssembly, Any]:
     database.close()
     opened = contextlib.ExitStack()
     atexit.register(opened.close)
-    return ApiAssembly(unlisted("documentation", conf, SystemClock(), opened), conf), conf
+    return ApiAssembly(anonymous_platform("documentation", conf, SystemClock(), opened), conf), conf
 
 
 def document() -> Mapping[str, Any]:

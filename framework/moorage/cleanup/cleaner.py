@@ -192,7 +192,7 @@ class Cleaner:
                     continue
                 # This is the one. It is tried again later, and put into quarantine in the end.
                 claimed = claim(handler=None, limit=1)
-                done.update(self._put_back(held, refused(error)) for held in claimed.leases.values())
+                done.update(self._requeue(held, refused(error)) for held in claimed.leases.values())
             else:
                 done.update(self._process(kind, handler, claimed))
             single = max(0, single - 1)
@@ -239,11 +239,11 @@ class Cleaner:
         def overdue(held: CleanLease) -> None:
             self._renewer.forget([held])
             reason = f"its handler has not ended after {handler.deadline:g} seconds"
-            outcomes[held.resource_id] = self._put_back(held, reason)
+            outcomes[held.resource_id] = self._requeue(held, reason)
 
         for held in self._pools[kind].for_each(ready, one, handler.deadline, overdue):
             self._renewer.forget([held])
-            outcomes[held.resource_id] = self._put_back(held, "all threads of its type hang", at_once=True)
+            outcomes[held.resource_id] = self._requeue(held, "all threads of its type hang", at_once=True)
         return Counter(outcomes.values())
 
     def _settle_in_time(
@@ -282,7 +282,7 @@ class Cleaner:
             status = None if resource is None else resource.status
             if held.attempts > self.policy.max_attempts + _FIRST_TRY:
                 reason = f"its cleaners died, or lost it, {held.attempts - 1 - _FIRST_TRY} times"
-                done[self._put_back(held, reason)] += 1
+                done[self._requeue(held, reason)] += 1
             elif status != held.status or status not in handler.cleanable:
                 stale.setdefault(stale_reason(status, held.status), []).append(held)
             else:
@@ -329,7 +329,7 @@ class Cleaner:
     def _one(self, handler: CleanupHandler, held: CleanLease, resource: object) -> str:
         """Clean one; the name of what became of it. Raises nothing."""
         if self._stopping.is_set():
-            return self._put_back(held, "the cleaner is stopping", at_once=True)
+            return self._requeue(held, "the cleaner is stopping", at_once=True)
         try:
             with foreign.isolate_plugin_call(origin_of(handler)):
                 outcome = handler.cleanup(held, resource)
@@ -351,7 +351,7 @@ class Cleaner:
 
     def _conclude(self, held: CleanLease, outcome: Outcome) -> str:
         if outcome.result is Disposition.RETRY:
-            return self._put_back(held, outcome.reason or "the handler gave no reason")
+            return self._requeue(held, outcome.reason or "the handler gave no reason")
         if outcome.result is Disposition.STALE:
             return self._drop([held], outcome.reason or "the handler found nothing to do")[0]
         if outcome.result is Disposition.CONTINUES:
@@ -365,7 +365,7 @@ class Cleaner:
         except errors.Unavailable as error:
             return self._unknown(held, error)
         if row is not None and row.token == held.token:
-            return self._put_back(held, otherwise)
+            return self._requeue(held, otherwise)
         return "done"
 
     def _drop(self, some: Sequence[CleanLease], reason: str) -> Sequence[str]:
@@ -380,13 +380,13 @@ class Cleaner:
             return [self._unknown(held, error) for held in some]
         return ["stale"] * len(some)
 
-    def _put_back(self, held: CleanLease, reason: str, *, at_once: bool = False) -> str:
+    def _requeue(self, held: CleanLease, reason: str, *, at_once: bool = False) -> str:
         policy = self.policy
         tries = held.attempts - _FIRST_TRY
         quarantine = not at_once and tries >= policy.max_attempts
         delay = min(policy.backoff_longest, policy.backoff * 2 ** max(0, tries - 1)) * self._random.uniform(0.5, 1.0)
         try:
-            kept = self._orphans.put_back(
+            kept = self._orphans.requeue(
                 held, reason, delay=0 if at_once else delay, quarantine=quarantine, untried=at_once
             )
         except errors.Unavailable as error:

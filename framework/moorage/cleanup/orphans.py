@@ -329,7 +329,7 @@ class OrphanStore:
         with self.database.read() as tx:
             return self.workers.lost_of(tx, leases)
 
-    def put_back(self, held: CleanLease, reason: str, *, delay: float, quarantine: bool, untried: bool = False) -> bool:
+    def requeue(self, held: CleanLease, reason: str, *, delay: float, quarantine: bool, untried: bool = False) -> bool:
         """Let it go uncleaned: to be tried again after ``delay`` seconds, or never by itself; False when it was lost already.
 
         :param untried: this was no try.

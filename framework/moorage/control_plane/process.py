@@ -36,7 +36,7 @@ from moorage.services.heartbeat import Heartbeat
 from moorage.services.interface import AGENT, ServiceIdentity
 from moorage.services.registry import ServiceRegistry
 
-__all__ = ["RPC_VERSION", "Platform", "Role", "check_schema", "run", "unlisted"]
+__all__ = ["RPC_VERSION", "Platform", "Role", "check_schema", "run", "anonymous_platform"]
 
 LOG = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ def check_schema(database: Database) -> None:
         )
 
 
-def unlisted(binary: str, conf: cfg.ConfigOpts, clock: Clock, opened: contextlib.ExitStack) -> Platform:
+def anonymous_platform(binary: str, conf: cfg.ConfigOpts, clock: Clock, opened: contextlib.ExitStack) -> Platform:
     """The platform of a process that owns nothing: it is in no list of services and nobody looks after its heartbeats.
 
     Its identity is its own alone and serves to tell its messages from those of others.

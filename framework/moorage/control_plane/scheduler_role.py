@@ -29,13 +29,13 @@ from moorage.scheduling.decisions import StoredRefusals
 from moorage.scheduling.epochs import ConfirmedEpochs
 from moorage.scheduling.fleet_view import FleetView
 from moorage.scheduling.groups import GroupStore
-from moorage.scheduling.guard import Guard
-from moorage.scheduling.healing import Healer, SilentHosts
-from moorage.scheduling.incidents import REFRESH_INTERVAL, StoredIncidents
+from moorage.scheduling.plugin_failures import REFRESH_INTERVAL, StoredPluginFailures
+from moorage.scheduling.plugin_runner import PluginRunner
 from moorage.scheduling.reporter import TOPIC as SCHEDULERS
 from moorage.scheduling.rpc import SchedulerEndpoint
 from moorage.scheduling.scheduler import Policy, Scheduler, Selection
 from moorage.scheduling.tracking import InstanceTracker
+from moorage.scheduling.view_reconciler import UntrackedHosts, ViewReconciler
 from moorage.services.heartbeat import LivenessObserver
 
 __all__ = ["SchedulerRole"]
@@ -58,7 +58,7 @@ class SchedulerRole:
     def start(self, platform: Platform, conf: cfg.ConfigOpts) -> None:
         """Load the fleet and the instances, then serve."""
         self._platform = platform
-        self._incidents = StoredIncidents(platform.database, lambda: self._breaker_window)
+        self._incidents = StoredPluginFailures(platform.database, lambda: self._breaker_window)
         self._policy = self._make_policy(conf)
         self._incidents.refresh()
         section = conf.scheduling
@@ -70,7 +70,7 @@ class SchedulerRole:
         view = FleetView(tracked=section.track_instance_changes)
         epochs = ConfirmedEpochs(platform.registry.epochs, platform.clock)
         tracker = InstanceTracker(view, platform.clock, epochs)
-        silent = SilentHosts(tracker, instances, platform.clock, max_age=section.silent_hosts_age)
+        silent = UntrackedHosts(tracker, instances, platform.clock, max_age=section.silent_hosts_age)
         cast = cast_to_agent(platform.sender)
         groups = GroupStore(platform.database)
         claimer = StoreClaimer(
@@ -122,7 +122,9 @@ class SchedulerRole:
             began = platform.clock.monotonic()
             LOG.info("%d instances were loaded.", tracker.load(instances))
             silent.loaded(began)
-            healer = Healer(tracker, instances, ask_agent(platform), platform.clock, timeout=section.heal_timeout)
+            healer = ViewReconciler(
+                tracker, instances, ask_agent(platform), platform.clock, timeout=section.heal_timeout
+            )
             self._periodic.append(PeriodicLoop(platform, "healing of the view", healer.tick, _HEALING))
             ask_agents(platform)
         endpoint.open()
@@ -167,7 +169,7 @@ class SchedulerRole:
         section = conf.scheduling
         loaded = pipeline.load(conf)
         self._breaker_window = section.breaker_window
-        guard = Guard(
+        guard = PluginRunner(
             self._platform.clock,
             self._incidents,
             self._platform.fatal,

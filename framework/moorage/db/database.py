@@ -254,7 +254,7 @@ class Database:
     def _turn(self, schema: bool) -> contextlib.AbstractContextManager[int | None]:
         if self._queue is None:
             return contextlib.nullcontext()
-        return self._queue.turn(self._settings.lock_timeout * (6 if schema else 1))
+        return self._queue.acquire(self._settings.lock_timeout * (6 if schema else 1))
 
     @contextlib.contextmanager
     def _transaction(self, engine: sa.Engine, *, writer: bool, schema: bool = False) -> Iterator[sa.Connection]:

@@ -57,7 +57,7 @@ class WritersQueue:
         self._passed = 0
 
     @contextlib.contextmanager
-    def turn(self, seconds: float) -> Iterator[int | None]:
+    def acquire(self, seconds: float) -> Iterator[int | None]:
         """Hold the turn for the length of the block; gives its ticket, or None where the system has no such locks.
 
         :param seconds: how long to wait for it.

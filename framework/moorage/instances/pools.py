@@ -15,13 +15,13 @@ from typing import TypeVar
 from moorage import errors
 from moorage.allocation.interface import ProviderUsage
 
-__all__ = ["Offer", "claim_somewhere", "offer"]
+__all__ = ["EffectiveInventory", "claim_somewhere", "offer"]
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class EffectiveInventory:
     """Capacity and use by class, and for each class of a pool the uuids of the pools that have it, the roomiest first."""
 
     capacity: Mapping[str, float]
@@ -29,7 +29,7 @@ class Offer:
     pools: Mapping[str, tuple[str, ...]]
 
 
-def offer(own: ProviderUsage, pools: Sequence[ProviderUsage] = ()) -> Offer:
+def offer(own: ProviderUsage, pools: Sequence[ProviderUsage] = ()) -> EffectiveInventory:
     """What a node offers with the pools that it may take of."""
     capacity = {item.resource_class: item.capacity for item in own.provider.inventories}
     used = dict(own.used)
@@ -42,7 +42,9 @@ def offer(own: ProviderUsage, pools: Sequence[ProviderUsage] = ()) -> Offer:
                 found.setdefault(item.resource_class, []).append(entry)
     for name, entries in found.items():
         _, _, capacity[name], used[name] = min(entries)
-    return Offer(capacity, used, {name: tuple(uuid for _, uuid, _, _ in sorted(each)) for name, each in found.items()})
+    return EffectiveInventory(
+        capacity, used, {name: tuple(uuid for _, uuid, _, _ in sorted(each)) for name, each in found.items()}
+    )
 
 
 def claim_somewhere(

@@ -18,7 +18,6 @@ import numpy.typing as npt
 
 from moorage import errors, foreign
 from moorage.frozen import frozen_array
-from moorage.scheduling.guard import Guard, Slot
 from moorage.scheduling.interface import (
     SKIP,
     HostFilter,
@@ -31,6 +30,7 @@ from moorage.scheduling.interface import (
     Where,
 )
 from moorage.scheduling.nova.loading import load_filters, load_weighers
+from moorage.scheduling.plugin_runner import CallSlot, PluginRunner
 from moorage.scheduling.snapshot import Snapshot
 
 __all__ = ["Pipeline", "Ranking", "load", "load_filters", "load_weighers", "of"]
@@ -111,8 +111,8 @@ class _Run:
     :param count: how many are left.
     """
 
-    guard: Guard
-    slot: Slot
+    guard: PluginRunner
+    slot: CallSlot
     fleet: Snapshot
     spec: RequestSpec
     rows: Rows | None
@@ -194,7 +194,7 @@ class Pipeline:
 
     def run(
         self,
-        guard: Guard,
+        guard: PluginRunner,
         fleet: Snapshot,
         rows: Rows,
         spec: RequestSpec,
@@ -226,7 +226,7 @@ class Pipeline:
         promising = tuple(pair for pair in run.asked if pair[0].judges)
         return Ranking(left[best], weights[best], len(rows), len(weights), run.removed, tuple(run.skipped), promising)
 
-    def refused_by(self, guard: Guard, fleet: Snapshot, row: int, spec: RequestSpec, ranking: Ranking) -> str:
+    def refused_by(self, guard: PluginRunner, fleet: Snapshot, row: int, spec: RequestSpec, ranking: Ranking) -> str:
         """Ask the filters that judged instances again about one node; the name of one that refuses it, or nothing.
 
         Each is asked in the way in which it was asked for the ranking, so that on an unchanged fleet it answers the same.
@@ -244,7 +244,7 @@ class Pipeline:
                     return each.name
         return ""
 
-    def limits(self, guard: Guard, fleet: Snapshot, row: int, spec: RequestSpec) -> Mapping[str, Any]:
+    def limits(self, guard: PluginRunner, fleet: Snapshot, row: int, spec: RequestSpec) -> Mapping[str, Any]:
         """What the filters promise of a node that passed them.
 
         :raises PluginFailed: a plugin raised, or what it promises is no JSON data.
@@ -266,7 +266,7 @@ class Pipeline:
                     found[name] = min(both) if all(isinstance(one, int | float) for one in both) else limit
         return found
 
-    def explain(self, guard: Guard, fleet: Snapshot, row: int, spec: RequestSpec) -> dict[str, str]:
+    def explain(self, guard: PluginRunner, fleet: Snapshot, row: int, spec: RequestSpec) -> dict[str, str]:
         """Why a node does not pass: filter -> reason, for every filter that refuses it."""
         spec = fleet.resolved(spec)
         host = fleet.host_state(row)

@@ -54,7 +54,7 @@ class Reservations:
         return later, [each for other, each in held if other < number]
 
     @contextlib.contextmanager
-    def turn(self, node_uuid: str) -> Iterator[None]:
+    def acquire(self, node_uuid: str) -> Iterator[None]:
         """Keep other requests of this scheduler from judging and claiming the node meanwhile."""
         with self._turns[zlib.crc32(node_uuid.encode()) % _LOCKS]:
             yield

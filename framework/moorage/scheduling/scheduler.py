@@ -14,11 +14,10 @@ from oslo_log import log as logging
 from moorage import errors, randomness
 from moorage.clock import Clock
 from moorage.rpc.server import request_id as id_of_request
-from moorage.scheduling.asked import rows_asked_for, shortest, unfiltered
+from moorage.scheduling.constraints import requested_rows, scarce_resources, unfiltered
 from moorage.scheduling.decisions import Decision, Decisions
+from moorage.scheduling.fleet_refresher import FleetRefresher
 from moorage.scheduling.fleet_view import FleetView
-from moorage.scheduling.freshness import Freshness
-from moorage.scheduling.guard import Guard
 from moorage.scheduling.interface import (
     Claimer,
     ClaimResult,
@@ -29,6 +28,7 @@ from moorage.scheduling.interface import (
     Residents,
 )
 from moorage.scheduling.pipeline import Pipeline, Ranking
+from moorage.scheduling.plugin_runner import PluginRunner
 from moorage.scheduling.reservations import Reservations
 from moorage.scheduling.snapshot import Snapshot
 
@@ -74,7 +74,7 @@ class Policy:
     """
 
     pipeline: Pipeline
-    guard: Guard
+    guard: PluginRunner
     host_subset_size: int
     max_attempts: int
     alternates: int = 2
@@ -189,19 +189,19 @@ class Scheduler:
         self._residents = residents
         self._numbers = itertools.count(1)
         self._reservations = Reservations()
-        self._freshness = Freshness(view, source, clock)
+        self._freshness = FleetRefresher(view, source, clock)
         self._decisions = Decisions(decisions)
 
     def refresh(self, *, older_than: float = 0.0) -> bool:
-        """See :meth:`moorage.scheduling.freshness.Freshness.refresh`."""
+        """See :meth:`moorage.scheduling.fleet_refresher.FleetRefresher.refresh`."""
         return self._freshness.refresh(older_than=older_than)
 
     def changed(self) -> None:
-        """See :meth:`moorage.scheduling.freshness.Freshness.changed`."""
+        """See :meth:`moorage.scheduling.fleet_refresher.FleetRefresher.changed`."""
         self._freshness.changed()
 
     def observe(self) -> None:
-        """See :meth:`moorage.scheduling.freshness.Freshness.observe`."""
+        """See :meth:`moorage.scheduling.fleet_refresher.FleetRefresher.observe`."""
         self._freshness.observe()
 
     def place(
@@ -429,7 +429,7 @@ class Scheduler:
         if self._residents is None or not choice.ranking.promising:
             return work.claimer.claim(spec, node.uuid, node.host, key)
         # Requests of this scheduler do not race each other for one node; the version decides among schedulers.
-        with self._reservations.turn(node.uuid):
+        with self._reservations.acquire(node.uuid):
             for _ in range(_JUDGEMENTS):
                 found = self._residents(node.uuid)
                 self._judge(work, choice, found)
@@ -529,7 +529,7 @@ class Scheduler:
         return policy.pipeline.run(
             policy.guard,
             fleet,
-            rows_asked_for(fleet, spec, refused),
+            requested_rows(fleet, spec, refused),
             self._with_members(spec, ()),
             most=None if policy.shuffle_best else max(policy.max_attempts, policy.host_subset_size),
             filtered=not unfiltered(spec),
@@ -571,7 +571,7 @@ class Scheduler:
         spec, decision = work.spec, work.decision
         reasons = {name: count for name, count in ranking.removed.items() if count}
         refused = [refusal["provider"] for refusal in decision.refusals if "provider" in refusal]
-        short = "" if spec.rebuild else shortest(fleet, spec, refused)
+        short = "" if spec.rebuild else scarce_resources(fleet, spec, refused)
         states = [refusal for refusal in decision.refusals if "state" in refusal]
         if not fleet.size:
             summary = "the fleet has no nodes"

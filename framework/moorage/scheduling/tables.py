@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of scheduling.
+"""Tables of scheduling: plugins that hung, server groups and refusals.
 
-Plugins that hung are written by :mod:`moorage.scheduling.incidents`, server groups by :mod:`moorage.scheduling.groups`, refusals by
-:mod:`moorage.scheduling.decisions`.
+:mod:`moorage.scheduling.plugin_failures` writes the first, :mod:`moorage.scheduling.groups` the second, and
+:mod:`moorage.scheduling.decisions` the third.
 """
 
 from __future__ import annotations

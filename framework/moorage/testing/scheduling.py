@@ -31,7 +31,6 @@ from moorage import errors
 from moorage.clock import SystemClock
 from moorage.scheduling import pipeline
 from moorage.scheduling.fleet_view import FleetView
-from moorage.scheduling.guard import Guard
 from moorage.scheduling.interface import (
     SKIP,
     HostFilter,
@@ -40,6 +39,7 @@ from moorage.scheduling.interface import (
     RequestSpec,
     Rows,
 )
+from moorage.scheduling.plugin_runner import PluginRunner
 from moorage.scheduling.snapshot import Snapshot
 from moorage.testing import fleets
 
@@ -67,9 +67,9 @@ def _give_up(reason: str) -> None:
 
 
 class _FleetCases(_Base):
-    def guard(self) -> Guard:
+    def guard(self) -> PluginRunner:
         """What plugins run under; closed with the test."""
-        made = Guard(
+        made = PluginRunner(
             SystemClock(),
             _NoIncidents(),
             _give_up,

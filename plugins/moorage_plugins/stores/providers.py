@@ -13,7 +13,7 @@ from moorage.allocation.interface import InventoryItem, Merge, ResourceProvider
 from moorage.db import now
 from moorage_plugins.stores.classes import ResourceClasses
 from moorage_plugins.stores.rows import insert_unless_taken
-from moorage_plugins.stores.statements import PROVIDER_ROW, TOUCH, TURN
+from moorage_plugins.stores.statements import BUMP_GENERATION, PROVIDER_ROW, TOUCH
 from moorage_plugins.stores.tables import inventories, resource_providers
 
 __all__ = ["DeletedMeanwhile", "add_provider", "ensure", "join_tree", "move", "present_inventories", "set_inventories"]
@@ -274,7 +274,7 @@ def _bring(
     renamed = row.name != provider.name or bool(row.can_host) != provider.can_host
     if not same:
         # The provider's row is written before its inventories are read again: no claim and no other change comes between.
-        if tx.execute(TURN, {"of_provider": row.id, "of_uuid": provider.uuid}).rowcount != 1:
+        if tx.execute(BUMP_GENERATION, {"of_provider": row.id, "of_uuid": provider.uuid}).rowcount != 1:
             raise DeletedMeanwhile(f"Provider {provider.uuid} was deleted while it was changed; try again.")
         present = present_inventories(tx, [row.id]).get(row.id, {})
         wanted = _wanted(tx, classes, numbers, provider, present, merge)

@@ -96,7 +96,10 @@ class SqlStore(SqlCatalogue, SqlNames, SqlLedger, SqlPools, SqlCandidates, FullS
         def work(tx: sa.Connection) -> bool:
             number = tx.execute(statements.PROVIDER_ID, {"of_uuid": uuid}).scalar_one_or_none()
             # The turn first: whoever claims waits until this has ended, and then finds no provider.
-            if number is None or tx.execute(statements.TURN, {"of_provider": number, "of_uuid": uuid}).rowcount != 1:
+            if (
+                number is None
+                or tx.execute(statements.BUMP_GENERATION, {"of_provider": number, "of_uuid": uuid}).rowcount != 1
+            ):
                 return False
             held = tx.execute(statements.COUNT_HELD, {"of_provider": number}).scalar_one()
             if held:
@@ -235,7 +238,7 @@ class SqlStore(SqlCatalogue, SqlNames, SqlLedger, SqlPools, SqlCandidates, FullS
         def work(tx: sa.Connection) -> bool:
             number = tx.execute(statements.PROVIDER_ID, {"of_uuid": provider}).scalar_one_or_none()
             turn = {"of_provider": number, "of_uuid": provider}
-            if number is None or tx.execute(statements.TURN, turn).rowcount != 1:
+            if number is None or tx.execute(statements.BUMP_GENERATION, turn).rowcount != 1:
                 return False
             tx.execute(statements.RECOUNT, {"of_provider": number})
             return True

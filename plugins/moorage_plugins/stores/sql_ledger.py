@@ -65,9 +65,9 @@ class _StaleError(Exception):
 
 class _Try(enum.Enum):
     #: Consumers are taken to be new, which most are.
-    HOPEFUL = "hopeful"
+    OPTIMISTIC = "hopeful"
     #: The consumers are looked at first.
-    LOOKING = "looking"
+    CHECKED = "looking"
 
 
 @dataclass(slots=True)
@@ -101,12 +101,12 @@ class SqlLedger(SqlPart, AllocationLedger):
     def _persistently(
         self, changes: Sequence[AllocationChange], inventories: Sequence[InventoryChange], companion: Companion | None
     ) -> tuple[ClaimOutcome, ...]:
-        how = _Try.HOPEFUL
+        how = _Try.OPTIMISTIC
         for _ in range(self._attempts):
             try:
                 return self._database.run(lambda tx, how=how: self._change(tx, changes, inventories, companion, how))  # type: ignore[misc]
             except _RacedError:
-                how = _Try.LOOKING
+                how = _Try.CHECKED
             except _StaleError:
                 self._forget({uuid for each in changes for uuid in each.resources})
                 self._forget({each.provider for each in inventories})
@@ -125,7 +125,7 @@ class SqlLedger(SqlPart, AllocationLedger):
         companion: Companion | None,
         how: _Try,
     ) -> tuple[ClaimOutcome, ...]:
-        if how is _Try.LOOKING:
+        if how is _Try.CHECKED:
             repeated = self._repeated(tx, changes)
             if repeated is not None:
                 return repeated
@@ -150,7 +150,7 @@ class SqlLedger(SqlPart, AllocationLedger):
 
         :raises GenerationConflict: it is not the expected one.
         """
-        hopeful = how is _Try.HOPEFUL and change.expected is Expect.ANYTHING and change.resources
+        hopeful = how is _Try.OPTIMISTIC and change.expected is Expect.ANYTHING and change.resources
         if change.expected is Expect.NOTHING or hopeful:
             return self._create(tx, change)
         values = {
@@ -170,7 +170,7 @@ class SqlLedger(SqlPart, AllocationLedger):
             return self._create(tx, change) if change.resources else False
         if row is not None and (row.consumer_generation == change.expected or change.expected is Expect.ANYTHING):
             raise _RacedError
-        if how is _Try.HOPEFUL and change.request_id is not None:
+        if how is _Try.OPTIMISTIC and change.request_id is not None:
             raise _RacedError  # an earlier try of the same request may have made the difference
         raise _conflict(change, row)
 
@@ -539,9 +539,9 @@ def _take_turn(tx: sa.Connection, number: int, plan: _AtProvider) -> None:
     """
     key = {"of_provider": number, "of_uuid": plan.uuid}
     if plan.seen is None:
-        taken = tx.execute(statements.TURN, key).rowcount == 1
+        taken = tx.execute(statements.BUMP_GENERATION, key).rowcount == 1
     else:
-        taken = tx.execute(statements.TURN_SEEN, {**key, "of_residents": plan.seen}).rowcount == 1
+        taken = tx.execute(statements.BUMP_GENERATION_IF_SEEN, {**key, "of_residents": plan.seen}).rowcount == 1
     if taken:
         return
     # A provider that was deleted and created again has another id under its uuid.

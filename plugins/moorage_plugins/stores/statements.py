@@ -58,8 +58,8 @@ __all__ = [
     "RENEW",
     "RESIDENTS",
     "TOUCH",
-    "TURN",
-    "TURN_SEEN",
+    "BUMP_GENERATION",
+    "BUMP_GENERATION_IF_SEEN",
     "change_consumer",
     "release",
     "project_usages",
@@ -151,13 +151,15 @@ NEXT_RESIDENTS = {
 NEXT_GENERATION = {resource_providers.c.generation: resource_providers.c.generation + 1, **NEXT_RESIDENTS}
 #: A transaction that has raised the generation has the turn until it ends: all writers of a provider's counters begin with this.
 #: The condition names the uuid too, because a remembered id may belong to another provider by now.
-TURN = (
+BUMP_GENERATION = (
     sa.update(resource_providers)
     .where(resource_providers.c.id == _OF_PROVIDER, resource_providers.c.uuid == sa.bindparam("of_uuid"))
     .values(NEXT_GENERATION)
 )
 #: The turn of a claim whose filters judged the provider's instances at this version. No row: the instances changed since.
-TURN_SEEN = TURN.where(resource_providers.c.residents == sa.bindparam("of_residents", type_=sa.BigInteger))
+BUMP_GENERATION_IF_SEEN = BUMP_GENERATION.where(
+    resource_providers.c.residents == sa.bindparam("of_residents", type_=sa.BigInteger)
+)
 #: The turn of a transaction that only gives back: it waits and makes wait as TURN does, yet the generation stays, as it does
 #: for Placement's clients when allocations are deleted. It changes the row, since Galera compares only what transactions write.
 GIVERS_TURN = (

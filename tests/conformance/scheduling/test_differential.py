@@ -18,8 +18,8 @@ import tests
 from moorage import errors
 from moorage.clock import SystemClock
 from moorage.scheduling import pipeline
-from moorage.scheduling.guard import Guard
 from moorage.scheduling.interface import RequestSpec
+from moorage.scheduling.plugin_runner import PluginRunner
 from moorage.testing import fleets
 from tests.conformance.scheduling import nova_semantics
 from tests.conformance.scheduling.configuration import scheduling_conf
@@ -67,7 +67,7 @@ class TestDifferential(unittest.TestCase):
     def compare(self, chunk: int, cases: int) -> Counter[str]:
         """Counts of what came of the cases; a difference fails."""
         random_ = random.Random(SEED * 1000 + chunk)
-        guard = Guard(
+        guard = PluginRunner(
             SystemClock(),
             NoIncidents(),
             self.fail,

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from moorage import errors
 from moorage.db import Database
 from moorage.instances.observed_claims import ObservedClaimer
-from moorage.scheduling.incidents import StoredIncidents
+from moorage.scheduling.plugin_failures import StoredPluginFailures
 from tests.functional.scheduling.plane import SOON, Plane
 from tests.servers import wait_until
 
@@ -75,7 +75,7 @@ class StatementTests(unittest.TestCase):
 
     def test_incidents_of_another_process_reach_the_breaker_by_one_statement(self) -> None:
         role = self.plane.roles["scheduler-1"]
-        other = StoredIncidents(self.plane.database, lambda: 300.0)
+        other = StoredPluginFailures(self.plane.database, lambda: 300.0)
         for _ in range(self.plane.conf.scheduling.breaker_threshold):
             other.record("moorage.filters:compute")
         sent: list[str] = []
@@ -92,7 +92,7 @@ class StatementTests(unittest.TestCase):
             self.select()
 
     def test_a_scheduler_refreshes_the_counts_by_itself(self) -> None:
-        other = StoredIncidents(self.plane.database, lambda: 300.0)
+        other = StoredPluginFailures(self.plane.database, lambda: 300.0)
         for _ in range(self.plane.conf.scheduling.breaker_threshold):
             other.record("moorage.filters:compute")
 

@@ -52,14 +52,14 @@ class QueueTest(unittest.TestCase):
 
         def take(number: int, process: queue.WritersQueue) -> None:
             nonlocal inside
-            with process.turn(30):
+            with process.acquire(30):
                 inside += 1
                 self.assertEqual(1, inside)
                 order.append(number)
                 inside -= 1
 
         threads = []
-        with self._process().turn(30):
+        with self._process().acquire(30):
             for number in range(12):
                 arrived = self._tickets()
                 threads.append(threading.Thread(target=take, args=(number, self._process())))
@@ -73,10 +73,10 @@ class QueueTest(unittest.TestCase):
         process, order, threads = self._process(), [], []
 
         def take(number: int) -> None:
-            with process.turn(30):
+            with process.acquire(30):
                 order.append(number)
 
-        with process.turn(30):
+        with process.acquire(30):
             for number in range(8):
                 threads.append(threading.Thread(target=take, args=(number,)))
                 threads[-1].start()
@@ -89,14 +89,14 @@ class QueueTest(unittest.TestCase):
         clock = ManualClock(shortest=0.001)
         process = self._process(clock)
         for _ in range(5):
-            with process.turn(1):
+            with process.acquire(1):
                 pass
         self.assertEqual([], clock.slept)
 
     def test_it_knows_the_process_that_writes_now(self) -> None:
         process, other = self._process(), self._process()
         self.assertIsNone(other.writer())
-        with process.turn(30) as ticket:
+        with process.acquire(30) as ticket:
             self.assertIsNone(other.writer(), "SQLite has not begun its transaction")
             assert ticket is not None
             process.record_writer(ticket)
@@ -105,57 +105,57 @@ class QueueTest(unittest.TestCase):
 
     def test_the_dead_hold_nobody_up(self) -> None:
         dead, clock = self._process(), ManualClock(shortest=0.001)
-        dead.turn(1).__enter__()
+        dead.acquire(1).__enter__()
         dead.close()  # what the kernel does when a process ends
-        with self._process(clock).turn(1):
+        with self._process(clock).acquire(1):
             self.assertEqual([], clock.slept)
 
     def test_waiting_ends_with_an_error_that_names_the_file(self) -> None:
         clock = ManualClock(shortest=0.001)
-        with self._process().turn(1), self.assertRaisesRegex(errors.StoreBusy, "x.lock for 1 seconds"):
-            self._process(clock).turn(1).__enter__()
+        with self._process().acquire(1), self.assertRaisesRegex(errors.StoreBusy, "x.lock for 1 seconds"):
+            self._process(clock).acquire(1).__enter__()
         self.assertLess(clock.now, 1.2)
-        with self._process(clock).turn(1):
+        with self._process(clock).acquire(1):
             pass
 
     def test_a_ticket_that_does_not_move_is_passed_by_once_and_for_all(self) -> None:
         clock = ManualClock(shortest=0.001)
         process = self._process(clock)
-        with self._process().turn(1):
-            with process.turn(60):
+        with self._process().acquire(1):
+            with process.acquire(60):
                 first = clock.now
             for _ in range(10):
-                with process.turn(60):
+                with process.acquire(60):
                     pass
         self.assertGreaterEqual(first, queue.PATIENCE)
         self.assertEqual(first, clock.now)
 
     def test_the_block_that_raises_gives_its_turn_back(self) -> None:
         process = self._process()
-        with self.assertRaises(ZeroDivisionError), process.turn(1):
+        with self.assertRaises(ZeroDivisionError), process.acquire(1):
             raise ZeroDivisionError
-        with self._process(ManualClock(shortest=0.001)).turn(1):
+        with self._process(ManualClock(shortest=0.001)).acquire(1):
             pass
 
     def test_a_counter_that_was_lost_gives_no_ticket_twice(self) -> None:
         clock = ManualClock(shortest=0.001)
-        with self._process().turn(1):
+        with self._process().acquire(1):
             os.truncate(self.path, 0)
             late = self._process(clock)
             with self.assertRaises(errors.StoreBusy):
-                late.turn(1).__enter__()
+                late.acquire(1).__enter__()
 
     def test_a_folder_without_access_is_explained(self) -> None:
         missing = queue.WritersQueue("/nonexistent-folder/x.lock", SystemClock(), random.Random(1))
         with self.assertRaisesRegex(errors.StoreUnavailable, "/nonexistent-folder/x.lock.*folder exists"):
-            missing.turn(1).__enter__()
+            missing.acquire(1).__enter__()
 
     def test_without_the_kernels_locks_threads_still_take_turns(self) -> None:
         before, queue._SETLK = queue._SETLK, None
         self.addCleanup(setattr, queue, "_SETLK", before)
         process = self._process()
-        with process.turn(1), self.assertRaises(errors.StoreBusy):
-            process.turn(0.01).__enter__()
+        with process.acquire(1), self.assertRaises(errors.StoreBusy):
+            process.acquire(0.01).__enter__()
         self.assertFalse(os.path.exists(self.path))
 
     @settings(max_examples=40, deadline=None)
@@ -165,7 +165,7 @@ class QueueTest(unittest.TestCase):
         processes = [queue.WritersQueue(self.path, ManualClock(shortest=0.001), random.Random(1)) for _ in range(3)]
         inside: tuple[int, object] | None = None
         for number in arrivals:
-            turn = processes[number].turn(0.1)
+            turn = processes[number].acquire(0.1)
             if inside is None:
                 turn.__enter__()
                 inside = (number, turn)

@@ -16,11 +16,11 @@ from moorage.rpc.client import Sender
 from moorage.rpc.server import Dispatcher, endpoints_of, rpc_method
 from moorage.scheduling.epochs import ConfirmedEpochs
 from moorage.scheduling.fleet_view import FleetView
-from moorage.scheduling.healing import Healer, SilentHosts
 from moorage.scheduling.interface import FleetChanges, InstanceRecord, InstanceSource, NodeState, Unavailable
 from moorage.scheduling.reporter import AGENTS, TOPIC, Reporter
 from moorage.scheduling.rpc import SchedulerEndpoint
 from moorage.scheduling.tracking import InstanceTracker
+from moorage.scheduling.view_reconciler import UntrackedHosts, ViewReconciler
 from moorage.testing.clock import ManualClock
 from moorage_plugins.transports.memory import Hub, MemoryTransport
 from moorage_plugins.transports.memory_network import ScriptedNetwork
@@ -118,14 +118,14 @@ class Watcher:
         sender = Sender(transport, f"service-{name}", 1)
         self.endpoint = SchedulerEndpoint(None, self.tracker, lambda _: None, enabled=simulation.tracked)  # type: ignore[arg-type]
         self.subscription = transport.serve(TOPIC, name, Dispatcher(endpoints_of(self.endpoint)))
-        self.healer = Healer(
+        self.healer = ViewReconciler(
             self.tracker,
             simulation.store,
             lambda host, method: sender.cast(AGENTS, method, {}, server=host),
             simulation.clock,
             timeout=HEAL_TIMEOUT,
         )
-        self.silent = SilentHosts(self.tracker, simulation.store, simulation.clock, max_age=10.0)
+        self.silent = UntrackedHosts(self.tracker, simulation.store, simulation.clock, max_age=10.0)
         if load and simulation.tracked:
             self.silent.loaded(simulation.clock.monotonic())
             self.tracker.load(simulation.store)

@@ -10,8 +10,8 @@ from unittest import mock
 from typing_extensions import override
 
 from moorage import errors
+from moorage.scheduling.fleet_refresher import FleetRefresher
 from moorage.scheduling.fleet_view import FleetView
-from moorage.scheduling.freshness import Freshness
 from moorage.scheduling.interface import FleetChanges, NodeState, Unavailable
 from moorage.testing.clock import ManualClock
 from tests.servers import wait_until
@@ -57,7 +57,7 @@ class TellingClock(ManualClock):
 class FreshnessTests(unittest.TestCase):
     def setUp(self) -> None:
         self.source, self.clock = Source(), TellingClock()
-        self.freshness = Freshness(FleetView(), self.source, self.clock)
+        self.freshness = FleetRefresher(FleetView(), self.source, self.clock)
         self.clock.happens = self.freshness.changed
         self.freshness.refresh()
         self.source.readings.clear()

@@ -21,9 +21,9 @@ from typing_extensions import override
 from moorage import errors
 from moorage.clock import SystemClock
 from moorage.scheduling import pipeline
-from moorage.scheduling.guard import Guard
 from moorage.scheduling.interface import HostFilter, HostWeigher, RequestSpec
 from moorage.scheduling.nova.adapter import adapted_filter, adapted_weigher
+from moorage.scheduling.plugin_runner import PluginRunner
 from moorage.testing import fleets
 from moorage.testing.scheduling import HostFilterTests, HostWeigherTests
 from tests.conformance.scheduling.configuration import scheduling_conf
@@ -49,7 +49,7 @@ def run(fleet: Any, spec: RequestSpec, filters: Sequence[str], weighers: Sequenc
     conf = scheduling_conf(
         scheduling__enabled_filters=list(filters), scheduling__enabled_weighers=list(weighers), **options
     )
-    guard = Guard(SystemClock(), NoIncidents(), print, deadline=600, threshold=1, window=60, skip_advisory=False)
+    guard = PluginRunner(SystemClock(), NoIncidents(), print, deadline=600, threshold=1, window=60, skip_advisory=False)
     try:
         return pipeline.load(conf).run(guard, fleet, np.arange(fleet.size, dtype=np.intp), spec)
     finally:

@@ -13,9 +13,9 @@ from typing_extensions import override
 
 from moorage.rpc.interface import Origin
 from moorage.scheduling.fleet_view import FleetView
-from moorage.scheduling.healing import SilentHosts
 from moorage.scheduling.interface import InstanceRecord, NodeState
 from moorage.scheduling.tracking import InstanceTracker
+from moorage.scheduling.view_reconciler import UntrackedHosts
 from tests.unit.scheduling.simulation import SIZES, DictStore, Simulation
 
 
@@ -318,7 +318,7 @@ class RollingUpgradeTests(unittest.TestCase):
                 return super().by_hosts(hosts)
 
         slow = Slow()
-        silent = SilentHosts(scheduler.tracker, slow, simulation.clock, max_age=10.0)
+        silent = UntrackedHosts(scheduler.tracker, slow, simulation.clock, max_age=10.0)
         hosts = scheduler.view.snapshot().rows_of_host
         # It takes longer than a reading is believed otherwise.
         for _ in range(5):

@@ -15,7 +15,6 @@ from typing_extensions import override
 from moorage import errors
 from moorage.clock import SystemClock
 from moorage.scheduling import pipeline as pipelines
-from moorage.scheduling.guard import Guard
 from moorage.scheduling.interface import (
     SKIP,
     Fleet,
@@ -29,6 +28,7 @@ from moorage.scheduling.interface import (
     Where,
 )
 from moorage.scheduling.pipeline import Pipeline
+from moorage.scheduling.plugin_runner import PluginRunner
 from moorage.scheduling.snapshot import Snapshot
 from moorage.testing import fleets
 from tests import cases, seeded
@@ -41,8 +41,8 @@ class NoIncidents:
         return 0
 
 
-def guard(*, skip_advisory: bool = True) -> Guard:
-    return Guard(
+def guard(*, skip_advisory: bool = True) -> PluginRunner:
+    return PluginRunner(
         SystemClock(), NoIncidents(), lambda _: None, deadline=60, threshold=3, window=300, skip_advisory=skip_advisory
     )
 

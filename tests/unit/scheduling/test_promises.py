@@ -18,7 +18,6 @@ from moorage import errors
 from moorage.clock import SystemClock
 from moorage.scheduling import pipeline
 from moorage.scheduling.fleet_view import FleetView
-from moorage.scheduling.guard import Guard
 from moorage.scheduling.interface import (
     ClaimResult,
     Flavor,
@@ -33,6 +32,7 @@ from moorage.scheduling.interface import (
     Unavailable,
 )
 from moorage.scheduling.nova.adapter import adapted_filter
+from moorage.scheduling.plugin_runner import PluginRunner
 from moorage.scheduling.scheduler import Policy, Scheduler
 from moorage.scheduling.tracking import InstanceTracker
 from moorage_plugins.filters.affinity import DifferentHostFilter, SameHostFilter
@@ -153,7 +153,7 @@ class Hanging(HostFilter):
 
 class PromiseTests(unittest.TestCase):
     def setUp(self) -> None:
-        self.guard = Guard(
+        self.guard = PluginRunner(
             SystemClock(), NoIncidents(), self.fail, deadline=60, threshold=3, window=300, skip_advisory=True, threads=8
         )
         self.addCleanup(self.guard.close)

@@ -20,7 +20,6 @@ from moorage.clock import SystemClock
 from moorage.frozen import FrozenDict, FrozenList, frozen
 from moorage.scheduling import pipeline as pipelines
 from moorage.scheduling.fleet_view import FleetView
-from moorage.scheduling.guard import Guard
 from moorage.scheduling.interface import (
     Aggregate,
     Flavor,
@@ -34,6 +33,7 @@ from moorage.scheduling.interface import (
     Rows,
     ServerGroup,
 )
+from moorage.scheduling.plugin_runner import PluginRunner
 from moorage.scheduling.request import spec_from_json
 from moorage.scheduling.snapshot import NO_INSTANCE, Snapshot
 
@@ -49,8 +49,8 @@ class NoIncidents:
         return 0
 
 
-def guard() -> Guard:
-    return Guard(
+def guard() -> PluginRunner:
+    return PluginRunner(
         SystemClock(), NoIncidents(), lambda _: None, deadline=60, threshold=3, window=300, skip_advisory=False
     )
 

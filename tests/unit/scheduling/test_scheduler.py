@@ -17,7 +17,6 @@ from moorage import errors
 from moorage.clock import SystemClock
 from moorage.scheduling import pipeline
 from moorage.scheduling.fleet_view import FleetView
-from moorage.scheduling.guard import Guard
 from moorage.scheduling.interface import (
     ClaimResult,
     Flavor,
@@ -31,6 +30,7 @@ from moorage.scheduling.interface import (
     Rows,
     Unavailable,
 )
+from moorage.scheduling.plugin_runner import PluginRunner
 from moorage.scheduling.scheduler import Policy, Scheduler, Selection
 from moorage_plugins.filters.compute import ComputeFilter
 
@@ -107,7 +107,7 @@ class Promises(HostFilter):
 
 class CandidateTests(unittest.TestCase):
     def setUp(self) -> None:
-        self.guard = Guard(
+        self.guard = PluginRunner(
             SystemClock(), NoIncidents(), self.fail, deadline=60, threshold=3, window=300, skip_advisory=True
         )
         self.addCleanup(self.guard.close)

@@ -12,13 +12,13 @@ from moorage import errors
 from moorage.scheduling.interface import RequestSpec, Rows
 from moorage.scheduling.snapshot import Snapshot
 
-__all__ = ["ever_fits", "rows_asked_for", "shortest", "unfiltered"]
+__all__ = ["could_fit_when_empty", "requested_rows", "scarce_resources", "unfiltered"]
 
 #: Nova's hint that asks for the filters although a host is forced.
 _CHECK_FORCED = "_nova_check_type"
 
 
-def rows_asked_for(fleet: Snapshot, spec: RequestSpec, refused: Collection[str] = ()) -> Rows:
+def requested_rows(fleet: Snapshot, spec: RequestSpec, refused: Collection[str] = ()) -> Rows:
     """The rows that the request itself allows. Forced and ignored hosts are compared without case, as Nova does.
 
     :param refused: uuids of nodes that have refused it.
@@ -59,13 +59,13 @@ def unfiltered(spec: RequestSpec) -> bool:
     return bool(spec.force_hosts or spec.force_nodes) and spec.hints.get(_CHECK_FORCED) is None
 
 
-def ever_fits(fleet: Snapshot, spec: RequestSpec) -> bool:
+def could_fit_when_empty(fleet: Snapshot, spec: RequestSpec) -> bool:
     """Whether any node would have enough if it were empty."""
     enough = [fleet.capacity(name) >= amount for name, amount in spec.flavor.resources.items()]
     return not enough or bool(np.logical_and.reduce(enough).any())
 
 
-def shortest(fleet: Snapshot, spec: RequestSpec, refused: Collection[str]) -> str:
+def scarce_resources(fleet: Snapshot, spec: RequestSpec, refused: Collection[str]) -> str:
     """Resource classes of which no node that is available has enough free, or no node has all of them together."""
     if not fleet.size:
         return ""

@@ -16,7 +16,7 @@ from moorage.clock import Clock
 from moorage.scheduling.interface import InstanceSource
 from moorage.scheduling.tracking import InstanceTracker
 
-__all__ = ["Healer", "SilentHosts"]
+__all__ = ["ViewReconciler", "UntrackedHosts"]
 
 LOG = logging.getLogger(__name__)
 #: Hosts that are read from the store by one query.
@@ -26,7 +26,7 @@ _LATE = 2.0
 _MISSED = float("-inf")
 
 
-class Healer:
+class ViewReconciler:
     """Looks after the hosts that the tracker has doubts about. Used by one thread; :meth:`tick` is called every second or so.
 
     :param ask: tells a host's agent to do something: ``report_instances`` (tell all of them) or ``sync_instances`` (have them
@@ -77,7 +77,7 @@ class Healer:
         return True
 
 
-class SilentHosts:
+class UntrackedHosts:
     """Keeps the instances of hosts that never spoke as new as the store, as requests need it. Safe for several threads.
 
     The seed's ``updated`` for rolling upgrades: an agent of an older release tells nothing, so what was loaded of its host is

@@ -17,8 +17,8 @@ from typing_extensions import override
 from moorage import errors, foreign
 from moorage.clock import SystemClock
 from moorage.scheduling import pipeline
-from moorage.scheduling.guard import Guard
 from moorage.scheduling.interface import HostFilter, HostWeigher
+from moorage.scheduling.plugin_runner import PluginRunner
 from moorage.testing import fleets
 from tests.servers import wait_until
 
@@ -93,15 +93,15 @@ class GuardTests(unittest.TestCase):
         self.release = threading.Event()
         self.addCleanup(self.release.set)
 
-    def make(self, deadline: float = 0.1, clock: SystemClock | None = None) -> Guard:
-        made = Guard(
+    def make(self, deadline: float = 0.1, clock: SystemClock | None = None) -> PluginRunner:
+        made = PluginRunner(
             clock or SystemClock(), self.incidents, self.fatal.append, deadline=deadline, threshold=2, window=300,
             skip_advisory=True,
         )  # fmt: skip
         self.addCleanup(made.close)
         return made
 
-    def hang(self, guard: Guard) -> None:
+    def hang(self, guard: PluginRunner) -> None:
         with guard.slot() as slot:
             slot.begin(Plugin("sleepy"))
             self.release.wait(60)

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from moorage.db import MICROSECONDS, Database, now
 from moorage.scheduling.tables import plugin_incidents
 
-__all__ = ["REFRESH_INTERVAL", "StoredIncidents"]
+__all__ = ["REFRESH_INTERVAL", "StoredPluginFailures"]
 
 #: Seconds between two readings of the counts.
 REFRESH_INTERVAL = 5.0
@@ -24,8 +24,8 @@ _COUNTS = (
 )
 
 
-class StoredIncidents:
-    """See :class:`moorage.scheduling.guard.IncidentLog`.
+class StoredPluginFailures:
+    """See :class:`moorage.scheduling.plugin_runner.PluginFailureLog`.
 
     :param window: how many seconds back incidents count; called at each refresh.
     """

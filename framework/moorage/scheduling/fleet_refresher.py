@@ -7,12 +7,12 @@ from oslo_log import log as logging
 
 from moorage import errors, threads
 from moorage.clock import Clock
-from moorage.scheduling.asked import ever_fits
+from moorage.scheduling.constraints import could_fit_when_empty
 from moorage.scheduling.fleet_view import FleetView
 from moorage.scheduling.interface import FleetSource, RequestSpec
 from moorage.scheduling.snapshot import Snapshot
 
-__all__ = ["Freshness"]
+__all__ = ["FleetRefresher"]
 
 LOG = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ _COMPARISON = 600.0
 _QUIET, _GATHERED = 0.25, 2.0
 
 
-class Freshness:
+class FleetRefresher:
     """Reads the nodes into a view: one reading at a time, however many threads ask. Safe for use by several threads.
 
     After the first one, a reading costs what changed since the last one.
@@ -163,6 +163,6 @@ class Freshness:
             age = self._clock.monotonic() - self._changed_at
         elif not fleet.size:
             age = 0.0
-        elif not spec.rebuild and not ever_fits(fleet, spec):
+        elif not spec.rebuild and not could_fit_when_empty(fleet, spec):
             return
         self.refresh(older_than=age)

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What happens at run time when a plugin raises, exits or hangs.
+"""Runs calls of plugins, and handles those that raise, exit or hang.
 
-A plugin that raises refuses the request, by an error that names it; of one that would have ended the process by that (sys.exit)
-it is remembered like a hang. One that overruns its deadline is taken for hung
-(:mod:`moorage.patience`). The stacks are dumped into the log, the request answers 503, and the process is told to end, because its
-thread cannot be stopped. How often that happened is kept where the next process finds it; a plugin that did it too often is not run
-at all.
+A plugin that raises refuses the request, by an error that names the plugin. A plugin that would have ended the process
+(sys.exit) is remembered like one that hangs. A call that exceeds its deadline counts as hung (:mod:`moorage.bounded_pool`): the
+stacks of all threads go to the log, the request gets 503, and the process is told to end, because a thread cannot be stopped. The
+number of such failures is stored where the next process finds it. A plugin with too many of them is not run at all.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from moorage.bounded_pool import BoundedPool, Overdue, Progress
 from moorage.clock import Clock
 from moorage.context import anonymous
 
-__all__ = ["Guard", "IncidentLog", "NamedPlugin", "Slot"]
+__all__ = ["PluginRunner", "PluginFailureLog", "NamedPlugin", "CallSlot"]
 
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -59,7 +58,7 @@ class NamedPlugin(Protocol):
         """A request may go on without it."""
 
 
-class IncidentLog(Protocol):
+class PluginFailureLog(Protocol):
     """Remembers hangs and exits of plugins beyond the end of the process."""
 
     def record(self, plugin: str) -> None:
@@ -69,12 +68,12 @@ class IncidentLog(Protocol):
         """How often the plugin did within the window that counts. Answers from memory."""
 
 
-class Slot:
+class CallSlot:
     """What one thread is running, for who watches it; ``plugin`` is None while no plugin runs."""
 
     __slots__ = ("_before", "_ident", "_monotonic", "_running", "calls", "plugin", "since")
 
-    def __init__(self, clock: Clock, running: dict[int, Slot]) -> None:
+    def __init__(self, clock: Clock, running: dict[int, CallSlot]) -> None:
         self._monotonic = clock.monotonic
         self._running = running
         self.plugin: NamedPlugin | None = None
@@ -100,7 +99,7 @@ class Slot:
         self.plugin = plugin
 
 
-class Guard:
+class PluginRunner:
     """Runs requests in threads of its own and plugins under a deadline.
 
     :param fatal: ends the process; called with the reason.
@@ -109,7 +108,7 @@ class Guard:
     def __init__(
         self,
         clock: Clock,
-        incidents: IncidentLog,
+        incidents: PluginFailureLog,
         fatal: Callable[[str], None],
         *,
         deadline: float,
@@ -126,7 +125,7 @@ class Guard:
         self._window = window
         self._skip_advisory = skip_advisory
         self._pool = BoundedPool("select", clock, threads)
-        self._running: dict[int, Slot] = {}
+        self._running: dict[int, CallSlot] = {}
         self._unbroken: dict[int, float] = {}
         self._blaming = threads_module.lock()
         self._blamed: set[NamedPlugin] = set()
@@ -157,9 +156,9 @@ class Guard:
         except Overdue as error:
             raise self._hung(called[0]) from error
 
-    def slot(self) -> Slot:
+    def slot(self) -> CallSlot:
         """Where this thread says which plugin it is calling; a context for one run of a pipeline."""
-        return Slot(self._clock, self._running)
+        return CallSlot(self._clock, self._running)
 
     def failed(self, plugin: NamedPlugin, error: Exception) -> None:
         """A plugin raised. Returns when the request may go on without it.

@@ -170,8 +170,7 @@ def _creating(instances: InstanceStore, creator: Creator, resolve: Resolver) -> 
         if len(found := instances.find(uuids)) < count:
             creator.create_many(resolve(body, request.context), uuids, key)
             found = instances.find(uuids)
-        for each in found:
-            _visible(each, request)
+        _refuse_missing(found, count, request)
         shown = _shown(request)
         by_uuid = {each.uuid: shown(each.to_json()) for each in found}
         return Response(202, {"instances": [by_uuid[each] for each in uuids]})
@@ -296,6 +295,13 @@ def _visible(instance: Instance, request: Request) -> None:
     """Another project's instance does not exist."""
     if not request.context.system_scope and instance.project_id != request.context.project_id:
         raise errors.NotFound(f"There is no instance {instance.uuid}.")
+
+
+def _refuse_missing(found: Sequence[Instance], count: int, request: Request) -> None:
+    for each in found:
+        _visible(each, request)
+    if len(found) < count:
+        raise errors.NotFound(f"{count - len(found)} of {count} instances were deleted while the others were created.")
 
 
 def _shown(request: Request) -> Callable[[Mapping[str, Any]], dict[str, Any]]:

@@ -194,6 +194,19 @@ class IdempotencyTests(_LivePlane):
         self.assertEqual(202, made.status_code, made.text)
         self.assertEqual(2, len(self.instances()))
 
+    def test_an_instance_that_is_deleted_while_others_are_created_is_told(self) -> None:
+        def delete_one(method: str) -> bool:
+            if method == "create_instances":
+                gone = self.instances()[0]
+                self.ask("DELETE", f"/instances/{gone}")
+                self.plane.wait_status(gone, "gone")
+            return False
+
+        self.plane.lose_answer = delete_one  # type: ignore[method-assign]
+        answer = self.ask("POST", "/instances", {"flavor": FLAVOR, "count": 2})
+        self.assertEqual(404, answer.status_code, answer.text)
+        self.assertIn("1 of 2 instances were deleted", answer.json()["error"]["message"])
+
     def test_concurrent_repetitions_make_one_instance(self) -> None:
         for number in range(5):
             answers: list[requests.Response] = []

@@ -110,7 +110,7 @@ class _Queue:
         self._database = database
 
     @contextlib.contextmanager
-    def turn(self, seconds: float) -> Iterator[None]:
+    def acquire(self, seconds: float) -> Iterator[None]:
         site = self._database.site
         if site is None:
             yield

@@ -29,7 +29,9 @@ def main() -> int:
     )
     parser.add_argument("--seed", help="run this one schedule and print its time line; else the first of many")
     parser.add_argument("--schedules", type=int, help="of each workload; default 100")
-    parser.add_argument("--seconds", type=float, help="of each workload, instead of a number of schedules")
+    parser.add_argument(
+        "--seconds", type=float, help="of each workload, instead of a number of schedules; of each mutant at most"
+    )
     parser.add_argument("--mutants", action="store_true", help="plant each mutant and look how soon it falls")
     parser.add_argument("--mutant", help="only this one; with --seed: planted in that schedule")
     parser.add_argument("--shrink", type=float, default=60.0, help="seconds to reduce a failing --seed; 0: as it is")
@@ -40,7 +42,7 @@ def main() -> int:
     if options.mutants or (options.mutant and not once):
         from tests.simulation import mutants
 
-        return mutants.run(names, options.schedules or 2000, options.mutant)
+        return mutants.run(names, options.schedules or 2000, options.mutant, options.seconds or 600.0)
     if once:
         plant = mutant_named(options.mutant)
         return sum(show(name, options.engine, options.seed, plant, options.shrink) for name in names)

@@ -8,6 +8,7 @@ one survives.
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -22,6 +23,7 @@ from moorage.instances import actions as operations
 from moorage.instances import create as placing
 from moorage.services import registry
 from moorage.sharding import plans
+from moorage.work import fences as work_fences
 from moorage.work import operations as workers
 from moorage_plugins.compute import agent, cleanup, driver, instances
 from moorage_plugins.stores import sql_ledger, statements
@@ -44,19 +46,19 @@ __all__ = ["MUTANTS", "Mutant", "run"]
 class Mutant:
     """One change of production code.
 
-    :param workloads: those that must find it, the quickest first.
+    :param workloads: those that can find it; the first is measured.
     """
 
     name: str
     workloads: tuple[str, ...]
     plant: Callable[[], object]
-    #: "memory", "postgresql" or "mariadb".
-    engine: str = "memory"
-    #: Why it survives on this engine, when it does.
+    #: Why it survives, when it does.
     survives: str = ""
+    #: The quickest engine that finds it.
+    engine: str = "memory"
 
 
-_V = ("volumes",)
+_V, _L, _W = ("volumes",), ("leases",), ("sweeps",)
 _P, _R, _C, _K, _T, _S = (
     ("placement",),
     ("promises",),
@@ -66,6 +68,8 @@ _P, _R, _C, _K, _T, _S = (
     ("shards",),
 )
 _ONE_WRITER = "SQLite has one writer, so no other transaction comes between; the stepped servers' job"
+_ROW_LOCK = "the operation's row is locked meanwhile, and its own condition is looked at again"
+_NO_ANSWER = "no client of this workload relies on the answer"
 _OTHER = "another guard on the same path refuses it; see the mutant that removes both"
 
 _MEMBER = "a member looks at its own lease and ring before each write; see the mutants with any ring"
@@ -377,36 +381,114 @@ MUTANTS: Sequence[Mutant] = (
         put(plans.Plans, "_journal", planting.forgetful_journal),
     ),
     Mutant("moves and journal in several transactions", _S, planting.no_transactions),
+    # Operations alone.
+    Mutant("finish without the token (leases)", _L, drop(workers, "_FINISH", "token")),
+    Mutant(
+        "finish that finds no row passes (leases)",
+        _L,
+        put(workers.SqlOperationStore, "end", planting.end_without_looking),
+    ),
+    Mutant("tokens that do not rise (leases)", _L, planting.same_tokens),
+    Mutant(
+        "take what a live owner has, finish without the token",
+        _L,
+        both(drop(workers, "_TAKE", "expires_at"), drop(workers, "_FINISH", "token")),
+    ),
+    Mutant(
+        "orphans end without the token (leases)",
+        _L,
+        drop(orphans, "_END", "token"),
+    ),
+    Mutant(
+        "a second operation replaces the first (leases)",
+        _L,
+        wrap(workers.SqlOperationStore, "create", planting.always_forced),
+    ),
+    Mutant("fences that are purged leave no floor", _L, put(work_fences, "_RAISE_FLOOR", sa.text("SELECT 1"))),
+    Mutant("a fence that was raised since is purged", _L, drop(work_fences, "_REMOVE", "token")),
+    Mutant("operations end in several transactions", _L, planting.no_transactions),
+    Mutant(
+        "a finish whose commit failed is reported as done",
+        _L,
+        wrap(database, "_end", lambda old: planting.deaf_end),
+        _NO_ANSWER,
+    ),
+    # Tick leases alone.
+    Mutant(
+        "a tick is claimed twice (sweeps)",
+        _W,
+        both(drop(tick_leases, "_CLAIM", "tick <"), drop(tick_leases, "_LOCK", "tick <")),
+    ),
+    Mutant(
+        "a claim under an old ring (sweeps)",
+        _W,
+        both(drop(tick_leases, "_CLAIM", "token <="), drop(tick_leases, "_LOCK", "token <=")),
+    ),
+    Mutant("a handling ends after a later claim (sweeps)", _W, drop(tick_leases, "_END", "sweep")),
+    Mutant("a handling ends twice (sweeps)", _W, drop(tick_leases, "_END", "finished")),
+    Mutant("what others claimed is handled", _W, drop(tick_leases, "_CLAIMED", "sweep"), _OTHER),
+    Mutant(
+        "what others claimed is handled, and ends",
+        _W,
+        both(drop(tick_leases, "_CLAIMED", "sweep"), drop(tick_leases, "_END", "sweep")),
+    ),
+    # Races between write transactions: SQLite has one writer, so only stepped servers can find these.
+    *(
+        Mutant(name, workloads, plant, survives, engine)
+        for engine in ("postgresql", "mariadb")
+        for name, workloads, plant, survives in (
+            ("room is looked up, and then taken, without a turn", _C, planting.looked_up_room, ""),
+            ("a generation is looked up, and then the consumer is written", _C, planting.looked_up_generation, ""),
+            ("a release does not write the consumer first", _C, planting.late_drop, ""),
+            ("a search for ticks waits for locks", _W, planting.waiting("tick_leases", "_LOCK"), ""),
+            ("a search for orphans waits for locks", _L, planting.waiting_orphans, ""),
+            (
+                "a tick is looked up, and then claimed",
+                _W,
+                both(
+                    drop(tick_leases, "_CLAIM", "tick <"),
+                    drop(tick_leases, "_CLAIM", "token <="),
+                    planting.unlocked("tick_leases", "_LOCK"),
+                ),
+                "",
+            ),
+            ("an operation is looked up before its fence is raised", _L, planting.early_look, ""),
+            ("the fence is raised after the operation is taken", _L, planting.late_fence, _ROW_LOCK),
+        )
+    ),
 )
 
 
-def run(names: Sequence[str], most: int, only: str | None) -> int:
-    """Plant each mutant and look how many schedules it survives; 1 when one survives that should not."""
+def run(names: Sequence[str], most: int, only: str | None, seconds: float) -> int:
+    """Plant each mutant and look how many schedules it survives; 1 when one survives that should not.
+
+    :param seconds: for each mutant at most.
+    """
     failed = 0
-    for name in names:
-        chosen = [each for each in MUTANTS if each.workloads[0] == name and only in (None, each.name)]
-        if not chosen:
+    runners: dict[tuple[str, str], runner.Runner] = {}
+    for mutant in MUTANTS:
+        if mutant.workloads[0] not in names or only not in (None, mutant.name):
             continue
-        made = runner.Runner(name)
-        made.warm()
-        for mutant in chosen:
-            needed, verdict = fall(made, mutant, most)
-            failed += int(needed is None and not mutant.survives)
-            what = (
-                f"{needed:5} schedules"
-                if needed is not None
-                else f"SURVIVED {most} ({mutant.survives or 'unexplained'})"
-            )
-            sys.stdout.write(f"{mutant.name:60} memory/{name:10} {what}  {verdict[:110]}\n")
-            sys.stdout.flush()
+        key = mutant.workloads[0], mutant.engine
+        if key not in runners:
+            runners[key] = runner.Runner(*key)
+            runners[key].warm()
+        needed, tried, verdict = fall(runners[key], mutant, most, seconds)
+        failed += int(needed is None and not mutant.survives)
+        what = f"SURVIVED {tried} ({mutant.survives or 'unexplained'})" if needed is None else f"{needed:5} schedules"
+        sys.stdout.write(f"{mutant.name:60} {mutant.engine + '/' + key[0]:20} {what}  {verdict[:110]}\n")
+        sys.stdout.flush()
     return int(bool(failed))
 
 
-def fall(made: runner.Runner, mutant: Mutant, most: int) -> tuple[int | None, str]:
-    """How many schedules it takes until one breaks an invariant, and which; None: it survives."""
+def fall(made: runner.Runner, mutant: Mutant, most: int, seconds: float) -> tuple[int | None, int, str]:
+    """How many schedules it takes until one breaks an invariant (None: it survives), how many were tried, and the verdict."""
+    began, number = time.monotonic(), 0
     for number, result in enumerate(made.many([str(seed) for seed in range(most)], mutant.plant), 1):
         if "mend the mutant" in result.verdict:
             raise LookupError(result.verdict)
         if result.verdict:
-            return number, result.verdict.partition("\n")[0]
-    return None, ""
+            return number, number, result.verdict.partition("\n")[0]
+        if time.monotonic() - began > seconds:
+            break
+    return None, number, ""

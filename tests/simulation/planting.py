@@ -20,8 +20,10 @@ from moorage.sharding import moving
 from moorage.sharding.tables import shard_moves
 from moorage.work import fences, lease
 from moorage.work import operations as workers
+from moorage.work.tables import fences as fence_rows
 from moorage_plugins.block_storage.outcomes import ROWS
 from moorage_plugins.compute import instances
+from moorage_plugins.stores import sql_ledger, statements
 
 _DIALECT = sqlite_dialect.dialect()
 
@@ -341,3 +343,112 @@ def turn_for_all(statement: Any) -> Any:
     """A turn that leaves the generation as it is."""
     table = statement.table
     return sa.update(table).where(table.c.id == sa.bindparam("of_provider")).values(updated_at=0)
+
+
+# -- races between write transactions ----------------------------------------------------------------------------
+
+
+def looked_up_room() -> None:
+    """Claims read whether there is room, then take it without a condition, and take no turn at the provider."""
+    made = no_room_check(statements.take)
+
+    def looked_up(self: Any, tx: Any, number: int, plan: Any) -> None:
+        for wanted in plan.takes:
+            before = {
+                row.resource_class_id: row for row in tx.execute(statements.INVENTORIES_OF, {"numbers": [number]})
+            }
+            if any(
+                before[of_class].used + amount > (before[of_class].total - before[of_class].reserved)
+                for of_class, amount in wanted.items()
+            ):
+                raise sql_ledger._RefusedError
+            tx.execute(made(len(wanted), self._step_rule), sql_ledger._values(number, wanted))
+
+    sql_ledger.SqlLedger._take = looked_up  # type: ignore[method-assign]
+    sql_ledger._take_turn = nothing
+
+
+def looked_up_generation() -> None:
+    """Claims compare a consumer's generation, and then write the consumer whatever it is."""
+    enter = sql_ledger.SqlLedger._enter
+
+    def looked_up(self: Any, tx: Any, change: Any, how: Any) -> Any:
+        if isinstance(change.expected, int):
+            row = tx.execute(statements.CONSUMER, {"of_consumer": change.consumer}).first()
+            if row is None or row.consumer_generation != change.expected:
+                raise sql_ledger._conflict(change, row)
+            change = dataclasses.replace(change, expected=Expect.ANYTHING)
+        return enter(self, tx, change, how)
+
+    sql_ledger.SqlLedger._enter = looked_up  # type: ignore[method-assign]
+
+
+def late_drop() -> None:
+    """A release gives back what is held, and then deletes the consumer's row whether or not it is there."""
+
+    def drop_late(
+        self: Any, tx: Any, consumer: str, statement: Any = statements.DROP_CONSUMER, residents: Any = ()
+    ) -> Any:
+        self._give_back(tx, consumer)
+        tx.execute(statement, {"of_consumer": consumer})
+        return True
+
+    sql_ledger.SqlLedger._drop = drop_late  # type: ignore[method-assign]
+
+
+def waiting(module: str, name: str) -> Callable[[], None]:
+    """A mutant: a search that waits for rows that others have locked."""
+
+    def plant() -> None:
+        owner = sys.modules[f"moorage.coordination.{module}"]
+        everywhere(getattr(owner, name), getattr(owner, name).with_for_update())
+
+    return plant
+
+
+def unlocked(module: str, name: str) -> Callable[[], None]:
+    """A mutant: a search that locks nothing."""
+
+    def plant() -> None:
+        owner = sys.modules[f"moorage.coordination.{module}"]
+        made = getattr(owner, name)._generate()
+        made._for_update_arg = None
+        everywhere(getattr(owner, name), made)
+
+    return plant
+
+
+def waiting_orphans() -> None:
+    """Searches for orphans wait for fences that others have locked."""
+    everywhere(orphans._LOCK, orphans._LOCK.with_for_update())
+    for of, search in list(orphans._SEARCHES.items()):
+        locking = search.find_and_lock.with_for_update(of=fence_rows)
+        orphans._SEARCHES[of] = search._replace(find_and_lock=locking)  # type: ignore[index]
+
+
+def early_look() -> None:
+    """A new operation looks for another one before it raises the fence, and replaces what has come since."""
+    create = workers.SqlOperationStore.create
+
+    def looked_up(self: Any, tx: Any, kind: str, resource: str, *arguments: Any, **options: Any) -> Any:
+        if not options.get("force"):
+            row = tx.execute(workers._GET, {"of_type": kind, "of_resource": resource}).first()
+            if row is not None:
+                raise errors.Conflict("There is an operation.")
+        return create(self, tx, kind, resource, *arguments, **{**options, "force": True})
+
+    put(workers.SqlOperationStore, "create", looked_up)()
+
+
+def late_fence() -> None:
+    """Operations are taken with the token that follows, and the fence is raised afterwards."""
+
+    def transfer(self: Any, tx: Any, statement: Any, key: Any, identity: Any) -> Any:
+        of_many = {"of_type": key["of_type"], "of_resources": key["of_resources"]}
+        mine = {"to_owner": identity.uuid, "to_epoch": identity.epoch}
+        taking = statement.plain.values(token=workers._RAISED + 1)
+        changed = tx.execute(taking, {**key, **mine, "lease_micros": self._lease_micros}).rowcount
+        tx.execute(fences.RAISE_MANY, of_many)
+        return tx.execute(workers._TAKEN, {**of_many, **mine}).all() if changed else ()
+
+    workers.SqlOperationStore.transfer = transfer  # type: ignore[method-assign]

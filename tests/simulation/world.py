@@ -20,7 +20,7 @@ from typing_extensions import override
 from moorage import bounded_pool, extensions, randomness, threads
 from moorage.control_plane import config, scheduler_role
 from moorage.control_plane.process import Platform
-from moorage.db import Database
+from moorage.db import Database, migrations
 from moorage.rpc.client import Sender
 from moorage.services.heartbeat import Heartbeat
 from moorage.services.interface import ServiceIdentity
@@ -127,6 +127,8 @@ class Base:
         fill(database, self.conf)
         database.close()
         self.backing.filled()
+        self.tables = sorted(name for each in migrations.discover() for name in each.metadata.tables)
+        self.installed = extensions._read()
         self.cache: dict[Any, Any] = {}
         #: Threads of schedules that are over and did not end.
         self.stuck = 0
@@ -252,6 +254,8 @@ class World:
                 for owner, name, new in (
                     (point, "load", self._cached(point.load)),
                     (point, "load_all", self._cached(point.load_all)),
+                    # Nothing is installed during a schedule: no look for changed distributions.
+                    (extensions, "_read", lambda: self.base.installed),
                     (scheduler_role, "gc", _NoCollector),
                     # Less often than in production: most of a schedule would be these looks.
                     (scheduler_role, "_REFUSALS", 10.0),

@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-from moorage.db import Database, migrations
+from moorage.db import Database
 from tests.simulation.faults import Faults
 from tests.simulation.kernel import Process
 from tests.simulation.world import World
@@ -201,5 +201,6 @@ class Workload(abc.ABC):
 
     def fingerprint(self) -> str:
         """Of all rows at the end, for the hash of the trace."""
-        tables = sorted(name for each in migrations.discover() for name in each.metadata.tables)
-        return ";".join(f"{table}:{self.rows(f'SELECT count(*) FROM {table}')[0][0]}" for table in tables)
+        return ";".join(
+            f"{table}:{self.rows(f'SELECT count(*) FROM {table}')[0][0]}" for table in self.world.base.tables
+        )

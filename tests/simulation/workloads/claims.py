@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -24,6 +25,8 @@ SIZE = 6
 CLASSES = ("VCPU", "MEMORY_MB")
 #: A consumer of which all writers raise the amount by one, at the generation that they read; one that all want to create.
 COUNTER, WANTED = "c0000000-0000-4000-8000-000000000000", "d0000000-0000-4000-8000-000000000000"
+#: A consumer that all writers change and release.
+SHARED = "e0000000-0000-4000-8000-000000000000"
 Holding = frozenset[tuple[str, str, int]]
 
 
@@ -71,11 +74,15 @@ class Claims(Workload):
         store: Any = load_store(self.world.conf, platform.database, platform.clock)
         mine: list[_Consumer] = []
         for number in range(self.random.randint(3, 8)):
-            what = self.random.choice(("claim", "claim", "replace", "release", "move", "count", "count", "want"))
+            what = self.random.choice(
+                ("claim", "claim", "replace", "release", "move", "count", "count", "want", "share")
+            )
             if what == "count":
                 self._count(store)
             elif what == "want":
                 self._want(store, f"{process.name}/{number}")
+            elif what == "share":
+                self._share(store)
             elif what == "claim" or not mine:
                 mine.append(self._claim(store, process))
             elif what == "release":
@@ -177,12 +184,25 @@ class Claims(Workload):
         except errors.MoorageError:
             return
 
+    def _share(self, store: Any) -> None:
+        with contextlib.suppress(errors.MoorageError):
+            if self.random.random() < 0.5:
+                store.release(SHARED)
+            else:
+                store.replace([AllocationChange(SHARED, self._resources())])
+
     # -- checks ---------------------------------------------------------------------------------------------------
 
     @override
     def check_step(self) -> None:
         over = self.rows("SELECT resource_provider_id, used, total FROM inventories WHERE used > total - reserved")
         self.require(not over, f"over the limit: provider, used, total = {over}")
+        sums = self.rows(
+            "SELECT i.resource_provider_id, i.resource_class_id, i.used, COALESCE(SUM(a.used), 0) FROM inventories i"
+            " LEFT JOIN allocations a ON a.resource_provider_id = i.resource_provider_id"
+            " AND a.resource_class_id = i.resource_class_id GROUP BY 1, 2, 3 HAVING i.used <> COALESCE(SUM(a.used), 0)"
+        )
+        self.require(not sums, f"used differs from the sum of allocations: {sums}")
 
     @override
     def quiet(self) -> str:
@@ -191,12 +211,6 @@ class Claims(Workload):
     @override
     def check(self) -> None:
         self.check_step()
-        sums = self.rows(
-            "SELECT i.resource_provider_id, i.resource_class_id, i.used, COALESCE(SUM(a.used), 0) FROM inventories i"
-            " LEFT JOIN allocations a ON a.resource_provider_id = i.resource_provider_id"
-            " AND a.resource_class_id = i.resource_class_id GROUP BY 1, 2, 3 HAVING i.used <> COALESCE(SUM(a.used), 0)"
-        )
-        self.require(not sums, f"used differs from the sum of allocations: {sums}")
         held: dict[str, set[tuple[str, str, int]]] = {}
         names = {number: name for name, number in STANDARD_CLASSES.items()}
         for consumer, provider, of_class, used in self.rows(
@@ -217,6 +231,7 @@ class Claims(Workload):
             f"{self.counted} increments were acknowledged (at most {self.perhaps_counted} happened), {count} are there",
         )
         held.pop(WANTED, None)
+        held.pop(SHARED, None)
         self.require(len(set(self.winners)) <= 1, f"several requests created one consumer: {self.winners}")
         self.require(not held, f"claims of nobody: {held}")
         rows = {row[0] for row in self.rows("SELECT uuid FROM consumers")}

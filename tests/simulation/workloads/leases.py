@@ -14,6 +14,7 @@ from moorage.cleanup.conditions import OrphansOfService
 from moorage.cleanup.orphans import LAST, OrphanStore
 from moorage.db import Database
 from moorage.work import lease
+from moorage.work.fences import FencePurge
 from moorage.work.interface import Lease
 from moorage.work.operations import SqlOperationStore, fenced
 from tests.simulation.kernel import Process
@@ -28,7 +29,7 @@ _METADATA = sa.MetaData()
 _THINGS = sa.Table(
     "simulated_things", _METADATA, sa.Column("id", sa.String(10), primary_key=True), sa.Column("fence", sa.BigInteger)
 )
-#: What was asked for and what was done, in the order in which it became true for the resource.
+#: What was asked for (0; 2: in the place of another operation) and what was done (1), in the order in which that became true.
 _LOG = sa.Table(
     "simulated_log",
     _METADATA,
@@ -57,12 +58,14 @@ class Leases(Workload):
 
     @override
     def begin(self) -> None:
-        """Clients are all there is."""
+        #: Tokens that were given, by resource and number.
+        self._given: dict[tuple[str, int], str] = {}
 
     @override
     def begin_clients(self) -> None:
         for number in (1, 2, 3):
             self.client(f"owner-{number}", self._owner, victim=True)
+        self.client("purger", self._purger)
         self.client("last", self._last)
 
     # -- clients --------------------------------------------------------------------------------------------------
@@ -97,27 +100,46 @@ class Leases(Workload):
             except errors.MoorageError as error:
                 self.kernel.note("refused", f"{what}: {type(error).__name__}")
 
+    def _purger(self, process: Process) -> None:
+        """Remove fences that no operation uses, however young they are."""
+        platform, _ = self._store(process)
+        for _ in range(self.random.randint(3, 8)):
+            platform.clock.sleep(self.random.uniform(0, 2))
+            try:
+                FencePurge(platform.database, platform.clock).step(0.0)
+            except errors.MoorageError as error:
+                self.kernel.note("refused", f"purge: {type(error).__name__}")
+
     def _some(self) -> list[str]:
         return self.random.sample(RESOURCES, self.random.randint(1, 3))
 
     def _ask(self, platform: Any, store: SqlOperationStore, name: str) -> None:
         resource, force = self.random.choice(RESOURCES), self.random.random() < 0.4
 
-        def work(tx: sa.Connection) -> None:
+        def work(tx: sa.Connection) -> int:
             token = store.create(tx, KIND, resource, name, "wanted", addressed_to="anybody", force=force)
-            tx.execute(sa.insert(_LOG), {"resource": resource, "done": 0, "operation": name, "token": token})
+            tx.execute(
+                sa.insert(_LOG), {"resource": resource, "done": 2 if force else 0, "operation": name, "token": token}
+            )
+            return token
 
-        platform.database.run(work)
+        self._give(resource, platform.database.run(work), f"the request {name}")
 
     def _do(self, platform: Any, store: SqlOperationStore, leases: Any) -> None:
         for held in leases.values():
-            platform.clock.sleep(self.random.choice((0.0, 0.3, 1.0, 3.0)))
+            self._give(held.resource_id, held.token, f"{platform.identity.host} for {held.operation}")
+        for held in leases.values():
+            platform.clock.sleep(self.random.choice((0.0, 0.0, 0.0, 0.3, 3.0)))
             if self.random.random() < 0.5:
                 store.renew_many([held])
             if self.random.random() < 0.2:
                 held.release("simulated")
             else:
                 platform.database.run(lambda tx, of=held: self._finish(tx, of))
+
+    def _give(self, resource: str, token: int, to: str) -> None:
+        before = self._given.setdefault((resource, token), to)
+        self.require(before == to, f"token {token} of {resource} was given twice: to {before}, and to {to}")
 
     @staticmethod
     def _finish(tx: sa.Connection, held: Lease) -> None:
@@ -162,9 +184,15 @@ class Leases(Workload):
         late = self.rows(
             "SELECT a.resource, a.operation, a.token, b.operation, b.token FROM simulated_log a JOIN simulated_log b"
             " ON a.resource = b.resource AND a.id < b.id"
-            " WHERE b.token < a.token OR (b.token = a.token AND a.done >= b.done)"
+            " WHERE b.token < a.token OR (b.token = a.token AND (a.done = 1 OR b.done <> 1))"
         )
         self.require(not late, f"a change came after one of a later or of its own token: {late}")
+        replaced = self.rows(
+            "SELECT a.operation, b.operation FROM simulated_log a JOIN simulated_log b ON b.id ="
+            " (SELECT max(c.id) FROM simulated_log c WHERE c.resource = a.resource AND c.id < a.id)"
+            " WHERE a.done = 0 AND b.done <> 1"
+        )
+        self.require(not replaced, f"operations took the place of others that had not ended: {replaced}")
         fences = self.rows(
             "SELECT t.id, t.fence, max(l.token) FROM simulated_things t JOIN simulated_log l ON l.resource = t.id"
             " WHERE l.done = 1 GROUP BY 1, 2 HAVING t.fence <> max(l.token)"
@@ -185,7 +213,7 @@ class Leases(Workload):
     def check(self) -> None:
         self.check_step()
         forgotten = self.rows(
-            "SELECT a.operation FROM simulated_log a WHERE a.done = 0 AND NOT EXISTS"
+            "SELECT a.operation FROM simulated_log a WHERE a.done <> 1 AND NOT EXISTS"
             " (SELECT 1 FROM simulated_log b WHERE b.resource = a.resource AND b.id > a.id)"
         )
         self.require(not forgotten, f"operations ended without an effect: {forgotten}")

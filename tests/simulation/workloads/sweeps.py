@@ -13,14 +13,13 @@ from moorage import errors, randomness
 from moorage.coordination.tick_leases import SqlTickLeases, TickLease
 from moorage.db import Database
 from tests.simulation.kernel import Process
+from tests.simulation.store import EPOCH
 from tests.simulation.workloads.base import Workload
 from tests.simulation.workloads.ticks import EFFECTS, effects_in_order
 
 __all__ = ["Sweeps"]
 
 OBJECTS = ("o1", "o2", "o3", "o4")
-#: Seconds between two ticks.
-SPACING = 2
 
 
 class Sweeps(Workload):
@@ -39,7 +38,7 @@ class Sweeps(Workload):
 
     @override
     def begin(self) -> None:
-        self.ring = 1
+        self.ring = self.tick = 1
 
     @override
     def begin_clients(self) -> None:
@@ -52,17 +51,19 @@ class Sweeps(Workload):
         for _ in range(self.random.randint(4, 8)):
             if self.random.random() < 0.3:
                 self.ring += 1
-            ring, tick = self.ring, int(self.world.site.time()) // SPACING * SPACING * 1_000_000
-            platform.clock.sleep(self.random.choice((0.0, 0.0, 0.5, 3.0)))
+            if self.random.random() < 0.4:
+                self.tick += 1
+            ring, tick = self.ring, (EPOCH + self.tick) * 1_000_000
+            platform.clock.sleep(self.random.choice((0.0, 0.0, 0.0, 0.5, 3.0)))
             claim = TickLease("simulated", tick, ring, process.name, randomness.new_uuid())
             try:
                 for each in store.claim(claim, self.random.sample(OBJECTS, self.random.randint(1, 4))):
-                    platform.clock.sleep(self.random.choice((0.0, 0.0, 0.2, 4.0)))
+                    platform.clock.sleep(self.random.choice((0.0, 0.0, 0.0, 0.2, 4.0)))
                     for _ in range(self.random.choice((1, 1, 2))):  # a handling that believes that it failed
                         store.run(functools.partial(self._finish, store, claim, each))
             except errors.MoorageError as error:
                 self.kernel.note("refused", type(error).__name__)
-            platform.clock.sleep(self.random.choice((0.0, 1.0, 2.0)))
+            platform.clock.sleep(self.random.choice((0.0, 0.0, 1.0)))
 
     @staticmethod
     def _finish(store: SqlTickLeases, claim: TickLease, object_id: str, tx: sa.Connection) -> None:

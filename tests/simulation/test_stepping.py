@@ -54,6 +54,12 @@ class PostgresqlTests(SteppedTests):
 class MariadbTests(SteppedTests):
     engine = "mariadb"
 
+    def test_no_operation_is_taken_whose_fence_was_not_raised(self) -> None:
+        # Created after the taker had raised fences, and before it looked for operations.
+        for seed in ("0", "4"):
+            done = simulate("--engine", self.engine, "--workload", "leases", "--seed", seed, "--shrink", "0")
+            self.assertIn(f"leases SEED={seed}: holds", done.stdout[-2000:], done.stderr[-2000:])
+
 
 def load_tests(loader: unittest.TestLoader, found: unittest.TestSuite, pattern: str | None) -> unittest.TestSuite:
     """Leave the common class out."""

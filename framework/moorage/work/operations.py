@@ -80,6 +80,9 @@ _EPOCH = sa.bindparam("to_epoch", type_=sa.BigInteger)
 #: The token of a transfer, in the transaction that has raised the fence.
 _RAISED = sa.select(fences.c.token).where(_SAME_RESOURCE).correlate(workers).scalar_subquery()
 TRANSFER = {"token": _RAISED, "owner": _OWNER, "epoch": _EPOCH, "lease": _LEASE, "now": now()}
+#: An operation that was created after this transaction raised the fences has a fence that this transaction did not raise. It is
+#: left for the next take: its token is the request's own (or MariaDB does not see it yet, and reads NULL).
+_RAISED_SINCE = workers.c.token < _RAISED
 _WORKS = {
     "attempts": workers.c.attempts + 1, "phase": Phase.WORKING.value, "worker": _OWNER, "worker_epoch": _EPOCH,
     "updated_at": now(),
@@ -202,8 +205,8 @@ class Transfer:
     """A statement that takes rows of a set, in both forms: not every database tells which rows it has changed."""
 
     def __init__(self, statement: sa.Update) -> None:
-        self.plain = statement
-        self.returning = statement.returning(*_TAKEN_COLUMNS)
+        self.plain = statement.where(_RAISED_SINCE)
+        self.returning = self.plain.returning(*_TAKEN_COLUMNS)
 
 
 #: A late message must not give an agent again what it has handed to the schedulers.

@@ -266,6 +266,8 @@ class BoundedPool:
                 self._idle -= 1
                 if not self._waiting or self._threads > max(1, self.size):
                     self._threads -= 1
+                    # Another thread may not know yet of the call that waits.
+                    self._changed.notify()
                     return
                 job = self._waiting.popleft()
                 job.began, job.thread = self._clock.monotonic(), threads.identity()

@@ -6,6 +6,7 @@ from __future__ import annotations
 import threading
 import time
 import unittest
+from unittest import mock
 
 from typing_extensions import override
 
@@ -114,6 +115,18 @@ class CallTests(unittest.TestCase):
 
         # A new step at each look: none of them is old.
         self.assertEqual(pool.call(work, 0.1, lambda thread: (next(steps), time.monotonic())), 7)
+
+    def test_a_call_is_made_when_a_thread_that_is_too_many_was_woken_for_it(self) -> None:
+        pool, both = self.pool(2), threading.Barrier(2)
+        callers = [threading.Thread(target=pool.call, args=(both.wait, 60)) for _ in range(2)]
+        for each in callers:
+            each.start()
+        for each in callers:
+            each.join(60)
+        wait_for(lambda: pool._idle == 2, "both threads wait")
+        pool.size = 1
+        with mock.patch("moorage.bounded_pool._IDLE", 3600.0):
+            self.assertEqual(pool.call(lambda: 7, 9), 7)
 
     def test_calls_beyond_the_size_wait_for_their_turn(self) -> None:
         pool, most, running, lock = self.pool(3), 0, 0, threading.Lock()

@@ -169,8 +169,8 @@ class Renewer(abc.ABC):
             self.forget(leases)
 
     @abc.abstractmethod
-    def keeps(self, resource_type: str, resource_id: str) -> bool:
-        """Whether a lease of the resource is kept, be it lost or not: somebody here is at work on it."""
+    def keeps(self, resource_type: str, resource_id: str, token: int | None = None) -> bool:
+        """Whether a lease of the resource is kept, even one that is lost; with ``token``, the lease that has this token."""
 
     @abc.abstractmethod
     def lost(self, lease: Lease) -> bool:

@@ -72,12 +72,14 @@ class WorkLoop(Generic[R]):
         self._batch = batch
         self._capacity = ahead + operations
         self._limit = queue
+        self._tidies = type(work).ended is not Work.ended
         self._lock = threads.lock()
         self._queued: set[Key] = set()
         #: Tokens of waiting operations that could not be taken when their turn came. They are not announced.
         self._not_startable: dict[Key, int] = {}
         #: When a sweep may take a failed operation again, on the monotonic clock.
         self._not_before: dict[Key, float] = {}
+        #: The requests of operations that were asked for, or that failed and wait for the next try.
         self._requests: dict[Key, oslo_context.RequestContext] = {}
         self._renewer = work.store.renewer(f"{name}-renew")
         self._keys: threads.Queue[Key | None] = threads.queue()
@@ -98,12 +100,17 @@ class WorkLoop(Generic[R]):
         self._taker.start()
 
     def ask(self, resource_type: str, resource_id: str) -> None:
-        """Has an operation taken soon. Called for a message; never waits."""
+        """Has an operation taken soon. Called for a message; never waits.
+
+        :raises InvalidInput: the service does no operations on resources of this type.
+        """
+        if resource_type not in self._work.types:
+            raise errors.InvalidInput(f"{self._name} does no operations on resources of the type {resource_type}.")
         key = (resource_type, resource_id)
         context = oslo_context.get_current() if incoming() is not None else None
         with self._lock:
             if context is not None:
-                # Kept until the operation ends, so that its lines in the log have the id of the request.
+                # Kept until the operation is taken, so that its lines in the log have the id of the request.
                 self._requests[key] = context
                 while len(self._requests) > self._limit:
                     del self._requests[next(iter(self._requests))]
@@ -125,7 +132,7 @@ class WorkLoop(Generic[R]):
                 if self._work.announces:
                     self._announce(kind, page)
                 for found in page:
-                    if self._is_due(kind, found.resource_id):
+                    if self._is_due(found):
                         self.ask(kind, found.resource_id)
                 gone.difference_update((kind, each.resource_id) for each in page)
         with self._lock:
@@ -141,9 +148,9 @@ class WorkLoop(Generic[R]):
         with self._changed:
             self._held += 1
         self._prepare(job)
-        result = self._do(job)
-        if result is not None:
-            self._finish_batch([(job, result)])
+        done = self._do(job)
+        if done is not None:
+            self._finish_batch([done])
         self._conclude(job)
 
     @property
@@ -194,12 +201,14 @@ class WorkLoop(Generic[R]):
         if waiting:
             self._work.announce(kind, waiting)
 
-    def _is_due(self, kind: str, resource_id: str) -> bool:
-        # Kept here, and yet to be had: its lease could not be renewed. The store decides when it finishes.
-        if self._renewer.keeps(kind, resource_id):
+    def _is_due(self, found: Operation) -> bool:
+        key = (found.resource_type, found.resource_id)
+        # Kept here, and yet to be had: its lease could not be renewed. The store decides when it finishes. With another token it is
+        # a later operation, which does not wait for the call that has lost its lease.
+        if self._renewer.keeps(*key, found.token):
             return False
         with self._lock:
-            return self._clock.monotonic() >= self._not_before.get((kind, resource_id), float("-inf"))
+            return self._clock.monotonic() >= self._not_before.get(key, float("-inf"))
 
     def _take(self) -> None:
         while (keys := self._next_keys()) is not None:
@@ -224,6 +233,7 @@ class WorkLoop(Generic[R]):
 
     def _take_many(self, kind: str, wanted: Sequence[str]) -> None:
         jobs: Sequence[Job[R]] = ()
+        missing: Sequence[str] = ()
         try:
             with foreign.isolate_plugin_call(self._name):
                 jobs = self._work.take(kind, wanted)
@@ -231,19 +241,24 @@ class WorkLoop(Generic[R]):
             LOG.warning("%d operations on %s are put off until the next sweep: %s", len(wanted), kind, _text(error))
         except Exception:
             LOG.exception("Operations on %s %s could not be taken.", kind, ", ".join(wanted))
-            self._note_not_startable(kind, wanted)
+            missing = wanted
         else:
             found = {job.key for job in jobs}
-            self._note_not_startable(kind, [each for each in wanted if (kind, each) not in found])
+            missing = [each for each in wanted if (kind, each) not in found]
         for job in jobs:
             self._prepare(job)
             self._pool.start(functools.partial(self._operate, job))
         self._free(len(wanted) - len(jobs))
+        with self._lock:
+            for key in {(kind, each) for each in missing} - self._queued:
+                # The next operation on the resource is not of this request.
+                self._requests.pop(key, None)
+        self._logged(functools.partial(self._note_not_startable, kind, missing))
 
     def _prepare(self, job: Job[R]) -> None:
         self._renewer.keep(job.leases)
         with self._lock:
-            job.context = self._requests.get(job.key)
+            job.context = self._requests.pop(job.key, None)
         job._check = self._check
 
     def _note_not_startable(self, kind: str, resource_ids: Sequence[str]) -> None:
@@ -272,14 +287,14 @@ class WorkLoop(Generic[R]):
             raise Stopped
 
     def _operate(self, job: Job[R]) -> None:
-        result = self._do(job)
-        if result is None:
+        done = self._do(job)
+        if done is None:
             self._conclude(job)
         else:
-            self._done.put((job, result))
+            self._done.put(done)
 
-    def _do(self, job: Job[R]) -> R | None:
-        """The result of a job; None when it was released."""
+    def _do(self, job: Job[R]) -> tuple[Job[R], R] | None:
+        """The job with its result, which may be None; None when it was released."""
         (job.context or anonymous()).update_store()
         held = job.lease
         if self._stopping.is_set():
@@ -288,12 +303,13 @@ class WorkLoop(Generic[R]):
         LOG.info("The %s of %s %s begins.", held.operation, held.resource_type, held.resource_id)
         try:
             with foreign.isolate_plugin_call(self._name):
-                return self._work.do(job)
+                return job, self._work.do(job)
         except Stopped:
             self._let_go(job, _STOPPING)
             return None
         except Exception as error:  # noqa: BLE001  (logged there)
-            return self._instead(job, error)
+            instead = self._instead(job, error)
+            return None if instead is None else (job, instead)
 
     def _instead(self, job: Job[R], error: Exception) -> R | None:
         """The result to finish with after an error; None when the job was released."""
@@ -316,8 +332,13 @@ class WorkLoop(Generic[R]):
     def _release(self, job: Job[R], reason: str) -> None:
         """Lets another owner take the job, or this service after a pause."""
         self._let_go(job, reason)
+        if any(self._renewer.lost(held) for held in job.leases):
+            # What waits on the resource now is a later operation.
+            return
         pause = min(_LONGEST_BACKOFF, _FIRST_BACKOFF * 2.0 ** min(job.lease.attempts - 1, 16))
         with self._lock:
+            if job.context is not None:
+                self._requests.setdefault(job.key, job.context)
             self._not_before[job.key] = self._clock.monotonic() + pause
             while len(self._not_before) > self._limit:
                 del self._not_before[next(iter(self._not_before))]
@@ -354,16 +375,22 @@ class WorkLoop(Generic[R]):
             if batch:
                 self._logged(functools.partial(self._finish_batch, batch))
             for job, _ in batch:
-                if type(self._work).ended is Work.ended:
-                    self._conclude(job)
-                else:
+                if self._tidies:
                     self._pool.start(functools.partial(self._conclude, job))
+                else:
+                    self._conclude(job)
             for call in calls:
                 self._logged(call)
 
     def _finish_batch(self, batch: Sequence[tuple[Job[R], R]]) -> None:
-        with foreign.isolate_plugin_call(self._name):
-            written = self._commit(sorted(batch, key=lambda each: self._work.order(*each)))
+        try:
+            with foreign.isolate_plugin_call(self._name):
+                written = self._commit(sorted(batch, key=lambda each: self._work.order(*each)))
+        except Exception as error:
+            LOG.exception("%d operations that are done could not be written.", len(batch))
+            for job, _ in batch:
+                self._release(job, _text(error))
+            return
         for job, _ in written:
             (job.context or anonymous()).update_store()
             held = job.lease
@@ -396,7 +423,12 @@ class WorkLoop(Generic[R]):
         """Decides what becomes of a job that could not be finished; what was written in its place."""
         if isinstance(error, errors.Fenced):
             LOG.warning("%s", error.message)
-            others = self._work.overtaken(job, result)
+            others: Sequence[tuple[Job[R], R]] = ()
+            try:
+                with foreign.isolate_plugin_call(self._name):
+                    others = self._work.overtaken(job, result)
+            except Exception:
+                LOG.exception("What is left of %s %s could not be removed.", *job.key)
             return [written for each in others for written in self._commit([each], last=True)]
         instead = None if last else self._instead(job, error)
         if instead is not None:
@@ -410,8 +442,9 @@ class WorkLoop(Generic[R]):
         """One transaction. Waits for a store that is away until the loop stops; nothing was written then."""
         while True:
             try:
-                if len(batch) > 1 or not batch[0][0].unknown or not self._work.is_written(*batch[0]):
-                    self._work.commit(batch, functools.partial(self._write, batch))
+                with foreign.isolate_plugin_call(self._name):
+                    if len(batch) > 1 or not batch[0][0].unknown or not self._work.is_written(*batch[0]):
+                        self._work.commit(batch, functools.partial(self._write, batch))
                 return list(batch)
             except errors.Unavailable as error:
                 LOG.warning("%d operations are done but not written yet: %s", len(batch), error.message)
@@ -432,10 +465,10 @@ class WorkLoop(Generic[R]):
     def _conclude(self, job: Job[R]) -> None:
         """Ends the life of a job, whatever became of it."""
         self._renewer.forget(job.leases)
-        with self._lock:
-            if self._requests.get(job.key) is job.context:
-                self._requests.pop(job.key, None)
-        self._logged(functools.partial(self._work.ended, job))
+        if self._tidies:
+            # The thread may have done another job before.
+            (job.context or anonymous()).update_store()
+            self._logged(functools.partial(self._work.ended, job))
         self._free(1)
 
     def _free(self, number: int) -> None:

@@ -60,9 +60,10 @@ class ThreadRenewer(Renewer):
                 self._wake.set()
 
     @override
-    def keeps(self, resource_type: str, resource_id: str) -> bool:
+    def keeps(self, resource_type: str, resource_id: str, token: int | None = None) -> bool:
         with self._lock:
-            return (resource_type, resource_id) in self._kept
+            held = self._kept.get((resource_type, resource_id))
+        return held is not None and token in (None, held.token)
 
     @override
     def lost(self, lease: Lease) -> bool:

@@ -8,15 +8,19 @@ import threading
 import unittest
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import sqlalchemy as sa
+from oslo_context import context as oslo_context
 from typing_extensions import override
 
 from moorage import errors
 from moorage.clock import SystemClock
+from moorage.context import RequestContext
 from moorage.db import Database
 from moorage.db.schema import core_metadata
+from moorage.rpc.interface import Message
+from moorage.rpc.server import Dispatcher
 from moorage.services.interface import ServiceIdentity
 from moorage.testing.database import empty_tables
 from moorage.work.interface import Phase
@@ -39,7 +43,7 @@ things = sa.Table(
 
 
 class Things(Work[str]):
-    """Counts its calls; tests replace ``on_do`` and ``on_finish``."""
+    """Counts its calls; tests replace ``on_do``, ``on_finish``, ``on_order`` and ``on_overtaken``."""
 
     types = ("thing",)
 
@@ -51,6 +55,8 @@ class Things(Work[str]):
         self.transactions = 0
         self.on_do: Callable[[Job[str]], str] = lambda job: job.lease.operation
         self.on_finish: Callable[[Job[str]], None] = lambda job: None
+        self.on_order: Callable[[], None] = lambda: None
+        self.on_overtaken: Callable[[], None] = lambda: None
         self.instead: str | None = None
 
     @override
@@ -77,13 +83,46 @@ class Things(Work[str]):
             raise errors.Fenced("A later owner has written it.")
 
     @override
+    def order(self, job: Job[str], result: str) -> tuple[str, ...]:
+        self.on_order()
+        return super().order(job, result)
+
+    @override
     def overtaken(self, job: Job[str], result: str) -> Sequence[tuple[Job[str], str]]:
         self.gone.append(job.key[1])
+        self.on_overtaken()
         return ()
 
     @override
     def after_commit(self, written: Sequence[tuple[Job[str], str]]) -> None:
         self.told += [job.key[1] for job, _ in written]
+
+
+class Tidying(Things):
+    """Notes with which request each method is called."""
+
+    def __init__(self, database: Database, store: SqlOperationStore) -> None:
+        super().__init__(database, store)
+        self.requests: list[tuple[str, str, str | None]] = []
+
+    def note(self, method: str, job: Job[str]) -> None:
+        current = oslo_context.get_current()
+        self.requests.append((job.key[1], method, None if current is None else current.user_id))
+
+    @override
+    def do(self, job: Job[str]) -> str:
+        self.note("do", job)
+        return super().do(job)
+
+    @override
+    def ended(self, job: Job[str]) -> None:
+        self.note("ended", job)
+
+
+def ask(loop: WorkLoop[str], uuid: str, user: str) -> None:
+    """Has the operation of a resource asked for by a message of a user's request."""
+    context = RequestContext(user_id=user, overwrite=False).to_dict()
+    Dispatcher({"ask": loop.ask})(Message("ask", {"resource_type": "thing", "resource_id": uuid}, context=context))
 
 
 class LoopTests(unittest.TestCase):
@@ -287,3 +326,145 @@ class LoopTests(unittest.TestCase):
         loop.in_order(lambda: seen.append(list(self.work.told)))
         wait_until(lambda: bool(seen), "it was called", SOON)
         self.assertEqual(seen, [["one"]])
+
+    def ended_together(self, loop: WorkLoop[str], *ids: str) -> None:
+        """Has the operations end in one batch."""
+        self.want(*ids)
+        together = threading.Event()
+        loop.in_order(lambda: together.wait(SOON))
+        loop.sweep()
+        wait_until(lambda: loop._done.qsize() == len(ids), "all of them are done", SOON)
+        together.set()
+
+    def phases(self) -> dict[str, Phase]:
+        with self.database.read() as tx:
+            return {row.resource_id: Phase(row.phase) for row in tx.execute(sa.select(workers))}
+
+    def test_a_message_about_another_type_is_refused_and_takes_no_room(self) -> None:
+        self.want("one")
+        loop = self.started(operations=1)
+        with self.assertRaisesRegex(errors.InvalidInput, "things does no operations on resources of the type other"):
+            loop.ask("other", "one")
+        loop.ask("thing", "one")
+        self.wait_for(loop)
+        self.assertEqual(self.writes(), {"one": 1})
+
+    def test_an_operation_without_a_result_is_finished(self) -> None:
+        self.want("one")
+        loop = self.started()
+        self.work.on_do = lambda job: cast("str", None)
+        loop.sweep()
+        self.wait_for(loop)
+        self.assertEqual(self.writes(), {"one": 1})
+
+    def test_what_is_raised_for_an_overtaken_operation_holds_up_no_other_of_its_batch(self) -> None:
+        loop = self.started(operations=3, batch=3, ahead=3)
+
+        def refuse(job: Job[str]) -> None:
+            if job.key[1] == "bad":
+                raise errors.Fenced("A later owner has written it.")
+
+        def fail() -> None:
+            raise LookupError("nothing is left")
+
+        self.work.on_finish, self.work.on_overtaken = refuse, fail
+        self.ended_together(loop, "bad", "good", "other")
+        self.wait_for(loop, rows=1)
+        self.assertEqual((self.writes(), self.work.gone), ({"bad": 0, "good": 1, "other": 1}, ["bad"]))
+        self.assertEqual(sorted(self.work.told), ["good", "other"])
+
+    def test_an_end_that_would_end_the_process_holds_up_no_other_of_its_batch(self) -> None:
+        loop = self.started(operations=3, batch=3, ahead=3)
+
+        def leave(job: Job[str]) -> None:
+            if job.key[1] == "bad":
+                raise SystemExit(1)
+
+        self.work.on_finish = leave
+        self.ended_together(loop, "bad", "good", "other")
+        self.wait_for(loop, rows=1)
+        self.assertEqual(self.writes(), {"bad": 0, "good": 1, "other": 1})
+        self.assertEqual(self.phases(), {"bad": Phase.WAITING})
+
+    def test_a_batch_that_cannot_be_sorted_is_released(self) -> None:
+        loop = self.started(operations=2, batch=2, ahead=2)
+        fails = iter([LookupError("no order")])
+
+        def fail() -> None:
+            self._raise_next(fails)
+
+        self.work.on_order = fail
+        self.ended_together(loop, "one", "two")
+        self.wait_for(loop, rows=2)
+        self.assertEqual(self.phases(), {"one": Phase.WAITING, "two": Phase.WAITING})
+        for each in ("one", "two"):
+            loop.ask("thing", each)
+        self.wait_for(loop)
+        self.assertEqual(self.writes(), {"one": 1, "two": 1})
+
+    def test_a_sweep_finds_a_forced_operation_while_the_earlier_call_hangs(self) -> None:
+        self.want("one")
+        loop = self.started()
+        self.work.on_do = self.held
+        loop.sweep()
+        wait_until(lambda: self.work.calls["one"] == 1, "it is being done", SOON)
+        self.work.on_do = lambda job: "forced"
+        self.want("one", force=True)
+        loop.sweep()
+        wait_until(lambda: self.rows() == 0, "the forced one is done", SOON)
+        self.assertEqual(self.writes(), {"one": 1})
+
+    def test_an_overtaken_call_that_fails_delays_no_later_operation(self) -> None:
+        self.want("one")
+        loop = self.started()
+
+        def fail(job: Job[str]) -> str:
+            self.gate.wait(SOON)
+            raise LookupError("late")
+
+        self.work.on_do = fail
+        loop.sweep()
+        wait_until(lambda: self.work.calls["one"] == 1, "it is being done", SOON)
+        self.work.on_do = lambda job: "forced"
+        self.want("one", force=True)
+        loop.ask("thing", "one")
+        wait_until(lambda: self.rows() == 0, "the forced one is done", SOON)
+        self.gate.set()
+        self.wait_for(loop)
+        self.want("one")
+        loop.sweep()
+        self.wait_for(loop)
+        self.assertEqual(self.work.calls["one"], 3)
+
+    def test_each_call_has_the_request_of_its_own_operation(self) -> None:
+        self.work = work = Tidying(self.database, self.store)
+        self.want("one", "two")
+        loop = self.started(operations=1, ahead=1)
+        both = threading.Event()
+        loop.in_order(lambda: both.wait(SOON))
+        ask(loop, "one", "alice")
+        ask(loop, "two", "bob")
+        wait_until(lambda: loop._done.qsize() == 2, "both are done, by one thread", SOON)
+        both.set()
+        self.wait_for(loop)
+        # The message comes twice; the second one finds nothing to do.
+        ask(loop, "one", "alice")
+        wait_until(lambda: not loop.busy, "there was nothing to do", SOON)
+        self.want("one")
+        loop.sweep()
+        self.wait_for(loop)
+        expected = [("one", "alice"), ("two", "bob"), ("one", None)]
+        calls = [(uuid, method, user) for uuid, user in expected for method in ("do", "ended")]
+        self.assertEqual(Counter(work.requests), Counter(calls))
+
+    def test_the_next_try_has_the_request_that_asked_for_the_operation(self) -> None:
+        self.work = work = Tidying(self.database, self.store)
+        self.want("one")
+        loop = self.started()
+        fails = iter([LookupError("once")])
+        work.on_do = lambda job: self._raise_next(fails)
+        ask(loop, "one", "alice")
+        self.wait_for(loop, rows=1)
+        wait_until(lambda: self.swept(loop) == 0, "the pause is over", SOON)
+        self.wait_for(loop)
+        self.assertEqual({user for _, _, user in work.requests}, {"alice"})

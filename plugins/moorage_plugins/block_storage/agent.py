@@ -82,8 +82,7 @@ class BlockStorageAgent(AgentService):
     @rpc_method
     def block_storage_operation(self, resource_type: str, uuid: str) -> None:
         """Does what is recorded for a volume, snapshot or backup."""
-        if not self.loop.keeps(resource_type, uuid):
-            self.loop.ask(resource_type, uuid)
+        self.loop.ask(resource_type, uuid)
 
 
 class VolumeWork(Work[Write]):

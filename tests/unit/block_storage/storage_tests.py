@@ -565,6 +565,19 @@ class StorageTests(StorageCase):
         agent.work.collector.collect()
         self.assertEqual((self.status("volume", made.uuid), self.storage.strays()), (None, []))
 
+    def test_a_message_counts_while_an_earlier_operation_on_the_resource_goes_on(self) -> None:
+        self.storage.conf.set_override("chunk_delay", 0.01, group="block_storage")
+        made = self.service.create_volume(10**12)
+        agent = self.storage.agent("a")
+        agent.start()
+        wait_until(lambda: self.storage.backend.uuids("volume"), "the first chunk is written", SOON)
+        self.service.delete_volume(made.uuid, force=True)
+        agent.block_storage_operation("volume", made.uuid)
+        wait_until(lambda: self.storage.rows() == 0, "the deletion is done", SOON)
+        agent.stop()
+        agent.work.collector.collect()
+        self.assertEqual((self.status("volume", made.uuid), self.storage.strays()), (None, []))
+
     def test_an_upload_that_is_forced_away_kills_its_image(self) -> None:
         for end in (
             lambda uuid: self.service.delete_volume(uuid, force=True),

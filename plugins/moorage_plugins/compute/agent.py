@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 from oslo_log import log as logging
 from typing_extensions import override
 
-from moorage import errors
+from moorage import errors, threads
 from moorage.allocation.interface import AllocationChange, ConsumerHolding, Expect
 from moorage.context import anonymous
 from moorage.control_plane.interface import AgentService, AgentTools
@@ -63,6 +63,9 @@ class ComputeAgent(AgentService):
             fail_builds=section.fail_builds,
         )
         self._sweeps = 0
+        self._lock = threads.lock()
+        #: Whether a report to the schedulers waits for the finishing thread, and whether of all instances. None: none waits.
+        self._report_all: bool | None = None
         self.loop = WorkLoop(
             "compute",
             InstanceWork(tools, self._driver),
@@ -97,9 +100,14 @@ class ComputeAgent(AgentService):
 
     @override
     def tell_instances(self, *, everything: bool) -> None:
-        """Has the finishing thread tell schedulers the instances of this host."""
-        if self._tools.reporter.enabled:
-            self.loop.in_order(functools.partial(self._tell, everything))
+        """Has the finishing thread tell schedulers the instances of this host, once however often it is asked meanwhile."""
+        if not self._tools.reporter.enabled:
+            return
+        with self._lock:
+            waits = self._report_all is not None
+            self._report_all = everything or bool(self._report_all)
+        if not waits:
+            self.loop.in_order(self._tell)
 
     @override
     def stop(self) -> None:
@@ -152,8 +160,10 @@ class ComputeAgent(AgentService):
         self._driver.destroy(uuid, newest=token)
         return True
 
-    def _tell(self, everything: bool) -> None:
+    def _tell(self) -> None:
         """Tells schedulers the instances of this host."""
+        with self._lock:
+            everything, self._report_all = self._report_all, None
         records = self._tools.instances.by_hosts([self._tools.identity.host])
         if everything:
             self._tools.reporter.host_started(records)

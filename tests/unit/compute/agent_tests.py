@@ -683,6 +683,20 @@ class AgentTests(unittest.TestCase):
         wait_until(lambda: self.fleet.told.messages[-1][0] == "update_instance_info", "it is told", SOON)
         self.assertTrue(self.fleet.told.messages[-1][1]["replace"])
 
+    def test_comparisons_that_wait_together_are_told_once(self) -> None:
+        agent = self.started()
+        free = threading.Event()
+        agent.loop.in_order(lambda: free.wait(SOON))
+        before = len(self.fleet.told.messages)
+        for everything in (False, True, False, False):
+            agent.tell_instances(everything=everything)
+        ended = threading.Event()
+        agent.loop.in_order(ended.set)
+        free.set()
+        self.assertTrue(ended.wait(SOON))
+        told = self.fleet.told.messages[before:]
+        self.assertEqual([(method, args.get("replace")) for method, args in told], [("update_instance_info", True)])
+
     def test_a_comparison_survives_a_store_that_is_away(self) -> None:
         agent = self.started()
         away = mock.patch.object(self.fleet.instances, "by_hosts", side_effect=errors.StoreUnavailable("away"))

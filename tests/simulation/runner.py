@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from moorage.db import sqlite
 from tests.simulation.cases import Case
 from tests.simulation.kernel import Stalled, Violation
 from tests.simulation.workloads import WORKLOADS
@@ -104,6 +105,8 @@ class Runner:
         if child == 0:
             os.close(reading)
             status = 1
+            # Processes that a warm schedule killed keep their transactions open, on a file that no schedule opens again.
+            sqlite._INHERITED.clear()
             try:
                 with os.fdopen(writing, "w") as out:
                     prepare()

@@ -160,8 +160,9 @@ BUMP_GENERATION = (
 BUMP_GENERATION_IF_SEEN = BUMP_GENERATION.where(
     resource_providers.c.residents == sa.bindparam("of_residents", type_=sa.BigInteger)
 )
-#: The turn of a transaction that only gives back: it waits and makes wait as TURN does, yet the generation stays, as it does
-#: for Placement's clients when allocations are deleted. It changes the row, since Galera compares only what transactions write.
+#: Serializes a transaction that only releases: it waits, and makes others wait, as BUMP_GENERATION does. The generation stays,
+#: as it does for Placement's clients when allocations are deleted. It changes the row, since Galera compares only what
+#: transactions write.
 GIVERS_TURN = (
     sa.update(resource_providers)
     .where(resource_providers.c.id == _OF_PROVIDER, resource_providers.c.uuid == sa.bindparam("of_uuid"))

@@ -42,7 +42,8 @@ OBJECTS = sa.Table(
 PLUGIN = '''
 import os
 import sqlalchemy as sa
-from moorage import errors, lease as leases
+from moorage import errors
+from moorage.work import lease as leases
 from moorage.coordination.interface import PeriodicTask
 from tests.functional.coordination.engines import LOG, OBJECTS
 

@@ -255,7 +255,7 @@ class RunningTests(FailureCase):
 
     def handler_is_named(self, point: ExtensionPoint[Any], handler: Any, what: str) -> None:
         orphans: Any = mock.Mock()
-        orphans.put_back.return_value = True
+        orphans.requeue.return_value = True
         held: Any = mock.Mock(resource_type="gadget", resource_id="one", status="making", attempts=1)
         cleaner = Cleaner(orphans, {"gadget": handler}, ManualClock(), random.Random(1))
         with self.assertLogs("moorage.cleanup", "ERROR") as logs:

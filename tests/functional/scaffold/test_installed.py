@@ -170,7 +170,7 @@ class InstalledTests(unittest.TestCase):
         for family, name in NAMES.items():
             if family != "command":  # commands are not loaded by a survey: cliff offers them
                 self.assertIn(f'"{FAMILIES[family].group}","{name}","ready"', listed)
-        self.assertEqual(9, listed.count('"ready","acme-moorage","1.0.0"'))
+        self.assertEqual(10, listed.count('"ready","acme-moorage","1.0.0"'))
         self.assertIn(" 0 cannot", self.moorage("plugin", "check"))
         made = self.installed.run("bash", "-c", commands("command")[-1]).stdout.split()
         self.assertEqual(2, len(made))

@@ -336,14 +336,14 @@ class RequestIdTests(_LivePlane):
                 self.plane.wait_status(instance, "gone")
             else:
                 self.settled(instance)
-            names = {"moorage.http.application", "moorage_plugins.compute.agent"}
+            names = {"moorage.http.application", "moorage.work.loop"}
             if body and "shelve_offload" not in body:
                 names.add("moorage.instances.actions")
             wait_until(lambda ids=wanted, of=names: of <= {name for name, *found in lines if tuple(found) == ids},  # type: ignore[misc]
                        f"lines of {names}", SOON)  # fmt: skip
         first = {name for name, request_id, _ in lines if request_id == answer.headers["X-OpenStack-Request-ID"]}
         self.assertLessEqual(
-            {"moorage.http.application", "moorage.scheduling.rpc", "moorage_plugins.compute.agent"}, first
+            {"moorage.http.application", "moorage.scheduling.rpc", "moorage.work.loop"}, first
         )
 
 

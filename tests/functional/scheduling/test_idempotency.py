@@ -342,9 +342,7 @@ class RequestIdTests(_LivePlane):
             wait_until(lambda ids=wanted, of=names: of <= {name for name, *found in lines if tuple(found) == ids},  # type: ignore[misc]
                        f"lines of {names}", SOON)  # fmt: skip
         first = {name for name, request_id, _ in lines if request_id == answer.headers["X-OpenStack-Request-ID"]}
-        self.assertLessEqual(
-            {"moorage.http.application", "moorage.scheduling.rpc", "moorage.work.loop"}, first
-        )
+        self.assertLessEqual({"moorage.http.application", "moorage.scheduling.rpc", "moorage.work.loop"}, first)
 
 
 class PostgresqlIdempotencyTests(IdempotencyTests):

@@ -62,15 +62,20 @@ class StoreFleet:
             self._known_nodes.start(self._nodes.recent(0))
             self._known_providers.start(self._store.recent_providers(0))
             self._sharing = self._store.sharing()
-        self._names, self._pools = {}, {}
+        # Claims ask for names and pools meanwhile, so what is gone goes at the end.
+        read: set[str] = set()
         enlisted, self._absent = self._availability.enlisted(), frozenset()
         unavailable = self._availability.read(())
         after = ""
         while True:
             page = self._nodes.for_scheduling(after=after, limit=_PAGE)
+            read.update(row.uuid for row in page)
             for found in self._states(page, enlisted):
                 yield unavailable.applied(found) if found.up else found
             if len(page) < _PAGE:
+                for kept in (self._names, self._pools):
+                    for uuid in kept.keys() - read:
+                        kept.pop(uuid, None)
                 self._complete = True
                 return
             after = page[-1].uuid

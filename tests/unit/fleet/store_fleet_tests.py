@@ -105,6 +105,17 @@ class StoreFleetTests(_Base):
             self.store.set_aggregates(each, {aggregate})
         return uuid
 
+    def test_names_and_pools_are_known_while_all_nodes_are_read_again(self) -> None:
+        pool = self.pool()
+        self.apply()
+        named = {uuid: self.fleet.node_name(uuid) for uuid in self.made}
+        self.assertNotIn("", named.values())
+        reading = self.fleet.nodes()
+        next(reading)
+        # Claims ask now.
+        self.assertEqual(named, {uuid: self.fleet.node_name(uuid) for uuid in self.made})
+        self.assertEqual([{"DISK_GB": (pool,)}] * 2, [dict(self.fleet.pools_of(uuid)) for uuid in self.made[:2]])
+
     def test_nothing_is_read_of_what_did_not_change(self) -> None:
         self.assertEqual(FleetChanges(), self.apply())
         self.claim(self.made[2])

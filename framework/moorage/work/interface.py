@@ -26,7 +26,7 @@ T = TypeVar("T")
 class Phase(enum.StrEnum):
     """Where an operation stands.
 
-    WAITING: nobody has it. WORKING: a service does it. CLEANING: a cleaner has taken it over. RETRYING: a cleaner failed, another
+    WAITING: it has no owner. WORKING: a service does it. CLEANING: a cleaner has taken it over. RETRYING: a cleaner failed, another
     try comes at ``next_try_at``. QUARANTINED: no more tries until a person says so.
     """
 
@@ -278,14 +278,14 @@ class OperationStore(abc.ABC):
     def waiting(
         self, resource_type: str, names: Sequence[str], *, after: str = "", limit: int = 500
     ) -> Sequence[Operation]:
-        """Rows addressed to one of the names (a host, a cluster) that nobody has; ordered and paged as :meth:`pending`."""
+        """Reads operations without an owner that are addressed to one of the names (a host, a cluster), by pages."""
 
     @abc.abstractmethod
     def announce(self, resource_type: str, resource_ids: Sequence[str]) -> None:
-        """Say that a living service has these in its queue: for a lease from now, nobody takes them for unclaimed and cleans them.
+        """Announces that a living service has these operations in its queue, so that no cleaner takes them for one lease from now.
 
-        For services whose operations may wait for long: to be said again and again while they do, of those alone that can be begun
-        when their turn comes. One statement, which writes what nobody has said lately; what is begun by now is left as it is.
+        Services whose operations may wait for long call it periodically, for the operations that they can begin. One statement. It
+        skips operations that have begun, and those that a service announced recently.
         """
 
     @abc.abstractmethod
@@ -309,7 +309,7 @@ class OperationStore(abc.ABC):
 
         Its row is created and taken in one transaction, the lease is renewed while the block runs, and the row ends with it (or
         with the ``lease.finish`` of the block, which is better: it is one transaction with the last write). When the block raises,
-        the row is given back with the error: whoever may takes it, or cleans it.
+        the operation is released with the error. Another service takes it, or a cleaner ends it.
 
         :param begin: writes the resource's status and token in the first transaction: ``begin(transaction, token)``.
         :raises InUse: an operation on the resource is in progress; says whose.
@@ -325,7 +325,7 @@ class OperationStore(abc.ABC):
 
     @abc.abstractmethod
     def tokens(self, transaction: Any, resource_type: str, resource_ids: Sequence[str]) -> Mapping[str, int]:
-        """The last token of each of several resources; of those that never had an operation in this database there is none.
+        """Returns the last token of each resource; a resource that never had an operation in this database is absent.
 
         Tokens outlive their resources: what lies outside of the store under a token that was never given belongs to others.
         """

@@ -84,7 +84,7 @@ def fill(database: Database, count: int) -> None:
     """Orphans of the dead service, by plain inserts."""
     uuids = [str(uuid.uuid4()) for _ in range(count)]
     common: dict[str, Any] = {
-        "resource_type": TYPE, "operation": "create", "status": "creating", "addressed_to": "dead", "owner": "dead",
+        "resource_type": TYPE, "operation": "create", "status": "creating", "target_host": "dead", "owner": "dead",
         "epoch": 1, "token": 1, "expires_at": 0, "attempts": 1, "phase": "working", "worker": "dead", "worker_epoch": 1,
         "next_try_at": 0, "last_error": "", "created_at": 1, "updated_at": 1,
     }  # fmt: skip
@@ -106,7 +106,7 @@ def lifecycle(database: Database, count: int) -> dict[str, float]:
     for _ in range(count):
         each = str(uuid.uuid4())
         marks = [time.perf_counter()]
-        database.run(lambda tx, each=each: store.create(tx, TYPE, each, "create", "creating", addressed_to="here"))
+        database.run(lambda tx, each=each: store.create(tx, TYPE, each, "create", "creating", target_host="here"))
         marks.append(time.perf_counter())
         held = database.run(lambda tx, each=each: store.start_many(tx, TYPE, [each], identity))[each]
         marks.append(time.perf_counter())

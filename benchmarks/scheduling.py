@@ -26,7 +26,7 @@ from oslo_config import cfg
 
 from moorage.clock import SystemClock
 from moorage.rpc.interface import Message, Origin
-from moorage.rpc.server import Dispatcher, endpoints_of
+from moorage.rpc.server import RpcDispatcher, endpoints_of
 from moorage.scheduling import options as scheduling_options
 from moorage.scheduling import pipeline as pipelines
 from moorage.scheduling.decisions import Decision, Decisions
@@ -34,6 +34,7 @@ from moorage.scheduling.digest import instance_digest
 from moorage.scheduling.fleet_view import FleetView
 from moorage.scheduling.interface import (
     ClaimResult,
+    ExcludedTargets,
     Flavor,
     FleetChanges,
     HostFilter,
@@ -41,12 +42,12 @@ from moorage.scheduling.interface import (
     InstanceSource,
     NodeState,
     RequestSpec,
-    Unavailable,
 )
 from moorage.scheduling.pipeline import Pipeline
 from moorage.scheduling.plugin_runner import PluginRunner
 from moorage.scheduling.rpc import SchedulerEndpoint
-from moorage.scheduling.scheduler import Policy, Scheduler
+from moorage.scheduling.scheduler import Scheduler
+from moorage.scheduling.scheduling_policy import SchedulingPolicy
 from moorage.scheduling.tracking import InstanceTracker
 from moorage_plugins.filters.affinity import DifferentHostFilter, SameHostFilter
 from moorage_plugins.filters.capacity import CapacityFilter
@@ -79,8 +80,8 @@ class NoNodes:
     def changes(self, *, compare: bool = False) -> FleetChanges | None:
         return None
 
-    def unavailable(self) -> Unavailable:
-        return Unavailable()
+    def unavailable(self) -> ExcludedTargets:
+        return ExcludedTargets()
 
 
 class Grants:
@@ -276,7 +277,7 @@ class Bench:
         """Whole requests in process: a message came in before each, so each makes a snapshot of its own."""
         chain = [ComputeFilter(conf=self.conf), CapacityFilter(conf=self.conf), SameHostFilter(conf=self.conf)]
         chain.append(DifferentHostFilter(conf=self.conf))
-        policy = Policy(self.pipeline(chain, weighed=True), self.guard, 1, 16)
+        policy = SchedulingPolicy(self.pipeline(chain, weighed=True), self.guard, 1, 16)
 
         scheduler = Scheduler(self.view, NoNodes(), Grants(), lambda: policy, SystemClock(), random.Random(1))
         hint = {"different_host": [record.uuid for record in self.records[:3]]}
@@ -365,7 +366,7 @@ class Bench:
             lambda record: (record.host, record.uuid, origin(record.host)),
         )
         endpoint = SchedulerEndpoint(None, tracker, lambda _: None)  # type: ignore[arg-type]
-        dispatch = Dispatcher(endpoints_of(endpoint))
+        dispatch = RpcDispatcher(endpoints_of(endpoint))
 
         def message(record: InstanceRecord) -> Message:
             told = {

@@ -15,13 +15,20 @@ import os
 import random
 import shutil
 import tempfile
+import unittest
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
 
 import hypothesis
 
-from tests import output
+from tests import output, queue
 
 SOAK = os.environ.get("MOORAGE_SOAK", "") not in {"", "0"}
 SOAK_FACTOR = 40
+#: Whether nothing is left out: neither for want of a server, nor because it takes long.
+WHOLE = os.environ.get("MOORAGE_REQUIRE_SERVERS", "") not in {"", "0"}
+T = TypeVar("T", bound=Callable[..., Any])
 QUICK_EXAMPLES = 50
 
 hypothesis.settings.register_profile("quick", deadline=None, max_examples=QUICK_EXAMPLES, print_blob=True)
@@ -36,11 +43,31 @@ if "TMPDIR" not in os.environ and os.access(MEMORY, os.W_OK) and shutil.disk_usa
     # In the environment too: what tests start does the same.
     os.environ["TMPDIR"] = tempfile.tempdir = MEMORY
 
+# Of whoever starts the tests, and nothing for the hundreds of processes that tests start: without compiled files each would
+# compile every module anew, and the interpreter of ``make coverage`` would measure them.
+for _name in ("PYTHONDONTWRITEBYTECODE", "PYTHON"):
+    os.environ.pop(_name, None)
+
+#: The folder of the run's queue; not for processes that tests start, which may run tests of their own.
+_QUEUE = os.environ.pop("MOORAGE_TEST_QUEUE", "")
+
 if os.environ.get("MOORAGE_TEST_LOG", "") not in {"", "0"}:
     logging.basicConfig(level=logging.INFO)
 else:
     logging.getLogger().addHandler(logging.NullHandler())
     output.install()
+
+
+def load_tests(loader: unittest.TestLoader, tests: unittest.TestSuite, pattern: str | None) -> unittest.TestSuite:
+    """All tests; as a queue that workers share if the run has one (see :mod:`tests.queue`)."""
+    folder = Path(__file__).parent
+    found = loader.discover(str(folder), pattern or "test*.py", str(folder.parent))
+    return queue.Queue(Path(_QUEUE), found) if _QUEUE else found
+
+
+def for_ci(why: str) -> Callable[[T], T]:
+    """Leaves tests out that take long and seldom find what no other one does, unless everything is to run, as in CI."""
+    return unittest.skipUnless(WHOLE, f"{why}; MOORAGE_REQUIRE_SERVERS=1 runs it, as .ci/run does")
 
 
 def cases(quick: int) -> int:

@@ -52,7 +52,7 @@ registry, workers = ServiceRegistry(database, clock), SqlOperationStore(database
 first, second = (registry.enlist("worker", host, rpc_version="1") for host in ("host-1", "host-2"))
 with database.write() as tx:
     jobs.metadata.create_all(tx)
-    token = workers.create(tx, "job", "job-1", "run", "running", addressed_to=first.host)
+    token = workers.create(tx, "job", "job-1", "run", "running", target_host=first.host)
     tx.execute(sa.insert(jobs).values(id="job-1", status="running", fence=token))
 lease = workers.take_many("job", ["job-1"], first)["job-1"]
 print(f"{first.host} runs job-1")

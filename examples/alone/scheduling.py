@@ -10,9 +10,10 @@ from moorage import options
 from moorage.clock import SystemClock
 from moorage.scheduling import pipeline
 from moorage.scheduling.fleet_view import FleetView
-from moorage.scheduling.interface import ClaimResult, Flavor, FleetChanges, NodeState, RequestSpec, Unavailable
+from moorage.scheduling.interface import ClaimResult, ExcludedTargets, Flavor, FleetChanges, NodeState, RequestSpec
 from moorage.scheduling.plugin_runner import PluginRunner
-from moorage.scheduling.scheduler import Policy, Scheduler
+from moorage.scheduling.scheduler import Scheduler
+from moorage.scheduling.scheduling_policy import SchedulingPolicy
 
 
 class Fleet:
@@ -27,8 +28,8 @@ class Fleet:
     def changes(self, *, compare: bool = False) -> FleetChanges | None:
         return None  # read all nodes each time
 
-    def unavailable(self) -> Unavailable:
-        return Unavailable()
+    def unavailable(self) -> ExcludedTargets:
+        return ExcludedTargets()
 
     def claim(self, spec: RequestSpec, node_uuid: str, host: str, request_id: str) -> ClaimResult:
         self.claims[spec.instance_uuid] = node_uuid
@@ -51,7 +52,7 @@ class Fleet:
 clock, fleet = SystemClock(), Fleet()
 conf = options.defaults(scheduling={"enabled_filters": ["compute", "capacity"], "enabled_weighers": ["cpu"]})
 guard = PluginRunner(clock, fleet, lambda why: os._exit(70), deadline=10, threshold=3, window=600, skip_advisory=False)
-policy = Policy(pipeline.load(conf), guard, host_subset_size=1, max_attempts=3)
+policy = SchedulingPolicy(pipeline.load(conf), guard, host_subset_size=1, max_attempts=3)
 scheduler = Scheduler(FleetView(), fleet, fleet, lambda: policy, clock, random.Random())
 scheduler.refresh()
 for number in range(6):

@@ -4,8 +4,7 @@
 A thread of Python cannot be stopped. The pool abandons a call that exceeds its limit: its caller goes on, the thread ends when the
 call returns. Until then the thread counts, so the number of threads stays bounded however many calls hang.
 
-Limits are measured by :class:`HangDetector`: a process can itself be stopped for a while (SIGSTOP, a suspended machine), and the
-time that passes then is not the call's.
+Limits are measured by :class:`~moorage.hang_detector.HangDetector`.
 """
 
 from __future__ import annotations
@@ -19,21 +18,16 @@ from oslo_log import log as logging
 
 from moorage import foreign, threads
 from moorage.clock import Clock, ThreadTime
+from moorage.hang_detector import LOOKS, HangDetector, Progress
 
-__all__ = ["BoundedPool", "HangDetector", "Overdue", "Progress"]
+__all__ = ["BoundedPool", "Overdue", "PooledCall"]
 
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 R = TypeVar("R")
 
-#: How often a call is looked at within its limit.
-_LOOKS = 10
 #: Seconds without work after which a thread ends.
 _IDLE = 10.0
-#: Share of a pause after which the next look counts: waits may end a little early.
-_EARLY = 0.9
-#: What is timed: anything that is equal as long as the same step runs, and when it began. None: nothing that counts runs.
-Progress = tuple[object, float] | None
 
 
 class Overdue(TimeoutError):
@@ -45,43 +39,7 @@ class Overdue(TimeoutError):
         self.begun = begun
 
 
-class HangDetector:
-    """Decides whether a step hangs, by looking at it again and again.
-
-    A step hangs when its limit is over *and* ten looks, spread over the limit, saw it running. So a process that was stopped
-    for hours and goes on does not take its steps for hung.
-
-    :param limit: seconds that a step may take.
-    """
-
-    def __init__(self, clock: Clock, limit: float) -> None:
-        self._clock = clock
-        self._limit = limit
-        self._seen: object = None
-        self._looks = 0
-        self._counted = float("-inf")
-
-    @property
-    def pause(self) -> float:
-        """Seconds to wait before each look."""
-        return self._limit / _LOOKS
-
-    def look(self, progress: Progress) -> bool:
-        """Look; True when the step hangs. Looks that follow each other within a pause count once."""
-        if progress is None:
-            self._seen = None
-            return False
-        step, began = progress
-        now = self._clock.monotonic()
-        if step != self._seen:
-            self._seen, self._looks = step, 0
-        elif now - self._counted < self.pause * _EARLY:
-            return False
-        self._looks, self._counted = self._looks + 1, now
-        return self._looks >= _LOOKS and now - began > self._limit
-
-
-class _Job(Generic[R]):
+class PooledCall(Generic[R]):
     """One call on its way through the pool.
 
     :param news: set when the call has returned, beside ``ended``.
@@ -136,7 +94,7 @@ class BoundedPool:
         self._clock = clock
         self._spare = spare
         self._changed = threads.condition()
-        self._waiting: collections.deque[_Job[Any]] = collections.deque()
+        self._waiting: collections.deque[PooledCall[Any]] = collections.deque()
         #: Threads that take jobs; how many of these have none; threads whose call was abandoned.
         self._threads = self._idle = self._abandoned = 0
         self._closed = False
@@ -152,9 +110,25 @@ class BoundedPool:
         """Whether so many calls hang that none can begin."""
         return self.room <= 0
 
-    def start(self, work: Callable[[], object]) -> None:
+    def start(self, work: Callable[[], object]) -> PooledCall[None]:
         """Have it called when a thread is free; what it raises is logged. Does not wait."""
-        self._put(_Job(functools.partial(_logged, work, self._name), self._clock.monotonic()))
+        job = PooledCall(functools.partial(_logged, work, self._name), self._clock.monotonic())
+        self._put(job)
+        return job
+
+    def abandon(self, job: PooledCall[Any]) -> bool:
+        """Go on without a call, which may hang; False when it has just ended."""
+        with self._changed:
+            if job.ended.is_set():
+                return False
+            job.abandoned = True
+            if job.thread:
+                self._threads -= 1
+                self._abandoned += 1
+                self._staff()
+            else:
+                self._waiting.remove(job)
+            return True
 
     def call(
         self,
@@ -173,7 +147,7 @@ class BoundedPool:
         :raises Overdue: a limit was exceeded. The call may still return; its result is dropped.
         """
         asked = self._clock.monotonic()
-        job = _Job(work, asked)
+        job = PooledCall(work, asked)
         self._put(job)
         if limit is None:
             self._clock.wait(job.ended, None)
@@ -198,11 +172,11 @@ class BoundedPool:
         :returns: the items that were not begun, because too many calls hang.
         """
         run = _Run(items, work, self._name, self._clock, limit)
-        lanes: dict[_Job[None], _Lane[T]] = {}
+        lanes: dict[PooledCall[None], _Lane[T]] = {}
         while True:
             while run.waiting and len(lanes) < self.room:
                 lane = _Lane(run)
-                job = _Job(lane.run, self._clock.monotonic(), run.news)
+                job = PooledCall(lane.run, self._clock.monotonic(), run.news)
                 lanes[job] = lane
                 self._put(job)
             if not lanes:
@@ -213,7 +187,7 @@ class BoundedPool:
                 if job.ended.is_set():
                     del lanes[job]
                 elif lane.abandon_if_it_hangs():
-                    self._abandon(job)
+                    self.abandon(job)
                     del lanes[job]
                     overdue(lane.item)
 
@@ -228,7 +202,7 @@ class BoundedPool:
     def _room(self) -> int:
         return min(self.size, self.size + self._spare - self._abandoned)
 
-    def _put(self, job: _Job[Any]) -> None:
+    def _put(self, job: PooledCall[Any]) -> None:
         with self._changed:
             if self._closed:
                 raise RuntimeError(f"The pool {self._name} is closed.")
@@ -242,20 +216,6 @@ class BoundedPool:
         elif self._threads < self._room():
             self._threads += 1
             threads.start(self._run, name=self._name)
-
-    def _abandon(self, job: _Job[Any]) -> bool:
-        """Stop waiting for the job; False when it has just ended."""
-        with self._changed:
-            if job.ended.is_set():
-                return False
-            job.abandoned = True
-            if job.thread:
-                self._threads -= 1
-                self._abandoned += 1
-                self._staff()
-            else:
-                self._waiting.remove(job)
-            return True
 
     def _run(self) -> None:
         while True:
@@ -276,20 +236,20 @@ class BoundedPool:
                 return
 
     def _watch(
-        self, job: _Job[Any], limit: float, progress: Callable[[int], Progress], processor: float | None
+        self, job: PooledCall[Any], limit: float, progress: Callable[[int], Progress], processor: float | None
     ) -> None:
         """Wait until the job has ended.
 
         :raises Overdue: it hangs, and was abandoned.
         """
         detector = HangDetector(self._clock, limit)
-        pause = detector.pause if processor is None else min(detector.pause, processor / _LOOKS)
+        pause = detector.pause if processor is None else min(detector.pause, processor / LOOKS)
         while not self._clock.wait(job.ended, pause):
             spent = processor is not None and job.processor_seconds() > processor
-            if (detector.look(progress(job.thread)) or spent) and self._abandon(job):
+            if (detector.look(progress(job.thread)) or spent) and self.abandon(job):
                 raise Overdue(self._name, limit, begun=job.thread != 0)
 
-    def _left(self, job: _Job[Any]) -> bool:
+    def _left(self, job: PooledCall[Any]) -> bool:
         """Whether the job was abandoned, so that another thread has taken this one's place."""
         with self._changed:
             if job.abandoned:
@@ -306,7 +266,7 @@ class _Run(Generic[T]):
     ) -> None:
         self.waiting = collections.deque(items)
         self.news = threads.event()
-        self.pause = None if limit is None else limit / _LOOKS
+        self.pause = None if limit is None else limit / LOOKS
         self.work = work
         self.name = name
         self.clock = clock

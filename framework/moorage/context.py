@@ -3,24 +3,74 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from oslo_context import context as oslo_context
 
 from moorage import randomness
 
-__all__ = ["RequestContext", "anonymous", "from_dict", "global_request_id", "internal", "new_request_id"]
+__all__ = [
+    "RequestContext",
+    "acting_for",
+    "anonymous",
+    "from_dict",
+    "from_text",
+    "global_request_id",
+    "internal",
+    "new_request_id",
+    "to_text",
+    "trace_parent",
+]
 
 _REQUEST_ID = re.compile(r"req-[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
+
+
+_TRACE_PARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
+#: What an operation keeps of its request, by the names of messages: the attribute, and how much of it at most. All together fit
+#: into the column.
+_KEPT = {
+    "request_id": ("request_id", 64), "global_request_id": ("global_request_id", 64), "user": ("user_id", 255),
+    "project_id": ("project_id", 255), "traceparent": ("traceparent", 55),
+}  # fmt: skip
+_JSON = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 
 
 class RequestContext(oslo_context.RequestContext):
     """A request's identity: user, project, roles, system scope, request ids.
 
-    It is oslo.context's class (so logs and policies understand it) under Moorage's name.
+    It is oslo.context's class (so logs and policies understand it) with two fields more.
+
+    :ivar traceparent: the caller's place in a distributed trace (W3C Trace Context), passed on to every service; None without.
+    :ivar received_at: when the API received the request, by the clock of its host, in microseconds since the Unix epoch; 0: not
+        known.
     """
+
+    FROM_DICT_EXTRA_KEYS = ["traceparent", "received_at"]
+
+    def __init__(
+        self, *, traceparent: str | None = None, received_at: int | None = None, overwrite: bool = True, **values: Any
+    ) -> None:
+        bare = not overwrite and oslo_context.get_current() is None
+        super().__init__(overwrite=overwrite, **values)
+        if bare:
+            # oslo.context makes it that of a thread that has none all the same. Whatever the thread did next would be done in the
+            # name of a request that it has only read of.
+            vars(oslo_context._request_store).pop("context", None)
+        self.traceparent = traceparent
+        self.received_at = received_at or 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data, for messages and logs."""
+        values = super().to_dict()
+        if self.traceparent:
+            values["traceparent"] = self.traceparent
+        if self.received_at:
+            values["received_at"] = self.received_at
+        return values
 
 
 def new_request_id() -> str:
@@ -31,6 +81,24 @@ def new_request_id() -> str:
 def global_request_id(given: str | None) -> str | None:
     """The caller's own id, which OpenStack sends with many calls; None when it is not of the form req-UUID. Only for tracing."""
     return given if given and _REQUEST_ID.fullmatch(given) else None
+
+
+def trace_parent(given: str | None) -> str | None:
+    """The caller's ``traceparent`` header; None when it is not of the form that W3C Trace Context (2021) describes."""
+    return given if given and _TRACE_PARENT.fullmatch(given) else None
+
+
+def to_text(context: oslo_context.RequestContext | None) -> str | None:
+    """What an operation keeps of the request that asked for it, at most 1,000 characters; None when no request did."""
+    if context is None or not context.request_id:
+        return None
+    values = ((name, getattr(context, attribute, None), length) for name, (attribute, length) in _KEPT.items())
+    return _JSON({name: str(value)[:length] for name, value, length in values if value})
+
+
+def from_text(text: str | None) -> RequestContext | None:
+    """The context that :func:`to_text` wrote; it has no roles."""
+    return from_dict(json.loads(text)) if text else None
 
 
 def from_dict(values: Mapping[str, Any]) -> RequestContext:
@@ -53,3 +121,14 @@ def internal(service: str, request_id: str | None = None) -> RequestContext:
     return RequestContext(
         user_id=service, roles=["service"], system_scope="all", request_id=request_id, overwrite=False
     )
+
+
+@contextlib.contextmanager
+def acting_for(context: oslo_context.RequestContext | None) -> Iterator[None]:
+    """Makes a context that of the thread for the length of the block: its log lines and events name that request."""
+    before = oslo_context.get_current()
+    (context or anonymous()).update_store()
+    try:
+        yield
+    finally:
+        (before or anonymous()).update_store()

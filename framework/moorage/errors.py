@@ -21,6 +21,7 @@ __all__ = [
     "ConstraintViolated",
     "Fenced",
     "Forbidden",
+    "Gone",
     "InUse",
     "InvalidInput",
     "MessageTooLarge",
@@ -33,6 +34,7 @@ __all__ = [
     "PluginFailed",
     "PluginLoadError",
     "PluginTimeout",
+    "QuotaExceeded",
     "RemoteError",
     "StoreBusy",
     "StoreUnavailable",
@@ -99,10 +101,22 @@ class Forbidden(MoorageError):
     code = "moorage.forbidden"
 
 
+class QuotaExceeded(Forbidden):
+    """A project may not hold so much; details: ``project``, ``resource_class``, ``limit``, ``used``, ``asked``, ``over``."""
+
+    code = "moorage.quota_exceeded"
+
+
 class NotFound(MoorageError):
     """A named thing does not exist."""
 
     code = "moorage.not_found"
+
+
+class Gone(NotFound):
+    """It existed and does not any more; ``details`` say what is left."""
+
+    code = "moorage.gone"
 
 
 class Conflict(MoorageError):

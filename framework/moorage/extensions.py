@@ -26,9 +26,9 @@ from moorage.importing import LateImportError, distribution_of, import_entry_poi
 
 __all__ = [
     "ExtensionPoint",
-    "Finding",
+    "SurveyResult",
     "Loaded",
-    "State",
+    "PluginState",
     "deprecated",
     "deprecated_plugin",
     "entry_points",
@@ -95,7 +95,7 @@ _MARK = "__moorage_deprecated__"
 #: (group, plugin, distribution, version, what) that were warned of in this process.
 _warned: set[tuple[str, ...]] = set()
 #: Where warnings go instead of into the log, the last one first; see :func:`noting`.
-_notes: list[list[Finding]] = []
+_notes: list[list[SurveyResult]] = []
 #: Where the classes that were loaded in this process came from.
 _origins: weakref.WeakKeyDictionary[type, str] = weakref.WeakKeyDictionary()
 
@@ -145,12 +145,12 @@ def deprecated_plugin(since: str, instead: str) -> Callable[[ClassT], ClassT]:
 
 
 @contextlib.contextmanager
-def noting() -> Iterator[list[Finding]]:
+def noting() -> Iterator[list[SurveyResult]]:
     """Instead of being logged, what is deprecated of the plugins that are loaded meanwhile comes into the list, each once.
 
     For commands, which have one thread and tell it their own way.
     """
-    noted: list[Finding] = []
+    noted: list[SurveyResult] = []
     _notes.append(noted)
     try:
         yield noted
@@ -158,7 +158,7 @@ def noting() -> Iterator[list[Finding]]:
         _notes.remove(noted)
 
 
-class State(enum.Enum):
+class PluginState(enum.Enum):
     """What a survey found out about one plugin."""
 
     READY = "ready"
@@ -171,7 +171,7 @@ class State(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class SurveyResult:
     """One plugin as a survey sees it; ``problem`` and ``remedy`` are empty when the state is READY.
 
     :param warning: what will not work for ever, though it works now; empty when there is nothing.
@@ -179,7 +179,7 @@ class Finding:
 
     group: str
     name: str
-    state: State
+    state: PluginState
     target: str = ""
     distribution: str = ""
     version: str = ""
@@ -267,7 +267,17 @@ class ExtensionPoint(Generic[T]):
                 owners.append(point)
         return found
 
-    def survey(self, names: Iterable[str] | None = None) -> list[Finding]:
+    def chosen(self, conf: Any) -> list[Loaded[T]]:
+        """The plugins that the option names, one or a list.
+
+        :param conf: the configuration (an oslo.config ``ConfigOpts``).
+        :raises PluginLoadError: one cannot be used; see :meth:`load`.
+        """
+        section, _, name = self.option.partition(" ")
+        value = conf[section.strip("[]")][name]
+        return [self.load(value)] if isinstance(value, str) else self.load_all(value)
+
+    def survey(self, names: Iterable[str] | None = None) -> list[SurveyResult]:
         """Look at all installed plugins of the group (or the named ones); imports them, never raises.
 
         :returns: findings in the order of ``names``, or sorted by name.
@@ -287,7 +297,7 @@ class ExtensionPoint(Generic[T]):
     def _load(self, name: str, owners: Sequence[importlib.metadata.EntryPoint]) -> Loaded[T]:
         finding, plugin = self._examine(name, owners)
         if plugin is None:
-            refused = errors.PluginTimeout if finding.state is State.LATE else errors.PluginLoadError
+            refused = errors.PluginTimeout if finding.state is PluginState.LATE else errors.PluginLoadError
             raise refused(
                 _sentence_case(finding.sentence()),
                 group=self.group,
@@ -316,21 +326,36 @@ class ExtensionPoint(Generic[T]):
             refused.append(
                 errors.PluginLoadError(f"{where} names {', '.join(twice)} more than once; name each plugin once.")
             )
-        installed = self.installed()
-        for name in names:
-            try:
-                loaded.append(self._load(name, installed.get(name, [])))
-            except errors.PluginLoadError as error:
-                refused.append(error)
+        for _, found in self.load_each(names):
+            if isinstance(found, errors.PluginLoadError):
+                refused.append(found)
+            else:
+                loaded.append(found)
         if len(refused) == 1:
             raise refused[0]
         if refused:
             raise errors.PluginLoadError(" ".join(error.message for error in refused), group=self.group)
         return loaded
 
+    def load_each(self, names: Iterable[str]) -> Iterator[tuple[str, Loaded[T] | errors.PluginLoadError]]:
+        """Yields each name with its plugin class, or with the reason why it cannot be used.
+
+        What is installed is looked up once, which is most of the cost of :meth:`load`.
+
+        :raises PluginTimeout: the import of one did not end in time; a later try may succeed.
+        """
+        installed = self.installed()
+        for name in names:
+            try:
+                yield name, self._load(name, installed.get(name, []))
+            except errors.PluginLoadError as error:
+                yield name, error
+
     # -- examining one name ---------------------------------------------------------------------------------------
 
-    def _examine(self, name: str, owners: Sequence[importlib.metadata.EntryPoint]) -> tuple[Finding, type[T] | None]:
+    def _examine(
+        self, name: str, owners: Sequence[importlib.metadata.EntryPoint]
+    ) -> tuple[SurveyResult, type[T] | None]:
         if not owners:
             return self._missing(name), None
         if len(owners) > 1:
@@ -340,37 +365,37 @@ class ExtensionPoint(Generic[T]):
         if failure is not None:
             return self._broken(point, failure), None
         finding = self._check(point, plugin)
-        return finding, (plugin if finding.state is State.READY else None)
+        return finding, (plugin if finding.state is PluginState.READY else None)
 
-    def _missing(self, name: str) -> Finding:
+    def _missing(self, name: str) -> SurveyResult:
         offered = ", ".join(sorted(self.installed())) or "none"
         chosen = f" (chosen by {self.option})" if self.option else ""
-        return Finding(
+        return SurveyResult(
             self.group,
             name,
-            State.MISSING,
+            PluginState.MISSING,
             problem=f"no installed distribution offers it{chosen}; offered are: {offered}.",
             remedy="Correct the name, or install the distribution that brings it.",
         )
 
-    def _duplicate(self, name: str, owners: Sequence[importlib.metadata.EntryPoint]) -> Finding:
+    def _duplicate(self, name: str, owners: Sequence[importlib.metadata.EntryPoint]) -> SurveyResult:
         owners = sorted(owners, key=_owner)  # a folder lists its files in any order
         listed = " and ".join(f"{owner.value} ({_owner(owner)})" for owner in owners)
-        return Finding(
+        return SurveyResult(
             self.group,
             name,
-            State.DUPLICATE,
+            PluginState.DUPLICATE,
             target=owners[0].value,
             distribution=", ".join(sorted({distribution_of(owner)[0] for owner in owners})),
             problem=f"two owners claim the name: {listed}.",
             remedy="Uninstall one of them; which one would win is not defined.",
         )
 
-    def _broken(self, point: importlib.metadata.EntryPoint, failure: BaseException) -> Finding:
+    def _broken(self, point: importlib.metadata.EntryPoint, failure: BaseException) -> SurveyResult:
         distribution, version = distribution_of(point)
-        state = State.BROKEN
+        state = PluginState.BROKEN
         if isinstance(failure, LateImportError):
-            state = State.LATE
+            state = PluginState.LATE
             remedy = (
                 f"Try again when the machine is less busy. If it is late again, repair or uninstall {distribution}, or take the "
                 f"plugin out of {self.option or 'the configuration'}."
@@ -384,7 +409,7 @@ class ExtensionPoint(Generic[T]):
             )
             if _only_its_author_can_mend(point, failure):
                 remedy = f"This is a mistake in {distribution}, which its author must mend. {remedy}"
-        return Finding(
+        return SurveyResult(
             self.group,
             point.name,
             state,
@@ -395,20 +420,20 @@ class ExtensionPoint(Generic[T]):
             remedy=remedy,
         )
 
-    def _check(self, point: importlib.metadata.EntryPoint, plugin: Any) -> Finding:
+    def _check(self, point: importlib.metadata.EntryPoint, plugin: Any) -> SurveyResult:
         distribution, version = distribution_of(point)
         declared = self._declared_version(plugin)
-        state, problem, remedy = State.READY, "", ""
+        state, problem, remedy = PluginState.READY, "", ""
         if self.interface is not None and not (isinstance(plugin, type) and issubclass(plugin, self.interface)):
-            state = State.WRONG_TYPE
+            state = PluginState.WRONG_TYPE
             problem = f"{point.value} is not a subclass of {self.interface.__module__}.{self.interface.__qualname__}."
             remedy = f"This is a mistake in {distribution}: its author must derive the class from the interface."
         elif self.interface is not None and getattr(plugin, "__abstractmethods__", None):
-            state = State.WRONG_TYPE
+            state = PluginState.WRONG_TYPE
             problem = f"{point.value} lacks the methods {', '.join(sorted(plugin.__abstractmethods__))}."
             remedy = f"This is a mistake in {distribution}: its author must implement them."
         elif self.interface is not None and not self._compatible(declared):
-            state = State.WRONG_API
+            state = PluginState.WRONG_API
             if declared is None:
                 problem, remedy = self._undeclared(plugin, distribution)
             else:
@@ -416,7 +441,7 @@ class ExtensionPoint(Generic[T]):
                     f"it declares api_version {_dotted(declared)}, this Moorage offers {_dotted(self.api_version)}."
                 )
                 remedy = f"Install a release of {distribution} for {self.api_version[0]}.x (up to {_dotted(self.api_version)})."
-        return Finding(
+        return SurveyResult(
             self.group,
             point.name,
             state,
@@ -427,7 +452,7 @@ class ExtensionPoint(Generic[T]):
             foreign.escape_unprintable((getattr(plugin, "__doc__", None) or "").strip().partition("\n")[0]),
             problem,
             remedy,
-            self._deprecations(plugin, distribution) if state is State.READY else "",
+            self._deprecations(plugin, distribution) if state is PluginState.READY else "",
         )
 
     def _undeclared(self, plugin: Any, distribution: str) -> tuple[str, str]:
@@ -474,7 +499,7 @@ class ExtensionPoint(Generic[T]):
         return declared is not None and declared[0] == self.api_version[0] and declared[1] <= self.api_version[1]
 
 
-def _warn(finding: Finding) -> None:
+def _warn(finding: SurveyResult) -> None:
     """Once for each plugin in a process, however often it is loaded."""
     if _notes:
         if finding not in _notes[-1]:

@@ -8,6 +8,7 @@ A busy machine costs wall time, which is why the limit of wall time is generous.
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import traceback
 from typing import Any
@@ -55,7 +56,13 @@ def distribution_of(point: importlib.metadata.EntryPoint) -> tuple[str, str]:
     """Name and version of the distribution that brings an entry point."""
     if point.dist is None:
         return "an unknown distribution", ""
-    return point.dist.name, point.dist.version
+    return _name_and_version(point.dist)
+
+
+@functools.lru_cache(maxsize=1024)
+def _name_and_version(distribution: importlib.metadata.Distribution) -> tuple[str, str]:
+    """Name and version; both are parsed out of the whole metadata each time they are read."""
+    return distribution.name, distribution.version
 
 
 class _Import:

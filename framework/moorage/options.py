@@ -3,73 +3,61 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from oslo_config import cfg
 from oslo_log import log as logging
 
-from moorage import errors, foreign
-from moorage.extensions import entry_points, groups
+from moorage import errors, foreign, part
 
-__all__ = ["GROUP", "defaults", "option_sets", "problems"]
+__all__ = ["defaults", "list_opts", "option_sets", "problems"]
 
 LOG = logging.getLogger(__name__)
-#: Where distributions name their options.
-GROUP = "oslo.config.opts"
 _Sets: TypeAlias = list[tuple[str | None, list[cfg.Opt]]]
 #: What the log was told in this process.
 _told: set[str] = set()
 
 
 def option_sets() -> Iterator[tuple[str | None, Sequence[cfg.Opt]]]:
-    """(group, options) of the core and of all plugin distributions.
+    """(group, options) of all parts that are installed.
 
     What cannot be read is left out, and told in the log once in each process, however often the configuration is read.
     """
-    for point in _points():
-        found, problem = _read(point)
+    for each in part.parts():
+        found, problem = _read(each)
         if problem and problem not in _told:
             _told.add(problem)
             LOG.warning("%s", problem)
         yield from found
 
 
+def list_opts() -> Sequence[tuple[str | None, Sequence[cfg.Opt]]]:
+    """Options by group, for the sample configuration; the entry point ``oslo.config.opts`` of Moorage."""
+    return list(option_sets())
+
+
 def problems() -> list[str]:
-    """A sentence for each distribution whose options cannot be read; empty when all can."""
-    return [problem for point in _points() for _, problem in [_read(point)] if problem]
+    """A sentence for each part that cannot be used, or whose options cannot be read; empty when all can."""
+    return [*part.problems(), *(problem for each in part.parts() for _, problem in [_read(each)] if problem)]
 
 
-def _points() -> Iterator[importlib.metadata.EntryPoint]:
-    # Compared as objects: a distribution's name costs reading all of its metadata.
-    owners = {
-        id(point.dist)
-        for group in groups()
-        if group.startswith("moorage.")
-        for point in entry_points(group)
-        if point.dist is not None
-    }
-    seen: set[str] = set()
-    for point in entry_points(GROUP):
-        if point.dist is not None and id(point.dist) in owners and point.value not in seen:
-            seen.add(point.value)
-            yield point
-
-
-def _read(point: importlib.metadata.EntryPoint) -> tuple[_Sets, str]:
-    """What the entry point names, and a sentence on why it cannot be read."""
+def _read(brought: part.InstalledPart) -> tuple[_Sets, str]:
+    """The options of a part, and a sentence on why they cannot be read."""
+    module = brought.declared.options
+    if not module:
+        return [], ""
     try:
-        with foreign.printing_aside(), foreign.isolate_plugin_call(point.value):
-            found = [(group, list(options)) for group, options in point.load()()]
+        with foreign.printing_aside(), foreign.isolate_plugin_call(module):
+            found = [(group, list(options)) for group, options in brought.load(f"{module}:list_opts")()]
         if not all(isinstance(option, cfg.Opt) for _, options in found for option in options):
             raise TypeError("it must return pairs of a group's name and a list of options of oslo.config")
     except Exception as error:
         # A stray package must not stop a service; its plugin will be named.
-        LOG.debug("The options of %s cannot be read.", point.value, exc_info=True)
-        name, version = (point.dist.name, point.dist.version) if point.dist is not None else ("", "")
+        LOG.debug("The options of %s cannot be read.", module, exc_info=True)
+        name, version = brought.distribution
         return [], (
-            f"The options of {name} {version} ({point.value}) cannot be read ({foreign.format_exception(error)}). Repair or "
+            f"The options of {name} {version} ({module}) cannot be read ({foreign.format_exception(error)}). Repair or "
             f"uninstall {name}; until then what a configuration says of them has no effect."
         )
     return found, ""

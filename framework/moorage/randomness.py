@@ -11,13 +11,13 @@ import random
 import secrets
 import uuid
 
-__all__ = ["Random", "Source", "generator", "new_hex", "new_uuid", "secret", "use"]
+__all__ = ["Random", "RandomSource", "generator", "new_hex", "new_uuid", "secret", "use"]
 
 #: The type of what :func:`generator` returns.
 Random = random.Random
 
 
-class Source:
+class RandomSource:
     """The operating system's randomness. The simulation derives its own from it."""
 
     def generator(self) -> Random:
@@ -33,10 +33,10 @@ class Source:
         return secrets.token_bytes(size)
 
 
-_source = Source()
+_source = RandomSource()
 
 
-def use(source: Source) -> Source:
+def use(source: RandomSource) -> RandomSource:
     """Take everything from ``source`` from now on; returns the one that was used before."""
     global _source
     before, _source = _source, source

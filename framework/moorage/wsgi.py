@@ -33,7 +33,7 @@ from moorage.control_plane import config, logs
 from moorage.control_plane.api_assembly import ApiAssembly
 from moorage.control_plane.periodic_loop import PeriodicLoop
 from moorage.control_plane.process import Platform, anonymous_platform
-from moorage.http.mounts import Dispatcher
+from moorage.http.mounts import MountDispatcher
 from moorage.http.routes import Wsgi
 
 __all__ = ["DialectCallable", "application", "build"]
@@ -63,7 +63,7 @@ def _whole() -> Wsgi:
     _refuse_noauth(conf)
     with _platform("all", conf) as platform:
         assembly = ApiAssembly(platform, conf)
-        mounted = Dispatcher(assembly.mounts(conf))
+        mounted = MountDispatcher(assembly.mounts(conf))
         PeriodicLoop(platform, "watch over heartbeats", assembly.watch, conf.services.report_interval)
         return mounted
 

@@ -6,4 +6,6 @@ from moorage_plugins.schema import plugins_metadata
 
 __all__ = ["MIGRATIONS"]
 
-MIGRATIONS = Migrations("moorage_plugins", "moorage_plugins.alembic", plugins_metadata, tables_of("moorage_plugins"))
+MIGRATIONS = Migrations(
+    "moorage_plugins", "moorage_plugins.alembic", plugins_metadata, tables_of("moorage_plugins"), base=True
+)

@@ -17,15 +17,15 @@ from moorage.control_plane import api_assembly, config
 from moorage.control_plane.enrolment import Enrolment
 from moorage.control_plane.factories import load_store
 from moorage.control_plane.interface import API_EXTENSIONS, ApiTools
-from moorage.control_plane.policies import POLICIES
+from moorage.control_plane.policies import core_policies
 from moorage.db import Database, migrations
 from moorage.fleet.nodes import NodeStore
 from moorage.http.authentication import Authenticator
 from moorage.http.middleware import with_middleware
-from moorage.http.mounts import Dispatcher
-from moorage.http.policy import Policy
+from moorage.http.mounts import MountDispatcher
+from moorage.http.policy import AccessPolicy
 from moorage.http.server import Server
-from moorage.services.heartbeat import LivenessObserver
+from moorage.services.liveness import LivenessObserver
 from moorage.services.registry import ServiceRegistry
 from moorage.work.operations import SqlOperationStore
 
@@ -91,7 +91,7 @@ class LiveDialect:
         self.database = Database.from_config(self.conf, clock=clock)
         migrations.upgrade_all(self.database)
         self.store = load_store(self.conf, self.database, clock)
-        policy = Policy((*POLICIES, *API_EXTENSIONS.load(name).plugin.policies), self.conf.api.policy_file)
+        policy = AccessPolicy((*core_policies(), *API_EXTENSIONS.load(name).plugin.policies), self.conf.api.policy_file)
         registry = ServiceRegistry(self.database, clock)
         observer = LivenessObserver(clock, self.conf.services.service_down_time)
         enrolment = Enrolment(self.database, NodeStore(self.database), self.store, registry, lambda: None)
@@ -111,7 +111,7 @@ class LiveDialect:
         self.registry = registry
         dialects = api_assembly.dialects(self.tools, ())
         self._server = Server(
-            "127.0.0.1:0", with_middleware(Dispatcher(dialects), self.conf), threads=8, drain_seconds=1
+            "127.0.0.1:0", with_middleware(MountDispatcher(dialects), self.conf), threads=8, drain_seconds=1
         )
         self._server.start()
         self.url = self._server.url + mount.rstrip("/")
@@ -123,5 +123,5 @@ class LiveDialect:
         self._folder.cleanup()
 
 
-def _nobody() -> Callable[..., Any]:
+def _nobody() -> Any:
     raise errors.NoListener("There are no agents here.")

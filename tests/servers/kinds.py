@@ -118,6 +118,8 @@ class Mariadb(Server):
                 str(self.programs()["mariadbd"]),
                 *("--no-defaults", f"--datadir={self.folder / 'data'}", f"--socket={self.folder / 'socket'}"),
                 *(f"--pid-file={self.folder / 'pid'}", f"--port={self.port}", f"--bind-address={HOST}"),
+                # A server that starts removes temporary tables from this folder, also those of other servers that run.
+                f"--tmpdir={self.folder}",
                 *("--skip-name-resolve", "--innodb-buffer-pool-size=64M", "--innodb-log-file-size=16M"),
                 *("--max-connections=200", "--character-set-server=utf8mb4", f"--init-file={self.folder / 'init.sql'}"),
                 *([] if self.durable else quick),

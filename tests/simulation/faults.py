@@ -28,14 +28,23 @@ class Faults:
     """What goes wrong in a schedule.
 
     :param restart: called with a process that was killed, or that stands still, when another one shall take its place.
+    :param reload: called with a victim: its role gets another configuration. None: the workload has no other one.
     :param steps: about how many steps the schedule has while faults strike. :param seconds: how long they do.
     """
 
     def __init__(
-        self, world: World, restart: Callable[[Process], object], *, steps: int, seconds: float, jumps: bool = True
+        self,
+        world: World,
+        restart: Callable[[Process], object],
+        reload: Callable[[Process], object] | None = None,
+        *,
+        steps: int,
+        seconds: float,
+        jumps: bool = True,
     ) -> None:
         self._world = world
         self._restart = restart
+        self._reload = reload
         self._random = world.random.faults
         self._seconds = seconds
         self._steps = steps
@@ -47,6 +56,8 @@ class Faults:
         #: Step from which -> what strikes, and at which kind of point (empty: any).
         self._at_step: dict[int, tuple[str, str, random.Random]] = {}
         self._errors: dict[int, str] = {}
+        #: What the next calls of plugins do.
+        self._plugins: list[tuple[float, str, random.Random]] = []
 
     def begin(self) -> None:
         """Draw the plan; it is in force from now on, without what the world's case omits."""
@@ -75,8 +86,22 @@ class Faults:
                 reply_lost=draw.choice((0.0, 0.05, 0.2)),
             )  # fmt: skip
             self._add(f"{weather}", lambda own: setattr(self._world.network, "weather", weather))
+        if draw.random() < 0.15:
+            moment = draw.uniform(0, self._seconds)
+            self._add(
+                f"jump of the database after {moment:.3f} s",
+                functools.partial(self._later, moment, self._jump_of_database),
+            )
+        if self._reload is not None:
+            for _ in range(draw.choice((0, 0, 0, 1, 3))):
+                moment = draw.uniform(0, self._seconds)
+                self._add(f"reload after {moment:.3f} s", functools.partial(self._later, moment, self._change_options))
+        for _ in range(draw.choice((0, 0, 0, 1, 2))):
+            moment, what = kernel.now + draw.uniform(0, self._seconds), draw.choice(("raise", "raise", "hang"))
+            self._add(f"{what} in a plugin from {moment:.3f} s", functools.partial(self._misbehaves, moment, what))
         kernel.at_point = self._strike
         self._world.site.fault = self._fault
+        self._world.at_plugin = self._in_plugin
 
     def _add(self, name: str, plan: Callable[[random.Random], object]) -> None:
         """Plan a fault. Each has random numbers of its own, so that the others stay as they are without it."""
@@ -90,6 +115,9 @@ class Faults:
     def _fails(self, step: int, what: str, own: random.Random) -> None:
         self._errors[step] = what
 
+    def _misbehaves(self, moment: float, what: str, own: random.Random) -> None:
+        self._plugins.append((moment, what, own))
+
     def _later(self, seconds: float, strike: Callable[[random.Random], None], own: random.Random) -> None:
         self._world.kernel.later(seconds, lambda: strike(own))
 
@@ -100,6 +128,7 @@ class Faults:
         self._world.network.weather = Weather()
         self._world.network.cuts.clear()
         self._world.site.fault = lambda kind, writer: None
+        self._world.at_plugin = lambda name: None
 
     # -- at a step ------------------------------------------------------------------------------------------------
 
@@ -144,6 +173,22 @@ class Faults:
         self._world.kernel.note("fault", what)
         return what
 
+    def _in_plugin(self, name: str) -> None:
+        """Called in a plugin, in place of its first statement."""
+        me, now = self._world.kernel.current, self._world.kernel.now
+        if not self._plugins or me is None or me.process not in self.victims:
+            return
+        due = min(self._plugins, key=lambda each: each[0])
+        moment, what, own = due
+        if now < moment:
+            return
+        self._plugins.remove(due)
+        self.counts[f"plugin {what}"] += 1
+        self._world.kernel.note("plugin", f"{what} in {name}")
+        if what == "raise":
+            raise RuntimeError("a mistake of the author")
+        self._world.kernel.block(None, between(own, 1.0, 120.0), "sleep", "hang")
+
     # -- at a moment ----------------------------------------------------------------------------------------------
 
     def _partition(self, own: random.Random) -> None:
@@ -162,3 +207,15 @@ class Faults:
             process = own.choice(self.victims)
             process.offset += between(own, 1.0, 3600.0)
             self._world.kernel.note("jump", process.name)
+
+    def _jump_of_database(self, own: random.Random) -> None:
+        if self._on:
+            self.counts["database jump"] += 1
+            # Forward ends every lease at once. Back makes them last longer, which healing must still see the end of.
+            self._world.site.ahead += own.choice((between(own, 1.0, 3600.0), -between(own, 0.1, 60.0)))
+            self._world.kernel.note("database jump", f"{self._world.site.ahead:+.3f}")
+
+    def _change_options(self, own: random.Random) -> None:
+        if self._on and self.victims and self._reload is not None:
+            self.counts["reload"] += 1
+            self._reload(own.choice(self.victims))

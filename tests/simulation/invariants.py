@@ -38,6 +38,16 @@ INVARIANTS: Sequence[Invariant] = (
     Invariant("No change follows one of a later token", "fences", "Leases.check_step: after each commit"),
     Invariant("A resource has the token of its last change", "fences", "Leases.check_step: after each commit"),
     Invariant("Views of schedulers converge to the store", "scheduling", "Placement.quiet: at rest"),
+    Invariant("Events are numbered without a gap", "journal", "Placement.check_numbers: after each commit"),
+    Invariant("The journal reproduces instances and claims", "journal", "Placement.check: at rest"),
+    Invariant(
+        "A webhook gets every event that it wants, in order", "journal", "Deliveries._accept: at once; check: at rest"
+    ),
+    Invariant(
+        "A cursor moves forward only, over events that were accepted",
+        "journal",
+        "Deliveries.check_step: after each commit",
+    ),
     Invariant("Every operation ends", "cleanup", "Placement.quiet, Cleaning.quiet, Leases.check: at rest"),
     Invariant("Every orphan reaches its documented end state", "cleanup", "Cleaning.check: at rest"),
     Invariant(

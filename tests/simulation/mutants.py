@@ -18,14 +18,16 @@ from moorage.cleanup import coordinator as supervisor
 from moorage.cleanup import orphans, requests
 from moorage.coordination import ledger, tick_leases
 from moorage.coordination.ring_manager import RingManager
-from moorage.db import database
+from moorage.db import database, events
 from moorage.instances import actions as operations
 from moorage.instances import create as placing
+from moorage.journal import delivery, subscriptions
 from moorage.services import registry
 from moorage.sharding import plans
 from moorage.work import fences as work_fences
 from moorage.work import operations as workers
-from moorage_plugins.compute import agent, cleanup, driver, instances
+from moorage_plugins.compute import agent, cleanup, instances
+from moorage_plugins.drivers import simulated
 from moorage_plugins.stores import sql_ledger, statements
 from tests.simulation import planting, runner
 from tests.simulation.planting import (
@@ -58,7 +60,7 @@ class Mutant:
     engine: str = "memory"
 
 
-_V, _L, _W = ("volumes",), ("leases",), ("sweeps",)
+_V, _L, _W, _D = ("volumes",), ("leases",), ("sweeps",), ("deliveries",)
 _P, _R, _C, _K, _T, _S = (
     ("placement",),
     ("promises",),
@@ -148,7 +150,7 @@ MUTANTS: Sequence[Mutant] = (
         "no repeated create is known",
         _P,
         both(
-            put(sql_ledger.SqlLedger, "_repeated", planting.not_repeated),
+            put(sql_ledger.SqlAllocationLedger, "_repeated", planting.not_repeated),
             put(placing.StoreClaimer, "earlier", nothing),
         ),
     ),
@@ -161,7 +163,7 @@ MUTANTS: Sequence[Mutant] = (
     Mutant(
         "the driver leaves effects of earlier tries",
         _P,
-        put(driver.SimulatedDriver, "_remove", nothing),
+        put(simulated.SimulatedDriver, "_remove", nothing),
     ),
     Mutant(
         "a deletion keeps its claim",
@@ -227,12 +229,12 @@ MUTANTS: Sequence[Mutant] = (
     Mutant(
         "a consumer that must be new may exist",
         _C,
-        wrap(sql_ledger.SqlLedger, "_enter", planting.expects_anything),
+        wrap(sql_ledger.SqlAllocationLedger, "_enter", planting.expects_anything),
     ),
     Mutant(
         "no repeated claim is known",
         _C,
-        put(sql_ledger.SqlLedger, "_repeated", planting.not_repeated),
+        put(sql_ledger.SqlAllocationLedger, "_repeated", planting.not_repeated),
     ),
     Mutant(
         "a repeated change raises the consumer again",
@@ -268,13 +270,28 @@ MUTANTS: Sequence[Mutant] = (
     Mutant(
         "a released consumer keeps its row",
         _C,
-        put(statements, "DROP_CONSUMER", planting.no_rows(statements.DROP_CONSUMER)),
+        both(
+            put(statements, "DROP_CONSUMER", planting.no_rows(statements.DROP_CONSUMER)),
+            put(statements, "DROP_CONSUMER_RETURNING", planting.no_rows(statements.DROP_CONSUMER_RETURNING)),
+        ),
     ),
     Mutant(
         "no turn at the provider",
         _C,
         put(statements, "BUMP_GENERATION", planting.turn_for_all(statements.BUMP_GENERATION)),
         _ONE_WRITER,
+    ),
+    # The journal.
+    Mutant("changes of instances are not recorded", _P, put(instances, "_record_row", lambda *rest, **more: None)),
+    Mutant("the next transaction writes the events of an undone one", _P, wrap(events, "begin", planting.kept_events)),
+    # Deliveries of the journal.
+    Mutant("a cursor moves before the delivery", _D, wrap(delivery._Delivery, "_deliver", planting.cursor_first)),
+    Mutant("a cursor moves without the lease", _D, drop(subscriptions, "_DELIVERED", "token"), _OTHER),
+    Mutant("a cursor moves from another place", _D, drop(subscriptions, "_DELIVERED", "position"), _OTHER),
+    Mutant(
+        "a cursor moves without the lease and from any place",
+        _D,
+        both(drop(subscriptions, "_DELIVERED", "token"), drop(subscriptions, "_DELIVERED", "position")),
     ),
     # Cleaning.
     Mutant(

@@ -16,8 +16,8 @@ from typing_extensions import override
 
 from moorage import errors, threads
 from moorage.rpc.interface import Message
-from moorage.rpc.queues import Offer, WorkQueue
-from moorage_plugins.transports.memory import Hub, MemoryTransport
+from moorage.rpc.queues import OfferResult, WorkQueue
+from moorage_plugins.transports.memory import MemoryTransport, MessageHub
 from moorage_plugins.transports.memory_network import Network, Parcel
 from tests.simulation.kernel import Kernel, Process
 
@@ -69,7 +69,7 @@ class SimNetwork(Network):
     weather: Weather = field(default_factory=Weather)
     cuts: set[tuple[str, str]] = field(default_factory=set)
     counts: Counter[str] = field(default_factory=Counter)
-    hub: Hub = field(default_factory=Hub)
+    hub: MessageHub = field(default_factory=MessageHub)
     #: Processes by the name under which they listen.
     owners: dict[str, Process] = field(default_factory=dict)
     _queues: dict[int, _Queues] = field(default_factory=dict)
@@ -143,7 +143,7 @@ class SimNetwork(Network):
             call.done.set()
             return
         queue = self._queues_of(parcel, process).requests
-        if self.kernel.call_as(process, lambda: queue.offer((parcel, call), len(parcel.encoded))) is Offer.FULL:
+        if self.kernel.call_as(process, lambda: queue.offer((parcel, call), len(parcel.encoded))) is OfferResult.FULL:
             call.error = errors.Busy(f"The queue of topic '{parcel.topic}' is full.")
             call.done.set()
 

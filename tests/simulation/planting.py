@@ -23,7 +23,7 @@ from moorage.work import operations as workers
 from moorage.work.tables import fences as fence_rows
 from moorage_plugins.block_storage.outcomes import ROWS
 from moorage_plugins.compute import instances
-from moorage_plugins.stores import sql_ledger, statements
+from moorage_plugins.stores import sql_holdings, sql_ledger, statements
 
 _DIALECT = sqlite_dialect.dialect()
 
@@ -94,6 +94,16 @@ def unguarded(*names: str) -> Callable[[], None]:
     return plant
 
 
+def kept_events(begin: Callable[..., None]) -> Callable[..., None]:
+    """A mutant: a connection keeps the events of a transaction that was undone."""
+
+    def begin_with(transaction: Any, service: str | None) -> None:
+        if not transaction.info.get("moorage_events"):
+            begin(transaction, service)
+
+    return begin_with
+
+
 def put(owner: Any, name: str, value: Any) -> Callable[[], None]:
     """A mutant: another attribute."""
 
@@ -149,6 +159,23 @@ def same_tokens() -> None:
         .where(table.c.resource_type == sa.bindparam("of_type"), table.c.resource_id.in_(key))
         .values(token=table.c.token),
     )
+
+
+def cursor_first(_: Any) -> Any:
+    """Move the cursor of a follower, and then deliver."""
+
+    def mutant(self: Any, events: Any) -> bool:
+        held, last = self._now_held(), events[-1].number
+        if not self._store.delivered(held, last, self._lease):
+            return False
+        self._note(dataclasses.replace(held, position=last))
+        try:
+            self._sink.deliver(events, held.missed)
+        except errors.MoorageError:
+            return False
+        return True
+
+    return mutant
 
 
 def no_room_check(make: Any) -> Any:
@@ -234,8 +261,8 @@ def never_first(create: Any) -> Any:
 
 
 def expects_anything(enter: Any) -> Any:
-    def mutant(self: Any, tx: Any, change: Any, how: Any) -> Any:
-        return enter(self, tx, dataclasses.replace(change, expected=Expect.ANYTHING), how)
+    def mutant(self: Any, tx: Any, change: Any, how: Any, counted: Any) -> Any:
+        return enter(self, tx, dataclasses.replace(change, expected=Expect.ANYTHING), how, counted)
 
     return mutant
 
@@ -326,12 +353,12 @@ def always_forced(create: Any) -> Any:
 
 def no_generation(change: Any) -> Any:
     """Change a consumer whatever its generation is."""
-    return lambda expected: change(False)
+    return lambda expected, counted: change(False, counted)
 
 
 def no_request(change: Any) -> Any:
     """Change a consumer also for a request that was done."""
-    return lambda expected: without(change(expected), "request_id")
+    return lambda expected, counted: without(change(expected, counted), "request_id")
 
 
 def no_rows(statement: Any) -> Any:
@@ -362,38 +389,36 @@ def looked_up_room() -> None:
                 for of_class, amount in wanted.items()
             ):
                 raise sql_ledger._RefusedError
-            tx.execute(made(len(wanted), self._step_rule), sql_ledger._values(number, wanted))
+            tx.execute(made(len(wanted), self._step_rule), sql_holdings.parameters(number, wanted))
 
-    sql_ledger.SqlLedger._take = looked_up  # type: ignore[method-assign]
+    sql_ledger.SqlAllocationLedger._take = looked_up  # type: ignore[method-assign]
     sql_ledger._take_turn = nothing
 
 
 def looked_up_generation() -> None:
     """Claims compare a consumer's generation, and then write the consumer whatever it is."""
-    enter = sql_ledger.SqlLedger._enter
+    enter = sql_ledger.SqlAllocationLedger._enter
 
-    def looked_up(self: Any, tx: Any, change: Any, how: Any) -> Any:
+    def looked_up(self: Any, tx: Any, change: Any, how: Any, counted: Any) -> Any:
         if isinstance(change.expected, int):
             row = tx.execute(statements.CONSUMER, {"of_consumer": change.consumer}).first()
             if row is None or row.consumer_generation != change.expected:
                 raise sql_ledger._conflict(change, row)
             change = dataclasses.replace(change, expected=Expect.ANYTHING)
-        return enter(self, tx, change, how)
+        return enter(self, tx, change, how, counted)
 
-    sql_ledger.SqlLedger._enter = looked_up  # type: ignore[method-assign]
+    sql_ledger.SqlAllocationLedger._enter = looked_up  # type: ignore[method-assign]
 
 
 def late_drop() -> None:
     """A release gives back what is held, and then deletes the consumer's row whether or not it is there."""
 
-    def drop_late(
-        self: Any, tx: Any, consumer: str, statement: Any = statements.DROP_CONSUMER, residents: Any = ()
-    ) -> Any:
+    def drop_late(self: Any, tx: Any, consumer: str, *, overdue: bool = False, residents: Any = ()) -> Any:
         self._give_back(tx, consumer)
-        tx.execute(statement, {"of_consumer": consumer})
+        tx.execute(statements.DROP_CONSUMER, {"of_consumer": consumer})
         return True
 
-    sql_ledger.SqlLedger._drop = drop_late  # type: ignore[method-assign]
+    sql_ledger.SqlAllocationLedger._drop = drop_late  # type: ignore[method-assign]
 
 
 def waiting(module: str, name: str) -> Callable[[], None]:

@@ -58,7 +58,7 @@ class Runner:
         self.name = name
         self.engine = engine
         self.workload: type[Workload] = WORKLOADS[name]
-        self.base = Base(self.workload.settings, self.workload.fill, engine)
+        self.base = Base(self.workload.settings, self.workload.fill, engine, self.workload.reloaded)
         logging.disable(logging.CRITICAL)
         threading.stack_size(512 * 1024)
 

@@ -78,6 +78,8 @@ class SimDatabase(Database, abc.ABC):
         self._clock = clock
         self._random = randomness.generator()
         self._local = threads.local()
+        self.recorded = threads.event()
+        self.service = process.name
         self.connections: list[Any] = []
         for engine in (self._write_engine, self._read_engine):
             engine.dispose(close=False)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A short form of ``make simulate``: seeds of each workload, repetition, and five mutants."""
+"""A short form of ``make simulate``: seeds of each workload, repetition, and seven mutants."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ MUTANTS = (
     "no repeated claim is known",
     "commits of unknown outcome are run again",
     "claims ignore the version of residents",
+    "a cursor moves before the delivery",
+    "a cursor moves without the lease and from any place",
 )
 
 
@@ -64,13 +66,16 @@ class SimulationTests(unittest.TestCase):
     def test_shards_keep_every_invariant(self) -> None:
         self.assert_holds("shards")
 
+    def test_deliveries_keep_every_invariant(self) -> None:
+        self.assert_holds("deliveries")
+
     def test_one_seed_gives_one_trace(self) -> None:
         for workload in ("claims", "placement"):
             one, two = (simulate("--workload", workload, "--seed", "7").stdout for _ in range(2))
             self.assertIn("trace ", one)
             self.assertEqual(one, two)
 
-    def test_five_mutants_fall(self) -> None:
+    def test_seven_mutants_fall(self) -> None:
         for mutant in MUTANTS:
             with self.subTest(mutant):
                 done = simulate("--mutant", mutant, "--schedules", "60")

@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import os
 import random
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from unittest import mock
 
@@ -21,11 +23,14 @@ from moorage import bounded_pool, extensions, randomness, threads
 from moorage.control_plane import config, scheduler_role
 from moorage.control_plane.process import Platform
 from moorage.db import Database, migrations
-from moorage.rpc.client import Sender
+from moorage.rpc.client import RpcSender
+from moorage.scheduling import plugin_runner
 from moorage.services.heartbeat import Heartbeat
 from moorage.services.interface import ServiceIdentity
 from moorage.services.registry import ServiceRegistry
 from moorage.testing.database import create_all
+from moorage_plugins.drivers.simulated import SimulatedDriver
+from moorage_plugins.filters.type_affinity import TypeAffinityFilter
 from tests.simulation import schedules
 from tests.simulation.cases import Case, Recorder, Replay
 from tests.simulation.kernel import Kernel, Process
@@ -35,6 +40,14 @@ from tests.simulation.primitives import SimPrimitives
 from tests.simulation.store import Backing, SimDatabase
 
 __all__ = ["Base", "SimClock", "World"]
+
+#: Where plugins raise or hang.
+_PLUGIN_CALLS: Sequence[tuple[Any, str]] = (
+    (TypeAffinityFilter, "mask_rows"),
+    (SimulatedDriver, "spawn"),
+    (SimulatedDriver, "destroy"),
+    (SimulatedDriver, "inspect"),
+)
 
 #: Memory where there is a RAM disk.
 FOLDER = "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
@@ -64,7 +77,7 @@ class SimClock:
         return self._process.monotonic()
 
 
-class _Source(randomness.Source):
+class _Source(randomness.RandomSource):
     """Numbers of the seed."""
 
     def __init__(self, seed: str) -> None:
@@ -105,22 +118,36 @@ class _NoProcessorTime:
         return 0.0
 
 
+class _NoTraceback:
+    """In the place of :mod:`faulthandler` in production's modules: what hangs is a fault of the schedule."""
+
+    @staticmethod
+    def dump_traceback(**_: Any) -> None:
+        """Nothing."""
+
+
 class Base:
     """What is made once for all schedules of a workload: configuration, database.
 
     :param fill: writes what is in the store at the beginning. :param engine: "memory", "postgresql" or "mariadb".
+    :param reloaded: what a reload changes of the settings.
     """
 
     def __init__(
-        self, settings: Mapping[tuple[str, str], Any], fill: Callable[[Database, Any], None], engine: str = "memory"
+        self,
+        settings: Mapping[tuple[str, str], Any],
+        fill: Callable[[Database, Any], None],
+        engine: str = "memory",
+        reloaded: Mapping[tuple[str, str], Any] = MappingProxyType({}),
     ) -> None:
         self.folder = tempfile.mkdtemp(prefix="moorage-simulation-", dir=FOLDER)
         # Forked processes end without this.
         atexit.register(self.remove)
         self.backing = _backing(engine, self.folder)
         url = self.backing.url
-        self.conf = config.load(
-            files=["/dev/null"], state_dir=self.folder, overrides={("database", "connection"): url, **settings}
+        self.conf, self.other_conf = (
+            config.load(files=["/dev/null"], state_dir=self.folder, overrides={("database", "connection"): url, **each})
+            for each in (settings, {**settings, **reloaded})
         )
         database = Database(url)
         create_all(database)
@@ -177,10 +204,13 @@ class World:
         self.folder.mkdir()
         self.site = base.backing.site(self.kernel, str(self.folder))
         self.network = SimNetwork(self.kernel, self.random.messages)
-        self.conf.set_override("state_dir", str(self.folder), group="control_plane")
+        for each in (self.conf, base.other_conf):
+            each.set_override("state_dir", str(self.folder), group="control_plane")
         #: Facts that checkers collect.
         self.facts: dict[str, Any] = {}
         self.platforms: dict[str, Platform] = {}
+        #: Called in filters and drivers with what is called: raises, or takes its time.
+        self.at_plugin: Callable[[str], None] = lambda name: None
 
     # -- processes ------------------------------------------------------------------------------------------------
 
@@ -220,7 +250,7 @@ class World:
             identity = registry.enlist(binary, host, cluster=cluster, rpc_version="1.0")
         else:
             identity = ServiceIdentity(randomness.new_uuid(), host, binary, cluster, 1)
-        sender = Sender(transport, identity.uuid, identity.epoch, timeout=self.conf.rpc.call_timeout)
+        sender = RpcSender(transport, identity.uuid, identity.epoch, timeout=self.conf.rpc.call_timeout)
 
         def fatal(reason: str) -> None:
             process.lost = reason
@@ -257,11 +287,13 @@ class World:
                     # Nothing is installed during a schedule: no look for changed distributions.
                     (extensions, "_read", lambda: self.base.installed),
                     (scheduler_role, "gc", _NoCollector),
+                    (plugin_runner, "faulthandler", _NoTraceback),
                     # Less often than in production: most of a schedule would be these looks.
                     (scheduler_role, "_REFUSALS", 10.0),
                     (scheduler_role, "_STATES", 4.0),
                     (scheduler_role, "_HEALING", 2.0),
                     (bounded_pool, "ThreadTime", _NoProcessorTime),
+                    *((owner, name, self._misbehaving(owner, name)) for owner, name in _PLUGIN_CALLS),
                 ):
                     patched.enter_context(mock.patch.object(owner, name, new))
                 try:
@@ -276,6 +308,17 @@ class World:
         self.base.backing.release()
         self.base.stuck += self.kernel.close()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _misbehaving(self, owner: Any, name: str) -> Any:
+        """The method of a plugin, with a fault before it."""
+        method = getattr(owner, name)
+
+        @functools.wraps(method)
+        def call(*args: Any) -> Any:
+            self.at_plugin(f"{owner.__name__}.{name}")
+            return method(*args)
+
+        return call
 
     def _cached(self, load: Any) -> Any:
         """Plugins are imported once: importing is no part of a schedule."""

@@ -15,7 +15,7 @@ from docutils.statemachine import StringList
 
 import moorage
 from moorage.cli.scaffold.families import FAMILIES
-from moorage.control_plane.extension_points import EXTENSION_POINTS
+from moorage.control_plane.extension_points import extension_points
 from moorage.public import PUBLIC, Audience
 
 
@@ -71,7 +71,7 @@ class ExtensionPoints(_Table):
                 ".".join(map(str, point.api_version)),
                 f"``moorage plugin new {templates[point.group]}``" if point.group in templates else "",
             )
-            for point in EXTENSION_POINTS
+            for point in extension_points()
         ]
         return ("Entry-point group", "Chosen by", "Interface", "Version", "Template"), rows
 

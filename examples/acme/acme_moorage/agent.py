@@ -13,18 +13,17 @@ from typing import Any, ClassVar
 
 from acme_moorage.tables import licences
 from moorage import errors
-from moorage.control_plane.interface import AgentService, AgentTools
+from moorage.control_plane.interface import AgentTools, LoopService
 from moorage.rpc.server import rpc_method
 from moorage.work import lease as leases
 from moorage.work.job import Job, Work
-from moorage.work.loop import WorkLoop
 
 __all__ = ["LICENCE", "LicenceAgent", "LicenceWork"]
 
 LICENCE = "licence"
 
 
-class LicenceAgent(AgentService):
+class LicenceAgent(LoopService):
     """Does the operations ``taking`` and ``returning`` of the licences of one host."""
 
     api_version: ClassVar[tuple[int, int]] = (1, 0)
@@ -32,24 +31,7 @@ class LicenceAgent(AgentService):
     def __init__(self, tools: AgentTools) -> None:
         folder = Path(tools.conf.control_plane.state_dir) / "licences"
         work = LicenceWork(tools.database, tools.workers, tools.identity, folder)
-        self.loop = WorkLoop("licences", work, tools.clock, operations=2, batch=20, ahead=20)
-
-    def endpoints(self) -> Sequence[object]:
-        """Messages about licences arrive here."""
-        return [self]
-
-    def start(self) -> None:
-        """Goes on with what an earlier epoch left."""
-        self.loop.start()
-        self.loop.sweep()
-
-    def sweep(self) -> None:
-        """Finds operations whose message was lost."""
-        self.loop.sweep()
-
-    def stop(self) -> None:
-        """Ends what is being done."""
-        self.loop.stop()
+        self.loop = tools.work_loop("licences", work, operations=2, batch=20, ahead=20)
 
     @rpc_method
     def licence_operation(self, uuid: str) -> None:

@@ -10,7 +10,14 @@ import sqlalchemy as sa
 
 from acme_moorage.tables import members
 from moorage import errors
-from moorage.coordination.interface import MEMBER_PREFIX, BackendTools, Capability, CoordinationBackend, NotMember, View
+from moorage.coordination.interface import (
+    MEMBER_PREFIX,
+    BackendCapability,
+    BackendTools,
+    CoordinationBackend,
+    NotMember,
+    View,
+)
 from moorage.db import MICROSECONDS, Database, now
 
 __all__ = ["LeaseBackend"]
@@ -22,7 +29,9 @@ class LeaseBackend(CoordinationBackend):
     """A member is a row that says when its session ends, by the database's clock; it has to renew that before."""
 
     api_version: ClassVar[tuple[int, int]] = (1, 0)
-    capabilities = frozenset({Capability.ACROSS_PROCESSES, Capability.ACROSS_HOSTS, Capability.SURVIVES_RESTART})
+    capabilities = frozenset(
+        {BackendCapability.ACROSS_PROCESSES, BackendCapability.ACROSS_HOSTS, BackendCapability.SURVIVES_RESTART}
+    )
 
     def __init__(self, tools: BackendTools) -> None:
         super().__init__(tools)

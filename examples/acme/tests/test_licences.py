@@ -14,8 +14,10 @@ import sqlalchemy as sa
 from acme_moorage.agent import LICENCE, LicenceWork
 from acme_moorage.api import MAY_READ, LicencesApi
 from acme_moorage.cleanup import LicenceHandler
+from acme_moorage.metrics import LicenceCollector
 from acme_moorage.migrations import MIGRATIONS
 from acme_moorage.options import list_opts
+from acme_moorage.routes import POLICIES, routes
 from acme_moorage.tables import licences, metadata
 from acme_moorage.tasks import ExpireLicences
 
@@ -25,6 +27,7 @@ from moorage.context import RequestContext
 from moorage.control_plane.interface import ApiTools
 from moorage.coordination.interface import PeriodicTask, TaskTools
 from moorage.db import Database
+from moorage.http.routes import Request
 from moorage.services.interface import ServiceIdentity
 from moorage.testing import database as databases
 from moorage.testing.cleanup import CleanupHandlerTests
@@ -76,7 +79,7 @@ class LicenceHandlerTests(LicencesCase, CleanupHandlerTests):
     def interrupted(self, status: str, identity: ServiceIdentity) -> str:
         uuid = self.make(status)
         with self.database.write() as tx:
-            self.worker_rows.create(tx, "licence", uuid, status, status, addressed_to=identity.host)
+            self.worker_rows.create(tx, "licence", uuid, status, status, target_host=identity.host)
         self.assertIn(uuid, self.worker_rows.take_many("licence", [uuid], identity))
         return uuid
 
@@ -93,7 +96,7 @@ class LicenceWorkTests(LicencesCase, WorkTests):
 
     def asked(self, operation: str, store: Any, host: str) -> tuple[str, str]:
         uuid = self.make(operation)
-        self.database.run(lambda tx: store.create(tx, LICENCE, uuid, operation, operation, addressed_to=host) and None)
+        self.database.run(lambda tx: store.create(tx, LICENCE, uuid, operation, operation, target_host=host) and None)
         return LICENCE, uuid
 
     def assert_tidy(self, uuid: str) -> None:
@@ -132,7 +135,7 @@ class LicencesApiTests(LicencesCase):
     def setUp(self) -> None:
         super().setUp()
         self.allowed = {MAY_READ}
-        tools = ApiTools(
+        self.tools = ApiTools(
             conf=options.defaults(),
             clock=SystemClock(),
             database=self.database,
@@ -143,7 +146,7 @@ class LicencesApiTests(LicencesCase):
             fleet=mock.Mock(),
             sender=mock.Mock(),
         )
-        self.application = LicencesApi(tools).application()
+        self.application = LicencesApi(self.tools).application()
 
     def check(self, rule: str, context: RequestContext, target: Any = None) -> None:
         if rule not in self.allowed:
@@ -155,6 +158,15 @@ class LicencesApiTests(LicencesCase):
         self.make("held", product="cam")
         answer = send(self.application, "GET", "/")
         self.assertEqual({"licences": {"cad": {"available": 1, "held": 2}, "cam": {"held": 1}}}, answer.json)
+
+    def test_the_part_lists_and_counts_them(self) -> None:
+        held = self.make("held")
+        (route,) = routes(self.tools)
+        self.assertEqual(POLICIES[0].name, route.policy)
+        wanted = {"uuid": held, "product": "cad", "status": "held", "holder": "agent-1"}
+        self.assertEqual({"licences": [wanted]}, route.handler(Request()).body)
+        (metric,) = LicenceCollector(self.database).collect()
+        self.assertEqual([({"status": "held"}, 1)], [(each.labels, each.value) for each in metric.samples])
 
     def test_who_may_not_is_told_so(self) -> None:
         self.allowed.clear()

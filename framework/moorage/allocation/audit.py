@@ -6,6 +6,7 @@ The wiring adds checks that compare the store with other tables (:data:`Check`).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -20,6 +21,7 @@ from moorage.allocation.interface import (
     GenerationConflict,
     OrphanDetector,
     ProviderUsage,
+    QuotaStore,
 )
 
 __all__ = ["AuditReport", "Check", "Finding", "Overuse", "audit"]
@@ -41,7 +43,7 @@ class Overuse:
 class Finding:
     """One contradiction that a check found.
 
-    :param kind: ``provider_without_node``, ``node_without_provider`` or ``instance_without_allocation``.
+    :param kind: ``provider_without_node``, ``node_without_provider``, ``instance_without_allocation`` or ``quota_drift``.
     :param message: what is wrong, and what an operator can do.
     :param provider: uuid of the provider, or empty; likewise ``consumer``.
     """
@@ -115,8 +117,22 @@ def audit(
             for item in usage.provider.inventories
             if usage.used[item.resource_class] > item.capacity
         ]
-    findings = tuple(finding for check in checks for finding in check(repair))
+    own: tuple[Check, ...] = (functools.partial(_quota_drift, store),) if isinstance(store, QuotaStore) else ()
+    findings = tuple(finding for check in (*own, *checks) for finding in check(repair))
     return AuditReport(providers, drift, tuple(overuse), tuple(repaired), orphans, released, findings)
+
+
+def _quota_drift(store: QuotaStore, repair: bool) -> Iterator[Finding]:
+    """Finds counters of limits that differ from what the project holds; with ``repair``, sets them."""
+    recounted: set[str] = set()
+    for each in store.quota_drift():
+        if repair and each.project not in recounted and store.recount_quotas(each.project):
+            recounted.add(each.project)
+        yield Finding(
+            "quota_drift",
+            f"Project {each.project} holds {each.held} {each.resource_class}, and its limit counts {each.counted}.",
+            repaired=each.project in recounted,
+        )
 
 
 def _orphans(

@@ -53,7 +53,7 @@ _OF_NOBODY = workers.c.worker.is_(None)
 OF_SERVICE = sa.and_(_OF_DEAD, sa.or_(workers.c.phase != Phase.WORKING.value, workers.c.updated_at <= _UNTIL))
 #: What waits for the service of a host since before the request.
 OF_QUEUE = sa.and_(
-    workers.c.addressed_to == sa.bindparam("of_host", type_=sa.String),
+    workers.c.target_host == sa.bindparam("of_host", type_=sa.String),
     _OF_NOBODY,
     _phase(Phase.WAITING),
     workers.c.updated_at <= _UNTIL,
@@ -66,7 +66,7 @@ _LAPSED = sa.and_(
     _to_clean(sa.and_(_phase(Phase.WORKING), workers.c.expires_at < now())),
 )
 _UNCLAIMED = sa.and_(
-    workers.c.addressed_to.in_(sa.bindparam("names", expanding=True)),
+    workers.c.target_host.in_(sa.bindparam("names", expanding=True)),
     _OF_NOBODY,
     _to_clean(
         # Of one that waits, ``next_try_at`` is until when a living service has announced that it will come for it.

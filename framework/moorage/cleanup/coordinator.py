@@ -15,8 +15,8 @@ from oslo_log import log as logging
 from moorage import errors, threads
 from moorage.cleanup.requests import CleanupRequest, RequestStore
 from moorage.cleanup.views import Forecast, OperationViews
-from moorage.services.heartbeat import LivenessObserver
 from moorage.services.interface import Service
+from moorage.services.liveness import LivenessObserver
 from moorage.services.registry import ServiceRegistry
 from moorage.work.interface import Phase
 

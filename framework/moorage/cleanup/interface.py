@@ -8,13 +8,20 @@ A :class:`CleanupHandler` finishes or undoes the operations that a dead service 
 from __future__ import annotations
 
 import abc
-import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from oslo_config import cfg
+
+from moorage.clock import Clock
 from moorage.extensions import ExtensionPoint
-from moorage.work.interface import Lease
+from moorage.services.interface import ServiceIdentity
+from moorage.work.interface import Disposition, Lease, OperationStore
+
+if TYPE_CHECKING:
+    # Programs that use the family as a library import it without a database.
+    from moorage.db import Database
 
 __all__ = [
     "API_VERSION",
@@ -31,15 +38,6 @@ __all__ = [
 ]
 
 API_VERSION = (1, 0)
-
-
-class Disposition(enum.Enum):
-    """What a handler did."""
-
-    DONE = "done"
-    CONTINUES = "continues"
-    RETRY = "retry"
-    STALE = "stale"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,24 +65,24 @@ class CleanupTools(Protocol):
     """What a handler may rely on to be given; an agent's :class:`moorage.control_plane.interface.AgentTools` has more."""
 
     @property
-    def conf(self) -> Any:
-        """The configuration (an oslo.config ``ConfigOpts``)."""
+    def conf(self) -> cfg.ConfigOpts:
+        """The configuration."""
 
     @property
-    def clock(self) -> Any:
-        """:class:`moorage.clock.Clock`."""
+    def clock(self) -> Clock:
+        """The clock of the process."""
 
     @property
-    def database(self) -> Any:
-        """:class:`moorage.db.Database` of the resources and of the worker rows."""
+    def database(self) -> Database:
+        """The database of the resources and of the worker rows."""
 
     @property
-    def identity(self) -> Any:
-        """:class:`moorage.services.interface.ServiceIdentity` of the cleaner."""
+    def identity(self) -> ServiceIdentity:
+        """Who the cleaner is."""
 
     @property
-    def workers(self) -> Any:
-        """:class:`OperationStore`."""
+    def workers(self) -> OperationStore:
+        """The leases of operations."""
 
 
 class CleanupHandler(abc.ABC):

@@ -7,7 +7,7 @@ only a write can raise. Who cleans holds a lease; should the cleaner die too, th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -25,8 +25,8 @@ from moorage.cleanup.conditions import (
 from moorage.cleanup.interface import CleanupHandler
 from moorage.cleanup.staleness import StalenessTracker
 from moorage.cleanup.tables import cleanup_history
-from moorage.cleanup.totals import Claim, ClaimCounts
-from moorage.db import MICROSECONDS, Database, now
+from moorage.cleanup.totals import ClaimCounts, TakeOutcome
+from moorage.db import MICROSECONDS, Database, JournalEvent, now, record
 from moorage.services.interface import ServiceIdentity
 from moorage.work import lease
 from moorage.work.interface import Phase
@@ -157,9 +157,7 @@ class CleanLease(OperationLease):
     __slots__ = ("_orphans", "began", "worker", "worker_epoch")
 
     def __init__(self, orphans: OrphanStore, resource_type: str, row: Any, cause: str) -> None:
-        super().__init__(
-            orphans.workers, resource_type, row.resource_id, row.operation, row.status, row.token, row.attempts
-        )
+        super().__init__(orphans.workers, resource_type, row)
         self._orphans = orphans
         self.cause = cause
         self.worker: str | None = row.worker
@@ -169,38 +167,6 @@ class CleanLease(OperationLease):
     @override
     def end(self, transaction: Any) -> None:
         self._orphans.end_many(transaction, [self], "done")
-
-    @override
-    def finish_with(self, work: Any) -> Any:
-        def whole(tx: sa.Connection) -> Any:
-            self.end(tx)
-            return work(tx)
-
-        return self._orphans.database.run(whole)
-
-    @override
-    def finish(self) -> Any:
-        return _Finish(self, self._orphans.database)
-
-
-class _Finish:
-    """``with lease.finish() as tx``."""
-
-    def __init__(self, held: CleanLease, database: Database) -> None:
-        self._held = held
-        self._write = database.write()
-
-    def __enter__(self) -> sa.Connection:
-        transaction = self._write.__enter__()
-        try:
-            self._held.end(transaction)
-        except BaseException as error:
-            if not self._write.__exit__(type(error), error, error.__traceback__):
-                raise
-        return transaction
-
-    def __exit__(self, *failure: Any) -> bool | None:
-        return self._write.__exit__(*failure)
 
 
 class OrphanStore:
@@ -284,8 +250,8 @@ class OrphanStore:
             return replace(claimed, lost=len(found) - len(claimed.leases))
 
         claimed = self.database.run(work)
-        self.counts.count(resource_type, Claim.TAKEN_OVER if alone else Claim.WON, len(claimed.leases))
-        self.counts.count(resource_type, Claim.LOST, claimed.lost)
+        self.counts.count(resource_type, TakeOutcome.TAKEN_OVER if alone else TakeOutcome.WON, len(claimed.leases))
+        self.counts.count(resource_type, TakeOutcome.LOST, claimed.lost)
         return claimed
 
     def _take(
@@ -301,6 +267,7 @@ class OrphanStore:
         if not taken:
             return Claimed(last=last)
         leases = {row.resource_id: CleanLease(self, resource_type, row, wanted.cause) for row in taken}
+        self._journal(tx, "take", leases.values())
         if handler is None:
             return Claimed(leases, {}, last)
         with foreign.isolate_plugin_call(resource_type):
@@ -367,6 +334,18 @@ class OrphanStore:
     ) -> None:
         seconds = self.clock.monotonic() - min(held.began for held in leases)
         tx.execute(_RECORD, {**key, "outcome": outcome, "reason": reason[:1000], "seconds": seconds})
+        self._journal(tx, outcome, leases)
+
+    def _journal(self, tx: sa.Connection, what: str, leases: Iterable[CleanLease]) -> None:
+        for held in leases:
+            state = {
+                "operation": held.operation,
+                "status": held.status,
+                "worker": held.worker,
+                "attempts": held.attempts,
+            }
+            subject = f"{held.resource_type}/{held.resource_id}"
+            record(tx, JournalEvent(f"cleanup.{what}", subject, held.token, state, held.project_id))
 
 
 def refused(error: BaseException) -> str:

@@ -209,7 +209,7 @@ class RequestStore:
         """The phases of the rows that each service has begun, by its uuid, and the names that others wait for; two reads."""
         found: dict[str, set[str]] = {}
         query = sa.select(workers.c.worker, workers.c.phase).where(workers.c.worker.is_not(None)).distinct()
-        queued = sa.select(workers.c.addressed_to).where(workers.c.worker.is_(None)).distinct()
+        queued = sa.select(workers.c.target_host).where(workers.c.worker.is_(None)).distinct()
         with self._database.read() as tx:
             for service, phase in tx.execute(query):
                 found.setdefault(service, set()).add(phase)

@@ -19,12 +19,12 @@ from moorage import errors, threads
 from moorage.cleanup.tables import cleanup_history, cleanup_totals
 from moorage.db import Database, Duplicate
 
-__all__ = ["Claim", "ClaimCounts", "Sum", "add", "claims", "outcomes"]
+__all__ = ["TakeOutcome", "ClaimCounts", "Sum", "add", "claims", "outcomes"]
 
 LOG = logging.getLogger(__name__)
 
 
-class Claim(enum.StrEnum):
+class TakeOutcome(enum.StrEnum):
     """How a cleaner's claim of an orphan ended.
 
     WON: it has the orphan. TAKEN_OVER: likewise, and another cleaner had it whose lease has ended. LOST: somebody else was quicker.
@@ -49,7 +49,7 @@ _OUTCOMES = sa.union_all(
         cleanup_totals.c.event,
         cleanup_totals.c.count.label("count"),
         cleanup_totals.c.seconds.label("seconds"),
-    ).where(cleanup_totals.c.event.not_in([each.value for each in Claim])),
+    ).where(cleanup_totals.c.event.not_in([each.value for each in TakeOutcome])),
     sa.select(
         cleanup_history.c.resource_type,
         cleanup_history.c.outcome,
@@ -58,7 +58,7 @@ _OUTCOMES = sa.union_all(
     ).group_by(cleanup_history.c.resource_type, cleanup_history.c.outcome),
 )
 _CLAIMS = sa.select(cleanup_totals.c.resource_type, cleanup_totals.c.event, cleanup_totals.c.count).where(
-    cleanup_totals.c.event.in_([each.value for each in Claim])
+    cleanup_totals.c.event.in_([each.value for each in TakeOutcome])
 )
 
 
@@ -86,7 +86,7 @@ def outcomes(tx: sa.Connection) -> dict[tuple[str, str], Sum]:
 
 
 def claims(tx: sa.Connection) -> dict[tuple[str, str], int]:
-    """Claims of cleaners by (type of resource, :class:`Claim`); one statement."""
+    """Claims of cleaners by (type of resource, :class:`TakeOutcome`); one statement."""
     return {(kind, event): int(count) for kind, event, count in tx.execute(_CLAIMS)}
 
 
@@ -98,7 +98,7 @@ class ClaimCounts:
         self._lock = threads.lock()
         self._waiting: Counter[tuple[str, str]] = Counter()
 
-    def count(self, resource_type: str, how: Claim, number: int) -> None:
+    def count(self, resource_type: str, how: TakeOutcome, number: int) -> None:
         """So many claims ended like that; in memory."""
         if number:
             with self._lock:

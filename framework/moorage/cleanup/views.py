@@ -13,7 +13,7 @@ from moorage import errors
 from moorage.cleanup.conditions import LEFT, OF_QUEUE, QueuedForDead
 from moorage.cleanup.dry_run import Key
 from moorage.cleanup.tables import cleanup_history, cleanup_requests
-from moorage.db import MICROSECONDS, Database, now, read_now
+from moorage.db import MICROSECONDS, Database, JournalEvent, now, read_now, record
 from moorage.services.interface import Service
 from moorage.services.tables import services
 from moorage.work.interface import Operation, Phase
@@ -28,7 +28,7 @@ _FILTERS = {
     "resource_id": workers.c.resource_id,
     "phase": workers.c.phase,
     "status": workers.c.status,
-    "addressed_to": workers.c.addressed_to,
+    "target_host": workers.c.target_host,
     "worker": workers.c.worker,
 }
 _QUARANTINED = workers.c.phase == Phase.QUARANTINED.value
@@ -82,7 +82,7 @@ class OperationViews:
         if host is not None:
             of_host = sa.select(services.c.uuid).where(services.c.host == host)
             query = query.where(
-                sa.or_(workers.c.addressed_to == host, workers.c.owner.in_(of_host), workers.c.worker.in_(of_host))
+                sa.or_(workers.c.target_host == host, workers.c.owner.in_(of_host), workers.c.worker.in_(of_host))
             )
         return self._shown(query)
 
@@ -178,7 +178,7 @@ class OperationViews:
         """
 
         def work(tx: sa.Connection) -> bool:
-            row = tx.execute(sa.select(workers.c.worker, workers.c.worker_epoch).where(*key)).first()
+            row = tx.execute(sa.select(*COLUMNS).where(*key)).first()
             if row is None or tx.execute(statement).rowcount != 1:
                 return False
             # Somebody must look after it again.
@@ -189,6 +189,7 @@ class OperationViews:
                 .where(requests.service == row.worker, requests.epoch > row.worker_epoch, *asked)
                 .values(done_at=None)
             )
+            _record(tx, "requeued", row)
             return True
 
         key = (*_of(resource_type, resource_id), _QUARANTINED)
@@ -222,6 +223,7 @@ class OperationViews:
                     attempts=row.attempts, seconds=0.0,
                 )
             )  # fmt: skip
+            _record(tx, "discarded", row)
             return True
 
         if not self._database.run(work):
@@ -258,6 +260,12 @@ class OperationViews:
         return f"; but {hinders}" if hinders else ""
 
 
+def _record(tx: sa.Connection, what: str, row: Any) -> None:
+    state = {"operation": row.operation, "status": row.status, "worker": row.worker, "attempts": row.attempts}
+    subject = f"{row.resource_type}/{row.resource_id}"
+    record(tx, JournalEvent(f"cleanup.{what}", subject, row.token, state, row.project_id or ""))
+
+
 def _of(resource_type: str, resource_id: str) -> tuple[Any, ...]:
     return workers.c.resource_type == resource_type, workers.c.resource_id == resource_id
 
@@ -267,7 +275,7 @@ def _why(row: Operation, known: Mapping[str, _Named], moment: int) -> str:
     if row.phase == Phase.WAITING:
         error = f"; the last owner gave it back: {row.last_error}" if row.last_error else ""
         queued = ", which has it in its queue," if row.next_try_at > moment else ""
-        return f"waits for {row.addressed_to}{queued} to take it, since {_ago(row.updated_at, moment)}{error}"
+        return f"waits for {row.target_host}{queued} to take it, since {_ago(row.updated_at, moment)}{error}"
     if row.phase == Phase.QUARANTINED:
         return f"in quarantine after {row.attempts} tries, the last one failed: {row.last_error}"
     if row.phase == Phase.RETRYING:

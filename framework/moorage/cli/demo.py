@@ -13,7 +13,7 @@ from moorage import errors, randomness
 from moorage.cli import base
 from moorage.cli.commands.replay import namespace, replay_files, running
 from moorage.cli.report import readable
-from moorage.cli.up import Plan
+from moorage.cli.up import LaunchPlan
 
 __all__ = ["main"]
 
@@ -42,7 +42,7 @@ def _run(folder: Path) -> int:
         "Starting the API, two schedulers, two agents and an engine; one scheduler is killed in the middle.", flush=True
     )
     state = folder / "state"
-    with running(Plan(state, "127.0.0.1:0")) as plane:
+    with running(LaunchPlan(state, "127.0.0.1:0")) as plane:
         print(f"Ready at {plane.url}.", flush=True)
         report = replay_files(namespace(state), state, nodes, requests, limit=None, threads=8, release=False, kill=True)
     print(readable(report), end="")

@@ -17,10 +17,11 @@ from typing_extensions import override
 from moorage import errors
 from moorage.cli import overview
 from moorage.extensions import ExtensionPoint
+from moorage.part import PartPoint
 
 __all__ = ["MoorageApp", "main"]
 
-_COMMANDS: ExtensionPoint[Any] = ExtensionPoint("moorage.cli", None, (1, 0))
+_COMMANDS: ExtensionPoint[Any] = PartPoint("moorage.cli", None, (1, 0), declared_in="commands")
 
 
 class _Installed:
@@ -85,6 +86,17 @@ class MoorageApp(app.App):
             installed = {name.replace("_", " "): owners for name, owners in _COMMANDS.installed().items()}
             overview.write(self.stdout, installed, "moorage")
             raise HelpExit
+
+    @override
+    def run_subcommand(self, argv: list[str]) -> int:
+        """Runs a command. cliff takes an unknown option before the command for the command's name."""
+        if argv[0].startswith("-"):
+            self.stderr.write(
+                f"moorage: {argv[0]} stands before the command. Write a command's options after it, for example: "
+                "moorage service list --state-dir DIR\n"
+            )
+            return 2
+        return int(super().run_subcommand(argv))
 
     def configure_logging(self) -> None:
         """Only warnings, and only from our own code: libraries talk too much for a command line."""

@@ -35,7 +35,7 @@ def make_parser() -> argparse.ArgumentParser:
     areas = parser.add_subparsers(dest="area", required=True)
     database = areas.add_parser("db", help="the schema").add_subparsers(dest="action", required=True)
     for name, text in (
-        ("upgrade", "bring the schema of all installed distributions to the newest revision"),
+        ("upgrade", "bring the schema of all installed parts to the newest revision"),
         ("version", "show the revisions"),
         ("check", "compare the tables with what the code expects"),
     ):
@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.area == "user":
             return _USER_ACTIONS[arguments.action](authentication.users_file(conf), arguments)
         if arguments.area == "node":
-            return _reassign(conf, Database.from_config(conf), arguments)
+            return _reassign(conf, Database.from_config(conf, service="moorage-manage"), arguments)
         return _ACTIONS[arguments.action](Database.from_config(conf))
     except errors.MoorageError as error:
         return base.say(sys.stderr, error)
@@ -77,12 +77,17 @@ def _upgrade(database: Database) -> int:
 
 def _version(database: Database) -> int:
     for each in migrations.discover():
-        print(f"{each.distribution}: {each.version(database) or 'nothing'} (newest: {each.head()})")
+        print(f"{each.name}: {each.version(database) or 'nothing'} (newest: {each.head()})")
+    left = migrations.removed(database)
+    for name, revision in left.chains.items():
+        print(f"{name}: {revision} (not installed)")
+    if left.tables:
+        print(f"Tables of parts that are not installed: {', '.join(left.tables)}.")
     return 0
 
 
 def _check(database: Database) -> int:
-    differences = [(each.distribution, text) for each in migrations.discover() for text in each.differences(database)]
+    differences = [(each.name, text) for each in migrations.discover() for text in each.differences(database)]
     for distribution, text in differences:
         print(f"{distribution}: {text}")
     print("The tables differ." if differences else "The tables are what the code expects.")

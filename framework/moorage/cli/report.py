@@ -5,17 +5,17 @@ from __future__ import annotations
 
 from typing import TextIO
 
-from moorage.client.replay import Report
+from moorage.client.replay import ReplayReport
 from moorage.clock import SystemClock
 
-__all__ = ["Progress", "readable"]
+__all__ = ["ReportProgress", "readable"]
 
 _CLOCK = SystemClock()
 
 _WIDTH = 40
 
 
-class Progress:
+class ReportProgress:
     """A bar on a terminal; nothing anywhere else."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -38,7 +38,7 @@ class Progress:
             self._stream.write("\n")
 
 
-def readable(report: Report) -> str:
+def readable(report: ReplayReport) -> str:
     """The report as text."""
     lines = [
         f"{report.requests} requests on {report.hosts} nodes in {report.seconds:.1f} s",

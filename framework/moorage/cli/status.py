@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import argparse
 import functools
-import socket
 import stat
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import sqlalchemy as sa
 from oslo_config import cfg
@@ -23,26 +21,16 @@ from oslo_upgradecheck import upgradecheck
 
 from moorage import errors, foreign
 from moorage.cli import validation
-from moorage.clock import SystemClock
-from moorage.control_plane import config
+from moorage.control_plane import config, unknown_options
 from moorage.control_plane.extension_points import survey
-from moorage.control_plane.process import RPC_VERSION
-from moorage.coordination import loading as coordination_loading
 from moorage.db import Database, migrations
-from moorage.extensions import State
+from moorage.extensions import PluginState
 from moorage.http import authentication
-from moorage.services.registry import ServiceRegistry
-from moorage.sharding.checks import problems
-from moorage.work.interface import Phase
-from moorage.work.tables import workers
+from moorage.part import InstalledPart, parts
 
 __all__ = ["Checks", "main", "make_parser"]
 
 _SUCCESS = upgradecheck.Result(upgradecheck.Code.SUCCESS)
-#: Of a broker whose URL names none, and seconds that one may take to answer.
-_PORT = 5672
-_PATIENCE = 5.0
-_QUARANTINED = sa.select(workers.c.resource_type, sa.func.count()).where(workers.c.phase == Phase.QUARANTINED.value)
 
 
 def _warning(text: str) -> upgradecheck.Result:
@@ -82,6 +70,13 @@ class Checks(upgradecheck.UpgradeCommands):
         super().__init__()
         self._files = files
         self._state_dir = state_dir
+        # Those of the configuration and of the schema come first.
+        brought = (
+            (what, _guarded(functools.partial(_look, part, function)))
+            for part in parts()
+            for what, function in part.declared.upgrade_checks.items()
+        )
+        self._upgrade_checks = (*self._own, *brought)
 
     def _conf(self) -> cfg.ConfigOpts:
         return config.load(files=self._files, state_dir=self._state_dir)
@@ -99,7 +94,7 @@ class Checks(upgradecheck.UpgradeCommands):
         """Every name in the files is one that something reads; none, and no plugin that is chosen, is an old one."""
         conf = self._conf()
         files = conf.config_file
-        names = [*config.unknown(files), *config.repeated(files), *config.deprecated(files)]
+        names = [*unknown_options.unknown(files), *unknown_options.repeated(files), *unknown_options.deprecated(files)]
         return _of([*names, *validation.doubtful(conf), *validation.deprecated(conf)], _warning)
 
     @_guarded
@@ -115,120 +110,47 @@ class Checks(upgradecheck.UpgradeCommands):
     @_guarded
     def _plugins(self) -> upgradecheck.Result:
         """Every installed plugin can be loaded; one that the configuration names is a matter of the first check."""
-        return _of([each.sentence() for each in survey() if each.state is not State.READY], _warning)
+        return _of([each.sentence() for each in survey() if each.state is not PluginState.READY], _warning)
 
     @_guarded
     def _schema(self) -> upgradecheck.Result:
         """The database can be reached and is at the newest revision."""
         database = self._database()
-        behind = [each.distribution for each in migrations.discover() if each.version(database) != each.head()]
+        behind = [each.name for each in migrations.discover() if each.version(database) != each.head()]
         return _failure(f"Behind: {', '.join(behind)}. Run: moorage-manage db upgrade") if behind else _SUCCESS
 
     @_guarded
     def _tables(self) -> upgradecheck.Result:
-        """The tables are what the code expects; of a database that is behind, the check before has told."""
+        """The tables are what the code expects, and of installed parts; of a database that is behind, the check before has told."""
         database = self._database()
         found = migrations.discover()
         if any(each.version(database) != each.head() for each in found):
             return _SUCCESS
         count = sum(len(each.differences(database)) for each in found)
-        return (
-            _warning(f"{count} differ from what the code expects; moorage-manage db check shows them.")
-            if count
-            else _SUCCESS
-        )
+        said = [f"{count} differ from what the code expects; moorage-manage db check shows them."] if count else []
+        left = migrations.removed(database)
+        said += [
+            f"The part {name} (revision {revision}) is not installed. Install its distribution again, or drop its tables and "
+            f"alembic_version_{name}."
+            for name, revision in left.chains.items()
+        ]
+        if left.tables:
+            said.append(f"No installed part knows the tables {', '.join(left.tables)}.")
+        return _of(said, _warning)
 
-    @_guarded
-    def _services(self) -> upgradecheck.Result:
-        """Services that have not ended speak this release's version, or one of the same major."""
-        others: dict[str, list[str]] = {}
-        for each in ServiceRegistry(self._database(), SystemClock()).list():
-            if not each.stopped and each.rpc_version != RPC_VERSION:
-                others.setdefault(each.rpc_version, []).append(f"{each.binary} {each.host}")
-        if not others:
-            return _SUCCESS
-        told = "; ".join(f"{version}: {', '.join(sorted(names))}" for version, names in sorted(others.items()))
-        if any(version.partition(".")[0] != RPC_VERSION.partition(".")[0] for version in others):
-            return _failure(
-                f"Services speak versions that this release ({RPC_VERSION}) does not. Stop them first. {told}."
-            )
-        return _warning(
-            f"Services of another version than {RPC_VERSION} run; restart them in the order of the guide. {told}."
-        )
-
-    @_guarded
-    def _operations(self) -> upgradecheck.Result:
-        """No operation waits for a person."""
-        with self._database().read() as tx:
-            found = [
-                f"{count} of {kind} are quarantined; moorage cleanup list --phase quarantined shows them."
-                for kind, count in tx.execute(_QUARANTINED.group_by(workers.c.resource_type))
-            ]
-        return _of(found, _warning)
-
-    @_guarded
-    def _shards(self) -> upgradecheck.Result:
-        """No or every node has a shard, and every shard can be asked for."""
-        return _of(problems(self._database()), _warning)
-
-    @_guarded
-    def _messages(self) -> upgradecheck.Result:
-        """A message broker, where there is one, can be reached from here."""
-        conf = self._conf()
-        places = _places(conf.rpc.transport_url)
-        wrong = [f"{host}:{port} ({why})" for host, port in places if (why := _unreachable(host, port))]
-        if not wrong:
-            return _SUCCESS
-        text = f"[rpc] transport_url: cannot be reached from here: {', '.join(wrong)}."
-        return _failure(text) if len(wrong) == len(places) else _warning(text)
-
-    @_guarded
-    def _coordination(self) -> upgradecheck.Result:
-        """The backend of coordination, where there is one, can be reached from here."""
-        conf = self._conf()
-        if not conf.coordination.periodic_coordination_backend:
-            return _SUCCESS
-        database = Database.from_config(conf)
-        make = coordination_loading.factory_from_config(
-            conf, SystemClock(), database=database, services=validation.NullServiceLives(database)
-        )
-        client = make(lambda: None)
-        try:
-            client.start()
-        except errors.Unavailable as error:
-            return (_failure if conf.coordination.startup_policy == "fail" else _warning)(error.message)
-        finally:
-            client.close()
-        return _SUCCESS
-
-    _upgrade_checks = (
+    _own = (
         ("configuration", _configuration),
         ("options", _options),
         ("files", _secrets),
         ("plugins", _plugins),
         ("database schema", _schema),
         ("tables", _tables),
-        ("services", _services),
-        ("operations", _operations),
-        ("shards", _shards),
-        ("messages", _messages),
-        ("coordination", _coordination),
     )
 
 
-def _places(url: str) -> list[tuple[str, int]]:
-    """The brokers that a transport's URL names, as oslo.messaging reads it; none for those of one machine."""
-    network = urlsplit(url).netloc
-    found = [urlsplit(f"//{each}") for each in network.split(",") if each]
-    return [(each.hostname, each.port or _PORT) for each in found if each.hostname]
-
-
-def _unreachable(host: str, port: int) -> str:
-    try:
-        socket.create_connection((host, port), timeout=_PATIENCE).close()
-    except OSError as error:
-        return error.strerror or str(error)
-    return ""
+def _look(part: InstalledPart, function: str, checks: Checks) -> upgradecheck.Result:
+    """Make the check of a part."""
+    return _of(part.load(function)(checks._conf()), _warning)
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -26,14 +26,14 @@ from moorage.control_plane.supervisor import Program, Supervisor, command, write
 from moorage.db import Database, migrations
 from moorage.http import authentication
 
-__all__ = ["ControlPlane", "Plan"]
+__all__ = ["ControlPlane", "LaunchPlan"]
 
 LOG = logging.getLogger(__name__)
 _LAST_PORT = 65535
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class LaunchPlan:
     """What shall run, and where."""
 
     state_dir: Path
@@ -78,7 +78,7 @@ class ControlPlane:
     :raises Unavailable: from :meth:`start`, when something else went wrong that a later try may not meet.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: LaunchPlan) -> None:
         self.plan = replace(plan, state_dir=plan.state_dir.absolute(), bind=_with_port(plan.bind))
         self._supervisor: Supervisor | None = None
         self._accepted = AcceptedCopy(self.plan.state_dir / "accepted" / "up")
@@ -228,7 +228,7 @@ def _with_port(bind: str) -> str:
         return f"{host}:{probe.getsockname()[1]}"
 
 
-def _chooses_no_coordination(plan: Plan) -> bool:
+def _chooses_no_coordination(plan: LaunchPlan) -> bool:
     found = plan.load().get_location("periodic_coordination_backend", "coordination")
     return found is not None and bool(found.location is cfg.Locations.opt_default)
 

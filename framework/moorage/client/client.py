@@ -135,6 +135,35 @@ class Client:
             if not after:
                 return
 
+    def events(self, after: int | str | None = None, *, wait: int | None = None, **query: Any) -> dict[str, Any]:
+        """One page of the journal: ``events`` and ``next_after``. The query takes the filters of the API.
+
+        :param after: the cursor: ``next_after`` of the page before; ``latest``: only new events; None: from the oldest.
+        :param wait: seconds to wait for the first event; at most 60.
+        :raises Gone: events after the cursor were purged.
+        """
+        return dict(self.request("GET", "/events", query={**query, "after": after, "wait": wait}))
+
+    def webhooks(self) -> Iterator[dict[str, Any]]:
+        """Webhooks by name, each with its place in the journal and its last error."""
+        return self.pages("/webhooks", "webhooks")
+
+    def webhook(self, name_or_uuid: str) -> dict[str, Any]:
+        """One webhook."""
+        return dict(self.request("GET", f"/webhooks/{_part(name_or_uuid)}"))
+
+    def create_webhook(self, name: str, url: str, **settings: Any) -> dict[str, Any]:
+        """A new webhook: ``secret``, ``kinds``, ``projects``, ``enabled``, ``after``. Without a secret the answer has a new one."""
+        return dict(self.request("POST", "/webhooks", body={"name": name, "url": url, **settings}))
+
+    def change_webhook(self, name_or_uuid: str, **changes: Any) -> dict[str, Any]:
+        """Change ``url``, ``secret``, ``kinds``, ``projects`` or ``enabled``, or move the cursor with ``after``."""
+        return dict(self.request("PATCH", f"/webhooks/{_part(name_or_uuid)}", body=changes))
+
+    def delete_webhook(self, name_or_uuid: str) -> None:
+        """Remove a webhook."""
+        self.request("DELETE", f"/webhooks/{_part(name_or_uuid)}")
+
     # -- what there is --------------------------------------------------------------------------------------------
 
     def services(self, **query: Any) -> list[dict[str, Any]]:
@@ -230,6 +259,18 @@ class Client:
     def delete_pool(self, uuid: str) -> None:
         """Remove a pool."""
         self.request("DELETE", f"/pools/{uuid}")
+
+    def quotas(self, project: str | None = None) -> list[dict[str, Any]]:
+        """Limits of projects with what is used of them; None: of all projects that the caller may see."""
+        return list(self.request("GET", "/quotas", query={"project": project})["quotas"])
+
+    def set_quota(self, project: str, resource_class: str, limit: int) -> dict[str, Any]:
+        """Set a limit of a project."""
+        return dict(self.request("PUT", f"/quotas/{_part(project)}/{_part(resource_class)}", body={"limit": limit}))
+
+    def unset_quota(self, project: str, resource_class: str) -> None:
+        """Remove a limit of a project."""
+        self.request("DELETE", f"/quotas/{_part(project)}/{_part(resource_class)}")
 
     def server_groups(self) -> Iterator[dict[str, Any]]:
         """Server groups with their members by uuid."""
@@ -370,9 +411,17 @@ class Client:
     def act_on_instance(
         self, uuid: str, action: str, body: Mapping[str, Any] | None = None, idempotency_key: str | None = None
     ) -> dict[str, Any]:
-        """Begin to rebuild, resize, live_migrate, shelve_offload or unshelve an instance; likewise."""
+        """Begin to stop, start, reboot, rebuild, resize, live_migrate, shelve_offload or unshelve an instance; likewise."""
         path, asked = f"/instances/{uuid}/action", {action: dict(body or {})}
         return dict(self.request("POST", path, body=asked, headers=_key(idempotency_key)))
+
+    def instance_console(self, uuid: str, lines: int = 100) -> str:
+        """The last lines that an instance wrote."""
+        return str(self.request("GET", f"/instances/{uuid}/console", query={"lines": lines})["output"])
+
+    def instance_usage(self, uuid: str) -> dict[str, Any]:
+        """What an instance uses: ``cpu_seconds`` and ``memory_bytes``."""
+        return dict(self.request("GET", f"/instances/{uuid}/usage"))
 
     def delete_instance(self, uuid: str, *, force: bool = False) -> None:
         """Begin to delete an instance."""

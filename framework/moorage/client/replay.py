@@ -16,10 +16,10 @@ from typing import Any
 
 from moorage import errors, randomness, threads
 from moorage.client.client import Client
-from moorage.client.workload import Request
+from moorage.client.workload import WorkloadRequest
 from moorage.clock import Clock
 
-__all__ = ["Report", "over_allocation", "replay"]
+__all__ = ["ReplayReport", "over_allocation", "replay"]
 
 #: Seconds for which a request without an answer is asked again, with the same uuid; and for which builds and deletions may go on
 #: after the last one.
@@ -29,7 +29,7 @@ _LOOK = 0.25
 
 
 @dataclass(slots=True)
-class Report:
+class ReplayReport:
     """What came of a replay. Times are of the create requests as a client sees them.
 
     :ivar failed: requests that were answered with an error, and deletions that were not done.
@@ -78,7 +78,7 @@ class _Tally:
 
     def __init__(self) -> None:
         self.lock = threads.lock()
-        self.report = Report()
+        self.report = ReplayReport()
         self.seconds: list[float] = []
         #: Acknowledged and not deleted; and all that was ever asked for.
         self.held: set[str] = set()
@@ -89,13 +89,13 @@ class _Tally:
 
 def replay(
     clients: Sequence[Client],
-    requests: Sequence[Request],
+    requests: Sequence[WorkloadRequest],
     clock: Clock,
     *,
     release: bool,
     kill: Callable[[], str] | None = None,
     progress: Callable[[int, int], None] | None = None,
-) -> Report:
+) -> ReplayReport:
     """Send the requests in order of arrival, as fast as the clients (a thread each) are answered.
 
     :param release: delete an instance when its lifetime, in the record's time, is over; otherwise all stay (saturation).
@@ -158,7 +158,7 @@ def _release_due(
         running.add(pool.submit(_release, clients[number % len(clients)], instance, tally, clock))
 
 
-def _place(client: Client, request: Request, instance: str, tally: _Tally, clock: Clock) -> None:
+def _place(client: Client, request: WorkloadRequest, instance: str, tally: _Tally, clock: Clock) -> None:
     body = {
         "uuid": instance,
         "name": request.name,
@@ -238,7 +238,7 @@ def _raise(done: set[futures.Future[None]]) -> None:
         future.result()
 
 
-def _finish(report: Report, tally: _Tally) -> None:
+def _finish(report: ReplayReport, tally: _Tally) -> None:
     ordered = sorted(tally.seconds)
     if ordered:
         report.p50_ms = round(ordered[len(ordered) // 2] * 1000, 2)

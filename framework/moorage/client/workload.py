@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Recorded workloads: what arrived when, how large it was and how long it stayed.
 
-Three CSV formats are told apart by their header, and JSON lines with the fields of :class:`Request`; ``.gz`` is read too.
+Three CSV formats are told apart by their header, and JSON lines with the fields of :class:`WorkloadRequest`; ``.gz`` is read too.
 
 * openb: ``arrival_s, lifetime_s, name, cpu_milli, memory_mib, gpus, ...``. CPU is rounded up to whole VCPUs; every GPU, shared or
   not, becomes a whole PGPU.
@@ -22,11 +22,11 @@ from typing import Any, TextIO
 
 from moorage import errors
 
-__all__ = ["Request", "read_requests"]
+__all__ = ["WorkloadRequest", "read_requests"]
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class WorkloadRequest:
     """One request of a workload.
 
     :param arrival: seconds since the start of the record.
@@ -45,7 +45,7 @@ class Request:
         return "-".join(f"{name.lower()}{units}" for name, units in sorted(self.resources.items())) or "empty"
 
 
-def read_requests(path: Path) -> list[Request]:
+def read_requests(path: Path) -> list[WorkloadRequest]:
     """All requests of a file, by arrival.
 
     :raises InvalidInput: the file cannot be read or a line is wrong; says which line and what.
@@ -63,7 +63,7 @@ def _open(path: Path) -> TextIO:
     return open(path, encoding="utf-8", newline="")
 
 
-def _parse(path: Path, stream: TextIO) -> Iterator[Request]:
+def _parse(path: Path, stream: TextIO) -> Iterator[WorkloadRequest]:
     first = stream.readline()
     if first.lstrip().startswith("{"):
         yield from _lines(path, first, stream)
@@ -77,7 +77,7 @@ def _parse(path: Path, stream: TextIO) -> Iterator[Request]:
             raise errors.InvalidInput(f"{path}, line {number}: {error or 'a column is missing'}.") from error
 
 
-def _format_of(path: Path, header: list[str]) -> Callable[[Mapping[str, Any]], Request]:
+def _format_of(path: Path, header: list[str]) -> Callable[[Mapping[str, Any]], WorkloadRequest]:
     known = set(header)
     if {"arrival_s", "lifetime_s", "name", "cpu_milli", "memory_mib", "gpus"} <= known:
         return _openb
@@ -92,7 +92,7 @@ def _format_of(path: Path, header: list[str]) -> Callable[[Mapping[str, Any]], R
     )
 
 
-def _openb(row: Mapping[str, Any]) -> Request:
+def _openb(row: Mapping[str, Any]) -> WorkloadRequest:
     return _request(
         row,
         str(row["name"]),
@@ -100,15 +100,15 @@ def _openb(row: Mapping[str, Any]) -> Request:
     )
 
 
-def _surf(row: Mapping[str, Any]) -> Request:
+def _surf(row: Mapping[str, Any]) -> WorkloadRequest:
     return _request(row, str(row.get("id", "")), {"VCPU": row["vcpus"], "MEMORY_MB": row["memory_mb"]})
 
 
-def _own(row: Mapping[str, Any], resources: Mapping[str, Any]) -> Request:
+def _own(row: Mapping[str, Any], resources: Mapping[str, Any]) -> WorkloadRequest:
     return _request(row, str(row.get("name") or ""), {name: value or 0 for name, value in resources.items()})
 
 
-def _lines(path: Path, first: str, stream: TextIO) -> Iterator[Request]:
+def _lines(path: Path, first: str, stream: TextIO) -> Iterator[WorkloadRequest]:
     for number, line in enumerate([first, *stream], start=1):
         if not line.strip():
             continue
@@ -122,7 +122,7 @@ def _lines(path: Path, first: str, stream: TextIO) -> Iterator[Request]:
             ) from error
 
 
-def _request(row: Mapping[str, Any], name: str, resources: Mapping[str, Any]) -> Request:
+def _request(row: Mapping[str, Any], name: str, resources: Mapping[str, Any]) -> WorkloadRequest:
     arrival, lifetime = float(row["arrival_s"]), float(row["lifetime_s"])
     if not (0 <= arrival < float("inf") and 0 <= lifetime < float("inf")):
         raise ValueError("arrival_s and lifetime_s must be zero or more")
@@ -130,7 +130,7 @@ def _request(row: Mapping[str, Any], name: str, resources: Mapping[str, Any]) ->
     wanted = {key: value for key, value in units.items() if value}
     if not wanted:
         raise ValueError("the request asks for nothing")
-    return Request(arrival, lifetime, name, wanted)
+    return WorkloadRequest(arrival, lifetime, name, wanted)
 
 
 def _units(value: Any) -> int:

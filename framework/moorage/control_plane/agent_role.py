@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from oslo_config import cfg
+from oslo_log import log as logging
 
 from moorage import errors, randomness, threads
+from moorage.bounded_pool import BoundedPool
 from moorage.control_plane.cleaning import AgentCleaning
 from moorage.control_plane.factories import open_instances, open_store, open_workers
 from moorage.control_plane.interface import AGENT_SERVICES, AgentService, AgentTools
@@ -18,14 +20,17 @@ from moorage.fleet.interface import Node, check_shard
 from moorage.fleet.nodes import NodeStore
 from moorage.instances.create import cast_to_agent
 from moorage.rpc.interface import Subscription
-from moorage.rpc.server import Dispatcher, endpoints_of, rpc_method
-from moorage.scheduling.interface import declared_fields
+from moorage.rpc.server import RpcDispatcher, endpoints_of, rpc_method
+from moorage.scheduling.instance_fields import declared_fields
 from moorage.scheduling.options import sync_seconds
 from moorage.scheduling.reporter import AGENTS, Reporter
 
 __all__ = ["Agent", "nodes_of_agent"]
 
+LOG = logging.getLogger(__name__)
 _PAGE = 1000
+#: Seconds that services have to end, however little the rest has left of them.
+_LEAST = 1.0
 
 
 def nodes_of_agent(nodes: NodeStore, host: str, my_shard: str | None) -> Callable[[], Iterable[Node]]:
@@ -60,6 +65,7 @@ class Agent:
 
     def start(self, platform: Platform, conf: cfg.ConfigOpts) -> None:
         """Finish what an earlier epoch left, then serve."""
+        self._clock = platform.clock
         store = open_store(platform, conf)
         reporter = Reporter(
             platform.sender,
@@ -90,7 +96,10 @@ class Agent:
                 endpoints += service.endpoints()
         self._soon = threads.event()
         self._subscription: Subscription = platform.transport.serve(
-            AGENTS, platform.name, Dispatcher(endpoints_of(self, self._cleaning, *endpoints)), threads=conf.rpc.threads
+            AGENTS,
+            platform.name,
+            RpcDispatcher(endpoints_of(self, self._cleaning, *endpoints)),
+            threads=conf.rpc.threads,
         )
         for loaded, service in services:
             with loaded.building():
@@ -128,17 +137,24 @@ class Agent:
         self._cleaning.reload(conf)
 
     def stop(self, drain_seconds: float) -> None:
-        """Take nothing new, end what runs."""
+        """Take nothing new, end what runs. The services end side by side: one that hangs takes no time of the others."""
+        end = self._clock.monotonic() + drain_seconds
         self._subscription.stop(drain_seconds)
         for each in self._periodic:
-            each.stop(drain_seconds)
+            each.stop(end - self._clock.monotonic())
         self._cleaning.stop()
-        for service in self._services:
-            run_logged(f"end of {type(service).__name__}", service.stop)
+        pool = BoundedPool("end of services", self._clock, len(self._services))
+        pool.for_each(
+            self._services,
+            lambda service: run_logged(f"end of {_name(service)}", service.stop),
+            max(_LEAST, end - self._clock.monotonic()),
+            lambda service: LOG.warning("%s has not ended within %g s.", _name(service), drain_seconds),
+        )
+        pool.close()
 
     def _sweeps(self, platform: Platform, seconds: float) -> list[PeriodicLoop]:
         """A thread for each service: one whose sweep fails, or hangs, holds up no other one."""
-        works = [(f"sweep of {type(service).__name__}", service.sweep) for service in self._services]
+        works = [(f"sweep of {_name(service)}", service.sweep) for service in self._services]
         works.append(("comparison of instances that was asked for", self._tell_if_asked))
         return [PeriodicLoop(platform, name, work, seconds) for name, work in works]
 
@@ -146,3 +162,7 @@ class Agent:
         if self._soon.is_set():
             self._soon.clear()
             self._tell_instances()
+
+
+def _name(service: AgentService) -> str:
+    return type(service).__name__

@@ -10,13 +10,12 @@ import sqlalchemy as sa
 from oslo_config import cfg
 
 from moorage.allocation import api as allocation_api
-from moorage.allocation import pools_api
+from moorage.allocation import pools_api, quotas_api
 from moorage.cleanup import api as cleanup_api
 from moorage.cleanup.dry_run import blocked_reason
 from moorage.cleanup.requests import RequestStore
 from moorage.cleanup.views import OperationViews
-from moorage.control_plane import api as control_plane_api
-from moorage.control_plane.collectors import CleanupCollector, PeriodicCollector, ShardCollector
+from moorage.control_plane.collectors import PeriodicCollector
 from moorage.control_plane.core_api import PREFIX, CoreApplication, root_application
 from moorage.control_plane.enrolment import Enrolment
 from moorage.control_plane.factories import (
@@ -29,14 +28,14 @@ from moorage.control_plane.fleet_audit import FleetAudit
 from moorage.control_plane.idempotency import IdempotencyKeys
 from moorage.control_plane.interface import API_EXTENSIONS, ApiExtension, ApiTools
 from moorage.control_plane.notifications import ask_to_sync, tell_schedulers
-from moorage.control_plane.periodic import EngineNames, enabled_tasks
-from moorage.control_plane.policies import POLICIES
+from moorage.control_plane.periodic import RegisteredEngines, enabled_tasks
+from moorage.control_plane.policies import core_policies
 from moorage.control_plane.process import Platform
 from moorage.control_plane.scheduler_client import Schedulers
 from moorage.control_plane.shard_hosts import ShardHosts
 from moorage.control_plane.sharding import open_mover, open_plans, shards_for_new
 from moorage.coordination import api as coordination_api
-from moorage.coordination.ledger import SqlLedger
+from moorage.coordination.ledger import SqlRingLedger
 from moorage.coordination.task_store import TaskStore
 from moorage.extensions import Loaded
 from moorage.fleet import api as fleet_api
@@ -49,24 +48,33 @@ from moorage.http.application import Application
 from moorage.http.health import Health
 from moorage.http.metrics import Metrics
 from moorage.http.middleware import with_middleware
-from moorage.http.mounts import Dispatcher, IsolatedApp, resolve_mounts
-from moorage.http.policy import Policy
+from moorage.http.mounts import IsolatedApp, MountDispatcher, resolve_mounts
+from moorage.http.policy import AccessPolicy
 from moorage.http.routes import Route, Wsgi
+from moorage.http.server import address_of
+from moorage.instances import api as instances_api
 from moorage.instances import server_groups_api
 from moorage.instances.actions import InPlace
+from moorage.instances.ask_agent import AgentQuestions
+from moorage.instances.availability import Availability
 from moorage.instances.create import Deleter, cast_to_agent
 from moorage.instances.reset_state import Resetter
+from moorage.journal import api as journal_api
+from moorage.journal import webhooks_api
+from moorage.journal.reader import JournalReader, Tail
+from moorage.journal.webhooks import WebhookStore
 from moorage.observers.interface import InstanceDeleted, ShardReassigned
+from moorage.part import parts
 from moorage.scheduling import api as scheduling_api
 from moorage.scheduling.groups import GroupStore
 from moorage.scheduling.reporter import TOPIC as SCHEDULERS
 from moorage.services import api as services_api
-from moorage.services.heartbeat import LivenessObserver
 from moorage.services.interface import Service
+from moorage.services.liveness import LivenessObserver
 from moorage.services.registry import ServiceRegistry
 from moorage.sharding import api as sharding_api
 
-__all__ = ["ApiAssembly", "dialects", "living"]
+__all__ = ["ApiAssembly", "check", "dialects", "living"]
 
 #: Seconds that a request takes at most beside waiting for schedulers.
 _SPARE = 30.0
@@ -91,10 +99,12 @@ class ApiAssembly:
         self._conf = conf
         self._metrics = Metrics()
         self._nodes = NodeStore(platform.database)
+        self._tail = Tail(platform.database, platform.clock)
         self._observer = LivenessObserver(platform.clock, conf.services.service_down_time)
-        self._metrics.registry.register(CleanupCollector(platform.database))
-        self._metrics.registry.register(ShardCollector(platform.database))
-        names = EngineNames(platform.registry, self._observer)
+        for part in parts():
+            for collector in part.declared.collectors:
+                self._metrics.registry.register(part.load(collector)(platform.database))
+        names = RegisteredEngines(platform.registry, self._observer)
         self._metrics.registry.register(PeriodicCollector(platform.database, names, self._living))
         # Every scheduler that is asked may use up its time; then the first request with a key is taken for dead.
         section = conf.control_plane
@@ -104,21 +114,28 @@ class ApiAssembly:
         self._enrolment = functools.cache(self._enrol)
         self._routes = functools.cache(self._all_routes)
 
+    def stop(self) -> None:
+        """End what reads for requests that wait."""
+        self._tail.stop()
+
     def mounts(self, conf: cfg.ConfigOpts) -> Mapping[str, Wsgi]:
         """All applications by prefix: the core, the enabled dialects, ``/healthcheck``, ``/metrics``.
 
         :raises ConfigError: the configuration or a plugin cannot be used.
         """
-        policy = _policy(conf, API_EXTENSIONS.load_all(conf.api.enabled_apis))
+        policy = _policy(conf, API_EXTENSIONS.chosen(conf))
         tools = self._tools(conf, policy)
-        core = CoreApplication(self._routes(), tools, self._idempotency)
+        brought = [
+            route for part in parts() for each in part.declared.routes for route in part.load(f"{each}:routes")(tools)
+        ]
+        core = CoreApplication((*self._routes(), *brought), tools, self._idempotency)
         open_to_all: dict[str, Wsgi] = {
             "/healthcheck": Health({"store": self._store_answers, "schedulers": self._schedulers_listen}),
             "/metrics": self._metrics,
         }
         # At the root are the versions of the core, unless a dialect is mounted there.
         apis = {"": root_application(tools), PREFIX: core} | dialects(tools, {PREFIX, *open_to_all})
-        return {**open_to_all, "": with_middleware(Dispatcher(apis), conf)}
+        return {**open_to_all, "": with_middleware(MountDispatcher(apis), conf)}
 
     def dialect(self, name: str, conf: cfg.ConfigOpts) -> Wsgi:
         """One dialect, enabled or not.
@@ -151,7 +168,7 @@ class ApiAssembly:
             if hosts.correct() + self._enrolment().assign():
                 tell_schedulers(self._platform)()
 
-    def _tools(self, conf: cfg.ConfigOpts, policy: Policy) -> ApiTools:
+    def _tools(self, conf: cfg.ConfigOpts, policy: AccessPolicy) -> ApiTools:
         platform = self._platform
         return ApiTools(
             conf=conf,
@@ -187,7 +204,9 @@ class ApiAssembly:
         deleter = Deleter(
             platform.database, instances, workers, cast, lambda uuid: platform.tell(InstanceDeleted(uuid, ""))
         )
-        in_place = InPlace(platform.database, instances, workers, cast)
+        availability = Availability(platform.database, conf.services.service_down_time)
+        questions = AgentQuestions(platform.sender, availability, conf.api.threads)
+        in_place = InPlace(platform.database, instances, workers, cast, availability.lacking)
         resetter = Resetter(platform.database, instances, workers, store, ask_to_sync(platform))
         return (
             *services_api.routes(platform.registry, self._observer, states_changed),
@@ -205,6 +224,7 @@ class ApiAssembly:
                 open_detectors(platform, conf),
                 FleetAudit(platform.database, nodes, store, instances, self._enrolment()).checks(),
             ),
+            *quotas_api.routes(store),
             *scheduling_api.routes(schedulers, groups.resolved),
             *cleanup_api.routes(
                 OperationViews(platform.database, open_workers(platform, conf), hinders),
@@ -213,15 +233,17 @@ class ApiAssembly:
                 conf.cleanup.enabled_handlers,
                 hinders,
             ),
-            *control_plane_api.routes(instances, schedulers, deleter, in_place, resetter, groups.resolved),
+            *instances_api.routes(instances, schedulers, deleter, in_place, resetter, groups.resolved, questions.ask),
             *server_groups_api.routes(groups),
             *sharding_api.routes(platform.database, nodes, plans, mover, self._resharded),
             *coordination_api.routes(
-                SqlLedger(platform.database),
+                SqlRingLedger(platform.database),
                 TaskStore(platform.database),
                 enabled_tasks(conf),
-                EngineNames(platform.registry, self._observer),
+                RegisteredEngines(platform.registry, self._observer),
             ),
+            *journal_api.routes(JournalReader(platform.database), self._tail, platform.clock),
+            *webhooks_api.routes(WebhookStore(platform.database)),
         )
 
     def _store_answers(self) -> str:
@@ -234,9 +256,21 @@ class ApiAssembly:
         return "no scheduler is listening" if listening is not None and not listening else ""
 
 
-def _policy(conf: cfg.ConfigOpts, extensions: Iterable[Loaded[ApiExtension]]) -> Policy:
+def check(conf: cfg.ConfigOpts) -> None:
+    """Refuse what the API role could not serve; opens nothing.
+
+    :raises ConfigError: the address, a dialect, a mount or the policy cannot be used.
+    """
+    address_of(conf.api.bind)
+    authentication.refuse_open_noauth(conf.api.auth_strategy, conf.api.bind)
+    extensions = API_EXTENSIONS.chosen(conf)
+    resolve_mounts({each.name: each.plugin.mount for each in extensions}, conf.api.mounts, ())
+    _policy(conf, extensions)
+
+
+def _policy(conf: cfg.ConfigOpts, extensions: Iterable[Loaded[ApiExtension]]) -> AccessPolicy:
     rules = (rule for each in extensions for rule in each.plugin.policies)
-    return Policy((*POLICIES, *rules), conf.api.policy_file)
+    return AccessPolicy((*core_policies(), *rules), conf.api.policy_file)
 
 
 def dialects(tools: ApiTools, taken: Collection[str]) -> dict[str, Wsgi]:
@@ -246,7 +280,7 @@ def dialects(tools: ApiTools, taken: Collection[str]) -> dict[str, Wsgi]:
     :raises ConfigError: a plugin or mount that cannot be used.
     """
     conf = tools.conf
-    loaded = API_EXTENSIONS.load_all(conf.api.enabled_apis)
+    loaded = API_EXTENSIONS.chosen(conf)
     prefixes = resolve_mounts({each.name: each.plugin.mount for each in loaded}, conf.api.mounts, taken)
     found: dict[str, Wsgi] = {}
     for each in loaded:

@@ -9,7 +9,7 @@ from moorage.control_plane.api_assembly import ApiAssembly
 from moorage.control_plane.periodic_loop import PeriodicLoop
 from moorage.control_plane.process import Platform
 from moorage.http import authentication
-from moorage.http.mounts import Dispatcher
+from moorage.http.mounts import MountDispatcher
 from moorage.http.server import Server
 
 __all__ = ["ApiRole"]
@@ -26,7 +26,7 @@ class ApiRole:
         """Build the applications and listen."""
         authentication.refuse_open_noauth(conf.api.auth_strategy, conf.api.bind)
         self._assembly = ApiAssembly(platform, conf)
-        self._dispatcher = Dispatcher(self._assembly.mounts(conf))
+        self._dispatcher = MountDispatcher(self._assembly.mounts(conf))
         self._server = Server(
             conf.api.bind,
             self._dispatcher,
@@ -50,4 +50,5 @@ class ApiRole:
     def stop(self, drain_seconds: float) -> None:
         """Answer the requests that have arrived, then end."""
         self._server.stop()
+        self._assembly.stop()
         self._beats.stop()

@@ -32,8 +32,8 @@ from moorage.instances.create import AGENT_TOPIC
 from moorage.observers.interface import CleanupFinished
 from moorage.rpc.server import rpc_method
 from moorage.scheduling.reporter import TOPIC as SCHEDULERS
-from moorage.services.heartbeat import LivenessObserver
 from moorage.services.interface import Service
+from moorage.services.liveness import LivenessObserver
 from moorage.work.fences import FencePurge
 from moorage.work.interface import Operation
 from moorage.work.operations import SqlOperationStore

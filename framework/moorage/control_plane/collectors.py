@@ -1,115 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``/metrics`` counts in the store each time it is asked."""
+"""What ``/metrics`` counts of engines each time it is asked."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import sqlalchemy as sa
 from oslo_log import log as logging
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from moorage import errors
-from moorage.cleanup import totals
-from moorage.coordination.api import EngineNames
-from moorage.coordination.ledger import Adoption, RingRow, SqlLedger
+from moorage.coordination.api import EngineDirectory
+from moorage.coordination.ledger import Adoption, RingRow, SqlRingLedger
 from moorage.coordination.membership import MemberId
 from moorage.coordination.task_store import COUNTS, TaskStore
-from moorage.db import MICROSECONDS, Database, read_now
-from moorage.fleet.nodes import NodeStore
+from moorage.db import MICROSECONDS, Database
 from moorage.services.interface import Service
-from moorage.sharding.checks import agents_of_shards
-from moorage.work.tables import workers
 
-__all__ = ["CleanupCollector", "PeriodicCollector", "ShardCollector"]
+__all__ = ["PeriodicCollector"]
 
 LOG = logging.getLogger(__name__)
-_ROWS = sa.select(
-    workers.c.resource_type, workers.c.status, workers.c.phase, sa.func.count(), sa.func.min(workers.c.created_at)
-).group_by(workers.c.resource_type, workers.c.status, workers.c.phase)
-_EXPIRED = sa.select(workers.c.resource_type, sa.func.count()).where(
-    workers.c.owner.is_not(None), workers.c.expires_at < sa.bindparam("moment")
-)
-
-
-class ShardCollector:
-    """Nodes and working agents of each shard. Two statements each time."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    def describe(self) -> list[Any]:
-        """Nothing beforehand: no statement runs when it is registered."""
-        return []
-
-    def collect(self) -> Iterator[Any]:
-        """The metrics; none when the store is away."""
-        members = GaugeMetricFamily("moorage_shard_nodes", "Nodes of a shard; empty: without a shard", labels=["shard"])
-        serving = GaugeMetricFamily("moorage_shard_agents", "Working agents that serve a shard", labels=["shard"])
-        try:
-            with self._database.read() as tx:
-                agents = agents_of_shards(tx)
-            counts = dict(NodeStore(self._database).shards())
-        except errors.MoorageError as error:
-            LOG.warning("The metrics of shards cannot be read: %s", error.message)
-            return
-        for shard in counts.keys() | agents.keys():
-            members.add_metric([shard or ""], counts.get(shard, 0))
-            if agents:
-                serving.add_metric([shard or ""], len(agents.get(shard if shard in agents else None, ())))
-        yield from (members, serving)
-
-
-class CleanupCollector:
-    """Counts operations in progress by type, status and phase, their age, claims of orphans and outcomes of cleanup.
-
-    Four statements each time.
-    """
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    def describe(self) -> list[Any]:
-        """Nothing beforehand: no statement runs when it is registered."""
-        return []
-
-    def collect(self) -> Iterator[Any]:
-        """The metrics; none when the store is away."""
-        rows = GaugeMetricFamily(
-            "moorage_workers", "Operations in progress", labels=["resource_type", "status", "phase"]
-        )
-        oldest = GaugeMetricFamily(
-            "moorage_workers_oldest_seconds",
-            "Age of the oldest operation in progress",
-            labels=["resource_type", "status", "phase"],
-        )
-        expired = GaugeMetricFamily(
-            "moorage_workers_expired", "Operations whose owner's lease has expired", labels=["resource_type"]
-        )
-        labels = ["resource_type", "outcome"]
-        outcomes = CounterMetricFamily("moorage_cleanup_outcomes", "What became of orphans", labels=labels)
-        seconds = CounterMetricFamily("moorage_cleanup_seconds", "Time spent on orphans, by outcome", labels=labels)
-        claims = CounterMetricFamily(
-            "moorage_cleanup_claims", "Claims of orphans, by how they ended", labels=["resource_type", "result"]
-        )
-        try:
-            with self._database.read() as tx:
-                moment = read_now(tx)
-                for kind, status, phase, count, first in tx.execute(_ROWS):
-                    rows.add_metric([kind, status, phase], count)
-                    oldest.add_metric([kind, status, phase], max(0, moment - first) / MICROSECONDS)
-                for kind, count in tx.execute(_EXPIRED.group_by(workers.c.resource_type), {"moment": moment}):
-                    expired.add_metric([kind], count)
-                for (kind, outcome), total in totals.outcomes(tx).items():
-                    outcomes.add_metric([kind, outcome], total.number)
-                    seconds.add_metric([kind, outcome], total.seconds)
-                for (kind, result), count in totals.claims(tx).items():
-                    claims.add_metric([kind, result], count)
-        except errors.MoorageError as error:
-            LOG.warning("The metrics of cleanup cannot be read: %s", error.message)
-            return
-        yield from (rows, oldest, expired, claims, outcomes, seconds)
 
 
 class PeriodicCollector:
@@ -121,10 +31,10 @@ class PeriodicCollector:
     """
 
     def __init__(
-        self, database: Database, names: EngineNames, services: Callable[[], Sequence[tuple[Service, bool]]]
+        self, database: Database, names: EngineDirectory, services: Callable[[], Sequence[tuple[Service, bool]]]
     ) -> None:
         self._tasks = TaskStore(database)
-        self._ledger = SqlLedger(database)
+        self._ledger = SqlRingLedger(database)
         self._names = names
         self._services = services
 

@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reading the configuration: one object that is passed on, never a global one.
 
-Options come from the ``oslo.config.opts`` entry points of Moorage and of every distribution that brings a plugin, so that the
-options of a plugin that was installed today need no change here.
+Options come from the parts that are installed (:mod:`moorage.part`), so that a plugin that was installed today needs no change
+here.
 """
 
 from __future__ import annotations
 
-import difflib
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +17,12 @@ import sqlalchemy as sa
 from oslo_config import cfg
 from oslo_log import log as logging
 
-from moorage import errors, foreign
+from moorage import errors
 from moorage.control_plane import config_files
-from moorage.extensions import entry_points
-from moorage.options import GROUP, option_sets
-from moorage.rpc.interface import TRANSPORTS
+from moorage.options import option_sets
 
-__all__ = ["deprecated", "load", "need_restart", "repeated", "unknown"]
+__all__ = ["load", "need_restart"]
 
-LOG = logging.getLogger(__name__)
-#: Libraries that read our configuration files: logs, messages, Keystone's tokens.
-_LIBRARIES = frozenset({"oslo.log", "oslo.messaging", "keystonemiddleware"})
 #: Chatty libraries, and what is worth hearing of them.
 _LOG_LEVELS = (
     "alembic=WARN", "sqlalchemy=WARN", "oslo_messaging=WARN", "oslo_service=WARN", "amqp=WARN", "stevedore=ERROR", "uvicorn=ERROR",
@@ -88,90 +82,6 @@ def need_restart(running: cfg.ConfigOpts, new: cfg.ConfigOpts) -> list[str]:
     return sorted(found)
 
 
-def unknown(files: Sequence[str]) -> list[str]:
-    """Sections and options of the files that nothing installed knows, with what may have been meant.
-
-    :raises ConfigError: a file cannot be read.
-    """
-    known: dict[str, set[str]] = {}
-    for group, options in (*option_sets(), *_options_of_libraries()):
-        home = _home(group)
-        for option in options:
-            known.setdefault(home, set()).update((option.name, option.dest))
-            for each in option.deprecated_opts:
-                known.setdefault(each.group or home, set()).add(each.name or option.dest)
-    found = []
-    for file, section, names in config_files.written(files):
-        if section not in known:
-            found.append(f"{file}: nothing reads the section [{section}]{_meant(section, known)}.")
-            continue
-        found += [
-            f"{file}: nothing reads [{section}] {name}{_meant(name, known[section])}."
-            for name in names
-            if name not in known[section] and name.replace("-", "_") not in known[section]
-        ]
-    return found
-
-
-def deprecated(files: Sequence[str]) -> list[str]:
-    """Options of the files that have another name by now, or that are going to be removed, with what to write instead.
-
-    :raises ConfigError: a file cannot be read.
-    """
-    old: dict[tuple[str, str], str] = {}
-    for group, options in option_sets():
-        home = _home(group)
-        for option in options:
-            for each in option.deprecated_opts:
-                old[each.group or home, (each.name or option.dest).replace("-", "_")] = f"write [{home}] {option.dest}"
-            if option.deprecated_for_removal:
-                old[home, option.dest] = option.deprecated_reason or "it is going to be removed"
-    return [
-        f"{file}: [{section}] {name} is deprecated; {old[section, name.replace('-', '_')]}."
-        for file, section, names in config_files.written(files)
-        for name in names
-        if (section, name.replace("-", "_")) in old
-    ]
-
-
-def repeated(files: Sequence[str]) -> list[str]:
-    """Options that a file sets more than once though only the last one counts, a sentence for each.
-
-    :raises ConfigError: a file cannot be read.
-    """
-    many = {
-        (_home(group), option.dest)
-        for group, options in (*option_sets(), *_options_of_libraries())
-        for option in options
-        if getattr(option, "multi", False)
-    }
-    return config_files.repeated(files, many)
-
-
-def _home(group: Any) -> str:
-    return getattr(group, "name", group) or "DEFAULT"
-
-
-def _meant(name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, sorted(known), n=1)
-    return f"; {near[0]} was meant?" if near else ""
-
-
-def _options_of_libraries() -> Iterator[tuple[Any, Sequence[cfg.Opt]]]:
-    """(group, options) of the libraries that read our files too."""
-    # What must be done before a library is imported is done by the transport that drives it.
-    TRANSPORTS.survey()
-    for point in entry_points(GROUP):
-        if point.dist is None or point.dist.name.replace("_", ".").lower() not in _LIBRARIES:
-            continue
-        try:
-            with foreign.isolate_plugin_call(point.dist.name):
-                found = list(point.load()())
-            yield from found
-        except Exception as error:  # noqa: BLE001  (an optional part of a library that is not installed)
-            LOG.debug("The options of %s cannot be read: %s", point.value, error)
-
-
 def _value(conf: cfg.ConfigOpts, group: str | None, option: cfg.Opt) -> Any:
     section = conf if group in (None, "DEFAULT") else conf[group]
     return getattr(section, option.dest, None)
@@ -220,9 +130,10 @@ def _check_values(conf: cfg.ConfigOpts, sets: Iterable[tuple[str | None, Sequenc
 
 def _place(conf: cfg.ConfigOpts, group: str | None, option: cfg.Opt) -> str:
     """Where an option got its value, as a deployer finds it: ``file: [group] option``."""
-    names = {(_home(group), option.dest)}
+    names = {(config_files.section_of(group), option.dest)}
     names |= {
-        (each.group or _home(group), (each.name or option.dest).replace("-", "_")) for each in option.deprecated_opts
+        (each.group or config_files.section_of(group), (each.name or option.dest).replace("-", "_"))
+        for each in option.deprecated_opts
     }
     said = [
         f"{file}: [{section}] {name}"
@@ -230,7 +141,7 @@ def _place(conf: cfg.ConfigOpts, group: str | None, option: cfg.Opt) -> str:
         for name in values
         if (section, name.replace("-", "_")) in names
     ]
-    return said[-1] if said else f"[{_home(group)}] {option.dest}"
+    return said[-1] if said else f"[{config_files.section_of(group)}] {option.dest}"
 
 
 def _reason(error: Exception) -> str:

@@ -14,7 +14,7 @@ from oslo_config import cfg
 
 from moorage import errors
 
-__all__ = ["chosen", "refuse_unreadable", "repeated", "written"]
+__all__ = ["chosen", "refuse_unreadable", "repeated", "section_of", "written"]
 
 #: The first bytes of what Windows' editors write, and what they call it.
 _MARKS = ((codecs.BOM_UTF8, "UTF-8"), (codecs.BOM_UTF16_LE, "UTF-16"), (codecs.BOM_UTF16_BE, "UTF-16"))
@@ -31,6 +31,14 @@ def chosen(files: Sequence[str], *, alone: bool = False) -> list[str]:
     for folder in cfg.find_config_dirs(project="moorage"):
         found += map(str, sorted(Path(folder).glob("*.conf")))
     return found
+
+
+def section_of(group: Any) -> str:
+    """The section in which the options of a group stand.
+
+    :param group: its name or an oslo.config group; None for the options without a group.
+    """
+    return getattr(group, "name", group) or "DEFAULT"
 
 
 def refuse_unreadable(file: str) -> None:

@@ -19,8 +19,9 @@ from moorage.control_plane.shard_hosts import ShardHosts
 from moorage.control_plane.sharding import open_mover
 from moorage.coordination.interface import PeriodicTask, TaskLease, TaskTools
 from moorage.fleet.nodes import NodeStore
+from moorage.journal.purge import purge
 
-__all__ = ["ExpireClaims", "PurgeIdempotencyKeys", "Reconcile"]
+__all__ = ["ExpireClaims", "PurgeEvents", "PurgeIdempotencyKeys", "Reconcile"]
 
 LOG = logging.getLogger(__name__)
 
@@ -106,6 +107,33 @@ class PurgeIdempotencyKeys(PeriodicTask):
         """Each statement removes at most 1,000 rows that are still expired, so it needs no fence."""
         removed = 0
         while count := self._keys.purge():
+            removed += count
+            lease.check()
+        return removed
+
+
+class PurgeEvents(PeriodicTask):
+    """Remove events of the journal that are older than ``[journal] retention_days``."""
+
+    api_version: ClassVar[tuple[int, int]] = (1, 0)
+    timeout = 3600.0
+    spacing = 600.0
+    WHOLE: ClassVar[str] = "events"
+
+    def __init__(self, tools: TaskTools) -> None:
+        super().__init__(tools)
+        self._database = tools.database
+        self._seconds = float(tools.conf.journal.retention_days) * 86400
+
+    @override
+    def list_objects(self) -> Sequence[str]:
+        return [self.WHOLE] if self._seconds else []
+
+    @override
+    def handle(self, object_id: str, lease: TaskLease) -> object:
+        """Each transaction removes at most 1,000 events, on the condition that no other has, so it needs no fence."""
+        removed = 0
+        while count := purge(self._database, self._seconds):
             removed += count
             lease.check()
         return removed

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine: it does its share of the periodic work."""
+"""The engine: it does its share of the periodic work, and delivers the journal to those who follow it."""
 
 from __future__ import annotations
 
@@ -7,35 +7,48 @@ from collections.abc import Mapping
 
 from oslo_config import cfg
 
+from moorage.control_plane.journal_delivery import Delivery
 from moorage.control_plane.periodic import PeriodicWork
 from moorage.control_plane.periodic import check as check_periodic
 from moorage.control_plane.process import Platform
-from moorage.rpc.server import Dispatcher, endpoints_of, rpc_method
+from moorage.rpc.server import RpcDispatcher, endpoints_of, rpc_method
 
 __all__ = ["Engine"]
 
 ENGINES = "engine"
 
 
+#: Seconds that deliveries may take to end at a stop or a reload. Those that take longer are done again.
+_LAST_DELIVERIES = 5.0
+
+
 class Engine:
-    """Does its share of the periodic work."""
+    """Does its share of the periodic work, and delivers the journal."""
 
     binary = "engine"
     owns_work = True
 
     def start(self, platform: Platform, conf: cfg.ConfigOpts) -> None:
         """Begin."""
+        self._platform = platform
+        delivery = Delivery(platform, conf)
         self._work = PeriodicWork(platform, conf)
         self._work.start()
-        self._subscription = platform.transport.serve(ENGINES, platform.name, Dispatcher(endpoints_of(_Ping())))
+        self._delivery = delivery
+        self._delivery.start()
+        self._subscription = platform.transport.serve(ENGINES, platform.name, RpcDispatcher(endpoints_of(_Ping())))
 
     def reload(self, conf: cfg.ConfigOpts) -> None:
-        """Nothing of an engine changes without a restart; the configuration is checked all the same."""
+        """Deliver as the new configuration says. Periodic work changes with a restart; its configuration is checked too."""
         check_periodic(conf)
+        old, self._delivery = self._delivery, Delivery(self._platform, conf)
+        old.stop(_LAST_DELIVERIES)
+        self._delivery.start()
 
     def stop(self, drain_seconds: float) -> None:
         """End."""
         self._subscription.stop(drain_seconds)
+        self._delivery.stop(min(_LAST_DELIVERIES, drain_seconds))
         self._work.stop(drain_seconds)
 
 

@@ -1,32 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All extension points in one table, for ``moorage plugin``, the log and the upgrade check."""
+"""Collects the extension points of all parts, for ``moorage plugin``, the log and the upgrade check."""
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import pkgutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import moorage
-from moorage.extensions import ExtensionPoint, Finding
+from moorage.extensions import ExtensionPoint, SurveyResult
+from moorage.part import parts
 
-__all__ = ["EXTENSION_POINTS", "survey"]
-
-
-def _declared() -> Iterator[ExtensionPoint[Any]]:
-    """Those of the module ``interface`` of every family, family by family."""
-    for family in pkgutil.iter_modules(moorage.__path__):
-        name = f"moorage.{family.name}.interface"
-        if family.ispkg and importlib.util.find_spec(name) is not None:
-            found = vars(importlib.import_module(name)).values()
-            yield from (each for each in found if isinstance(each, ExtensionPoint))
+__all__ = ["extension_points", "survey"]
 
 
-EXTENSION_POINTS: Sequence[ExtensionPoint[Any]] = tuple(_declared())
+def extension_points() -> Sequence[ExtensionPoint[Any]]:
+    """Those of the interfaces of all parts, part by part."""
+    found = []
+    for part in parts():
+        if part.declared.interface:
+            # A module is what an entry point without an object names.
+            declared = vars(part.load(part.declared.interface)).values()
+            found += [each for each in declared if isinstance(each, ExtensionPoint)]
+    return found
 
 
-def survey() -> list[Finding]:
+def survey() -> list[SurveyResult]:
     """What is installed in all groups; imports it."""
-    return [finding for point in EXTENSION_POINTS for finding in point.survey()]
+    return [finding for point in extension_points() for finding in point.survey()]

@@ -3,17 +3,54 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 from oslo_config import cfg
 
+from moorage import errors
 from moorage.allocation.interface import DETECTORS, STORES, AllocationStore, OrphanDetector
-from moorage.clock import Clock
+from moorage.clock import Clock, SystemClock
 from moorage.control_plane.process import Platform
 from moorage.db import Database
 from moorage.instances.create import check_store
 from moorage.instances.interface import INSTANCE_STORES, InstanceStore
 from moorage.work.operations import SqlOperationStore
 
-__all__ = ["load_store", "open_detectors", "open_instances", "open_store", "open_workers"]
+__all__ = [
+    "check_allocation_store",
+    "load_store",
+    "open_detectors",
+    "open_instances",
+    "open_store",
+    "open_workers",
+    "unconnected_database",
+]
+
+
+@contextlib.contextmanager
+def unconnected_database(conf: cfg.ConfigOpts) -> Iterator[Database | None]:
+    """The database for a check that connects to nothing; None where it cannot be used, which its own check says."""
+    try:
+        database = Database.from_config(conf)
+    except errors.ConfigError:
+        yield None
+        return
+    try:
+        yield database
+    finally:
+        database.close()
+
+
+def check_allocation_store(conf: cfg.ConfigOpts) -> None:
+    """Refuse an allocation store that the roles could not use.
+
+    :raises ConfigError: the store, or one of its options, cannot be used.
+    """
+    STORES.chosen(conf)
+    with unconnected_database(conf) as database:
+        if database is not None:
+            load_store(conf, database, SystemClock())
 
 
 def load_store(conf: cfg.ConfigOpts, database: Database, clock: Clock) -> AllocationStore:

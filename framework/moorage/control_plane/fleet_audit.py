@@ -156,8 +156,14 @@ class FleetAudit:
             instance.resources,
             pools,
             lambda held: self.store.claim(
+                # The instance uses its resources already, whatever the limits of its project are.
                 ClaimRequest(
-                    instance.uuid, held, f"audit-{instance.fence}", project=instance.project_id, user=instance.user_id
+                    instance.uuid,
+                    held,
+                    f"audit-{instance.fence}",
+                    project=instance.project_id,
+                    user=instance.user_id,
+                    enforce_quota=False,
                 ),
                 lambda tx: self._still_there(tx, instance),
             ),

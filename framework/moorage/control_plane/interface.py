@@ -9,18 +9,28 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn, Protocol, TypeVar
+
+from oslo_config import cfg
+from typing_extensions import override
 
 from moorage import errors
 from moorage.allocation.interface import AllocationStore
+from moorage.clock import Clock
 from moorage.context import RequestContext
+from moorage.control_plane.observing import LoopEvents
+from moorage.db import Database
 from moorage.extensions import ExtensionPoint
 from moorage.fleet.interface import FleetWriter, Node
 from moorage.http.routes import PolicyCheck, PolicyRule, Wsgi
 from moorage.instances.interface import InstanceStore
-from moorage.observers.interface import Event
-from moorage.services.interface import Service
+from moorage.observers.interface import ObserverEvent
+from moorage.rpc.client import RpcSender
+from moorage.scheduling.reporter import Reporter
+from moorage.services.interface import Service, ServiceIdentity
 from moorage.work.interface import OperationStore
+from moorage.work.job import Work
+from moorage.work.work_loop import WorkLoop
 
 __all__ = [
     "AGENT_SERVICES",
@@ -30,9 +40,14 @@ __all__ = [
     "AgentTools",
     "ApiExtension",
     "ApiTools",
+    "LoopService",
+    "Release",
 ]
 
 API_VERSION = (1, 0)
+R = TypeVar("R")
+#: Share of ``[control_plane] drain_timeout`` that a work loop waits for calls that run. Then the others have their time to end.
+_DRAIN = 0.5
 
 
 class AgentService(abc.ABC):
@@ -49,6 +64,15 @@ class AgentService(abc.ABC):
     #: Names of agent services that this one offers beside its own name. A replacement of ``compute`` offers ``compute``, so that
     #: its agent gets instances.
     offers: ClassVar[Sequence[str]] = ()
+
+    @classmethod
+    def powers(cls, conf: cfg.ConfigOpts) -> Sequence[str]:
+        """What the service can do with a configuration, as SERVICE.POWER: ``compute.commands``. The agent offers it.
+
+        An agent that names no power of a service may have all of them but ``compute.power``. So a service that has powers names
+        SERVICE.powers too, also where a configuration gives it none.
+        """
+        return ()
 
     @abc.abstractmethod
     def __init__(self, tools: AgentTools) -> None:
@@ -82,39 +106,82 @@ class AgentService(abc.ABC):
         """
 
 
+class LoopService(AgentService):
+    """An agent service whose operations are done by one work loop. ``__init__`` sets ``loop``; messages call ``loop.ask``."""
+
+    loop: WorkLoop[Any]
+
+    @override
+    def endpoints(self) -> Sequence[object]:
+        return [self]
+
+    @override
+    def start(self) -> None:
+        self.loop.start()
+        self.sweep()
+
+    @override
+    def sweep(self) -> None:
+        """Finds operations whose message was lost."""
+        self.loop.sweep()
+
+    @override
+    def stop(self) -> None:
+        """Ends what is being done, or releases it: another service or the next start begins it again."""
+        self.loop.stop()
+
+
+class Release(Protocol):
+    """Gives back the claim of a consumer, inside a transaction, as :meth:`AllocationStore.release` does."""
+
+    def __call__(self, consumer: str, transaction: Any = None, *, residents: Sequence[str] = ()) -> bool:
+        """Release it; False when it has none. ``residents`` are the uuids of the nodes that an instance leaves with it."""
+
+
 @dataclass(frozen=True, slots=True)
 class AgentTools:
     """What an agent service is given.
 
     :param conf: the configuration (an oslo.config ``ConfigOpts``).
-    :param database: :class:`moorage.db.Database`.
-    :param identity: :class:`moorage.services.ServiceIdentity` of this agent (uuid, host, epoch, ...).
+    :param identity: who this agent is (uuid, host, epoch, ...).
     :param workers: the leases of operations.
     :param nodes: the nodes that this agent works on, read anew each time: those of its shard where ``[sharding] my_shard`` is
         set (none when the shard is empty), else those of its host.
-    :param release: gives back the claim of a consumer, inside a transaction: ``release(consumer, transaction, residents=nodes)``;
-        ``nodes`` are the uuids of the nodes that an instance leaves with it.
-    :param reporter: :class:`moorage.scheduling.reporter.Reporter`, tells every scheduler what changed.
-    :param store: the allocation store; where it is an ``AllocationLedger`` too, instances can be moved and resized.
+    :param store: the allocation store. Where it is an ``AllocationLedger`` too, instances can be moved and resized.
+    :param reporter: tells every scheduler what changed.
     :param cast: tells another host's agent something of an instance: ``cast(host, method, uuid)``.
     :param tell: tells the observers of an event that has happened; never waits, never raises.
     """
 
-    conf: Any
-    clock: Any
-    database: Any
-    identity: Any
+    conf: cfg.ConfigOpts
+    clock: Clock
+    database: Database
+    identity: ServiceIdentity
     workers: OperationStore
     instances: InstanceStore
-    release: Callable[..., bool]
-    reporter: Any
+    store: AllocationStore
+    release: Release
+    reporter: Reporter
     nodes: Callable[[], Iterable[Node]] = tuple
-    store: Any = None
     cast: Callable[[str, str, str], None] = lambda host, method, uuid: None
-    tell: Callable[[Event], None] = lambda event: None
+    tell: Callable[[ObserverEvent], None] = lambda event: None
+
+    def work_loop(
+        self, name: str, work: Work[R], *, operations: int, batch: int = 1, ahead: int = 0, queue: int = 10_000
+    ) -> WorkLoop[R]:
+        """Makes the loop of a service, with the deadline that ``[agent]`` says, watched by the observers.
+
+        For the parameters see :class:`moorage.work.work_loop.WorkLoop`.
+        """
+        return WorkLoop(
+            name, work, self.clock, operations=operations, batch=batch, ahead=ahead, queue=queue,
+            deadline=float(self.conf.agent.operation_deadline),
+            grace=_DRAIN * float(self.conf.control_plane.drain_timeout),
+            observer=LoopEvents(name, self.tell),
+        )  # fmt: skip
 
 
-def _not_given() -> Any:
+def _not_given() -> NoReturn:
     raise errors.ConfigError("This server gives its dialects no worker rows and no services.")
 
 
@@ -122,7 +189,7 @@ def _not_given() -> Any:
 class ApiTools:
     """What a dialect is given.
 
-    :param conf: the configuration (an oslo.config ``ConfigOpts``); ``clock`` and ``database`` as for agents.
+    :param conf: the configuration; ``clock`` and ``database`` as for agents.
     :param authenticate: from a WSGI environment to who is calling; raises Unauthenticated.
     :param check_policy: knows the policies of every enabled dialect and the deployer's overrides.
     :param count: told (method, route, status, seconds) of every request, for ``/metrics``.
@@ -130,18 +197,18 @@ class ApiTools:
     :param fleet: writes nodes and their providers; what there is is read from ``database`` (:mod:`moorage.fleet.tables`).
     :param workers: opens the worker rows (:class:`moorage.work.interface.OperationStore`).
     :param services: all services, each with whether it is up.
-    :param sender: opens a way to agents and schedulers (:class:`moorage.rpc.client.Sender`); who sends nothing never calls it.
+    :param sender: opens a way to agents and schedulers; who sends nothing never calls it.
     """
 
-    conf: Any
-    clock: Any
-    database: Any
+    conf: cfg.ConfigOpts
+    clock: Clock
+    database: Database
     authenticate: Callable[[Mapping[str, Any]], RequestContext]
     check_policy: PolicyCheck
     count: Callable[[str, str, int, float], None]
     store: Callable[[], AllocationStore]
     fleet: Callable[[], FleetWriter]
-    sender: Callable[[], Any]
+    sender: Callable[[], RpcSender]
     workers: Callable[[], OperationStore] = _not_given
     services: Callable[[], Sequence[tuple[Service, bool]]] = _not_given
 

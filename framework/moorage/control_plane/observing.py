@@ -7,29 +7,34 @@ from collections.abc import Callable
 from typing import Any
 
 from oslo_log import log as logging
+from typing_extensions import override
 
 from moorage import errors, foreign
 from moorage.cleanup.requests import LEFTOVERS, CleanupRequest
 from moorage.clock import Clock
 from moorage.extensions import Loaded
-from moorage.observers.hub import Settings
+from moorage.observers.hub import ObserverSettings
 from moorage.observers.interface import (
     OBSERVERS,
     CleanupRequested,
-    Event,
     Observer,
+    ObserverEvent,
     ObserverTools,
+    OperationHung,
+    ProcessIdentity,
     RequestDecided,
     RequestRefused,
     ServiceDown,
     ServiceFenced,
     ServiceUp,
-    Source,
+    WorkReported,
 )
 from moorage.scheduling.decisions import Decision
 from moorage.services.interface import Service, ServiceIdentity
+from moorage.work.job import Job, WorkObserver, WorkReport
 
 __all__ = [
+    "LoopEvents",
     "Tell",
     "of_decision",
     "of_service",
@@ -41,23 +46,26 @@ __all__ = [
 
 LOG = logging.getLogger(__name__)
 #: Tells every observer; never waits, never raises.
-Tell = Callable[[Event], None]
+Tell = Callable[[ObserverEvent], None]
 
 
-def source_of(identity: ServiceIdentity) -> Source:
+def source_of(identity: ServiceIdentity) -> ProcessIdentity:
     """Who tells."""
-    return Source(identity.uuid, identity.binary, identity.host, identity.epoch)
+    return ProcessIdentity(identity.uuid, identity.binary, identity.host, identity.epoch)
 
 
-def settings_of(conf: Any) -> Settings:
+def settings_of(conf: Any) -> ObserverSettings:
     """How much observers may cost."""
     section = conf.observers
-    return Settings(int(section.queue), int(section.max_errors), float(section.deadline))
+    return ObserverSettings(int(section.queue), int(section.max_errors), float(section.deadline))
 
 
-def open_observers(conf: Any, clock: Clock, source: Source) -> list[tuple[Loaded[Observer], Observer]]:
-    """The observers that the configuration names, in that order.
+def open_observers(
+    conf: Any, clock: Clock, source: ProcessIdentity, *, following: bool = False
+) -> list[tuple[Loaded[Observer], Observer]]:
+    """The observers that the configuration names, in that order: those that want to be told of events.
 
+    :param following: those that follow the journal instead.
     :raises PluginLoadError: one of them cannot be used; those that were built are closed.
     :raises ConfigError: its options cannot.
     """
@@ -65,6 +73,9 @@ def open_observers(conf: Any, clock: Clock, source: Source) -> list[tuple[Loaded
     built: list[tuple[Loaded[Observer], Observer]] = []
     try:
         for loaded in OBSERVERS.load_all(conf.observers.enabled):
+            plugin = loaded.plugin
+            if (plugin.follow is Observer.follow) if following else plugin.kinds == frozenset():
+                continue
             built.append((loaded, loaded.build(tools)))
     except errors.MoorageError:
         close_unused(built)
@@ -82,7 +93,7 @@ def close_unused(built: list[tuple[Loaded[Observer], Observer]]) -> None:
             LOG.exception("The %s could not be closed.", loaded.who)
 
 
-def of_decision(decision: Decision) -> Event:
+def of_decision(decision: Decision) -> ObserverEvent:
     """What a scheduler has decided."""
     spec = decision.spec
     if decision.node:
@@ -97,7 +108,28 @@ def of_decision(decision: Decision) -> Event:
     )
 
 
-def of_service(service: Service, up: bool) -> Event:
+class LoopEvents(WorkObserver):
+    """Tells the observers what a work loop does."""
+
+    def __init__(self, name: str, tell: Tell) -> None:
+        self._name = name
+        self._tell = tell
+
+    @override
+    def report(self, report: WorkReport) -> None:
+        self._tell(
+            WorkReported(
+                self._name, report.taken, report.ended, report.hung, round(report.seconds * 1000), report.waiting,
+                report.running, round(report.longest * 1000),
+            )
+        )  # fmt: skip
+
+    @override
+    def hung(self, job: Job[Any], seconds: float) -> None:
+        self._tell(OperationHung(self._name, *job.key, job.lease.operation, round(seconds)))
+
+
+def of_service(service: Service, up: bool) -> ObserverEvent:
     """A service has come to life, or has fallen silent, in a scheduler's eyes."""
     if up:
         return ServiceUp(service.uuid, service.binary, service.host, service.epoch)

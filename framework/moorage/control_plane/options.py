@@ -77,6 +77,14 @@ AGENT_OPTS: Sequence[cfg.Opt] = (
         min=0.05,
         help="Seconds between looks for operations whose message was lost, a few reads. Needs a restart.",
     ),
+    cfg.FloatOpt(
+        "operation_deadline",
+        default=3600.0,
+        min=0.05,
+        help="Seconds without a sign of progress after which the agent gives an operation up: it renews the lease no longer and "
+        "releases the operation, to be tried again. The call that hangs keeps its thread. Services may declare another number. "
+        "Needs a restart.",
+    ),
 )
 
 

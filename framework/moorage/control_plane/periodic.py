@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The periodic work of an engine: its members, their rings and runners, wired from services, coordination and the store."""
+"""Decides which periodic tasks an engine runs, and wires their rings and runners.
+
+Which engine handles which object of a task is decided by :mod:`moorage.coordination.task_run`. What a role does every few seconds
+for itself is a :class:`~moorage.control_plane.periodic_loop.PeriodicLoop` of that role.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +15,20 @@ from oslo_log import log as logging
 from typing_extensions import override
 
 from moorage import context, errors
-from moorage.clock import Clock
+from moorage.clock import Clock, SystemClock
+from moorage.control_plane.factories import unconnected_database
 from moorage.control_plane.process import Platform
 from moorage.coordination import options
 from moorage.coordination.interface import (
     BACKENDS,
     PERIODIC_TASKS,
-    Capability,
+    BackendCapability,
     CoordinationBackend,
     PeriodicTask,
     ServiceLives,
     TaskTools,
 )
-from moorage.coordination.ledger import SqlLedger
+from moorage.coordination.ledger import SqlRingLedger
 from moorage.coordination.loading import Factory, chosen, factory_from_config
 from moorage.coordination.membership import MemberId, Membership, Timing
 from moorage.coordination.ring_manager import RingManager, RingSettings
@@ -33,15 +38,25 @@ from moorage.coordination.task_store import TaskStore
 from moorage.coordination.tick_leases import SqlTickLeases, TickLease, TickLeaseStore
 from moorage.db import Database
 from moorage.observers.interface import RingChanged
-from moorage.services.heartbeat import LivenessObserver
+from moorage.services.liveness import LivenessObserver
 from moorage.services.registry import ServiceRegistry
 from moorage.work.operations import SqlOperationStore
 
-__all__ = ["ALWAYS", "EngineNames", "PeriodicWork", "check", "check_tasks", "enabled_tasks", "open_backend"]
+__all__ = [
+    "ALWAYS",
+    "RegisteredEngines",
+    "NullServiceLives",
+    "PeriodicWork",
+    "check",
+    "check_backend",
+    "check_tasks",
+    "enabled_tasks",
+    "open_backend",
+]
 
 LOG = logging.getLogger(__name__)
 #: What a backend must offer, since every engine is a process.
-_NEEDED = Capability.ACROSS_PROCESSES
+_NEEDED = BackendCapability.ACROSS_PROCESSES
 
 #: Tasks that every engine has, enabled or not: without them rows would never be removed. They can be paused.
 ALWAYS = ("expire_claims", "purge_idempotency_keys")
@@ -99,6 +114,38 @@ def open_backend(
     return factory, probe
 
 
+def check_backend(conf: cfg.ConfigOpts) -> None:
+    """Refuse a backend of coordination that no engine could use; connects to nothing.
+
+    :raises ConfigError: options contradict each other, or the backend cannot be used.
+    """
+    options.check(conf)
+    section = conf.coordination
+    if not section.periodic_coordination_backend:
+        return
+    BACKENDS.load(chosen(section.periodic_coordination_backend, section.backend_url)[0])
+    with unconnected_database(conf) as database:
+        if database is not None:
+            open_backend(conf, SystemClock(), database, NullServiceLives(database))
+
+
+class NullServiceLives:
+    """The lives of services, for a backend that only shall connect."""
+
+    uuid, epoch = "", 0
+
+    def __init__(self, database: Database) -> None:
+        self._registry = ServiceRegistry(database, SystemClock())
+
+    def valid_until(self) -> float:
+        """Returns minus infinity: a process that only looks is never a member."""
+        return float("-inf")
+
+    def living(self) -> frozenset[tuple[str, int]]:
+        """All that have not ended."""
+        return frozenset((each.uuid, each.epoch) for each in self._registry.list() if not each.stopped)
+
+
 class _Lives:
     """The heartbeats of engines, as the database backend wants them."""
 
@@ -117,7 +164,7 @@ class _Lives:
         return frozenset((row.uuid, row.epoch) for row in rows if up[row.uuid])
 
 
-class EngineNames:
+class RegisteredEngines:
     """Hosts and heartbeats of services, for the view of rings."""
 
     def __init__(self, registry: ServiceRegistry, observer: LivenessObserver) -> None:
@@ -249,7 +296,7 @@ class PeriodicWork:
             section.handover == "drain",
             section.poll_interval,
         )
-        keeper = RingManager(membership, SqlLedger(platform.database), section.group, platform.clock, settings)
+        keeper = RingManager(membership, SqlRingLedger(platform.database), section.group, platform.clock, settings)
 
         known = 0
 
@@ -267,7 +314,7 @@ class PeriodicWork:
 
     def _everything(self) -> Ownership:
         # Writes of the time with coordination carry its last token, so those without must not carry a smaller one.
-        row, _ = SqlLedger(self._platform.database).read(self._conf.coordination.group)
+        row, _ = SqlRingLedger(self._platform.database).read(self._conf.coordination.group)
         return OwnsAll(self._platform.name, 0 if row is None else row.token)
 
     def _runner(

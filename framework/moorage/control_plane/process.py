@@ -26,8 +26,8 @@ from moorage.control_plane.observing import close_unused, open_observers, settin
 from moorage.control_plane.sharding import declared_shard
 from moorage.control_plane.supervisor import EXIT_CONFIG, EXIT_FATAL
 from moorage.db import Database, migrations
-from moorage.observers.hub import Hub
-from moorage.observers.interface import Event, ServiceFenced, ServiceUp
+from moorage.observers.hub import ObserverHub
+from moorage.observers.interface import ObserverEvent, ServiceFenced, ServiceUp
 from moorage.rpc import client as rpc_client
 from moorage.rpc import interface as rpc_interface
 from moorage.rpc import loading as rpc_loading
@@ -58,13 +58,13 @@ class Platform:
     registry: ServiceRegistry
     identity: ServiceIdentity
     transport: rpc_interface.Transport
-    sender: rpc_client.Sender
+    sender: rpc_client.RpcSender
     #: Ends the process at once; does not return.
     fatal: Callable[[str], None]
     #: Until when, on the monotonic scale, nobody can have taken this service for dead.
     valid_until: Callable[[], float] = lambda: float("-inf")
     #: Tells the observers of an event that has happened; never waits, never raises.
-    tell: Callable[[Event], None] = lambda event: None
+    tell: Callable[[ObserverEvent], None] = lambda event: None
 
 
 class Role(Protocol):
@@ -90,7 +90,7 @@ def check_schema(database: Database) -> None:
 
     :raises ConfigError: says which command does it.
     """
-    behind = [each.distribution for each in migrations.discover() if each.version(database) != each.head()]
+    behind = [each.name for each in migrations.discover() if each.version(database) != each.head()]
     if behind:
         raise errors.ConfigError(
             f"The database {database.url_safe} is not at the newest revision of {', '.join(behind)}. "
@@ -107,14 +107,15 @@ def anonymous_platform(binary: str, conf: cfg.ConfigOpts, clock: Clock, opened: 
     :raises ConfigError: the store or the messages cannot be used as they are configured.
     """
     services_options.check(conf)
-    database = Database.from_config(conf, clock=clock)
+    name = f"{os.uname().nodename}-{os.getpid()}"
+    database = Database.from_config(conf, clock=clock, service=f"{binary}:{name}")
     opened.callback(database.close)
     check_schema(database)
     transport = rpc_loading.open_transport(conf, clock, needs=frozenset({rpc_interface.CROSS_PROCESS}))
     opened.callback(transport.close)
-    identity = ServiceIdentity(randomness.new_uuid(), f"{os.uname().nodename}-{os.getpid()}", binary, None, 1)
-    sender = rpc_client.Sender(transport, identity.uuid, identity.epoch, timeout=conf.rpc.call_timeout)
-    hub = Hub(source_of(identity), clock)
+    identity = ServiceIdentity(randomness.new_uuid(), name, binary, None, 1)
+    sender = rpc_client.RpcSender(transport, identity.uuid, identity.epoch, timeout=conf.rpc.call_timeout)
+    hub = ObserverHub(source_of(identity), clock)
     hub.use(open_observers(conf, clock, source_of(identity)), settings_of(conf))
     opened.callback(hub.close, _GRACE)
     registry = ServiceRegistry(database, clock)
@@ -122,12 +123,12 @@ def anonymous_platform(binary: str, conf: cfg.ConfigOpts, clock: Clock, opened: 
 
 
 def _offers(conf: cfg.ConfigOpts) -> frozenset[str]:
-    """The names of the agent services that an agent with this configuration offers.
+    """The names of the agent services that an agent with this configuration offers, and of what they can do.
 
     :raises PluginLoadError: one of them cannot be used.
     """
     loaded = AGENT_SERVICES.load_all(conf.agent.services)
-    return frozenset(name for each in loaded for name in (each.name, *each.plugin.offers))
+    return frozenset(name for each in loaded for name in (each.name, *each.plugin.offers, *each.plugin.powers(conf)))
 
 
 def _end_at_once(reason: str) -> None:
@@ -209,7 +210,7 @@ class _Process:
         self._parent = int(os.environ.get("MOORAGE_PARENT", "0"))
         self._drain = 30.0
         self._heartbeat: Heartbeat | None = None
-        self._hub: Hub | None = None
+        self._hub: ObserverHub | None = None
 
     def run(self, conf: cfg.ConfigOpts) -> int:
         """Start, serve until something ends it, and end in good order."""
@@ -248,7 +249,12 @@ class _Process:
         # Before anybody is told of this service.
         services_options.check(conf)
         # A frozen process must not hold locks longer than it counts as a member of its group.
-        self._database = Database.from_config(conf, clock=self._clock, idle_timeout=conf.coordination.session_timeout)
+        self._database = Database.from_config(
+            conf,
+            clock=self._clock,
+            idle_timeout=conf.coordination.session_timeout,
+            service=f"{self._role.binary}:{self._name}",
+        )
         check_schema(self._database)
         # Every role is a process of its own.
         self._transport = rpc_loading.open_transport(conf, self._clock, needs=frozenset({rpc_interface.CROSS_PROCESS}))
@@ -263,10 +269,10 @@ class _Process:
             shard=declared_shard(conf) if is_agent else None,
         )
         me = self._identity
-        hub = Hub(source_of(me), self._clock)
+        hub = ObserverHub(source_of(me), self._clock)
         hub.use(open_observers(conf, self._clock, source_of(me)), settings_of(conf))
         self._hub = hub
-        sender = rpc_client.Sender(
+        sender = rpc_client.RpcSender(
             self._transport, self._identity.uuid, self._identity.epoch, timeout=conf.rpc.call_timeout
         )
         platform = Platform(
@@ -382,6 +388,13 @@ class _Process:
         else:
             self._source.accept()
             LOG.info("The new configuration is in force.")
+            self._record_reload()
+
+    def _record_reload(self) -> None:
+        try:
+            self._registry.record_reload(self._identity)
+        except errors.Unavailable as error:
+            LOG.warning("The journal does not say that the configuration changed: %s", error.message)
 
 
 def _flush() -> None:

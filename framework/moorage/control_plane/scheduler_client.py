@@ -10,7 +10,7 @@ from oslo_log import log as logging
 
 from moorage import errors
 from moorage.clock import Clock
-from moorage.rpc.client import Sender
+from moorage.rpc.client import RpcSender
 from moorage.scheduling.reporter import TOPIC as SCHEDULERS
 
 __all__ = ["Schedulers"]
@@ -26,7 +26,7 @@ class Schedulers:
         from a slow one.
     """
 
-    def __init__(self, sender: Sender, clock: Clock, attempts: int, timeout: float) -> None:
+    def __init__(self, sender: RpcSender, clock: Clock, attempts: int, timeout: float) -> None:
         self._sender = sender
         self._clock = clock
         self._attempts = attempts

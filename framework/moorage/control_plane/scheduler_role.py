@@ -13,7 +13,7 @@ from moorage.control_plane.cleaning import SupervisorEndpoint
 from moorage.control_plane.factories import open_instances, open_store, open_workers
 from moorage.control_plane.notifications import ask_agent, ask_agents, tell_of_claim
 from moorage.control_plane.observing import of_decision
-from moorage.control_plane.periodic_loop import PeriodicLoop
+from moorage.control_plane.periodic_loop import PeriodicLoop, run_logged
 from moorage.control_plane.process import Platform
 from moorage.control_plane.store_fleet import StoreFleet
 from moorage.fleet.aggregates import AggregateStore
@@ -21,22 +21,25 @@ from moorage.fleet.nodes import NodeStore
 from moorage.instances.actions import InPlace, MoveClaimer, MovesEndpoint
 from moorage.instances.availability import Availability
 from moorage.instances.build_retries import BuildRetries, RetryStores
-from moorage.instances.create import StoreClaimer, cast_to_agent, read_residents
+from moorage.instances.create import StoreClaimer, cast_to_agent, read_fields, read_residents
 from moorage.instances.observed_claims import ObservedClaimer
-from moorage.rpc.server import Dispatcher, endpoints_of
+from moorage.journal.sequencer import GATHER, POLL, Sequencer
+from moorage.rpc.server import RpcDispatcher, endpoints_of
 from moorage.scheduling import pipeline
 from moorage.scheduling.decisions import StoredRefusals
 from moorage.scheduling.epochs import ConfirmedEpochs
 from moorage.scheduling.fleet_view import FleetView
 from moorage.scheduling.groups import GroupStore
+from moorage.scheduling.instance_fields import declared_fields
 from moorage.scheduling.plugin_failures import REFRESH_INTERVAL, StoredPluginFailures
 from moorage.scheduling.plugin_runner import PluginRunner
 from moorage.scheduling.reporter import TOPIC as SCHEDULERS
 from moorage.scheduling.rpc import SchedulerEndpoint
-from moorage.scheduling.scheduler import Policy, Scheduler, Selection
+from moorage.scheduling.scheduler import Scheduler, Selection
+from moorage.scheduling.scheduling_policy import SchedulingPolicy
 from moorage.scheduling.tracking import InstanceTracker
 from moorage.scheduling.view_reconciler import UntrackedHosts, ViewReconciler
-from moorage.services.heartbeat import LivenessObserver
+from moorage.services.liveness import LivenessObserver
 
 __all__ = ["SchedulerRole"]
 
@@ -45,6 +48,7 @@ LOG = logging.getLogger(__name__)
 _REFUSALS = 1.0
 #: Seconds between readings of the states of agents and nodes.
 _STATES = 1.0
+_NUMBERING = "numbering of events"
 #: Seconds between looks at the hosts whose view is in doubt.
 _HEALING = 0.5
 
@@ -91,6 +95,8 @@ class SchedulerRole:
             freshen=silent.freshen if section.track_instance_changes else None,
             decided=lambda decision: platform.tell(of_decision(decision)),
             residents=read_residents(platform.database, store, instances),
+            fields=read_fields(declared_fields(conf), platform.clock),
+            lacking=availability.lacking,
         )
 
         def placed(selection: Selection) -> None:
@@ -106,14 +112,14 @@ class SchedulerRole:
                 MoveClaimer(store, instances, workers, source, groups, availability, of, how), platform.tell
             ),
             instances,
-            InPlace(platform.database, instances, workers, cast),
+            InPlace(platform.database, instances, workers, cast, availability.lacking),
         )
         self._cleanup = SupervisorEndpoint(platform, conf, open_workers(platform, conf), observer)
         # Messages are applied while instances are being loaded; the loader does not overwrite them.
         self._subscription = platform.transport.serve(
             SCHEDULERS,
             platform.name,
-            Dispatcher(endpoints_of(endpoint, moves, self._cleanup)),
+            RpcDispatcher(endpoints_of(endpoint, moves, self._cleanup)),
             threads=conf.rpc.threads,
         )
         self._scheduler.refresh()
@@ -142,6 +148,12 @@ class SchedulerRole:
                 platform, "purge of the history of cleanup", self._cleanup.purge, conf.services.service_down_time
             )
         )
+        self._sequencer = Sequencer(platform.database)
+        self._periodic.append(
+            PeriodicLoop(
+                platform, _NUMBERING, self._sequencer.number, POLL, wake=platform.database.recorded, gather=GATHER
+            )
+        )
         stores = RetryStores(platform.database, store, instances, workers, source, groups, availability)
         retries = BuildRetries(stores, self._scheduler, platform.clock, view.down_hosts, placed, cast, platform.tell)
         # Schedulers that were started together look at different moments, so that one of them finds a build first.
@@ -163,9 +175,11 @@ class SchedulerRole:
         self._cleanup.stop()
         for each in self._periodic:
             each.stop()
+        # What was recorded until now need not wait for another scheduler.
+        run_logged(_NUMBERING, self._sequencer.number)
         self._policy.guard.close()
 
-    def _make_policy(self, conf: cfg.ConfigOpts) -> Policy:
+    def _make_policy(self, conf: cfg.ConfigOpts) -> SchedulingPolicy:
         section = conf.scheduling
         loaded = pipeline.load(conf)
         self._breaker_window = section.breaker_window
@@ -179,7 +193,7 @@ class SchedulerRole:
             skip_advisory=section.advisory_errors == "skip",
             threads=conf.rpc.threads,
         )
-        return Policy(
+        return SchedulingPolicy(
             loaded,
             guard,
             section.host_subset_size,

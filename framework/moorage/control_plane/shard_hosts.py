@@ -15,6 +15,7 @@ from oslo_log import log as logging
 
 from moorage import errors
 from moorage.db import Database, now
+from moorage.fleet.events import record_nodes
 from moorage.fleet.tables import nodes
 from moorage.instances.interface import InstanceStore, Reassignable
 from moorage.ring import Ring
@@ -134,7 +135,10 @@ class ShardHosts:
             )
             .values(host=each.target, generation=nodes.c.generation + 1, updated_at=now())
         )
-        return bool(tx.execute(statement).rowcount == 1)
+        written = tx.execute(statement).rowcount == 1
+        if written:
+            record_nodes(tx, [each.uuid])
+        return bool(written)
 
     def _move_with_instances(self, each: _Misplaced, target: str, instances: _InstancesByNode) -> bool:
         """Moves an occupied node of a dead agent; False when the agent is not declared dead, or an operation is in progress."""

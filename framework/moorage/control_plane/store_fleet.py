@@ -10,17 +10,18 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from moorage.allocation.interface import AllocationStore, ChangeSource, PoolSource, ProviderUsage
+from moorage.allocation.interface import AllocationStore, ChangeSource, PoolSource, ProviderCatalogue, ProviderUsage
 from moorage.db.changes import KnownRows
-from moorage.fleet.aggregates import AggregateStore, Membership
+from moorage.fleet.aggregates import AggregateMembership, AggregateStore
 from moorage.fleet.nodes import NodeStore
 from moorage.instances.availability import Availability
 from moorage.instances.pools import offer
-from moorage.scheduling.interface import Aggregate, FleetChanges, NodeState, Unavailable
+from moorage.scheduling.interface import Aggregate, ExcludedTargets, FleetChanges, NodeState
 
 __all__ = ["StoreFleet"]
 
 _PAGE = 1000
+_NO_TRAITS: frozenset[str] = frozenset()
 #: More nodes than this are read one by one only if they are less than half of the fleet.
 _FEW = 1000
 
@@ -46,14 +47,14 @@ class StoreFleet:
         self._absent: frozenset[str] = frozenset()
         self._names: dict[str, str] = {}
         self._pools: dict[str, Mapping[str, Sequence[str]]] = {}
-        self._membership = Membership()
+        self._membership = AggregateMembership()
         self._aggregates_version: object = None
         self._known_nodes, self._known_providers = KnownRows(), KnownRows()
         self._sharing: frozenset[str] = frozenset()
         self._complete = False
 
     def nodes(self) -> Iterator[NodeState]:
-        """Reads all nodes that have an agent, by pages; three statements a page, and a few more for pools."""
+        """Reads all nodes that have an agent, by pages; four statements a page, and a few more for pools."""
         self._complete = False
         self._aggregates_version = self._aggregates.version()
         self._membership = self._aggregates.membership()
@@ -133,6 +134,9 @@ class StoreFleet:
         shared: Mapping[str, Sequence[ProviderUsage]] = {}
         if isinstance(self._store, PoolSource):
             shared = self._store.pools(list(usages))
+        traits: Mapping[str, frozenset[str]] = {}
+        if isinstance(self._store, ProviderCatalogue):
+            traits = self._store.traits_of(list(usages))
         absent = set()
         for row in page:
             self._names[row.uuid] = row.name
@@ -158,10 +162,11 @@ class StoreFleet:
                 aggregates=tuple(
                     Aggregate(name, metadata) for name, metadata in self._membership.of(row.host, row.uuid)
                 ),
+                traits=traits.get(row.uuid, _NO_TRAITS),
             )
         self._absent |= absent
 
-    def unavailable(self) -> Unavailable:
+    def unavailable(self) -> ExcludedTargets:
         """Reads what gets no new instances now."""
         return self._availability.read(self._absent)
 

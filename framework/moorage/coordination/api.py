@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from moorage import errors
-from moorage.coordination.ledger import Adoption, RingRow, SqlLedger
+from moorage.coordination.ledger import Adoption, RingRow, SqlRingLedger
 from moorage.coordination.membership import MemberId
 from moorage.coordination.ring_manager import ring_of
 from moorage.coordination.task_store import Control, Run, TaskStore
 from moorage.http.routes import PolicyRule, Request, Response, Route
 
-__all__ = ["POLICIES", "EngineNames", "routes"]
+__all__ = ["POLICIES", "EngineDirectory", "routes"]
 
 POLICIES = (
     PolicyRule("scheduling:rings:get", "rule:system_reader", "Show the rings of engines.", ("system",)),
@@ -96,7 +96,7 @@ _OWNER_QUERY = {
 }
 
 
-class EngineNames(Protocol):
+class EngineDirectory(Protocol):
     """What the services' register knows of a member's service."""
 
     def of(self, services: Sequence[str]) -> Mapping[str, tuple[str, float]]:
@@ -106,7 +106,7 @@ class EngineNames(Protocol):
 class _Views:
     """What the routes answer."""
 
-    def __init__(self, ledger: SqlLedger, tasks: TaskStore, enabled: Sequence[str], names: EngineNames) -> None:
+    def __init__(self, ledger: SqlRingLedger, tasks: TaskStore, enabled: Sequence[str], names: EngineDirectory) -> None:
         self._ledger = ledger
         self._tasks = tasks
         self._enabled = enabled
@@ -159,7 +159,7 @@ class _Views:
         }
 
 
-def routes(ledger: SqlLedger, tasks: TaskStore, enabled: Sequence[str], names: EngineNames) -> Sequence[Route]:
+def routes(ledger: SqlRingLedger, tasks: TaskStore, enabled: Sequence[str], names: EngineDirectory) -> Sequence[Route]:
     """The routes.
 
     :param enabled: the tasks that the configuration enables.
@@ -222,7 +222,7 @@ def routes(ledger: SqlLedger, tasks: TaskStore, enabled: Sequence[str], names: E
 
 
 def _shown_ring(
-    group: str, row: RingRow, adoptions: Sequence[Adoption], names: EngineNames, asked: str | None
+    group: str, row: RingRow, adoptions: Sequence[Adoption], names: EngineDirectory, asked: str | None
 ) -> dict[str, Any]:
     ring = ring_of(row)
     tokens = {each.member: each.token for each in adoptions}

@@ -11,14 +11,21 @@ from __future__ import annotations
 import abc
 import enum
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
+
+from oslo_config import cfg
 
 from moorage import errors
 from moorage.clock import Clock
 from moorage.context import RequestContext
 from moorage.extensions import ExtensionPoint
+from moorage.part import PartPoint
+from moorage.work.interface import OperationStore, Right, Transactions
+
+if TYPE_CHECKING:
+    # Programs that use the family as a library import it without a database.
+    from moorage.db import Database
 
 __all__ = [
     "API_VERSION",
@@ -26,7 +33,7 @@ __all__ = [
     "MEMBER_PREFIX",
     "PERIODIC_TASKS",
     "BackendTools",
-    "Capability",
+    "BackendCapability",
     "CoordinationBackend",
     "NotMember",
     "PeriodicTask",
@@ -62,7 +69,7 @@ class NotMember(errors.Fenced):
     code = "moorage.not_member"
 
 
-class Capability(enum.Enum):
+class BackendCapability(enum.Enum):
     """What a backend can do beyond keeping members apart."""
 
     #: Processes of one machine see each other.
@@ -143,7 +150,7 @@ class CoordinationBackend(abc.ABC):
 
     api_version: ClassVar[tuple[int, int]]
     #: What this client offers; known before ``start``.
-    capabilities: frozenset[Capability] = frozenset()
+    capabilities: frozenset[BackendCapability] = frozenset()
     #: What an operator should know about this choice, one sentence each; told in the log at the start.
     cautions: Sequence[str] = ()
 
@@ -187,8 +194,8 @@ class CoordinationBackend(abc.ABC):
         """End the client; never raises. The id vanishes from the group with the session if it has not left."""
 
 
-class TaskLease(abc.ABC):
-    """The right to handle one object for one tick.
+class TaskLease(Right):
+    """The right to handle one object for one tick. It is finished at most once; ``check`` costs nothing.
 
     :ivar task: the name of the task. :ivar object_id: of what is handled.
     :ivar tick: microseconds since the Unix epoch by the database's clock; names the tick, and rises.
@@ -196,36 +203,17 @@ class TaskLease(abc.ABC):
         Handlers write ``SET fence = :token ... WHERE fence <= :token`` (:data:`moorage.work.lease.WRITE`), and send it along.
     """
 
-    __slots__ = ("object_id", "task", "tick", "token")
+    __slots__ = ("object_id", "task", "tick")
 
-    def __init__(self, task: str, object_id: str, tick: int, token: int) -> None:
+    def __init__(self, transactions: Transactions, task: str, object_id: str, tick: int, token: int) -> None:
+        super().__init__(transactions, token)
         self.task = task
         self.object_id = object_id
         self.tick = tick
-        self.token = token
-
-    @abc.abstractmethod
-    def check(self) -> None:
-        """Ask whether it is still held, before something expensive; costs nothing. Only a fenced write is sure.
-
-        :raises Fenced: this member is not certainly one any more, the ring has changed, or the handling takes too long.
-        """
-
-    @abc.abstractmethod
-    def finish(self) -> AbstractContextManager[Any]:
-        """One transaction for the fenced writes of the handling; gives the transaction. At most once for a lease.
-
-        :raises Fenced: as ``check``, or another member has claimed the object; everything was rolled back.
-        :raises StoreBusy: the transaction lost a race; :meth:`finish_with` tries again by itself.
-        """
-
-    @abc.abstractmethod
-    def finish_with(self, work: Callable[[Any], T]) -> T:
-        """As :meth:`finish`, with the retry rule: ``work(transaction)`` may run several times."""
 
 
 class Casts(Protocol):
-    """Sends a message that nobody answers (:class:`moorage.rpc.client.Sender`)."""
+    """Sends a message that nobody answers (:class:`moorage.rpc.client.RpcSender`)."""
 
     def cast(self, topic: str, method: str, args: Any = None, *, server: str | None = None) -> None:
         """Send it; raises TransportError when it certainly or perhaps was not."""
@@ -235,21 +223,20 @@ class Casts(Protocol):
 class TaskTools:
     """What a task is given.
 
-    :param conf: the configuration (an oslo.config ``ConfigOpts``).
-    :param database: :class:`moorage.db.Database`.
-    :param sender: :class:`moorage.rpc.client.Sender`.
+    :param conf: the configuration.
+    :param sender: sends messages to agents.
     :param context: who the work is done for, for messages and logs.
+    :param workers: where a task records an operation that it wants done.
     :param services: things of the control plane that the core's own tasks need, by name; plugins must not count on them.
-    :param workers: :class:`moorage.work.interface.OperationStore`, where a task records an operation that it wants done.
     """
 
-    conf: Any
+    conf: cfg.ConfigOpts
     clock: Clock
-    database: Any
-    sender: Any
+    database: Database
+    sender: Casts
     context: RequestContext
+    workers: OperationStore
     services: Any = None
-    workers: Any = None
 
 
 class PeriodicTask(abc.ABC):
@@ -302,6 +289,6 @@ BACKENDS: ExtensionPoint[CoordinationBackend] = ExtensionPoint(
     "[coordination] periodic_coordination_backend",
 )
 #: Chosen by ``[periodic] enabled_tasks``.
-PERIODIC_TASKS: ExtensionPoint[PeriodicTask] = ExtensionPoint(
-    "moorage.periodic_tasks", PeriodicTask, API_VERSION, "[periodic] enabled_tasks"
+PERIODIC_TASKS: ExtensionPoint[PeriodicTask] = PartPoint(
+    "moorage.periodic_tasks", PeriodicTask, API_VERSION, "[periodic] enabled_tasks", "periodic_tasks"
 )

@@ -18,7 +18,7 @@ from typing_extensions import override
 from moorage.coordination.tables import adoptions, claims, rings
 from moorage.db import Database, Duplicate, now
 
-__all__ = ["Adoption", "Ledger", "RingRow", "SqlLedger"]
+__all__ = ["Adoption", "Ledger", "RingRow", "SqlRingLedger"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ _ADOPT = (
 )
 
 
-class SqlLedger(Ledger):
+class SqlRingLedger(Ledger):
     """The rows in a database."""
 
     def __init__(self, database: Database) -> None:

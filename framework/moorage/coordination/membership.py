@@ -16,7 +16,7 @@ from moorage import errors, foreign, threads
 from moorage.clock import Clock
 from moorage.coordination.interface import MEMBER_PREFIX, CoordinationBackend, NotMember, View
 
-__all__ = ["MemberId", "Membership", "State", "Timing"]
+__all__ = ["MemberId", "Membership", "MembershipState", "Timing"]
 
 LOG = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ DRIFT = 0.02
 _PAUSE_LONGEST = 5.0
 
 
-class State(enum.Enum):
+class MembershipState(enum.Enum):
     """What a member knows of itself."""
 
     #: It has not joined yet.
@@ -127,7 +127,7 @@ class Membership:
         self._thread: threads.Thread | None = None
         #: The id of the present stay; None while there is none.
         self.member_id: bytes | None = None
-        self.state = State.STARTING
+        self.state = MembershipState.STARTING
         #: The last thing that went wrong, for people.
         self.problem = ""
 
@@ -141,7 +141,7 @@ class Membership:
     def holds(self, member_id: bytes | None) -> bool:
         """Whether this is connected, certainly a member now, and still in the stay of that id. Costs nothing."""
         return (
-            self.state is State.CONNECTED
+            self.state is MembershipState.CONNECTED
             and self.member_id == member_id
             and self._clock.monotonic() < self._certain_until
         )
@@ -191,12 +191,12 @@ class Membership:
             self._thread.join(2 * _PAUSE_LONGEST)
         with self._stepping:
             self._end_client(leave=True)
-            self.state = State.STOPPED
+            self.state = MembershipState.STOPPED
 
     def step(self) -> None:
         """One heartbeat, or one try to join; never raises."""
         with self._stepping:
-            if self.state is State.STOPPED:
+            if self.state is MembershipState.STOPPED:
                 return
             if self._client is None:
                 self._try_join()
@@ -239,21 +239,21 @@ class Membership:
         certain = deadline - (deadline - began) * DRIFT - self._timing.margin
         self._certain_until = max(certain, self._certain_until)
         self._answered_at = self._clock.monotonic()
-        if self.state is not State.CONNECTED:
+        if self.state is not MembershipState.CONNECTED:
             LOG.info("Member of %s as %s.", self._group, (self.member_id or b"").decode())
         self._in_trouble = False
-        self.state, self.problem = State.CONNECTED, ""
+        self.state, self.problem = MembershipState.CONNECTED, ""
 
     def _doubt(self, problem: str) -> None:
         self.problem = problem
         over = self._clock.monotonic() >= self._certain_until
-        state = State.LOST if over else State.SUSPENDED
+        state = MembershipState.LOST if over else MembershipState.SUSPENDED
         if self.state is not state:
             self._log_trouble(f"is {state.value}: {problem}")
             self.state = state
 
     def _lose(self, problem: str) -> None:
-        self.problem, self.state = problem, State.LOST
+        self.problem, self.state = problem, MembershipState.LOST
         self._certain_until = float("-inf")
         self._log_trouble(f"is over: {problem}")
 

@@ -6,7 +6,6 @@ The parts are called by :mod:`moorage.coordination.runner` with threads, and by 
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -183,7 +182,7 @@ class TickTaskLease(TaskLease):
     def __init__(
         self, claims: TickLeaseStore, claim: TickLease, object_id: str, share: Ownership, clock: Clock, timeout: float
     ) -> None:
-        super().__init__(claim.task, object_id, claim.tick, claim.token)
+        super().__init__(claims, claim.task, object_id, claim.tick, claim.token)
         self._claims = claims
         self._claim = claim
         self._share = share
@@ -191,7 +190,7 @@ class TickTaskLease(TaskLease):
         self._deadline = clock.monotonic() + timeout
         self.over = False
 
-    def end(self) -> None:
+    def give_up(self) -> None:
         """Nobody waits for it any more: nothing is written from here on."""
         self.over = True
 
@@ -205,25 +204,14 @@ class TickTaskLease(TaskLease):
             raise errors.Fenced(f"{self.object_id} of {self.task}: the handling took too long; nothing was written.")
 
     @override
-    @contextlib.contextmanager
-    def finish(self) -> Iterator[Any]:
+    def end(self, transaction: Any) -> None:
         self.check()
-        with self._claims.write() as tx:
-            self._claims.end(tx, self._claim, self.object_id)
-            yield tx
-            # What happened since is most likely seen here; what happens from here on, by the row that was just changed.
-            self.check()
+        self._claims.end(transaction, self._claim, self.object_id)
 
     @override
-    def finish_with(self, work: Callable[[Any], T]) -> T:
-        def whole(tx: Any) -> T:
-            self.check()
-            self._claims.end(tx, self._claim, self.object_id)
-            result = work(tx)
-            self.check()
-            return result
-
-        return self._claims.run(whole)
+    def confirm(self) -> None:
+        """What happened since is most likely seen here; what happens from here on, by the row that was just changed."""
+        self.check()
 
 
 class TaskRun:
@@ -373,7 +361,7 @@ class TaskRun:
         self.failed(claimed.object_id, problem)
         if running is not None:
             working, lease = running
-            lease.end()
+            lease.give_up()
             working.release()
 
     def abandon(self, problem: str, left: int) -> None:

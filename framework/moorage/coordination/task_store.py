@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from moorage import errors
 from moorage.coordination.tables import runs, tasks, totals
-from moorage.db import MICROSECONDS, Database, Duplicate, now, read_now
+from moorage.db import MICROSECONDS, Database, Duplicate, JournalEvent, now, read_now, record
 
 __all__ = ["COUNTS", "Control", "Run", "TaskStore"]
 
@@ -131,14 +131,18 @@ class TaskStore:
             asked = sa.update(tasks).where(unchanged).values(requested_at=now(), requested_object=wanted)
             if tx.execute(asked).rowcount != 1:
                 return None
-        return _control(tx.execute(sa.select(*_CONTROL).where(tasks.c.name == name)).one())
+        control = _control(tx.execute(sa.select(*_CONTROL).where(tasks.c.name == name)).one())
+        _record(tx, "request", control, object=control.requested_object)
+        return control
 
     def _set(self, name: str, values: Mapping[str, object]) -> Control:
         def work(tx: sa.Connection) -> Control:
             if not tx.execute(sa.update(tasks).where(tasks.c.name == name).values(**values)).rowcount:
                 first = {"name": name, "paused": False, "reason": "", "requested_at": 0, "requested_object": ""}
                 tx.execute(sa.insert(tasks).values({**first, **values}))
-            return _control(tx.execute(sa.select(*_CONTROL).where(tasks.c.name == name)).one())
+            control = _control(tx.execute(sa.select(*_CONTROL).where(tasks.c.name == name)).one())
+            _record(tx, "pause" if control.paused else "resume", control)
+            return control
 
         try:
             return self._database.run(work)
@@ -191,6 +195,11 @@ class TaskStore:
             query = query.where(runs.c.task == task)
         with self._database.read() as tx:
             return [Run(*row) for row in tx.execute(query)]
+
+
+def _record(tx: sa.Connection, what: str, control: Control, **state: str) -> None:
+    state_after = {"paused": control.paused, **state}
+    record(tx, JournalEvent(f"task.{what}", f"task/{control.name}", control.requested_at, state_after))
 
 
 def _control(row: Any) -> Control:

@@ -21,36 +21,31 @@ from typing_extensions import override
 from moorage import errors
 from moorage.coordination.tables import claims
 from moorage.db import MICROSECONDS, Database, now, read_now
-from moorage.work.lease import Guard, Statement, Verb
+from moorage.work.lease import LeaseGuard, Statement, Verb
 
 __all__ = ["AHEAD", "CLAIM", "END", "TickLease", "TickLeaseStore", "SqlTickLeases"]
 
 T = TypeVar("T")
 
-_LATER_TICK = Guard(
+_LATER_TICK = LeaseGuard(
     "the tick was not claimed; one that is yet to come was named by a clock that has been set back since",
-    lambda c, p: sa.or_(c.tick < p["tick"], c.tick > p["now"] + p["ahead"]),
-    lambda row, p: bool(row["tick"] < p["tick"] or row["tick"] > p["now"] + p["ahead"]),
+    lambda row, p: (row["tick"] < p["tick"]) | (row["tick"] > p["now"] + p["ahead"]),
 )
-_BEGUN = Guard(
+_BEGUN = LeaseGuard(
     "the clock has not been set back to long before the tick since the claimer looked at it",
-    lambda c, p: p["tick"] <= p["now"] + p["ahead"],
-    lambda row, p: bool(p["tick"] <= p["now"] + p["ahead"]),
+    lambda row, p: p["tick"] <= p["now"] + p["ahead"],
 )
-_NOT_OVERTAKEN = Guard(
+_NOT_OVERTAKEN = LeaseGuard(
     "no owner of a later ring has claimed the object",
-    lambda c, p: c.token <= p["token"],
-    lambda row, p: bool(row["token"] <= p["token"]),
+    lambda row, p: row["token"] <= p["token"],
 )
-_LAST = Guard(
+_LAST = LeaseGuard(
     "nobody has claimed the object since",
-    lambda c, p: c.sweep == p["sweep"],
-    lambda row, p: bool(row["sweep"] == p["sweep"]),
+    lambda row, p: row["sweep"] == p["sweep"],
 )
-_OPEN = Guard(
+_OPEN = LeaseGuard(
     "it was not finished before",
-    lambda c, p: c.finished == p["unfinished"],
-    lambda row, p: bool(row["finished"] == p["unfinished"]),
+    lambda row, p: row["finished"] == p["unfinished"],
 )
 #: Take an object for a tick.
 CLAIM = Statement(

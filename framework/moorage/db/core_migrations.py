@@ -7,4 +7,4 @@ from moorage.db.schema import core_metadata
 __all__ = ["MIGRATIONS"]
 
 # Named and not imported: the families lie above the store engine.
-MIGRATIONS = Migrations("moorage", "moorage.db.alembic", core_metadata, tables_of("moorage"))
+MIGRATIONS = Migrations("moorage", "moorage.db.alembic", core_metadata, tables_of("moorage"), base=True)

@@ -17,11 +17,11 @@ from sqlalchemy.engine import ExceptionContext
 
 from moorage import errors, randomness, threads
 from moorage.clock import Clock, SystemClock
-from moorage.db import engines, failures, sqlite
+from moorage.db import engines, events, failures, last_writes, sqlite
 from moorage.db.queue import WritersQueue
-from moorage.db.settings import Settings
+from moorage.db.settings import DatabaseSettings
 
-__all__ = ["Database"]
+__all__ = ["Database", "check"]
 
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -48,6 +48,8 @@ class Database:
         paused or its machine is gone, so that others get its locks; at most, and by default, three times ``lock_timeout``.
         MariaDB counts whole seconds, at least one. MySQL and SQLite have no such limit.
     :param wsrep_sync_wait: Galera's causality checks; None leaves them as the server has them.
+    :param service: the name of the service under which events are recorded (``scheduler:scheduler-1``). None records nothing.
+    :ivar recorded: set after each commit of a transaction that recorded events.
     :raises ConfigError: the URL cannot be used, or its driver is missing.
     """
 
@@ -64,22 +66,26 @@ class Database:
         attempts: int = 10,
         wsrep_sync_wait: int | None = None,
         idle_timeout: float | None = None,
+        service: str | None = None,
     ) -> None:
+        self.service = service
         self._url = engines.parse(url)
         self._clock: Clock = clock or SystemClock()
         self._random = random or randomness.generator()
         longest_idle = float(_IDLE * lock_timeout)
         idle = longest_idle if idle_timeout is None else min(idle_timeout, longest_idle)
-        self._settings = Settings(pool_size, pool_timeout, recycle, lock_timeout, idle, wsrep_sync_wait)
+        self._settings = DatabaseSettings(pool_size, pool_timeout, recycle, lock_timeout, idle, wsrep_sync_wait)
         self._attempts = attempts
         self._open()
         _LIVING.add(self)
 
     @classmethod
-    def from_config(cls, conf: Any, *, clock: Clock | None = None, idle_timeout: float | None = None) -> Database:
+    def from_config(
+        cls, conf: Any, *, clock: Clock | None = None, idle_timeout: float | None = None, service: str | None = None
+    ) -> Database:
         """The database of the ``[database]`` section.
 
-        :param idle_timeout: as for the class.
+        :param idle_timeout: as for the class, and ``service`` too.
         :raises ConfigError: no or an unusable connection is configured.
         """
         section = conf.database
@@ -97,6 +103,7 @@ class Database:
             attempts=section.attempts,
             wsrep_sync_wait=section.mysql_wsrep_sync_wait,
             idle_timeout=idle_timeout,
+            service=service,
         )
 
     @property
@@ -201,6 +208,7 @@ class Database:
 
     def _open(self) -> None:
         """Make the engines for this process; connections are opened when first used."""
+        self.recorded = threads.event()
         self._local = threads.local()
         self._write_engine = self._engine(writer=True)
         self._read_engine = self._engine(writer=False)
@@ -219,8 +227,10 @@ class Database:
             # A lost race or connection has undone all of the transaction; there is no way back into it.
             if not isinstance(getattr(self._local, "failure", None), (failures.LostRaceError, errors.StoreUnavailable)):
                 self._local.failure = None
+            events.undo(connection, name)
 
         event.listen(engine, "handle_error", failed, retval=True)
+        event.listen(engine, "savepoint", events.mark)
         event.listen(engine, "rollback_savepoint", back_to_savepoint)
         return engine
 
@@ -267,10 +277,17 @@ class Database:
         try:
             with _Foreign(connection, schema):
                 transaction = connection.begin()
+                recorded = False
+                if writer:
+                    events.begin(connection, self.service)
+                    last_writes.begin(connection)
                 try:
                     yield connection
                     if writer and local.failure is not None:
                         raise local.failure
+                    if writer:
+                        last_writes.run(connection)
+                        recorded = events.flush(connection, self.service)
                     if schema:
                         _check_references(connection)
                 except BaseException:
@@ -278,6 +295,8 @@ class Database:
                         _undo(transaction)
                     raise
                 _end(transaction, commit=writer, same_process=os.getpid() == pid)
+            if recorded:
+                self.recorded.set()
         finally:
             local.open = outer
             if os.getpid() == pid:
@@ -404,6 +423,14 @@ def _end(transaction: sa.RootTransaction, *, commit: bool, same_process: bool) -
 #: All databases of this process, for the moment after a fork, and what a child inherited and must never touch.
 _LIVING: weakref.WeakSet[Database] = weakref.WeakSet()
 _INHERITED: list[object] = []
+
+
+def check(conf: Any) -> None:
+    """Refuse a ``[database]`` section that cannot be used; connects to nothing.
+
+    :raises ConfigError: see :meth:`Database.from_config`.
+    """
+    Database.from_config(conf).close()
 
 
 def _before_fork() -> None:

@@ -21,7 +21,7 @@ from sqlalchemy import event, exc
 from moorage import errors
 from moorage.clock import Clock
 from moorage.db import sqlite
-from moorage.db.settings import Settings
+from moorage.db.settings import DatabaseSettings
 
 __all__ = ["create", "parse"]
 
@@ -78,7 +78,7 @@ def parse(text: str) -> sa.URL:
     return url.update_query_dict({key: value for key, value in missing.items() if key not in url.query})
 
 
-def create(url: sa.URL, settings: Settings, clock: Clock, *, writer: bool) -> sa.Engine:
+def create(url: sa.URL, settings: DatabaseSettings, clock: Clock, *, writer: bool) -> sa.Engine:
     """An engine for one kind of transaction; connects when first used.
 
     :raises ConfigError: the driver is not installed, or SQLite's file lies on a network file system.
@@ -131,7 +131,7 @@ def _check_after_rest(engine: sa.Engine, clock: Clock) -> None:
 # -- PostgreSQL and MariaDB ---------------------------------------------------------------------------------------
 
 
-def _prepare_postgresql(settings: Settings, writer: bool) -> Callable[[Any, Any], None]:
+def _prepare_postgresql(settings: DatabaseSettings, writer: bool) -> Callable[[Any, Any], None]:
     def connect(connection: Any, record: Any) -> None:
         with connection.cursor() as cursor:
             mode = "WRITE" if writer else "ONLY"
@@ -146,7 +146,7 @@ def _prepare_postgresql(settings: Settings, writer: bool) -> Callable[[Any, Any]
     return connect
 
 
-def _prepare_mysql(settings: Settings, writer: bool) -> Callable[[Any, Any], None]:
+def _prepare_mysql(settings: DatabaseSettings, writer: bool) -> Callable[[Any, Any], None]:
     warned: list[str] = []
 
     def connect(connection: Any, record: Any) -> None:
@@ -201,7 +201,7 @@ def _assert_mysql(cursor: Any, warned: list[str]) -> None:
         )
 
 
-_PREPARE: Mapping[str, Callable[[Settings, bool], Callable[[Any, Any], None]]] = {
+_PREPARE: Mapping[str, Callable[[DatabaseSettings, bool], Callable[[Any, Any], None]]] = {
     "postgresql": _prepare_postgresql,
     "mysql": _prepare_mysql,
 }

@@ -1,19 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Schema migrations: one alembic environment and one version table for each distribution that has tables.
+"""Schema migrations: one chain of revisions for each part that has tables, with a version table of its own.
+
+Parts name their chains (:attr:`moorage.part.Part.migrations`). Two chains are the base that every database passes first: those of
+the core and of the reference plugins, from the time when a distribution had one chain. A new table belongs to the chain of its
+part. No foreign key goes from one part to another, so that a part can be uninstalled: its tables stay, and are reported.
 
 Where a database stands is read without Alembic, which every role's start would pay for; what changes it is in
-:mod:`moorage.db.upgrading`. The core's environment comes first, then those that installed distributions offer in the
-entry-point group ``moorage.migrations``. There are no foreign keys between the environments, so that a distribution can be
-uninstalled.
+:mod:`moorage.db.upgrading`.
 """
 
 from __future__ import annotations
 
 import ast
 import importlib
-import importlib.metadata
 import importlib.resources
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources.abc import Traversable
 from typing import Any
@@ -23,35 +24,37 @@ from oslo_log import log as logging
 
 from moorage import errors, foreign
 from moorage.db.database import Database
-from moorage.extensions import entry_points
+from moorage.part import InstalledPart, parts
 
-__all__ = ["GROUP", "Migrations", "discover", "run_environment", "tables_of", "upgrade_all"]
+__all__ = ["Migrations", "Removed", "discover", "removed", "run_environment", "tables_of", "upgrade_all"]
 
 LOG = logging.getLogger(__name__)
 
-GROUP = "moorage.migrations"
 _CORE = "moorage"
+_VERSIONS = "alembic_version_"
 
 
 @dataclass(frozen=True)
 class Migrations:
-    """The migrations of one distribution.
+    """One chain of migrations.
 
-    :param distribution: its name; ``moorage`` is the core and comes first.
+    :param name: the name of its part; ``moorage`` is the base of the core and comes first.
     :param package: the package that holds ``env.py`` and ``versions`` (``moorage.db.alembic``).
     :param metadata: the tables as the code knows them.
     :param tables: modules that put their tables into the metadata when they are imported; see :func:`tables_of`.
+    :param base: every database passes the chain before those of single parts; only Moorage has such chains.
     """
 
-    distribution: str
+    name: str
     package: str
     metadata: sa.MetaData
     tables: tuple[str, ...] = ()
+    base: bool = False
 
     @property
     def version_table(self) -> str:
-        """Where this distribution's revision is kept."""
-        return "alembic_version_" + self.distribution.replace("-", "_").replace(".", "_").lower()
+        """The table that holds the revision of the database."""
+        return _VERSIONS + self.name.replace("-", "_").replace(".", "_").lower()
 
     def head(self) -> str:
         """The newest revision that the installed code knows.
@@ -62,8 +65,8 @@ class Migrations:
         newest = sorted(set(known).difference(*known.values()))
         if len(newest) != 1:
             raise errors.PluginLoadError(
-                f"The revisions in {self.package} of {self.distribution} have no single end ({', '.join(newest) or 'none'}). "
-                f"Repair {self.distribution}: each revision comes after one other."
+                f"The revisions in {self.package} of {self.name} have no single end ({', '.join(newest) or 'none'}). "
+                f"Repair {self.name}: each revision comes after one other."
             )
         return newest[0]
 
@@ -119,7 +122,7 @@ class Migrations:
 
     def import_tables(self) -> None:
         """Import the modules that fill the metadata."""
-        with foreign.printing_aside(), foreign.isolate_plugin_call(self.distribution):
+        with foreign.printing_aside(), foreign.isolate_plugin_call(self.name):
             for module in self.tables:
                 importlib.import_module(module)
 
@@ -171,51 +174,78 @@ def _constants(source: str) -> dict[str, Any]:
 
 
 def discover() -> Sequence[Migrations]:
-    """The environments of all installed distributions, the core's first, then by name.
+    """The chains of all parts that are installed: the core's first, then the other bases, then by name.
 
     What cannot be imported is reported in the log and left out, so that a stray package does not stop a service.
 
-    :raises PluginLoadError: the core's cannot be imported, or two distributions would share a version table.
+    :raises PluginLoadError: a part of Moorage itself cannot be imported, or two chains would share a version table.
     """
     found: dict[str, Migrations] = {}
-    for point in entry_points(GROUP):
-        owner = point.dist.name if point.dist else "an unknown distribution"
-        loaded = _load(point, owner)
+    for part in parts():
+        loaded = _load(part) if part.declared.migrations else None
         if loaded is None:
             continue
         if found.setdefault(loaded.version_table, loaded) is not loaded:
             raise errors.PluginLoadError(
-                f"Two migrations ('{point.name}' of {owner} is one) use the version table {loaded.version_table}. "
-                "Uninstall one of the distributions."
+                f"Two chains of migrations ('{loaded.name}' of {' '.join(part.distribution)} is one) use the version table "
+                f"{loaded.version_table}. Uninstall one of the distributions."
             )
-    return sorted(found.values(), key=lambda each: (each.distribution != _CORE, each.distribution))
+    return sorted(found.values(), key=lambda each: (each.name != _CORE, not each.base, each.name))
 
 
-def _load(point: importlib.metadata.EntryPoint, owner: str) -> Migrations | None:
+def _load(part: InstalledPart) -> Migrations | None:
+    value = part.declared.migrations
     try:
-        with foreign.printing_aside(), foreign.isolate_plugin_call(owner):
-            loaded = point.load()
-        problem = "" if isinstance(loaded, Migrations) else f"{point.value} is not a moorage.db.migrations.Migrations"
-    except Exception as error:  # noqa: BLE001  (whatever a foreign module raises when it is imported)
-        loaded, problem = None, foreign.format_exception(error)
-    if not problem:
-        return loaded if isinstance(loaded, Migrations) else None
-    version = f" {point.dist.version}" if point.dist else ""
-    message = (
-        f"The migrations '{point.name}' of {owner}{version} cannot be used ({problem}). Repair or uninstall {owner}."
-    )
-    if point.name == _CORE:
-        raise errors.PluginLoadError(message)
-    LOG.error("%s Its tables are neither upgraded nor checked.", message)
-    return None
+        loaded = part.load(value)
+        if not isinstance(loaded, Migrations):
+            raise errors.PluginLoadError(f"{value} is not a moorage.db.migrations.Migrations.")
+    except errors.PluginLoadError as error:
+        if part.distribution[0] == _CORE:
+            raise
+        LOG.error("%s The tables of the part '%s' are neither upgraded nor checked.", error.message, part.name)
+        return None
+    return loaded
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """What parts have left in a database that are not installed any more, or cannot be used.
+
+    :param chains: their names -> the revision of the database.
+    :param tables: the tables that no installed part knows; empty where no chain is left.
+    """
+
+    chains: Mapping[str, str]
+    tables: Sequence[str]
+
+
+def removed(database: Database) -> Removed:
+    """Find tables and migration chains of parts that are no longer installed. Imports the models of all installed parts."""
+    known = discover()
+    with database.read() as transaction:
+        there = sa.inspect(transaction).get_table_names()
+        versions = {table for table in there if table.startswith(_VERSIONS)}
+        chains = {
+            table.removeprefix(_VERSIONS): transaction.execute(
+                sa.select(sa.column("version_num")).select_from(sa.table(table))
+            ).scalar_one_or_none()
+            or "nothing"
+            for table in sorted(versions - {each.version_table for each in known})
+        }
+    if not chains:
+        return Removed({}, ())
+    for each in known:
+        each.import_tables()
+    ours = {table.name for each in known for table in each.metadata.tables.values()}
+    return Removed(chains, sorted(set(there) - versions - ours))
 
 
 def upgrade_all(database: Database) -> list[str]:
-    """Upgrade every environment; the names of those that changed.
+    """Upgrades every chain of migrations; returns the names of the chains that changed.
 
     :raises PluginLoadError: a revision of one raised what is no error of a database.
     """
-    return [each.distribution for each in discover() if _upgraded(each, database)]
+    return [each.name for each in discover() if _upgraded(each, database)]
 
 
 def _upgraded(each: Migrations, database: Database) -> bool:
@@ -225,6 +255,6 @@ def _upgraded(each: Migrations, database: Database) -> bool:
         raise
     except Exception as error:
         raise errors.PluginLoadError(
-            f"The migrations of {each.distribution} failed ({foreign.format_exception(error)}). Repair or uninstall "
-            f"{each.distribution}, and upgrade again."
+            f"The migrations of {each.name} failed ({foreign.format_exception(error)}). Repair or uninstall "
+            f"{each.name}, and upgrade again."
         ) from error

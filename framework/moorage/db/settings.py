@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Settings"]
+__all__ = ["DatabaseSettings"]
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class DatabaseSettings:
     """How connections are made; durations in seconds."""
 
     pool_size: int = 10

@@ -19,7 +19,7 @@ from typing_extensions import override
 
 from moorage import errors
 from moorage.clock import Clock
-from moorage.db.settings import Settings
+from moorage.db.settings import DatabaseSettings
 
 __all__ = ["create", "file", "forget_inherited", "refuse_inherited"]
 
@@ -73,7 +73,7 @@ def refuse_inherited(path: str) -> None:
         )
 
 
-def create(url: sa.URL, path: str, settings: Settings, clock: Clock, *, writer: bool) -> sa.Engine:
+def create(url: sa.URL, path: str, settings: DatabaseSettings, clock: Clock, *, writer: bool) -> sa.Engine:
     """An engine on the file; connects when first used.
 
     :raises ConfigError: the file lies on a network file system.
@@ -82,9 +82,10 @@ def create(url: sa.URL, path: str, settings: Settings, clock: Clock, *, writer: 
     engine = sa.create_engine(
         url,
         poolclass=pool.QueuePool,
-        # SQLite has one writer: one connection is all that can be used.
+        # SQLite has one writer: one connection is all that is kept. The second one is for a writer that finds the pool empty
+        # because another thread, which forks, is closing the first one. Nothing would come back for which it could wait.
         pool_size=1 if writer else settings.pool_size,
-        max_overflow=0 if writer else settings.pool_size,
+        max_overflow=1 if writer else settings.pool_size,
         pool_timeout=settings.pool_timeout,
         connect_args={
             "timeout": settings.lock_timeout,

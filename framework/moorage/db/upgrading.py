@@ -31,7 +31,7 @@ def upgrade(migrations: Migrations, database: Database) -> bool:
     with database.schema_change() as transaction, _turn(transaction):
         if not _pending(migrations, database, transaction):
             return False
-        with foreign.isolate_plugin_call(migrations.distribution):
+        with foreign.isolate_plugin_call(migrations.name):
             command.upgrade(_config(migrations, transaction), "head")
         return True
 
@@ -79,7 +79,7 @@ def _pending(migrations: Migrations, database: Database, transaction: sa.Connect
         return known[::-1]
     if current not in known:
         raise errors.ConfigError(
-            f"The database {database.url_safe} is at revision {current} of {migrations.distribution}, which this "
+            f"The database {database.url_safe} is at revision {current} of {migrations.name}, which this "
             f"installation does not know (its newest is {known[0]}). Install the release that made it, or a newer one."
         )
     return known[: known.index(current)][::-1]

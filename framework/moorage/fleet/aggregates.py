@@ -19,7 +19,7 @@ from moorage.db import Database, Duplicate, now
 from moorage.fleet.tables import aggregate_members as members
 from moorage.fleet.tables import aggregates, nodes
 
-__all__ = ["HOST", "NODE", "AggregateStore", "Membership", "StoredAggregate"]
+__all__ = ["HOST", "NODE", "AggregateStore", "AggregateMembership", "StoredAggregate"]
 
 HOST = "host"
 NODE = "node"
@@ -58,7 +58,7 @@ class StoredAggregate:
 
 
 @dataclass(frozen=True, slots=True)
-class Membership:
+class AggregateMembership:
     """All aggregates as a scheduler needs them: name and metadata by the host or the node that is a member."""
 
     of_host: Mapping[str, Sequence[tuple[str, Mapping[str, str]]]] = field(default_factory=dict)
@@ -189,7 +189,7 @@ class AggregateStore:
         with self._database.read() as tx:
             return tuple(map(int, tx.execute(_VERSION).one()))
 
-    def membership(self) -> Membership:
+    def membership(self) -> AggregateMembership:
         """Everything, by two statements on one snapshot."""
         with self._database.read() as tx:
             known = {row.uuid: (row.name, row.metadata) for row in tx.execute(_ALL)}
@@ -197,7 +197,7 @@ class AggregateStore:
             for row in tx.execute(_ALL_MEMBERS):
                 if row.aggregate in known:
                     found[row.kind].setdefault(row.member, []).append(known[row.aggregate])
-        return Membership(found[HOST], found[NODE])
+        return AggregateMembership(found[HOST], found[NODE])
 
     def forget_node(self, tx: sa.Connection, node_uuid: str) -> None:
         """A node is removed; it is in no aggregate any more."""

@@ -22,7 +22,7 @@ import gzip
 import io
 import json
 import uuid as uuid_module
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, TextIO
@@ -63,9 +63,7 @@ def from_json(data: Any) -> NodeSpec:
     """
     if not isinstance(data, dict):
         raise ValueError("a node must be an object")
-    unknown = set(data) - _NAMED - {*_DETAILS, "extra", "properties", "inventories"}
-    if unknown:
-        raise ValueError(f"unknown field {', '.join(sorted(unknown))}")
+    _refuse_unknown("", data, {*_NAMED, *_DETAILS, "extra", "properties", "inventories"})
     given = data.get("inventories", {})
     if not isinstance(given, dict):
         raise ValueError("inventories must be an object")
@@ -204,11 +202,14 @@ def _checked_class(name: str) -> str:
     return name
 
 
+def _refuse_unknown(where: str, given: Iterable[str], known: Iterable[str]) -> None:
+    if unknown := set(given) - set(known):
+        raise ValueError(f"{where}unknown field {', '.join(sorted(unknown))}; known are {', '.join(sorted(known))}")
+
+
 def _inventory(resource_class: str, value: Any) -> InventoryItem:
     settings = dict(value) if isinstance(value, dict) else {"total": value}
-    unknown = set(settings) - _INVENTORY
-    if unknown:
-        raise ValueError(f"{resource_class}: unknown field {', '.join(sorted(unknown))}")
+    _refuse_unknown(f"{resource_class}: ", settings, _INVENTORY)
     _checked_class(resource_class)
     if "total" not in settings:
         raise ValueError(f"{resource_class}: total is missing")

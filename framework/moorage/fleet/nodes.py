@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from moorage import errors
 from moorage.db import Database, now
 from moorage.db.changes import ChangeReader, RecentRows
+from moorage.fleet.events import record_deleted, record_nodes
 from moorage.fleet.interface import DETAILS, Node, NodeSpec, merged
 from moorage.fleet.states import BEGIN_STATES, with_since
 from moorage.fleet.tables import nodes
@@ -48,15 +49,19 @@ _SCHEDULED_PAGE = _SCHEDULED.where(nodes.c.uuid > sa.bindparam("after", type_=sa
     sa.bindparam("page", type_=sa.Integer)
 )
 _SCHEDULED_OF = _SCHEDULED.where(nodes.c.uuid.in_(sa.bindparam("uuids", expanding=True)))
+#: Uuids in one statement.
+_PART = 1000
 _SHARDS = sa.select(nodes.c.shard, sa.func.count()).group_by(nodes.c.shard)
 #: Nodes of one shard that get one host.
+_WITHOUT_HOST = sa.and_(
+    nodes.c.uuid.in_(sa.bindparam("of_uuids", expanding=True)),
+    nodes.c.host.is_(None),
+    nodes.c.shard.is_not_distinct_from(sa.bindparam("of_shard", type_=nodes.c.shard.type)),
+)
+_ASSIGNABLE = sa.select(nodes.c.uuid).where(_WITHOUT_HOST).with_for_update()
 _ASSIGN = (
     sa.update(nodes)
-    .where(
-        nodes.c.uuid.in_(sa.bindparam("of_uuids", expanding=True)),
-        nodes.c.host.is_(None),
-        nodes.c.shard.is_not_distinct_from(sa.bindparam("of_shard", type_=nodes.c.shard.type)),
-    )
+    .where(_WITHOUT_HOST)
     .values(host=sa.bindparam("to_host"), generation=nodes.c.generation + 1, updated_at=now())
 )
 _CHANGE = (
@@ -130,6 +135,8 @@ class NodeStore:
                 changes.append(Change.CREATED)
         if fresh:
             self._insert(tx, fresh)
+        written = (Change.CHANGED, Change.RESHARDED)
+        record_nodes(tx, [spec.uuid for spec, change in zip(specs, changes, strict=True) if change in written])
         return changes
 
     def insert(self, tx: sa.Connection, spec: NodeSpec) -> None:
@@ -141,6 +148,7 @@ class NodeStore:
         marked = [row["uuid"] for row in rows if row["disabled"] or row["maintenance"]]
         if marked:
             tx.execute(BEGIN_STATES.where(nodes.c.uuid.in_(marked)))
+        record_nodes(tx, [row["uuid"] for row in rows], "create")
 
     def change(self, tx: sa.Connection, uuid: str, generation: int, changes: Mapping[str, Any]) -> bool:
         """Write some columns of a node that has this generation; False when it has another one, or is gone."""
@@ -152,7 +160,10 @@ class NodeStore:
             .where(nodes.c.uuid == uuid, nodes.c.generation == generation)
             .ordered_values(*with_since(changes).items(), ("generation", nodes.c.generation + 1), ("updated_at", now()))
         )
-        return bool(tx.execute(statement).rowcount == 1)
+        written = tx.execute(statement).rowcount == 1
+        if written:
+            record_nodes(tx, [uuid])
+        return bool(written)
 
     def touch(self, tx: sa.Connection, uuids: Sequence[str]) -> Mapping[str, str]:
         """Raises the generation of nodes, so that no other transaction writes or removes them before ``tx`` ends.
@@ -219,15 +230,16 @@ class NodeStore:
     def reassign(self, tx: sa.Connection, shard: str, sources: Sequence[str | None], host: str) -> int:
         """Give the nodes of a shard that are of some hosts (None: of none) to another one; how many."""
         named = [source for source in sources if source is not None]
-        of_sources = nodes.c.host.in_(named)
-        statement = (
-            sa.update(nodes)
-            .where(
-                nodes.c.shard == shard, sa.or_(of_sources, nodes.c.host.is_(None)) if None in sources else of_sources
-            )
-            .values(host=host, generation=nodes.c.generation + 1, updated_at=now())
-        )
-        return int(tx.execute(statement).rowcount)
+        of_sources: sa.ColumnElement[bool] = nodes.c.host.in_(named)
+        if None in sources:
+            of_sources = sa.or_(of_sources, nodes.c.host.is_(None))
+        condition = sa.and_(nodes.c.shard == shard, of_sources)
+        found = tx.execute(sa.select(nodes.c.uuid).where(condition).with_for_update()).scalars().all()
+        statement = sa.update(nodes).values(host=host, generation=nodes.c.generation + 1, updated_at=now())
+        for start in range(0, len(found), _PART):
+            tx.execute(statement.where(nodes.c.uuid.in_(found[start : start + _PART])))
+        record_nodes(tx, found)
+        return len(found)
 
     def assign_hosts(self, hosts: Mapping[str, tuple[str | None, str]]) -> int:
         """Gives nodes a host (uuid -> shard, host) that have none and still are in the shard; returns how many got one.
@@ -241,12 +253,17 @@ class NodeStore:
             sets.setdefault(of, []).append(uuid)
 
         def work(tx: sa.Connection) -> int:
-            return sum(
-                tx.execute(_ASSIGN, {"of_uuids": uuids, "of_shard": shard, "to_host": host}).rowcount
-                for (shard, host), uuids in sets.items()
-            )
+            return sum(self._assign(tx, uuids, shard, host) for (shard, host), uuids in sets.items())
 
         return self._database.run(work)
+
+    def _assign(self, tx: sa.Connection, uuids: Sequence[str], shard: str | None, host: str) -> int:
+        key = {"of_uuids": uuids, "of_shard": shard}
+        free = tx.execute(_ASSIGNABLE, key).scalars().all()
+        if free:
+            tx.execute(_ASSIGN, {**key, "of_uuids": free, "to_host": host})
+            record_nodes(tx, free)
+        return len(free)
 
     def get(self, name_or_uuid: str) -> Node:
         """One node.
@@ -289,7 +306,10 @@ class NodeStore:
 
     def delete(self, tx: sa.Connection, uuid: str) -> bool:
         """Remove a node; False when there is none."""
-        return bool(tx.execute(sa.delete(nodes).where(nodes.c.uuid == uuid)).rowcount == 1)
+        deleted = tx.execute(sa.delete(nodes).where(nodes.c.uuid == uuid)).rowcount == 1
+        if deleted:
+            record_deleted(tx, uuid)
+        return bool(deleted)
 
 
 def _values(spec: NodeSpec) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import sqlalchemy as sa
 
 from moorage import errors
 from moorage.db import Database, now
+from moorage.fleet.events import record_nodes
 from moorage.fleet.states import with_since
 from moorage.fleet.tables import nodes
 
@@ -36,5 +37,6 @@ def change_node(
             present = tx.execute(sa.select(nodes.c.properties).where(nodes.c.uuid == node_uuid)).scalar_one()
             merged = {key: value for key, value in {**present, **properties}.items() if value is not None}
             tx.execute(row.values(properties=merged))
+        record_nodes(tx, [node_uuid])
 
     database.run(work)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import http
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 from urllib.parse import parse_qsl
 
@@ -17,7 +17,7 @@ from oslo_log import log as logging
 
 from moorage import errors, foreign
 from moorage.clock import Clock
-from moorage.context import RequestContext, anonymous, global_request_id, new_request_id
+from moorage.context import RequestContext, anonymous, global_request_id, new_request_id, trace_parent
 from moorage.http.authentication import Authenticator, challenge
 from moorage.http.dialect import Dialect, MethodNotAllowed, UnsupportedMediaType
 from moorage.http.route_table import PathRoutes, RouteTable
@@ -96,6 +96,7 @@ class Application:
             new_request_id(),
             self.dialect.lowest,
             enforce=self.tools.check_policy,
+            received_at=int(self.tools.clock.wall() * 1_000_000),
         )
         # Until the caller is known, log lines of the thread must not name the request before this one.
         request.context.update_store()
@@ -116,7 +117,8 @@ class Application:
         headers.append((self.request_id_header, request.request_id))
         if body is not None and "Content-Type" not in response.headers:
             headers.append(("Content-Type", self.content_type))
-        if response.status != http.HTTPStatus.NO_CONTENT:
+        stream = isinstance(body, Iterator)
+        if response.status != http.HTTPStatus.NO_CONTENT and not stream:
             headers.append(("Content-Length", str(len(body or b""))))
         seconds = monotonic() - began
         level = LOG.debug if request.method in ("GET", "HEAD") else LOG.info
@@ -124,7 +126,9 @@ class Application:
         level("%s %s: %d in %.3f s.", request.method, where, response.status, seconds)
         self.tools.count(request.method, path.template if path else "", response.status, seconds)
         start_response(f"{response.status} {http.HTTPStatus(response.status).phrase}", headers)
-        return [] if request.method == "HEAD" or body is None else [body]
+        if request.method == "HEAD" or body is None:
+            return []
+        return body if stream else [body]
 
     # -- what an API may do in its own way ------------------------------------------------------------------------
 
@@ -206,6 +210,8 @@ class Application:
         """Make a context that of the request, and of the thread."""
         context.request_id = request.request_id
         context.global_request_id = global_request_id(request.header("X-OpenStack-Request-ID"))
+        context.traceparent = trace_parent(request.header("traceparent"))
+        context.received_at = request.received_at
         context.update_store()
         request.context = context
 
@@ -282,8 +288,8 @@ class Application:
             raise errors.InvalidInput("content-length header must be an integer", path="Content-Length")
         return int(text)
 
-    def _encode(self, body: Any) -> bytes | None:
-        if body is None or isinstance(body, bytes):
+    def _encode(self, body: Any) -> Any:
+        if body is None or isinstance(body, bytes | Iterator):
             return body
         return _JSON_TEXT(body).encode()
 

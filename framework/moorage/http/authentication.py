@@ -49,8 +49,6 @@ _ADMIN = ("admin", "manager", "member", "reader")
 _CACHE = 1024
 #: Bytes of a password that bcrypt looks at.
 _LONGEST_PASSWORD = 72
-#: A hash that no password is known to have.
-_NOBODY = bcrypt.hashpw(randomness.secret(32), bcrypt.gensalt(10))
 
 
 def refuse_open_noauth(strategy: str, bind: str) -> None:
@@ -252,6 +250,8 @@ class _Basic:
         self._path = path
         self._lock = threads.lock()
         self._key = randomness.secret(32)
+        #: A hash that no password is known to have.
+        self._unknown = bcrypt.hashpw(randomness.secret(32), bcrypt.gensalt(10))
         self._users: _Users | None = None
         self._read()
 
@@ -265,7 +265,7 @@ class _Basic:
             raise errors.Unauthenticated("The header Authorization is malformed.") from None
         users = self._read()
         # An unknown user costs as much time as a wrong password, so that the time does not tell which it was.
-        hashed, roles = users.known.get(user, (_NOBODY, ()))
+        hashed, roles = users.known.get(user, (self._unknown, ()))
         digest = hmac.new(self._key, f"{user}\0{password}".encode(), hashlib.sha256).digest()
         if digest not in users.verified and not _matches(password, hashed):
             raise errors.Unauthenticated("The user or the password is wrong.")

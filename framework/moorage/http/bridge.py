@@ -22,7 +22,7 @@ from urllib.parse import unquote_to_bytes
 
 from moorage import threads as threads_module
 from moorage.http.routes import Wsgi
-from moorage.http.streams import Answer, Receive, Send, Stream, finish, refuse, soon
+from moorage.http.streams import Receive, Send, Stream, StreamedResponse, finish, refuse, soon
 
 __all__ = ["Bridge", "Connection"]
 
@@ -59,7 +59,10 @@ class Bridge:
     def __init__(self, application: Wsgi, *, threads: int, largest_body: int) -> None:
         self.largest_body = largest_body
         self._application = application
-        self._requests: threads_module.Queue[tuple[asyncio.Future[Answer], dict[str, Any]]] = threads_module.queue()
+        self._requests: threads_module.Queue[tuple[asyncio.Future[StreamedResponse], dict[str, Any]] | None] = (
+            threads_module.queue()
+        )
+        self._threads = threads
         self._streams: set[Stream] = set()
         self._ending = False
         for number in range(threads):
@@ -88,6 +91,11 @@ class Bridge:
         self._ending = True
         for stream in self._streams:
             stream.end()
+
+    def end_threads(self) -> None:
+        """Let each thread end when it has answered its request. Call it when no more requests can arrive."""
+        for _ in range(self._threads):
+            self._requests.put(None)
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
@@ -118,30 +126,30 @@ class Bridge:
         body.seek(0)
         return True
 
-    async def _run(self, environ: dict[str, Any]) -> Answer:
-        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+    async def _run(self, environ: dict[str, Any]) -> StreamedResponse:
+        future: asyncio.Future[StreamedResponse] = asyncio.get_running_loop().create_future()
         self._requests.put((future, environ))
         return await future
 
     def _work(self) -> None:
-        while True:
-            future, environ = self._requests.get()
+        while (request := self._requests.get()) is not None:
+            future, environ = request
             loop = future.get_loop()
-            answer, failure = Answer(), None
+            answer, failure = StreamedResponse(), None
             try:
                 self._answer(environ, answer)
             except BaseException as error:  # noqa: BLE001  (the server logs it and answers 500)
                 failure = error
             soon(loop, finish, future, answer, failure)
 
-    def _answer(self, environ: dict[str, Any], answer: Answer) -> None:
+    def _answer(self, environ: dict[str, Any], answer: StreamedResponse) -> None:
         body = self._application(environ, answer.start_response)
         if isinstance(body, list | tuple):
             answer.finish(b"".join(body), environ["REQUEST_METHOD"])
         else:
             answer.body = body
 
-    async def _send(self, answer: Answer, receive: Receive, send: Send) -> None:
+    async def _send(self, answer: StreamedResponse, receive: Receive, send: Send) -> None:
         if isinstance(answer.body, bytes):
             await send(answer.start())
             await send({"type": "http.response.body", "body": answer.body})

@@ -49,6 +49,7 @@ STATUSES: Mapping[type[errors.MoorageError], int] = {
     errors.Unauthenticated: 401,
     errors.Forbidden: 403,
     errors.NotFound: 404,
+    errors.Gone: 410,
     errors.Conflict: 409,
     errors.PluginFailed: 500,
     errors.RemoteError: 500,

@@ -6,10 +6,11 @@ from __future__ import annotations
 from oslo_config import cfg
 from oslo_middleware import cors, http_proxy_to_wsgi
 
+from moorage.http import authentication
 from moorage.http.keystone import with_keystone
 from moorage.http.routes import Wsgi
 
-__all__ = ["with_middleware"]
+__all__ = ["check", "with_middleware"]
 
 
 def with_middleware(application: Wsgi, conf: cfg.ConfigOpts) -> Wsgi:
@@ -25,3 +26,14 @@ def with_middleware(application: Wsgi, conf: cfg.ConfigOpts) -> Wsgi:
     if conf.oslo_middleware.enable_proxy_headers_parsing:
         application = http_proxy_to_wsgi.HTTPProxyToWSGI(application, conf)
     return application
+
+
+def check(conf: cfg.ConfigOpts) -> None:
+    """Refuse callers who could not be told apart: the authenticator, and Keystone's filter before it.
+
+    :raises ConfigError: they cannot be used as they are configured.
+    """
+    with_middleware(lambda environ, start: [], conf)
+    # A file of users that nobody named is made by ``moorage up``.
+    if conf.api.http_basic_auth_user_file or authentication.users_file(conf).exists():
+        authentication.authenticator(conf)

@@ -15,7 +15,7 @@ from moorage.extensions import Loaded
 from moorage.http.dialect import core_shape
 from moorage.http.routes import Wsgi
 
-__all__ = ["Dispatcher", "IsolatedApp", "resolve_mounts"]
+__all__ = ["MountDispatcher", "IsolatedApp", "resolve_mounts"]
 
 LOG = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ class IsolatedApp:
                     close()
 
 
-class Dispatcher:
+class MountDispatcher:
     """The longest prefix wins; the rest of the path is what the mounted application sees.
 
     What is mounted at the root (prefix ``""``) sees the whole path. :meth:`swap` replaces all mounts at once.

@@ -16,7 +16,7 @@ from moorage import errors
 from moorage.context import RequestContext
 from moorage.http.routes import PolicyRule
 
-__all__ = ["BASE_RULES", "Policy", "rules"]
+__all__ = ["BASE_RULES", "AccessPolicy", "rules"]
 
 #: Rules that other rules refer to. Roles with system scope read and write everything; roles of a project its own resources.
 #: ``system_admin`` is the one meaning of administrator; every mount refers to it.
@@ -39,7 +39,7 @@ def rules(policies: Sequence[PolicyRule]) -> list[oslo_policy.RuleDefault]:
     return [oslo_policy.RuleDefault(rule.name, rule.check, rule.description) for rule in (*BASE_RULES, *policies)]
 
 
-class Policy:
+class AccessPolicy:
     """Decides. Decisions without a target depend on roles, scope and project alone and are remembered."""
 
     def __init__(self, policies: Sequence[PolicyRule], policy_file: str | None) -> None:

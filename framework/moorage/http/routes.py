@@ -100,6 +100,7 @@ class Request:
     :param idempotency: names the work of a request with an Idempotency-Key. It is equal in every repetition, and empty without a
         key.
     :param enforce: raises Forbidden unless a context satisfies a rule; see :meth:`check_policy`.
+    :param received_at: by the clock of this host, in microseconds since the Unix epoch.
     """
 
     environ: Mapping[str, Any] = field(default_factory=dict)
@@ -113,6 +114,7 @@ class Request:
     body: Any = None
     idempotency: str = ""
     enforce: PolicyCheck = lambda rule, context, target=None: None
+    received_at: int = 0
 
     @property
     def prefix(self) -> str:
@@ -148,7 +150,11 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """What a handler answers. ``body`` is JSON data; bytes: JSON that is written already; None: no body at all."""
+    """What a handler answers. ``body`` is JSON data; bytes: JSON that is written already; None: no body at all.
+
+    An iterator of bytes is a stream. The server gives it a thread of its own. The iterator yields every few seconds, empty
+    bytes if there is nothing new.
+    """
 
     status: int = 200
     body: Any = None

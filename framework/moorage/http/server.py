@@ -112,6 +112,7 @@ class Server:
                 self._fatal(f"the HTTP server failed: {type(error).__name__}: {error}")
         finally:
             self._listener.close()
+            self._bridge.end_threads()
 
 
 class _Uvicorn(uvicorn.Server):

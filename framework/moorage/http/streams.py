@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from moorage import threads
 
-__all__ = ["Answer", "Receive", "Send", "Stream", "finish", "refuse", "soon"]
+__all__ = ["StreamedResponse", "Receive", "Send", "Stream", "finish", "refuse", "soon"]
 
 T = TypeVar("T")
 Headers = list[tuple[bytes, bytes]]
@@ -20,7 +20,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
 @dataclass(slots=True)
-class Answer:
+class StreamedResponse:
     """What an application answers."""
 
     status: int = 0
@@ -63,7 +63,7 @@ class Stream:
     :param answer: its body is an iterable. The application may call ``start_response`` as late as with the first part.
     """
 
-    def __init__(self, answer: Answer, send: Send) -> None:
+    def __init__(self, answer: StreamedResponse, send: Send) -> None:
         self._answer = answer
         self._send = send
         self._loop = asyncio.get_running_loop()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can be done with an instance that exists: rebuild, resize, live_migrate, shelve_offload, unshelve.
+"""What can be done with an instance that exists: stop, start, reboot, rebuild, resize, live_migrate, shelve_offload, unshelve.
 
 Each begins with one transaction that records the worker, the status while it is in progress and what is to come of it
 (``pending``); the agent of the host that has the work to do ends it with another.
@@ -16,7 +16,7 @@ repetition after a lost reply is known for one however late it comes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,7 +33,7 @@ from moorage.allocation.interface import (
 )
 from moorage.db import Database
 from moorage.instances.availability import Availability
-from moorage.instances.create import NodeNames, check_neighbours
+from moorage.instances.create import NodeNames, check_neighbours, record_placement
 from moorage.instances.interface import (
     DEPARTURE,
     Instance,
@@ -45,43 +45,52 @@ from moorage.rpc.server import rpc_method
 from moorage.scheduling.groups import GroupStore
 from moorage.scheduling.interface import Claimer, ClaimResult, Flavor, InstanceRecord, RequestSpec, ServerGroup
 from moorage.scheduling.scheduler import Scheduler
+from moorage.services.interface import LIVE_MIGRATES, POWER_CONTROL, RUNS_COMMANDS
 from moorage.work.interface import OnlyIf
 from moorage.work.operations import SqlOperationStore
 
-__all__ = ["OPERATIONS", "InPlace", "MoveClaimer", "MovesEndpoint", "Operation", "spec_of"]
+__all__ = ["OPERATIONS", "InPlace", "MoveClaimer", "MovesEndpoint", "ActionKind", "spec_of"]
 
 LOG = logging.getLogger(__name__)
 OPERATE = "operate_instance"
+#: From powers to the hosts whose agents lack one of them.
+Lacking = Callable[[Collection[str]], Collection[str]]
+LIVE_MIGRATE = "live_migrate"
 
 
 @dataclass(frozen=True, slots=True)
-class Operation:
+class ActionKind:
     """One kind of operation.
 
     :param status: of the instance while it is in progress.
     :param begins: statuses in which it can begin.
     :param asks: a scheduler is asked: where the instance shall go, or whether it may stay where it is.
+    :param power: what the agent of the instance's host must offer; empty for nothing.
     """
 
     name: str
     status: str
     begins: tuple[str, ...]
     asks: bool
+    power: str = ""
 
 
-OPERATIONS: Mapping[str, Operation] = {
+OPERATIONS: Mapping[str, ActionKind] = {
     each.name: each
     for each in (
-        Operation("rebuild", "rebuilding", ("active",), True),
-        Operation("shelve_offload", "shelving", ("active",), False),
-        Operation("resize", "resizing", ("active",), True),
-        Operation("live_migrate", "migrating", ("active",), True),
-        Operation("unshelve", "unshelving", ("shelved_offloaded",), True),
+        ActionKind("stop", "stopping", ("active",), False, POWER_CONTROL),
+        ActionKind("start", "starting", ("stopped",), False, POWER_CONTROL),
+        ActionKind("reboot", "rebooting", ("active", "stopped"), False, POWER_CONTROL),
+        ActionKind("rebuild", "rebuilding", ("active", "stopped"), True),
+        ActionKind("shelve_offload", "shelving", ("active",), False),
+        ActionKind("resize", "resizing", ("active",), True),
+        ActionKind(LIVE_MIGRATE, "migrating", ("active",), True, LIVE_MIGRATES),
+        ActionKind("unshelve", "unshelving", ("shelved_offloaded",), True),
     )
 }
 
 
-def _check(instance: Instance, operation: Operation) -> None:
+def _check(instance: Instance, operation: ActionKind, lacking: Lacking) -> None:
     if instance.status not in operation.begins:
         raise errors.Conflict(
             f"Instance {instance.uuid} is {instance.status}; {operation.name} needs one that is "
@@ -89,38 +98,50 @@ def _check(instance: Instance, operation: Operation) -> None:
             instance=instance.uuid,
             status=instance.status,
         )
+    if operation.power and instance.host in lacking([operation.power]):
+        raise errors.Conflict(
+            f"The {operation.name} of instance {instance.uuid} is not possible: the compute driver of its host does not have the "
+            f"power {operation.power}. moorage service list shows what each agent offers.",
+            instance=instance.uuid,
+            power=operation.power,
+        )
 
 
 def _begin(
     transaction: Any,
     stores: tuple[InstanceStore, SqlOperationStore],
     instance: Instance,
-    operation: Operation,
+    operation: ActionKind,
     host: str,
     values: Mapping[str, Any],
     only_if: OnlyIf | None = None,
-) -> None:
-    """The worker's row and the instance's, in one transaction."""
+) -> int:
+    """Write the operation's row and the instance's in one transaction; returns the token."""
     instances, workers = stores
     token = workers.create(
-        transaction, instances.resource_type, instance.uuid, operation.name, operation.status, addressed_to=host,
-        only_if=only_if,
+        transaction, instances.resource_type, instance.uuid, operation.name, operation.status, target_host=host,
+        only_if=only_if, project_id=instance.project_id,
     )  # fmt: skip
     changes = {"status": operation.status, "fault": "", **values}
     if not instances.change(
         transaction, instance.uuid, token, changes, expected=operation.begins, fence=instance.fence
     ):
         raise errors.Conflict(f"Instance {instance.uuid} has just become something else; look again.")
+    return token
 
 
 @dataclass(frozen=True, slots=True)
 class InPlace:
-    """Begins what happens where the instance is: rebuild and shelve_offload."""
+    """Begins what happens where the instance is: stop, start, reboot, rebuild and shelve_offload.
+
+    :param lacking: the hosts whose agents lack one of some powers.
+    """
 
     database: Database
     instances: InstanceStore
     workers: SqlOperationStore
     cast: Callable[[str, str, str], None]
+    lacking: Lacking = lambda powers: ()
 
     def begin(self, uuid: str, name: str, pending: Mapping[str, Any], *, known: Instance | None = None) -> None:
         """Record the operation, then send a message to the agent. Does nothing when ``pending["request_id"]`` has begun it already.
@@ -133,10 +154,10 @@ class InPlace:
         instance, operation = known or self.instances.get(uuid), OPERATIONS[name]
         if "request_id" in pending and _known(instance, pending["request_id"]):
             return
-        _check(instance, operation)
+        _check(instance, operation, self.lacking)
         stores = (self.instances, self.workers)
         values = {"pending": {"operation": name, **pending}}
-        self.database.run(lambda tx: _begin(tx, stores, instance, operation, instance.host, values))
+        self.database.run(lambda tx: _begin(tx, stores, instance, operation, instance.host, values) and None)
         self.cast(instance.host, OPERATE, uuid)
 
 
@@ -151,7 +172,7 @@ class MoveClaimer:
     groups: GroupStore
     availability: Availability
     instance: Instance
-    operation: Operation
+    operation: ActionKind
 
     def claim(self, spec: RequestSpec, node_uuid: str, host: str, request_id: str) -> ClaimResult:
         """Take the room and record what is to be done there, in one transaction."""
@@ -177,7 +198,8 @@ class MoveClaimer:
             def record(transaction: Any) -> None:
                 check_neighbours(transaction, self.groups, self.instances, spec, node_uuid)
                 only_if = self.availability.require(node_uuid, host, source=self.instance.host)
-                _begin(transaction, stores, self.instance, self.operation, host, values, only_if)
+                token = _begin(transaction, stores, self.instance, self.operation, host, values, only_if)
+                record_placement(transaction, spec, self.operation.name, to["node"], token)
 
             if not self.instance.host:
                 request = ClaimRequest(
@@ -192,6 +214,8 @@ class MoveClaimer:
                 spec.user_id,
                 consumer_type="MIGRATION",
                 residents=residents,
+                counts_with=uuid,
+                enforce_quota=True,
             )
             return _ledger(self.store).replace([change], record)[0]
 
@@ -224,7 +248,7 @@ class MovesEndpoint:
     def __init__(
         self,
         scheduler: Scheduler,
-        claimer: Callable[[Instance, Operation], Claimer],
+        claimer: Callable[[Instance, ActionKind], Claimer],
         instances: InstanceStore,
         in_place: InPlace,
     ) -> None:
@@ -241,7 +265,7 @@ class MovesEndpoint:
 
         Returns where the instance goes, and the whole ``instance`` as the beginning of the operation has left it.
 
-        :param wanted: ``flavor`` (resize), ``image`` (rebuild), ``host`` and ``node`` where it shall go.
+        :param wanted: ``flavor`` (resize), ``image`` (rebuild; without one it keeps its own), ``host`` and ``node`` where it goes.
         :raises NoValidHost: says why.
         :raises Conflict: its status does not allow it.
         """
@@ -263,8 +287,8 @@ class MovesEndpoint:
             "instance": instance.to_json(),
         }
 
-    def _begin(self, instance: Instance, kind: Operation, wanted: Mapping[str, Any], request_id: str) -> None:
-        _check(instance, kind)
+    def _begin(self, instance: Instance, kind: ActionKind, wanted: Mapping[str, Any], request_id: str) -> None:
+        _check(instance, kind, self._in_place.lacking)
         spec = self._away_from_source(instance, kind, _moving(instance, kind, wanted))
         if spec.rebuild:
             self._scheduler.confirm(spec, request_id)
@@ -280,7 +304,7 @@ class MovesEndpoint:
         LOG.info("The %s of instance %s goes to host %s.", kind.name, instance.uuid, chosen.record.host)
         self._in_place.cast(chosen.record.host, OPERATE, instance.uuid)
 
-    def _away_from_source(self, instance: Instance, kind: Operation, spec: RequestSpec) -> RequestSpec:
+    def _away_from_source(self, instance: Instance, kind: ActionKind, spec: RequestSpec) -> RequestSpec:
         """The request without the host that has not let go of the instance since its last move.
 
         :raises Conflict: the instance would move again, which needs that the source of its last move has let go.
@@ -288,13 +312,16 @@ class MovesEndpoint:
         departure = None if spec.rebuild else self._in_place.workers.get(DEPARTURE, instance.uuid)
         if departure is None:
             return spec
-        source = departure.addressed_to
+        source = departure.target_host
         if instance.host:
+            # Members of projects may move their instances, and do not see hosts.
+            LOG.warning(
+                "Instance %s moves when the agent of host %s has removed what is left of it.", instance.uuid, source
+            )
             raise errors.Conflict(
-                f"Instance {instance.uuid} has moved away from host {source}, and the agent there has not removed what is left of "
-                f"it. Check with moorage service list that the agent of {source} is up, and try the {kind.name} again.",
+                f"Instance {instance.uuid} has moved before, and the agent of its last host has not removed what is left of it. "
+                f"Check with moorage service list that all agents are up, and try the {kind.name} again.",
                 instance=instance.uuid,
-                host=source,
             )
         return replace(spec, ignore_hosts=(*spec.ignore_hosts, source))
 
@@ -324,10 +351,12 @@ def spec_of(instance: Instance) -> RequestSpec:
         if group is None
         else ServerGroup(group["name"], group["policy"], group.get("max_server_per_host", 1)),
         all_projects=bool(request.get("all_projects")),
+        properties={"name": instance.name},
+        powers=(RUNS_COMMANDS,) if request.get("command") else (),
     )
 
 
-def _moving(instance: Instance, operation: Operation, wanted: Mapping[str, Any]) -> RequestSpec:
+def _moving(instance: Instance, operation: ActionKind, wanted: Mapping[str, Any]) -> RequestSpec:
     """The request for the place where an instance goes next."""
     spec = spec_of(instance)
     if flavor := wanted.get("flavor"):
@@ -336,9 +365,10 @@ def _moving(instance: Instance, operation: Operation, wanted: Mapping[str, Any])
     rebuild = operation.name == "rebuild"
     return replace(
         spec,
-        image=(wanted.get("image") or {}) if rebuild else spec.image,
+        image=(wanted.get("image") or spec.image) if rebuild else spec.image,
         requested_host=instance.host if rebuild else wanted.get("host"),
         requested_node=instance.node_uuid if rebuild else wanted.get("node"),
         rebuild=rebuild,
-        ignore_nodes=(instance.node_uuid,) if operation.name == "live_migrate" else (),
+        ignore_nodes=(instance.node_uuid,) if operation.name == LIVE_MIGRATE else (),
+        powers=(*spec.powers, *([LIVE_MIGRATES] if operation.name == LIVE_MIGRATE else [])),
     )

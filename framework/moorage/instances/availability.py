@@ -8,20 +8,24 @@ late costs a claim at the next node and nothing else.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection
 from typing import Any
 
 import sqlalchemy as sa
+from oslo_log import log as logging
 
 from moorage import errors
 from moorage.db import MICROSECONDS, Database, now
 from moorage.fleet.interface import describe_states
 from moorage.fleet.tables import nodes
-from moorage.scheduling.interface import Unavailable
-from moorage.services.tables import offering, services
+from moorage.scheduling.interface import ExcludedTargets
+from moorage.services.tables import lacking, offering, services
 from moorage.work.interface import OnlyIf
 
 __all__ = ["Availability"]
+
+LOG = logging.getLogger(__name__)
 
 _AGENT = "agent"
 #: Hosts without an agent that one reading asks for; the next reading of the whole fleet has the others.
@@ -87,6 +91,13 @@ _OPEN_AND_SOURCE_UP = sa.and_(
 )
 
 
+@functools.cache
+def _lacking(powers: tuple[str, ...]) -> sa.Select[Any]:
+    """The hosts whose agents lack one of some powers; built once."""
+    conditions = (lacking(power) for power in powers)
+    return sa.select(services.c.host).where(services.c.binary == _AGENT, sa.or_(*conditions))
+
+
 class Availability:
     """States of agents and nodes in the store. Safe for use by several threads.
 
@@ -104,7 +115,14 @@ class Availability:
                 return frozenset(tx.execute(_ENLISTED).scalars())
             return frozenset(tx.execute(_ENLISTED_OF, {"hosts": sorted(hosts)}).scalars())
 
-    def read(self, absent: Collection[str]) -> Unavailable:
+    def lacking(self, powers: Collection[str]) -> frozenset[str]:
+        """The hosts whose agents lack one of some powers, by what they offered at their last start. One statement."""
+        if not powers:
+            return frozenset()
+        with self._database.read() as tx:
+            return frozenset(tx.execute(_lacking(tuple(sorted(powers)))).scalars())
+
+    def read(self, absent: Collection[str]) -> ExcludedTargets:
         """What is unavailable now. Two statements; they return only rows of agents and nodes that are unavailable.
 
         :param absent: hosts that had no agent when the whole fleet was read; those that still have none are down.
@@ -114,7 +132,7 @@ class Availability:
             agents = tx.execute(_AGENTS, {"down_micros": self._down_micros, "absent": asked}).all()
             marked = tx.execute(_NODES).all()
         present = {row.host for row in agents}
-        return Unavailable(
+        return ExcludedTargets(
             frozenset(row.host for row in agents if not row.up) | (frozenset(absent) - present),
             {
                 row.host: why
@@ -160,13 +178,22 @@ class Availability:
 
         :raises Conflict: says what to do.
         """
-        up = transaction.execute(_SOURCE, {"of_source": host, "down_micros": self._down_micros}).scalar_one_or_none()
-        if not up:
+        if not self._up(transaction, host):
+            # Members of projects may move their instances, and do not see hosts.
+            LOG.warning("An instance is not moved away from host %s, because the agent of %s is down.", host, host)
             raise errors.Conflict(
-                f"The agent of host {host}, where the instance is, is down: nothing can stop the instance there, so it cannot be "
-                f"moved away. Start the agent of {host}, wait until moorage service list shows it up, and try again.",
-                host=host,
+                "The agent of the host where the instance is, is down: nothing can stop the instance there, so it cannot be moved "
+                "away. Start the agent, wait until moorage service list shows it up, and try again."
             )
+
+    def is_up(self, host: str) -> bool:
+        """Whether a host has an agent that is up. One statement."""
+        with self._database.read() as tx:
+            return self._up(tx, host)
+
+    def _up(self, transaction: Any, host: str) -> bool:
+        values = {"of_source": host, "down_micros": self._down_micros}
+        return bool(transaction.execute(_SOURCE, values).scalar_one_or_none())
 
 
 def _state(row: Any, host: str) -> str:

@@ -19,14 +19,15 @@ from oslo_log import log as logging
 from moorage import errors
 from moorage.allocation.interface import AllocationChange, AllocationLedger, AllocationStore, ClaimOutcome
 from moorage.clock import Clock
+from moorage.context import acting_for, from_text
 from moorage.db import Database
 from moorage.instances.actions import spec_of
 from moorage.instances.availability import Availability
-from moorage.instances.create import BUILD, NodeNames, check_neighbours
+from moorage.instances.create import BUILD, NodeNames, check_neighbours, record_placement
 from moorage.instances.interface import Instance, InstanceStore
 from moorage.instances.observed_claims import ObservedClaimer
 from moorage.instances.pools import claim_somewhere
-from moorage.observers.interface import Event, InstanceFailed
+from moorage.observers.interface import InstanceFailed, ObserverEvent
 from moorage.scheduling.groups import GroupStore
 from moorage.scheduling.interface import ClaimResult, RequestSpec
 from moorage.scheduling.scheduler import Scheduler, Selection
@@ -80,7 +81,8 @@ class RetryClaimer:
         def record(transaction: Any) -> None:
             stores.availability.check(transaction, node_uuid, host)
             check_neighbours(transaction, stores.groups, stores.instances, spec, node_uuid)
-            _take_over(stores, transaction, self.instance, self.worker, host, {**to, "pending": pending})
+            token = _take_over(stores, transaction, self.instance, self.worker, host, {**to, "pending": pending})
+            record_placement(transaction, spec, BUILD, to["node"], token)
 
         def take(held: Mapping[str, Mapping[str, int]]) -> ClaimOutcome:
             if not isinstance(stores.store, AllocationLedger):
@@ -143,7 +145,7 @@ class BuildRetries:
     down: Callable[[], frozenset[str]]
     placed: Callable[[Selection], None]
     cast: Callable[[str, str, str], None]
-    tell: Callable[[Event], None]
+    tell: Callable[[ObserverEvent], None]
     _not_before: dict[str, float] = field(default_factory=dict)
     #: How often no node was found for an instance.
     _refused: Counter[str] = field(default_factory=Counter)
@@ -157,7 +159,7 @@ class BuildRetries:
             page = self.stores.workers.waiting(self.stores.instances.resource_type, names, after=after, limit=_PAGE)
             for worker in page:
                 # What an agent has begun may run there; it is left to that agent, or to cleanup.
-                begun = worker.addressed_to != ANY_SCHEDULER and worker.attempts
+                begun = worker.target_host != ANY_SCHEDULER and worker.attempts
                 if worker.operation == BUILD and not begun and worker.resource_id not in self._not_before:
                     self._retry(worker)
             if len(page) < _PAGE:
@@ -169,7 +171,8 @@ class BuildRetries:
         try:
             instance = self.stores.instances.get(worker.resource_id)
             if instance.status == "building":
-                self._place(worker, instance)
+                with acting_for(from_text(worker.request)):
+                    self._place(worker, instance)
         except (errors.NotFound, errors.Conflict) as error:
             LOG.debug("The build of %s is not tried again here: %s", worker.resource_id, error.message)
         except errors.MoorageError as error:
@@ -178,7 +181,7 @@ class BuildRetries:
 
     def _place(self, worker: Operation, instance: Instance) -> None:
         pending = dict(instance.pending)
-        failed = worker.addressed_to == ANY_SCHEDULER
+        failed = worker.target_host == ANY_SCHEDULER
         if not failed:
             if not pending.get("retries"):
                 return
@@ -195,7 +198,6 @@ class BuildRetries:
             spec,
             ignore_hosts=tuple(pending.get("ignore_hosts", ())),
             ignore_nodes=(*pending.get("ignore_nodes", ()), *tried_nodes),
-            properties={"name": instance.name},
         )
         claimer = ObservedClaimer(RetryClaimer(self.stores, instance, worker, pending), self.tell)
         try:

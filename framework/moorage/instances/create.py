@@ -9,23 +9,43 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from oslo_context import context as oslo_context
 from oslo_log import log as logging
 
 from moorage import errors
-from moorage.allocation.interface import AllocationStore, Capability, ClaimOutcome, ClaimRequest, GenerationConflict
-from moorage.db import Database
+from moorage.allocation.interface import (
+    AllocationStore,
+    ClaimOutcome,
+    ClaimRequest,
+    GenerationConflict,
+    StoreCapability,
+)
+from moorage.clock import Clock
+from moorage.db import Database, JournalEvent
+from moorage.db import record as record_event
 from moorage.instances.availability import Availability
 from moorage.instances.interface import Instance, InstanceStore, move_consumer
 from moorage.instances.pools import claim_somewhere
-from moorage.rpc.client import Sender
+from moorage.rpc.client import RpcSender
 from moorage.scheduling.groups import GroupStore, check_policy, is_promised
-from moorage.scheduling.interface import ClaimResult, RequestSpec, Residents
+from moorage.scheduling.instance_fields import FieldSet
+from moorage.scheduling.interface import ClaimResult, NodeState, RequestSpec, Residents
 from moorage.work.operations import SqlOperationStore
 
-__all__ = ["AGENT_TOPIC", "Deleter", "StoreClaimer", "check_neighbours", "check_store", "read_residents"]
+__all__ = [
+    "AGENT_TOPIC",
+    "Deleter",
+    "StoreClaimer",
+    "check_neighbours",
+    "check_store",
+    "new_instance",
+    "read_fields",
+    "read_residents",
+    "record_placement",
+]
 
 LOG = logging.getLogger(__name__)
 
@@ -66,12 +86,28 @@ def read_residents(database: Database, store: AllocationStore, instances: Instan
     return read
 
 
+def read_fields(declared: FieldSet, clock: Clock) -> Callable[[RequestSpec, NodeState], Mapping[str, Any]] | None:
+    """A function that returns the declared fields of the instance that a request makes on a node; None when none are declared.
+
+    They are those of the row that the claim writes. Only ``created_at`` is the time of the given clock, because the database has
+    not given its own yet.
+    """
+    if not declared:
+        return None
+
+    def read(spec: RequestSpec, node: NodeState) -> Mapping[str, Any]:
+        instance = new_instance(spec, node.host, node.name, node.uuid)
+        return declared.of(replace(instance, created_at=int(clock.wall() * 1e6)))
+
+    return read
+
+
 def check_store(store: AllocationStore, name: str) -> None:
     """Refuse a store that cannot write claim, instance and worker together.
 
     :raises ConfigError: names the option.
     """
-    if Capability.SHARED_TRANSACTION not in store.capabilities:
+    if StoreCapability.SHARED_TRANSACTION not in store.capabilities:
         raise errors.ConfigError(
             f"[allocation] store = {name} cannot write claims and instances in one transaction, which the roles need; "
             "use sql."
@@ -95,16 +131,18 @@ class StoreClaimer:
 
     def claim(self, spec: RequestSpec, node_uuid: str, host: str, request_id: str) -> ClaimResult:
         """Take the room and record what is to be done there, all in one transaction."""
-        instance = self._instance(spec, node_uuid, host, request_id)
+        place = (host, self.node_names.node_name(node_uuid), node_uuid)
+        instance = new_instance(spec, *place, pending=self._pending(spec, request_id))
         written: list[Instance] = []
 
         def record(transaction: Any) -> None:
             check_neighbours(transaction, self.groups, self.instances, spec, node_uuid)
             # The client may have deleted the instance while an earlier try of its request was still running: ``first``.
-            self.workers.create(
-                transaction, self.instances.resource_type, instance.uuid, BUILD, instance.status, addressed_to=host,
-                first=True, only_if=self.availability.require(node_uuid, host),
+            token = self.workers.create(
+                transaction, self.instances.resource_type, instance.uuid, BUILD, instance.status, target_host=host,
+                first=True, only_if=self.availability.require(node_uuid, host), project_id=spec.project_id,
             )  # fmt: skip
+            record_placement(transaction, spec, BUILD, instance.node, token)
             written.append(self.instances.insert(transaction, instance))
 
         def take(resources: Mapping[str, Mapping[str, int]]) -> ClaimOutcome:
@@ -161,7 +199,7 @@ class StoreClaimer:
 
         def undo(transaction: Any) -> None:
             token = self.workers.create(
-                transaction, of_type, instance_uuid, DELETE, "deleting", addressed_to="", force=True
+                transaction, of_type, instance_uuid, DELETE, "deleting", target_host="", force=True
             )
             self.instances.remove(transaction, instance_uuid, token)
             self.workers.withdraw(transaction, of_type, instance_uuid, token)
@@ -179,23 +217,6 @@ class StoreClaimer:
             # It may have built it already, and told of it.
             self.cast(host, "look_at_instance", instance_uuid)
 
-    def _instance(self, spec: RequestSpec, node_uuid: str, host: str, request_id: str) -> Instance:
-        return Instance(
-            uuid=spec.instance_uuid,
-            name=str(spec.properties.get("name", "")),
-            status="building",
-            host=host,
-            node=self.node_names.node_name(node_uuid),
-            node_uuid=node_uuid,
-            flavorid=spec.flavor.flavorid,
-            resources=dict(spec.flavor.resources),
-            project_id=spec.project_id,
-            user_id=spec.user_id,
-            request=request_of(spec),
-            server_group=spec.server_group.name if spec.server_group is not None else "",
-            pending=self._pending(spec, request_id),
-        )
-
     def _pending(self, spec: RequestSpec, request_id: str) -> dict[str, Any]:
         """What the agent and later tries of the build need. A request that names its host or node is tried nowhere else."""
         named = spec.force_hosts or spec.force_nodes or spec.requested_host or spec.requested_node
@@ -206,6 +227,36 @@ class StoreClaimer:
             "ignore_nodes": list(spec.ignore_nodes),
         }
         return {"operation": BUILD, "request_id": request_id, **{name: each for name, each in optional.items() if each}}
+
+
+def new_instance(
+    spec: RequestSpec, host: str, node: str, node_uuid: str, *, pending: Mapping[str, Any] | None = None
+) -> Instance:
+    """The instance of a request as its claim on a node writes it; the database adds the timestamps."""
+    return Instance(
+        uuid=spec.instance_uuid,
+        name=str(spec.properties.get("name", "")),
+        status="building",
+        host=host,
+        node=node,
+        node_uuid=node_uuid,
+        flavorid=spec.flavor.flavorid,
+        resources=dict(spec.flavor.resources),
+        project_id=spec.project_id,
+        user_id=spec.user_id,
+        request=request_of(spec),
+        server_group=spec.server_group.name if spec.server_group is not None else "",
+        pending=pending or {},
+    )
+
+
+def record_placement(transaction: Any, spec: RequestSpec, operation: str, node: str, token: int) -> None:
+    """Record in the journal how a node was chosen, and when the API received the request (by the clock of the API's host)."""
+    context = oslo_context.get_current()
+    state = {"operation": operation, "node": node, "received_at": getattr(context, "received_at", 0), **spec.decision}
+    record_event(
+        transaction, JournalEvent("operation.place", f"instance/{spec.instance_uuid}", token, state, spec.project_id)
+    )
 
 
 def check_neighbours(
@@ -250,6 +301,8 @@ def request_of(spec: RequestSpec) -> dict[str, Any]:
     }
     if spec.all_projects:
         request["all_projects"] = True
+    if command := spec.properties.get("command"):
+        request["command"] = list(command)
     if spec.image:
         request["image"] = dict(spec.image)
     if spec.availability_zone is not None:
@@ -302,8 +355,9 @@ class Deleter:
     def _record(self, transaction: Any, instance: Instance, force: bool) -> None:
         of_type, uuid = self.instances.resource_type, instance.uuid
         token = self.workers.create(
-            transaction, of_type, uuid, DELETE, "deleting", addressed_to=instance.host, force=force
-        )
+            transaction, of_type, uuid, DELETE, "deleting", target_host=instance.host, force=force,
+            project_id=instance.project_id,
+        )  # fmt: skip
         if not self.instances.change(transaction, uuid, token, {"status": "deleting"}, fence=instance.fence):
             raise _ChangedError
         if not instance.host:
@@ -311,7 +365,7 @@ class Deleter:
             self.workers.withdraw(transaction, of_type, uuid, token)
 
 
-def cast_to_agent(sender: Sender) -> Callable[[str, str, str], None]:
+def cast_to_agent(sender: RpcSender) -> Callable[[str, str, str], None]:
     """A function that tells an agent of an operation; what is not delivered is found by the agent's sweep.
 
     An agent that is away is told of in the log when it goes and when it is back, not for each operation.

@@ -39,13 +39,16 @@ _MOVES = uuid.UUID("0f3d1a52-6f8b-5f0e-9a3c-6c1f6f1f7a11")
 class Instance:
     """An instance in full. Timestamps are microseconds since the Unix epoch, of the database's clock.
 
-    :param status: building, active, deleting, error; during the operations of :mod:`moorage.instances.actions` theirs, and
-        shelved_offloaded (a plugin may add others).
+    :param status: building, active, deleting, error, or stopped (it ended on its host and keeps its resources); during the
+        operations of :mod:`moorage.instances.actions` theirs, and shelved_offloaded (a plugin may add others).
     :param node: name of the node; ``node_uuid`` its uuid. Empty, as ``host``, while it is on none.
     :param fence: the token of the last operation that wrote the row.
-    :param request: what was asked for: extra_specs, hints, image, availability_zone, server_group.
+    :param request: what was asked for: extra_specs, hints, image, availability_zone, server_group, command.
     :param server_group: uuid (or, for one that a request brought along, name) of its server group; empty for none.
     :param pending: what the operation in progress is to make of it.
+    :param actual_state: what was seen on its host: a state of :class:`moorage.drivers.interface.WorkloadState`, ``gone``, or
+        ``unknown`` while nobody has looked. ``actual_at`` says since when, ``actual_detail`` is a sentence about it.
+    :param restarts: how often it was started again since it last ran for long.
     """
 
     uuid: str
@@ -65,6 +68,10 @@ class Instance:
     request: Mapping[str, Any] = field(default_factory=dict)
     server_group: str = ""
     pending: Mapping[str, Any] = field(default_factory=dict)
+    actual_state: str = "unknown"
+    actual_detail: str = ""
+    actual_at: int = 0
+    restarts: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """Returns the instance as JSON data, which shares its values; ``dataclasses.asdict`` would copy them all."""

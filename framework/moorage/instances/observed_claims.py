@@ -7,12 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from moorage import errors
-from moorage.observers.interface import ClaimRefused, ClaimWon, Event
+from moorage.observers.interface import ClaimRefused, ClaimWon, ObserverEvent
 from moorage.scheduling.interface import Claimer, ClaimResult, RequestSpec
 
 __all__ = ["ObservedClaimer"]
 
-Tell = Callable[[Event], None]
+Tell = Callable[[ObserverEvent], None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from moorage.instances.interface import Instance, InstanceStore, Reassignable
 from moorage.services.interface import Service
 from moorage.services.registry import ServiceRegistry
 
-__all__ = ["Preview", "Reassignment", "Report"]
+__all__ = ["Preview", "Reassignment", "ReassignReport"]
 
 _PAGE = 1000
 _AGENT = "agent"
@@ -48,7 +48,7 @@ class Preview:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ReassignReport:
     """What happened, and what is left afterwards: ``left`` are sentences, none when everything is as it should be."""
 
     nodes: int
@@ -86,7 +86,7 @@ class Reassignment:
         already = sum(node.host == host for node in members)
         return Preview(shard, host, dict(sources), already, found, tuple(problems))
 
-    def execute(self, preview: Preview) -> Report:
+    def execute(self, preview: Preview) -> ReassignReport:
         """Do what was previewed, all or nothing.
 
         :raises Conflict: it is refused, or something has changed since.
@@ -112,7 +112,7 @@ class Reassignment:
             return moved, len(hosts)
 
         moved, instances = self._database.run(work)
-        return Report(moved, instances, tuple(self._left(preview.shard, preview.host, sources)))
+        return ReassignReport(moved, instances, tuple(self._left(preview.shard, preview.host, sources)))
 
     def _left(self, shard: str, host: str, sources: Sequence[str]) -> list[str]:
         found = []

@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from oslo_log import log as logging
 
 from moorage import foreign, threads
-from moorage.bounded_pool import HangDetector
 from moorage.clock import Clock
 from moorage.extensions import Loaded
-from moorage.observers.interface import Event, Notice, Observer, Source
+from moorage.hang_detector import HangDetector
+from moorage.observers.interface import Notice, Observer, ObserverEvent, ProcessIdentity
 
-__all__ = ["Hub", "Settings", "Told"]
+__all__ = ["ObserverHub", "ObserverSettings", "Told"]
 
 LOG = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ _REPLACED = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class ObserverSettings:
     """See the options of ``[observers]``."""
 
     queue: int = 1000
@@ -56,7 +56,7 @@ class Told:
 class _Lane:
     """One observer with its queue and thread."""
 
-    def __init__(self, loaded: Loaded[Observer], observer: Observer, clock: Clock, settings: Settings) -> None:
+    def __init__(self, loaded: Loaded[Observer], observer: Observer, clock: Clock, settings: ObserverSettings) -> None:
         self.name = loaded.name
         self.who = f"The observer '{loaded.name}' ({loaded.group}, of {loaded.distribution} {loaded.version})"
         self._observer = observer
@@ -78,7 +78,7 @@ class _Lane:
         self._thread = threads.thread(self._run, name=f"observer-{loaded.name}")
         self._thread.start()
 
-    def put(self, event: Event, source: Source, sequence: int, at: float) -> None:
+    def put(self, event: ObserverEvent, source: ProcessIdentity, sequence: int, at: float) -> None:
         if self._kinds is not None and event.kind not in self._kinds:
             return
         if self._off:
@@ -180,13 +180,13 @@ class _Lane:
         return True
 
 
-class Hub:
+class ObserverHub:
     """Tells the observers of one process. Safe for use by several threads; without observers telling costs nothing.
 
     :param source: who tells.
     """
 
-    def __init__(self, source: Source, clock: Clock) -> None:
+    def __init__(self, source: ProcessIdentity, clock: Clock) -> None:
         self._source = source
         self._clock = clock
         self._numbers = itertools.count(1)
@@ -194,9 +194,11 @@ class Hub:
         #: Ends who looks at the lanes.
         self._unwatched = threads.event()
 
-    def use(self, observers: Sequence[tuple[Loaded[Observer], Observer]], settings: Settings | None = None) -> None:
+    def use(
+        self, observers: Sequence[tuple[Loaded[Observer], Observer]], settings: ObserverSettings | None = None
+    ) -> None:
         """Tell these from now on, and those that were told before no more; they get a few seconds to end."""
-        old, chosen = self._lanes, settings or Settings()
+        old, chosen = self._lanes, settings or ObserverSettings()
         self._lanes = tuple(_Lane(loaded, observer, self._clock, chosen) for loaded, observer in observers)
         self._unwatched.set()
         self._unwatched = threads.event()
@@ -205,7 +207,7 @@ class Hub:
             threads.thread(self._watch, name="observers-watch", args=watched).start()
         _end(old, self._clock, _REPLACED)
 
-    def tell(self, event: Event) -> None:
+    def tell(self, event: ObserverEvent) -> None:
         """It has happened. Never waits, never raises; some microseconds for each observer."""
         lanes = self._lanes
         if not lanes:

@@ -6,17 +6,22 @@ raise, hang or be slow, nobody waits for it. What comes faster than it takes it 
 
 Events are told at most once, by the process in which they happen, and those of different processes in no order. They are no
 journal: a process that is killed takes with it what it has not told yet. Some are seen by several processes and told by each of
-them (that a service is down). An instance's whole truth is in the store.
+them (that a service is down). An instance's whole truth is in the store. An observer that must not miss a change implements
+:meth:`Observer.follow`, which gets the journal itself.
 """
 
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from moorage.extensions import ExtensionPoint
+
+if TYPE_CHECKING:
+    # Programs that use the family as a library import it without a database.
+    from moorage.db import RecordedEvent
 
 __all__ = [
     "API_VERSION",
@@ -26,7 +31,7 @@ __all__ = [
     "ClaimWon",
     "CleanupFinished",
     "CleanupRequested",
-    "Event",
+    "ObserverEvent",
     "InstanceCreated",
     "InstanceDeleted",
     "InstanceFailed",
@@ -35,6 +40,7 @@ __all__ = [
     "Notice",
     "Observer",
     "ObserverTools",
+    "OperationHung",
     "RequestDecided",
     "RequestRefused",
     "RingChanged",
@@ -42,14 +48,17 @@ __all__ = [
     "ServiceFenced",
     "ServiceUp",
     "ShardReassigned",
-    "Source",
+    "ProcessIdentity",
+    "WorkReported",
 ]
 
 #: 1.1: instance.rebuilt; an instance's end is told also by who cleans after its agent, and by the API where it is on no host.
-API_VERSION = (1, 1)
+#: 1.2: operation.hung, work.reported.
+#: 1.3: Observer.follow.
+API_VERSION = (1, 3)
 
 
-class Event:
+class ObserverEvent:
     """Something that has happened. Fields are text, numbers, and mappings of text to numbers."""
 
     __slots__ = ()
@@ -58,7 +67,7 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
-class RequestDecided(Event):
+class RequestDecided(ObserverEvent):
     """A scheduler has chosen a node for an instance and claimed it.
 
     :param attempts: how many claims were tried, the one that held included.
@@ -77,7 +86,7 @@ class RequestDecided(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class RequestRefused(Event):
+class RequestRefused(ObserverEvent):
     """A scheduler has found no node for an instance.
 
     :param summary: why, for a person. :param reasons: filter -> nodes that it removed.
@@ -93,7 +102,7 @@ class RequestRefused(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class ClaimWon(Event):
+class ClaimWon(ObserverEvent):
     """Resources of a provider (a node's uuid) are an instance's now."""
 
     kind = "claim.won"
@@ -104,7 +113,7 @@ class ClaimWon(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class ClaimRefused(Event):
+class ClaimRefused(ObserverEvent):
     """The store refused a claim: somebody was faster, or it can never be there. ``reason`` is the error's code."""
 
     kind = "claim.refused"
@@ -115,7 +124,7 @@ class ClaimRefused(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class InstanceCreated(Event):
+class InstanceCreated(ObserverEvent):
     """An agent has built an instance, or brought back one that was shelved."""
 
     kind = "instance.created"
@@ -127,7 +136,7 @@ class InstanceCreated(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class InstanceDeleted(Event):
+class InstanceDeleted(ObserverEvent):
     """An instance was deleted, or shelved: it occupies the host no more. ``host`` is empty where a shelved one was deleted."""
 
     kind = "instance.deleted"
@@ -136,7 +145,7 @@ class InstanceDeleted(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class InstanceMoved(Event):
+class InstanceMoved(ObserverEvent):
     """An instance is on another node, or has another size; ``source`` is the host that it was on."""
 
     kind = "instance.moved"
@@ -148,7 +157,7 @@ class InstanceMoved(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class InstanceRebuilt(Event):
+class InstanceRebuilt(ObserverEvent):
     """An agent has made an instance anew where it is, of another image or the same."""
 
     kind = "instance.rebuilt"
@@ -158,7 +167,7 @@ class InstanceRebuilt(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class InstanceFailed(Event):
+class InstanceFailed(ObserverEvent):
     """An operation was not done: its agent could not, or has died and was cleaned after. ``fault`` says why.
 
     :param host: whose agent had to do it. :param operation: ``build``, ``resize``, ...
@@ -172,7 +181,7 @@ class InstanceFailed(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class CleanupRequested(Event):
+class CleanupRequested(ObserverEvent):
     """What a service left shall be cleaned. ``cause``: manual, automatic, or leftovers (of a service that has come back)."""
 
     kind = "cleanup.requested"
@@ -184,7 +193,7 @@ class CleanupRequested(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class CleanupFinished(Event):
+class CleanupFinished(ObserverEvent):
     """Nothing of what the request asks for is left, but what is in quarantine."""
 
     kind = "cleanup.finished"
@@ -194,7 +203,44 @@ class CleanupFinished(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class ServiceUp(Event):
+class OperationHung(ObserverEvent):
+    """An agent has given up an operation, because the call of its service showed no progress for so many seconds.
+
+    :param service: the name of the service's work loop.
+    """
+
+    kind = "operation.hung"
+    service: str
+    resource_type: str
+    resource: str
+    operation: str
+    seconds: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkReported(ObserverEvent):
+    """What one work loop of an agent did since its last report; told every ``[agent] sweep_interval`` seconds while it has work.
+
+    :param service: the name of the loop. :param taken: operations that were begun.
+    :param ended: operations by what became of them: done, retry (released, for later), stale (another owner was faster).
+    :param hung: operations that were given up. :param milliseconds: how long those that ended took, together.
+    :param waiting: operations in the queue. :param running: operations that are held, and ``longest_milliseconds`` the age of the
+        oldest.
+    """
+
+    kind = "work.reported"
+    service: str
+    taken: int
+    ended: Mapping[str, int]
+    hung: int
+    milliseconds: int
+    waiting: int
+    running: int
+    longest_milliseconds: int
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceUp(ObserverEvent):
     """A service is ready; told by itself. Schedulers tell it of one that was silent and beats again."""
 
     kind = "service.up"
@@ -205,7 +251,7 @@ class ServiceUp(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class ServiceDown(Event):
+class ServiceDown(ObserverEvent):
     """A service beats no more; told by every scheduler that sees it. ``reason``: stopped (in good order), or silent."""
 
     kind = "service.down"
@@ -217,7 +263,7 @@ class ServiceDown(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class ServiceFenced(Event):
+class ServiceFenced(ObserverEvent):
     """An epoch of a service is over before its end: told by who declared it dead, and by itself when it finds out."""
 
     kind = "service.fenced"
@@ -229,7 +275,7 @@ class ServiceFenced(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class RingChanged(Event):
+class RingChanged(ObserverEvent):
     """An engine works under another ring. ``member`` is its own id, ``members`` how many there are."""
 
     kind = "ring.changed"
@@ -240,7 +286,7 @@ class RingChanged(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class ShardReassigned(Event):
+class ShardReassigned(ObserverEvent):
     """Nodes have another shard. ``plan`` is empty where they were named one by one; ``conflicts`` stayed where they were."""
 
     kind = "shard.reassigned"
@@ -250,17 +296,18 @@ class ShardReassigned(Event):
 
 
 #: All there are, by kind.
-EVENTS: Mapping[str, type[Event]] = {
+EVENTS: Mapping[str, type[ObserverEvent]] = {
     each.kind: each
     for each in (
         RequestDecided, RequestRefused, ClaimWon, ClaimRefused, InstanceCreated, InstanceDeleted, InstanceMoved, InstanceRebuilt,
         InstanceFailed, CleanupRequested, CleanupFinished, ServiceUp, ServiceDown, ServiceFenced, RingChanged, ShardReassigned,
+        OperationHung, WorkReported,
     )
 }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ProcessIdentity:
     """The process that tells: its service, and the epoch of it.
 
     The processes of a WSGI server tell like the others and are no services: their uuid is in no list, their binary ``api-all`` or
@@ -282,8 +329,8 @@ class Notice:
     :param dropped: how many notices this observer has lost so far in this process.
     """
 
-    event: Event
-    source: Source
+    event: ObserverEvent
+    source: ProcessIdentity
     sequence: int
     at: float
     dropped: int = 0
@@ -299,7 +346,7 @@ class ObserverTools:
 
     conf: Any
     clock: Any
-    source: Source
+    source: ProcessIdentity
 
 
 class Observer(abc.ABC):
@@ -311,7 +358,7 @@ class Observer(abc.ABC):
     """
 
     api_version: ClassVar[tuple[int, int]]
-    #: The kinds of events that it wants; None: all.
+    #: The kinds of events that it is told; None: all. With none at all, it is built in engines only, and for :meth:`follow`.
     kinds: ClassVar[frozenset[str] | None] = None
 
     def __init__(self, tools: ObserverTools) -> None:
@@ -321,6 +368,19 @@ class Observer(abc.ABC):
     @abc.abstractmethod
     def observe(self, notice: Notice) -> None:
         """Something has happened. It may block for a while: ``[observers] queue`` notices wait meanwhile."""
+
+    def follow(self, events: Sequence[RecordedEvent], missed: int) -> None:  # noqa: B027  (most follow nothing)
+        """Take the next events of the journal, in the order of their numbers: every one, at least once.
+
+        An observer that implements it is built once more in each engine, for nothing else. One engine at a time calls it, in one
+        thread. The cursor is kept in the store under the plugin's name, and begins with the events after its first start. When
+        the call raises, or does not return within ``[observers] deadline``, the same events come again later, and none of the
+        later ones before. Events may come again after later ones: their numbers say so.
+
+        :param events: at most 100.
+        :param missed: how many events were purged, so far, before they were delivered.
+        :raises Exception: they were not taken. Administrators see the text, so it must not contain secrets.
+        """
 
     def flush(self) -> None:  # noqa: B027  (most have nothing to write later)
         """Nothing waits, for now: the moment to write what was collected. Nothing by itself."""

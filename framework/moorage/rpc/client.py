@@ -14,10 +14,10 @@ from moorage.context import RequestContext
 from moorage.rpc.interface import Message, Origin, Transport
 from moorage.rpc.server import remaining_seconds
 
-__all__ = ["Sender"]
+__all__ = ["RpcSender"]
 
 
-class Sender:
+class RpcSender:
     """Sends for one incarnation of one service; thread safe. Make one per process and (service, epoch), and share it.
 
     Every message gets the next number of (service, epoch), counted over all topics, and the request context: the one that is

@@ -8,10 +8,10 @@ from collections.abc import Set
 from oslo_config import cfg
 
 from moorage import errors
-from moorage.clock import Clock
+from moorage.clock import Clock, SystemClock
 from moorage.extensions import Loaded, entry_points
 from moorage.rpc import options
-from moorage.rpc.interface import TRANSPORTS, Transport
+from moorage.rpc.interface import CROSS_PROCESS, TRANSPORTS, Transport
 
 __all__ = ["check_transport", "open_transport", "plugin_name"]
 
@@ -66,3 +66,11 @@ def open_transport(conf: cfg.ConfigOpts, clock: Clock, needs: Set[str] = frozens
     options.register_opts(conf)
     url = conf.rpc.transport_url
     return check_transport(url, needs).build(conf=conf, url=url, clock=clock)
+
+
+def check(conf: cfg.ConfigOpts) -> None:
+    """Refuse messages that roles could not use; connects to nothing.
+
+    :raises ConfigError: see :func:`open_transport`.
+    """
+    open_transport(conf, SystemClock(), frozenset({CROSS_PROCESS})).close()

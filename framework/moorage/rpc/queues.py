@@ -18,13 +18,13 @@ from moorage import foreign
 from moorage import threads as threads_module
 from moorage.clock import Clock
 
-__all__ = ["Offer", "WorkQueue"]
+__all__ = ["OfferResult", "WorkQueue"]
 
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class Offer(enum.Enum):
+class OfferResult(enum.Enum):
     """What became of something offered to a queue."""
 
     ACCEPTED = "accepted"
@@ -81,15 +81,15 @@ class WorkQueue(Generic[T]):
         """How many items wait."""
         return len(self._items)
 
-    def offer(self, item: T, size: int) -> Offer:
+    def offer(self, item: T, size: int) -> OfferResult:
         """Hand over an item of ``size`` bytes; never waits."""
         warn = 0
         with self._changed:
             if self._stopped:
-                return Offer.STOPPED
+                return OfferResult.STOPPED
             while self._items and (len(self._items) >= self._limit or self._bytes + size > self._byte_limit):
                 if not self._drop_oldest:
-                    return Offer.FULL
+                    return OfferResult.FULL
                 self._bytes -= self._items.popleft()[1]
                 self._dropped += 1
                 # At 1, 2, 4, 8 ... so that a listener that is gone for a day does not fill the log.
@@ -102,7 +102,7 @@ class WorkQueue(Generic[T]):
                 self._start_thread()
         if warn:
             LOG.warning("%s is too slow or stopped: %d messages dropped so far, the oldest first.", self._name, warn)
-        return Offer.ACCEPTED
+        return OfferResult.ACCEPTED
 
     def stop(self, drain_seconds: float) -> tuple[bool, list[T]]:
         """Refuse new items and wait for the accepted ones to be done, at most ``drain_seconds``.

@@ -19,7 +19,7 @@ from moorage.clock import Clock, SystemClock
 from moorage.rpc import wire
 from moorage.rpc.interface import Message
 
-__all__ = ["Dispatcher", "endpoints_of", "incoming", "remaining_seconds", "request_id", "rpc_method"]
+__all__ = ["RpcDispatcher", "endpoints_of", "incoming", "remaining_seconds", "request_id", "rpc_method"]
 
 LOG = logging.getLogger(__name__)
 F = TypeVar("F", bound=Callable[..., Any])
@@ -82,7 +82,7 @@ def endpoints_of(*objects: object) -> dict[str, Callable[..., Any]]:
     return table
 
 
-class Dispatcher:
+class RpcDispatcher:
     """A handler for :meth:`moorage.rpc.interface.Transport.serve` that calls the method a message names.
 
     While it runs, the message's context is the current one of the thread (for logs and policies), :func:`incoming` gives the

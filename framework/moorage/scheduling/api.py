@@ -10,7 +10,7 @@ from moorage import errors
 from moorage.context import RequestContext
 from moorage.http.routes import FIELDS, PAGE, PolicyRule, Request, Response, Route, wanted_fields
 from moorage.scheduling.hosts import HOST_FIELDS
-from moorage.scheduling.request import REQUEST_PROPERTIES, refuse_unsupported
+from moorage.scheduling.request import REQUEST_PROPERTIES, understood
 
 __all__ = ["POLICIES", "Resolver", "SchedulerClient", "allowed", "check_request", "routes"]
 
@@ -90,8 +90,8 @@ class SchedulerClient(Protocol):
 Resolver = Callable[[Mapping[str, Any], RequestContext], Mapping[str, Any]]
 
 
-def check_request(request: Request) -> None:
-    """Check what the body of a request for an instance asks for beyond the route's own policy.
+def check_request(request: Request) -> Mapping[str, Any]:
+    """Checks the body of a request for an instance beyond the route's own policy and schema; returns it as it is meant.
 
     :raises Forbidden: it chooses hosts or nodes, and the caller may not.
     :raises InvalidInput: it asks for something that is not supported.
@@ -99,7 +99,7 @@ def check_request(request: Request) -> None:
     for field, rule in _RULES_OF_FIELDS.items():
         if request.body.get(field):
             request.check_policy(rule)
-    refuse_unsupported(request.body)
+    return understood(request.body)
 
 
 def allowed(request: Request, rule: str) -> bool:
@@ -123,10 +123,10 @@ def routes(schedulers: SchedulerClient, resolve: Resolver) -> Sequence[Route]:
     """
 
     def select(request: Request) -> Response:
-        check_request(request)
+        asked = check_request(request)
         if request.body.get("explain"):
             request.check_policy(SELECT_HOSTS)
-        body = {key: value for key, value in request.body.items() if key not in ("count", "dry_run", "explain")}
+        body = {key: value for key, value in asked.items() if key not in ("count", "dry_run", "explain")}
         args = {
             "request": resolve(body, request.context),
             "count": int(request.body.get("count", 1)),

@@ -18,10 +18,13 @@ __all__ = ["could_fit_when_empty", "requested_rows", "scarce_resources", "unfilt
 _CHECK_FORCED = "_nova_check_type"
 
 
-def requested_rows(fleet: Snapshot, spec: RequestSpec, refused: Collection[str] = ()) -> Rows:
+def requested_rows(
+    fleet: Snapshot, spec: RequestSpec, refused: Collection[str] = (), lacking: Collection[str] = ()
+) -> Rows:
     """The rows that the request itself allows. Forced and ignored hosts are compared without case, as Nova does.
 
     :param refused: uuids of nodes that have refused it.
+    :param lacking: hosts whose agents lack a power that it needs.
     :raises InvalidInput: it names hosts or nodes that do not exist.
     """
     rows: Rows = fleet.all_rows
@@ -46,6 +49,8 @@ def requested_rows(fleet: Snapshot, spec: RequestSpec, refused: Collection[str] 
         rows = np.array(named, dtype=np.intp)
     if refused:
         rows = np.setdiff1d(rows, fleet.rows_of_nodes(refused), assume_unique=True)
+    if lacking:
+        rows = np.setdiff1d(rows, fleet.rows_of_hosts(lacking), assume_unique=True)
     if spec.ignore_hosts:
         rows = np.setdiff1d(rows, fleet.rows_of_folded_hosts(spec.ignore_hosts), assume_unique=True)
     if spec.ignore_nodes:

@@ -67,7 +67,7 @@ class FleetRefresher:
             else:
                 self._store_away = False
 
-    def states_outdated(self) -> None:
+    def mark_states_outdated(self) -> None:
         """A claim was refused for the state of an agent or a node: read the states before nodes are ranked again."""
         self._states_outdated = True
 
@@ -138,18 +138,18 @@ class FleetRefresher:
             seen = self._changed_at
             self._clock.sleep(_QUIET)
 
-    def outdated(self) -> None:
+    def mark_outdated(self) -> None:
         """A node was found to be gone: what was removed is known to be gone before others are ranked again."""
         self._outdated = True
 
     def before_ranking(self) -> None:
         """Read again what is known to be outdated."""
         if self._outdated:
-            self.doubt()
+            self.refresh_if_stale()
         if self._states_outdated:
             self.observe()
 
-    def doubt(self) -> None:
+    def refresh_if_stale(self) -> None:
         """Something does not agree with the view: read it anew, unless that was done a moment ago."""
         self.refresh(older_than=_REFUSAL_AGE)
 

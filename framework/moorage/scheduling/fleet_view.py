@@ -22,7 +22,7 @@ from moorage import threads
 from moorage.frozen import frozen_array
 from moorage.scheduling.digest import instance_digest
 from moorage.scheduling.instance_index import InstanceIndex
-from moorage.scheduling.interface import FleetChanges, InstanceRecord, NodeState, Rows, Unavailable
+from moorage.scheduling.interface import ExcludedTargets, FleetChanges, InstanceRecord, NodeState, Rows
 from moorage.scheduling.snapshot import COUNTED_FLAVORS, Counts, Floats, Snapshot, plus
 
 __all__ = ["FleetView"]
@@ -59,7 +59,7 @@ class FleetView:
         self._last_rows: dict[str, int] = {}
         self._snapshot: Snapshot | None = None
         #: What was applied to the nodes last; None when nodes were read since.
-        self._unavailable: Unavailable | None = None
+        self._unavailable: ExcludedTargets | None = None
         self._index = InstanceIndex(0)
         self._nodes: tuple[NodeState, ...] = ()
         self._build([])
@@ -142,7 +142,7 @@ class FleetView:
             self._add(record)
         self._fold()
 
-    def set_unavailable(self, unavailable: Unavailable) -> None:
+    def set_unavailable(self, unavailable: ExcludedTargets) -> None:
         """Apply the states of agents and nodes, which were read just now. It costs nothing when nothing has changed."""
         with self._lock:
             if unavailable == self._unavailable:

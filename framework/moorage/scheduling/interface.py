@@ -11,22 +11,18 @@ from typing import Any, ClassVar, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
-from oslo_log import log as logging
 
-from moorage import errors
 from moorage.extensions import ExtensionPoint
 from moorage.frozen import FrozenDict, freeze_fields, frozen_mapping
 
 __all__ = [
     "API_VERSION",
     "FILTERS",
-    "NO_FIELDS",
     "SKIP",
     "WEIGHERS",
     "Aggregate",
     "Column",
     "Fleet",
-    "FieldSet",
     "FleetChanges",
     "FleetSource",
     "HostFilter",
@@ -45,10 +41,8 @@ __all__ = [
     "RequestSpec",
     "ServerGroup",
     "Where",
-    "declared_fields",
 ]
 
-LOG = logging.getLogger(__name__)
 API_VERSION = (1, 0)
 
 #: Numbers of rows of a fleet, ascending.
@@ -114,9 +108,12 @@ class RequestSpec:
         scheduler.
     :param residents: the version of the node's instances (:class:`Residents`) that the filters judged: the claim must fail when
         the node has another one. None: no filter judged them. Filled in by the scheduler.
+    :param decision: how the node that is being claimed was chosen: ``considered``, ``passed`` and ``removed`` (filter -> nodes).
+        Filled in by the scheduler.
     :param properties: further fields of the request that only some filters read.
     :param all_projects: the requester may see every project. Otherwise hints and server groups that name an instance of another
         project are treated as if the instance did not exist.
+    :param powers: what the agent of its host must offer (``compute.commands``). An agent that names no powers may have all.
     """
 
     instance_uuid: str
@@ -137,10 +134,12 @@ class RequestSpec:
     rebuild: bool = False
     limits: Mapping[str, Any] = field(default_factory=dict)
     residents: int | None = None
+    decision: Mapping[str, Any] = field(default_factory=dict)
     all_projects: bool = True
+    powers: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        freeze_fields(self, "hints", "properties", "image", "limits")
+        freeze_fields(self, "hints", "properties", "image", "limits", "decision")
 
     def get_scheduler_hint(self, name: str, default: Any = None) -> Any:
         """A hint in Nova's way: the text itself when it is the only one, the list otherwise, the default when absent."""
@@ -271,6 +270,7 @@ class NodeState:
     :param up: its agent's heartbeats arrive.
     :param enabled: neither the node nor its agent is disabled, and the node is not in maintenance.
     :param disabled_reason: why it is not enabled; empty when it is.
+    :param traits: the traits of its own provider.
     """
 
     uuid: str
@@ -284,13 +284,14 @@ class NodeState:
     properties: Mapping[str, Any] = field(default_factory=dict)
     aggregates: tuple[Aggregate, ...] = ()
     disabled_reason: str = ""
+    traits: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         freeze_fields(self, "capacity", "used", "properties")
 
 
 @dataclass(frozen=True, slots=True)
-class Unavailable:
+class ExcludedTargets:
     """What gets no new instances at one moment.
 
     :param down: hosts whose agent is down.
@@ -315,7 +316,7 @@ class Unavailable:
 class FleetChanges:
     """What changed between two readings of the fleet.
 
-    :param changed: nodes that are new or have changed, without the states of :class:`Unavailable`.
+    :param changed: nodes that are new or have changed, without the states of :class:`ExcludedTargets`.
     :param removed: uuids of nodes that are gone; some of them may never have been known.
     """
 
@@ -335,7 +336,7 @@ class FleetSource(Protocol):
         :param compare: also find what a transaction committed long after it had written.
         """
 
-    def unavailable(self) -> Unavailable:
+    def unavailable(self) -> ExcludedTargets:
         """What gets no new instances now; cheap enough to be called every second."""
 
 
@@ -343,7 +344,7 @@ class HostState(Protocol):
     """One row of a fleet, for filters that look at one at a time; read-only, with Nova's names.
 
     Beside what is listed here it has Nova's ``free_ram_mb``, ``vcpus_total``, ``stats``, ``hypervisor_version``, ... (see
-    :mod:`moorage.scheduling.host_names`).
+    :mod:`moorage.scheduling.nova_names`).
     """
 
     @property
@@ -402,6 +403,10 @@ class HostState(Protocol):
     def properties(self) -> Mapping[str, Any]:
         """The node's properties."""
 
+    @property
+    def traits(self) -> frozenset[str]:
+        """The traits of the node's own provider."""
+
 
 class Fleet(Protocol):
     """A read-only snapshot of all nodes. Each node has a row; columns are arrays with one value per row.
@@ -414,6 +419,10 @@ class Fleet(Protocol):
     @property
     def size(self) -> int:
         """How many rows there are."""
+
+    @property
+    def resource_classes(self) -> Sequence[str]:
+        """The resource classes that any node has."""
 
     def free(self, resource_class: str) -> npt.NDArray[np.float64]:
         """What is free of a class, a number for each row; 0 where a node has none of it."""
@@ -464,6 +473,10 @@ class Fleet(Protocol):
     def aggregates(self) -> Column:
         """For each row the tuple of its aggregates."""
 
+    @property
+    def traits(self) -> Column:
+        """For each row the frozenset of its node's traits."""
+
     def host_state(self, row: int) -> HostState:
         """One row by itself."""
 
@@ -493,6 +506,8 @@ class HostFilter(abc.ABC):
     needs_instances: ClassVar[bool] = False
     #: It may read instances or their number although it works without tracking; it is asked again as well.
     judges_instances: bool = False
+    #: It judges the traits that a request asks for. Without such a filter, a request that asks for traits is refused.
+    judges_traits: ClassVar[bool] = False
     #: Fields of instances that it reads beyond those of InstanceRecord.
     instance_fields: ClassVar[tuple[str, ...]] = ()
 
@@ -583,61 +598,3 @@ FILTERS: ExtensionPoint[HostFilter] = ExtensionPoint(
 WEIGHERS: ExtensionPoint[HostWeigher] = ExtensionPoint(
     "moorage.weighers", HostWeigher, API_VERSION, "[scheduling] enabled_weighers"
 )
-
-_EVERYTHING = "*"
-#: What an instance always has, beside what was asked for in its request.
-_OWN = ("name", "status", "user_id", "created_at")
-
-
-@dataclass(frozen=True, slots=True)
-class FieldSet:
-    """Names of fields; ``everything``: all that an instance has."""
-
-    names: tuple[str, ...] = ()
-    everything: bool = False
-
-    def __bool__(self) -> bool:
-        return self.everything or bool(self.names)
-
-    def of(self, instance: Any) -> dict[str, Any]:
-        """The fields of an instance: its attributes, else what its ``request`` has under that name; absent ones are left out."""
-        ready = getattr(instance, "fields", None)
-        if ready is not None:
-            return dict(ready)
-        request: Mapping[str, Any] = getattr(instance, "request", None) or {}
-        names = dict.fromkeys((*_OWN, *request)) if self.everything else self.names
-        found = {}
-        for name in names:
-            value = getattr(instance, name, None) if name not in request else request[name]
-            if value is not None:
-                found[name] = value
-        return found
-
-
-NO_FIELDS = FieldSet()
-
-
-def declared_fields(conf: Any) -> FieldSet:
-    """What ``[scheduling] instance_fields`` names and the enabled filters declare.
-
-    A filter that is not installed here (agents need none) is told in the log: its fields must then be named in the option.
-    """
-    section = conf.scheduling
-    if not section.track_instance_changes:
-        return NO_FIELDS
-    names = dict.fromkeys(section.instance_fields)
-    if _EVERYTHING in names:
-        return FieldSet(everything=True)
-    for name in section.enabled_filters:
-        if "." in name or ":" in name:  # a class that was written for Nova declares nothing
-            continue
-        try:
-            names.update(dict.fromkeys(FILTERS.load(name).plugin.instance_fields))
-        except errors.PluginLoadError as error:
-            LOG.warning(
-                "What the filter %s reads of instances is not known here; name it in [scheduling] instance_fields if it is "
-                "anything of its own. %s",
-                name,
-                error.message,
-            )
-    return FieldSet(tuple(names))

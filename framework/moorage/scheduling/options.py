@@ -3,20 +3,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from oslo_config import cfg
 
-__all__ = ["GROUP", "OPTS", "list_opts", "register_opts", "sync_seconds"]
+__all__ = ["GROUP", "OPTS", "PRESETS", "Preset", "apply_preset", "list_opts", "register_opts", "sync_seconds"]
 
 _SYNC_INTERVAL = 120
 GROUP = cfg.OptGroup("scheduling", title="Scheduling")
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """Defaults for ranking nodes.
+
+    :param weighers: the default of ``enabled_weighers``.
+    :param multipliers: weigher -> the default of its multiplier, where it is another one than usual.
+    """
+
+    meaning: str
+    weighers: tuple[str, ...]
+    multipliers: Mapping[str, float] = field(default_factory=dict)
+
+
+DEFAULT_PRESET = "spread"
+PRESETS: Mapping[str, Preset] = {
+    "spread": Preset(
+        "keep scarce resources for the requests that ask for them, then take the node with the most free processors and memory",
+        ("least_waste", "cpu", "ram"),
+    ),
+    "pack": Preset(
+        "keep scarce resources for the requests that ask for them, then take the node with the least free processors and memory",
+        ("least_waste", "cpu", "ram"),
+        {"cpu": -1.0, "ram": -1.0},
+    ),
+    "nova": Preset(
+        "the weighers that Nova enables, with its multipliers",
+        ("cpu", "ram", "disk", "io_ops", "soft_affinity", "soft_anti_affinity", "build_failure", "hypervisor_version"),
+    ),
+}
 
 OPTS: Sequence[cfg.Opt] = (
     cfg.ListOpt(
         "enabled_filters",
         mutable=True,
-        default=["compute", "capacity", "same_host", "different_host"],
+        default=["compute", "capacity", "required_traits", "same_host", "different_host"],
         help="Plugins (entry-point group moorage.filters) that decide where an instance may go, in this order. A path "
         "(package.module.Class, or of a function that answers classes) names a filter that was written for Nova.",
     ),
@@ -26,12 +59,20 @@ OPTS: Sequence[cfg.Opt] = (
         help="Let filters and weighers that are named by the path of a class import stand-ins for Nova's base classes, where Nova "
         "is not installed. Needs a restart.",
     ),
+    cfg.StrOpt(
+        "preset",
+        mutable=True,
+        default=DEFAULT_PRESET,
+        choices=[(name, preset.meaning) for name, preset in PRESETS.items()],
+        help="How nodes are ranked: sets the defaults of enabled_weighers and of the multipliers of the weighers. What the "
+        "configuration sets itself wins.",
+    ),
     cfg.ListOpt(
         "enabled_weighers",
         mutable=True,
-        default=["cpu", "ram"],
+        default=list(PRESETS[DEFAULT_PRESET].weighers),
         help="Plugins (entry-point group moorage.weighers) that rank the nodes that passed. A path names a weigher that was "
-        "written for Nova.",
+        "written for Nova. The default depends on preset.",
     ),
     cfg.IntOpt(
         "host_subset_size",
@@ -135,6 +176,16 @@ def sync_seconds(conf: cfg.ConfigOpts) -> float | None:
     if interval < 0 or not section.track_instance_changes:
         return None
     return interval or _SYNC_INTERVAL
+
+
+def apply_preset(conf: cfg.ConfigOpts) -> None:
+    """Makes the defaults those of ``[scheduling] preset``; what files and the command line set stays."""
+    preset = PRESETS[conf.scheduling.preset]
+    conf.set_default("enabled_weighers", list(preset.weighers), group=GROUP.name)
+    for name, multiplier in preset.multipliers.items():
+        # A weigher whose package is not installed has no options.
+        with contextlib.suppress(cfg.NoSuchOptError, cfg.NoSuchGroupError):
+            conf.set_default("multiplier", multiplier, group=f"weigher_{name}")
 
 
 def register_opts(conf: cfg.ConfigOpts) -> None:

@@ -185,6 +185,8 @@ class Pipeline:
         self._filters = tuple(filters)
         self._weighers = tuple(weighers)
         self._all: tuple[_Filter | _Weigher, ...] = (*self._filters, *self._weighers)
+        #: Whether a filter judges the traits that a request asks for.
+        self.judges_traits = any(each.plugin.judges_traits for each in filters)
         self._rebuilding = tuple(each for each in filters if each.plugin.RUN_ON_REBUILD)
 
     @property

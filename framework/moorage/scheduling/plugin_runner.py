@@ -2,7 +2,7 @@
 """Runs calls of plugins, and handles those that raise, exit or hang.
 
 A plugin that raises refuses the request, by an error that names the plugin. A plugin that would have ended the process
-(sys.exit) is remembered like one that hangs. A call that exceeds its deadline counts as hung (:mod:`moorage.bounded_pool`): the
+(sys.exit) is remembered like one that hangs. A call that exceeds its deadline counts as hung (:mod:`moorage.hang_detector`): the
 stacks of all threads go to the log, the request gets 503, and the process is told to end, because a thread cannot be stopped. The
 number of such failures is stored where the next process finds it. A plugin with too many of them is not run at all.
 """
@@ -21,9 +21,10 @@ from oslo_log import log as logging
 
 from moorage import errors, foreign
 from moorage import threads as threads_module
-from moorage.bounded_pool import BoundedPool, Overdue, Progress
+from moorage.bounded_pool import BoundedPool, Overdue
 from moorage.clock import Clock
 from moorage.context import anonymous
+from moorage.hang_detector import Progress
 
 __all__ = ["PluginRunner", "PluginFailureLog", "NamedPlugin", "CallSlot"]
 

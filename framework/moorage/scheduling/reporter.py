@@ -17,7 +17,7 @@ from oslo_log import log as logging
 
 from moorage import errors
 from moorage.scheduling.digest import instance_digest
-from moorage.scheduling.interface import NO_FIELDS, FieldSet
+from moorage.scheduling.instance_fields import NO_FIELDS, FieldSet
 
 __all__ = ["AGENTS", "TOPIC", "Reporter", "Tracked"]
 
@@ -57,8 +57,8 @@ class Tracked(Protocol):
         """Whose it is."""
 
 
-class Sender(Protocol):
-    """The part of :class:`moorage.rpc.client.Sender` that is needed."""
+class FanoutSender(Protocol):
+    """The part of :class:`moorage.rpc.client.RpcSender` that is needed."""
 
     def fanout(self, topic: str, method: str, args: dict[str, Any]) -> None:
         """Send to every server of the topic."""
@@ -68,10 +68,10 @@ class Reporter:
     """Tells schedulers of one host's instances. A message that cannot be sent is told in the log and is not tried again.
 
     :param enabled: ``[scheduling] track_instance_changes``; nothing is sent without it.
-    :param fields: what is told beyond what is always told, see :func:`moorage.scheduling.interface.declared_fields`.
+    :param fields: what is told beyond what is always told, see :func:`moorage.scheduling.instance_fields.declared_fields`.
     """
 
-    def __init__(self, sender: Sender, host: str, *, enabled: bool = True, fields: FieldSet = NO_FIELDS) -> None:
+    def __init__(self, sender: FanoutSender, host: str, *, enabled: bool = True, fields: FieldSet = NO_FIELDS) -> None:
         self._fields = fields
         self._sender = sender
         self._host = host

@@ -10,8 +10,10 @@ from typing import Any
 
 from moorage import errors, randomness
 from moorage.scheduling.interface import Flavor, RequestSpec, ServerGroup
+from moorage.scheduling.traits import parse_traits
+from moorage.services.interface import RUNS_COMMANDS
 
-__all__ = ["REQUEST_PROPERTIES", "refuse_unsupported", "spec_from_json"]
+__all__ = ["REQUEST_PROPERTIES", "spec_from_json", "understood"]
 
 _LARGEST = 2**31 - 1
 _NAME = {"type": "string", "minLength": 1, "maxLength": 255}
@@ -92,26 +94,66 @@ REQUEST_PROPERTIES: Mapping[str, Any] = {
 }
 
 
-#: Extra specs and image properties with which Nova asks Placement for traits, resources and request groups.
-_PLACEMENT_KEYS = re.compile(r"(resources|trait)[A-Za-z0-9_-]*:.*|group_policy|same_subtree.*", re.DOTALL)
+#: Extra specs and image properties with which Nova asks Placement for resources, traits and request groups.
+_PLACEMENT_KEY = re.compile(r"(resources|trait)([A-Za-z0-9_-]*):(.*)|group_policy|same_subtree.*", re.DOTALL)
+_RESOURCE_CLASS = re.compile(r"[A-Z0-9_]{1,255}")
 
 
-def refuse_unsupported(body: Mapping[str, Any]) -> None:
-    """Refuse what a flavor or an image asks for and no part of Moorage looks at.
+def understood(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Checks what a flavor and an image ask for; returns the body with what ``resources:CLASS = N`` says in flavor/resources.
 
-    :raises InvalidInput: an extra spec or an image property asks for traits, resources or request groups; names it.
+    As in Nova, ``resources:CLASS`` replaces the amount of the flavor, and 0 takes the class out.
+
+    :raises InvalidInput: an extra spec or an image property is wrong, or asks for request groups, which are not supported; names
+        it.
     """
-    for path, found in (
-        ("flavor/extra_specs", (body.get("flavor") or {}).get("extra_specs")),
-        ("image/properties", (body.get("image") or {}).get("properties")),
-    ):
-        for key in found or ():
-            if _PLACEMENT_KEYS.fullmatch(key):
+    flavor = body.get("flavor") or {}
+    extra_specs = flavor.get("extra_specs") or {}
+    properties = (body.get("image") or {}).get("properties") or {}
+    amounts: dict[str, int] = {}
+    for place, found in (("flavor/extra_specs", extra_specs), ("image/properties", properties)):
+        for key, value in found.items():
+            match = _PLACEMENT_KEY.fullmatch(key)
+            if match is None:
+                continue
+            path = f"body/{place}/{key}"
+            kind, group, name = match.groups()
+            if kind is None or group:
                 raise errors.InvalidInput(
-                    f"{path} has {key!r}, which is not supported: it would be ignored. Take it out. Ask for amounts in "
-                    "flavor/resources, and for properties of nodes with extra specs such as capabilities:NAME.",
-                    path=f"body/{path}/{key}",
+                    f"{place} has {key!r}, which belongs to request groups. They are not supported: it would be ignored. Take it "
+                    "out. Ask for amounts in flavor/resources, and for traits with trait:NAME.",
+                    path=path,
                 )
+            if kind == "resources":
+                if found is properties:
+                    raise errors.InvalidInput(
+                        f"{place} has {key!r}; only a flavor asks for resources. Take it out.", path=path
+                    )
+                amounts[name] = _amount(place, key, name, str(value))
+    parse_traits(extra_specs, properties)
+    if not amounts:
+        return body
+    resources = {name: units for name, units in {**flavor["resources"], **amounts}.items() if units}
+    if not resources:
+        raise errors.InvalidInput(
+            "The flavor asks for nothing: its extra specs take out all of its resources.",
+            path="body/flavor/extra_specs",
+        )
+    return {**body, "flavor": {**flavor, "resources": resources}}
+
+
+def _amount(place: str, key: str, name: str, text: str) -> int:
+    if not _RESOURCE_CLASS.fullmatch(name):
+        raise errors.InvalidInput(
+            f"{place} has {key!r}, which names no resource class. A name has capital letters, digits and underscores, for example "
+            "VCPU or CUSTOM_GPU.",
+            path=f"body/{place}/{key}",
+        )
+    if not (text.isascii() and text.isdigit() and len(text) <= len(str(_LARGEST)) and int(text) <= _LARGEST):
+        raise errors.InvalidInput(
+            f"{place} has {key} = {text!r}; write a whole number from 0 to {_LARGEST}.", path=f"body/{place}/{key}"
+        )
+    return int(text)
 
 
 def spec_from_json(data: Mapping[str, Any], project_id: str, user_id: str, *, all_projects: bool = True) -> RequestSpec:
@@ -138,8 +180,12 @@ def spec_from_json(data: Mapping[str, Any], project_id: str, user_id: str, *, al
         image=data.get("image") or {},
         availability_zone=data.get("availability_zone"),
         server_group=_group(data.get("server_group")),
-        properties={"name": data.get("name", "")},
+        properties={
+            "name": data.get("name", ""),
+            **({"command": list(data["command"])} if data.get("command") else {}),
+        },
         all_projects=all_projects,
+        powers=(RUNS_COMMANDS,) if data.get("command") else (),
     )
 
 

@@ -14,8 +14,9 @@ from oslo_log import log as logging
 from moorage import errors, randomness
 from moorage.clock import Clock
 from moorage.rpc.server import request_id as id_of_request
-from moorage.scheduling.constraints import requested_rows, scarce_resources, unfiltered
+from moorage.scheduling.constraints import scarce_resources, unfiltered
 from moorage.scheduling.decisions import Decision, Decisions
+from moorage.scheduling.dry_run import dry_run, reasons_of_node
 from moorage.scheduling.fleet_refresher import FleetRefresher
 from moorage.scheduling.fleet_view import FleetView
 from moorage.scheduling.interface import (
@@ -27,25 +28,22 @@ from moorage.scheduling.interface import (
     RequestSpec,
     Residents,
 )
-from moorage.scheduling.pipeline import Pipeline, Ranking
-from moorage.scheduling.plugin_runner import PluginRunner
+from moorage.scheduling.pipeline import Ranking
+from moorage.scheduling.ranker import Ranker
 from moorage.scheduling.reservations import Reservations
+from moorage.scheduling.scheduling_policy import SchedulingPolicy
 from moorage.scheduling.snapshot import Snapshot
 
-__all__ = ["Policy", "Scheduler", "Selection"]
+__all__ = ["Scheduler", "Selection"]
 
 LOG = logging.getLogger(__name__)
 
 #: How often ``max_attempts`` nodes are tried for one request; the fleet is ranked again in between.
 _ROUNDS = 4
-#: Earlier claims that a request awaits before it is refused because of them, and the seconds for which it awaits each.
-_AWAITED, _PATIENCE = 16, 2.0
 #: How often a node is judged again because its instances changed between the judgement and the claim.
 _JUDGEMENTS = 10
-
-
-#: Nodes of a decision that are remembered, and nodes of which a dry run tells why they fell.
-_REMEMBERED, _EXPLAINED = 3, 100
+#: Nodes of a decision that are remembered.
+_REMEMBERED = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,25 +65,10 @@ class Selection:
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
-    """What a reload may change, taken once for each request.
-
-    :param shuffle_best: equally good nodes are tried in random order.
-    """
-
-    pipeline: Pipeline
-    guard: PluginRunner
-    host_subset_size: int
-    max_attempts: int
-    alternates: int = 2
-    shuffle_best: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class _Work:
     """One placement on its way. ``key`` names its claim; the decision has the id of the request, by which users find it."""
 
-    policy: Policy
+    policy: SchedulingPolicy
     spec: RequestSpec
     decision: Decision
     claimer: Claimer
@@ -159,6 +142,9 @@ class Scheduler:
     :param decided: called after each decision of :meth:`place` and :meth:`place_many`, good or bad; a repeated one is none.
     :param residents: reads the instances of a node from the store. Filters that judge instances are asked again with them, and
         the claim holds only while they are as they were judged. None: concurrent requests may break what these filters promise.
+    :param fields: the declared fields of the instance of a request on a node, as its agent is going to report them. None: no filter
+        reads any.
+    :param lacking: the hosts whose agents lack one of some powers; asked for requests that need some.
     """
 
     def __init__(
@@ -166,7 +152,7 @@ class Scheduler:
         view: FleetView,
         source: FleetSource,
         claimer: Claimer,
-        policy: Callable[[], Policy],
+        policy: Callable[[], SchedulingPolicy],
         clock: Clock,
         random: randomness.Random,
         *,
@@ -176,20 +162,22 @@ class Scheduler:
         refused: Refused | None = None,
         decided: Callable[[Decision], object] = lambda decision: None,
         residents: Callable[[str], Residents] | None = None,
+        fields: Callable[[RequestSpec, NodeState], Mapping[str, Any]] | None = None,
+        lacking: Callable[[Collection[str]], Collection[str]] = lambda powers: (),
     ) -> None:
         self.view = view
         self._claimer = claimer
         self._policy = policy
-        self._clock = clock
         self._random = random
         self._reserver = reserver or _Held(view)
-        self._freshen = freshen
         self._refused = refused
         self._decided = decided
         self._residents = residents
+        self._fields = fields
         self._numbers = itertools.count(1)
         self._reservations = Reservations()
         self._freshness = FleetRefresher(view, source, clock)
+        self._ranker = Ranker(view, self._freshness, self._reservations, clock, freshen, lacking)
         self._decisions = Decisions(decisions)
 
     def refresh(self, *, older_than: float = 0.0) -> bool:
@@ -250,7 +238,9 @@ class Scheduler:
         Each is placed on top of the ones before.
         """
         policy = self._policy()
-        return policy.guard.request(lambda: self._dry_run(policy, spec, count, explain))
+        return policy.guard.request(
+            lambda: dry_run(self._ranker, policy, spec, count, record=self._record, explain=explain)
+        )
 
     def decision(self, name: str, node: str | None = None) -> dict[str, Any]:
         """What was decided of a request, by its id or its instance: from memory, a refusal also from the store.
@@ -267,22 +257,17 @@ class Scheduler:
         answer = found.to_json()
         if node is not None:
             answer["node_asked_for"] = node
-            answer["reasons_now"] = self._reasons(found.spec, node)
+            policy, fleet = self._policy(), self.view.snapshot()
+            answer["reasons_now"] = policy.guard.request(
+                lambda: reasons_of_node(self._ranker, policy, found.spec, fleet, node)
+            )
         return answer
-
-    def _reasons(self, spec: RequestSpec, node: str) -> dict[str, str]:
-        policy, fleet = self._policy(), self.view.snapshot()
-        rows = [row for row, each in enumerate(fleet.nodes) if node in (each.name, each.uuid)]
-        if not rows:
-            raise errors.InvalidInput(f"There is no node {node}; moorage host list shows all.")
-        spec = self._with_members(spec, ())
-        return policy.guard.request(lambda: policy.pipeline.explain(policy.guard, fleet, rows[0], spec))
 
     # -- deciding -------------------------------------------------------------------------------------------------
 
     def _work(
         self,
-        policy: Policy,
+        policy: SchedulingPolicy,
         spec: RequestSpec,
         key: str,
         claimer: Claimer | None = None,
@@ -292,11 +277,13 @@ class Scheduler:
         self._decisions.add(decision)
         return _Work(policy, spec, decision, claimer or self._claimer, held, key, next(self._numbers))
 
-    def _place_many(self, policy: Policy, spec: RequestSpec, uuids: Sequence[str], request_id: str) -> list[Selection]:
+    def _place_many(
+        self, policy: SchedulingPolicy, spec: RequestSpec, uuids: Sequence[str], request_id: str
+    ) -> list[Selection]:
         done: list[Selection] = []
         try:
             for number, uuid in enumerate(uuids):
-                one = self._with_members(replace(spec, instance_uuid=uuid), uuids[:number])
+                one = self._ranker.with_members(replace(spec, instance_uuid=uuid), uuids[:number])
                 work = self._work(policy, one, request_id)
                 done.append(self._place(work))
         except BaseException as error:
@@ -325,7 +312,7 @@ class Scheduler:
         return True
 
     def _confirm(self, work: _Work) -> None:
-        fleet, ranking = self._rank(work, ())
+        fleet, ranking = self._ranker.rank(work.policy, work.spec, work.number, ())
         decision = work.decision
         decision.considered, decision.passed = ranking.considered, ranking.passed
         decision.removed, decision.skipped = ranking.removed, ranking.skipped
@@ -339,7 +326,7 @@ class Scheduler:
         refused: set[str] = set()
         while True:
             # Ranked anew after each round of refusals: what others claimed has come to be known meanwhile.
-            fleet, ranking = self._rank(work, refused)
+            fleet, ranking = self._ranker.rank(work.policy, work.spec, work.number, refused)
             decision.considered, decision.passed = ranking.considered, ranking.passed
             decision.removed, decision.skipped = ranking.removed, ranking.skipped
             decision.best = tuple(
@@ -367,7 +354,7 @@ class Scheduler:
         """What the filters promise of a node; nothing where they were not asked."""
         if unfiltered(work.spec):
             return {}
-        return work.policy.pipeline.limits(work.policy.guard, fleet, row, self._with_members(work.spec, ()))
+        return work.policy.pipeline.limits(work.policy.guard, fleet, row, self._ranker.with_members(work.spec, ()))
 
     def _earlier(self, fleet: Snapshot, ranking: Ranking, work: _Work) -> Selection:
         """What an earlier try of the same request has claimed: its answer was lost, and it may be what fills the fleet now.
@@ -381,17 +368,23 @@ class Scheduler:
                 row = now.row_of_node.get(result.node_uuid)
                 if row is not None:
                     return self._placed(work, now.nodes[row], result)
-                self._freshness.doubt()
+                self._freshness.refresh_if_stale()
         raise self._refusal(fleet, ranking, work)
 
     def _claim(self, work: _Work, choice: _Choice, limits: Mapping[str, Any]) -> ClaimResult | None:
         """Claim a node; None when that is refused. Other requests see it as taken meanwhile."""
         node = choice.node
-        record = _record(work, node)
+        record = self._record(work.spec, node)
         if work.held is not None:
             # An instance that moves is on its old node until it has moved; its destination is reserved under another uuid.
             record = replace(record, uuid=work.held.uuid)
-        spec = replace(work.spec, limits=limits) if limits else work.spec
+        found = choice.ranking
+        decision = {
+            "considered": found.considered,
+            "passed": found.passed,
+            "removed": {name: count for name, count in found.removed.items() if count},
+        }
+        spec = replace(work.spec, limits=limits, decision=decision)
         try:
             with self._reserved(work, record):
                 return self._claim_as_judged(work, choice, spec)
@@ -401,9 +394,9 @@ class Scheduler:
             if not (gone or full):
                 raise
             if gone:
-                self._freshness.outdated()
+                self._freshness.mark_outdated()
             if "state" in error.details:
-                self._freshness.states_outdated()
+                self._freshness.mark_states_outdated()
             work.decision.refusals.append({"node": node.name, **error.details})
             return None
 
@@ -454,7 +447,7 @@ class Scheduler:
             for each in found.records
             if group is not None and (each.server_group, each.project_id) == (group.name, project)
         ]
-        spec = self._with_members(work.spec, members)
+        spec = self._ranker.with_members(work.spec, members)
         refusing = work.policy.pipeline.refused_by(work.policy.guard, fleet, choice.row, spec, choice.ranking)
         if not refusing:
             return
@@ -474,7 +467,7 @@ class Scheduler:
             row = fleet.row_of_node.get(result.node_uuid)
             node = node if row is None else fleet.nodes[row]
             if work.held is None:
-                self._reserver.reserve(_record(work, node))
+                self._reserver.reserve(self._record(work.spec, node))
         if work.held is not None:
             self.view.hold(replace(work.held, host=node.host, node=node.name))
         decision = work.decision
@@ -482,77 +475,9 @@ class Scheduler:
         if not result.repeated:
             self._decided(decision)
         attempts = len(decision.refusals) + 1
-        return Selection(_record(work, node), result.node_uuid, result.repeated, attempts, shown=result.shown)
+        return Selection(self._record(work.spec, node), result.node_uuid, result.repeated, attempts, shown=result.shown)
 
-    def _rank(self, work: _Work, refused: Collection[str]) -> tuple[Snapshot, Ranking]:
-        """Rank without the nodes that refused this request. With no candidate, read the fleet again and rank again."""
-        self._freshness.before_ranking()
-        fleet = self._fleet()
-        ranking = self._run(work, fleet, refused)
-        if not len(ranking.rows):
-            self._freshness.before_refusal(fleet, work.spec)
-            # Also when somebody else has just read it.
-            newer = self.view.snapshot()
-            if newer is not fleet:
-                fleet, ranking = newer, self._run(work, newer, refused)
-        return (fleet, ranking) if len(ranking.rows) else self._rank_beside_reservations(work, refused, fleet, ranking)
-
-    def _rank_beside_reservations(
-        self, work: _Work, refused: Collection[str], fleet: Snapshot, ranking: Ranking
-    ) -> tuple[Snapshot, Ranking]:
-        """Rank again where only reservations of other requests stand in the way; otherwise return the empty ranking.
-
-        Reservations of later requests do not count: two requests would exclude each other everywhere, and the claim decides
-        anyway. An earlier request may still fail, so that the end of its claim is awaited. No request waits for a later one.
-        """
-        for _ in range(_AWAITED):
-            later, earlier = self._reservations.beside(work.number)
-            if later:
-                without = fleet.without(later)
-                found = self._run(work, without, refused)
-                if len(found.rows):
-                    return without, found
-            if not earlier:
-                break
-            records = [*later, *(each.record for each in earlier)]
-            if not len(self._run(work, fleet.without(records), refused).rows):
-                break
-            self._clock.wait(earlier[0].ended, _PATIENCE)
-            fleet = self.view.snapshot()
-            ranking = self._run(work, fleet, refused)
-            if len(ranking.rows):
-                break
-        return fleet, ranking
-
-    def _run(self, work: _Work, fleet: Snapshot, refused: Collection[str] = ()) -> Ranking:
-        policy, spec = work.policy, work.spec
-        return policy.pipeline.run(
-            policy.guard,
-            fleet,
-            requested_rows(fleet, spec, refused),
-            self._with_members(spec, ()),
-            most=None if policy.shuffle_best else max(policy.max_attempts, policy.host_subset_size),
-            filtered=not unfiltered(spec),
-        )
-
-    def _with_members(self, spec: RequestSpec, more: Sequence[str]) -> RequestSpec:
-        """The request with the members of its server group that the view has, and some more."""
-        group = spec.server_group
-        if group is None:
-            return spec
-        known = self.view.group_members(spec.project_id, group.name)
-        members = dict.fromkeys((*group.members, *sorted(known), *more))
-        members.pop(spec.instance_uuid, None)
-        return replace(spec, server_group=replace(group, members=tuple(members)))
-
-    def _fleet(self) -> Snapshot:
-        """The fleet as a request may see it: also what nobody tells of is not too old."""
-        fleet = self.view.snapshot()
-        if self._freshen is not None and self._freshen(fleet.rows_of_host):
-            fleet = self.view.snapshot()
-        return fleet
-
-    def _candidates(self, policy: Policy, ranking: Ranking) -> list[int]:
+    def _candidates(self, policy: SchedulingPolicy, ranking: Ranking) -> list[int]:
         """Rows to try, best first; the first ``host_subset_size``, and equally good ones where that is wanted, shuffled."""
         rows: list[int] = ranking.rows[: max(policy.max_attempts, policy.host_subset_size)].tolist()
         if policy.shuffle_best and len(rows) > 1:
@@ -575,12 +500,19 @@ class Scheduler:
         states = [refusal for refusal in decision.refusals if "state" in refusal]
         if not fleet.size:
             summary = "the fleet has no nodes"
+        elif spec.powers and not ranking.considered and not decision.refusals:
+            summary = (
+                f"no agent of the nodes that may be chosen offers {' and '.join(spec.powers)}; moorage service list shows what "
+                "each agent offers"
+            )
         elif states and len(states) == len(decision.refusals):
             summary = f"node {states[-1]['node']} gets no new instances: {states[-1]['state']}"
         elif len(ranking.rows):
             summary = "others claimed every node that was tried first"
         elif short:
             summary = f"no node has enough {short} free"
+        elif decision.refusals and not ranking.considered:
+            summary = "every node that may be chosen refused the claim"
         else:
             last = max(reasons, key=lambda name: reasons[name], default="the request's own hosts and nodes")
             summary = f"filter {last} removed most nodes"
@@ -599,53 +531,15 @@ class Scheduler:
             request_id=decision.request_id,
         )
 
-    def _dry_run(self, policy: Policy, spec: RequestSpec, count: int, explain: bool) -> dict[str, Any]:
-        fleet = first = self._fleet()
-        selections = []
-        ranking: Ranking | None = None
-        for number in range(count):
-            one = self._with_members(spec, [f"dry-run-{other}" for other in range(number)])
-            work = _Work(policy, one, Decision("", one), self._claimer, None, "")
-            ranking = self._run(work, fleet)
-            if not len(ranking.rows):
-                break
-            node = fleet.nodes[int(ranking.rows[0])]
-            others = [fleet.nodes[row] for row in ranking.rows[1 : 1 + policy.alternates]]
-            selections.append(
-                {
-                    "host": node.host,
-                    "node": node.name,
-                    "weight": round(float(ranking.weights[0]), 6),
-                    "alternates": [{"host": other.host, "node": other.name} for other in others],
-                }
-            )
-            if number + 1 < count:
-                record = replace(_record(work, node), uuid=f"dry-run-{number}")
-                fleet = fleet.with_placed(record, int(ranking.rows[0]))
-        answer: dict[str, Any] = {"selections": selections, "asked": count, "found": len(selections)}
-        if ranking is not None and (explain or len(selections) < count):
-            answer["considered"] = ranking.considered
-            answer["passed"] = ranking.passed
-            answer["removed"] = ranking.removed
-        if explain:
-            one = self._with_members(spec, ())
-            answer["refused_nodes"] = {
-                first.nodes[row].name: why
-                for row in range(min(first.size, _EXPLAINED))
-                if (why := policy.pipeline.explain(policy.guard, first, row, one))
-            }
-        return answer
-
-
-def _record(work: _Work, node: NodeState) -> InstanceRecord:
-    spec = work.spec
-    return InstanceRecord(
-        spec.instance_uuid,
-        node.host,
-        node.name,
-        spec.flavor.flavorid,
-        spec.flavor.resources,
-        spec.project_id,
-        busy=True,
-        server_group=spec.server_group.name if spec.server_group is not None else "",
-    )
+    def _record(self, spec: RequestSpec, node: NodeState) -> InstanceRecord:
+        return InstanceRecord(
+            spec.instance_uuid,
+            node.host,
+            node.name,
+            spec.flavor.flavorid,
+            spec.flavor.resources,
+            spec.project_id,
+            self._fields(spec, node) if self._fields is not None else {},
+            busy=True,
+            server_group=spec.server_group.name if spec.server_group is not None else "",
+        )

@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from moorage.frozen import frozen_array
-from moorage.scheduling.host_names import NovaNames
 from moorage.scheduling.instance_index import Overlay, Places
 from moorage.scheduling.interface import Aggregate, Column, HostFilter, InstanceRecord, NodeState, RequestSpec, Rows
+from moorage.scheduling.nova_names import NovaNames
 
 __all__ = ["COUNTED_FLAVORS", "NO_INSTANCE", "Counts", "Floats", "Snapshot", "SnapshotHost", "plus"]
 
@@ -60,6 +60,11 @@ class Snapshot:
     def size(self) -> int:
         """How many rows there are."""
         return len(self.nodes)
+
+    @property
+    def resource_classes(self) -> Sequence[str]:
+        """The resource classes that any node has."""
+        return tuple(self.capacities)
 
     def capacity(self, resource_class: str) -> Floats:
         """Capacity of a class by row."""
@@ -233,6 +238,11 @@ class Snapshot:
             ("aggregates",), ((tuple(each.name for each in node.aggregates), node.aggregates) for node in self.nodes)
         )
 
+    @property
+    def traits(self) -> Column:
+        """The traits of the nodes."""
+        return self._column(("traits",), ((node.traits, node.traits) for node in self.nodes))
+
     def key_column(self, plugin: HostFilter) -> Column | None:
         """The rows by the filter's ``host_key``: a value is the first row with that key. None when it gives no keys."""
         name = ("key", plugin)
@@ -385,6 +395,11 @@ class SnapshotHost(NovaNames):
     def properties(self) -> Mapping[str, Any]:
         """The node's properties."""
         return self._fleet.nodes[self._row].properties
+
+    @property
+    def traits(self) -> frozenset[str]:
+        """The traits of the node's own provider."""
+        return self._fleet.nodes[self._row].traits
 
     @property
     def aggregates(self) -> Sequence[Aggregate]:

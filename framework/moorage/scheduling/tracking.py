@@ -426,6 +426,7 @@ def record_to_json(record: InstanceRecord) -> dict[str, Any]:
         "flavorid": record.flavorid,
         "resources": dict(record.resources),
         "project_id": record.project_id,
+        **({"fields": dict(record.fields)} if record.fields else {}),
         **({"server_group": record.server_group} if record.server_group else {}),
         **({"busy": True} if record.busy else {}),
     }

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from moorage.http.routes import PolicyRule, Request, Response, Route
-from moorage.services.heartbeat import LivenessObserver
 from moorage.services.interface import Service
+from moorage.services.liveness import LivenessObserver
 from moorage.services.registry import ServiceRegistry
 
 __all__ = ["POLICIES", "routes"]

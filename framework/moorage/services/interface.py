@@ -5,10 +5,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["AGENT", "Service", "ServiceIdentity"]
+__all__ = ["AGENT", "LIVE_MIGRATES", "NEVER_ASSUMED", "POWER_CONTROL", "RUNS_COMMANDS", "Service", "ServiceIdentity"]
 
 #: The binary of agents.
 AGENT = "agent"
+#: Powers among what an agent offers, beside its agent services: what the compute driver of its host can do.
+RUNS_COMMANDS, LIVE_MIGRATES, POWER_CONTROL = "compute.commands", "compute.live_migrate", "compute.power"
+#: Powers that no agent of a version without powers has. Such an agent lacks these, and may have the others.
+NEVER_ASSUMED = frozenset({POWER_CONTROL})
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +36,8 @@ class Service:
     :param beat: rises with every heartbeat; 0 when the service ended in good order.
     :param beat_at: microseconds since the Unix epoch, of the database's clock; for people, it decides nothing.
     :param disabled: an operator wants nothing new to be placed on it.
-    :param offers: the agent services that it runs (``compute``, ``block_storage``); None: an agent of an earlier version does not
-        say, and other services than agents run none.
+    :param offers: the agent services that it runs (``compute``, ``block_storage``), and what they can do (``compute.commands``).
+        None: an agent of an earlier version does not say, and other services than agents run none.
     :param id: a number, for clients that want one instead of the uuid.
     :param forced_down: an operator says that it is dead, whatever its heartbeats say.
     :param shard: the shard that an agent declares (``[sharding] my_shard``).

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The register of services. Liveness is an opinion; death is a write.
+"""Keeps the rows of services: enlisting, beats, epochs, evictions.
+
+Whether a service is up is an opinion of the one who watches its beats (:mod:`moorage.services.liveness`). Its death is a write
+here, an eviction, which :mod:`moorage.cleanup.coordinator` decides on.
 
 Every statement that can race carries its condition: a beat and an eviction of the same (epoch, beat) cannot both succeed.
 """
@@ -14,7 +17,7 @@ import sqlalchemy as sa
 
 from moorage import errors, randomness
 from moorage.clock import Clock
-from moorage.db import Database, Duplicate, now
+from moorage.db import Database, Duplicate, JournalEvent, now, record
 from moorage.services.interface import Service, ServiceIdentity
 from moorage.services.tables import services
 
@@ -55,6 +58,7 @@ _COLUMNS = (
     services.c.id, services.c.offers, services.c.shard,
 )  # fmt: skip
 _EPOCHS = sa.select(services.c.uuid, services.c.epoch)
+_EPOCH_OF = _EPOCHS.where(*_OF_HOST)
 _GET = sa.select(*_COLUMNS).where(services.c.uuid == sa.bindparam("of_uuid"))
 
 
@@ -118,13 +122,17 @@ class ServiceRegistry:
                     disabled_reason="", forced_down=False, **declared,
                 )
             )  # fmt: skip
+            _record(tx, "start", uuid, 1, binary=binary, host=host)
             return ServiceIdentity(uuid, host, binary, cluster, 1)
         begun = tx.execute(
             sa.update(services)
             .where(services.c.uuid == row.uuid, services.c.epoch == row.epoch)
             .values(epoch=row.epoch + 1, beat=services.c.beat + 1, beat_at=now(), started_at=now(), **declared)
         )
-        return ServiceIdentity(row.uuid, host, binary, cluster, row.epoch + 1) if begun.rowcount == 1 else None
+        if begun.rowcount != 1:
+            return None
+        _record(tx, "start", row.uuid, row.epoch + 1, binary=binary, host=host)
+        return ServiceIdentity(row.uuid, host, binary, cluster, row.epoch + 1)
 
     def beat(self, identity: ServiceIdentity) -> bool:
         """One heartbeat; False when this incarnation has been evicted or replaced and must stop at once."""
@@ -132,7 +140,23 @@ class ServiceRegistry:
 
     def retire(self, identity: ServiceIdentity) -> bool:
         """Say that this incarnation ended in good order, so that nobody waits for its heartbeats."""
-        return self._conditional(_RETIRE, of_uuid=identity.uuid, of_epoch=identity.epoch)
+
+        def work(tx: sa.Connection) -> bool:
+            retired = tx.execute(_RETIRE, {"of_uuid": identity.uuid, "of_epoch": identity.epoch}).rowcount == 1
+            if retired:
+                _record(tx, "stop", identity.uuid, identity.epoch, binary=identity.binary, host=identity.host)
+            return retired
+
+        return self._database.run(work)
+
+    def record_reload(self, identity: ServiceIdentity) -> None:
+        """Record that an incarnation has taken a new configuration, unless it was evicted or replaced meanwhile."""
+
+        def work(tx: sa.Connection) -> None:
+            if tx.execute(_BEAT, {"of_uuid": identity.uuid, "of_epoch": identity.epoch}).rowcount == 1:
+                _record(tx, "reload", identity.uuid, identity.epoch, binary=identity.binary, host=identity.host)
+
+        self._database.run(work)
 
     def evict(self, uuid: str, epoch: int, beat: int) -> bool:
         """Declare an incarnation dead; the only thing that authorises others to finish its work.
@@ -143,11 +167,19 @@ class ServiceRegistry:
 
     def evict_in(self, tx: sa.Connection, uuid: str, epoch: int, beat: int) -> bool:
         """:meth:`evict` in the caller's transaction, which then also records what shall be done about it."""
-        return tx.execute(_EVICT, {"of_uuid": uuid, "of_epoch": epoch, "of_beat": beat}).rowcount == 1
+        dead = tx.execute(_EVICT, {"of_uuid": uuid, "of_epoch": epoch, "of_beat": beat}).rowcount == 1
+        if dead:
+            _record(tx, "dead", uuid, epoch + 1)
+        return dead
 
     def evict_forced(self, tx: sa.Connection, binary: str, host: str) -> bool:
         """End the incarnation of a service that an operator declared dead; False when nobody has."""
-        return bool(tx.execute(_EVICT_FORCED, {"of_binary": binary, "of_host": host}).rowcount == 1)
+        key = {"of_binary": binary, "of_host": host}
+        if tx.execute(_EVICT_FORCED, key).rowcount != 1:
+            return False
+        row = tx.execute(_EPOCH_OF, key).one()
+        _record(tx, "dead", row.uuid, row.epoch, binary=binary, host=host)
+        return True
 
     def hold_up(self, tx: sa.Connection, binary: str, host: str) -> bool:
         """Keep a service from being declared dead until the transaction ends; False when it is."""
@@ -201,13 +233,21 @@ class ServiceRegistry:
         if forced_down is not None:
             changes["forced_down"] = forced_down
         if changes:
-            self._database.run(
-                lambda tx: tx.execute(sa.update(services).where(services.c.uuid == uuid).values(**changes))
-            )
+            self._database.run(lambda tx: self._set(tx, uuid, changes))
         return self.get(uuid)
+
+    def _set(self, tx: sa.Connection, uuid: str, changes: Mapping[str, Any]) -> None:
+        if tx.execute(sa.update(services).where(services.c.uuid == uuid).values(**changes)).rowcount:
+            row = tx.execute(_GET, {"of_uuid": uuid}).one()
+            settings = {"disabled": bool(row.disabled), "forced_down": bool(row.forced_down)}
+            _record(tx, "set", uuid, row.epoch, binary=row.binary, host=row.host, **settings)
 
     def _conditional(self, statement: sa.Update, **values: Any) -> bool:
         return self._database.run(lambda tx: tx.execute(statement, values).rowcount == 1)
+
+
+def _record(tx: sa.Connection, what: str, uuid: str, epoch: int, **state: object) -> None:
+    record(tx, JournalEvent(f"service.{what}", f"service/{uuid}", epoch, {"epoch": epoch, **state}))
 
 
 def _joined(offers: Iterable[str] | None) -> str | None:

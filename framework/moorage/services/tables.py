@@ -6,8 +6,9 @@ from __future__ import annotations
 import sqlalchemy as sa
 
 from moorage.db.schema import BigId, Micros, Uuid, core_metadata, exact
+from moorage.services.interface import NEVER_ASSUMED
 
-__all__ = ["offering", "services"]
+__all__ = ["lacking", "offering", "services"]
 
 services = sa.Table(
     "services",
@@ -26,7 +27,8 @@ services = sa.Table(
     sa.Column("rpc_version", sa.String(16), nullable=False),
     sa.Column("disabled", sa.Boolean(create_constraint=False), nullable=False, default=False),
     sa.Column("disabled_reason", sa.String(255), nullable=False, default=""),
-    #: The agent services that an agent runs, as " compute block_storage "; NULL: an agent of an earlier version, which may run any.
+    #: The agent services that an agent runs with what they can do, as " compute compute.commands block_storage "; NULL: an agent of
+    #: an earlier version, which may run any.
     sa.Column("offers", exact(1000)),
     sa.Column("forced_down", sa.Boolean(create_constraint=False), nullable=False, default=False),
     sa.UniqueConstraint("uuid", name="uq_services_uuid"),
@@ -41,3 +43,15 @@ def offering(service: str, of: sa.FromClause = services) -> sa.ColumnElement[boo
     """
     found = of.c.offers
     return sa.or_(found.is_(None), found.contains(f" {service} ", autoescape=True))
+
+
+def lacking(power: str, of: sa.FromClause = services) -> sa.ColumnElement[bool]:
+    """The condition that an agent lacks a power (``compute.commands``) of its agent service.
+
+    An agent of an earlier version names no powers, and may have those that are assumed of it.
+    """
+    service = power.partition(".")[0]
+    without = sa.not_(of.c.offers.contains(f" {power} ", autoescape=True))
+    if power in NEVER_ASSUMED:
+        return sa.or_(of.c.offers.is_(None), without)
+    return sa.and_(of.c.offers.contains(f" {service}.", autoescape=True), without)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
+from oslo_config import cfg
 
 from moorage import errors
 from moorage.db import Database
@@ -14,7 +15,7 @@ from moorage.fleet.interface import check_shard
 from moorage.fleet.tables import nodes
 from moorage.services.tables import services
 
-__all__ = ["agents_of_shards", "problems"]
+__all__ = ["agents_of_shards", "problems", "upgrade_check"]
 
 _EXAMPLES = 10
 _AGENTS = (
@@ -45,6 +46,11 @@ def problems(database: Database) -> list[str]:
             "CREATE INDEX ix_nodes_shard_id ON nodes (shard, id)"
         )
     return found
+
+
+def upgrade_check(conf: cfg.ConfigOpts) -> Sequence[str]:
+    """No or every node has a shard, and every shard can be asked for."""
+    return problems(Database.from_config(conf))
 
 
 def agents_of_shards(tx: sa.Connection) -> Mapping[str | None, Sequence[str]]:

@@ -17,6 +17,7 @@ import sqlalchemy as sa
 
 from moorage import errors
 from moorage.db import now
+from moorage.fleet.events import record_nodes
 from moorage.fleet.interface import ShardMove
 from moorage.fleet.tables import nodes
 from moorage.services.tables import services
@@ -81,9 +82,12 @@ class ShardMover:
         point = tx.begin_nested()
         if tx.execute(self._move, rows).rowcount == len(rows):
             point.commit()
-            return [True] * len(rows)
-        point.rollback()
-        return [tx.execute(self._move, row).rowcount == 1 for row in rows]
+            moved = [True] * len(rows)
+        else:
+            point.rollback()
+            moved = [tx.execute(self._move, row).rowcount == 1 for row in rows]
+        record_nodes(tx, [move.node for move, done in zip(moves, moved, strict=True) if done])
+        return moved
 
     def refuse_leaving(
         self, tx: sa.Connection, shards: Mapping[str, str | None], hosts: Mapping[str, str | None] = _NONE

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A shard for new nodes, by the configured strategy; off unless an operator wants it."""
+"""Chooses the shard of new nodes by the configured strategy; off unless an operator wants it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a strategy's wish to a plan: what moves, what stays, and how good that is. Pure; no store.
+"""Makes a plan of what a strategy wants: which nodes move, which stay, and how balanced that is.
+
+It computes only. :mod:`moorage.sharding.moving` writes the shard of a node, :mod:`moorage.sharding.placing` chooses that of a
+new one.
 
 Vocabulary: a node is *homeless* when it has no shard or one that shall not be there in the end.
 """

@@ -15,7 +15,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from moorage import errors, randomness
-from moorage.db import Database, now
+from moorage.db import Database, JournalEvent, now, record
 from moorage.fleet.interface import ShardMove, check_shard
 from moorage.fleet.nodes import NodeStore
 from moorage.fleet.tables import nodes
@@ -166,6 +166,7 @@ class Plans:
             ]  # fmt: skip
             if rows:
                 tx.execute(sa.insert(shard_moves), rows)
+            _record(tx, "create", uuid, 0, status="planned", strategy=plan.strategy, moves=len(rows))
             self._forget(tx)
 
         self._database.run(work)
@@ -324,6 +325,17 @@ class Plans:
         remaining = tx.execute(sa.select(sa.func.count()).select_from(shard_moves).where(mine)).scalar_one()
         if not remaining:
             tx.execute(sa.update(shard_plans).where(shard_plans.c.id == row.id).values(status=way.done))
+        status = way.doing if remaining else way.done
+        _record(
+            tx,
+            "change",
+            uuid,
+            row.generation,
+            status=status,
+            done=len(done) - len(lost),
+            lost=len(lost),
+            left=remaining,
+        )
         return len(taken) - len(lost), len(lost), remaining
 
     def _journal(self, tx: sa.Connection, mine: Any, taken: Sequence[Any], lost: Sequence[Any], way: _Way) -> None:
@@ -366,6 +378,10 @@ class _Way:
 
 _APPLY = _Way(("planned", "applying"), "applying", "applied", "pending", "moved", "conflict", False)
 _UNDO = _Way(("planned", "applying", "applied", "undoing"), "undoing", "undone", "moved", "undone", "stuck", True)
+
+
+def _record(tx: sa.Connection, what: str, uuid: str, generation: int, **state: object) -> None:
+    record(tx, JournalEvent(f"shard_plan.{what}", f"shard_plan/{uuid}", generation, state))
 
 
 def _stored(row: Any, counts: Mapping[int, Mapping[str, int]]) -> StoredPlan:

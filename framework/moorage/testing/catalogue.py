@@ -334,17 +334,21 @@ class CatalogueTests(StoreKit):
     # -- traits and aggregates ------------------------------------------------------------------------------------
 
     def test_traits_of_a_provider_are_a_set(self) -> None:
-        uuid, store = self.made(), self.catalogue
+        uuid, bare, store = self.made(), self.made(), self.catalogue
         self.assertTrue(store.create_trait("CUSTOM_GOLD"))
         row, names = store.set_traits(uuid, {"HW_CPU_X86_AVX", "CUSTOM_GOLD"}, 0)
         self.assertEqual((1, ("CUSTOM_GOLD", "HW_CPU_X86_AVX")), (row.generation, names))
         self.assertEqual((row, names), store.provider_traits(uuid))
+        # One without traits, and one that does not exist, are left out.
+        self.assertEqual({uuid: frozenset(names)}, store.traits_of([uuid, bare, new_uuid()]))
         row, names = store.set_traits(uuid, {"CUSTOM_GOLD"}, None)
         self.assertEqual((2, ("CUSTOM_GOLD",)), (row.generation, names))
         with self.assertRaises(errors.NotFound) as caught:
             store.set_traits(uuid, {"CUSTOM_GOLD", "CUSTOM_B", "NO_SUCH"}, 2)
         self.assertEqual(["CUSTOM_B", "NO_SUCH"], caught.exception.details["traits"])
         self.assertEqual((row, names), store.provider_traits(uuid))
+        # One without traits, and one that does not exist, are left out.
+        self.assertEqual({uuid: frozenset(names)}, store.traits_of([uuid, bare, new_uuid()]))
         self.assertEqual(((),), store.set_traits(uuid, frozenset())[1:])
 
     def test_aggregates_of_a_provider_are_a_set(self) -> None:

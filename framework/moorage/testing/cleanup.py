@@ -167,7 +167,7 @@ class CleanupHandlerTests:
             def force(uuid: str = uuid, status: str = status) -> None:
                 self.database.run(
                     lambda tx: workers.create(
-                        tx, self.resource_type, uuid, "forced", status, addressed_to="here", force=True
+                        tx, self.resource_type, uuid, "forced", status, target_host="here", force=True
                     )
                 )
 

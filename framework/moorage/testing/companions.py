@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 from moorage import errors
-from moorage.allocation.interface import Capability, ClaimRequest
+from moorage.allocation.interface import ClaimRequest, StoreCapability
 from moorage.testing.store_kit import StoreKit, all_usages, held, new_uuid, provider
 
 __all__ = ["CompanionTests"]
@@ -27,7 +27,7 @@ class CompanionTests(StoreKit):
         seen: list[Any] = []
         self.store.claim(ClaimRequest(new_uuid(), {identity: {"VCPU": 1}}), seen.append)
         self.assertEqual(1, len(seen))
-        self.assertEqual(Capability.SHARED_TRANSACTION in self.store.capabilities, seen[0] is not None)
+        self.assertEqual(StoreCapability.SHARED_TRANSACTION in self.store.capabilities, seen[0] is not None)
 
     def test_the_error_of_a_companion_undoes_the_claim(self) -> None:
         identity, consumer = self.ensured(VCPU=4), new_uuid()
@@ -53,7 +53,7 @@ class CompanionTests(StoreKit):
         self.assertEqual(1, len(seen))
 
     def test_what_a_companion_writes_commits_with_the_claim(self) -> None:
-        self.needs(Capability.SHARED_TRANSACTION)
+        self.needs(StoreCapability.SHARED_TRANSACTION)
         identity, beside = self.ensured(VCPU=4), provider(VCPU=1)
 
         def write(transaction: Any) -> None:
@@ -70,7 +70,7 @@ class CompanionTests(StoreKit):
         self.assertEqual(beside.name, self.usage(beside.uuid).provider.name)
 
     def test_writes_join_a_transaction_that_is_given(self) -> None:
-        self.needs(Capability.SHARED_TRANSACTION)
+        self.needs(StoreCapability.SHARED_TRANSACTION)
         identity, gone, made = self.ensured(VCPU=4), self.ensured(VCPU=1), provider(CUSTOM_UNDONE=1)
         consumer = self.claim({identity: {"VCPU": 1}}).consumer
 
@@ -91,7 +91,7 @@ class CompanionTests(StoreKit):
         self.assertEqual({}, held(self.store))
 
     def test_a_class_of_a_transaction_that_was_undone_is_not_mistaken_for_another(self) -> None:
-        self.needs(Capability.SHARED_TRANSACTION)
+        self.needs(StoreCapability.SHARED_TRANSACTION)
         undone, other = provider(CUSTOM_UNDONE=1), self.another(self.store)
         with self.assertRaises(_CompanionError), self.transaction(self.store) as transaction:
             self.store.ensure_providers([undone], transaction)

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 from moorage import errors
 from moorage.clock import SystemClock
 from moorage.coordination.interface import MEMBER_PREFIX, CoordinationBackend, NotMember
-from moorage.coordination.membership import MemberId, Membership, State, Timing
+from moorage.coordination.membership import MemberId, Membership, MembershipState, Timing
 
 __all__ = ["SOON", "CoordinationBackendTests", "wait_for"]
 
@@ -185,7 +185,9 @@ class CoordinationBackendTests(_Base):
         watcher, _ = self.member("watcher")
         self.keep(watcher)
         membership._client.leave()  # type: ignore[union-attr]  # the test's own hand on it
-        wait_for(lambda: membership.member_id not in (None, first) and membership.state is State.CONNECTED, "anew")
+        wait_for(
+            lambda: membership.member_id not in (None, first) and membership.state is MembershipState.CONNECTED, "anew"
+        )
         self.assertFalse(membership.holds(first))
         wait_for(lambda: membership.member_id in watcher.members().members, "the others see it")
         self.assertNotIn(first, watcher.members().members)

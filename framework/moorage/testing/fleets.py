@@ -18,6 +18,7 @@ from moorage.scheduling.interface import Aggregate, Flavor, InstanceRecord, Node
 __all__ = ["FLAVORS", "IMAGES", "PROJECTS", "random_fleet", "random_node", "random_request"]
 
 FLAVORS: Sequence[str] = ("tiny", "small", "large", "gpu")
+TRAITS: Sequence[str] = ("HW_CPU_X86_AVX2", "CUSTOM_FAST", "CUSTOM_OLD")
 PROJECTS: Sequence[str] = ("red", "green", "blue")
 IMAGES: Sequence[str] = ("img-a", "img-b", "img-c")
 _ARCHITECTURES = ("x86_64", "aarch64", "i686")
@@ -74,6 +75,7 @@ def random_node(random: random_module.Random, number: int, aggregates: Sequence[
         enabled=random.random() < 0.9,
         properties=_random_properties(random),
         aggregates=tuple(each for each in aggregates if random.random() < 0.3),
+        traits=frozenset(each for each in TRAITS if random.random() < 0.4),
     )
 
 
@@ -170,12 +172,16 @@ def _random_extra_specs(random: random_module.Random) -> dict[str, str]:
         "num_io_ops",
         "total_usable_disk_gb",
         "hypervisor_type",
-        "trait:HW_CPU",
     )
-    return {
+    found = {
         name: "42" if name.startswith("hw:") else random.choice(_REQUIREMENTS)
         for name in random.sample(names, random.randrange(3))
     }
+    if random.random() < 0.3:
+        found["trait:" + random.choice((*TRAITS, "CUSTOM_UNHEARD_OF"))] = random.choice(("required", "forbidden"))
+    if random.random() < 0.1:
+        found["trait:in:" + ",".join(random.sample(TRAITS, 2))] = "required"
+    return found
 
 
 def _random_hints(random: random_module.Random, uuids: Any) -> dict[str, list[str]]:

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 from wsgiref import util
 
-__all__ = ["Answer", "send"]
+__all__ = ["ReceivedResponse", "send"]
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ReceivedResponse:
     """The answer of an application."""
 
     status: int
@@ -38,7 +38,7 @@ def send(
     target: str,
     body: Any = None,
     headers: Mapping[str, str] | None = None,
-) -> Answer:
+) -> ReceivedResponse:
     """Sends a request.
 
     :param target: path below the mount, with a query: ``/things?limit=1``.
@@ -61,4 +61,4 @@ def send(
     started: list[tuple[str, Sequence[tuple[str, str]]]] = []
     data = b"".join(application(environ, lambda status, found, *_: started.append((status, found))))
     status, found = started[-1]
-    return Answer(int(status.partition(" ")[0]), found, data)
+    return ReceivedResponse(int(status.partition(" ")[0]), found, data)

@@ -293,6 +293,14 @@ class LedgerTests(StoreKit):
                 self.change(consumer, {one: {"VCPU": 4}}, request_id="r")
         self.assertEqual({(two, "VCPU"): 4}, held(self.store))
 
+    def test_a_repetition_is_known_by_any_of_its_changes(self) -> None:
+        provider, gone, made = self.ensured(VCPU=4), new_uuid(), new_uuid()
+        self.change(gone, {provider: {"VCPU": 1}})
+        several = [AllocationChange(gone, {}, 1), AllocationChange(made, {provider: {"VCPU": 2}}, request_id="r")]
+        self.assertEqual([False, False], [each.repeated for each in self.ledger.replace(several)])
+        self.assertEqual([True, True], [each.repeated for each in self.ledger.replace(several)])
+        self.assertEqual({(provider, "VCPU"): 2}, held(self.store))
+
     def test_a_repetition_of_several_changes_counts_as_one(self) -> None:
         old, new = self.ensured(VCPU=4), self.ensured(VCPU=4)
         instance, migration = new_uuid(), new_uuid()

@@ -26,8 +26,16 @@ from oslo_config import cfg
 
 from moorage.clock import SystemClock
 from moorage.extensions import Loaded
-from moorage.observers.hub import Hub
-from moorage.observers.interface import EVENTS, OBSERVERS, Event, Notice, Observer, ObserverTools, Source
+from moorage.observers.hub import ObserverHub
+from moorage.observers.interface import (
+    EVENTS,
+    OBSERVERS,
+    Notice,
+    Observer,
+    ObserverEvent,
+    ObserverTools,
+    ProcessIdentity,
+)
 
 __all__ = ["ObserverTests", "event"]
 
@@ -38,11 +46,11 @@ else:
 
 #: Seconds within which what must happen happens, on a machine that has much else to do.
 _SOON = 60.0
-#: Names as somebody may give them.
+#: Names that users may choose.
 _TEXTS = ("web-1", "", "two\nlines", "nul \0", "Grüße ☃", 'quote " and \\ and %s {0}', "x" * 5000)
 
 
-def event(kind: type[Event], text: str = "something", number: int = 7) -> Event:
+def event(kind: type[ObserverEvent], text: str = "something", number: int = 7) -> ObserverEvent:
     """An event of that kind, with the text and the number wherever it has one."""
     values: dict[str, Any] = {"str": text, "int": number, "Mapping[str, int]": {text: number}}
     fields: Sequence[Any] = dataclasses.fields(kind)  # type: ignore[arg-type]
@@ -76,21 +84,25 @@ class ObserverTests(_Base):
         self.addCleanup(folder.cleanup)
         conf.set_override("state_dir", folder.name, group="control_plane")
         self.configure(conf)
-        source = Source("00000000-0000-4000-8000-000000000001", "scheduler", f"scheduler-{number}", 3)
+        source = ProcessIdentity("00000000-0000-4000-8000-000000000001", "scheduler", f"scheduler-{number}", 3)
         return ObserverTools(conf, SystemClock(), source)
 
-    def notice(self, of: Event, sequence: int = 1) -> Notice:
+    def notice(self, of: ObserverEvent, sequence: int = 1) -> Notice:
         """As the control plane would tell it."""
-        return Notice(of, Source("00000000-0000-4000-8000-000000000001", "scheduler", "scheduler-1", 3), sequence, 1e9)
+        return Notice(
+            of, ProcessIdentity("00000000-0000-4000-8000-000000000001", "scheduler", "scheduler-1", 3), sequence, 1e9
+        )
 
-    def wanted(self, observer: Observer) -> list[type[Event]]:
+    def wanted(self, observer: Observer) -> list[type[ObserverEvent]]:
         """The kinds of events that it is told."""
         return [kind for name, kind in EVENTS.items() if observer.kinds is None or name in observer.kinds]
 
     @contextlib.contextmanager
-    def hub(self, *observers: Observer) -> Iterator[Hub]:
+    def hub(self, *observers: Observer) -> Iterator[ObserverHub]:
         """The production code around observers; ends with the block."""
-        made = Hub(Source("00000000-0000-4000-8000-000000000001", "scheduler", "scheduler-1", 3), SystemClock())
+        made = ObserverHub(
+            ProcessIdentity("00000000-0000-4000-8000-000000000001", "scheduler", "scheduler-1", 3), SystemClock()
+        )
         made.use([(self._loaded(each, number), each) for number, each in enumerate(observers)])
         try:
             yield made

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from moorage import errors
-from moorage.allocation.interface import AllocationChange, AllocationLedger, Capability, ClaimOutcome, ClaimRequest
+from moorage.allocation.interface import AllocationChange, AllocationLedger, ClaimOutcome, ClaimRequest, StoreCapability
 from moorage.testing.store_kit import THREADS, StoreKit, held, new_uuid
 
 __all__ = ["ResidentsTests"]
@@ -93,7 +93,7 @@ class ResidentsTests(StoreKit):
         self.store.claim(ClaimRequest(new_uuid(), {node: {"VCPU": 1}}, residents={missing: None}))
 
     def test_a_version_is_read_in_a_transaction(self) -> None:
-        self.needs(Capability.SHARED_TRANSACTION)
+        self.needs(StoreCapability.SHARED_TRANSACTION)
         node = self.ensured(VCPU=8)
         with self.transaction(self.store) as transaction:
             before = self.store.residents(node, transaction)

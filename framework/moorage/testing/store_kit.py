@@ -22,12 +22,12 @@ from moorage.allocation.interface import (
     AllocationItem,
     AllocationStore,
     Auditable,
-    Capability,
     ClaimOutcome,
     ClaimRequest,
     InventoryItem,
     ProviderUsage,
     ResourceProvider,
+    StoreCapability,
 )
 
 __all__ = [
@@ -156,7 +156,7 @@ class StoreKit(_Base):
         (found,) = self.store.usages(providers=[of_provider])
         return found
 
-    def needs(self, capability: Capability) -> None:
+    def needs(self, capability: StoreCapability) -> None:
         """Skip the test where the store does not have the capability."""
         if capability not in self.store.capabilities:
             self.skipTest(f"{type(self.store).__name__} does not declare {capability.value}")

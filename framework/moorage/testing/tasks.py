@@ -35,6 +35,7 @@ from moorage import context, errors
 from moorage.clock import SystemClock
 from moorage.coordination.interface import PeriodicTask, TaskLease, TaskTools
 from moorage.db import Database
+from moorage.work.operations import SqlOperationStore
 
 __all__ = ["KitLease", "PeriodicTaskTests", "Sent"]
 
@@ -71,11 +72,10 @@ class KitLease(TaskLease):
     :ivar lost: somebody else has it by now: nothing may be written any more.
     """
 
-    __slots__ = ("_database", "finished", "lost")
+    __slots__ = ("finished", "lost")
 
     def __init__(self, database: Database, object_id: str, *, token: int = 5, lost: bool = False) -> None:
-        super().__init__("under-test", object_id, 1, token)
-        self._database = database
+        super().__init__(database, "under-test", object_id, 1, token)
         self.lost = lost
         self.finished = 0
 
@@ -85,23 +85,24 @@ class KitLease(TaskLease):
             raise errors.Fenced(f"The lease of {self.object_id} was taken over.")
 
     @override
+    def end(self, transaction: Any) -> None:
+        """The kit has no row that ends."""
+
+    @override
+    def confirm(self) -> None:
+        self.check()
+
+    @override
     @contextlib.contextmanager
     def finish(self) -> Iterator[Any]:
         self._count()
-        with self._database.write() as tx:
+        with super().finish() as tx:
             yield tx
-            self.check()
 
     @override
     def finish_with(self, work: Callable[[Any], T]) -> T:
         self._count()
-
-        def checked(tx: Any) -> T:
-            done = work(tx)
-            self.check()
-            return done
-
-        return self._database.run(checked)
+        return super().finish_with(work)
 
     def _count(self) -> None:
         self.finished += 1
@@ -150,7 +151,10 @@ class PeriodicTaskTests(_Base):
         conf([])
         self.configure(conf)
         self.sent = Sent()
-        return self.make_task(TaskTools(conf, SystemClock(), self.database, self.sent, context.internal("kit")))
+        self.workers = SqlOperationStore(self.database, lease_seconds=60)
+        return self.make_task(
+            TaskTools(conf, SystemClock(), self.database, self.sent, context.internal("kit"), self.workers)
+        )
 
     def handle(self, object_id: str, *, lost: bool = False, token: int = 5) -> object:
         """One handling, by a task of its own."""

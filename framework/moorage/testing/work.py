@@ -31,9 +31,9 @@ from moorage.clock import SystemClock
 from moorage.db import Database
 from moorage.services.interface import ServiceIdentity
 from moorage.work.job import Job, Work
-from moorage.work.loop import WorkLoop
 from moorage.work.operations import SqlOperationStore
 from moorage.work.tables import workers
+from moorage.work.work_loop import WorkLoop
 
 __all__ = ["WorkTests"]
 
@@ -106,7 +106,7 @@ class WorkTests:
         """The message comes late, or twice."""
         for kind, uuid, end in self._operations():
             self._finish(epoch=1)
-            _require(not self._work(1).take(kind, [uuid]), f"{kind} {uuid} was taken again")
+            _require(not list(self._work(1).take(kind, [uuid])), f"{kind} {uuid} was taken again")
             self._check(kind, uuid, end)
 
     # -- parts ----------------------------------------------------------------------------------------------------

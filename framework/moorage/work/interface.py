@@ -16,9 +16,21 @@ import enum
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
-__all__ = ["ANY_SCHEDULER", "Lease", "OnlyIf", "Operation", "OperationStore", "Phase", "Renewer", "by_status_and_token"]
+__all__ = [
+    "ANY_SCHEDULER",
+    "Disposition",
+    "Lease",
+    "OnlyIf",
+    "Operation",
+    "OperationStore",
+    "Phase",
+    "Renewer",
+    "Right",
+    "Transactions",
+    "by_status_and_token",
+]
 
 T = TypeVar("T")
 
@@ -37,6 +49,19 @@ class Phase(enum.StrEnum):
     QUARANTINED = "quarantined"
 
 
+class Disposition(enum.Enum):
+    """What became of one try to do a piece of work.
+
+    DONE: it is finished. CONTINUES: another owner of the lease goes on with it. RETRY: it was released, and is done again later.
+    STALE: nothing is left to do here, since a later owner has it or the resource does not need it any more.
+    """
+
+    DONE = "done"
+    CONTINUES = "continues"
+    RETRY = "retry"
+    STALE = "stale"
+
+
 #: Operations that any scheduler may go on with are addressed to this name, which no host has. No service takes them.
 ANY_SCHEDULER = "scheduler:*"
 
@@ -46,7 +71,7 @@ class Operation:
     """A row of ``workers``, as it was read.
 
     :param status: of the resource while the operation is in progress.
-    :param addressed_to: the host whose service shall do the operation.
+    :param target_host: the host whose service shall do the operation.
     :param owner: uuid of the service that does it, None while nobody does; ``epoch`` is that of the owner.
     :param token: the fence that the row carries now.
     :param attempts: how often it was taken; from the first cleaner on, one more than cleaners have tried.
@@ -54,13 +79,15 @@ class Operation:
     :param expires_at: when the owner's lease ends, ``next_try_at`` when a failed cleanup is tried again (of one that waits: until
         when a living service has announced that it has it in its queue); ``created_at`` and ``updated_at`` say when it was
         requested and last changed hands. Microseconds since the Unix epoch, of the database's clock.
+    :param request: the request that asked for it, for :func:`moorage.context.from_text`.
+    :param project_id: of the resource; None when it was not said.
     """
 
     resource_type: str
     resource_id: str
     operation: str
     status: str
-    addressed_to: str
+    target_host: str
     owner: str | None
     epoch: int
     token: int
@@ -73,64 +100,123 @@ class Operation:
     last_error: str
     created_at: int
     updated_at: int
+    request: str | None = None
+    project_id: str | None = None
 
 
-class Lease(abc.ABC):
-    """What an owner holds.
+class Transactions(Protocol):
+    """Runs transactions, as :class:`moorage.db.Database` does."""
 
-    ``token`` goes into every write of the work, and into the names of what lies outside of the store. ``attempts`` counts the
-    owners that the operation has had, this one included. ``ended``: its owner has ended it, in a transaction that may have been
-    rolled back. ``cause``: of a cleaner's lease, a sentence for people that says why it is cleaned; empty otherwise.
+    def write(self) -> AbstractContextManager[Any]:
+        """One transaction."""
+
+    def run(self, work: Callable[[Any], T]) -> T:
+        """One transaction, which is tried again when it loses a race."""
+
+
+class Right(abc.ABC):
+    """The right, and the duty, to do one piece of work: what an operation's lease and a tick's lease have in common.
+
+    :ivar token: goes into every write of the work, and into the names of what lies outside of the store.
     """
 
-    __slots__ = ("attempts", "cause", "ended", "operation", "resource_id", "resource_type", "status", "token")
+    __slots__ = ("_transactions", "token")
+
+    def __init__(self, transactions: Transactions, token: int) -> None:
+        self._transactions = transactions
+        self.token = token
+
+    @abc.abstractmethod
+    def check(self) -> None:
+        """Ask whether it is still held, before something expensive. Only a fenced write is sure.
+
+        :raises Fenced: another owner has the work, or the work is over.
+        """
+
+    @abc.abstractmethod
+    def end(self, transaction: Any) -> None:
+        """End it inside the caller's transaction, which may end several.
+
+        :raises Fenced: it is no longer this owner's; the whole transaction must be rolled back.
+        """
+
+    def confirm(self) -> None:  # noqa: B027  (an operation's lease needs none)
+        """Called after the last write of the work, before the commit; raises as :meth:`check` does. Nothing by itself."""
+
+    @contextlib.contextmanager
+    def finish(self) -> Iterator[Any]:
+        """One transaction for the last, fenced writes of the work and the end of the right; gives the transaction.
+
+        :raises Fenced: it is no longer this owner's; everything was rolled back.
+        :raises StoreBusy: the transaction lost a race; it is still held. :meth:`finish_with` tries again by itself.
+        """
+        with self._transactions.write() as tx:
+            self.end(tx)
+            yield tx
+            self.confirm()
+
+    def finish_with(self, work: Callable[[Any], T]) -> T:
+        """As :meth:`finish`, with the retry rule: ``work(transaction)`` may run several times.
+
+        :raises Fenced: it is no longer this owner's; everything was rolled back.
+        """
+
+        def whole(tx: Any) -> T:
+            self.end(tx)
+            result = work(tx)
+            self.confirm()
+            return result
+
+        return self._transactions.run(whole)
+
+
+class Lease(Right):
+    """What an owner of an operation holds.
+
+    ``attempts`` counts the owners that the operation has had, this one included. ``ended``: its owner has ended it, in a
+    transaction that may have been rolled back. ``cause``: of a cleaner's lease, a sentence for people that says why it is cleaned;
+    empty otherwise. ``request``: the request that asked for the operation, for :func:`moorage.context.from_text`. ``taken_at``:
+    when this owner took it, in microseconds since the Unix epoch, of the database's clock; 0 where it is not known. ``project_id``:
+    of the resource; empty where it is not known. ``told_at``: when the message that asked for it arrived, in microseconds since the
+    Unix epoch, of the clock of the owner's host; 0 when the owner found it by itself.
+    """
+
+    __slots__ = (
+        "attempts", "cause", "ended", "operation", "project_id", "request", "resource_id", "resource_type", "status",
+        "taken_at", "told_at",
+    )  # fmt: skip
 
     def __init__(
-        self, resource_type: str, resource_id: str, operation: str, status: str, token: int, attempts: int
+        self,
+        transactions: Transactions,
+        resource_type: str,
+        resource_id: str,
+        operation: str,
+        status: str,
+        token: int,
+        attempts: int,
+        request: str | None = None,
+        taken_at: int = 0,
+        project_id: str = "",
     ) -> None:
+        super().__init__(transactions, token)
         self.resource_type = resource_type
         self.resource_id = resource_id
         self.operation = operation
         self.status = status
-        self.token = token
         self.attempts = attempts
         self.ended = False
         self.cause = ""
+        self.request = request
+        self.taken_at = taken_at
+        self.project_id = project_id
+        self.told_at = 0
 
     @abc.abstractmethod
     def renew(self) -> None:
         """Keep it for another lease; one transaction.
 
-        :raises Fenced: somebody else has it.
-        """
-
-    @abc.abstractmethod
-    def check(self) -> None:
-        """Ask whether it is still held, before something expensive; one read. Only a fenced write is sure.
-
-        :raises Fenced: somebody else has it, or the work is over.
-        """
-
-    @abc.abstractmethod
-    def finish(self) -> AbstractContextManager[Any]:
-        """One transaction for the last, fenced writes of the work and the end of its row; gives the transaction.
-
-        :raises Fenced: the row is no longer this owner's; everything was rolled back.
-        :raises StoreBusy: the transaction lost a race; the lease is still held. :meth:`finish_with` tries again by itself.
-        """
-
-    @abc.abstractmethod
-    def finish_with(self, work: Callable[[Any], T]) -> T:
-        """As :meth:`finish`, with the retry rule: ``work(transaction)`` may run several times.
-
-        :raises Fenced: the row is no longer this owner's; everything was rolled back.
-        """
-
-    @abc.abstractmethod
-    def end(self, transaction: Any) -> None:
-        """The end of the row alone, inside the caller's transaction, which may end several.
-
-        :raises Fenced: it is no longer this owner's; the whole transaction must be rolled back.
+        :raises Fenced: another owner has the work.
         """
 
     @abc.abstractmethod
@@ -257,18 +343,21 @@ class OperationStore(abc.ABC):
         operation: str,
         status: str,
         *,
-        addressed_to: str,
+        target_host: str,
         force: bool = False,
         first: bool = False,
         only_if: OnlyIf | None = None,
+        project_id: str = "",
     ) -> int:
         """Record an operation that is wanted, in the transaction that writes the resource; the token to write it with.
 
         :param status: of the resource while the operation is in progress.
-        :param addressed_to: host, or cluster, whose service shall do it.
+        :param target_host: host, or cluster, whose service shall do it.
         :param first: the operation creates the resource. A uuid that had an operation before is refused, for as long as
             ``[cleanup] history_days``.
         :param only_if: a condition on other rows that the insert of the operation carries.
+        :param project_id: of the resource: its members see the events of the operation, whoever asked for it. Empty: those of the
+            project that asks.
         :raises Conflict: ``first`` is given, and the resource existed before.
         :raises InUse: an operation on the resource is in progress and ``force`` is not given; says which and whose. The
             caller's transaction must be rolled back, as after any error in it.
@@ -304,6 +393,8 @@ class OperationStore(abc.ABC):
         status: str,
         identity: Any,
         begin: Callable[[Any, int], None] | None = None,
+        *,
+        project_id: str = "",
     ) -> AbstractContextManager[Lease]:
         """An operation that is done right here, by the block.
 
@@ -312,6 +403,7 @@ class OperationStore(abc.ABC):
         the operation is released with the error. Another service takes it, or a cleaner ends it.
 
         :param begin: writes the resource's status and token in the first transaction: ``begin(transaction, token)``.
+        :param project_id: as in :meth:`create`.
         :raises InUse: an operation on the resource is in progress; says whose.
         """
 

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a service declares of its work: :class:`Work`, and the :class:`Job` that its methods get. See :mod:`moorage.work.loop`."""
+"""What a service declares of its work for :mod:`moorage.work.work_loop`: :class:`Work`, and the :class:`Job` of its methods."""
 
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
 from oslo_context import context as oslo_context
@@ -12,7 +13,7 @@ from oslo_context import context as oslo_context
 from moorage.services.interface import ServiceIdentity
 from moorage.work.interface import Lease, Operation, OperationStore
 
-__all__ = ["Job", "Key", "Stopped", "Work"]
+__all__ = ["Finished", "Job", "Key", "Stopped", "Work", "WorkObserver", "WorkReport"]
 
 R = TypeVar("R")
 #: Resource type and id.
@@ -53,7 +54,9 @@ class Job(Generic[R]):
     def check(self) -> None:
         """Returns while the work may go on; cheap, asks no server. Only the fenced finish is certain.
 
-        :raises Fenced: a lease is lost.
+        Each call is a sign of progress: see :attr:`Work.deadline`.
+
+        :raises Fenced: a lease is lost, or the loop has given the job up.
         :raises Stopped: the loop is stopping.
         """
         self._check(self)
@@ -63,6 +66,38 @@ class Job(Generic[R]):
         part: Job[R] = Job(leases, self.item)
         part.context, part.unknown, part._check = self.context, self.unknown, self._check
         return part
+
+
+#: A job with its result.
+Finished = tuple[Job[R], R]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkReport:
+    """What a loop did since its last report, and what it has to do.
+
+    :param taken: jobs that were begun. :param ended: jobs by :class:`moorage.work.interface.Disposition`.
+    :param hung: jobs that were given up. :param seconds: how long those that ended took, together.
+    :param waiting: operations in the queue. :param running: jobs that are held. :param longest: the age of the oldest, in seconds.
+    """
+
+    taken: int
+    ended: Mapping[str, int]
+    hung: int
+    seconds: float
+    waiting: int
+    running: int
+    longest: float
+
+
+class WorkObserver:
+    """Is told what a loop does; does nothing by itself. Must not wait."""
+
+    def report(self, report: WorkReport) -> None:
+        """Called by each sweep after which there is something to tell, and at the end."""
+
+    def hung(self, job: Job[Any], seconds: float) -> None:
+        """A job was given up, because its call showed no progress for so many seconds."""
 
 
 class Work(abc.ABC, Generic[R]):
@@ -76,8 +111,9 @@ class Work(abc.ABC, Generic[R]):
 
     #: Resource types, in the order in which a sweep looks for their operations.
     types: ClassVar[Sequence[str]]
-    #: Whether a sweep announces the operations that wait in this service's queue, so that no cleaner takes them for abandoned.
-    announces: ClassVar[bool] = False
+    #: Seconds that :meth:`do` may take from one ``job.check()`` to the next before the loop gives the job up. None: what the loop
+    #: was given, which is ``[agent] operation_deadline`` in agents. ``math.inf``: for ever.
+    deadline: ClassVar[float | None] = None
 
     def __init__(self, database: Any, store: OperationStore, identity: ServiceIdentity) -> None:
         self.database = database
@@ -107,8 +143,11 @@ class Work(abc.ABC, Generic[R]):
         """A page of operations that this service may take, ordered by resource id."""
         return self.store.pending(resource_type, self.identity, after=after, limit=limit)
 
-    def take(self, resource_type: str, resource_ids: Sequence[str]) -> Sequence[Job[R]]:
-        """Becomes the owner of operations; one that cannot be taken is absent."""
+    def take(self, resource_type: str, resource_ids: Sequence[str]) -> Iterable[Job[R]]:
+        """Takes operations and returns their jobs; an operation that cannot be taken is left out.
+
+        A generator may take them one by one: the work on a job begins when the job is yielded.
+        """
         taken = self.store.take_many(resource_type, resource_ids, self.identity, stamp_token=self.stamp_token)
         return [Job([held]) for held in taken.values()]
 
@@ -118,9 +157,8 @@ class Work(abc.ABC, Generic[R]):
         Needed where :meth:`do` writes the resource before it ends.
         """
 
-    def announce(self, resource_type: str, resource_ids: Sequence[str]) -> None:
-        """Announces operations that wait in the queue, where :attr:`announces` says so."""
-        self.store.announce(resource_type, resource_ids)
+    def waits(self, resource_type: str, operations: Sequence[Operation]) -> None:
+        """Called by each sweep with the operations that wait in this service's queue. Several threads call it."""
 
     # -- finishing --------------------------------------------------------------------------------------------------
 
@@ -138,7 +176,7 @@ class Work(abc.ABC, Generic[R]):
         """Whether the job needs a transaction of its own."""
         return False
 
-    def commit(self, batch: Sequence[tuple[Job[R], R]], write: Callable[[Any], None]) -> None:
+    def commit(self, batch: Sequence[Finished[R]], write: Callable[[Any], None]) -> None:
         """Runs ``write(transaction)`` in one transaction, which may run several times."""
         self.database.run(write)
 
@@ -146,14 +184,14 @@ class Work(abc.ABC, Generic[R]):
         """Whether an earlier commit with an unknown outcome has written this result. False when it cannot be known."""
         return False
 
-    def overtaken(self, job: Job[R], result: R) -> Sequence[tuple[Job[R], R]]:
+    def overtaken(self, job: Job[R], result: R) -> Sequence[Finished[R]]:
         """Removes what a job left whose finish was refused; what shall be finished in its place.
 
         With ``job.unknown`` the job may have been written.
         """
         return ()
 
-    def after_commit(self, written: Sequence[tuple[Job[R], R]]) -> None:
+    def after_commit(self, written: Sequence[Finished[R]]) -> None:
         """Tells others what was committed, in the order of the commits."""
 
     def ended(self, job: Job[R]) -> None:

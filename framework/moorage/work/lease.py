@@ -33,7 +33,7 @@ __all__ = [
     "TAKE",
     "TAKE_OVER",
     "WRITE",
-    "Guard",
+    "LeaseGuard",
     "Statement",
     "Verb",
 ]
@@ -50,43 +50,46 @@ class Verb(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Guard:
-    """A condition on the row, in the two forms that must mean the same.
+class LeaseGuard:
+    """A condition on the row: one expression, which is evaluated as SQL and on a row in memory.
 
-    :param sql: from the table's columns and the parameters (bound values, or expressions such as ``now``) to an SQL condition.
-    :param holds: from a row and the values of the parameters to whether it holds.
+    :param condition: from the table's columns, or a row, and the parameters to the condition. It is written with ``|``, ``&`` and
+        ``==``, which mean the same in both; ``or``, ``and`` and ``is`` do not. Parameters are values, or expressions (``now``).
     """
 
     name: str
-    sql: Callable[[Any, Parameters], sa.ColumnElement[bool]]
-    holds: Callable[[Row, Parameters], bool]
+    condition: Callable[[Any, Parameters], Any]
+
+    def sql(self, columns: Any, parameters: Parameters) -> sa.ColumnElement[bool]:
+        """The condition of a statement on the table with these columns."""
+        found: sa.ColumnElement[bool] = self.condition(columns, parameters)
+        return found
+
+    def holds(self, row: Row, parameters: Parameters) -> bool:
+        """Whether it holds for a row in memory."""
+        return bool(self.condition(row, parameters))
 
 
 #: A row that no service has taken yet, or that was released, has ``expires_at`` 0.
-_FREE = Guard(
+_FREE = LeaseGuard(
     "nobody holds it: it has expired, or its owner is an earlier incarnation of the taker",
-    lambda c, p: sa.or_(c.expires_at < p["now"], sa.and_(c.owner == p["owner"], c.epoch < p["epoch"])),
-    lambda row, p: row["expires_at"] < p["now"] or (row["owner"] == p["owner"] and row["epoch"] < p["epoch"]),
+    lambda row, p: (row["expires_at"] < p["now"]) | ((row["owner"] == p["owner"]) & (row["epoch"] < p["epoch"])),
 )
-_UNOWNED = Guard(
+_UNOWNED = LeaseGuard(
     "it has no owner: it was never taken, or was released",
-    lambda c, p: c.owner.is_(None),
-    lambda row, p: row["owner"] is None,
+    lambda row, p: row["owner"] == None,  # noqa: E711  (in SQL: IS NULL)
 )
-_ORPHANED = Guard(
+_ORPHANED = LeaseGuard(
     "its owner is gone: the lease has expired, or a write has ended the owner's epoch",
-    lambda c, p: sa.or_(c.expires_at < p["now"], sa.and_(c.owner == p["dead"], c.epoch < p["dead_epoch"])),
-    lambda row, p: row["expires_at"] < p["now"] or (row["owner"] == p["dead"] and row["epoch"] < p["dead_epoch"]),
+    lambda row, p: (row["expires_at"] < p["now"]) | ((row["owner"] == p["dead"]) & (row["epoch"] < p["dead_epoch"])),
 )
-_MINE = Guard(
+_MINE = LeaseGuard(
     "the row still carries the token that its owner was given",
-    lambda c, p: c.token == p["token"],
-    lambda row, p: bool(row["token"] == p["token"]),
+    lambda row, p: row["token"] == p["token"],
 )
-_NOT_OVERTAKEN = Guard(
+_NOT_OVERTAKEN = LeaseGuard(
     "nobody with a later token has written the resource",
-    lambda c, p: c.fence <= p["token"],
-    lambda row, p: bool(row["fence"] <= p["token"]),
+    lambda row, p: row["fence"] <= p["token"],
 )
 
 
@@ -100,7 +103,7 @@ class Statement:
 
     name: str
     verb: Verb
-    guards: tuple[Guard, ...]
+    guards: tuple[LeaseGuard, ...]
     effects: Mapping[str, str | None]
 
     def update(self, table: sa.Table, key: sa.ColumnElement[bool], parameters: Parameters) -> sa.Update:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The leases of operations: who does what to which resource, fenced.
+"""Stores operations and their leases: who does what to which resource, fenced.
+
+:mod:`moorage.work.work_loop` does them; :mod:`moorage.cleanup.cleaner` takes over those of dead services.
 
 A row is written in the transaction that records what is wanted; the service that does it takes the row, and ends it in the
 transaction of its last write. Whoever takes gets a new token; an earlier owner's writes are refused from then on.
@@ -17,12 +19,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
+from oslo_context import context as oslo_context
 from oslo_log import log as logging
 from typing_extensions import override
 
+from moorage import context as request_context
 from moorage import errors
 from moorage.clock import Clock, SystemClock
-from moorage.db import MICROSECONDS, Database, now
+from moorage.db import MICROSECONDS, Database, JournalEvent, now, record
 from moorage.services.interface import ServiceIdentity
 from moorage.work import lease, tracking
 from moorage.work.fences import (
@@ -99,20 +103,20 @@ _ANNOUNCE = (
     )
     .values(next_try_at=now() + _LEASE)
 )
+_ANEW: Mapping[str, Any] = {
+    "operation": sa.bindparam("to_operation"), "status": sa.bindparam("to_status"), "target_host": sa.bindparam("to_host"),
+    "attempts": 0, "phase": Phase.WAITING.value, "worker": None, "worker_epoch": 0, "next_try_at": 0, "last_error": "",
+    "created_at": now(), "updated_at": now(),
+}  # fmt: skip
 _FORCE = lease.FORCE.update(workers, _OF_ONE, {"token": _TOKEN}).values(
-    operation=sa.bindparam("to_operation"),
-    status=sa.bindparam("to_status"),
-    addressed_to=sa.bindparam("to_host"),
-    attempts=0,
-    phase=Phase.WAITING.value,
-    worker=None,
-    worker_epoch=0,
-    next_try_at=0,
-    last_error="",
-    created_at=now(),
-    updated_at=now(),
+    **_ANEW, request=sa.bindparam("to_request"), project_id=sa.bindparam("to_project")
 )
-_READDRESS = _FORCE.where(workers.c.token == sa.bindparam("seen_token", type_=sa.BigInteger))
+#: It stays an operation of the request that asked for it.
+_READDRESS = (
+    lease.FORCE.update(workers, _OF_ONE, {"token": _TOKEN})
+    .where(workers.c.token == sa.bindparam("seen_token", type_=sa.BigInteger))
+    .values(**_ANEW)
+)
 _RENEW = lease.RENEW.update(workers, OF_MANY, {"token": _TOKEN, "lease": _LEASE, "now": now()})
 _HELD = sa.select(workers.c.resource_id).where(OF_MANY, workers.c.token == _TOKEN)
 _RELEASE = lease.RELEASE.update(workers, _OF_ONE, {"token": _TOKEN}).values(
@@ -133,7 +137,9 @@ _CREATED: Mapping[str, Any] = {
     "resource_id": sa.bindparam("of_resource", type_=workers.c.resource_id.type),
     "operation": sa.bindparam("to_operation", type_=workers.c.operation.type),
     "status": sa.bindparam("to_status", type_=workers.c.status.type),
-    "addressed_to": sa.bindparam("to_host", type_=workers.c.addressed_to.type),
+    "target_host": sa.bindparam("to_host", type_=workers.c.target_host.type),
+    "request": sa.bindparam("to_request", type_=workers.c.request.type),
+    "project_id": sa.bindparam("to_project", type_=workers.c.project_id.type),
     "token": _TOKEN,
     "phase": sa.literal(Phase.WAITING.value, workers.c.phase.type),
     "last_error": sa.literal("", workers.c.last_error.type),
@@ -159,15 +165,15 @@ def _create(only_if: sa.ColumnElement[bool] | None) -> sa.Insert:
 
 
 COLUMNS = (
-    workers.c.resource_type, workers.c.resource_id, workers.c.operation, workers.c.status, workers.c.addressed_to,
+    workers.c.resource_type, workers.c.resource_id, workers.c.operation, workers.c.status, workers.c.target_host,
     workers.c.owner, workers.c.epoch, workers.c.token, workers.c.attempts, workers.c.phase, workers.c.worker,
     workers.c.worker_epoch, workers.c.expires_at, workers.c.next_try_at, workers.c.last_error, workers.c.created_at,
-    workers.c.updated_at,
+    workers.c.updated_at, workers.c.request, workers.c.project_id,
 )  # fmt: skip
 _GET = sa.select(*COLUMNS).where(_OF_ONE)
 _TAKEN_COLUMNS = (
     workers.c.resource_id, workers.c.operation, workers.c.status, workers.c.token, workers.c.attempts, workers.c.worker,
-    workers.c.worker_epoch,
+    workers.c.worker_epoch, workers.c.updated_at, workers.c.request, workers.c.project_id,
 )  # fmt: skip
 #: What this transaction has taken: the fence was raised in it, so no row that was taken earlier has the same token.
 _TAKEN = (
@@ -178,7 +184,7 @@ _TAKEN = (
 _PENDING = (
     sa.select(*COLUMNS)
     .where(
-        workers.c.addressed_to == sa.bindparam("host"),
+        workers.c.target_host == sa.bindparam("host"),
         workers.c.resource_type == sa.bindparam("of_type"),
         workers.c.resource_id > sa.bindparam("after"),
         _NOT_IN_QUARANTINE,
@@ -190,7 +196,7 @@ _PENDING = (
 _WAITING = (
     sa.select(*COLUMNS)
     .where(
-        workers.c.addressed_to.in_(sa.bindparam("names", expanding=True)),
+        workers.c.target_host.in_(sa.bindparam("names", expanding=True)),
         workers.c.resource_type == sa.bindparam("of_type"),
         workers.c.resource_id > sa.bindparam("after"),
         workers.c.owner.is_(None),
@@ -210,7 +216,7 @@ class Transfer:
 
 
 #: A late message must not give an agent again what it has handed to the schedulers.
-_NOT_OF_SCHEDULERS = workers.c.addressed_to != ANY_SCHEDULER
+_NOT_OF_SCHEDULERS = workers.c.target_host != ANY_SCHEDULER
 _TAKE = Transfer(
     lease.TAKE.update(workers, OF_MANY, TRANSFER).where(_NOT_IN_QUARANTINE, _NOT_OF_SCHEDULERS).values(_WORKS)
 )
@@ -243,10 +249,11 @@ class SqlOperationStore(OperationStore):
         operation: str,
         status: str,
         *,
-        addressed_to: str,
+        target_host: str,
         force: bool = False,
         first: bool = False,
         only_if: OnlyIf | None = None,
+        project_id: str = "",
     ) -> int:
         # Two statements; three on MariaDB, unless it is the first operation.
         tx = transaction
@@ -261,7 +268,10 @@ class SqlOperationStore(OperationStore):
         else:
             token = raise_unchecked(tx, resource_type, resource_id)
         key = {"of_type": resource_type, "of_resource": resource_id}
-        values = {"to_operation": operation, "to_status": status, "to_host": addressed_to}
+        values = {
+            "to_operation": operation, "to_status": status, "to_host": target_host,
+            "to_request": request_context.to_text(oslo_context.get_current()), "to_project": project_id or None,
+        }  # fmt: skip
         statement = _create(None if only_if is None else only_if.clause)
         for _ in range(_TRIES):
             given = {**key, **values, "to_token": token, **({} if only_if is None else only_if.values)}
@@ -290,7 +300,7 @@ class SqlOperationStore(OperationStore):
         token: int = values["to_token"]
         return token
 
-    def readdress(self, tx: sa.Connection, seen: Operation, addressed_to: str) -> int:
+    def readdress(self, tx: sa.Connection, seen: Operation, target_host: str) -> int:
         """Address an operation to another host; its new token.
 
         :param seen: the operation as it was read.
@@ -299,7 +309,7 @@ class SqlOperationStore(OperationStore):
         token = raise_fence(tx, seen.resource_type, seen.resource_id)
         values = {
             "of_type": seen.resource_type, "of_resource": seen.resource_id, "seen_token": seen.token, "to_token": token,
-            "to_operation": seen.operation, "to_status": seen.status, "to_host": addressed_to,
+            "to_operation": seen.operation, "to_status": seen.status, "to_host": target_host,
         }  # fmt: skip
         if tx.execute(_READDRESS, values).rowcount != 1:
             raise errors.Conflict(
@@ -334,7 +344,7 @@ class SqlOperationStore(OperationStore):
         wanted = sorted(set(resource_ids))
 
         def work(tx: sa.Connection) -> dict[str, OperationLease]:
-            taken = self._take(tx, resource_type, wanted, identity)
+            taken = self._take(tx, resource_type, wanted, identity, _TAKE)
             if stamp_token is not None and taken:
                 stamp_token(tx, taken)
             return taken
@@ -355,15 +365,15 @@ class SqlOperationStore(OperationStore):
         resource_type: str,
         resource_ids: Sequence[str],
         identity: ServiceIdentity,
-        statement: Transfer = _TAKE,
+        statement: Transfer,
     ) -> dict[str, OperationLease]:
         taken = self.transfer(tx, statement, {"of_type": resource_type, "of_resources": resource_ids}, identity)
-        return {
-            row.resource_id: OperationLease(
-                self, resource_type, row.resource_id, row.operation, row.status, row.token, row.attempts
-            )
-            for row in taken
-        }
+        leases = {row.resource_id: OperationLease(self, resource_type, row) for row in taken}
+        for held in leases.values():
+            if held.attempts > 1:
+                # The first owner's end says when it began; that a later one took it over is an event of its own.
+                _record(tx, "take", held, {})
+        return leases
 
     def transfer(
         self, tx: sa.Connection, statement: Transfer, key: Mapping[str, Any], identity: ServiceIdentity
@@ -447,9 +457,20 @@ class SqlOperationStore(OperationStore):
         status: str,
         identity: ServiceIdentity,
         begin: Callable[[Any, int], None] | None = None,
+        *,
+        project_id: str = "",
     ) -> contextlib.AbstractContextManager[Lease]:
         return tracking.tracked(
-            self, self._database, self._tracked, resource_type, resource_id, operation, status, identity, begin
+            self,
+            self._database,
+            self._tracked,
+            resource_type,
+            resource_id,
+            operation,
+            status,
+            identity,
+            begin,
+            project_id,
         )
 
     @override
@@ -478,6 +499,7 @@ class SqlOperationStore(OperationStore):
         """
         if tx.execute(_FINISH, _key(held)).rowcount != 1:
             raise fenced(held)
+        _record(tx, "end", held, _times(held))
         held.ended = True
 
     def advance(self, tx: sa.Connection, held: Lease, status: str) -> None:
@@ -487,28 +509,16 @@ class SqlOperationStore(OperationStore):
             raise fenced(held)
         held.status = status
 
-    @contextlib.contextmanager
-    def finish(self, held: Lease) -> Iterator[sa.Connection]:
-        """See :meth:`Lease.finish`."""
-        with self._database.write() as tx:
-            self.end(tx, held)
-            yield tx
-
-    def finish_with(self, held: Lease, work: Callable[[Any], T]) -> T:
-        """See :meth:`Lease.finish_with`."""
-
-        def whole(tx: sa.Connection) -> T:
-            self.end(tx, held)
-            return work(tx)
-
-        return self._database.run(whole)
-
     def release(self, held: Lease, reason: str) -> None:
         """See :meth:`Lease.release`."""
-        given = self._database.run(
-            lambda tx: tx.execute(_RELEASE, {**_key(held), "to_error": reason[:1000]}).rowcount == 1
-        )
-        if given:
+
+        def give(tx: sa.Connection) -> bool:
+            if tx.execute(_RELEASE, {**_key(held), "to_error": reason[:1000]}).rowcount != 1:
+                return False
+            _record(tx, "release", held, _times(held))
+            return True
+
+        if self._database.run(give):
             LOG.warning(
                 "The %s of %s %s was given back after try %d: %s",
                 held.operation, held.resource_type, held.resource_id, held.attempts, reason,
@@ -520,17 +530,12 @@ class OperationLease(Lease):
 
     __slots__ = ("_store",)
 
-    def __init__(
-        self,
-        store: SqlOperationStore,
-        resource_type: str,
-        resource_id: str,
-        operation: str,
-        status: str,
-        token: int,
-        attempts: int,
-    ) -> None:
-        super().__init__(resource_type, resource_id, operation, status, token, attempts)
+    def __init__(self, store: SqlOperationStore, resource_type: str, row: Any) -> None:
+        """:param row: of the columns of :class:`Transfer`, as its owner has just taken it."""
+        super().__init__(
+            store._database, resource_type, row.resource_id, row.operation, row.status, row.token, row.attempts,
+            row.request, row.updated_at, row.project_id or "",
+        )  # fmt: skip
         self._store = store
 
     @override
@@ -542,14 +547,6 @@ class OperationLease(Lease):
     def check(self) -> None:
         if not self._store.holds(self):
             raise fenced(self)
-
-    @override
-    def finish(self) -> contextlib.AbstractContextManager[sa.Connection]:
-        return self._store.finish(self)
-
-    @override
-    def finish_with(self, work: Callable[[Any], T]) -> T:
-        return self._store.finish_with(self, work)
 
     @override
     def end(self, transaction: Any) -> None:
@@ -585,6 +582,22 @@ def _key(held: Lease) -> dict[str, object]:
     return {"of_type": held.resource_type, "of_resource": held.resource_id, "to_token": held.token}
 
 
+def _times(held: Lease) -> dict[str, int]:
+    """When the owner was told, if it was, and when it took the operation: these have no event of their own."""
+    return {"began_at": held.taken_at, **({"told_at": held.told_at} if held.told_at else {})}
+
+
+def _record(tx: sa.Connection, what: str, held: Lease, state: Mapping[str, Any]) -> None:
+    """Record what became of an operation, in the name of the request that asked for it, for the project of the resource."""
+    asked = request_context.from_text(held.request)
+    project = held.project_id or ("" if asked is None else asked.project_id or "")
+    state = {"operation": held.operation, "attempts": held.attempts, **state}
+    event = JournalEvent(f"operation.{what}", f"{held.resource_type}/{held.resource_id}", held.token, state, project)
+    # Some threads that release operations work for no request.
+    with request_context.acting_for(asked or oslo_context.get_current()):
+        record(tx, event)
+
+
 def fenced(held: Lease) -> errors.Fenced:
     """The error of who lost a lease."""
     return errors.Fenced(
@@ -594,11 +607,11 @@ def fenced(held: Lease) -> errors.Fenced:
 
 
 def _in_use(row: Operation) -> errors.InUse:
-    holder = f"service {row.owner}" if row.owner else f"nobody yet (it waits for {row.addressed_to})"
+    holder = f"service {row.owner}" if row.owner else f"nobody yet (it waits for {row.target_host})"
     return errors.InUse(
         f"{row.resource_type} {row.resource_id} is being worked on: {row.operation}, by {holder}. Wait until that has "
         "ended, or force.",
         holder=row.owner,
         operation=row.operation,
-        addressed_to=row.addressed_to,
+        target_host=row.target_host,
     )

@@ -17,7 +17,8 @@ workers = sa.Table(
     sa.Column("resource_id", Uuid, nullable=False),
     sa.Column("operation", exact(40), nullable=False),
     sa.Column("status", exact(40), nullable=False),
-    sa.Column("addressed_to", exact(255), nullable=False),
+    # The column keeps its first name: services of the release before use it during an upgrade.
+    sa.Column("addressed_to", exact(255), key="target_host", nullable=False),
     sa.Column("owner", Uuid),
     sa.Column("epoch", sa.BigInteger, nullable=False, default=0),
     sa.Column("token", sa.BigInteger, nullable=False),
@@ -32,8 +33,12 @@ workers = sa.Table(
     sa.Column("next_try_at", Micros, nullable=False, default=0),
     sa.Column("last_error", sa.String(1000), nullable=False, default=""),
     sa.Column("updated_at", Micros, nullable=False),
+    #: The request that asked for it (:func:`moorage.context.to_text`); NULL when none did, or an older release wrote it.
+    sa.Column("request", sa.String(1000)),
+    #: The project of the resource, whose members see the events of the operation; NULL when an older release wrote it.
+    sa.Column("project_id", exact(255)),
     sa.UniqueConstraint("resource_type", "resource_id", name="uq_workers_resource"),
-    sa.Index("ix_workers_addressed_to", "addressed_to", "resource_type", "resource_id"),
+    sa.Index("ix_workers_addressed_to", "target_host", "resource_type", "resource_id"),
     sa.Index("ix_workers_worker", "worker", "resource_type", "resource_id"),
 )
 

@@ -32,11 +32,14 @@ def tracked(
     status: str,
     identity: Any,
     begin: Callable[[Any, int], None] | None = None,
+    project_id: str = "",
 ) -> Iterator[Lease]:
     """See :meth:`moorage.work.interface.OperationStore.tracked`."""
 
     def start(tx: Any) -> Lease:
-        workers.create(tx, resource_type, resource_id, operation, status, addressed_to=identity.host)
+        workers.create(
+            tx, resource_type, resource_id, operation, status, target_host=identity.host, project_id=project_id
+        )
         lease = workers.start_many(tx, resource_type, [resource_id], identity)[resource_id]
         if begin is not None:
             begin(tx, lease.token)

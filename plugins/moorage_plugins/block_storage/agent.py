@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import sqlalchemy as sa
@@ -17,11 +17,10 @@ from oslo_log import log as logging
 from typing_extensions import override
 
 from moorage import errors
-from moorage.control_plane.interface import AgentService, AgentTools
+from moorage.control_plane.interface import AgentTools, LoopService
 from moorage.rpc.server import rpc_method
-from moorage.work.interface import Lease, Operation
-from moorage.work.job import Job, Work
-from moorage.work.loop import WorkLoop
+from moorage.work.interface import Lease, Operation, Phase
+from moorage.work.job import Job, Key, Work
 from moorage_plugins.block_storage import outcomes
 from moorage_plugins.block_storage.backend import DirectoryBackend
 from moorage_plugins.block_storage.collector import Collector
@@ -34,13 +33,15 @@ from moorage_plugins.block_storage.rows import BACKUP, SNAPSHOT, VOLUME
 __all__ = ["BlockStorageAgent", "NotFree", "VolumeWork"]
 
 LOG = logging.getLogger(__name__)
+#: Operations that could not be started and are remembered.
+_REMEMBERED = 10_000
 
 
 class NotFree(Exception):
     """Another service has the operation, or it is over."""
 
 
-class BlockStorageAgent(AgentService):
+class BlockStorageAgent(LoopService):
     """Does operations on volumes, snapshots and backups."""
 
     api_version: ClassVar[tuple[int, int]] = (1, 0)
@@ -55,29 +56,15 @@ class BlockStorageAgent(AgentService):
             self.work.mount.check()
         except (errors.MoorageError, OSError) as error:
             LOG.error("No operation is begun until this is mended: %s", error)
-        self.loop = WorkLoop("block-storage", self.work, tools.clock, operations=int(section.operations))
-
-    @override
-    def endpoints(self) -> list[object]:
-        return [self]
-
-    @override
-    def start(self) -> None:
-        self.loop.start()
-        self.sweep()
+        self.loop = tools.work_loop("block-storage", self.work, operations=int(section.operations))
 
     @override
     def sweep(self) -> None:
         """Takes operations whose message was lost, announces those that wait here, and now and then collects unused files."""
-        self.loop.sweep()
+        super().sweep()
         if self._tools.clock.monotonic() - self._collected_at >= self._collect_every:
             self._collected_at = self._tools.clock.monotonic()
             self.work.collector.collect()
-
-    @override
-    def stop(self) -> None:
-        """Releases what is being done: another service of the cluster, or the next start, begins it again."""
-        self.loop.stop()
 
     @rpc_method
     def block_storage_operation(self, resource_type: str, uuid: str) -> None:
@@ -89,7 +76,6 @@ class VolumeWork(Work[Write]):
     """What operations on volumes, snapshots and backups do to files, and what their ends write."""
 
     types = (VOLUME, SNAPSHOT, BACKUP)
-    announces = True
 
     def __init__(self, tools: AgentTools, backend: DirectoryBackend) -> None:
         super().__init__(tools.database, tools.workers, tools.identity)
@@ -100,6 +86,8 @@ class VolumeWork(Work[Write]):
         self._names = [tools.identity.host] if cluster is None else [tools.identity.host, cluster]
         self.collector = Collector(backend, tools.database, tools.workers)
         self.mount = Mount(backend, tools.database, self._names)
+        #: Tokens of waiting operations that could not be taken when their turn came.
+        self._not_startable: dict[Key, int] = {}
 
     # -- taking -----------------------------------------------------------------------------------------------------
 
@@ -108,27 +96,44 @@ class VolumeWork(Work[Write]):
         return self.store.waiting(resource_type, self._names, after=after, limit=limit)
 
     @override
-    def announce(self, resource_type: str, resource_ids: Sequence[str]) -> None:
-        """Announces the operations, and those of the volumes that start together with backups."""
-        super().announce(resource_type, resource_ids)
+    def waits(self, resource_type: str, operations: Sequence[Operation]) -> None:
+        """Announces the operations, and those of the volumes that start together with backups.
+
+        No cleaner takes an announced operation for abandoned. One that could not be taken is not announced.
+        """
+        startable = [
+            each for each in operations if self._not_startable.get((resource_type, each.resource_id)) != each.token
+        ]
+        ids = [each.resource_id for each in startable]
+        self.store.announce(resource_type, ids)
         if resource_type == BACKUP:
             with self.database.read() as tx:
-                rows = ROWS[BACKUP].many(tx, resource_ids).values()
+                rows = ROWS[BACKUP].many(tx, ids).values()
             pairs = [(PAIRED_ROWS.get((BACKUP, row.status)), row) for row in rows]
-            super().announce(VOLUME, [getattr(row, each.column) for each, row in pairs if each])
+            self.store.announce(VOLUME, [getattr(row, each.column) for each, row in pairs if each])
 
     @override
-    def take(self, resource_type: str, resource_ids: Sequence[str]) -> list[Job[Write]]:
+    def take(self, resource_type: str, resource_ids: Sequence[str]) -> Iterator[Job[Write]]:
         self.mount.check()
-        jobs: list[Job[Write]] = []
         for uuid in resource_ids:
             try:
                 task = self.database.run(functools.partial(self.begin, kind=resource_type, uuid=uuid))
-            except NotFree:
-                continue
-            if task is not None:
-                jobs.append(Job([*task.leases.values()], task))
-        return jobs
+            except (errors.MoorageError, OSError):
+                raise
+            except Exception as error:
+                self._note_not_startable(resource_type, uuid)
+                if not isinstance(error, NotFree):
+                    raise
+            else:
+                if task is not None:
+                    yield Job([*task.leases.values()], task)
+
+    def _note_not_startable(self, kind: str, uuid: str) -> None:
+        row = self.store.get(kind, uuid)
+        if row is not None and row.phase == Phase.WAITING:
+            self._not_startable[kind, uuid] = row.token
+            if len(self._not_startable) > _REMEMBERED:
+                del self._not_startable[next(iter(self._not_startable))]
 
     def begin(self, tx: sa.Connection, kind: str, uuid: str) -> Task | None:
         """Takes the rows of an operation, all or none, and writes their tokens into the resources.

@@ -104,7 +104,9 @@ class BlockStorage:
         values = {"name": name, "project_id": project_id, "size_bytes": size_bytes, "image": image}
 
         def work(tx: sa.Connection) -> None:
-            token = self._workers.create(tx, VOLUME, uuid, "create", "creating", addressed_to=location)
+            token = self._workers.create(
+                tx, VOLUME, uuid, "create", "creating", target_host=location, project_id=project_id
+            )
             rest = {"location": location, "upload_to": "", "attached_to": "", "snapshots": 0}
             ROWS[VOLUME].insert(tx, uuid, "creating", token, **values, **rest)
 
@@ -148,8 +150,9 @@ class BlockStorage:
 
         def work(tx: sa.Connection) -> None:
             token = self._workers.create(
-                tx, VOLUME, uuid, "delete", "deleting", addressed_to=volume.location, force=force
-            )
+                tx, VOLUME, uuid, "delete", "deleting", target_host=volume.location, force=force,
+                project_id=volume.project_id,
+            )  # fmt: skip
             free: list[Any] = [volumes.c.fence <= token, volumes.c.snapshots == 0]
             if not force:
                 free.append(volumes.c.status.in_(_AT_REST[VOLUME]))
@@ -165,7 +168,9 @@ class BlockStorage:
         image = randomness.new_uuid()
 
         def work(tx: sa.Connection) -> None:
-            token = self._workers.create(tx, VOLUME, uuid, "upload", "uploading", addressed_to=volume.location)
+            token = self._workers.create(
+                tx, VOLUME, uuid, "upload", "uploading", target_host=volume.location, project_id=volume.project_id
+            )
             self._move(tx, uuid, token, "uploading", _IDLE, upload_to=image)
             values = {"name": image_name, "project_id": volume.project_id, "size_bytes": volume.size_bytes}
             ROWS[IMAGE].insert(tx, image, "saving", token, location=volume.location, **values)
@@ -227,7 +232,9 @@ class BlockStorage:
             idle = volumes.c.status.in_(_IDLE)
             if not ROWS[VOLUME].change(tx, volume_uuid, idle, snapshots=volumes.c.snapshots + 1):
                 raise self._refused(tx, VOLUME, volume_uuid, "snapshotted", _IDLE)
-            token = self._workers.create(tx, SNAPSHOT, uuid, "create", "creating", addressed_to=volume.location)
+            token = self._workers.create(
+                tx, SNAPSHOT, uuid, "create", "creating", target_host=volume.location, project_id=project_id
+            )
             values = {"name": name, "project_id": project_id, "size_bytes": volume.size_bytes}
             ROWS[SNAPSHOT].insert(tx, uuid, "creating", token, volume_uuid=volume_uuid, **values)
 
@@ -239,7 +246,9 @@ class BlockStorage:
         location = self._location(row)
 
         def work(tx: sa.Connection) -> None:
-            token = self._workers.create(tx, kind, uuid, "delete", "deleting", addressed_to=location, force=force)
+            token = self._workers.create(
+                tx, kind, uuid, "delete", "deleting", target_host=location, force=force, project_id=row.project_id
+            )
             expected = () if force else _AT_REST[kind]
             if not ROWS[kind].write(tx, uuid, token, expected=expected, status="deleting"):
                 raise self._refused(tx, kind, uuid, "deleted", _AT_REST[kind])
@@ -254,9 +263,19 @@ class BlockStorage:
         uuid = randomness.new_uuid()
 
         def work(tx: sa.Connection) -> None:
-            token = self._workers.create(tx, VOLUME, volume_uuid, "backup", "backing-up", addressed_to=volume.location)
+            token = self._workers.create(
+                tx,
+                VOLUME,
+                volume_uuid,
+                "backup",
+                "backing-up",
+                target_host=volume.location,
+                project_id=volume.project_id,
+            )
             self._move(tx, volume_uuid, token, "backing-up", _IDLE, upload_to=uuid)
-            token = self._workers.create(tx, BACKUP, uuid, "create", "creating", addressed_to=volume.location)
+            token = self._workers.create(
+                tx, BACKUP, uuid, "create", "creating", target_host=volume.location, project_id=project_id
+            )
             values = {"name": name, "project_id": project_id, "size_bytes": volume.size_bytes}
             rest = {"volume_uuid": volume_uuid, "restore_to": "", "checksum": "", "location": volume.location}
             ROWS[BACKUP].insert(tx, uuid, "creating", token, **values, **rest)
@@ -275,19 +294,23 @@ class BlockStorage:
         backup = self.get(BACKUP, backup_uuid, None)
         if volume_uuid is None:
             self._check_size(backup.size_bytes)
-            uuid, location = randomness.new_uuid(), self._location(backup)
+            uuid, location, project = randomness.new_uuid(), self._location(backup), backup.project_id
         else:
             target = self._target(backup, volume_uuid)
-            uuid, location = target.uuid, target.location
+            uuid, location, project = target.uuid, target.location, target.project_id
 
         def work(tx: sa.Connection) -> None:
-            token = self._workers.create(tx, VOLUME, uuid, "restore", "restoring-backup", addressed_to=location)
+            token = self._workers.create(
+                tx, VOLUME, uuid, "restore", "restoring-backup", target_host=location, project_id=project
+            )
             if volume_uuid is None:
                 self._insert_target(tx, uuid, token, location, backup, name)
             else:
                 self._move(tx, uuid, token, "restoring-backup", ("available", "error_restoring"), upload_to=backup_uuid)
                 self._refuse_while_read(tx, uuid)
-            token = self._workers.create(tx, BACKUP, backup_uuid, "restore", "restoring", addressed_to=location)
+            token = self._workers.create(
+                tx, BACKUP, backup_uuid, "restore", "restoring", target_host=location, project_id=backup.project_id
+            )
             written = ROWS[BACKUP].write(
                 tx, backup_uuid, token, expected=("available",), status="restoring", restore_to=uuid, fault=""
             )

@@ -1,29 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
 """The compute service's part in the agent: does the operations of one host (:mod:`moorage_plugins.compute.operations`).
 
-:class:`moorage.work.loop.WorkLoop` takes the operations, renews their leases and finishes them; :class:`InstanceWork` says what
-they do on the hypervisor and what is written. Operations are of instances, or of the sources of moves (``DEPARTURE``), whose host
-removes what a move left there.
-
-An instance whose build fails is handed to a scheduler, which places it on another node. After the last try it gets the status
-``error`` and the fault's text, and its claim is released: it occupies nothing.
+:class:`moorage.work.work_loop.WorkLoop` takes the operations, renews their leases and finishes them; :class:`InstanceWork` says
+what they do on the hypervisor and what is written. Operations are of instances, or of the sources of moves (``DEPARTURE``),
+whose host removes what a move left there.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence, Set
-from pathlib import Path
 from typing import Any, ClassVar
 
+from oslo_config import cfg
 from oslo_log import log as logging
 from typing_extensions import override
 
 from moorage import errors, threads
-from moorage.allocation.interface import AllocationChange, ConsumerHolding, Expect
-from moorage.context import anonymous
-from moorage.control_plane.interface import AgentService, AgentTools
+from moorage.allocation.interface import AllocationChange, AllocationLedger, ConsumerHolding, Expect
+from moorage.bounded_pool import BoundedPool, PooledCall
+from moorage.context import acting_for
+from moorage.control_plane.interface import AgentTools, LoopService
+from moorage.drivers.interface import (
+    COMPUTE_DRIVERS,
+    ComputeDriver,
+    Console,
+    DriverError,
+    DriverTools,
+    PowerControl,
+    UsageReport,
+)
 from moorage.instances.interface import (
     DEPARTURE,
     Instance,
@@ -33,9 +41,9 @@ from moorage.instances.interface import (
 from moorage.rpc.server import rpc_method
 from moorage.work.interface import ANY_SCHEDULER, Lease
 from moorage.work.job import Job, Work
-from moorage.work.loop import WorkLoop
-from moorage_plugins.compute.driver import DriverError, SimulatedDriver
-from moorage_plugins.compute.operations import MOVES, OPERATIONS, Done, Held, event_of
+from moorage_plugins.compute.actual_state import RESTARTS, ActualStates
+from moorage_plugins.compute.operations import MOVES, OPERATIONS, POWER, Done, Held, event_of
+from moorage_plugins.compute.questions import Questions
 
 __all__ = ["ComputeAgent", "InstanceWork"]
 
@@ -44,32 +52,51 @@ TYPE = "instance"
 #: A sweep out of so many looks for instances that moved away, in case the message about them was lost.
 _UNKNOWN_INSTANCES = 12
 
+#: What schedulers and the API must know of a driver, by the name after the service's.
+_POWERS: Mapping[str, Callable[[type[ComputeDriver]], bool]] = {
+    "commands": lambda driver: driver.runs_commands,
+    "live_migrate": lambda driver: driver.live_migrates,
+    "power": lambda driver: issubclass(driver, PowerControl),
+    "console": lambda driver: issubclass(driver, Console),
+    "usage": lambda driver: issubclass(driver, UsageReport),
+}
+
 Batch = Sequence[tuple[Job[Done], Done]]
 
 
-class ComputeAgent(AgentService):
+class ComputeAgent(LoopService):
     """Does operations on the instances of one host."""
 
     api_version: ClassVar[tuple[int, int]] = (1, 0)
 
+    @override
+    @classmethod
+    def powers(cls, conf: cfg.ConfigOpts) -> Sequence[str]:
+        """What the configured driver can do, and ``compute.powers``."""
+        driver = COMPUTE_DRIVERS.load(conf.compute.driver).plugin
+        # The first one is no power. Without it, an agent whose driver has none would look like one of an earlier version.
+        return ["compute.powers", *(f"compute.{power}" for power, can in _POWERS.items() if can(driver))]
+
     def __init__(self, tools: AgentTools) -> None:
         self._tools = tools
         section = tools.conf.compute
-        self._driver = SimulatedDriver(
-            Path(tools.conf.control_plane.state_dir) / "hypervisors" / tools.identity.host,
-            tools.clock,
-            build_delay=section.build_delay,
-            destroy_delay=section.destroy_delay,
-            fail_builds=section.fail_builds,
+        self._driver = COMPUTE_DRIVERS.load(section.driver).build(
+            DriverTools(tools.conf, tools.clock, tools.identity.host)
         )
+        #: For the comparison, and beside it for the starts that it begins: a driver may take its time for each.
+        self._pool = BoundedPool("comparison of workloads", tools.clock, 1 + RESTARTS)
+        self._actual = ActualStates(tools, self._driver, self._begin)
+        self._comparison: PooledCall[None] | None = None
+        self._questions = Questions(self._driver, tools.clock)
         self._sweeps = 0
+        #: Workloads that the log has named because nobody here made them.
+        self._unknown: set[str] = set()
         self._lock = threads.lock()
         #: Whether a report to the schedulers waits for the finishing thread, and whether of all instances. None: none waits.
         self._report_all: bool | None = None
-        self.loop = WorkLoop(
+        self.loop = tools.work_loop(
             "compute",
             InstanceWork(tools, self._driver),
-            tools.clock,
             operations=int(section.operations),
             batch=int(section.batch),
             # No more than a batch waits for the hypervisor.
@@ -78,25 +105,34 @@ class ComputeAgent(AgentService):
         )
 
     @override
-    def endpoints(self) -> Sequence[object]:
-        return (self,)
-
-    @override
     def start(self) -> None:
         records = self._tools.instances.by_hosts([self._tools.identity.host])
         self._remove_unknown_instances({record.uuid for record in records})
         self._tools.reporter.host_started(records)
-        self.loop.start()
-        self.sweep()
+        super().start()
 
     @override
     def sweep(self) -> None:
-        """Takes operations whose message was lost, and now and then removes instances that moved away."""
-        self.loop.sweep()
+        """Takes operations whose message was lost, compares what runs, and now and then removes instances that moved away."""
+        super().sweep()
+        if self._comparison is None or self._comparison.ended.is_set():
+            self._comparison = self._pool.start(self._actual.compare)
+        self._actual.log_late()
         self._sweeps += 1
         if self._sweeps % _UNKNOWN_INSTANCES == 0:
             records = self._tools.instances.by_hosts([self._tools.identity.host])
             self._remove_unknown_instances({each.uuid for each in records})
+
+    @override
+    def stop(self) -> None:
+        super().stop()
+        self._pool.close()
+        self._questions.close()
+
+    def _begin(self, work: Callable[[], object]) -> None:
+        # A closed pool takes no work: the agent ends, and the next one starts the workload.
+        with contextlib.suppress(RuntimeError):
+            self._pool.start(work)
 
     @override
     def tell_instances(self, *, everything: bool) -> None:
@@ -108,11 +144,6 @@ class ComputeAgent(AgentService):
             self._report_all = everything or bool(self._report_all)
         if not waits:
             self.loop.in_order(self._tell)
-
-    @override
-    def stop(self) -> None:
-        """Ends what is being done on the hypervisor; what only waits is left for the next epoch."""
-        self.loop.stop()
 
     @rpc_method
     def build_instance(self, instance_uuid: str) -> None:
@@ -139,26 +170,69 @@ class ComputeAgent(AgentService):
         """Deletes an instance."""
         self.loop.ask(TYPE, instance_uuid)
 
+    @rpc_method
+    def console_of_instance(self, instance_uuid: str, lines: int) -> str:
+        """The last lines that an instance wrote."""
+        return self._questions.console(instance_uuid, lines)
+
+    @rpc_method
+    def usage_of_instance(self, instance_uuid: str) -> dict[str, float]:
+        """What an instance uses now."""
+        return self._questions.usage(instance_uuid)
+
     def _remove_unknown_instances(self, known: Set[str]) -> None:
         """Destroys what runs here and belongs elsewhere: left by a try that was taken over, or by an instance that moved away."""
-        for uuid, token in self._driver.running().items():
+        try:
+            found = self._driver.inspect()
+        except DriverError as error:
+            LOG.warning("It cannot be seen what runs on host %s: %s", self._tools.identity.host, error)
+            return
+        for uuid, seen in found.items():
             if uuid not in known:
-                self._remove_unknown_instance(uuid, token)
+                try:
+                    self._remove_unknown_instance(uuid, seen.token)
+                except DriverError as error:
+                    # The others go all the same, and what belongs here is served.
+                    LOG.warning("What is left of instance %s cannot be destroyed now: %s", uuid, error)
 
     def _remove_unknown_instance(self, uuid: str, token: int) -> bool:
-        tools = self._tools
-        host = tools.identity.host
-        try:
-            if tools.instances.get(uuid).host == host:
+        host = _host_of(self._tools, uuid)
+        if host == self._tools.identity.host:
+            if not self._holds_nothing(uuid):
                 return False
-            operation = tools.workers.get(TYPE, uuid)
-            if operation is not None and operation.addressed_to == host:
-                return False
+            LOG.info("Instance %s is in error and holds no claim; what is left of it on this host is destroyed.", uuid)
+        elif host is not None:
             LOG.info("Instance %s is on this host no more; what it left is destroyed.", uuid)
-        except errors.NotFound:
+        elif self._is_ours(uuid, token):
             LOG.warning("Instance %s runs here but does not exist; it is destroyed.", uuid)
-        self._driver.destroy(uuid, newest=token)
+        else:
+            return False
+        self._driver.destroy(uuid, token)
         return True
+
+    def _holds_nothing(self, uuid: str) -> bool:
+        """Whether an instance is in error without a claim: its build failed, and it can only be deleted."""
+        try:
+            failed = self._tools.instances.get(uuid).status == "error"
+        except errors.NotFound:
+            return False
+        return failed and not self._tools.store.allocations(consumers=[uuid])
+
+    def _is_ours(self, uuid: str, token: int) -> bool:
+        """Whether this control plane made a workload that has no instance, or destroys what others made; reports it if not."""
+        tools = self._tools
+        with tools.database.read() as transaction:
+            last = tools.workers.tokens(transaction, TYPE, [uuid]).get(uuid, 0)
+        if token <= last or tools.conf.compute.destroy_unknown:
+            return True
+        if uuid not in self._unknown:
+            self._unknown.add(uuid)
+            LOG.warning(
+                "A workload %s with token %d runs on host %s, and this control plane never made it. It is left alone. Remove it "
+                "by hand, or have agents remove such workloads with [compute] destroy_unknown = true.",
+                uuid, token, tools.identity.host,
+            )  # fmt: skip
+        return False
 
     def _tell(self) -> None:
         """Tells schedulers the instances of this host."""
@@ -176,16 +250,33 @@ class ComputeAgent(AgentService):
         try:
             instance = tools.instances.get(uuid)
         except errors.NotFound:
-            self._driver.destroy(uuid, newest=self._driver.running().get(uuid, 0))
+            self._driver.destroy(uuid, _newest(self._driver, uuid))
             tools.reporter.deleted([uuid])
             return
         if instance.host == tools.identity.host and instance.status == "error":
             # A scheduler gave up its build; it occupies nothing.
             tools.reporter.deleted([uuid])
+            self._remove_unknown_instance(uuid, _newest(self._driver, uuid))
         elif instance.host == tools.identity.host:
             tools.reporter.created([instance])
-        elif self._remove_unknown_instance(uuid, self._driver.running().get(uuid, 0)):
+        elif self._remove_unknown_instance(uuid, _newest(self._driver, uuid)):
             tools.reporter.live_migrated(instance, source=True)
+
+
+def _host_of(tools: AgentTools, uuid: str) -> str | None:
+    """The host that an instance is on; this host if it comes here; None when there is no such instance.
+
+    First the operation is read, then the instance: a move to this host may end in between, which removes the one and changes the
+    other. In the other order neither would name this host, and the caller would destroy the instance.
+    """
+    host: str = tools.identity.host
+    operation = tools.workers.get(TYPE, uuid)
+    if operation is not None and operation.target_host == host:
+        return host
+    try:
+        return str(tools.instances.get(uuid).host)
+    except errors.NotFound:
+        return None
 
 
 class InstanceWork(Work[Done]):
@@ -193,7 +284,7 @@ class InstanceWork(Work[Done]):
 
     types = (TYPE, DEPARTURE)
 
-    def __init__(self, tools: AgentTools, driver: SimulatedDriver) -> None:
+    def __init__(self, tools: AgentTools, driver: ComputeDriver) -> None:
         super().__init__(tools.database, tools.workers, tools.identity)
         self._tools = tools
         self._driver = driver
@@ -219,7 +310,7 @@ class InstanceWork(Work[Done]):
         if held.resource_type == DEPARTURE:
             return self._let_go(held.resource_id, held)
         if instance is None:
-            self._driver.destroy(held.resource_id)
+            self._driver.destroy(held.resource_id, held.token)
             return Done(held, None, None, (held.resource_id, move_consumer(held.resource_id)), tell="deleted")
         operation = OPERATIONS.get(held.operation)
         if operation is None:
@@ -229,31 +320,34 @@ class InstanceWork(Work[Done]):
             # It was taken by the message of an earlier operation, which an operation of another host has replaced since.
             raise errors.Conflict(f"The {held.operation} of instance {held.resource_id} is {host}'s to do.")
         done = operation(Held(held, instance, self._driver))
-        if done.made and done.changes is not None and done.changes["fault"]:
-            self._discard(held)
+        if done.made and done.changes is not None and (fault := done.changes["fault"]):
+            try:
+                self._driver.destroy(held.resource_id, held.token)
+            except DriverError as error:
+                # Its end would release the claim of what may still run.
+                raise errors.Unavailable(
+                    f"The {held.operation} of instance {held.resource_id} failed ({fault}), and what it left cannot be destroyed: "
+                    f"{error}"
+                ) from error
         return done
 
     def _let_go(self, uuid: str, held: Lease) -> Done:
         """Removes what a move left on this host. The end of the operation releases the resources on this host."""
         try:
-            if not self._is_here(uuid):
-                self._driver.destroy(uuid, newest=self._driver.running().get(uuid, 0))
+            # The token first: this agent may stand still for so long that the instance comes back with a later one.
+            token = _newest(self._driver, uuid)
+            if _host_of(self._tools, uuid) != self._tools.identity.host:
+                self._driver.destroy(uuid, token)
         except DriverError as error:
             raise errors.Unavailable(
                 f"Instance {uuid}, which has moved away, cannot be destroyed here: {error}"
             ) from error
         return Done(held, None, None, (departed_consumer(uuid),), tell="left")
 
-    def _is_here(self, uuid: str) -> bool:
-        try:
-            return bool(self._tools.instances.get(uuid).host == self._tools.identity.host)
-        except errors.NotFound:
-            return False
-
     def _discard(self, held: Lease) -> None:
         """Removes from the hypervisor what this try left; what cannot be removed goes with the next start."""
         try:
-            self._driver.discard(held.resource_id, held.token)
+            self._driver.destroy(held.resource_id, held.token)
         except DriverError as error:
             LOG.warning("What the %s of %s left is still there: %s", held.operation, held.resource_id, error)
 
@@ -276,6 +370,11 @@ class InstanceWork(Work[Done]):
         if first.holds is None or owner is None or others:
             self.database.run(write)
             return
+        ledger = self._tools.store
+        if not isinstance(ledger, AllocationLedger):
+            raise errors.ConfigError(
+                "The allocation store can neither move nor resize instances. Write [allocation] store = sql."
+            )
         uuid = first.held.resource_id
         # A client of Placement may have deleted the consumer. This creates it again, with its owner and type.
         changes = [
@@ -289,14 +388,14 @@ class InstanceWork(Work[Done]):
             ),
             *(AllocationChange(each, {}) for each in first.releases),
         ]
-        source = self._tools.store.consumer(uuid) if first.left else None
+        source = ledger.consumer(uuid) if first.left else None
         if source is not None:
             kept = AllocationChange(
                 departed_consumer(uuid), _resources(source), Expect.NOTHING, owner.project_id, owner.user_id,
-                consumer_type="MIGRATION_SOURCE",
+                consumer_type="MIGRATION_SOURCE", counts_with=uuid,
             )  # fmt: skip
             changes = [dataclasses.replace(changes[0], expected=source.consumer.generation), *changes[1:], kept]
-        self._tools.store.replace(changes, write)
+        ledger.replace(changes, write)
 
     @override
     def finish(self, transaction: Any, job: Job[Done], result: Done) -> None:
@@ -310,13 +409,19 @@ class InstanceWork(Work[Done]):
                 raise errors.Fenced(f"Instance {held.resource_id} was written by a later operation, or removed.")
         create = self.store.create
         if result.elsewhere:
-            create(transaction, TYPE, held.resource_id, held.operation, held.status, addressed_to=ANY_SCHEDULER)
+            create(
+                transaction, TYPE, held.resource_id, held.operation, held.status, target_host=ANY_SCHEDULER,
+                project_id=held.project_id,
+            )  # fmt: skip
         if result.holds is None:
             for consumer in result.releases:
                 self._tools.release(consumer, transaction, residents=result.leaves(consumer))
         elif result.left:
             # The source's host lets go of the instance.
-            create(transaction, DEPARTURE, held.resource_id, "let_go", "leaving", addressed_to=result.left)
+            create(
+                transaction, DEPARTURE, held.resource_id, "let_go", "leaving", target_host=result.left,
+                project_id=held.project_id,
+            )  # fmt: skip
 
     @override
     def is_written(self, job: Job[Done], result: Done) -> bool:
@@ -337,10 +442,11 @@ class InstanceWork(Work[Done]):
     def after_commit(self, written: Batch) -> None:
         """Tells observers, every scheduler, and the host that an instance has left."""
         for job, done in written:
-            (job.context or anonymous()).update_store()
-            if done.held.resource_type == TYPE and not done.elsewhere:
-                self._tools.tell(event_of(done, self._tools.identity.host))
-        anonymous().update_store()
+            # Observers know no event of power; the journal records it, and they are told of what failed.
+            silent = done.elsewhere or (done.held.operation in POWER and done.changes and not done.changes["fault"])
+            if done.held.resource_type == TYPE and not silent:
+                with acting_for(job.context):
+                    self._tools.tell(event_of(done, self._tools.identity.host))
         self._report([done for _, done in written])
 
     def _report(self, written: Sequence[Done]) -> None:
@@ -363,6 +469,12 @@ class InstanceWork(Work[Done]):
                     reporter.live_migrated(_now(each), source=False)
                 elif name:
                     getattr(reporter, name)(_now(each))
+
+
+def _newest(driver: ComputeDriver, uuid: str) -> int:
+    """The newest token of what runs here of an instance; 0 when nothing does."""
+    seen = driver.inspect().get(uuid)
+    return seen.token if seen is not None else 0
 
 
 def _resources(holding: ConsumerHolding) -> dict[str, dict[str, int]]:

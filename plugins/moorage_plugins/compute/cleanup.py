@@ -19,7 +19,7 @@ from typing_extensions import override
 from moorage import errors
 from moorage.cleanup.interface import SetCleanupHandler
 from moorage.instances.interface import move_consumer
-from moorage.observers.interface import Event, InstanceDeleted, InstanceFailed
+from moorage.observers.interface import InstanceDeleted, InstanceFailed, ObserverEvent
 from moorage.work.interface import Lease
 from moorage_plugins.compute.tables import instances
 
@@ -29,16 +29,25 @@ _FAULT = "Its host died while it was being built."
 _UNDONE = "The host that had to do the last operation died; it was not done."
 _SETTLED: Mapping[str, Mapping[str, str]] = {
     "building": {"status": "error", "fault": _FAULT},
+    "starting": {"status": "stopped", "fault": _UNDONE},
     "unshelving": {"status": "shelved_offloaded", "host": "", "node": "", "node_uuid": "", "fault": _UNDONE},
 }
 _STAYS: Mapping[str, str] = {"status": "active", "fault": _UNDONE}
 
 
 class InstanceHandler(SetCleanupHandler):
-    """building -> error, deleting -> deleted, unshelving -> shelved_offloaded, others -> active; claims that end are given back."""
+    """building -> error, deleting -> deleted, unshelving -> shelved_offloaded, starting -> stopped, others -> active.
+
+    Claims that end are given back.
+    """
 
     api_version: ClassVar[tuple[int, int]] = (1, 0)
-    cleanable = frozenset({"building", "deleting", "rebuilding", "shelving", "unshelving", "resizing", "migrating"})
+    cleanable = frozenset(
+        {
+            *("building", "deleting", "rebuilding", "shelving", "unshelving", "resizing", "migrating"),
+            *("stopping", "starting", "rebooting"),
+        }
+    )
     cleans_own = False
 
     @override
@@ -80,7 +89,7 @@ def _nodes(uuid: str) -> tuple[str, ...]:
     return (uuid,) if uuid else ()
 
 
-def _event(held: Lease, row: Any) -> Event:
+def _event(held: Lease, row: Any) -> ObserverEvent:
     """What observers are told of an instance that was cleaned."""
     if held.status == "deleting":
         return InstanceDeleted(held.resource_id, row.host)

@@ -13,24 +13,25 @@ from typing_extensions import override
 
 from moorage import errors
 from moorage.clock import Clock
-from moorage.db import Database, now
+from moorage.db import MICROSECONDS, Database, JournalEvent, now, record
 from moorage.instances.interface import (
     Instance,
     InstanceStore,
     Reassignable,
     move_consumer,
 )
-from moorage.scheduling.interface import NO_FIELDS, InstanceRecord, declared_fields
+from moorage.scheduling.instance_fields import NO_FIELDS, declared_fields
+from moorage.scheduling.interface import InstanceRecord
 from moorage.work import lease
 from moorage_plugins.compute.tables import instances
 
-__all__ = ["MOVING", "ComputeInstances"]
+__all__ = ["LONGEST_DETAIL", "MOVING", "Compared", "ComputeInstances"]
 
 _COLUMNS = (
     instances.c.uuid, instances.c.name, instances.c.status, instances.c.host, instances.c.node, instances.c.node_uuid,
     instances.c.flavorid, instances.c.resources, instances.c.project_id, instances.c.user_id, instances.c.fault,
     instances.c.fence, instances.c.created_at, instances.c.updated_at, instances.c.request, instances.c.server_group,
-    instances.c.pending,
+    instances.c.pending, instances.c.actual_state, instances.c.actual_detail, instances.c.actual_at, instances.c.restarts,
 )  # fmt: skip
 _GET = sa.select(*_COLUMNS).where(instances.c.uuid == sa.bindparam("of_uuid"))
 _FIND = sa.select(*_COLUMNS).where(instances.c.uuid.in_(sa.bindparam("of_uuids", expanding=True)))
@@ -46,7 +47,7 @@ _RECORD = (
 #: What is read too when filters want more of an instance.
 _MORE = (instances.c.name, instances.c.user_id, instances.c.created_at, instances.c.request)
 #: No operation is in progress.
-_SETTLED = frozenset({"active", "error", "shelved_offloaded"})
+_SETTLED = frozenset({"active", "error", "stopped", "shelved_offloaded"})
 #: Statuses of an instance that may already run on its destination.
 MOVING = ("resizing", "migrating", "deleting")
 #: Operations that move an instance to ``pending["node_uuid"]``.
@@ -67,7 +68,21 @@ _ON_NODE = (
 )
 _ON_NODE_IN_FULL = _ON_NODE.add_columns(*_MORE)
 _CHANGED = frozenset(
-    {"status", "fault", "host", "node", "node_uuid", "flavorid", "resources", "request", "server_group", "pending"}
+    {
+        *(
+            "status",
+            "fault",
+            "host",
+            "node",
+            "node_uuid",
+            "flavorid",
+            "resources",
+            "request",
+            "server_group",
+            "pending",
+        ),
+        *("actual_state", "actual_detail", "restarts"),
+    }
 )
 #: By whether filters want more than a record.
 _ALL = {
@@ -87,19 +102,75 @@ _MEMBERS = (
 )
 _MEMBERS_OF_PROJECT = _MEMBERS.where(instances.c.project_id == sa.bindparam("of_project", type_=sa.String))
 _REMOVE = lease.REMOVE.delete(instances, _OF_UUID, _FENCE)
+#: What an event says of an instance: nothing that users wrote.
+_STATE = (
+    instances.c.uuid, instances.c.status, instances.c.host, instances.c.node, instances.c.node_uuid, instances.c.flavorid,
+    instances.c.destination_uuid, instances.c.project_id, instances.c.fence,
+)  # fmt: skip
+_REMOVE_RETURNING = _REMOVE.returning(*_STATE)
+_SHOWN = tuple(each.name for each in _STATE if each.name not in ("uuid", "fence", "destination_uuid"))
+_READ_STATE = sa.select(*_STATE).where(instances.c.uuid == sa.bindparam("of_uuid"))
 
-
+#: Characters of ``actual_detail``.
+LONGEST_DETAIL = 1000
 #: Uuids in one statement; SQLite takes 32,766 parameters.
 _PART = 1000
+_REASSIGNED = sa.and_(
+    instances.c.uuid.in_(sa.bindparam("of_uuids", expanding=True)),
+    instances.c.host == sa.bindparam("from_host"),
+    instances.c.status.in_(sorted(_SETTLED)),
+)
+#: The driver of another host has not seen it yet.
 _REASSIGN = (
     sa.update(instances)
-    .where(
-        instances.c.uuid.in_(sa.bindparam("of_uuids", expanding=True)),
-        instances.c.host == sa.bindparam("from_host"),
-        instances.c.status.in_(sorted(_SETTLED)),
-    )
-    .values(host=sa.bindparam("to_host"), updated_at=now())
+    .where(_REASSIGNED)
+    .values(host=sa.bindparam("to_host"), updated_at=now(), actual_state="unknown", actual_detail="", actual_at=now())
 )
+_REASSIGN_RETURNING = _REASSIGN.returning(*_STATE)
+_LOCK_REASSIGNED = sa.select(*_STATE).where(_REASSIGNED).with_for_update()
+
+
+#: Statuses in which what runs is compared with what should: no operation is in progress, and it has a place on a host.
+_COMPARED = ("active", "stopped")
+_SEEN = (instances.c.actual_state, instances.c.actual_detail, instances.c.actual_at, instances.c.restarts)
+_COMPARE = sa.select(instances.c.uuid, instances.c.status, instances.c.fence, now().label("now"), *_SEEN).where(
+    instances.c.host == sa.bindparam("of_host"), instances.c.status.in_(_COMPARED)
+)
+#: An operation that begins writes status and fence into the row, another observer its own ``actual_at``.
+_OBSERVE = (
+    sa.update(instances)
+    .where(
+        _OF_UUID,
+        instances.c.host == sa.bindparam("of_host"),
+        instances.c.status == sa.bindparam("of_status"),
+        instances.c.fence == sa.bindparam("of_fence", type_=sa.BigInteger),
+        instances.c.actual_state == sa.bindparam("of_actual_state"),
+        instances.c.actual_at == sa.bindparam("of_actual_at", type_=instances.c.actual_at.type),
+        instances.c.restarts == sa.bindparam("of_restarts", type_=sa.Integer),
+    )
+    .values(
+        status=sa.bindparam("to_status"), fault=sa.bindparam("to_fault"), actual_state=sa.bindparam("to_actual_state"),
+        actual_detail=sa.bindparam("to_actual_detail"), actual_at=now(), updated_at=now(),
+        restarts=sa.bindparam("to_restarts", type_=sa.Integer),
+    )
+)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Compared:
+    """An instance that is on a host and in no operation, as it was read: what was seen of it last, and how old that is.
+
+    :param seconds: since ``actual_state`` was written, by the database's clock.
+    """
+
+    uuid: str
+    status: str
+    fence: int
+    actual_state: str
+    actual_detail: str
+    actual_at: int
+    restarts: int
+    seconds: float
 
 
 @functools.cache
@@ -110,19 +181,22 @@ def _list(names: tuple[str, ...]) -> sa.Select[Any]:
 
 
 @functools.cache
-def _change(names: frozenset[str], expected: bool, fence: bool) -> sa.Update:
+def _change(names: frozenset[str], expected: bool, fence: bool, returning: bool) -> Any:
     """Sets columns of an instance with the fence; built once for each set of columns.
 
     :param expected: only in one of the statuses ``expected``.
     :param fence: only with the fence ``seen_fence``.
+    :param returning: returns what an event says of the instance.
     """
-    values = {name: sa.bindparam(f"to_{name}", type_=instances.c[name].type) for name in sorted(names)}
+    values: dict[str, Any] = {name: sa.bindparam(f"to_{name}", type_=instances.c[name].type) for name in sorted(names)}
+    if "actual_state" in names:
+        values["actual_at"] = now()
     statement = lease.WRITE.update(instances, _OF_UUID, _FENCE).values(**values, updated_at=now())
     if expected:
         statement = statement.where(instances.c.status.in_(sa.bindparam("expected", expanding=True)))
     if fence:
         statement = statement.where(instances.c.fence == sa.bindparam("seen_fence", type_=sa.BigInteger))
-    return statement
+    return statement.returning(*_STATE) if returning else statement
 
 
 class ComputeInstances(InstanceStore, Reassignable):
@@ -132,6 +206,8 @@ class ComputeInstances(InstanceStore, Reassignable):
 
     def __init__(self, *, conf: Any, database: Database, clock: Clock) -> None:
         self._database = database
+        #: MySQL has no RETURNING, and MariaDB has none for UPDATE.
+        self._returning = database.dialect != "mysql"
         self._fields = NO_FIELDS if conf is None or "scheduling" not in conf else declared_fields(conf)
 
     @override
@@ -158,11 +234,13 @@ class ComputeInstances(InstanceStore, Reassignable):
         values = {name: getattr(instance, name) for name in _GIVEN}
         values |= {"resources": dict(instance.resources), "request": dict(instance.request)}
         values |= {"pending": dict(instance.pending) or None}
-        if self._database.dialect == "mysql":
+        if self._returning:
+            times = transaction.execute(_INSERT_RETURNING, values).one()
+        else:
             transaction.execute(_INSERT, values)
             times = transaction.execute(_READ_TIMES, {"of_uuid": instance.uuid}).one()
-        else:
-            times = transaction.execute(_INSERT_RETURNING, values).one()
+        state = {name: getattr(instance, name) for name in _SHOWN}
+        _record(transaction, "create", instance.uuid, instance.fence, {**state, "destination_uuid": ""})
         return dataclasses.replace(instance, created_at=times.created_at, updated_at=times.updated_at)
 
     @override
@@ -264,12 +342,71 @@ class ComputeInstances(InstanceStore, Reassignable):
             given["expected"] = list(expected)
         if fence is not None:
             given["seen_fence"] = fence
-        statement = _change(frozenset(plain), bool(expected), fence is not None)
-        return bool(transaction.execute(statement, given).rowcount == 1)
+        statement = _change(frozenset(plain), bool(expected), fence is not None, self._returning)
+        return self._write(transaction, statement, given, "change")
 
     @override
     def remove(self, transaction: Any, uuid: str, token: int) -> bool:
-        return bool(transaction.execute(_REMOVE, {"of_uuid": uuid, "token": token}).rowcount == 1)
+        given = {"of_uuid": uuid, "token": token}
+        if self._returning:
+            return self._write(transaction, _REMOVE_RETURNING, given, "delete")
+        before = transaction.execute(_READ_STATE, given).first()
+        if transaction.execute(_REMOVE, given).rowcount != 1:
+            return False
+        _record_row(transaction, "delete", before, token)
+        return True
+
+    def _write(self, transaction: Any, statement: Any, given: Mapping[str, Any], what: str) -> bool:
+        """Write one instance and record the event; False when the statement found no row."""
+        result = transaction.execute(statement, given)
+        if self._returning:
+            row = result.first()
+        else:
+            row = transaction.execute(_READ_STATE, given).first() if result.rowcount == 1 else None
+        if row is None:
+            return False
+        _record_row(transaction, what, row, given["token"])
+        return True
+
+    def compared(self, host: str) -> Sequence[Compared]:
+        """The instances of a host that should run there, or have ended there, and are in no operation. One statement."""
+        with self._database.read() as tx:
+            return [
+                Compared(
+                    row.uuid, row.status, row.fence, row.actual_state, row.actual_detail, row.actual_at, row.restarts,
+                    (row.now - row.actual_at) / MICROSECONDS,
+                )
+                for row in tx.execute(_COMPARE, {"of_host": host})
+            ]  # fmt: skip
+
+    def observe(
+        self,
+        transaction: Any,
+        host: str,
+        before: Compared,
+        state: str,
+        detail: str,
+        *,
+        status: str,
+        fault: str,
+        restarts: int,
+    ) -> bool:
+        """Writes what was seen of an instance; False when an operation has begun, or another agent of the host was faster.
+
+        It does not raise the fence: an operation that begins meanwhile is not hindered.
+        """
+        given = {
+            "of_uuid": before.uuid, "of_host": host, "of_status": before.status, "of_fence": before.fence,
+            "of_actual_state": before.actual_state, "of_actual_at": before.actual_at, "of_restarts": before.restarts,
+            "to_status": status, "to_fault": fault, "to_actual_state": state, "to_actual_detail": detail[:LONGEST_DETAIL],
+            "to_restarts": restarts,
+        }  # fmt: skip
+        if transaction.execute(_OBSERVE, given).rowcount != 1:
+            return False
+        row = transaction.execute(_READ_STATE, given).one()
+        seen = {"actual_state": state, "actual_detail": detail[:LONGEST_DETAIL], "restarts": restarts}
+        _record_row(transaction, "observe", row, row.fence, **seen)
+        return True
 
     @override
     def reassign(self, transaction: Any, hosts: Mapping[str, str], host: str) -> int:
@@ -277,12 +414,30 @@ class ComputeInstances(InstanceStore, Reassignable):
         for uuid in sorted(hosts):
             of_host.setdefault(hosts[uuid], []).append(uuid)
         return sum(
-            transaction.execute(
-                _REASSIGN, {"of_uuids": uuids[start : start + _PART], "from_host": source, "to_host": host}
-            ).rowcount
+            self._reassign(transaction, source, uuids[start : start + _PART], host)
             for source, uuids in sorted(of_host.items())
             for start in range(0, len(uuids), _PART)
         )
+
+    def _reassign(self, transaction: Any, source: str, uuids: Sequence[str], host: str) -> int:
+        given = {"of_uuids": uuids, "from_host": source, "to_host": host}
+        if self._returning:
+            rows = transaction.execute(_REASSIGN_RETURNING, given).all()
+        else:
+            rows = transaction.execute(_LOCK_REASSIGNED, given).all()
+            transaction.execute(_REASSIGN, given)
+        for row in rows:
+            _record_row(transaction, "change", row, row.fence, host=host)
+        return len(rows)
+
+
+def _record_row(transaction: Any, what: str, row: Any, version: int, **other: Any) -> None:
+    state = {name: getattr(row, name) for name in _SHOWN}
+    _record(transaction, what, row.uuid, version, {**state, "destination_uuid": row.destination_uuid, **other})
+
+
+def _record(transaction: Any, what: str, uuid: str, version: int, state: Mapping[str, Any]) -> None:
+    record(transaction, JournalEvent(f"instance.{what}", f"instance/{uuid}", version, state, state["project_id"]))
 
 
 def _destination(pending: Mapping[str, Any]) -> str:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What each operation does on the hypervisor, and what the store, the claims and the schedulers are told afterwards.
 
-An operation that fails leaves the instance as it was, with the fault's text. A build that fails is tried on other nodes
+An operation that fails leaves the instance as it was, with the fault's text. Where it ended the workload that it should have
+replaced, the instance gets the state that the driver sees. A build that fails is tried on other nodes
 (:mod:`moorage.instances.build_retries`); the last one leaves an instance in error that occupies nothing. An instance that
 cannot be unshelved stays shelved.
 """
@@ -13,23 +14,29 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from moorage import errors
+from moorage.drivers.interface import ComputeDriver, DriverError, Observed, PowerControl, Workload, WorkloadState
 from moorage.instances.interface import Instance, move_consumer
 from moorage.observers.interface import (
-    Event,
     InstanceCreated,
     InstanceDeleted,
     InstanceFailed,
     InstanceMoved,
     InstanceRebuilt,
+    ObserverEvent,
 )
 from moorage.work.interface import Lease
-from moorage_plugins.compute.driver import DriverError, SimulatedDriver
+from moorage_plugins.compute.actual_state import GONE, restart_policy
+from moorage_plugins.compute.instances import LONGEST_DETAIL
 
-__all__ = ["MOVES", "OPERATIONS", "Done", "Held", "event_of"]
+__all__ = ["MOVES", "OPERATIONS", "POWER", "Done", "Held", "event_of"]
 
 #: What the destination does, while the instance is somewhere else.
 MOVES = frozenset({"resize", "live_migrate"})
-_NOWHERE = {"host": "", "node": "", "node_uuid": ""}
+#: What changes whether the instance runs, and nothing else.
+POWER = ("stop", "start", "reboot")
+#: What a driver has just said of a workload. One that has ended since is judged by the next comparison, which may restart it.
+_RUNS = {"actual_state": WorkloadState.RUNNING.value, "actual_detail": "", "restarts": 0}
+_NOWHERE = {"host": "", "node": "", "node_uuid": "", "actual_state": "unknown", "actual_detail": ""}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +82,7 @@ class Held:
 
     lease: Lease
     instance: Instance
-    driver: SimulatedDriver
+    driver: ComputeDriver
 
     @property
     def extra_specs(self) -> Mapping[str, str]:
@@ -90,11 +97,25 @@ class Held:
 
         :param request: what of the instance's request is another from now on.
         """
+        if more.get("made"):
+            changes = {**changes, **_RUNS}
         return self._ended({"fault": "", **changes}, request or {}, more)
 
     def failed(self, error: DriverError, changes: Mapping[str, Any], **more: Any) -> Done:
         """It has not."""
         return self._ended({"fault": str(error), **changes}, {}, more)
+
+    def failed_in_place(self, error: DriverError, **more: Any) -> Done:
+        """It has not, and may have ended what ran before: the instance is what the driver sees now."""
+        try:
+            seen = self.driver.inspect().get(self.instance.uuid)
+        except DriverError:
+            # The next comparison looks again.
+            return self.failed(error, {"status": "active"}, **more)
+        if seen is None:
+            lost = DriverError(f"{str(error).removesuffix('.')}. Nothing is left of what ran before.")
+            return self.failed(lost, {"status": "stopped", "actual_state": GONE, "actual_detail": ""}, **more)
+        return self.failed(error, _seen(seen), **more)
 
     def _ended(self, changes: Mapping[str, Any], request: Mapping[str, Any], more: Mapping[str, Any]) -> Done:
         asked = self.instance.pending.get("request_id")
@@ -105,9 +126,34 @@ class Held:
             changes = {**changes, "request": {**self.instance.request, **request}}
         return Done(self.lease, self.instance, {"pending": {}, **changes}, **more)
 
+    @property
+    def workload(self) -> Workload:
+        """What the driver gets: the instance as it is to be when the operation has ended."""
+        instance, pending = self.instance, self.instance.pending
+        return Workload(
+            uuid=instance.uuid,
+            name=instance.name,
+            project_id=instance.project_id,
+            resources=dict(pending.get("resources") or instance.resources),
+            image=dict(pending.get("image") or instance.request.get("image") or {}),
+            extra_specs=dict(self.extra_specs),
+            command=tuple(instance.request.get("command") or ()),
+            operation=self.lease.operation,
+        )
+
     def make(self) -> None:
-        """Have it run here, as this try's."""
-        self.driver.build(self.instance.uuid, self.lease.token, self.extra_specs, self.lease.operation)
+        """Have it run here, as this try's.
+
+        :raises DriverError: the driver cannot run it.
+        """
+        workload = self.workload
+        if workload.command and not self.driver.runs_commands:
+            raise DriverError(
+                "the instance has a command, and the compute driver of this host runs none; choose one that does, for example "
+                "[compute] driver = process"
+            )
+        restart_policy(workload.extra_specs)
+        self.driver.spawn(workload, self.lease.token)
 
 
 def _build(held: Held) -> Done:
@@ -132,7 +178,7 @@ def _try_elsewhere(held: Held, error: DriverError) -> Done:
 def _delete(held: Held) -> Done:
     uuid = held.instance.uuid
     try:
-        held.driver.destroy(uuid)
+        held.driver.destroy(uuid, held.lease.token)
     except DriverError as error:
         raise errors.Unavailable(f"Instance {uuid} cannot be destroyed: {error}") from error
     return Done(held.lease, held.instance, None, (uuid, move_consumer(uuid)), tell="deleted")
@@ -142,16 +188,41 @@ def _rebuild(held: Held) -> Done:
     try:
         held.make()
     except DriverError as error:
-        return held.failed(error, {"status": "active"}, tell="rebuilt")
-    image = held.instance.pending.get("image") or {}
-    return held.done({"status": "active"}, request={"image": image}, tell="rebuilt", made=True)
+        return held.failed_in_place(error, tell="rebuilt")
+    image = held.instance.pending.get("image")
+    return held.done({"status": "active"}, request={"image": image} if image else {}, tell="rebuilt", made=True)
+
+
+def _power(held: Held) -> Done:
+    """Stops, starts or reboots the workload that is there, which has the token of an earlier operation."""
+    uuid, driver = held.instance.uuid, held.driver
+    try:
+        if not isinstance(driver, PowerControl):
+            raise DriverError("the compute driver of its host does not have the power compute.power")
+        before = driver.inspect().get(uuid)
+        if before is None:
+            raise DriverError("there is nothing of the instance on its host; rebuild it")
+        calls = {"stop": driver.stop, "start": driver.start, "reboot": driver.reboot}
+        calls[held.lease.operation](uuid, before.token, held.lease.token)
+        if held.lease.operation != "stop":
+            return held.done({"status": "active", **_RUNS})
+        seen = driver.inspect().get(uuid, before)
+    except DriverError as error:
+        return held.failed_in_place(error)
+    return held.done({**_seen(seen), "restarts": 0})
+
+
+def _seen(seen: Observed) -> dict[str, str]:
+    """The fields of an instance that say what a driver saw."""
+    status = "active" if seen.state is WorkloadState.RUNNING else "stopped"
+    return {"status": status, "actual_state": seen.state.value, "actual_detail": seen.detail[:LONGEST_DETAIL]}
 
 
 def _shelve_offload(held: Held) -> Done:
     uuid = held.instance.uuid
     try:
-        held.driver.check(held.lease.operation, held.extra_specs)
-        held.driver.destroy(uuid)
+        held.driver.check(held.workload)
+        held.driver.destroy(uuid, held.lease.token)
     except DriverError as error:
         return held.failed(error, {"status": "active"})
     return held.done({"status": "shelved_offloaded", **_NOWHERE}, releases=(uuid,), tell="shelved_offloaded")
@@ -169,10 +240,17 @@ def _unshelve(held: Held) -> Done:
 def _move(held: Held) -> Done:
     """Resize and live migration, by the agent of the destination."""
     instance, pending = held.instance, held.instance.pending
+    if held.lease.operation == "live_migrate" and not held.driver.live_migrates:
+        refused = DriverError("the compute driver of its destination does not have the power live_migrate")
+        return held.failed(refused, {"status": "active"}, releases=(move_consumer(instance.uuid),), left=instance.host)
     try:
         held.make()
     except DriverError as error:
-        return held.failed(error, {"status": "active"}, releases=(move_consumer(instance.uuid),), left=instance.host)
+        more: dict[str, Any] = {"releases": (move_consumer(instance.uuid),), "left": instance.host}
+        if instance.host == pending["host"]:
+            # The destination's copy may be the one that was there before.
+            return held.failed_in_place(error, **more)
+        return held.failed(error, {"status": "active"}, made=True, **more)
     to = {name: pending[name] for name in ("host", "node", "node_uuid", "flavorid", "resources")}
     return held.done(
         {"status": "active", **to},
@@ -189,6 +267,7 @@ def _move(held: Held) -> Done:
 OPERATIONS: Mapping[str, Callable[[Held], Done]] = {
     "build": _build,
     "delete": _delete,
+    **dict.fromkeys(POWER, _power),
     "rebuild": _rebuild,
     "shelve_offload": _shelve_offload,
     "unshelve": _unshelve,
@@ -197,7 +276,7 @@ OPERATIONS: Mapping[str, Callable[[Held], Done]] = {
 }
 
 
-def event_of(done: Done, host: str) -> Event:
+def event_of(done: Done, host: str) -> ObserverEvent:
     """What observers are told of an operation that was written."""
     uuid, instance, changes = done.held.resource_id, done.instance, done.changes
     if instance is None or changes is None:

@@ -12,6 +12,12 @@ __all__ = ["GROUP", "OPTS", "list_opts", "register_opts"]
 GROUP = cfg.OptGroup("compute", title="The reference compute service")
 
 OPTS: Sequence[cfg.Opt] = (
+    cfg.StrOpt(
+        "driver",
+        default="simulated",
+        help="The plugin (entry-point group moorage.compute_drivers) that runs the instances of an agent's host. Each agent may "
+        "have another one. Needs a restart.",
+    ),
     cfg.IntOpt("operations", default=4, min=1, help="Operations that an agent does at the same time. Needs a restart."),
     cfg.IntOpt(
         "batch",
@@ -24,6 +30,31 @@ OPTS: Sequence[cfg.Opt] = (
         default=10000,
         min=1,
         help="Messages that an agent remembers at most; what comes beyond is found by its sweep. Needs a restart.",
+    ),
+    cfg.BoolOpt(
+        "destroy_unknown",
+        default=False,
+        help="Whether an agent destroys workloads on its host that this control plane never made. They are named in the log "
+        "otherwise. Never set it where another control plane uses the same hypervisor. Needs a restart.",
+    ),
+    cfg.IntOpt(
+        "restart_limit",
+        default=5,
+        min=0,
+        help="How often an instance that ended is started again, where its flavor says so by the extra spec compute:restart. The "
+        "count begins again when it has run for restart_window seconds. Needs a restart.",
+    ),
+    cfg.FloatOpt(
+        "restart_delay",
+        default=1.0,
+        min=0.0,
+        help="Seconds before an instance that ended is started again; doubles with each time, up to five minutes. Needs a restart.",
+    ),
+    cfg.FloatOpt(
+        "restart_window",
+        default=600.0,
+        min=0.0,
+        help="Seconds that an instance must run before its restarts are forgotten. Needs a restart.",
     ),
     cfg.FloatOpt(
         "build_delay",

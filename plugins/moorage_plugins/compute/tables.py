@@ -34,6 +34,13 @@ instances = sa.Table(
     sa.Column("pending", JsonText),
     #: The node to which a resize or a live migration moves it; empty while it stays.
     sa.Column("destination_uuid", Uuid, nullable=False, default="", server_default=""),
+    #: What the driver of its host saw: running, stopped, ended, failed, or gone. unknown: it was not looked at since it came here.
+    sa.Column("actual_state", exact(16), nullable=False, default="unknown", server_default="unknown"),
+    sa.Column("actual_detail", sa.String(1000), nullable=False, default="", server_default=""),
+    #: Since when it was seen so.
+    sa.Column("actual_at", Micros, nullable=False, default=0, server_default="0"),
+    #: How often it was started again since it last ran for long.
+    sa.Column("restarts", sa.Integer, nullable=False, default=0, server_default="0"),
     sa.UniqueConstraint("uuid", name="uq_instances_uuid"),
     sa.Index("ix_instances_host", "host", "uuid"),
     sa.Index("ix_instances_server_group", "server_group"),

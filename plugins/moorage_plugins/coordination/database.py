@@ -17,8 +17,8 @@ from typing_extensions import override
 from moorage import errors
 from moorage.coordination.interface import (
     MEMBER_PREFIX,
+    BackendCapability,
     BackendTools,
-    Capability,
     CoordinationBackend,
     NotMember,
     ServiceLives,
@@ -44,7 +44,7 @@ class DatabaseBackend(CoordinationBackend):
     def __init__(self, tools: BackendTools) -> None:
         super().__init__(tools)
         self.capabilities = frozenset(
-            {Capability.ACROSS_PROCESSES, Capability.ACROSS_HOSTS, Capability.SURVIVES_RESTART}
+            {BackendCapability.ACROSS_PROCESSES, BackendCapability.ACROSS_HOSTS, BackendCapability.SURVIVES_RESTART}
         )
         if tools.database is None or tools.services is None:
             raise errors.ConfigError(

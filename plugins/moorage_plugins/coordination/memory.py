@@ -9,7 +9,14 @@ from typing import ClassVar
 from typing_extensions import override
 
 from moorage import errors, threads
-from moorage.coordination.interface import MEMBER_PREFIX, BackendTools, Capability, CoordinationBackend, NotMember, View
+from moorage.coordination.interface import (
+    MEMBER_PREFIX,
+    BackendCapability,
+    BackendTools,
+    CoordinationBackend,
+    NotMember,
+    View,
+)
 
 __all__ = ["MemoryBackend", "MemoryServer"]
 
@@ -82,7 +89,7 @@ class MemoryBackend(CoordinationBackend):
         fault: Callable[[str], None] = lambda call: None,
     ) -> None:
         super().__init__(tools)
-        self.capabilities: frozenset[Capability] = frozenset()
+        self.capabilities: frozenset[BackendCapability] = frozenset()
         if server is None:
             with _servers_lock:
                 server = _servers.setdefault(tools.url, MemoryServer(tools.clock.monotonic))

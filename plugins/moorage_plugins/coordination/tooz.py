@@ -25,23 +25,30 @@ from typing_extensions import override
 
 from moorage import errors
 from moorage.bounded_pool import BoundedPool, Overdue
-from moorage.coordination.interface import MEMBER_PREFIX, BackendTools, Capability, CoordinationBackend, NotMember, View
+from moorage.coordination.interface import (
+    MEMBER_PREFIX,
+    BackendCapability,
+    BackendTools,
+    CoordinationBackend,
+    NotMember,
+    View,
+)
 
 __all__ = ["ToozBackend"]
 
 T = TypeVar("T")
 _numbers = itertools.count(1)
 
-_HOSTS = frozenset({Capability.ACROSS_PROCESSES, Capability.ACROSS_HOSTS})
+_HOSTS = frozenset({BackendCapability.ACROSS_PROCESSES, BackendCapability.ACROSS_HOSTS})
 #: What each driver of tooz is good for here. (etcd's does not declare that it works across hosts, though it does.)
-_CAPABILITIES: Mapping[str, frozenset[Capability]] = {
-    "zookeeper": _HOSTS | {Capability.SURVIVES_RESTART},
-    "kazoo": _HOSTS | {Capability.SURVIVES_RESTART},
-    "etcd3+http": _HOSTS | {Capability.SURVIVES_RESTART},
-    "etcd3+https": _HOSTS | {Capability.SURVIVES_RESTART},
+_CAPABILITIES: Mapping[str, frozenset[BackendCapability]] = {
+    "zookeeper": _HOSTS | {BackendCapability.SURVIVES_RESTART},
+    "kazoo": _HOSTS | {BackendCapability.SURVIVES_RESTART},
+    "etcd3+http": _HOSTS | {BackendCapability.SURVIVES_RESTART},
+    "etcd3+https": _HOSTS | {BackendCapability.SURVIVES_RESTART},
     "redis": _HOSTS,
     "memcached": _HOSTS,
-    "file": frozenset({Capability.ACROSS_PROCESSES, Capability.SURVIVES_RESTART}),
+    "file": frozenset({BackendCapability.ACROSS_PROCESSES, BackendCapability.SURVIVES_RESTART}),
 }
 _CAUTIONS: Mapping[str, Sequence[str]] = {
     "file": ("members in files see the members of one machine alone",),

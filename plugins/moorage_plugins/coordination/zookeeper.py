@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from typing_extensions import override
 
-from moorage.coordination.interface import BackendTools, Capability
+from moorage.coordination.interface import BackendCapability, BackendTools
 from moorage_plugins.coordination.tooz import ToozBackend
 
 __all__ = ["ZooKeeperBackend"]
@@ -43,7 +43,7 @@ class ZooKeeperBackend(ToozBackend):
 
     def __init__(self, tools: BackendTools) -> None:
         super().__init__(tools)
-        self.capabilities = self.capabilities | {Capability.PUSH}
+        self.capabilities = self.capabilities | {BackendCapability.PUSH}
         self._log: _SessionLog | None = None
 
     @property

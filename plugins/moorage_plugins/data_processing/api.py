@@ -15,7 +15,8 @@ from moorage.control_plane.interface import ApiExtension, ApiTools
 from moorage.http.application import Application
 from moorage.http.dialect import Dialect
 from moorage.http.routes import PolicyRule, Request, Response, Route, Wsgi
-from moorage_plugins.data_processing.store import RESETTABLE, Cluster, DataStore, Job
+from moorage_plugins.data_processing.statuses import RESETTABLE
+from moorage_plugins.data_processing.store import Cluster, ClusterJob, DataStore
 from moorage_plugins.data_processing.tasks import AGENTS
 
 __all__ = ["POLICIES", "DataProcessingApi"]
@@ -183,7 +184,7 @@ class _Handlers:
         found = self._store.proxy_users(**_page(request))
         return Response(200, {"proxy_users": [asdict(each) for each in found]})
 
-    def _must_job(self, uuid: str) -> Job:
+    def _must_job(self, uuid: str) -> ClusterJob:
         found = self._store.job(uuid)
         if found is None:
             raise errors.NotFound(f"There is no job {uuid}.")
@@ -209,6 +210,6 @@ def _cluster(found: Cluster) -> dict[str, Any]:
     return {**{name: getattr(found, name) for name in names}, "transient": bool(found.transient)}
 
 
-def _job(found: Job) -> dict[str, Any]:
+def _job(found: ClusterJob) -> dict[str, Any]:
     names = ("uuid", "cluster", "command", "status", "exit_code")
     return {name: getattr(found, name) for name in names}

@@ -50,6 +50,6 @@ class ClusterHandler(SetCleanupHandler):
             if leases[uuid].status == "Deleting":
                 written = self._store.remove_cluster(transaction, uuid, leases[uuid].token)
             else:
-                written = self._store.settle(transaction, uuid, "Error", leases[uuid].token)
+                written = self._store.set_final_status(transaction, uuid, "Error", leases[uuid].token)
             if not written:
                 raise errors.Fenced(f"Cluster {uuid} was written by a later operation, or removed.")

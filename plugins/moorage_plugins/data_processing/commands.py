@@ -10,7 +10,7 @@ from typing import Any
 from moorage import errors
 from moorage.cli import base
 from moorage.clock import SystemClock
-from moorage_plugins.data_processing.store import ENDED, RESETTABLE
+from moorage_plugins.data_processing.statuses import ENDED, RESETTABLE
 
 __all__ = [
     "ClusterCreate",

@@ -8,20 +8,20 @@ a smaller token than the cluster has seen is refused, and what two sweeps ask fo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from oslo_log import log as logging
 from typing_extensions import override
 
 from moorage import errors, threads
-from moorage.control_plane.interface import AgentService, AgentTools
+from moorage.control_plane.interface import AgentTools, LoopService
 from moorage.rpc.server import rpc_method
 from moorage.work.interface import Lease
 from moorage.work.job import Job, Work
-from moorage.work.loop import WorkLoop
 from moorage_plugins.data_processing.engine import LocalEngine
-from moorage_plugins.data_processing.store import CLUSTER, ENDED, OPEN, DataStore
+from moorage_plugins.data_processing.statuses import ENDED, OPEN
+from moorage_plugins.data_processing.store import CLUSTER, DataStore
 from moorage_plugins.data_processing.tasks import folder_of
 
 __all__ = ["ClusterWork", "DataProcessingAgent"]
@@ -34,7 +34,7 @@ _ATTEMPTS = 3
 _UNKNOWN_CLUSTERS = 20
 
 
-class DataProcessingAgent(AgentService):
+class DataProcessingAgent(LoopService):
     """Makes and terminates clusters, starts and kills jobs in them."""
 
     api_version: ClassVar[tuple[int, int]] = (1, 0)
@@ -48,30 +48,17 @@ class DataProcessingAgent(AgentService):
         #: One operation or job at a time: what is done to a cluster then has an order.
         self._lock = threads.lock()
         work = ClusterWork(tools, self._store, self._engine, self._lock)
-        self.loop = WorkLoop("data-processing", work, tools.clock, operations=1)
-
-    @override
-    def endpoints(self) -> Sequence[object]:
-        return [self]
-
-    @override
-    def start(self) -> None:
-        self.loop.start()
-        self.sweep()
+        self.loop = tools.work_loop("data-processing", work, operations=1)
 
     @override
     def sweep(self) -> None:
         """Does what a lost message asked for, and what an earlier epoch left."""
-        self.loop.sweep()
+        super().sweep()
         for job in self._store.jobs_to_do(self._host):
             (self.start_job if job.status == "Pending" else self.cancel_job)(job.uuid)
         if self._sweeps % _UNKNOWN_CLUSTERS == 0:
             self._remove_unknown_clusters()
         self._sweeps += 1
-
-    @override
-    def stop(self) -> None:
-        self.loop.stop()
 
     # -- clusters -------------------------------------------------------------------------------------------------
 
@@ -201,6 +188,6 @@ class ClusterWork(Work[str]):
     def finish(self, transaction: Any, job: Job[str], result: str) -> None:
         uuid, token = job.key[1], job.lease.token
         if result:
-            self._clusters.settle(transaction, uuid, result, token)
+            self._clusters.set_final_status(transaction, uuid, result, token)
         else:
             self._clusters.remove_cluster(transaction, uuid, token)

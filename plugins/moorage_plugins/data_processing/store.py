@@ -20,17 +20,13 @@ from moorage.db.ranges import within
 from moorage.ring import position_of
 from moorage.work import lease
 from moorage.work.interface import OperationStore
+from moorage_plugins.data_processing.statuses import ENDED, RESETTABLE
 from moorage_plugins.data_processing.tables import clusters, jobs, proxy_users
 
-__all__ = ["CLUSTER", "ENDED", "OPEN", "RESETTABLE", "Cluster", "DataStore", "Job", "ProxyUser"]
+__all__ = ["CLUSTER", "Cluster", "ClusterJob", "DataStore", "ProxyUser"]
 
 #: The type of the worker rows of clusters.
 CLUSTER = "cluster"
-#: Statuses of jobs that change no more, and those before.
-ENDED = ("Succeeded", "Failed", "Killed")
-OPEN = ("Pending", "Running", "ToBeKilled")
-#: Statuses of clusters that an operator may set.
-RESETTABLE = ("Active", "Error")
 _FENCE = {"token": sa.bindparam("token", type_=sa.BigInteger)}
 _SET_CLUSTER = lease.WRITE.update(clusters, clusters.c.uuid == sa.bindparam("of_uuid"), _FENCE).values(changed_at=now())
 _SET_JOB = lease.WRITE.update(jobs, jobs.c.uuid == sa.bindparam("of_uuid"), _FENCE).values(changed_at=now())
@@ -64,7 +60,7 @@ class Cluster:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class ClusterJob:
     """A row of ``dp_jobs``."""
 
     uuid: str
@@ -113,7 +109,7 @@ class DataStore:
         def work(tx: sa.Connection) -> None:
             token = 0
             if status == "Starting":
-                token = self._workers.create(tx, CLUSTER, uuid, "create", status, addressed_to=host)
+                token = self._workers.create(tx, CLUSTER, uuid, "create", status, target_host=host)
             tx.execute(sa.insert(clusters).values({**row, "operation_fence": token}))
 
         self._database.run(work)
@@ -164,7 +160,7 @@ class DataStore:
     def _terminate(self, tx: Any, cluster: Cluster) -> int:
         """Records the termination and returns its token. An operation in progress is overtaken: it writes nothing more."""
         return self._workers.create(
-            tx, CLUSTER, cluster.uuid, "terminate", "Deleting", addressed_to=cluster.host, force=True
+            tx, CLUSTER, cluster.uuid, "terminate", "Deleting", target_host=cluster.host, force=True
         )
 
     def create_job(self, cluster: str, command: Sequence[str]) -> str:
@@ -192,14 +188,14 @@ class DataStore:
         self._database.run(work)
         return uuid
 
-    def cancel_job(self, uuid: str) -> Job:
+    def cancel_job(self, uuid: str) -> ClusterJob:
         """Have its agent kill it; as it is now.
 
         :raises NotFound: there is none. :raises Conflict: it has ended.
         """
         change = sa.update(jobs).where(jobs.c.uuid == uuid, jobs.c.status.in_(("Pending", "Running")))
 
-        def work(tx: sa.Connection) -> Job:
+        def work(tx: sa.Connection) -> ClusterJob:
             tx.execute(change.values(status="ToBeKilled", changed_at=now()))
             return self._must_job(tx, uuid)
 
@@ -229,7 +225,7 @@ class DataStore:
         with self._database.read() as tx:
             return self._cluster(tx, uuid)
 
-    def job(self, uuid: str) -> Job | None:
+    def job(self, uuid: str) -> ClusterJob | None:
         """One job, or None."""
         with self._database.read() as tx:
             return self._job(tx, uuid)
@@ -244,7 +240,7 @@ class DataStore:
 
     def job_page(
         self, *, after: str = "", limit: int = 1000, status: str | None = None, cluster: str | None = None
-    ) -> Sequence[Job]:
+    ) -> Sequence[ClusterJob]:
         """Jobs likewise."""
         query = sa.select(*_JOB).where(jobs.c.uuid > after).order_by(jobs.c.uuid).limit(limit)
         if status is not None:
@@ -252,7 +248,7 @@ class DataStore:
         if cluster is not None:
             query = query.where(jobs.c.cluster == cluster)
         with self._database.read() as tx:
-            return [Job(*row) for row in tx.execute(query)]
+            return [ClusterJob(*row) for row in tx.execute(query)]
 
     def proxy_users(self, *, after: str = "", limit: int = 1000) -> Sequence[ProxyUser]:
         """Proxy users by name, likewise."""
@@ -261,7 +257,7 @@ class DataStore:
         with self._database.read() as tx:
             return [ProxyUser(*row) for row in tx.execute(query)]
 
-    def jobs_to_do(self, host: str) -> Sequence[Job]:
+    def jobs_to_do(self, host: str) -> Sequence[ClusterJob]:
         """Those that the agent of a host is to start, or to kill."""
         query = (
             sa.select(*_JOB)
@@ -269,7 +265,7 @@ class DataStore:
             .where(clusters.c.host == host, clusters.c.status == "Active", jobs.c.status.in_(("Pending", "ToBeKilled")))
         )
         with self._database.read() as tx:
-            return [Job(*row) for row in tx.execute(query)]
+            return [ClusterJob(*row) for row in tx.execute(query)]
 
     def known(self, uuids: Sequence[str]) -> frozenset[str]:
         """Those of the clusters that there are."""
@@ -282,20 +278,20 @@ class DataStore:
         return None if row is None else Cluster(*row)
 
     @staticmethod
-    def _job(tx: Any, uuid: str) -> Job | None:
+    def _job(tx: Any, uuid: str) -> ClusterJob | None:
         row = tx.execute(sa.select(*_JOB).where(jobs.c.uuid == uuid)).first()
-        return None if row is None else Job(*row)
+        return None if row is None else ClusterJob(*row)
 
-    def _must_job(self, tx: Any, uuid: str) -> Job:
+    def _must_job(self, tx: Any, uuid: str) -> ClusterJob:
         found = self._job(tx, uuid)
         if found is None:
             raise errors.NotFound(f"There is no job {uuid}.")
         return found
 
-    def jobs(self, cluster: str) -> Sequence[Job]:
+    def jobs(self, cluster: str) -> Sequence[ClusterJob]:
         """The jobs of a cluster."""
         with self._database.read() as tx:
-            return [Job(*row) for row in tx.execute(sa.select(*_JOB).where(jobs.c.cluster == cluster))]
+            return [ClusterJob(*row) for row in tx.execute(sa.select(*_JOB).where(jobs.c.cluster == cluster))]
 
     def cluster_ids(
         self,
@@ -335,7 +331,7 @@ class DataStore:
         """Writes the token of operations that were just taken into their clusters, so that earlier owners can write nothing."""
         tx.execute(_of_operation(uuids, token))
 
-    def settle(self, tx: Any, uuid: str, status: str, token: int) -> bool:
+    def set_final_status(self, tx: Any, uuid: str, status: str, token: int) -> bool:
         """Ends the making of a cluster with a status; False when a later operation wrote the cluster or it is not being made."""
         change = _of_operation([uuid], token).where(clusters.c.status == "Starting")
         return bool(tx.execute(change.values(status=status, changed_at=now())).rowcount == 1)
@@ -344,14 +340,18 @@ class DataStore:
         """Flip an active cluster to ``Deleting`` where nothing runs in it and nothing has for so long."""
         busy = sa.exists().where(jobs.c.cluster == uuid, jobs.c.status.not_in(ENDED))
         oldest = now() - int(seconds * MICROSECONDS)
-        return self._doom(tx, uuid, token, clusters.c.status == "Active", ~busy, clusters.c.used_at <= oldest)
+        return self._mark_for_termination(
+            tx, uuid, token, clusters.c.status == "Active", ~busy, clusters.c.used_at <= oldest
+        )
 
     def overdue(self, tx: Any, uuid: str, token: int, *, seconds: float, without: Sequence[str]) -> bool:
         """Flip a cluster to ``Deleting`` that has been in any other status for so long."""
         oldest = now() - int(seconds * MICROSECONDS)
-        return self._doom(tx, uuid, token, clusters.c.status.not_in(without), clusters.c.changed_at <= oldest)
+        return self._mark_for_termination(
+            tx, uuid, token, clusters.c.status.not_in(without), clusters.c.changed_at <= oldest
+        )
 
-    def _doom(self, tx: Any, uuid: str, token: int, *conditions: Any) -> bool:
+    def _mark_for_termination(self, tx: Any, uuid: str, token: int, *conditions: Any) -> bool:
         """Flip a cluster to ``Deleting`` under those conditions and the fence, and record its termination.
 
         :raises Conflict: it changed between two statements; the transaction must be rolled back.

@@ -18,7 +18,8 @@ from typing_extensions import override
 
 from moorage import errors
 from moorage.coordination.interface import PeriodicTask, TaskLease, TaskTools
-from moorage_plugins.data_processing.store import ENDED, DataStore
+from moorage_plugins.data_processing.statuses import ENDED
+from moorage_plugins.data_processing.store import DataStore
 
 __all__ = [
     "ClusterHealth",

@@ -10,7 +10,7 @@ from typing import ClassVar
 from typing_extensions import override
 
 from moorage.scheduling.interface import SKIP, Aggregate, Fleet, HostFilter, HostState, RequestSpec, Rows, Skip
-from moorage_plugins.filters.extra_specs import Condition, condition
+from moorage_plugins.filters.extra_specs import SpecCondition, condition
 
 __all__ = [
     "AggregateImagePropertiesIsolationFilter",
@@ -112,7 +112,7 @@ class AggregateInstanceExtraSpecsFilter(_AggregateFilter):
         return "its aggregates do not satisfy " + ", ".join(missing)
 
 
-def _conditions(spec: RequestSpec) -> dict[str, Condition]:
+def _conditions(spec: RequestSpec) -> dict[str, SpecCondition]:
     wanted = {}
     for name, text in spec.flavor.extra_specs.items():
         scope, colon, key = name.partition(":")
@@ -121,7 +121,7 @@ def _conditions(spec: RequestSpec) -> dict[str, Condition]:
     return wanted
 
 
-def _unsatisfied(aggregates: Aggregates, wanted: dict[str, Condition]) -> list[str]:
+def _unsatisfied(aggregates: Aggregates, wanted: dict[str, SpecCondition]) -> list[str]:
     return [
         f"{name} = {asked.text}"
         for name, asked in wanted.items()

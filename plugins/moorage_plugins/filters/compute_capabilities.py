@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from moorage import errors
 from moorage.scheduling.interface import SKIP, Fleet, HostFilter, HostState, RequestSpec, Rows, Skip
-from moorage_plugins.filters.extra_specs import Condition, condition
+from moorage_plugins.filters.extra_specs import SpecCondition, condition
 from moorage_plugins.filters.sets import COMPUTED, attribute, attribute_column
 
 __all__ = ["ComputeCapabilitiesFilter"]
@@ -35,7 +35,7 @@ class _Asked:
 
     key: str
     path: tuple[str, ...]
-    condition: Condition
+    condition: SpecCondition
     strict: bool
 
     def satisfied(self, value: Any, rest: Sequence[str]) -> bool:
@@ -102,7 +102,7 @@ def _asked(spec: RequestSpec, *, fleet: Fleet | None = None, host_state: HostSta
     return wanted
 
 
-def _bits(text: str) -> Condition:
+def _bits(text: str) -> SpecCondition:
     if len(text.split()) != 1:
         raise errors.InvalidInput(
             f"The extra spec {_BITS} = {text!r} of the flavor cannot be understood: it must be a number of bits.",

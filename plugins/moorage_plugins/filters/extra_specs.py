@@ -19,7 +19,7 @@ from typing import Any
 
 from moorage import errors
 
-__all__ = ["Condition", "condition"]
+__all__ = ["SpecCondition", "condition"]
 
 _NUMBERS: Mapping[str, Callable[[float, float], bool]] = {
     "=": operator.ge,
@@ -40,14 +40,14 @@ _TEXTS: Mapping[str, Callable[[str, str], bool]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Condition:
+class SpecCondition:
     """A condition that was understood."""
 
     text: str
     matches: Callable[[str], bool]
 
 
-def condition(key: str, text: str) -> Condition:
+def condition(key: str, text: str) -> SpecCondition:
     """The condition that an extra spec states.
 
     :raises InvalidInput: it can never be right; names the extra spec.
@@ -62,15 +62,15 @@ def condition(key: str, text: str) -> Condition:
 
 
 @functools.lru_cache(4096)
-def _parsed(text: str) -> Condition:
+def _parsed(text: str) -> SpecCondition:
     words = text.split()
     known = words and (words[0] in _NUMBERS or words[0] in _TEXTS or words[0] in ("<or>", "<all-in>"))
     if not known:
-        return Condition(text, lambda value: value == text)
+        return SpecCondition(text, lambda value: value == text)
     name, operands = words[0], words[1:]
     if not operands:
         raise ValueError(f"nothing stands after {name}")
-    return Condition(text, _comparison(name, operands))
+    return SpecCondition(text, _comparison(name, operands))
 
 
 def _comparison(name: str, operands: list[str]) -> Callable[[str], bool]:

@@ -11,7 +11,7 @@ import prometheus_client
 from typing_extensions import override
 
 from moorage import errors
-from moorage.observers.interface import ClaimRefused, Notice, Observer, ObserverTools, RequestDecided
+from moorage.observers.interface import ClaimRefused, Notice, Observer, ObserverTools, RequestDecided, WorkReported
 
 __all__ = ["MetricsObserver"]
 
@@ -22,7 +22,7 @@ class MetricsObserver(Observer):
     """Counts events in a file for each process, which node_exporter's textfile collector (and anybody else) can read.
 
     ``moorage_events_total`` by kind, ``moorage_claims_refused_total`` by reason, ``moorage_request_attempts`` (claims that a
-    decision took), ``moorage_events_dropped``. The file is replaced as a whole,
+    decision took), ``moorage_events_dropped``, and ``moorage_operation*`` of each work loop. The file is replaced as a whole,
     after half a second of quiet and every ``interval`` seconds.
     """
 
@@ -56,6 +56,15 @@ class MetricsObserver(Observer):
             tuple(labels),
             registry=self._registry,
         ).labels(**labels)
+        self._operations = self._counter(
+            "moorage_operations", "Operations, by what became of them", "service", "outcome"
+        )
+        self._seconds = self._counter(
+            "moorage_operation_seconds", "Time that operations took which have ended", "service"
+        )
+        self._waiting = self._gauge("moorage_operations_waiting", "Operations in a queue", "service")
+        self._running = self._gauge("moorage_operations_running", "Operations that are held", "service")
+        self._longest = self._gauge("moorage_operation_longest_seconds", "Age of the oldest held operation", "service")
         self._labels = labels
 
     @override
@@ -67,6 +76,8 @@ class MetricsObserver(Observer):
             self._refused.labels(**self._labels, reason=event.reason).inc()
         elif isinstance(event, RequestDecided):
             self._attempts.observe(event.attempts)
+        elif isinstance(event, WorkReported):
+            self._count_work(event)
         if self.tools.clock.monotonic() - self._written >= self._interval:
             self.flush()
 
@@ -79,8 +90,20 @@ class MetricsObserver(Observer):
     def close(self) -> None:
         self.flush()
 
-    def _counter(self, name: str, text: str, label: str) -> prometheus_client.Counter:
-        return prometheus_client.Counter(name, text, ("binary", "host", label), registry=self._registry)
+    def _count_work(self, event: WorkReported) -> None:
+        labels = {**self._labels, "service": event.service}
+        for outcome, number in {"taken": event.taken, "hung": event.hung, **event.ended}.items():
+            self._operations.labels(**labels, outcome=outcome).inc(number)
+        self._seconds.labels(**labels).inc(event.milliseconds / 1000)
+        self._waiting.labels(**labels).set(event.waiting)
+        self._running.labels(**labels).set(event.running)
+        self._longest.labels(**labels).set(event.longest_milliseconds / 1000)
+
+    def _counter(self, name: str, text: str, *labels: str) -> prometheus_client.Counter:
+        return prometheus_client.Counter(name, text, ("binary", "host", *labels), registry=self._registry)
+
+    def _gauge(self, name: str, text: str, *labels: str) -> prometheus_client.Gauge:
+        return prometheus_client.Gauge(name, text, ("binary", "host", *labels), registry=self._registry)
 
 
 def _plain(text: str) -> str:

@@ -31,6 +31,24 @@ _METRICS: Sequence[cfg.Opt] = (
 )
 
 
+_NOTIFICATIONS: Sequence[cfg.Opt] = (
+    cfg.StrOpt(
+        "transport_url",
+        mutable=True,
+        default="",
+        secret=True,
+        help="The broker that the observer notifications sends to, as a URL of oslo.messaging: "
+        "rabbit://user:password@host:5672/vhost. Empty: that of [rpc] transport_url.",
+    ),
+    cfg.ListOpt(
+        "topics",
+        mutable=True,
+        default=["versioned_notifications"],
+        help="The topics that notifications are sent to, with the priority info.",
+    ),
+)
+
+
 def list_opts() -> Sequence[tuple[str, Sequence[cfg.Opt]]]:
     """Options by group."""
-    return [("observer_log", _LOG), ("observer_metrics", _METRICS)]
+    return [("observer_log", _LOG), ("observer_metrics", _METRICS), ("observer_notifications", _NOTIFICATIONS)]

@@ -22,7 +22,7 @@ from moorage.allocation.interface import (
 )
 from moorage_plugins.stores.checks import refusal
 
-__all__ = ["SHARING", "STEPS", "Fleet", "Place", "Search", "find"]
+__all__ = ["SHARING", "STEPS", "ProviderForest", "ProviderNode", "Search", "find"]
 
 #: The trait of a provider that offers its resources to all who are in one of its aggregates.
 SHARING = "MISC_SHARES_VIA_AGGREGATE"
@@ -31,7 +31,7 @@ STEPS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ProviderNode:
     """A provider with all that decides whether something fits there. ``summary.provider`` has its inventories."""
 
     summary: ProviderSummary
@@ -63,20 +63,20 @@ class Place:
         return all(each & self.aggregates for each in member_of)
 
 
-class Fleet:
+class ProviderForest:
     """Providers in trees, and who shares with whom. Whole trees, with all that share with one of them.
 
     :param places: in the order in which candidates shall name them.
     """
 
-    def __init__(self, places: Iterable[Place]) -> None:
-        self.places: dict[str, Place] = {each.uuid: each for each in places}
-        self.trees: dict[str, list[Place]] = {}
+    def __init__(self, places: Iterable[ProviderNode]) -> None:
+        self.places: dict[str, ProviderNode] = {each.uuid: each for each in places}
+        self.trees: dict[str, list[ProviderNode]] = {}
         for each in self.places.values():
             self.trees.setdefault(each.root, []).append(each)
         self._sharing = [each for each in self.places.values() if SHARING in each.traits and each.aggregates]
 
-    def sharing_with(self, root: str) -> list[Place]:
+    def sharing_with(self, root: str) -> list[ProviderNode]:
         """Sharing providers of other trees that a tree may take of."""
         if not self._sharing:
             return []
@@ -126,7 +126,7 @@ class Search:
 
 
 def find(
-    query: CandidateQuery, fleet: Fleet, anchors: Iterable[str], rule: str, search: Search | None = None
+    query: CandidateQuery, fleet: ProviderForest, anchors: Iterable[str], rule: str, search: Search | None = None
 ) -> Iterator[Candidate]:
     """Candidates anchor by anchor, without ``limit``; the same one of a second anchor is not named again.
 
@@ -148,7 +148,9 @@ def find(
                     yield candidate
 
 
-def _of_anchor(query: CandidateQuery, fleet: Fleet, root: Place, rule: str, search: Search) -> Iterator[Candidate]:
+def _of_anchor(
+    query: CandidateQuery, fleet: ProviderForest, root: ProviderNode, rule: str, search: Search
+) -> Iterator[Candidate]:
     offered = [*fleet.trees[root.uuid], *fleet.sharing_with(root.uuid)]
     options: list[list[_Option]] = []
     spread: Iterator[_Option] | None = None
@@ -175,7 +177,12 @@ def _of_anchor(query: CandidateQuery, fleet: Fleet, root: Place, rule: str, sear
 
 
 def _spread(
-    group: RequestGroup, fleet: Fleet, root: Place, offered: Sequence[Place], rule: str, search: Search
+    group: RequestGroup,
+    fleet: ProviderForest,
+    root: ProviderNode,
+    offered: Sequence[ProviderNode],
+    rule: str,
+    search: Search,
 ) -> Iterator[_Option]:
     """The group without a suffix: each class of any provider, and the traits of all of them together."""
     if group.in_tree is not None and not _same_tree(fleet, group.in_tree, root.uuid):
@@ -206,7 +213,7 @@ def _spread(
             yield _Option(taken, frozenset(each.uuid for each in chosen))
 
 
-def _fulfils(group: RequestGroup, fleet: Fleet, place: Place, rule: str) -> bool:
+def _fulfils(group: RequestGroup, fleet: ProviderForest, place: ProviderNode, rule: str) -> bool:
     """The provider alone fulfils a group with a suffix."""
     return (
         not group.forbidden & place.traits
@@ -218,19 +225,19 @@ def _fulfils(group: RequestGroup, fleet: Fleet, place: Place, rule: str) -> bool
     )
 
 
-def _alone(group: RequestGroup, place: Place) -> _Option:
+def _alone(group: RequestGroup, place: ProviderNode) -> _Option:
     taken = {(place.uuid, name): amount for name, amount in group.resources.items()}
     return _Option(taken, frozenset({place.uuid}))
 
 
-def _same_tree(fleet: Fleet, uuid: str, root: str) -> bool:
+def _same_tree(fleet: ProviderForest, uuid: str, root: str) -> bool:
     place = fleet.places.get(uuid)
     return place is not None and place.root == root
 
 
 def _combine(
     query: CandidateQuery,
-    fleet: Fleet,
+    fleet: ProviderForest,
     options: Sequence[Sequence[_Option]],
     taken: Mapping[tuple[str, str], int],
     chosen: tuple[_Option, ...],
@@ -263,7 +270,7 @@ def _add(taken: dict[tuple[str, str], int], option: _Option) -> bool:
     return overlaps
 
 
-def _in_subtrees(query: CandidateQuery, fleet: Fleet, mappings: Mapping[str, Sequence[str]]) -> bool:
+def _in_subtrees(query: CandidateQuery, fleet: ProviderForest, mappings: Mapping[str, Sequence[str]]) -> bool:
     """Of the providers that ``same_subtree`` joins, one is above all the others."""
     for suffixes in query.same_subtree:
         uuids = {uuid for suffix in suffixes for uuid in mappings.get(suffix, ())}
@@ -273,7 +280,7 @@ def _in_subtrees(query: CandidateQuery, fleet: Fleet, mappings: Mapping[str, Seq
     return True
 
 
-def _flat(fleet: Fleet, taken: Iterable[tuple[str, str]]) -> bool:
+def _flat(fleet: ProviderForest, taken: Iterable[tuple[str, str]]) -> bool:
     """Nothing is taken of two providers of one tree."""
     uuids = {uuid for uuid, _ in taken}
     return len({fleet.places[uuid].root for uuid in uuids}) == len(uuids)

@@ -146,6 +146,7 @@ def as_change(request: ClaimRequest) -> AllocationChange:
         request.request_id,
         request.lifetime,
         request.residents,
+        enforce_quota=request.enforce_quota,
     )
 
 

@@ -76,7 +76,9 @@ class ResourceClasses:
         return dict(_STANDARD_NAMES) | {row.id: str(row.name) for row in tx.execute(_NAMED)}
 
     def hold(self, tx: sa.Connection, numbers: Iterable[int]) -> None:
-        """Keep the classes from being deleted until ``tx`` ends. For who adds inventories; after everything else.
+        """Keep the classes from being deleted until ``tx`` ends.
+
+        For who adds inventories, after everything else but last writes; and for who sets a limit, before everything else.
 
         :raises NotFound: one was deleted.
         """

@@ -16,7 +16,6 @@ from typing_extensions import override
 from moorage import errors
 from moorage.allocation.interface import (
     AllocationItem,
-    Capability,
     ClaimOutcome,
     ClaimRequest,
     Companion,
@@ -26,6 +25,7 @@ from moorage.allocation.interface import (
     Merge,
     ProviderUsage,
     ResourceProvider,
+    StoreCapability,
 )
 from moorage_plugins.stores.checks import as_change, check_class, check_providers, check_request
 from moorage_plugins.stores.memory_candidates import MemoryCandidates
@@ -40,7 +40,7 @@ class MemoryStore(MemoryCatalogue, MemoryNames, MemoryLedger, MemoryPools, Memor
     """Claims in the memory of one process. A companion is called with None, under the lock; its error undoes the claim."""
 
     api_version: ClassVar[tuple[int, int]] = (2, 0)
-    capabilities: ClassVar[frozenset[Capability]] = frozenset()
+    capabilities: ClassVar[frozenset[StoreCapability]] = frozenset()
 
     # -- providers ------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ import itertools
 from typing_extensions import override
 
 from moorage.allocation.interface import CandidateQuery, CandidateSet, CandidateSource, ProviderSummary
-from moorage_plugins.stores.candidates import Fleet, Place, find
+from moorage_plugins.stores.candidates import ProviderForest, ProviderNode, find
 from moorage_plugins.stores.checks import candidate_limit
 from moorage_plugins.stores.memory_part import MemoryPart
 
@@ -25,8 +25,10 @@ class MemoryCandidates(MemoryPart, CandidateSource):
             self._check_classes(name for group in query.groups for name in group.resources)
             named = (each for group in query.groups for each in (group.forbidden, *group.required))
             self._check_traits(query.root_required.union(query.root_forbidden, *named))
-            fleet = Fleet(
-                Place(ProviderSummary(self._shown(row), dict(row.used), tuple(sorted(row.traits))), row.aggregates)
+            fleet = ProviderForest(
+                ProviderNode(
+                    ProviderSummary(self._shown(row), dict(row.used), tuple(sorted(row.traits))), row.aggregates
+                )
                 for row in sorted(self._providers.values(), key=lambda row: row.number)
             )
         roots = [each.uuid for each in fleet.places.values() if each.root == each.uuid]

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 
 from typing_extensions import override
@@ -200,6 +200,13 @@ class MemoryCatalogue(MemoryPart, InventoryEdits):
         with self._lock:
             row = self._get(uuid)
             return self._shown(row, items=False), tuple(sorted(row.traits))
+
+    @override
+    def traits_of(self, providers: Sequence[str]) -> Mapping[str, frozenset[str]]:
+        wanted = set(providers)
+        with self._lock:
+            found = {uuid: row.traits for uuid, row in self._providers.items() if uuid in wanted}
+        return {uuid: traits for uuid, traits in found.items() if traits}
 
     @override
     def set_traits(

@@ -14,7 +14,6 @@ from moorage import errors
 from moorage.allocation.interface import (
     AllocationChange,
     AllocationItem,
-    Capability,
     ClaimOutcome,
     ClaimRequest,
     Companion,
@@ -24,6 +23,7 @@ from moorage.allocation.interface import (
     Merge,
     ProviderUsage,
     ResourceProvider,
+    StoreCapability,
 )
 from moorage.clock import Clock
 from moorage.db import Database, Duplicate
@@ -33,10 +33,11 @@ from moorage_plugins.stores.providers import DeletedMeanwhile, ensure
 from moorage_plugins.stores.sql_candidates import SqlCandidates
 from moorage_plugins.stores.sql_catalogue import SqlCatalogue
 from moorage_plugins.stores.sql_group import Group, Member, groupable
-from moorage_plugins.stores.sql_ledger import SqlLedger
+from moorage_plugins.stores.sql_ledger import SqlAllocationLedger
 from moorage_plugins.stores.sql_names import SqlNames
 from moorage_plugins.stores.sql_part import no_such_provider, shown
 from moorage_plugins.stores.sql_pools import SqlPools
+from moorage_plugins.stores.sql_quotas import SqlQuotas
 from moorage_plugins.stores.tables import allocations, resource_providers
 
 __all__ = ["SqlStore"]
@@ -54,14 +55,14 @@ _PROVIDERS = (
 _PROVIDERS_OF = _PROVIDERS.where(resource_providers.c.uuid.in_(sa.bindparam("uuids", expanding=True)))
 
 
-class SqlStore(SqlCatalogue, SqlNames, SqlLedger, SqlPools, SqlCandidates, FullStore):
+class SqlStore(SqlCatalogue, SqlNames, SqlAllocationLedger, SqlPools, SqlQuotas, SqlCandidates, FullStore):
     """Claims in SQLite, PostgreSQL or MariaDB; several hosts may use it at once.
 
     A claim of one provider costs four statements and a commit, one of k providers 2 + 2k, however many consumers they have.
     """
 
     api_version: ClassVar[tuple[int, int]] = (2, 0)
-    capabilities = frozenset({Capability.SHARED, Capability.DURABLE, Capability.SHARED_TRANSACTION})
+    capabilities = frozenset({StoreCapability.SHARED, StoreCapability.DURABLE, StoreCapability.SHARED_TRANSACTION})
 
     def __init__(self, *, conf: Any, database: Database, clock: Clock) -> None:
         super().__init__(conf=conf, database=database, clock=clock)
@@ -132,7 +133,7 @@ class SqlStore(SqlCatalogue, SqlNames, SqlLedger, SqlPools, SqlCandidates, FullS
     def replace(
         self, changes: Sequence[AllocationChange], companion: Companion | None = None
     ) -> tuple[ClaimOutcome, ...]:
-        if self._group is not None and len(changes) == 1 and groupable(changes[0]):
+        if self._group is not None and len(changes) == 1 and self._groupable(changes[0]):
             check_changes(changes)
             return (self._group.claim(changes[0], companion),)
         return super().replace(changes, companion)
@@ -141,9 +142,13 @@ class SqlStore(SqlCatalogue, SqlNames, SqlLedger, SqlPools, SqlCandidates, FullS
     def claim(self, request: ClaimRequest, companion: Companion | None = None) -> ClaimOutcome:
         check_request(request)
         change = as_change(request)
-        if self._group is not None and groupable(change):
+        if self._group is not None and self._groupable(change):
             return self._group.claim(change, companion)
         return self._persistently([change], (), companion)[0]
+
+    def _groupable(self, change: AllocationChange) -> bool:
+        """Claims of a project with limits are made alone: one that a limit refuses would undo all."""
+        return groupable(change) and not self._quotas.is_limited(change.project)
 
     def _alone(self, member: Member) -> ClaimOutcome:
         return self._persistently([member.change], (), member.companion)[0]

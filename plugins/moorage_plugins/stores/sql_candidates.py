@@ -25,7 +25,7 @@ from moorage.allocation.interface import (
     RequestGroup,
 )
 from moorage_plugins.stores import sql_filters, statements
-from moorage_plugins.stores.candidates import SHARING, Fleet, Place, Search, find
+from moorage_plugins.stores.candidates import SHARING, ProviderForest, ProviderNode, Search, find
 from moorage_plugins.stores.checks import candidate_limit
 from moorage_plugins.stores.sql_names import check_traits
 from moorage_plugins.stores.sql_part import SqlPart, shown
@@ -94,7 +94,7 @@ class _Anchors:
         one = sa.select(_MEMBER.c.id).where(_MEMBER.c.root_uuid == self._root.c.uuid, condition).limit(1)
         return one.correlate(self._root).scalar_subquery().is_not(None)
 
-    def shared_with(self, givers: Iterable[Place]) -> sa.ColumnElement[bool]:
+    def shared_with(self, givers: Iterable[ProviderNode]) -> sa.ColumnElement[bool]:
         """A provider of the root's tree is in an aggregate of one of them."""
         aggregates = frozenset().union(*(each.aggregates for each in givers))
         return self.in_tree(sql_filters.has_aggregate(aggregates, _MEMBER)) if aggregates else sa.false()
@@ -119,7 +119,7 @@ class SqlCandidates(SqlPart, CandidateSource):
         search = Search()
         for anchors in self._anchor_pages(tx, page, query.limit):
             known = {each.uuid for each in sharing}
-            fleet = Fleet([*sharing, *(each for each in self._places(tx, anchors) if each.uuid not in known)])
+            fleet = ProviderForest([*sharing, *(each for each in self._places(tx, anchors) if each.uuid not in known)])
             left = limit - len(found)
             more = list(itertools.islice(find(query, fleet, anchors, self._step_rule, search), left))
             found += more
@@ -142,7 +142,7 @@ class SqlCandidates(SqlPart, CandidateSource):
             after, size = rows[-1].id, min(2 * size, _LARGEST_PAGE)
 
     def _anchors(
-        self, tx: sa.Connection, query: CandidateQuery, numbers: Mapping[str, int], sharing: Sequence[Place]
+        self, tx: sa.Connection, query: CandidateQuery, numbers: Mapping[str, int], sharing: Sequence[ProviderNode]
     ) -> _Anchors:
         """What every anchor fulfils; who is shared with may fulfil more of it through others."""
         roots = [sql_filters.has_trait((name,), _ANY_ROOT) for name in sorted(query.root_required)]
@@ -166,7 +166,7 @@ class SqlCandidates(SqlPart, CandidateSource):
         page: _Anchors,
         group: RequestGroup,
         numbers: Mapping[str, int],
-        sharing: Sequence[Place],
+        sharing: Sequence[ProviderNode],
         shared_with: sa.ColumnElement[bool],
     ) -> Iterator[sa.ColumnElement[bool]]:
         for name, amount in group.resources.items():
@@ -180,7 +180,7 @@ class SqlCandidates(SqlPart, CandidateSource):
         for aggregates in group.member_of:
             yield sa.or_(page.in_tree(sql_filters.has_aggregate(aggregates, _MEMBER)), shared_with)
 
-    def _places(self, tx: sa.Connection, roots: Sequence[str]) -> list[Place]:
+    def _places(self, tx: sa.Connection, roots: Sequence[str]) -> list[ProviderNode]:
         """All providers of the trees."""
         if not roots:
             return []
@@ -194,7 +194,7 @@ class SqlCandidates(SqlPart, CandidateSource):
             items = inventories.get(row.id, [])
             used = {item.resource_class: amount for item, amount in items}
             summary = ProviderSummary(shown(row, items), used, tuple(traits.get(row.id, ())))
-            found.append(Place(summary, frozenset(aggregates.get(row.id, ()))))
+            found.append(ProviderNode(summary, frozenset(aggregates.get(row.id, ()))))
         return found
 
 

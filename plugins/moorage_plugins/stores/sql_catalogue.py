@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import sqlalchemy as sa
@@ -37,6 +37,11 @@ _AGGREGATES_OF = (
     sa.select(provider_aggregates.c.aggregate_uuid)
     .where(provider_aggregates.c.resource_provider_id == sa.bindparam("of_provider"))
     .order_by(provider_aggregates.c.aggregate_uuid)
+)
+_TRAITS_OF_MANY = (
+    sa.select(resource_providers.c.uuid, provider_traits.c.trait)
+    .join_from(resource_providers, provider_traits, provider_traits.c.resource_provider_id == resource_providers.c.id)
+    .where(resource_providers.c.uuid.in_(sa.bindparam("uuids", expanding=True)))
 )
 _ADD_TRAITS = sa.insert(provider_traits)
 _ADD_AGGREGATES = sa.insert(provider_aggregates)
@@ -161,6 +166,17 @@ class SqlCatalogue(SqlPart, InventoryEdits):
     @override
     def provider_traits(self, uuid: str) -> tuple[ResourceProvider, tuple[str, ...]]:
         return self._with(uuid, _TRAITS_OF)
+
+    @override
+    def traits_of(self, providers: Sequence[str]) -> Mapping[str, frozenset[str]]:
+        found: dict[str, set[str]] = {}
+        with self._database.read() as tx:
+            for uuid, trait in tx.execute(_TRAITS_OF_MANY, {"uuids": list(providers)}):
+                found.setdefault(uuid, set()).add(trait)
+        # Nodes of one kind have equal traits: one set for all of them.
+        known: dict[frozenset[str], frozenset[str]] = {}
+        frozen = ((uuid, frozenset(traits)) for uuid, traits in found.items())
+        return {uuid: known.setdefault(traits, traits) for uuid, traits in frozen}
 
     @override
     def set_traits(

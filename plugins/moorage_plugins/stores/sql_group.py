@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 
+from oslo_context import context as oslo_context
+
 from moorage import threads
 from moorage.allocation.interface import AllocationChange, ClaimOutcome, Companion, Expect
 
@@ -24,6 +26,8 @@ class Member:
 
     change: AllocationChange
     companion: Companion | None
+    #: The request of the claim; another request's thread may make the claim.
+    context: oslo_context.RequestContext | None = field(default_factory=oslo_context.get_current)
     outcome: ClaimOutcome | None = None
     error: BaseException | None = None
     #: The transaction of all was refused.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The part of the sql store that takes room and gives it back: the conditional claim of the design.
+"""The part of the sql store that takes resources and exchanges them: the conditional claim of the design.
 
 One transaction: the rows of the consumers, in the order of their uuids; then, for each provider in the order of its id, a raise of
 its generation (which makes the claimers of that provider take turns), ONE statement that gives back what is held of it, and
@@ -28,25 +28,23 @@ from moorage import errors
 from moorage.allocation.interface import (
     AllocationChange,
     AllocationItem,
-    AllocationLedger,
     ClaimOutcome,
     Companion,
-    Consumer,
-    ConsumerHolding,
     Expect,
     GenerationConflict,
     InventoryChange,
     InventoryItem,
-    ProviderHolding,
-    UsageTotal,
 )
-from moorage.db import MICROSECONDS
+from moorage.context import acting_for
+from moorage.db import JournalEvent, record
 from moorage_plugins.stores import providers, statements
 from moorage_plugins.stores.checks import check_changes, check_reshape, refusals, steps_of_reshape
+from moorage_plugins.stores.quota_counter import CountedBefore
 from moorage_plugins.stores.sql_group import Member
-from moorage_plugins.stores.sql_part import SqlPart, no_such_provider, shown
+from moorage_plugins.stores.sql_holdings import SqlHoldings, counted_before, microseconds, parameters
+from moorage_plugins.stores.sql_part import no_such_provider
 
-__all__ = ["SqlLedger"]
+__all__ = ["SqlAllocationLedger"]
 
 LOG = logging.getLogger(__name__)
 
@@ -61,6 +59,10 @@ class _RacedError(Exception):
 
 class _StaleError(Exception):
     """Inside of a change: the remembered id of a provider is not its id any more."""
+
+
+class _LimitedError(Exception):
+    """Inside of a change: no turn was taken, perhaps because a project has limits."""
 
 
 class _Try(enum.Enum):
@@ -81,7 +83,7 @@ class _AtProvider:
     seen: int | None = None
 
 
-class SqlLedger(SqlPart, AllocationLedger):
+class SqlAllocationLedger(SqlHoldings):
     """Claims, changes of claims, leases on consumers."""
 
     # -- changing -------------------------------------------------------------------------------------------------
@@ -107,6 +109,11 @@ class SqlLedger(SqlPart, AllocationLedger):
                 return self._database.run(lambda tx, how=how: self._change(tx, changes, inventories, companion, how))  # type: ignore[misc]
             except _RacedError:
                 how = _Try.CHECKED
+            except GenerationConflict:
+                # An earlier try of the same request may have made the difference, at any of its consumers.
+                if how is _Try.CHECKED or all(each.request_id is None for each in changes):
+                    raise
+                how = _Try.CHECKED
             except _StaleError:
                 self._forget({uuid for each in changes for uuid in each.resources})
                 self._forget({each.provider for each in inventories})
@@ -129,11 +136,14 @@ class SqlLedger(SqlPart, AllocationLedger):
             repeated = self._repeated(tx, changes)
             if repeated is not None:
                 return repeated
+        counted: dict[str, Any] = {}
         known = [
-            each.consumer for each in sorted(changes, key=lambda each: each.consumer) if self._enter(tx, each, how)
+            each.consumer
+            for each in sorted(changes, key=lambda each: each.consumer)
+            if self._enter(tx, each, how, counted)
         ]
         held = tx.execute(statements.HELD_BY, {"consumers": known}).all() if known else []
-        rows = self._exchange(tx, changes, inventories, held)
+        rows, limited = self._exchange(tx, changes, inventories, held)
         if held:
             tx.execute(statements.DROP_ALLOCATIONS_OF, {"consumers": known})
         if rows:
@@ -141,13 +151,19 @@ class SqlLedger(SqlPart, AllocationLedger):
         for each in changes:
             if not each.resources and each.consumer in known:
                 tx.execute(statements.DROP_CONSUMER, {"of_consumer": each.consumer})
+        self._quotas.note(tx, changes, _counted_before(counted, held), limited)
         if companion is not None:
             companion(tx)
-        return self._outcomes(tx, changes, known)
+        outcomes = self._outcomes(tx, changes, known)
+        for each, outcome in zip(changes, outcomes, strict=True):
+            if each.resources or each.consumer in known:
+                _record(tx, each, outcome)
+        return outcomes
 
-    def _enter(self, tx: sa.Connection, change: AllocationChange, how: _Try) -> bool:
+    def _enter(self, tx: sa.Connection, change: AllocationChange, how: _Try, counted: dict[str, Any]) -> bool:
         """Write the consumer's row, so that nobody else changes what it holds; whether there was one.
 
+        :param counted: gets the row as it was if the limits of its project count the consumer.
         :raises GenerationConflict: it is not the expected one.
         """
         hopeful = how is _Try.OPTIMISTIC and change.expected is Expect.ANYTHING and change.resources
@@ -159,19 +175,24 @@ class SqlLedger(SqlPart, AllocationLedger):
             "new_user": change.user,
             "new_type": change.consumer_type,
             "new_request": change.request_id,
-            "new_lifetime": _microseconds(change.lifetime),
+            "new_lifetime": microseconds(change.lifetime),
         }
         if isinstance(change.expected, int):
             values["of_generation"] = change.expected
-        if tx.execute(statements.change_consumer(isinstance(change.expected, int)), values).rowcount == 1:
+        expects = isinstance(change.expected, int)
+        if tx.execute(statements.change_consumer(expects, False), values).rowcount == 1:
             return True
         row = tx.execute(statements.CONSUMER, {"of_consumer": change.consumer}).first()
+        if row is not None and row.counted:
+            stays = change.project in (None, row.project_id)
+            values |= {"of_project": row.project_id, "new_counted": int(stays)}
+            if tx.execute(statements.change_consumer(expects, True), values).rowcount == 1:
+                counted[change.consumer] = row
+                return True
         if row is None and change.expected is Expect.ANYTHING:
             return self._create(tx, change) if change.resources else False
         if row is not None and (row.consumer_generation == change.expected or change.expected is Expect.ANYTHING):
             raise _RacedError
-        if how is _Try.OPTIMISTIC and change.request_id is not None:
-            raise _RacedError  # an earlier try of the same request may have made the difference
         raise _conflict(change, row)
 
     def _create(self, tx: sa.Connection, change: AllocationChange) -> bool:
@@ -185,7 +206,7 @@ class SqlLedger(SqlPart, AllocationLedger):
             if change.lifetime is None:
                 tx.execute(statements.ADD_CONSUMER, values)
             else:
-                tx.execute(statements.ADD_LEASED_CONSUMER, values | {"new_lifetime": _microseconds(change.lifetime)})
+                tx.execute(statements.ADD_LEASED_CONSUMER, values | {"new_lifetime": microseconds(change.lifetime)})
         except db_errors.DBDuplicateEntry as error:
             raise _RacedError from error
         return False
@@ -241,11 +262,15 @@ class SqlLedger(SqlPart, AllocationLedger):
         changes: Sequence[AllocationChange],
         inventories: Sequence[InventoryChange],
         held: Sequence[Any],
-    ) -> list[dict[str, Any]]:
-        """At each provider, in the order of ids: take the turn, give back, take. The allocations to store."""
+    ) -> tuple[list[dict[str, Any]], set[str]]:
+        """At each provider, in the order of ids: take the turn, give back, take.
+
+        The allocations to store, and the projects that have limits.
+        """
         plans, allocations = self._plans(tx, changes, inventories, held)
         reshaped = {each.provider: each for each in inventories}
         added: set[int] = set()
+        unlimited, limited = self._limits(tx, changes)
         for number in sorted(plans):
             plan = plans[number]
             change = reshaped.get(plan.uuid)
@@ -254,16 +279,43 @@ class SqlLedger(SqlPart, AllocationLedger):
                     raise _StaleError  # deleted and made anew since its id was remembered
                 added |= self._reshape(tx, number, change, keep=True)
             else:
-                _take_turn(tx, number, plan)
+                limited |= self._first_turn(tx, number, plan, unlimited)
+                unlimited = ""
             if plan.gives:
-                tx.execute(statements.release(len(plan.gives)), _values(number, plan.gives))
+                tx.execute(statements.release(len(plan.gives)), parameters(number, plan.gives))
             self._take(tx, number, plan)
             if change is not None:
                 self._reshape(tx, number, change, keep=False)
                 steps = steps_of_reshape(change.items, bool(plan.gives or plan.takes))
                 tx.execute(statements.MORE_GENERATIONS, {"of_provider": number, "of_steps": steps - 1})
         self._classes.hold(tx, added)
-        return allocations
+        if unlimited:
+            # All providers are reshaped, so no turn has asked.
+            limited |= self._quotas.look(tx, [unlimited])
+        return allocations, limited
+
+    def _limits(self, tx: sa.Connection, changes: Sequence[AllocationChange]) -> tuple[str, set[str]]:
+        """Of the projects that take something: the one for which the first turn asks (empty: none), and those that have limits.
+
+        What is remembered is read here, once in a transaction: another thread may change it at any time. Of several projects that
+        are not known to have limits a statement asks. They are rare: changes of several consumers, and claims made together.
+        """
+        projects = {each.project for each in changes if each.project and each.resources}
+        limited = {each for each in projects if self._quotas.is_limited(each)}
+        unknown = projects - limited
+        if len(unknown) > 1:
+            return "", limited | self._quotas.look(tx, unknown)
+        return (unknown.pop() if unknown else ""), limited
+
+    def _first_turn(self, tx: sa.Connection, number: int, plan: _AtProvider, unlimited: str) -> set[str]:
+        """As :func:`_take_turn`; the project, if it has limits."""
+        try:
+            _take_turn(tx, number, plan, unlimited)
+        except _LimitedError:
+            found = self._quotas.look(tx, [unlimited])
+            _take_turn(tx, number, plan)
+            return found
+        return set()
 
     def _take(self, tx: sa.Connection, number: int, plan: _AtProvider) -> None:
         before = dict(plan.gives)
@@ -271,7 +323,7 @@ class SqlLedger(SqlPart, AllocationLedger):
             # Above capacity only as far as the consumers held it before.
             lowers = [of_class for of_class, amount in wanted.items() if amount <= before.get(of_class, 0)]
             statement = statements.take(len(wanted), self._step_rule, bool(lowers))
-            values = dict(_values(number, wanted))
+            values = dict(parameters(number, wanted))
             if lowers:
                 values |= {f"lowers_{place}": int(of_class in lowers) for place, of_class in enumerate(wanted)}
             if tx.execute(statement, values).rowcount != len(wanted):
@@ -417,133 +469,50 @@ class SqlLedger(SqlPart, AllocationLedger):
 
     def _claim_together(self, tx: sa.Connection, members: Sequence[Member]) -> Sequence[ClaimOutcome]:
         changes = sorted((each.change for each in members), key=lambda each: each.consumer)
-        leased = [_new_consumer(each) | {"new_lifetime": _microseconds(each.lifetime)} for each in changes]
+        leased = [_new_consumer(each) | {"new_lifetime": microseconds(each.lifetime)} for each in changes]
         tx.execute(statements.ADD_LEASED_CONSUMER, leased)
         plans, rows = self._plans(tx, changes, (), ())
+        unlimited, limited = self._limits(tx, changes)
         for number in sorted(plans):
             plan = plans[number]
-            _take_turn(tx, number, plan)
+            limited |= self._first_turn(tx, number, plan, unlimited)
+            unlimited = ""
             # Those that want the same of it take it in one statement.
             for amounts, times in collections.Counter(tuple(sorted(each.items())) for each in plan.takes).items():
                 taken = statements.take(len(amounts), self._step_rule, False, True)
-                values = {**_values(number, dict(amounts)), "times": times}
+                values = {**parameters(number, dict(amounts)), "times": times}
                 if tx.execute(taken, values).rowcount != len(amounts):
                     raise _RefusedError
         tx.execute(statements.ADD_ALLOCATIONS, rows)
+        self._quotas.note(tx, changes, {}, limited)
         for each in members:
             if each.companion is not None:
-                each.companion(tx)
-        return self._outcomes(tx, [each.change for each in members], ())
-
-    # -- reading --------------------------------------------------------------------------------------------------
-
-    @override
-    def consumer(self, uuid: str) -> ConsumerHolding | None:
-        with self._database.read() as tx:
-            row = tx.execute(statements.CONSUMER, {"of_consumer": uuid}).first()
-            if row is None:
-                return None
-            held = tx.execute(statements.HELD_BY, {"consumers": [uuid]}).all()
-            names = self._classes.names(tx, {each.resource_class_id for each in held})
-        return ConsumerHolding(
-            _consumer(row),
-            tuple(AllocationItem(each.uuid, uuid, names[each.resource_class_id], each.used) for each in held),
-            {each.uuid: shown(each) for each in held},
-        )
-
-    @override
-    def consumers(self, *, after: str = "", limit: int = 1000) -> list[Consumer]:
-        with self._database.read() as tx:
-            return [
-                _consumer(row)
-                for row in tx.execute(statements.CONSUMER_PAGE, {"after": after, "of_limit": limit}).all()
-            ]
-
-    @override
-    def provider_holding(self, uuid: str) -> ProviderHolding:
-        with self._database.read() as tx:
-            row = self._provider_row(tx, uuid)
-            held = tx.execute(statements.HELD_OF, {"of_provider": row.id}).all()
-            names = self._classes.names(tx, {each.resource_class_id for each in held})
-        return ProviderHolding(
-            shown(row),
-            tuple(AllocationItem(uuid, each.consumer_uuid, names[each.resource_class_id], each.used) for each in held),
-            {each.consumer_uuid: _consumer(each) for each in held},
-        )
-
-    @override
-    def project_usages(
-        self, project: str, *, user: str | None = None, consumer_type: str | None = None
-    ) -> list[UsageTotal]:
-        with self._database.read() as tx:
-            counts, sums = (
-                tx.execute(query).all() for query in statements.project_usages(project, user, consumer_type)
-            )
-            names = self._classes.names(tx, {row.resource_class_id for row in sums})
-        totals: dict[str, dict[str, int]] = {}
-        for row in sums:
-            totals.setdefault(row.consumer_type, {})[names[row.resource_class_id]] = int(row.used)
-        return [UsageTotal(row.consumer_type, row.consumers, totals.get(row.consumer_type, {})) for row in counts]
-
-    # -- leases ---------------------------------------------------------------------------------------------------
-
-    @override
-    def renew(self, consumer: str, lifetime: float | None) -> bool:
-        values = {"of_consumer": consumer, "new_lifetime": _microseconds(lifetime)}
-        return self._database.run(lambda tx: tx.execute(statements.RENEW, values).rowcount == 1)
-
-    @override
-    def expire(self, limit: int = 100) -> list[str]:
-        with self._database.read() as tx:
-            overdue = list(tx.execute(statements.OVERDUE, {"of_limit": limit}).scalars())
-        return [
-            uuid
-            for uuid in overdue
-            if self._database.run(lambda tx, uuid=uuid: self._drop(tx, uuid, statements.DROP_OVERDUE))  # type: ignore[misc]
-        ]
-
-    def _drop(
-        self,
-        tx: sa.Connection,
-        consumer: str,
-        statement: sa.Delete = statements.DROP_CONSUMER,
-        residents: Sequence[str] = (),
-    ) -> bool:
-        """Give back all that a consumer holds whose row the statement deletes; False when it deletes none.
-
-        :param residents: nodes that the consumer leaves, whether it holds anything of them or not.
-        """
-        # The consumer's row first: of two releases at once the second waits here, and then finds nothing.
-        dropped = tx.execute(statement, {"of_consumer": consumer}).rowcount == 1
-        held = self._give_back(tx, consumer) if dropped else set()
-        for uuid in sorted(set(residents) - held):
-            tx.execute(statements.LEAVE, {"of_uuid": uuid})
-        return dropped
-
-    def _give_back(self, tx: sa.Connection, consumer: str) -> set[str]:
-        """Give back all that a consumer holds; the providers of which it held anything."""
-        held: dict[tuple[int, str], dict[int, int]] = {}
-        for row in tx.execute(statements.HELD_BY, {"consumers": [consumer]}).all():
-            held.setdefault((row.id, row.uuid), {})[row.resource_class_id] = row.used
-        for (number, uuid), amounts in held.items():
-            tx.execute(statements.GIVERS_TURN, {"of_provider": number, "of_uuid": uuid})
-            tx.execute(statements.release(len(amounts)), _values(number, amounts))
-        tx.execute(statements.DROP_ALLOCATIONS, {"of_consumer": consumer})
-        return {uuid for _, uuid in held}
+                with acting_for(each.context):
+                    each.companion(tx)
+        outcomes = self._outcomes(tx, [each.change for each in members], ())
+        for each, outcome in zip(members, outcomes, strict=True):
+            with acting_for(each.context):
+                _record(tx, each.change, outcome)
+        return outcomes
 
 
-def _take_turn(tx: sa.Connection, number: int, plan: _AtProvider) -> None:
+def _take_turn(tx: sa.Connection, number: int, plan: _AtProvider, unlimited: str = "") -> None:
     """Write the provider's row, so that no other transaction changes its counters or residents.
 
+    :param unlimited: a project that is taken to have no limits.
     :raises ResidentsChanged: its residents have another version than was seen.
     """
-    key = {"of_provider": number, "of_uuid": plan.uuid}
+    key: dict[str, Any] = {"of_provider": number, "of_uuid": plan.uuid}
+    if unlimited:
+        key["of_project"] = unlimited
     if plan.seen is None:
         taken = tx.execute(statements.BUMP_GENERATION, key).rowcount == 1
     else:
         taken = tx.execute(statements.BUMP_GENERATION_IF_SEEN, {**key, "of_residents": plan.seen}).rowcount == 1
     if taken:
         return
+    if unlimited:
+        raise _LimitedError
     # A provider that was deleted and created again has another id under its uuid.
     if plan.seen is None or tx.execute(statements.PROVIDER_ID, {"of_uuid": plan.uuid}).scalar() != number:
         raise _StaleError
@@ -551,6 +520,14 @@ def _take_turn(tx: sa.Connection, number: int, plan: _AtProvider) -> None:
         f"The instances of node {plan.uuid} changed since the filters judged them. Ask the filters again.",
         provider=plan.uuid,
     )
+
+
+def _counted_before(rows: Mapping[str, Any], held: Sequence[Any]) -> dict[str, CountedBefore]:
+    """What the limits counted of changed consumers, by consumer."""
+    return {
+        uuid: counted_before(row, ({each.resource_class_id: each.used} for each in held if each.consumer_id == uuid))
+        for uuid, row in rows.items()
+    }
 
 
 def _conflict(change: AllocationChange, row: Any) -> GenerationConflict:
@@ -567,6 +544,13 @@ def _conflict(change: AllocationChange, row: Any) -> GenerationConflict:
     return GenerationConflict(message, consumer=change.consumer, expected=expected, present=present)
 
 
+def _record(tx: sa.Connection, change: AllocationChange, outcome: ClaimOutcome) -> None:
+    """Record what a consumer holds from now on. The event names providers, so it is shown to readers of the system only."""
+    what = "change" if change.resources else "delete"
+    held = {uuid: dict(amounts) for uuid, amounts in change.resources.items()}
+    record(tx, JournalEvent(f"claim.{what}", f"claim/{change.consumer}", outcome.consumer_generation, {"holds": held}))
+
+
 def _new_consumer(change: AllocationChange) -> dict[str, Any]:
     return {
         "uuid": change.consumer,
@@ -574,28 +558,6 @@ def _new_consumer(change: AllocationChange) -> dict[str, Any]:
         "project_id": change.project or "",
         "user_id": change.user or "",
         "request_id": change.request_id,
+        # Alone, a consumer counts with itself.
+        "counts_with": None if change.counts_with == change.consumer else change.counts_with,
     }
-
-
-def _consumer(row: Any) -> Consumer:
-    return Consumer(
-        row.consumer_uuid,
-        row.consumer_generation,
-        row.project_id,
-        row.user_id,
-        row.consumer_type,
-        row.consumer_updated_at,
-        row.expires_at,
-    )
-
-
-def _microseconds(lifetime: float | None) -> int | None:
-    return None if lifetime is None else int(lifetime * MICROSECONDS)
-
-
-def _values(number: int, amounts: Mapping[int, int]) -> Mapping[str, int]:
-    """The parameters of ``take`` and ``release``."""
-    values = {"of_provider": number}
-    for position, (of_class, amount) in enumerate(amounts.items()):
-        values[f"class_{position}"], values[f"amount_{position}"] = of_class, amount
-    return values

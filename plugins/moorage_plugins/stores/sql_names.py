@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The part of the sql store that keeps the names of resource classes and traits.
 
-Who gives a provider a custom class or trait writes that name's row, and who deletes the name writes it first too: so they take
-turns, and the look whether anybody has it counts.
+Who gives a provider a custom class or trait, or a project a limit of the class, writes that name's row, and who deletes the name
+writes it first too: so they take turns, and the look whether anybody has it counts.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from moorage_plugins.stores.checks import check_class
 from moorage_plugins.stores.classes import STANDARD_CLASSES, no_such_class
 from moorage_plugins.stores.rows import insert_unless_taken
 from moorage_plugins.stores.sql_part import SqlPart
-from moorage_plugins.stores.tables import inventories, provider_traits, resource_classes, traits
+from moorage_plugins.stores.tables import inventories, provider_traits, quotas, resource_classes, traits
 from moorage_plugins.stores.trait_names import STANDARD_TRAITS, check_trait, no_such_traits
 
 __all__ = ["SqlNames", "check_traits", "hold_traits"]
@@ -36,6 +36,7 @@ _RENAME_CLASS = (
     .values(name=sa.bindparam("new_name"), generation=resource_classes.c.generation + 1, updated_at=now())
 )
 _INVENTORIES_OF_CLASS = sa.select(sa.func.count()).where(inventories.c.resource_class_id == sa.bindparam("of_class"))
+_LIMITS_OF_CLASS = sa.select(sa.func.count()).where(quotas.c.resource_class_id == sa.bindparam("of_class"))
 _TRAITS = sa.select(traits.c.name, traits.c.updated_at)
 _ADD_TRAIT = sa.insert(traits).values(generation=0, updated_at=now())
 _HOLD_TRAITS = (
@@ -121,6 +122,14 @@ class SqlNames(SqlPart, NameCatalogue):
                     f"{count} providers have an inventory of resource class {name}; remove those first.",
                     resource_class=name,
                     holder=f"{count} inventories",
+                )
+            limits = tx.execute(_LIMITS_OF_CLASS, {"of_class": number}).scalar_one()
+            if limits:
+                raise errors.InUse(
+                    f"{limits} projects have a limit of resource class {name}; remove those first (moorage quota unset).",
+                    resource_class=name,
+                    holder=f"{limits} limits",
+                    limits=limits,
                 )
 
         self._database.run(work)

@@ -14,6 +14,7 @@ from moorage.clock import Clock
 from moorage.db import Database
 from moorage_plugins.stores import statements
 from moorage_plugins.stores.classes import ResourceClasses
+from moorage_plugins.stores.quota_counter import QuotaCounter
 from moorage_plugins.stores.tables import resource_providers
 
 __all__ = ["SqlPart", "no_such_provider", "shown"]
@@ -55,6 +56,7 @@ class SqlPart:
         self._max_candidates = int(conf.allocation.max_candidates)
         self._attempts = int(conf.allocation_sql.claim_attempts)
         self._classes = ResourceClasses()
+        self._quotas = QuotaCounter(self._classes)
         # uuid -> id of providers, as seen in committed rows; a use of it asks for the uuid again, so it may be outdated.
         self._ids: dict[str, int] = {}
         self._lock = threads.lock()

@@ -21,6 +21,7 @@ from moorage_plugins.stores.tables import (
     inventories,
     provider_aggregates,
     provider_traits,
+    quota_projects,
     resource_providers,
 )
 
@@ -36,8 +37,10 @@ __all__ = [
     "DROP_ALLOCATIONS",
     "DROP_ALLOCATIONS_OF",
     "DROP_CONSUMER",
+    "DROP_CONSUMER_RETURNING",
     "DROP_INVENTORIES",
     "DROP_OVERDUE",
+    "DROP_OVERDUE_RETURNING",
     "DROP_PROVIDER",
     "DROP_PROVIDER_AGGREGATES",
     "DROP_PROVIDER_TRAITS",
@@ -45,6 +48,8 @@ __all__ = [
     "HAS_CHILDREN",
     "HELD_BY",
     "HELD_OF",
+    "HOLD_CONSUMER",
+    "HOLD_OVERDUE",
     "INVENTORIES_OF",
     "LEAVE",
     "MORE_GENERATIONS",
@@ -73,6 +78,10 @@ _LARGE = sa.BigInteger
 
 ADD_CONSUMER = sa.insert(consumers).values(generation=1, created_at=now(), updated_at=now())
 DROP_CONSUMER = sa.delete(consumers).where(consumers.c.uuid == _OF_CONSUMER)
+#: Keeps a consumer from being changed, deleted or counted until the transaction ends.
+HOLD_CONSUMER = (
+    sa.update(consumers).where(consumers.c.uuid == _OF_CONSUMER).values(generation=consumers.c.generation + 1)
+)
 _LIFETIME = sa.bindparam("new_lifetime", type_=sa.BigInteger)
 ADD_LEASED_CONSUMER = ADD_CONSUMER.values(expires_at=now() + _LIFETIME)
 RENEW = sa.update(consumers).where(consumers.c.uuid == _OF_CONSUMER).values(expires_at=now() + _LIFETIME)
@@ -83,6 +92,7 @@ OVERDUE = (
     .limit(sa.bindparam("of_limit", type_=sa.Integer))
 )
 DROP_OVERDUE = DROP_CONSUMER.where(consumers.c.expires_at <= now())
+HOLD_OVERDUE = HOLD_CONSUMER.where(consumers.c.expires_at <= now())
 #: What is shown of a consumer; labelled, since it stands beside providers.
 consumer_columns = (
     consumers.c.uuid.label("consumer_uuid"),
@@ -91,9 +101,20 @@ consumer_columns = (
     consumers.c.user_id,
     consumers.c.consumer_type,
     consumers.c.request_id,
+    consumers.c.counted,
+    consumers.c.counts_with,
     consumers.c.updated_at.label("consumer_updated_at"),
     consumers.c.expires_at,
 )
+#: For databases that know DELETE ... RETURNING; MySQL does not.
+_COUNTED = (
+    consumers.c.uuid.label("consumer_uuid"),
+    consumers.c.project_id,
+    consumers.c.counted,
+    consumers.c.counts_with,
+)
+DROP_CONSUMER_RETURNING = DROP_CONSUMER.returning(*_COUNTED)
+DROP_OVERDUE_RETURNING = DROP_OVERDUE.returning(*_COUNTED)
 CONSUMER = sa.select(*consumer_columns).where(consumers.c.uuid == _OF_CONSUMER)
 CONSUMER_PAGE = (
     sa.select(*consumer_columns)
@@ -151,9 +172,16 @@ NEXT_RESIDENTS = {
 NEXT_GENERATION = {resource_providers.c.generation: resource_providers.c.generation + 1, **NEXT_RESIDENTS}
 #: A transaction that has raised the generation has the turn until it ends: all writers of a provider's counters begin with this.
 #: The condition names the uuid too, because a remembered id may belong to another provider by now.
+#: No row is written if ``of_project`` has limits. So a claim finds limits without a statement of its own.
 BUMP_GENERATION = (
     sa.update(resource_providers)
-    .where(resource_providers.c.id == _OF_PROVIDER, resource_providers.c.uuid == sa.bindparam("of_uuid"))
+    .where(
+        resource_providers.c.id == _OF_PROVIDER,
+        resource_providers.c.uuid == sa.bindparam("of_uuid"),
+        ~sa.select(quota_projects.c.project_id)
+        .where(quota_projects.c.project_id == sa.bindparam("of_project", "", sa.String))
+        .exists(),
+    )
     .values(NEXT_GENERATION)
 )
 #: The turn of a claim whose filters judged the provider's instances at this version. No row: the instances changed since.
@@ -213,12 +241,13 @@ PAGE = (
 )
 
 
-@functools.lru_cache(maxsize=2)
-def change_consumer(expected: bool) -> sa.Update:
+@functools.lru_cache(maxsize=4)
+def change_consumer(expected: bool, counted: bool) -> sa.Update:
     """Write the row of a consumer, unless it is of the same request already.
 
     Parameters: of_consumer; of_generation when one is expected; new_project, new_user, new_type (None: as it is), new_request,
-    new_lifetime (microseconds; None: it stays).
+    new_lifetime (microseconds; None: it stays). Of a counted consumer also of_project, its project, and new_counted: 0 when its
+    project changes.
     """
     request = sa.bindparam("new_request", type_=sa.String)
     statement = (
@@ -237,7 +266,14 @@ def change_consumer(expected: bool) -> sa.Update:
             expires_at=now() + _LIFETIME,
         )
     )
-    return statement.where(consumers.c.generation == sa.bindparam("of_generation")) if expected else statement
+    if expected:
+        statement = statement.where(consumers.c.generation == sa.bindparam("of_generation"))
+    if not counted:
+        return statement.where(consumers.c.counted == 0)
+    project = sa.bindparam("of_project", type_=sa.String)
+    return statement.where(consumers.c.counted == 1, consumers.c.project_id == project).values(
+        counted=sa.bindparam("new_counted", type_=sa.SmallInteger)
+    )
 
 
 def project_usages(
@@ -247,7 +283,8 @@ def project_usages(
     columns = consumers.c
     of_project = [columns.project_id == project]
     if user is not None:
-        of_project.append(columns.user_id == user)
+        # Both values, which the index has between the project and the user.
+        of_project += [columns.counted.in_((0, 1)), columns.user_id == user]
     if consumer_type is not None:
         of_project.append(columns.consumer_type == consumer_type)
     counts = sa.select(columns.consumer_type, sa.func.count().label("consumers")).where(*of_project)

@@ -15,6 +15,8 @@ __all__ = [
     "inventories",
     "provider_aggregates",
     "provider_traits",
+    "quota_projects",
+    "quotas",
     "resource_classes",
     "resource_providers",
     "traits",
@@ -108,8 +110,13 @@ consumers = sa.Table(
     sa.Column("created_at", Micros, nullable=False),
     sa.Column("updated_at", Micros, nullable=False, default=0),
     sa.Column("expires_at", Micros),
+    #: 1: what it holds is in ``quotas.used`` of its project. Always 0 where the project has no limit.
+    sa.Column("counted", sa.SmallInteger, nullable=False, server_default="0"),
+    #: The consumer that it counts together with: of both, the larger amount of each class counts.
+    sa.Column("counts_with", Uuid),
     sa.UniqueConstraint("uuid", name="uq_consumers_uuid"),
-    sa.Index("ix_consumers_project_id", "project_id", "user_id"),
+    sa.Index("ix_consumers_project_id", "project_id", "counted", "user_id"),
+    sa.Index("ix_consumers_counts_with", "counts_with"),
     sa.Index("ix_consumers_expires_at", "expires_at"),
 )
 
@@ -125,12 +132,32 @@ allocations = sa.Table(
     sa.Index("ix_allocations_provider", "resource_provider_id", "resource_class_id"),
 )
 
+#: A row for each project that has limits. Every write of the project's counters writes this row first.
+quota_projects = sa.Table(
+    "quota_projects",
+    plugins_metadata,
+    sa.Column("project_id", exact(255), primary_key=True),
+    sa.Column("version", sa.BigInteger, nullable=False),
+)
+
+#: Limits of projects, and what their counted consumers hold.
+quotas = sa.Table(
+    "quotas",
+    plugins_metadata,
+    sa.Column("project_id", exact(255), primary_key=True),
+    sa.Column("resource_class_id", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("maximum", sa.BigInteger, nullable=False),
+    sa.Column("used", sa.BigInteger, nullable=False),
+)
+
 TABLES: tuple[sa.Table, ...] = (
     allocations,
     consumers,
     inventories,
     provider_aggregates,
     provider_traits,
+    quota_projects,
+    quotas,
     resource_classes,
     resource_providers,
     traits,

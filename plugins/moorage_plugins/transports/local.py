@@ -38,8 +38,8 @@ from moorage.rpc.interface import (
 )
 from moorage_plugins.transports.local_fanout import Fanouts
 from moorage_plugins.transports.local_link import LINK_ERRORS, STALL_SECONDS, Link, connect
-from moorage_plugins.transports.local_listener import LocalSubscription, Settings
-from moorage_plugins.transports.local_registry import Place, Registry
+from moorage_plugins.transports.local_listener import ListenerSettings, LocalSubscription
+from moorage_plugins.transports.local_registry import Registry, SocketPath
 
 __all__ = ["LocalTransport"]
 
@@ -108,7 +108,7 @@ class LocalTransport(Transport):
     def __init__(self, *, conf: cfg.ConfigOpts, url: str, clock: Clock) -> None:
         options.register_opts(conf)
         self._clock = clock
-        self._settings = Settings(conf.rpc.max_message_bytes, conf.rpc.queue_limit)
+        self._settings = ListenerSettings(conf.rpc.max_message_bytes, conf.rpc.queue_limit)
         self._registry = Registry(_run_dir(url, conf.rpc.run_dir), clock)
         self._closed = False
         self._subscriptions: list[LocalSubscription] = []
@@ -213,7 +213,7 @@ class LocalTransport(Transport):
                 refused = refused if isinstance(refused, errors.Busy) else error
         raise refused
 
-    def _candidates(self, topic: str, server: str | None) -> Iterator[Place]:
+    def _candidates(self, topic: str, server: str | None) -> Iterator[SocketPath]:
         if server is not None:
             yield self._registry.place(topic, server)
             return
@@ -223,7 +223,7 @@ class LocalTransport(Transport):
             yield places[(first + index) % len(places)]
 
     def _exchange(
-        self, place: Place, topic: str, server: str | None, frame: bytes, until: float, timeout: float
+        self, place: SocketPath, topic: str, server: str | None, frame: bytes, until: float, timeout: float
     ) -> bytes:
         link = self._send(place, topic, server, frame, until)
         keep = False
@@ -243,7 +243,7 @@ class LocalTransport(Transport):
             else:
                 link.close()
 
-    def _send(self, place: Place, topic: str, server: str | None, frame: bytes, until: float) -> Link:
+    def _send(self, place: SocketPath, topic: str, server: str | None, frame: bytes, until: float) -> Link:
         """Send over a kept or a new connection; an error means that nothing was handled."""
         link = self._pool.take(place.socket)
         if link is not None:
@@ -270,10 +270,10 @@ class LocalTransport(Transport):
             raise errors.NoListener(_nobody(topic, server)) from error
         return link
 
-    def _open_for_fanout(self, place: Place, topic: str) -> Link:
+    def _open_for_fanout(self, place: SocketPath, topic: str) -> Link:
         return self._open(place, topic, None, STALL_SECONDS, 0.0)
 
-    def _open(self, place: Place, topic: str, server: str | None, seconds: float, stall: float) -> Link:
+    def _open(self, place: SocketPath, topic: str, server: str | None, seconds: float, stall: float) -> Link:
         try:
             return connect(place.socket, self._registry.key(), handshake_seconds=seconds, stall_seconds=stall)
         except ConnectionRefusedError as error:

@@ -10,10 +10,10 @@ from oslo_log import log as logging
 
 from moorage import errors, threads
 from moorage.clock import Clock
-from moorage.rpc.queues import Offer, WorkQueue
+from moorage.rpc.queues import OfferResult, WorkQueue
 from moorage_plugins.transports.local_link import LINK_ERRORS, Link
-from moorage_plugins.transports.local_listener import Settings
-from moorage_plugins.transports.local_registry import Place
+from moorage_plugins.transports.local_listener import ListenerSettings
+from moorage_plugins.transports.local_registry import SocketPath
 
 __all__ = ["Fanouts"]
 
@@ -24,7 +24,12 @@ class _Outbox:
     """Frames on their way to one listener."""
 
     def __init__(
-        self, place: Place, topic: str, open_link: Callable[[Place, str], Link], settings: Settings, clock: Clock
+        self,
+        place: SocketPath,
+        topic: str,
+        open_link: Callable[[SocketPath, str], Link],
+        settings: ListenerSettings,
+        clock: Clock,
     ):
         self._place = place
         self._topic = topic
@@ -88,14 +93,14 @@ class Fanouts:
     :param open_link: connects to a place (for the topic named in errors); raises TransportError.
     """
 
-    def __init__(self, open_link: Callable[[Place, str], Link], settings: Settings, clock: Clock) -> None:
+    def __init__(self, open_link: Callable[[SocketPath, str], Link], settings: ListenerSettings, clock: Clock) -> None:
         self._open = open_link
         self._settings = settings
         self._clock = clock
         self._topics: dict[str, dict[str, _Outbox]] = {}
         self._lock = threads.lock()
 
-    def send(self, topic: str, places: Sequence[Place], frame: bytes) -> None:
+    def send(self, topic: str, places: Sequence[SocketPath], frame: bytes) -> None:
         """Queue a frame for each place; never waits for a listener."""
         with self._lock:
             boxes = self._topics.setdefault(topic, {})
@@ -103,7 +108,7 @@ class Fanouts:
             removed = [boxes.pop(path) for path in gone]
             for place in places:
                 box = boxes.get(place.socket)
-                if box is None or box.queue.offer(frame, len(frame)) is Offer.STOPPED:
+                if box is None or box.queue.offer(frame, len(frame)) is OfferResult.STOPPED:
                     box = boxes[place.socket] = _Outbox(place, topic, self._open, self._settings, self._clock)
                     box.queue.offer(frame, len(frame))
         for box in removed:

@@ -17,11 +17,11 @@ from moorage import threads as threads_module
 from moorage.clock import Clock
 from moorage.rpc import wire
 from moorage.rpc.interface import Handler, Message, Subscription
-from moorage.rpc.queues import Offer, WorkQueue
+from moorage.rpc.queues import OfferResult, WorkQueue
 from moorage_plugins.transports.local_link import LINK_ERRORS, STALL_SECONDS, Link, listen
-from moorage_plugins.transports.local_registry import Claim
+from moorage_plugins.transports.local_registry import ListenerLock
 
-__all__ = ["LocalSubscription", "Settings"]
+__all__ = ["LocalSubscription", "ListenerSettings"]
 
 LOG = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ _MOST_LINKS = 512
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class ListenerSettings:
     """Bounds of both sides, from ``[rpc]``."""
 
     max_bytes: int
@@ -61,12 +61,12 @@ class LocalSubscription(Subscription):
 
     def __init__(
         self,
-        claim: Claim,
+        claim: ListenerLock,
         topic: str,
         server: str,
         handler: Handler,
         threads: int,
-        settings: Settings,
+        settings: ListenerSettings,
         key: bytes,
         clock: Clock,
     ) -> None:
@@ -204,9 +204,9 @@ class LocalSubscription(Subscription):
             return
         request = _Request(message, link if kind == "call" else None, self._clock.monotonic())
         offer = self._requests.offer(request, size)
-        if offer is Offer.FULL:
+        if offer is OfferResult.FULL:
             link.send(wire.refusal(self._busy()))
-        elif offer is Offer.STOPPED:
+        elif offer is OfferResult.STOPPED:
             link.send(wire.refusal(self._gone()))
         elif kind == "cast":
             link.send(_ACCEPTED)

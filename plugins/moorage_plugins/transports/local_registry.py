@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from moorage import errors, randomness
 from moorage.clock import Clock
 
-__all__ = ["Claim", "Place", "Registry", "socket_address"]
+__all__ = ["ListenerLock", "SocketPath", "Registry", "socket_address"]
 
 #: Bytes that fit into sockaddr_un.sun_path on Linux, without the closing zero.
 _LONGEST_ADDRESS = 107
@@ -31,7 +31,7 @@ _CLAIM_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SocketPath:
     """Where one server of one topic listens, or would."""
 
     socket: str
@@ -57,10 +57,10 @@ def socket_address(path: str) -> Iterator[str]:
         os.close(descriptor)
 
 
-class Claim:
+class ListenerLock:
     """The right to listen at a place, held until :meth:`release` or the end of the process."""
 
-    def __init__(self, place: Place, descriptor: int) -> None:
+    def __init__(self, place: SocketPath, descriptor: int) -> None:
         self.place = place
         self._descriptor = descriptor
 
@@ -103,11 +103,11 @@ class Registry:
             self._make_key(path)
             return self._read_key(path)
 
-    def place(self, topic: str, server: str) -> Place:
+    def place(self, topic: str, server: str) -> SocketPath:
         """Where (topic, server) listens."""
         return _place(self._run_dir, topic, server)
 
-    def places(self, topic: str) -> list[Place]:
+    def places(self, topic: str) -> list[SocketPath]:
         """Every place of a topic that has a socket, sorted; some may be dead."""
         folder = _folder(self._run_dir, topic)
         try:
@@ -125,7 +125,7 @@ class Registry:
                     names.append(str(json.load(file)["server"]))
         return sorted(names)
 
-    def claim(self, topic: str, server: str) -> Claim:
+    def claim(self, topic: str, server: str) -> ListenerLock:
         """Become the one who listens at a place; the socket of a dead one is removed.
 
         :raises AlreadyExists: a living process listens there.
@@ -142,7 +142,7 @@ class Registry:
                     f"stop that one, or choose another name (run folder: {self._run_dir})."
                 )
             self._clock.sleep(0.01)
-        claim = Claim(place, descriptor)
+        claim = ListenerLock(place, descriptor)
         try:
             os.ftruncate(descriptor, 0)
             about = {"topic": topic, "server": server, "pid": os.getpid()}
@@ -153,7 +153,7 @@ class Registry:
             raise
         return claim
 
-    def sweep(self, place: Place) -> bool:
+    def sweep(self, place: SocketPath) -> bool:
         """Remove what a dead listener left; True when it was dead (or is gone), False when it lives."""
         if not os.path.exists(place.lock):
             # Never without its lock, so nobody is there, or somebody is just going.
@@ -161,7 +161,7 @@ class Registry:
         descriptor = _take(place)
         if descriptor is None:
             return False
-        Claim(place, descriptor).release()
+        ListenerLock(place, descriptor).release()
         return True
 
     def _make_folder(self, path: str) -> None:
@@ -217,12 +217,12 @@ def _folder(run_dir: str, topic: str) -> str:
     return f"{run_dir}/t/{_hash(topic)}"
 
 
-def _in_folder(folder: str, name: str) -> Place:
-    return Place(f"{folder}/{name}.sock", f"{folder}/{name}.lock")
+def _in_folder(folder: str, name: str) -> SocketPath:
+    return SocketPath(f"{folder}/{name}.sock", f"{folder}/{name}.lock")
 
 
 @functools.lru_cache(maxsize=4096)
-def _place(run_dir: str, topic: str, server: str) -> Place:
+def _place(run_dir: str, topic: str, server: str) -> SocketPath:
     return _in_folder(_folder(run_dir, topic), _hash(server))
 
 
@@ -234,7 +234,7 @@ def _lock(descriptor: int, kind: int) -> bool:
     return True
 
 
-def _take(place: Place) -> int | None:
+def _take(place: SocketPath) -> int | None:
     """A descriptor that holds the lock of a place, or None when somebody else does."""
     while True:
         descriptor = os.open(place.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -253,7 +253,7 @@ def _take(place: Place) -> int | None:
         os.close(descriptor)
 
 
-def _holder(place: Place) -> str:
+def _holder(place: SocketPath) -> str:
     with contextlib.suppress(OSError, ValueError, KeyError), open(place.lock, encoding="utf-8") as file:
         return f"process {json.load(file)['pid']}"
     return "another process"

@@ -28,13 +28,13 @@ from moorage.rpc.interface import (
     Subscription,
     Transport,
 )
-from moorage.rpc.queues import Offer, WorkQueue
+from moorage.rpc.queues import OfferResult, WorkQueue
 from moorage_plugins.transports.memory_network import Listener, Network, Parcel
 
-__all__ = ["Hub", "MemoryTransport"]
+__all__ = ["MessageHub", "MemoryTransport"]
 
 
-class Hub:
+class MessageHub:
     """Who listens; the transports of one hub reach each other."""
 
     def __init__(self) -> None:
@@ -136,11 +136,11 @@ class _Subscription(Subscription, Listener):
     def request(self, job: _Job) -> None:
         """Queue a call or a cast; raises Busy or NoListener."""
         offer = self._requests.offer(job, len(job.encoded))
-        if offer is Offer.FULL:
+        if offer is OfferResult.FULL:
             raise errors.Busy(
                 f"Server '{self.server}' of topic '{self.topic}' has {self._requests.waiting} messages waiting."
             )
-        if offer is Offer.STOPPED:
+        if offer is OfferResult.STOPPED:
             raise errors.NoListener(f"Server '{self.server}' of topic '{self.topic}' is stopping.")
 
     def post(self, encoded: bytes) -> None:
@@ -160,7 +160,7 @@ class _Subscription(Subscription, Listener):
         self.handle_now(encoded, None)
 
 
-_hubs: dict[str, Hub] = {}
+_hubs: dict[str, MessageHub] = {}
 _hubs_lock = threads_module.lock()
 
 
@@ -181,7 +181,7 @@ class MemoryTransport(Transport):
         conf: cfg.ConfigOpts,
         url: str,
         clock: Clock,
-        hub: Hub | None = None,
+        hub: MessageHub | None = None,
         network: Network | None = None,
         name: str = "",
     ) -> None:
@@ -269,7 +269,7 @@ def _to_first(candidates: Sequence[_Subscription], job: _Job) -> None:
         raise refused
 
 
-def _hub_of(url: str) -> Hub:
+def _hub_of(url: str) -> MessageHub:
     name = urlsplit(url).netloc
     with _hubs_lock:
-        return _hubs.setdefault(name, Hub())
+        return _hubs.setdefault(name, MessageHub())

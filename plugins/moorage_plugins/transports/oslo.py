@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from moorage_plugins.transports import oslo_backend  # noqa: F401  (before oslo_messaging)
+from moorage_plugins.transports import oslo_backend  # before oslo_messaging
 
 # isort: split
 import oslo_messaging
@@ -42,7 +42,7 @@ from moorage.rpc.interface import (
     Subscription,
     Transport,
 )
-from moorage.rpc.queues import Offer, WorkQueue
+from moorage.rpc.queues import OfferResult, WorkQueue
 
 __all__ = ["OsloTransport"]
 
@@ -226,19 +226,7 @@ class _Engine:
         self.max_bytes: int = conf.rpc.max_message_bytes
         self.connect_timeout: float = conf.rpc.connect_timeout
         self._clock = clock
-        try:
-            self._transport = oslo_messaging.get_rpc_transport(conf, url)
-        except (
-            oslo_messaging.InvalidTransportURL,
-            oslo_messaging.DriverLoadFailure,
-            ValueError,
-            RuntimeError,
-        ) as error:
-            scheme = url.partition(":")[0]
-            raise errors.ConfigError(
-                f"[rpc] transport_url ({scheme}:...) cannot be used: {type(error).__name__}. Write for example "
-                "rabbit://user:password@host:5672/vhost, and see [oslo_messaging_rabbit]."
-            ) from error
+        self._transport = oslo_backend.open_url(oslo_messaging.get_rpc_transport, conf, url, "[rpc]")
         #: Where the brokers are, to be shown; without user and password.
         self.brokers = ", ".join(
             f"{each.hostname}:{each.port or _PORT}" for each in oslo_messaging.TransportURL.parse(conf, url).hosts
@@ -271,7 +259,7 @@ class _Engine:
             transport_options=oslo_messaging.TransportOptions(at_least_once=True),
         )
         job = _Job(lambda: prepared.call(context, message.method, **message.args), self._clock.monotonic() + timeout)
-        if self._calls.offer(job, 0) is not Offer.ACCEPTED:
+        if self._calls.offer(job, 0) is not OfferResult.ACCEPTED:
             raise errors.Busy("Too many calls wait for the message broker; is it reachable?")
         if not self._clock.wait(job.done, timeout + 0.5) or job.outcome is None:
             raise errors.CallTimeout(
@@ -285,7 +273,7 @@ class _Engine:
         prepared = self._client.prepare(topic=topic, server=server, version=None)
         if (
             self._casts.offer(lambda: prepared.cast(context, message.method, **message.args), size)
-            is not Offer.ACCEPTED
+            is not OfferResult.ACCEPTED
         ):
             raise errors.Busy("Too many messages wait for the message broker; is it reachable?")
 

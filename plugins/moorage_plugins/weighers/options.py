@@ -17,6 +17,11 @@ _MULTIPLIERS: Sequence[tuple[str, float, str]] = (
     ("cpu", 1.0, "How much free VCPU counts: 0 not at all, negative stacks instead of spreading."),
     ("ram", 1.0, "How much free memory counts: 0 not at all, negative stacks instead of spreading."),
     ("disk", 1.0, "How much free disk counts: 0 not at all, negative stacks instead of spreading."),
+    (
+        "least_waste",
+        10.0,
+        "How much it counts that a node's scarce resources stay free for requests that ask for them.",
+    ),
     ("io_ops", -1.0, "How much the number of busy instances counts: negative avoids nodes with many."),
     ("num_instances", 0.0, "How much the number of instances counts: negative avoids nodes with many."),
     ("build_failure", 1_000_000.0, "How much failed builds are avoided (the node's property failed_builds)."),

@@ -50,7 +50,7 @@ class ApiTests(unittest.TestCase):
 
     def active(self) -> str:
         uuid: str = self.cluster()["uuid"]
-        self.assertTrue(self.live.database.run(lambda tx: self.store.settle(tx, uuid, "Active", token=2)))
+        self.assertTrue(self.live.database.run(lambda tx: self.store.set_final_status(tx, uuid, "Active", token=2)))
         with self.live.database.write() as tx:
             self.live.tools.workers().reset(tx, "cluster", uuid)
         return uuid
@@ -92,7 +92,7 @@ class ApiTests(unittest.TestCase):
         self.assertEqual((status, found["status"]), (202, "Error"))
         self.assertIsNone(workers.get("cluster", uuid))
         with self.assertRaises(errors.Fenced):
-            held.finish_with(lambda tx: self.store.settle(tx, uuid, "Active", held.token))
+            held.finish_with(lambda tx: self.store.set_final_status(tx, uuid, "Active", held.token))
 
     def test_a_cluster_is_written_by_no_operation_with_a_smaller_token(self) -> None:
         uuid = self.cluster()["uuid"]
@@ -100,8 +100,8 @@ class ApiTests(unittest.TestCase):
         first = workers.take_many("cluster", [uuid], ServiceIdentity("an-agent", "here", "agent", None, 1))[uuid]
         second = workers.take_many("cluster", [uuid], ServiceIdentity("an-agent", "here", "agent", None, 2))[uuid]
         run(lambda tx: self.store.stamp_token(tx, [uuid], second.token))
-        self.assertFalse(run(lambda tx: self.store.settle(tx, uuid, "Active", first.token)))
-        self.assertTrue(run(lambda tx: self.store.settle(tx, uuid, "Active", second.token)))
+        self.assertFalse(run(lambda tx: self.store.set_final_status(tx, uuid, "Active", first.token)))
+        self.assertTrue(run(lambda tx: self.store.set_final_status(tx, uuid, "Active", second.token)))
         self.assertEqual(self.ask("DELETE", f"/clusters/{uuid}")[0], 202)
         self.assertFalse(run(lambda tx: self.store.remove_cluster(tx, uuid, second.token)))
 

@@ -17,8 +17,8 @@ import sqlalchemy as sa
 from moorage.cleanup.coordinator import CleanupCoordinator, Filters
 from moorage.cleanup.requests import RequestStore
 from moorage.cleanup.views import OperationViews
-from moorage.services.heartbeat import LivenessObserver
 from moorage.services.interface import ServiceIdentity
+from moorage.services.liveness import LivenessObserver
 from moorage.services.registry import ServiceRegistry
 from moorage.testing.clock import ManualClock
 from moorage.work.operations import SqlOperationStore
@@ -109,7 +109,7 @@ class TestGabbits(unittest.TestCase):
 
     def volume(self, database: Any, store: SqlOperationStore, uuid: str, owner: ServiceIdentity | None) -> None:
         def work(tx: sa.Connection) -> None:
-            token = store.create(tx, VOLUME, uuid, "create", "creating", addressed_to="dead@lvm")
+            token = store.create(tx, VOLUME, uuid, "create", "creating", target_host="dead@lvm")
             rest = {"location": "one", "upload_to": "", "attached_to": "", "snapshots": 0, "image": ""}
             Rows(VOLUME).insert(tx, uuid, "creating", token, size_bytes=1000, project_id="p", **rest)
             if owner is not None:

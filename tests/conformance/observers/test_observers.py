@@ -11,7 +11,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from typing_extensions import override
 
 from moorage import errors
-from moorage.observers.interface import ClaimRefused, InstanceCreated, InstanceDeleted, Observer, ObserverTools
+from moorage.observers.interface import (
+    ClaimRefused,
+    InstanceCreated,
+    InstanceDeleted,
+    Observer,
+    ObserverTools,
+    WorkReported,
+)
 from moorage.testing.observers import ObserverTests, event
 from moorage_plugins.observers.log import LogObserver
 from moorage_plugins.observers.metrics import MetricsObserver
@@ -80,6 +87,31 @@ class MetricsObserverTests(ObserverTests, unittest.TestCase):
         self.assertEqual(1, found["moorage_events_total", "instance.created"])
         self.assertEqual(3, found["moorage_claims_refused_total", "moorage.capacity_exceeded"])
         self.assertEqual(0, found["moorage_events_dropped", None])
+
+    def test_the_work_of_agents_is_counted_by_what_became_of_it(self) -> None:
+        tools = self.tools()
+        observer = self.make_observer(tools)
+        observer.observe(self.notice(WorkReported("compute", 5, {"done": 3, "retry": 1}, 1, 4500, 7, 2, 9000)))
+        observer.observe(self.notice(WorkReported("compute", 2, {"done": 4}, 0, 500, 0, 0, 0)))
+        observer.observe(self.notice(WorkReported("licences", 1, {}, 0, 0, 0, 1, 250)))
+        observer.flush()
+        (file,) = (Path(tools.conf.control_plane.state_dir) / "metrics").iterdir()
+        found = {
+            (sample.name, sample.labels["service"], sample.labels.get("outcome")): sample.value
+            for family in text_string_to_metric_families(file.read_text())
+            for sample in family.samples
+            if "service" in sample.labels and not sample.name.endswith("_created")
+        }
+        outcomes = {("compute", "taken"): 7, ("compute", "done"): 7, ("compute", "retry"): 1, ("compute", "hung"): 1}
+        outcomes |= {("licences", "taken"): 1, ("licences", "hung"): 0}
+        gauges = {
+            ("moorage_operation_seconds_total", "compute"): 5.0, ("moorage_operation_seconds_total", "licences"): 0.0,
+            ("moorage_operations_waiting", "compute"): 0.0, ("moorage_operations_waiting", "licences"): 0.0,
+            ("moorage_operations_running", "compute"): 0.0, ("moorage_operations_running", "licences"): 1.0,
+            ("moorage_operation_longest_seconds", "compute"): 0.0, ("moorage_operation_longest_seconds", "licences"): 0.25,
+        }  # fmt: skip
+        expected = {("moorage_operations_total", *key): float(number) for key, number in outcomes.items()}
+        self.assertEqual(expected | {(*key, None): number for key, number in gauges.items()}, found)
 
     def test_a_folder_that_cannot_be_made_is_refused_by_the_options_name(self) -> None:
         tools = self.tools()

@@ -225,6 +225,21 @@ def compute_capabilities(host: Host, spec: RequestSpec, conf: Any) -> bool:
     return True
 
 
+@passes("required_traits")
+def required_traits(host: Host, spec: RequestSpec, conf: Any) -> bool:
+    asked = {**spec.flavor.extra_specs, **spec.image.get("properties", {})}
+    for key, word in asked.items():
+        if key.startswith("trait:in:"):
+            passed = any(name in host.traits for name in key.removeprefix("trait:in:").split(","))
+        elif key.startswith("trait:"):
+            passed = (key.removeprefix("trait:") in host.traits) == (word == "required")
+        else:
+            continue
+        if not passed:
+            return False
+    return True
+
+
 def capability(host: Host, path: Sequence[str]) -> Any:
     found: Any = host
     for number, word in enumerate(path):

@@ -166,6 +166,10 @@ class ServerGroupAntiAffinityTests(ReferenceFilterTests, unittest.TestCase):
         return fleets.random_request(random, random.choice((4, 20)))
 
 
+class RequiredTraitsTests(ReferenceFilterTests, unittest.TestCase):
+    plugin = "required_traits"
+
+
 class TestAllAreThere(unittest.TestCase):
     def test_every_reference_filter_has_its_conformance_test(self) -> None:
         tested = {

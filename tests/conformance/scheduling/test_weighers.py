@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import random
 import unittest
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
 from typing_extensions import override
 
-from moorage.scheduling.interface import WEIGHERS, HostState, HostWeigher, RequestSpec
+from moorage.scheduling.interface import WEIGHERS, HostState, HostWeigher, InstanceRecord, RequestSpec
 from moorage.testing import fleets
 from moorage.testing.scheduling import HostWeigherTests
 from tests.conformance.scheduling import nova_semantics
@@ -121,13 +123,69 @@ class TestMetricsErrors(unittest.TestCase):
                 self.weigher(weigher_metrics__settings=[setting])
 
 
+class TestLeastWaste(unittest.TestCase):
+    """It compares the nodes that passed with each other, so that no weight can be said of one node alone."""
+
+    def setUp(self) -> None:
+        made: Any = WEIGHERS.load("least_waste").plugin
+        self.weigher: HostWeigher = made(conf=plugin_conf())
+        self.random = random.Random(7)
+
+    def cases(self) -> Iterator[tuple[Any, Any, RequestSpec, Any]]:
+        for _ in range(300):
+            fleet = fleets.random_fleet(self.random, self.random.choice((1, 2, 7, 20))).snapshot()
+            some = self.random.sample(range(fleet.size), self.random.randrange(1, fleet.size + 1))
+            rows = np.array(sorted(some), dtype=np.intp)
+            spec = fleets.random_request(self.random)
+            yield fleet, rows, spec, self.weigher.weigh_rows(fleet, rows, spec)
+
+    def test_a_node_that_wastes_nothing_beats_every_node_that_wastes_something(self) -> None:
+        compared = 0
+        for fleet, rows, spec, weights in self.cases():
+            scarce = {
+                name
+                for row in rows
+                for name in fleet.host_state(row).capacity
+                if name not in spec.flavor.resources and any(name not in fleet.host_state(r).capacity for r in rows)
+            }
+            wasting = [any(fleet.host_state(row).free.get(name, 0) > 0 for name in scarce) for row in rows]
+            for wastes, weight in zip(wasting, weights, strict=True):
+                self.assertTrue(1.0 < weight <= 2.0 if wastes else weight == 0.0, (wastes, weight))
+            compared += len(set(wasting)) > 1
+        self.assertGreater(compared, 50)
+
+    def test_a_class_that_is_asked_for_is_never_waste(self) -> None:
+        for fleet, rows, spec, _ in self.cases():
+            asked = replace(spec, flavor=replace(spec.flavor, resources=dict.fromkeys(fleet.resource_classes, 1)))
+            self.assertFalse(self.weigher.weigh_rows(fleet, rows, asked).any())
+
+    def test_using_more_of_a_scarce_class_never_makes_a_node_worse(self) -> None:
+        compared = 0
+        for fleet, rows, spec, weights in self.cases():
+            row = self.random.choice(list(rows))
+            free = {name: amount for name, amount in fleet.host_state(row).free.items() if amount > 0}
+            for name in free.keys() - spec.flavor.resources.keys():
+                record = InstanceRecord("filler", *self.place(fleet, row), "any", {name: int(free[name])})
+                after = self.weigher.weigh_rows(fleet.with_placed(record, row), rows, spec)
+                self.assertLessEqual(after[rows == row], weights[rows == row])
+                compared += after[rows == row] < weights[rows == row]
+        self.assertGreater(compared, 20)
+
+    def place(self, fleet: Any, row: int) -> tuple[str, str]:
+        return fleet.nodes[row].host, fleet.nodes[row].name
+
+
+#: Weighers that compare nodes with each other; :class:`TestLeastWaste` stands for the kit.
+OF_SETS = {"least_waste"}
+
+
 class TestAllAreThere(unittest.TestCase):
     def test_every_reference_weigher_has_its_conformance_test(self) -> None:
-        tested = {
+        tested = OF_SETS | {
             each.plugin
             for each in globals().values()
             if isinstance(each, type) and issubclass(each, ReferenceWeigherTests) and each is not ReferenceWeigherTests
         }
         own = {finding.name for finding in WEIGHERS.survey() if finding.target.startswith("moorage_plugins.")}
         self.assertEqual(own, tested)
-        self.assertEqual(own, set(nova_semantics.WEIGHERS))
+        self.assertEqual(own, OF_SETS | set(nova_semantics.WEIGHERS))

@@ -10,7 +10,7 @@ import os
 import signal
 import threading
 import unittest
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from moorage.allocation.interface import InventoryItem, ResourceProvider
@@ -29,12 +29,19 @@ PROCESS.set_forkserver_preload([claimer.__name__])
 class Claimer:
     """One process of :mod:`tests.functional.allocation.claimer` and what it said."""
 
-    def __init__(self, test: unittest.TestCase, url: str, name: str, providers: Sequence[str]) -> None:
+    def __init__(
+        self,
+        test: unittest.TestCase,
+        url: str,
+        name: str,
+        providers: Sequence[str],
+        target: Callable[..., None] = claimer.main,
+    ) -> None:
         self.name = name
         self.acknowledged: list[str] = []
         self.last = ("", "")
         self._pipe, theirs = PROCESS.Pipe()
-        self.process = PROCESS.Process(target=claimer.main, args=(theirs, url, name, providers))
+        self.process = PROCESS.Process(target=target, args=(theirs, url, name, providers))
         self.process.start()
         theirs.close()
         self._reader = threading.Thread(target=self._read)

@@ -24,6 +24,7 @@ from moorage import errors
 from moorage.cli import main
 from tests.commands import in_process
 from tests.functional.block_storage.planes import SOON, Plane
+from tests.pausing import pause
 from tests.servers import wait_until
 
 
@@ -84,7 +85,8 @@ class ControlPlaneTests(unittest.TestCase):
         for number in range(2):
             self.plane.agent(f"no-storage-{number}", "agent.services=compute", "agent.cluster=")
         offers = {row["host"]: row["offers"] for row in self.plane.api.services(binary="agent")}
-        self.assertEqual((offers["no-storage-0"], offers["dead"]), (["compute"], ["block_storage", "compute"]))
+        without = ["compute", "compute.live_migrate", "compute.powers"]
+        self.assertEqual((offers["no-storage-0"], offers["dead"]), (without, ["block_storage", *without]))
         made = [self.plane.volume("POST", "/volumes", {"volume": {"size": 1}})["volume"] for _ in range(12)]
         self.assertEqual({each["os-vol-host-attr:host"] for each in made}, {"one"})
         for each in made:
@@ -164,7 +166,7 @@ class ControlPlaneTests(unittest.TestCase):
             return plane.workers(host="paused", phase="working")
 
         wait_until(held, "it works on a volume", SOON)
-        paused.send_signal(signal.SIGSTOP)
+        pause(paused.pid, f"sqlite:///{plane.state / 'moorage.sqlite'}")
         left = [row["resource_id"] for row in plane.workers(host="paused", phase="working")]
         wait_until(lambda: plane.service("paused")["state"] == "down", "it is taken for dead", SOON)
 

@@ -58,7 +58,7 @@ class HttpTests(unittest.TestCase):
         workers = open_workers(self.plane.client, self.plane.conf)
 
         def work(tx: sa.Connection) -> None:
-            token = workers.create(tx, VOLUME, uuid, "create", "creating", addressed_to=host)
+            token = workers.create(tx, VOLUME, uuid, "create", "creating", target_host=host)
             rest = {"location": "one", "upload_to": "", "attached_to": "", "snapshots": 0, "image": ""}
             Rows(VOLUME).insert(tx, uuid, "creating", token, size_bytes=1000, project_id="p", **rest)
             if owner is not None:

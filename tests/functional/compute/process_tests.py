@@ -15,6 +15,7 @@ import sqlalchemy as sa
 
 from moorage.work.tables import workers
 from tests import servers
+from tests.pausing import pause
 from tests.unit.compute import agent_tests
 from tests.unit.compute.agent_tests import SOON, Fleet
 
@@ -83,13 +84,17 @@ class ProcessTests(unittest.TestCase):
 
     def test_a_paused_agent_that_goes_on_writes_nothing(self) -> None:
         uuid = self.fleet.place()
-        zombie = self.process(1, 1)
+        # Its build ends when the test says so, and not before the pause.
+        zombie = self.process(1, 77)
         servers.wait_until(lambda: self.owned() == 1, "it is taken", SOON)
-        zombie.popen.send_signal(signal.SIGSTOP)
+        pause(zombie.popen.pid, self.url)
         self.process(2, 0)
         servers.wait_until(lambda: self.fleet.rows() == 0, "the next incarnation has done it", SOON)
         before = self.fleet.instances.get(uuid)
         zombie.popen.send_signal(signal.SIGCONT)
+        assert zombie.popen.stdin is not None
+        zombie.popen.stdin.write(b"go on\n")
+        zombie.popen.stdin.flush()
         servers.wait_until(lambda: "has been taken over" in zombie.log, "the zombie has noticed", SOON)
         zombie.popen.communicate(b"", SOON)
         self.assertEqual(self.fleet.instances.get(uuid), before)

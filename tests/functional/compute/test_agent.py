@@ -4,11 +4,10 @@
 from __future__ import annotations
 
 import tempfile
-import unittest
 
-from tests import servers
 from tests.functional.compute import process_tests
-from tests.unit.compute import agent_tests
+from tests.functional.databases import MariadbCase, PostgresqlCase
+from tests.unit.compute import actual_tests, agent_tests
 
 
 class SqliteProcessTests(process_tests.ProcessTests):
@@ -19,41 +18,33 @@ class SqliteProcessTests(process_tests.ProcessTests):
         super().setUp()
 
 
-class _Postgresql(unittest.TestCase):
-    url: str
-
-    @classmethod
-    def setUpClass(cls) -> None:
-        cls.url = servers.fresh_database(servers.shared("postgresql"))
-
-
-class _Mariadb(unittest.TestCase):
-    url: str
-
-    @classmethod
-    def setUpClass(cls) -> None:
-        cls.url = servers.fresh_database(servers.shared("mariadb"))
-
-
-class PostgresqlProcessTests(_Postgresql, process_tests.ProcessTests):
+class PostgresqlProcessTests(PostgresqlCase, process_tests.ProcessTests):
     pass
 
 
-class MariadbProcessTests(_Mariadb, process_tests.ProcessTests):
+class MariadbProcessTests(MariadbCase, process_tests.ProcessTests):
     pass
 
 
-class PostgresqlAgentTests(_Postgresql, agent_tests.AgentTests):
+class PostgresqlAgentTests(PostgresqlCase, agent_tests.AgentTests):
     pass
 
 
-class MariadbAgentTests(_Mariadb, agent_tests.AgentTests):
+class MariadbAgentTests(MariadbCase, agent_tests.AgentTests):
     pass
 
 
-class PostgresqlInstanceStoreTests(_Postgresql, agent_tests.InstanceStoreTests):
+class PostgresqlInstanceStoreTests(PostgresqlCase, agent_tests.InstanceStoreTests):
     pass
 
 
-class MariadbInstanceStoreTests(_Mariadb, agent_tests.InstanceStoreTests):
+class MariadbInstanceStoreTests(MariadbCase, agent_tests.InstanceStoreTests):
+    pass
+
+
+class PostgresqlActualStateTests(PostgresqlCase, actual_tests.ActualStateTests):
+    pass
+
+
+class MariadbActualStateTests(MariadbCase, actual_tests.ActualStateTests):
     pass

@@ -107,7 +107,7 @@ class SilenceTests(ProcessCase):
     """The store takes no beats; what counts is who ends, and not when."""
 
     conf = (
-        CONF.replace("service_down_time = 600", "service_down_time = 2")
+        CONF.replace("service_down_time = 600", "service_down_time = 5")
         + "[database]\nlock_timeout = 1\nattempts = 1\n"
     )
 
@@ -170,6 +170,9 @@ class AcceptedTests(ProcessCase):
     def test_after_a_refused_file_it_starts_with_the_accepted_copy_and_says_so(self) -> None:
         process = self.begin(conf=self.conf_of("first"))
         self.await_place(process, "ready")
+        servers.wait_until(
+            lambda: (self.folder / "accepted" / "agent-one" / "current").exists(), "the accepted copy", PATIENCE
+        )
         for number, wrong in enumerate((self.conf_of("refused"), "[agent\n", f"{CONF}[rpc]\ncall_timeout = soon\n")):
             self.kill(process)
             process = self.begin(conf=wrong)
@@ -181,7 +184,11 @@ class AcceptedTests(ProcessCase):
         # A reload tries the file again, and keeps what it accepts.
         (self.folder / "moorage.conf").write_text(self.conf_of("second"))
         process.send_signal(signal.SIGHUP)
-        self.await_place(process, "cluster second")
+        # The copy is written after the role has taken the file: killed in between, it would keep the copy before.
+        copy = AcceptedCopy(self.folder / "accepted" / "agent-one")
+        servers.wait_until(
+            lambda: copy.contents() == [("moorage.conf", self.conf_of("second").encode())], "the new copy", PATIENCE
+        )
         self.kill(process)
         process = self.begin(conf=self.conf_of("refused"))
         self.await_place(process, "cluster second", 2)

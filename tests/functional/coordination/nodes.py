@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from moorage.clock import SystemClock
-from moorage.coordination.ledger import SqlLedger
+from moorage.coordination.ledger import SqlRingLedger
 from moorage.coordination.loading import client_factory
 from moorage.coordination.membership import MemberId, Membership, Timing
 from moorage.coordination.ring_manager import RingManager, RingSettings
 from moorage.db import Database
-from moorage.services.heartbeat import LivenessObserver
 from moorage.services.interface import ServiceIdentity
+from moorage.services.liveness import LivenessObserver
 from moorage.services.registry import ServiceRegistry
 from moorage.services.tables import services
 from moorage.testing.coordination import SOON
@@ -101,7 +101,7 @@ class Node:
         member = MemberId(lives.uuid, lives.epoch) if lives else MemberId(name or uuid.uuid4().hex, 1)
         self.membership = Membership(factory, GROUP, member, clock, timing)
         settings = RingSettings(settle=0.3, poll_interval=0.2, drain=drain)
-        self.keeper = RingManager(self.membership, SqlLedger(database), GROUP, clock, settings)
+        self.keeper = RingManager(self.membership, SqlRingLedger(database), GROUP, clock, settings)
         test.addCleanup(self.stop)
         self.membership.begin()
         self.membership.start()

@@ -35,8 +35,8 @@ try:
 except (errors.StoreUnavailable, errors.StoreBusy) as error:
     print("lost", type(error).__name__)
 """
-#: Seconds: the limit of the server, and what a claim may take on a busy machine, far less than the limit.
-IDLE, AT_ONCE = 10, 5
+#: Seconds after which the server ends a transaction that does nothing.
+IDLE = 10
 
 
 class Frozen:
@@ -58,10 +58,10 @@ class Frozen:
             self.addCleanup(frozen.stdout.close)
             self.assertEqual("holding\n", frozen.stdout.readline())
             begun = time.monotonic()
+            # Had it waited for the frozen transaction, it would have got those two as well.
             claimed = self.claims.claim(a_claim(2, owner="other"), objects)
             took = time.monotonic() - begun
             self.assertEqual([each for each in objects if each not in ("o3", "o7")], claimed)
-            self.assertLess(took, AT_ONCE)
             # The server ends the frozen transaction, and its rows are free.
             late = a_claim(3, owner="other")
             servers.wait_until(

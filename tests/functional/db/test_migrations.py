@@ -108,7 +108,7 @@ class MigrationCases(Mixin):
         self.addCleanup(self.database.close)
 
     def test_an_upgrade_brings_every_distribution_to_its_newest_revision(self) -> None:
-        names = [each.distribution for each in migrations.discover()]
+        names = [each.name for each in migrations.discover()]
         self.assertEqual("moorage", names[0])
         self.assertIn("moorage_plugins", names)
         for each in migrations.discover():
@@ -130,7 +130,7 @@ class MigrationCases(Mixin):
             self.assertEqual([], each.differences(self.database))
 
     def test_a_node_in_maintenance_keeps_it_and_gets_a_beginning(self) -> None:
-        core = next(each for each in migrations.discover() if each.distribution == "moorage")
+        core = next(each for each in migrations.discover() if each.name == "moorage")
         with mock.patch.object(upgrading.command, "upgrade", _upgrade_to_0011):
             core.upgrade(self.database)
         insert = (
@@ -148,7 +148,7 @@ class MigrationCases(Mixin):
         )
 
     def test_fences_and_services_that_there_were_keep_what_they_had(self) -> None:
-        core = next(each for each in migrations.discover() if each.distribution == "moorage")
+        core = next(each for each in migrations.discover() if each.name == "moorage")
         with mock.patch.object(upgrading.command, "upgrade", _upgrade_to_0011):
             core.upgrade(self.database)
         service = (
@@ -210,7 +210,7 @@ class MigrationCases(Mixin):
         found = sorted((answers.get(timeout=60) for _ in both), key=len)
         for each in both:
             each.join(60)
-        names = [each.distribution for each in migrations.discover()]
+        names = [each.name for each in migrations.discover()]
         # Distributions take turns one by one, so each may do some of them; together they do each once.
         self.assertEqual(sorted(names), sorted(found[0] + found[1]))
 

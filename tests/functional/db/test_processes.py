@@ -144,6 +144,33 @@ class WritersTest(DatabaseCase, unittest.TestCase):
         self.assertIn("forked while a transaction", told)
         self.assertEqual(1, self.value())
 
+    def test_a_write_that_begins_while_another_thread_forks_waits_for_no_connection(self) -> None:
+        closing, written = threading.Event(), threading.Event()
+
+        def close(*_: Any) -> None:
+            closing.set()
+            written.wait(60)
+
+        def fork() -> None:
+            child = os.fork()
+            if not child:
+                os._exit(0)
+            os.waitpid(child, 0)
+
+        database = self.another(pool_timeout=1)
+        database.run(add_one)
+        # A fork closes the idle connections first; this one takes long.
+        sa.event.listen(database._write_engine, "close", close)
+        thread = threading.Thread(target=fork)
+        thread.start()
+        self.addCleanup(thread.join, 60)
+        self.addCleanup(written.set)
+        self.assertTrue(closing.wait(60))
+        database.run(add_one, attempts=1)
+        written.set()
+        thread.join(60)
+        self.assertEqual(2, self.value())
+
     def _told(self) -> str:
         try:
             Database(self.url).run(add_one)

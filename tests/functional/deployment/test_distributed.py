@@ -15,6 +15,7 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
+import tests
 from moorage.cli.roles import ROLES
 from tests import SOAK, servers
 from tests.functional.deployment.guides import BIN, ROOT, UNITS, Unit, blocks, commands, exec_start, here, type_in
@@ -23,6 +24,7 @@ from tests.servers import galera
 GUIDE = (ROOT / "doc/source/install/distributed.rst").read_text(encoding="utf-8")
 
 
+@tests.for_ci("carries out a guide")
 class DistributedTests(unittest.TestCase):
     """One machine plays all of them."""
 

@@ -13,6 +13,7 @@ import tempfile
 import unittest
 from pathlib import Path
 
+import tests
 from tests import servers
 from tests.functional.deployment.guides import ROOT, Unit, blocks, commands, exec_start, here
 
@@ -30,6 +31,7 @@ report_interval = 0.5
 STATUSES = {"moorage shard plan": 2, "node reassign rack-a new-1": 1}
 
 
+@tests.for_ci("carries out a guide")
 class ShardingGuideTests(unittest.TestCase):
     def setUp(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="moorage-sharding-"))

@@ -12,7 +12,8 @@ import tempfile
 import unittest
 from pathlib import Path
 
-from moorage.control_plane import config
+import tests
+from moorage.control_plane import unknown_options
 from tests import servers
 from tests.functional.deployment.guides import BIN, ROOT, blocks, commands
 
@@ -21,6 +22,7 @@ GUIDE = (ROOT / "doc/source/tutorial.rst").read_text(encoding="utf-8")
 ANY_PORT = " --bind 127.0.0.1:0"
 
 
+@tests.for_ci("carries out a guide")
 class TutorialTests(unittest.TestCase):
     def setUp(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="moorage-tutorial-"))
@@ -62,8 +64,13 @@ class TutorialTests(unittest.TestCase):
             # On this machine there may be others.
             assert self.up is not None
             self.assertIn(shlex.split(command)[-1], " ".join(map(str, self.up.args)))  # type: ignore[arg-type]
+            before = self.in_force()
             self.up.send_signal(signal.SIGHUP)
-            servers.wait_until(lambda: "in force" in self.logs(), "the new configuration", 60)
+            servers.wait_until(
+                lambda: all(now > then for now, then in zip(self.in_force(), before, strict=True)),
+                "every scheduler to have the new configuration",
+                60,
+            )
             return ""
         done = subprocess.run(
             ["/bin/sh", "-c", command], cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=300,
@@ -72,8 +79,10 @@ class TutorialTests(unittest.TestCase):
         self.assertEqual(0, done.returncode, f"{command}: {done.stdout}{done.stderr}")
         return done.stdout
 
-    def logs(self) -> str:
-        return "".join(path.read_text() for path in (self.folder / "moorage/log").glob("scheduler-*.log"))
+    def in_force(self) -> list[int]:
+        """How often each scheduler has taken a configuration."""
+        logs = sorted((self.folder / "moorage/log").glob("scheduler-*.log"))
+        return [path.read_text().count("in force") for path in logs]
 
     def test_every_line_does_what_the_page_says(self) -> None:
         said = {}
@@ -97,4 +106,4 @@ class TutorialTests(unittest.TestCase):
         (servers_file,) = blocks(GUIDE, "ini")
         path = self.folder / "servers.conf"
         path.write_text(servers_file)
-        self.assertEqual([], config.unknown([str(path)]))
+        self.assertEqual([], unknown_options.unknown([str(path)]))

@@ -16,11 +16,13 @@ from typing import Any
 
 import requests
 
+import tests
 from moorage import client
 from tests import servers
 from tests.functional.control_plane.test_slice import SliceCase, flavor, patch_shard
 
 
+@tests.for_ci("builds and starts other servers")
 class WsgiServers(SliceCase):
     extra = """
 [observers]

@@ -242,6 +242,7 @@ class Interrupted:
 
     def __init__(self, tx: sa.Connection, pool: futures.Executor, what: Any, argument: str) -> None:
         self._tx = tx
+        self.info = tx.info
         self._pool = pool
         self._what = what
         self._argument = argument

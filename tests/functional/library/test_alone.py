@@ -33,21 +33,23 @@ JOINED = (
         "moorage_plugins.data_processing",
     ),
     *("moorage_plugins.transports", "moorage_plugins.observers"),
+    *("moorage.drivers", "moorage_plugins.drivers"),
 )
-#: Everything of a family that is not there cannot be imported, but for what is read of all that is installed: the tables that one
-#: migration makes, the options that one configuration has.
+#: Modules that are read of all that is installed: declared parts, tables of migrations, options of the configuration.
+SHARED = ("tables", "options", "part")
+#: Nothing else of a family that is not there can be imported.
 BLOCKED = """
 import runpy, sys
 class Absent:
     def find_spec(self, name, path=None, target=None):
-        if any(name.startswith(each + '.') for each in {blocked!r}) and name.rpartition('.')[2] not in ('tables', 'options'):
+        if any(name.startswith(each + '.') for each in {blocked!r}) and name.rpartition('.')[2] not in {shared!r}:
             if name not in {packages!r}:
                 raise ModuleNotFoundError('absent: ' + name, name=name)
 sys.meta_path.insert(0, Absent())
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name='__main__')
 loaded = [name for name in sys.modules if any(name.startswith(each + '.') for each in {blocked!r})]
-wrong = [name for name in loaded if name not in {packages!r} and name.rpartition('.')[2] not in ('tables', 'options')]
+wrong = [name for name in loaded if name not in {packages!r} and name.rpartition('.')[2] not in {shared!r}]
 assert not wrong, wrong
 """
 SAID = {
@@ -80,7 +82,12 @@ class AloneTests(unittest.TestCase):
         folder = tempfile.mkdtemp(prefix="moorage-alone-")
         self.addCleanup(shutil.rmtree, folder)
         done = subprocess.run(
-            [sys.executable, "-c", BLOCKED.format(blocked=blocked, packages=packages), FOLDER / f"{family}.py"],
+            [
+                sys.executable,
+                "-c",
+                BLOCKED.format(blocked=blocked, packages=packages, shared=SHARED),
+                FOLDER / f"{family}.py",
+            ],
             cwd=folder,
             env=os.environ,
             capture_output=True,

@@ -22,6 +22,7 @@ from typing import Any, ClassVar
 import requests
 import sqlalchemy as sa
 
+import tests
 from moorage import errors
 from moorage.cli.scaffold.distribution import Written, names_of, write
 from moorage.cli.scaffold.families import FAMILIES
@@ -59,6 +60,8 @@ unclaimed_timeout = 0.5
 orphan_detectors = ghosts
 [observers]
 enabled = diary,refusals
+[compute]
+driver = shed
 """
 #: Another engine, of another group: a process has one backend.
 ENGINE = """
@@ -118,6 +121,7 @@ class PagesTests(unittest.TestCase):
             self.assertIn(f"   plugins/{path.stem}\n", GUIDE)
 
 
+@tests.for_ci("installs the project into an environment of its own")
 class InstalledTests(unittest.TestCase):
     folder: ClassVar[Path]
     installed: ClassVar[Installed]
@@ -224,7 +228,7 @@ class InstalledTests(unittest.TestCase):
 
         def work(tx: sa.Connection) -> None:
             tx.execute(sa.insert(table).values(uuid=made, status=status, fence=0, **values))
-            workers.create(tx, resource_type, made, status, status, addressed_to="agent-1")
+            workers.create(tx, resource_type, made, status, status, target_host="agent-1")
 
         self.database.run(work)
         return made
@@ -274,6 +278,10 @@ class InstalledTests(unittest.TestCase):
         self.cleans_and_expires()
         self.assertEqual({"used": {"VCPU": 0}}, self.get(plane, "/report/"))
         self.assertEqual({"licences": {"cad": {"available": 2}}}, self.get(plane, "/licences/"))
+        listed = json.loads(self.moorage("licence", "list", "-f", "json"))
+        self.assertEqual(["available", "available"], [each["status"] for each in listed])
+        metrics = requests.get(f"{plane.data['url']}/metrics", timeout=60).text
+        self.assertIn('acme_licences{status="available"} 2.0', metrics)
         self.assertEqual([], self.api.audit_allocations()["orphans"])
         self.coordinates(plane)
         with self.assertRaises(errors.NoValidHost):

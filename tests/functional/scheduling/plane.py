@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import sqlalchemy as sa
 from typing_extensions import override
 
 from moorage import errors
@@ -25,19 +26,21 @@ from moorage.control_plane.process import Platform
 from moorage.control_plane.scheduler_role import SchedulerRole
 from moorage.db import Database
 from moorage.db.schema import core_metadata
+from moorage.db.tables import events
 from moorage.fleet.interface import InventoryItem, NodeSpec, uuid_of_name
 from moorage.fleet.nodes import NodeStore
 from moorage.instances.create import Deleter, cast_to_agent
-from moorage.rpc.client import Sender
+from moorage.rpc.client import RpcSender
 from moorage.rpc.interface import API_VERSION, Handler, Message, Subscription, Transport
 from moorage.scheduling.interface import InstanceRecord
 from moorage.services.heartbeat import Heartbeat
 from moorage.services.registry import ServiceRegistry
 from moorage.testing.database import empty_tables
+from moorage.work.tables import workers
 from moorage_plugins.compute.instances import ComputeInstances
 from moorage_plugins.migrations import MIGRATIONS
 from moorage_plugins.schema import plugins_metadata
-from moorage_plugins.transports.memory import Hub, MemoryTransport
+from moorage_plugins.transports.memory import MemoryTransport, MessageHub
 from tests.servers import wait_until
 
 # So that the metadata has all tables.
@@ -156,11 +159,11 @@ class Plane:
         self.settings = settings
         self.conf = self.load()
         self.clock = SystemClock()
-        self.database = Database.from_config(self.conf, clock=self.clock)
+        self.database = Database.from_config(self.conf, clock=self.clock, service="plane")
         test.addCleanup(self.database.close)
         with self.database.write() as tx:
             empty_tables(tx, core_metadata, plugins_metadata)
-        self.hub = Hub()
+        self.hub = MessageHub()
         self._open = transport or (
             lambda conf, clock, _: MemoryTransport(conf=conf, url="memory://", clock=clock, hub=self.hub)
         )
@@ -191,7 +194,7 @@ class Plane:
         conf = self.load(database__connection=url) if url else self.conf
         database = self.database
         if url:
-            database = Database.from_config(conf, clock=self.clock)
+            database = Database.from_config(conf, clock=self.clock, service="plane")
             self.test.addCleanup(database.close)
         role = SchedulerRole()
         role.start(dataclasses.replace(self.platform(role.binary, name), database=database), conf)
@@ -210,7 +213,7 @@ class Plane:
         heartbeat.start()
         self.heartbeats[name] = heartbeat
         self.test.addCleanup(heartbeat.stop)
-        sender = Sender(transport, identity.uuid, identity.epoch, timeout=SOON)
+        sender = RpcSender(transport, identity.uuid, identity.epoch, timeout=SOON)
         fatal: list[str] = []
         return Platform(name, self.clock, self.database, self.registry, identity, transport, sender, fatal.append)
 
@@ -280,6 +283,17 @@ class Plane:
 
     def wait_status(self, uuid: str, status: str) -> None:
         wait_until(lambda: self.status(uuid) == status, f"{uuid} is {status}", SOON)
+
+    def wait_quiet(self) -> None:
+        """No operation is in progress and every event has its number: a scheduler numbers events some time after they are there."""
+
+        def quiet() -> bool:
+            with self.database.read() as tx:
+                working = tx.execute(sa.select(sa.func.count()).select_from(workers)).scalar_one()
+                unnumbered = tx.execute(sa.select(sa.func.count()).where(events.c.number.is_(None))).scalar_one()
+            return not working and not unnumbered
+
+        wait_until(quiet, "the last operations and the numbers of all events", SOON)
 
     def view(self, scheduler: str = "scheduler-1") -> dict[str, InstanceRecord]:
         """What a scheduler knows."""

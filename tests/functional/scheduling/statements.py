@@ -74,7 +74,7 @@ class CountedPlane(Plane):
 
     @override
     def platform(self, binary: str, name: str) -> Platform:
-        database = Database.from_config(self.conf, clock=self.clock)
+        database = Database.from_config(self.conf, clock=self.clock, service=f"{binary}:{name}")
         self.test.addCleanup(database.close)
         self._roles |= {database._write_engine: (binary, True), database._read_engine: (binary, False)}
         platform = super().platform(binary, name)

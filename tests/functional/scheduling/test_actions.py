@@ -10,6 +10,8 @@ from typing import Any
 
 from moorage.cli import main
 from moorage.control_plane.api_role import ApiRole
+from moorage.control_plane.factories import open_workers
+from moorage.instances.interface import DEPARTURE
 from tests.commands import in_process
 from tests.functional.scheduling.plane import SOON, Plane
 from tests.gabbits import run_file
@@ -48,10 +50,13 @@ class CommandTests(_LivePlane):
     def test_every_operation_to_its_end(self) -> None:
         made = self.shown("instance", "create", "--name", "one", "--resource", "VCPU=2", "--wait")
         self.assertEqual("active", made["status"])
-        uuid = made["uuid"]
+        uuid, workers = made["uuid"], open_workers(self.plane.client, self.plane.conf)
 
         def act(command: str, *words: str) -> dict[str, Any]:
-            return self.shown("instance", command, uuid, "--wait", *words)
+            found = self.shown("instance", command, uuid, "--wait", *words)
+            # What has moved cannot move again before its source has let go.
+            wait_until(lambda: workers.get(DEPARTURE, uuid) is None, "the source of the move", SOON)
+            return found
 
         rebuilt = act("rebuild", "--image", "new", "--image-property", "os_distro=debian")
         self.assertEqual(

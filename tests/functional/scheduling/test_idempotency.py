@@ -8,7 +8,8 @@ import logging
 import threading
 import unittest
 import uuid
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import requests
 import sqlalchemy as sa
@@ -17,9 +18,11 @@ from oslo_context import context as oslo_context
 from moorage import errors
 from moorage.cli import main
 from moorage.control_plane.api_role import ApiRole
+from moorage.control_plane.factories import open_workers
 from moorage.control_plane.idempotency import KEPT, IdempotencyKeys
 from moorage.control_plane.tables import idempotency_keys
 from moorage.db import MICROSECONDS, now
+from moorage.instances.interface import DEPARTURE
 from tests import servers
 from tests.commands import in_process
 from tests.functional.scheduling.plane import SOON, Plane
@@ -31,11 +34,13 @@ TOO_LARGE = {"flavorid": "huge", "resources": {"VCPU": 99}}
 
 class _LivePlane(unittest.TestCase):
     url_of_database = ""
+    overrides: ClassVar[Mapping[str, Any]] = {}
 
     def setUp(self) -> None:
-        self.plane = Plane(self, url=self.url_of_database, api__bind="127.0.0.1:0", api__auth_strategy="noauth").up(
-            ("h1", "h2"), schedulers=2
-        )
+        self.plane = Plane(
+            self, url=self.url_of_database, api__bind="127.0.0.1:0", api__auth_strategy="noauth", **self.overrides
+        ).up(("h1", "h2"), schedulers=2)
+        self.workers = open_workers(self.plane.client, self.plane.conf)
         self.url: str = self.plane.start(ApiRole(), "api-live").url
 
     def ask(
@@ -55,6 +60,8 @@ class _LivePlane(unittest.TestCase):
             return dict(self.ask("GET", f"/instances/{instance}").json())
 
         wait_until(lambda: shown()["status"] in {"active", "shelved_offloaded"}, "the instance", SOON)
+        # What has moved cannot move again before its source has let go.
+        wait_until(lambda: self.workers.get(DEPARTURE, instance) is None, "the source of the move", SOON)
         return shown()
 
     def instances(self) -> list[str]:
@@ -198,6 +205,7 @@ class IdempotencyTests(_LivePlane):
         def delete_one(method: str) -> bool:
             if method == "create_instances":
                 gone = self.instances()[0]
+                self.plane.wait_status(gone, "active")
                 self.ask("DELETE", f"/instances/{gone}")
                 self.plane.wait_status(gone, "gone")
             return False
@@ -249,6 +257,9 @@ class IdempotencyTests(_LivePlane):
 
 
 class RequestIdTests(_LivePlane):
+    #: Agents learn of operations from messages alone: what a sweep finds has no ids of a request.
+    overrides: ClassVar[Mapping[str, Any]] = {"agent__sweep_interval": 3600}
+
     def test_one_global_request_id_for_many_calls_makes_many_instances(self) -> None:
         given = f"req-{uuid.uuid4()}"
         headers = {"X-OpenStack-Request-ID": given}
@@ -336,13 +347,13 @@ class RequestIdTests(_LivePlane):
                 self.plane.wait_status(instance, "gone")
             else:
                 self.settled(instance)
-            names = {"moorage.http.application", "moorage.work.loop"}
+            names = {"moorage.http.application", "moorage.work.work_loop"}
             if body and "shelve_offload" not in body:
                 names.add("moorage.instances.actions")
             wait_until(lambda ids=wanted, of=names: of <= {name for name, *found in lines if tuple(found) == ids},  # type: ignore[misc]
                        f"lines of {names}", SOON)  # fmt: skip
         first = {name for name, request_id, _ in lines if request_id == answer.headers["X-OpenStack-Request-ID"]}
-        self.assertLessEqual({"moorage.http.application", "moorage.scheduling.rpc", "moorage.work.loop"}, first)
+        self.assertLessEqual({"moorage.http.application", "moorage.scheduling.rpc", "moorage.work.work_loop"}, first)
 
 
 class PostgresqlIdempotencyTests(IdempotencyTests):

@@ -9,10 +9,7 @@ import threading
 import uuid
 
 from moorage import errors
-from moorage.clock import SystemClock
-from moorage.control_plane import config
-from moorage.rpc import loading
-from moorage.rpc.client import Sender
+from moorage.rpc.client import RpcSender
 from tests import cases, servers
 from tests.functional.control_plane.test_slice import SliceCase, flavor
 
@@ -24,7 +21,7 @@ CLIENTS = 4
 class KilledSchedulerTests(SliceCase):
     schedulers = 2
 
-    def view(self, sender: Sender, scheduler: str) -> dict[str, list[str]] | None:
+    def view(self, sender: RpcSender, scheduler: str) -> dict[str, list[str]] | None:
         """Host -> instances, as that scheduler sees them; None while it cannot be asked."""
         try:
             hosts = {each["host"] for each in sender.call("scheduler", "list_hosts", {}, server=scheduler, timeout=30)}
@@ -94,9 +91,6 @@ class KilledSchedulerTests(SliceCase):
         for each in self.api.instances():
             wanted[each["host"]].append(each["uuid"])
         wanted = {host: sorted(there) for host, there in wanted.items()}
-        conf = config.load(files=[str(self.plane.conf)], state_dir=str(self.plane.state))
-        transport = loading.open_transport(conf, SystemClock())
-        self.addCleanup(transport.close)
-        sender = Sender(transport, str(uuid.uuid4()), 1, timeout=30)
+        sender = self.sender()
         for scheduler in SCHEDULERS:
             servers.wait_until(lambda name=scheduler: self.view(sender, name) == wanted, f"{scheduler} is right", 150)  # type: ignore[misc]

@@ -128,7 +128,7 @@ class _KeyOperationTests(unittest.TestCase):
         self.silence("h1")
         big = {"flavorid": "big", "resources": {"VCPU": 12, "MEMORY_MB": 64}, "extra_specs": {}}
         for operation, wanted in (("live_migrate", {}), ("resize", {"flavor": big, "host": "h2"})):
-            with self.assertRaisesRegex(errors.Conflict, "The agent of host h1.* is down.*Start the agent of h1"):
+            with self.assertRaisesRegex(errors.Conflict, "The agent of the host.* is down.*Start the agent"):
                 self.move(uuid, operation, f"to-{operation}", **wanted)
         self.assertEqual((before, held), (self.instance(uuid), self.held()))
         self.assertIsNone(open_workers(self.plane.client, self.plane.conf).get("instance", uuid))
@@ -138,17 +138,18 @@ class _KeyOperationTests(unittest.TestCase):
         self.assert_whole()
 
     def test_the_source_of_a_move_holds_its_room_until_its_own_agent_has_let_go(self) -> None:
-        uuid = self.on_h1(**{"sim:live_migrate_delay_ms": "700"})
+        uuid = self.on_h1()
         source, destination = uuid_of_name("h1-node-0"), uuid_of_name("h2-node-0")
-        self.move(uuid, "live_migrate")
+        # It is not known to be down before service_down_time.
         self.plane.stop("h1")
+        self.move(uuid, "live_migrate")
         self.plane.wait_status(uuid, "active")
         self.assertEqual("h2", self.instance(uuid).host)
         self.assertEqual({(uuid, destination): 2, (departed_consumer(uuid), source): 2}, self.held())
         self.assertEqual(self.running(), {"h1": {uuid}, "h2": {uuid}})
         departure = open_workers(self.plane.client, self.plane.conf).get(DEPARTURE, uuid)
         assert departure is not None
-        self.assertEqual(("let_go", "h1", None), (departure.operation, departure.addressed_to, departure.owner))
+        self.assertEqual(("let_go", "h1", None), (departure.operation, departure.target_host, departure.owner))
         detector = InstanceDetector(conf=self.plane.conf, database=self.plane.database, clock=self.plane.clock)
         stray = move_consumer(uuid)
         self.assertEqual({stray}, detector.missing([uuid, stray]))
@@ -156,10 +157,11 @@ class _KeyOperationTests(unittest.TestCase):
         source_type = {each.uuid: each.consumer_type for each in self.plane.store.consumers()}[departed_consumer(uuid)]
         self.assertEqual("MIGRATION_SOURCE", source_type)
         self.assertNotIn(source_type, detector.consumer_types)
-        with self.assertRaisesRegex(
-            errors.Conflict, "has moved away from host h1, and the agent there has not removed"
-        ):
+        with self.assertRaisesRegex(errors.Conflict, "the agent of its last host has not removed") as refused:
             self.move(uuid, "live_migrate", "back")
+        # Members see this error, and no hosts.
+        self.assertNotIn("h1", refused.exception.message)
+        self.assertEqual({"instance": uuid}, refused.exception.details)
         # What is on the destination can be worked with meanwhile.
         self.in_place.begin(uuid, "rebuild", {})
         self.plane.wait_status(uuid, "active")
@@ -172,9 +174,9 @@ class _KeyOperationTests(unittest.TestCase):
         self.assert_whole()
 
     def test_what_a_source_holds_outlives_the_instance_until_the_source_has_let_go(self) -> None:
-        uuid = self.on_h1(**{"sim:live_migrate_delay_ms": "700"})
-        self.move(uuid, "live_migrate")
+        uuid = self.on_h1()
         self.plane.stop("h1")
+        self.move(uuid, "live_migrate")
         self.plane.wait_status(uuid, "active")
         self.plane.deleter().delete(uuid)
         self.plane.wait_status(uuid, "gone")
@@ -329,12 +331,13 @@ class _KeyOperationTests(unittest.TestCase):
         return bool(fleet.available.all() and fleet.size == 3)
 
     def test_a_deletion_by_force_during_a_move_leaves_nothing(self) -> None:
-        uuid = self.made(2, **{"sim:live_migrate_delay_ms": "600"})
+        uuid = self.made(2, **{"sim:live_migrate_delay_ms": "3000"})
         self.move(uuid, "live_migrate")
         wait_until(lambda: self.plane.status(uuid) == "migrating", "it moves", SOON)
         self.plane.deleter().delete(uuid, force=True)
         self.plane.wait_status(uuid, "gone")
-        self.assertEqual(list(self.plane.store.allocations()), [])
+        # On a slow machine it may have moved before: then its source lets go after the deletion.
+        wait_until(lambda: not list(self.plane.store.allocations()), "nothing is held", SOON)
         wait_until(lambda: self.running() == {"h1": set(), "h2": set()}, "nothing runs", SOON)
         self.plane.wait_agreement()
 
@@ -357,7 +360,7 @@ class OperationTests(_KeyOperationTests):
         return next(each.uuid for each in self.plane.registry.list(binary="agent") if each.host == host)
 
     def test_a_request_that_is_repeated_begins_nothing_twice(self) -> None:
-        uuid = self.made(2, **{"sim:live_migrate_delay_ms": "300"})
+        uuid = self.made(2, **{"sim:live_migrate_delay_ms": "3000"})
         first = self.move(uuid, "live_migrate", "again")
         again = self.move(uuid, "live_migrate", "again")
         self.assertEqual((first["host"], first["instance"]["fence"]), (again["host"], again["instance"]["fence"]))

@@ -167,6 +167,8 @@ class RequestTests(unittest.TestCase):
         group = {"name": "g", "policy": "anti-affinity"}
         made = self.many(3, server_group=group)
         self.assertEqual(self.hosts(made), ["h1", "h2", "h3"])
+        # A scheduler that has not heard of all three would be refused by the store, for another reason.
+        self.plane.wait_agreement()
         with self.assertRaises(errors.NoValidHost) as caught:
             self.plane.create(server_group=group)
         self.assertIn("server_group_anti_affinity", caught.exception.details["reasons"])

@@ -7,10 +7,14 @@ import sys
 import tempfile
 import unittest
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 from moorage import errors
 from moorage.control_plane.scheduler_role import SchedulerRole
+from moorage.instances.actions import MoveClaimer
+from moorage.instances.create import StoreClaimer
+from moorage.scheduling.interface import ClaimResult, InstanceRecord, RequestSpec
 from moorage_plugins.compute.instances import ComputeInstances
 from tests.functional.scheduling.plane import SOON, Plane
 from tests.servers import wait_until
@@ -31,7 +35,7 @@ class TrackingTests(unittest.TestCase):
         plane = Plane(self).up(("h1", "h2"))
         role = plane.roles["scheduler-1"]
         hosts = role._scheduler.view.snapshot().rows_of_host
-        silent = role._scheduler._freshen.__self__
+        silent = role._scheduler._ranker._freshen.__self__
         wait_until(lambda: silent._tracker.silent(hosts) == [], "both have spoken", SOON)
 
 
@@ -44,6 +48,8 @@ class OptOutTests(unittest.TestCase):
             scheduling__track_instance_changes=False,
             scheduling__enabled_filters=["compute", "capacity"],
             scheduling__scheduler_instance_sync_interval=1,
+            # Every twelfth sweep of an agent reads its instances, too.
+            agent__sweep_interval=3600,
         )
         with (
             mock.patch.object(ComputeInstances, "all", autospec=True, side_effect=AssertionError) as loads,
@@ -86,6 +92,57 @@ class OptOutTests(unittest.TestCase):
         self.assertIn("track_instance_changes", caught.exception.message)
         self.assertIn("enabled_filters", caught.exception.message)
         self.assertIn("same_host", caught.exception.message)
+
+
+class DeclaredFieldTests(unittest.TestCase):
+    """What filters declared is known of an instance from its claim on, also when no message of its agent ever arrives."""
+
+    #: They have another value before the claim has committed, or before the build has ended.
+    CHANGING = ("created_at", "status")
+
+    def fields(self, record: InstanceRecord) -> dict[str, Any]:
+        # The id of the request is kept when the build has ended: bookkeeping of ours.
+        known = {name: each for name, each in record.fields.items() if name != "last_request_id"}
+        return known | {name: "present" for name in self.CHANGING if name in known}
+
+    def test_a_filter_sees_no_less_between_claim_and_message_than_after_it(self) -> None:
+        plane = Plane(self, scheduling__instance_fields=["*"])
+        plane.lose = lambda method: method == "update_instance_info"  # type: ignore[method-assign]
+        plane.up(("h1", "h2"), schedulers=2)
+        during: list[InstanceRecord] = []
+
+        def looking(original: Any) -> Any:
+            def claim(claimer: Any, spec: RequestSpec, *args: Any) -> ClaimResult:
+                during.extend(plane.view().values())
+                found: ClaimResult = original(claimer, spec, *args)
+                return found
+
+            return claim
+
+        for kind in (StoreClaimer, MoveClaimer):
+            patch = mock.patch.object(kind, "claim", looking(kind.claim))
+            patch.start()
+            self.addCleanup(patch.stop)
+        made = plane.create(
+            scheduler="scheduler-1", name="db", hints={"licence": ["gold"]}, image={"id": "i"}, availability_zone="z"
+        )
+        wait_until(lambda: made["uuid"] in plane.view("scheduler-2"), "the message of the other scheduler", SOON)
+        views = [plane.view(name)[made["uuid"]] for name in ("scheduler-1", "scheduler-2")]
+        plane.wait_status(made["uuid"], "active")
+        stored = self.fields(plane.records()[made["uuid"]])
+        self.assertLessEqual({"name", "hints", "image", "created_at", "status"}, stored.keys())
+        self.assertEqual([self.fields(each) for each in (*during, *views)], [stored] * 3)
+        # While it moves, its destination is reserved under another uuid; the old place is not that of a new instance.
+        during.clear()
+        plane.ask(
+            "move_instance",
+            {"instance_uuid": made["uuid"], "operation": "live_migrate", "wanted": {}, "request_id": "move"},
+            scheduler="scheduler-1",
+        )
+        self.assertEqual(len(during), 2)
+        for each in during:
+            self.assertLessEqual({"name", "hints", "image", "created_at", "status"}, set(each.fields))
+            self.assertEqual(each.fields["name"], "db")
 
 
 LICENSE_FILTER = """

@@ -16,6 +16,7 @@ from moorage.fleet.interface import uuid_of_name
 from moorage.fleet.tables import nodes
 from moorage.sharding.plans import PlanRequest, Progress
 from tests.functional.sharding.case import FleetCase, make_plans
+from tests.servers import wait_until
 
 
 class PlanCase(FleetCase):
@@ -209,10 +210,14 @@ class PlanCase(FleetCase):
         self.kill(plan, "apply")
         counts = dict(self.plans.get(plan).moves)
         self.assertEqual(total, counts["moved"] + counts["pending"])
-        # The journal and the nodes say the same.
-        homes = self.homes()
-        for row in self.plans.moves(plan):
-            self.assertEqual(row.target if row.status == "moved" else row.source, homes[row.node_uuid])
+
+        def agree() -> bool:
+            homes = self.homes()
+            moves = self.plans.moves(plan)
+            return all(homes[row.node_uuid] == (row.target if row.status == "moved" else row.source) for row in moves)
+
+        # A commit that was on its way when the process was killed may come between the two reads.
+        wait_until(agree, "the plan and the nodes say the same")
         self.assertEqual(0, self.plans.apply(plan, 1000).conflicts)
         self.assertTrue(self.plans.verify(plan)["ok"])
         self.kill(plan, "rollback")

@@ -11,7 +11,6 @@ import sqlalchemy as sa
 
 from moorage import errors
 from moorage.control_plane.agent_role import nodes_of_agent
-from moorage.control_plane.collectors import ShardCollector
 from moorage.control_plane.shard_hosts import ShardHosts
 from moorage.control_plane.sharding import declared_shard, open_mover
 from moorage.fleet.interface import ShardMove, uuid_of_name
@@ -19,6 +18,7 @@ from moorage.fleet.tables import nodes
 from moorage.instances.reassign import Reassignment
 from moorage.services.interface import ServiceIdentity
 from moorage.sharding.checks import agents_of_shards, problems
+from moorage.sharding.collector import ShardCollector
 from tests.functional.sharding.case import FleetCase
 
 
@@ -167,7 +167,9 @@ class ShardHostsCase(FleetCase):
             finally:
                 sa.event.remove(sa.Engine, "before_cursor_execute", note)
             self.assertLess(len(executed), most)
-            self.assertEqual(1 if dead else 0, sum(each.startswith("SELECT instances.uuid") for each in executed))
+            # MariaDB locks the instances that it gives away, for their events.
+            lists = [each for each in executed if each.startswith("SELECT instances.uuid") and "FOR UPDATE" not in each]
+            self.assertEqual(1 if dead else 0, len(lists))
         self.assertEqual({"a1"}, self.hosts_of("a") | {each.host for each in self.instances.list()})
 
     def test_a_shard_is_not_reassigned_to_an_agent_that_declares_another_one(self) -> None:

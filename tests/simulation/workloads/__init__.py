@@ -6,6 +6,7 @@ from __future__ import annotations
 from tests.simulation.workloads.base import Workload
 from tests.simulation.workloads.claims import Claims
 from tests.simulation.workloads.cleaning import Cleaning
+from tests.simulation.workloads.deliveries import Deliveries
 from tests.simulation.workloads.leases import Leases
 from tests.simulation.workloads.placement import Placement
 from tests.simulation.workloads.promises import Promises
@@ -26,4 +27,5 @@ WORKLOADS: dict[str, type[Workload]] = {
     "sweeps": Sweeps,
     "shards": Shards,
     "volumes": Volumes,
+    "deliveries": Deliveries,
 }

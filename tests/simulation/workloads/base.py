@@ -21,6 +21,8 @@ class Workload(abc.ABC):
 
     #: Options of the configuration, by (group, name).
     settings: ClassVar[Mapping[tuple[str, str], Any]] = {}
+    #: What a reload changes of them; without it no role reloads.
+    reloaded: ClassVar[Mapping[tuple[str, str], Any]] = {}
     #: About how many guarded points and steps a schedule has while faults strike, measured without faults.
     points: ClassVar[int] = 1000
     steps: ClassVar[int] = 3000
@@ -34,12 +36,16 @@ class Workload(abc.ABC):
     def __init__(self, world: World) -> None:
         self.world = world
         self.kernel = world.kernel
-        self.faults = Faults(world, self.restart, steps=self.steps, seconds=self.seconds, jumps=self.jumps)
+        reload = self.reload if self.reloaded else None
+        self.faults = Faults(world, self.restart, reload, steps=self.steps, seconds=self.seconds, jumps=self.jumps)
         #: Role objects by the process's name.
         self.roles: dict[str, Any] = {}
         self._makers: dict[str, Callable[[], Any]] = {}
         self._numbers: dict[str, int] = {}
         self._ready: set[str] = set()
+        #: Roles that are ready, and whether they have the other configuration.
+        self._roles_of: dict[Process, Any] = {}
+        self._changed: dict[Process, bool] = {}
         #: Clients, and those that have not ended.
         self.started: list[str] = []
         self._running: set[str] = set()
@@ -137,6 +143,7 @@ class Workload(abc.ABC):
             role.start(platform, self.world.conf)
             if number == self._numbers[name]:
                 self.roles[name] = role
+            self._roles_of[process] = role
             self._ready.add(name)
 
         def start() -> None:
@@ -175,6 +182,17 @@ class Workload(abc.ABC):
         if platform is not None:
             self.world.network.forget(platform.transport)  # type: ignore[arg-type]
         self.start_role(name, self._makers[name])
+
+    def reload(self, process: Process) -> None:
+        """Have the role of a process take the other configuration, or the first one again, as after SIGHUP."""
+        name = process.name.partition("#")[0]
+        role = self._roles_of.get(process)
+        if role is None or not process.alive:
+            return
+        changed = self._changed[process] = not self._changed.get(process, False)
+        conf = self.world.base.other_conf if changed else self.world.conf
+        self.kernel.note("reload", f"{name}: {'other' if changed else 'first'} configuration")
+        self.world.spawn(process, "reload", lambda: role.reload(conf))
 
     def client(self, name: str, work: Callable[[Process], object], *, victim: bool = False) -> None:
         """Start a client in a process of its own; a victim may be killed, and is not started again."""

@@ -59,7 +59,7 @@ class Cleaning(Placement):
 
     @override
     def quiet(self) -> str:
-        rows = self.rows("SELECT resource_id, operation, phase, addressed_to FROM workers")
+        rows = self.rows("SELECT resource_id, operation, phase, addressed_to AS target_host FROM workers")
         # A dead source may still run what has moved away. It keeps its room until the host is fenced.
         left = [row for row in rows if not (row[1] == "let_go" and row[3] in self.dead)]
         if left:

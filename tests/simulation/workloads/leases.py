@@ -117,7 +117,7 @@ class Leases(Workload):
         resource, force = self.random.choice(RESOURCES), self.random.random() < 0.4
 
         def work(tx: sa.Connection) -> int:
-            token = store.create(tx, KIND, resource, name, "wanted", addressed_to="anybody", force=force)
+            token = store.create(tx, KIND, resource, name, "wanted", target_host="anybody", force=force)
             tx.execute(
                 sa.insert(_LOG), {"resource": resource, "done": 2 if force else 0, "operation": name, "token": token}
             )

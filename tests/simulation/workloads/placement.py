@@ -78,6 +78,11 @@ class Placement(Workload):
         ("compute", "operations"): 2,
         ("rpc", "call_timeout"): 10.0,
     }
+    reloaded: ClassVar[dict[tuple[str, str], Any]] = {
+        ("scheduling", "enabled_filters"): ["compute", "capacity"],
+        ("scheduling", "alternates"): 0,
+        ("cleanup", "interval"): 10.0,
+    }
     points: ClassVar[int] = 600
     steps: ClassVar[int] = 1500
     seconds: ClassVar[float] = 20.0
@@ -183,6 +188,14 @@ class Placement(Workload):
     @override
     def check_step(self) -> None:
         self.check_room()
+        self.check_numbers()
+
+    def check_numbers(self) -> None:
+        """Events are numbered without a gap."""
+        ((count, highest, last),) = self.rows(
+            "SELECT COUNT(number), COALESCE(MAX(number), 0), COALESCE((SELECT last FROM event_sequence), 0) FROM events"
+        )
+        self.require(count == highest == last, f"{count} events have numbers up to {highest}, the last given is {last}")
 
     def check_room(self) -> None:
         """Never over any limit."""
@@ -243,7 +256,39 @@ class Placement(Workload):
         for uuid, tokens in self._effects().items():
             for host, found in tokens.items():
                 self.require(len(found) == 1, f"instance {uuid} has effects of several tries on {host}: {found}")
+        self._check_journal(rows)
         self._check_allocations(rows)
+
+    def _check_journal(self, rows: dict[str, Any]) -> None:
+        """The journal alone reproduces instances and claims."""
+        found = self.rows("SELECT kind, subject, state FROM events ORDER BY number IS NULL, number, id")
+        state: dict[str, Any] = {}
+        for kind, subject, text in found:
+            if kind.endswith(".delete"):
+                self.require(state.pop(subject, None) is not None, f"{subject} was deleted and is not in the journal")
+            elif kind.startswith(("instance.", "claim.")):
+                state[subject] = json.loads(text)
+        told = {
+            subject.removeprefix("instance/"): (each["status"], each["host"], each["node_uuid"])
+            for subject, each in state.items()
+            if subject.startswith("instance/")
+        }
+        stored = {uuid: (status, host, node) for uuid, (_, status, host, node, *_) in rows.items()}
+        self.require(told == stored, f"the journal says {told}, the table {stored}")
+        holds = {
+            (subject.removeprefix("claim/"), provider, STANDARD_CLASSES[name], used)
+            for subject, each in state.items()
+            if subject.startswith("claim/")
+            for provider, amounts in each["holds"].items()
+            for name, used in amounts.items()
+        }
+        held = self.rows(
+            "SELECT a.consumer_id, p.uuid, a.resource_class_id, a.used FROM allocations a JOIN resource_providers p"
+            " ON p.id = a.resource_provider_id"
+        )
+        self.require(
+            holds == {tuple(row) for row in held}, f"the journal says {sorted(holds)}, the table {sorted(held)}"
+        )
 
     def _check_allocations(self, rows: dict[str, Any]) -> None:
         held: dict[str, dict[str, int]] = {}

@@ -22,6 +22,11 @@ class Promises(Placement):
         ("scheduling", "enabled_filters"): ["compute", "capacity", "type_affinity"],
     }
 
+    reloaded: ClassVar[dict[tuple[str, str], Any]] = {
+        **Placement.reloaded,
+        ("scheduling", "enabled_filters"): ["type_affinity", "capacity"],
+    }
+
     @staticmethod
     @override
     def fill(database: Database, conf: Any) -> None:

@@ -22,7 +22,7 @@ from moorage.allocation.interface import (
     ResourceProvider,
 )
 from moorage.testing.allocation import new_uuid
-from moorage_plugins.stores.candidates import SHARING, Fleet, Place, Search, find
+from moorage_plugins.stores.candidates import SHARING, ProviderForest, ProviderNode, Search, find
 from moorage_plugins.stores.checks import SEED_RULE
 from moorage_plugins.stores.memory import MemoryStore
 from moorage_plugins.stores.sql import SqlStore
@@ -40,23 +40,23 @@ def place(
     aggregates: Iterable[str] = (),
     used: int = 0,
     **totals: int,
-) -> Place:
+) -> ProviderNode:
     items = tuple(InventoryItem(name, total) for name, total in totals.items())
     provider = ResourceProvider(uuid, uuid, inventories=items, parent=parent, root=root or uuid)
     summary = ProviderSummary(provider, dict.fromkeys(totals, used), tuple(sorted(traits)))
-    return Place(summary, frozenset(aggregates))
+    return ProviderNode(summary, frozenset(aggregates))
 
 
 def groups(*given: RequestGroup, **more: object) -> CandidateQuery:
     return CandidateQuery(given, **more)  # type: ignore[arg-type]
 
 
-def found(query: CandidateQuery, *places: Place) -> list[Candidate]:
-    fleet = Fleet(places)
+def found(query: CandidateQuery, *places: ProviderNode) -> list[Candidate]:
+    fleet = ProviderForest(places)
     return list(find(query, fleet, fleet.trees, SEED_RULE))
 
 
-def taken(query: CandidateQuery, *places: Place) -> list[dict[str, dict[str, int]]]:
+def taken(query: CandidateQuery, *places: ProviderNode) -> list[dict[str, dict[str, int]]]:
     return [{uuid: dict(each) for uuid, each in one.allocations.items()} for one in found(query, *places)]
 
 
@@ -148,7 +148,7 @@ class TestSuffixed(unittest.TestCase):
 class TestAnswer(unittest.TestCase):
     def test_the_limit_bounds_the_work_of_a_huge_product(self) -> None:
         cards = [place(f"card-{n}", "host", "host", VGPU=8) for n in range(8)]
-        fleet = Fleet([place("host"), *cards])
+        fleet = ProviderForest([place("host"), *cards])
         many = groups(*(RequestGroup(str(n), {"VGPU": 1}) for n in range(1, 13)), limit=10)
         got = list(itertools.islice(find(many, fleet, fleet.trees, SEED_RULE), many.limit))
         self.assertEqual(10, len(got))
@@ -157,14 +157,14 @@ class TestAnswer(unittest.TestCase):
     def test_amounts_that_meet_on_one_provider_keep_its_step(self) -> None:
         items = (InventoryItem("DISK_GB", 100, min_unit=2, step_size=2, max_unit=4),)
         provider = ResourceProvider("host", "host", inventories=items, root="host")
-        host = Place(ProviderSummary(provider, {"DISK_GB": 0}, ()))
+        host = ProviderNode(ProviderSummary(provider, {"DISK_GB": 0}, ()))
         for first, second, expected in ((2, 2, 1), (2, 1, 0), (4, 2, 0)):
             query = groups(RequestGroup("1", {"DISK_GB": first}), RequestGroup("2", {"DISK_GB": second}))
             self.assertEqual(expected, len(found(query, host)), (first, second))
 
     def test_a_product_without_a_result_is_left_with_words(self) -> None:
         cards = [place(f"card-{n}", "host", "host", VGPU=8) for n in range(9)]
-        fleet = Fleet([place("host"), *cards])
+        fleet = ProviderForest([place("host"), *cards])
         query = groups(*(RequestGroup(str(n), {"VGPU": 1}) for n in range(1, 11)), isolate=True, limit=1)
         with self.assertRaisesRegex(errors.InvalidInput, "more ways than are looked at"):
             list(find(query, fleet, fleet.trees, SEED_RULE, Search(5000)))

@@ -101,6 +101,13 @@ class SqlStoreTests(SqlCase, unittest.TestCase):
         self.assertEqual(2, len(statements(lambda: self.store.usages(limit=10))))
         self.assertEqual(1, len(statements(lambda: self.store.allocations(limit=10))))
 
+    def test_usages_of_a_user_are_read_by_the_whole_index(self) -> None:
+        for seen in statements(lambda: self.store.project_usages("p", user="u")):
+            with self.database.read() as tx:
+                plan = tx.exec_driver_sql("EXPLAIN QUERY PLAN " + seen, ("p", 0, 1, "u")).all()
+            text = "; ".join(str(row[-1]) for row in plan)
+            self.assertIn("ix_consumers_project_id (project_id=? AND counted=? AND user_id=?)", text)
+
     def test_a_page_of_allocations_is_read_in_the_order_of_the_index(self) -> None:
         seen = statements(lambda: self.store.allocations(after=("c", "p", "VCPU"), limit=10))[-1]
         with self.database.read() as tx:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import struct
 import tempfile
@@ -13,12 +14,15 @@ from typing import Any
 from unittest import mock
 
 import sqlalchemy as sa
+from typing_extensions import override
 
 from moorage import errors
 from moorage.cleanup.conditions import NeverStarted
+from moorage.clock import SystemClock
 from moorage.work.interface import Lease
 from moorage.work.tables import workers
 from moorage_plugins.block_storage import backup_format
+from moorage_plugins.block_storage.agent import BlockStorageAgent
 from moorage_plugins.block_storage.backend import DirectoryBackend
 from moorage_plugins.block_storage.outcomes import ROWS
 from moorage_plugins.block_storage.rows import Rows
@@ -26,6 +30,17 @@ from moorage_plugins.block_storage.service import BlockStorage
 from moorage_plugins.block_storage.tables import volumes
 from tests.servers import wait_until
 from tests.unit.block_storage.storages import CLUSTER, SIZE, SOON, Storage, member
+
+
+class HeldClock(SystemClock):
+    """Sleeps until the test lets it go on."""
+
+    def __init__(self) -> None:
+        self.go_on = threading.Event()
+
+    @override
+    def sleep(self, seconds: float) -> None:
+        self.go_on.wait(SOON)
 
 
 class StorageCase(unittest.TestCase):
@@ -255,7 +270,7 @@ class StorageTests(StorageCase):
                 agent = self.storage.agent()
                 with (
                     mock.patch.object(agent.work, "_tick", lambda job, ticks=ticks: next(ticks)()),
-                    self.assertLogs("moorage.work.loop", "WARNING"),
+                    self.assertLogs("moorage.work.work_loop", "WARNING"),
                 ):
                     agent.loop.run(job)
                 self.assertEqual((self.status("volume", made), self.storage.strays()), ("error", []))
@@ -295,7 +310,7 @@ class StorageTests(StorageCase):
         self.assertEqual(self.storage.told[-1], (CLUSTER, "backup", backup))
         row = self.storage.workers.get("backup", backup)
         assert row is not None
-        self.assertEqual(row.addressed_to, CLUSTER)
+        self.assertEqual(row.target_host, CLUSTER)
 
     def test_a_backup_of_which_nobody_knows_where_it_lies_goes_where_there_is_somebody(self) -> None:
         """Its volume was deleted before this was kept."""
@@ -401,7 +416,7 @@ class StorageTests(StorageCase):
         zombie = self.storage.start("volume", made.uuid, member("a"))
         self.service.delete_volume(made.uuid, force=True)
         agent = self.storage.agent("zombie")
-        with self.assertLogs("moorage.work.loop", "WARNING"):
+        with self.assertLogs("moorage.work.work_loop", "WARNING"):
             agent.loop.run(zombie)
         self.assertEqual(self.status("volume", made.uuid), "deleting")
         self.storage.run_all()
@@ -461,7 +476,7 @@ class StorageTests(StorageCase):
         backup = self.service.create_backup(uuid)
         zombie = self.storage.start("backup", backup.uuid, member("a"))
         self.service.reset("volume", uuid, "available")
-        with self.assertLogs("moorage.work.loop", "WARNING"):
+        with self.assertLogs("moorage.work.work_loop", "WARNING"):
             self.storage.agent("a").loop.run(zombie)
         self.assertEqual((self.status("volume", uuid), self.status("backup", backup.uuid)), ("available", "error"))
         self.storage.agent("a").work.collector.collect()
@@ -481,7 +496,7 @@ class StorageTests(StorageCase):
                         self.service.delete_volume(uuid, force=True)
                     else:
                         self.service.delete("backup", backup, force=True)
-                    with self.assertLogs("moorage.work.loop", "WARNING"):
+                    with self.assertLogs("moorage.work.work_loop", "WARNING"):
                         self.storage.agent("a").loop.run(job)
                     self.storage.run_all()
                     found = self.status("volume", uuid), self.status("backup", backup)
@@ -514,7 +529,7 @@ class StorageTests(StorageCase):
         backup = self.service.create_backup(uuid)
         with (
             mock.patch.object(backup_format, "write_backup", side_effect=struct.error("for this test")),
-            self.assertLogs("moorage.work.loop", "ERROR"),
+            self.assertLogs("moorage.work.work_loop", "ERROR"),
         ):
             self.storage.run_all()
         self.assertEqual((self.status("volume", uuid), self.status("backup", backup.uuid)), ("available", "error"))
@@ -533,7 +548,7 @@ class StorageTests(StorageCase):
         endless = self.service.create_volume(10**12).uuid
         agent.loop.ask("volume", endless)
         agent.start()
-        wait_until(lambda: agent.loop.keeps("volume", endless), "the only thread is at work for ever", SOON)
+        wait_until(lambda: agent.loop._renewer.keeps("volume", endless), "the only thread is at work for ever", SOON)
         made = [self.service.create_volume(SIZE).uuid for _ in range(2)]
         for _ in range(2):
             agent.sweep()
@@ -558,7 +573,7 @@ class StorageTests(StorageCase):
         agent.start()
         wait_until(lambda: self.storage.backend.uuids("volume"), "the first chunk is written", SOON)
         self.service.delete_volume(made.uuid, force=True)
-        wait_until(lambda: not agent.loop.keeps("volume", made.uuid), "it has ended", SOON)
+        wait_until(lambda: not agent.loop._renewer.keeps("volume", made.uuid), "it has ended", SOON)
         agent.sweep()
         wait_until(lambda: self.storage.rows() == 0, "the deletion is done", SOON)
         agent.stop()
@@ -587,7 +602,7 @@ class StorageTests(StorageCase):
             image = self.service.upload(uuid, "mine")
             job = self.storage.start("volume", uuid, member("a"))
             end(uuid)
-            with self.assertLogs("moorage.work.loop", "WARNING"):
+            with self.assertLogs("moorage.work.work_loop", "WARNING"):
                 self.storage.agent("a").loop.run(job)
             self.assertEqual(
                 (self.status("image", image.uuid), self.storage.get("volume", uuid).upload_to), ("killed", "")
@@ -628,11 +643,16 @@ class StorageTests(StorageCase):
     def test_what_is_stopped_in_the_middle_is_begun_anew_by_another(self) -> None:
         self.storage.conf.set_override("chunk_delay", 60.0, group="block_storage")
         made = self.service.create_volume(SIZE)
-        first = self.storage.agent("a")
+        clock = HeldClock()
+        first = BlockStorageAgent(dataclasses.replace(self.storage.tools(member("a")), clock=clock))
         first.start()
         wait_until(lambda: self.storage.backend.uuids("volume"), "the first chunk is written", SOON)
         with self.assertLogs("moorage.work.operations", "WARNING"):
-            first.stop()
+            stopping = threading.Thread(target=first.stop)
+            stopping.start()
+            wait_until(first.loop._stopping.is_set, "the agent stops", SOON)
+            clock.go_on.set()
+            stopping.join()
         self.storage.conf.clear_override("chunk_delay", group="block_storage")
         self.storage.run_all("b")
         self.assertEqual((self.status("volume", made.uuid), self.storage.strays()), ("available", []))

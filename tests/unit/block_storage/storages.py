@@ -101,7 +101,7 @@ class Storage:
     def tools(self, identity: ServiceIdentity) -> AgentTools:
         return AgentTools(
             conf=self.conf, clock=SystemClock(), database=self.database, identity=identity, workers=self.workers,
-            instances=None, release=lambda *_: True, reporter=NoReporter(),  # type: ignore[arg-type]
+            instances=None, store=None, release=lambda *_: True, reporter=NoReporter(),  # type: ignore[arg-type]
         )  # fmt: skip
 
     def agent(self, name: str = "a", epoch: int = 1) -> BlockStorageAgent:

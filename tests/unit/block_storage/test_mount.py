@@ -40,7 +40,7 @@ class MountTests(unittest.TestCase):
         agent.start()
         self.addCleanup(agent.stop)
         self.unmount()
-        with self.assertLogs("moorage.work.loop", "WARNING") as told:
+        with self.assertLogs("moorage.work.work_loop", "WARNING") as told:
             second = self.storage.service.create_volume(SIZE).uuid
             self.storage.service.delete_volume(first)
             agent.sweep()
@@ -71,7 +71,7 @@ class MountTests(unittest.TestCase):
         made = self.storage.service.create_volume(SIZE).uuid
         job = self.storage.start("volume", made, member("a"))
         self.unmount()
-        with self.assertLogs("moorage.work.loop", "WARNING"):
+        with self.assertLogs("moorage.work.work_loop", "WARNING"):
             agent.loop.run(job)
         self.assertEqual((self.storage.status("volume", made), os.listdir(self.backend)), ("error", []))
         self.assertRegex(self.storage.get("volume", made).fault, "Mount the file system")

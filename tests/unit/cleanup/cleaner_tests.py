@@ -35,7 +35,7 @@ from moorage.cleanup.interface import (
 )
 from moorage.cleanup.orphans import OrphanStore
 from moorage.cleanup.tables import cleanup_history
-from moorage.cleanup.totals import Claim, ClaimCounts
+from moorage.cleanup.totals import ClaimCounts, TakeOutcome
 from moorage.clock import Clock, SystemClock
 from moorage.db import MICROSECONDS, Database
 from moorage.services.interface import ServiceIdentity
@@ -255,7 +255,7 @@ class CleanerTests(CleanerCase):
     def test_nothing_of_a_living_service_is_cleaned_though_its_lease_has_expired(self) -> None:
         self.create()
         self.taken("one", DEAD, MOMENT)
-        wait_until(lambda: self.store.pending(TYPE, identity("b")), "the lease has expired", 10)
+        wait_until(lambda: self.store.pending(TYPE, identity("b")), "the lease has expired", 60)
         cleaner, _ = self.cleaner()
         self.assertEqual(cleaner.clean(OrphansOfService(DEAD.uuid, DEAD.epoch)), {})
         self.assertEqual(cleaner.clean(NeverStarted(("here",), 0)), {})
@@ -427,7 +427,7 @@ class CleanerTests(CleanerCase):
 
     def test_claims_that_could_not_be_written_are_written_with_the_next(self) -> None:
         counts = ClaimCounts(self.database)
-        counts.count(TYPE, Claim.WON, 2)
+        counts.count(TYPE, TakeOutcome.WON, 2)
         with self.database.write() as tx:
             tx.exec_driver_sql("ALTER TABLE cleanup_totals RENAME TO elsewhere")
         try:
@@ -436,7 +436,7 @@ class CleanerTests(CleanerCase):
         finally:
             with self.database.write() as tx:
                 tx.exec_driver_sql("ALTER TABLE elsewhere RENAME TO cleanup_totals")
-        counts.count(TYPE, Claim.LOST, 1)
+        counts.count(TYPE, TakeOutcome.LOST, 1)
         counts.flush()
         counts.flush()
         self.assertEqual(self.claims(), {"won": 2, "lost": 1})
@@ -444,8 +444,8 @@ class CleanerTests(CleanerCase):
     def test_several_processes_add_to_the_same_totals(self) -> None:
         each = [ClaimCounts(self.open_database()) for _ in range(4)]
         for counts in each:
-            counts.count(TYPE, Claim.WON, 5)
-            counts.count(TYPE, Claim.LOST, 1)
+            counts.count(TYPE, TakeOutcome.WON, 5)
+            counts.count(TYPE, TakeOutcome.LOST, 1)
         self.assertEqual(operation_tests.in_threads(*(counts.flush for counts in each)), [None] * 4)
         self.assertEqual(self.claims(), {"won": 20, "lost": 4})
 
@@ -669,7 +669,7 @@ class CleanerTests(CleanerCase):
                 with self.assertLogs("moorage.cleanup.cleaner", "ERROR"):
                     done: Counter[str] = Counter()
                     again = functools.partial(cleaner.clean, AFTER_DEAD)
-                    wait_until(lambda done=done, again=again: done.update(again()) or done, "it is tried again", 20)  # type: ignore[misc]
+                    wait_until(lambda done=done, again=again: done.update(again()) or done, "it is tried again", 60)  # type: ignore[misc]
                 self.assertEqual((done, self.rows()), ({"done": 1}, {}))
 
     def test_owners_that_gave_it_back_are_no_tries_to_clean_it(self) -> None:
@@ -682,7 +682,7 @@ class CleanerTests(CleanerCase):
         with self.assertLogs("moorage.cleanup.cleaner", "WARNING"):
             self.assertEqual(cleaner.clean(AFTER_DEAD), {"retry": 1})
         handler.answers.clear()
-        wait_until(lambda: cleaner.clean(AFTER_DEAD), "it is tried again", 20)
+        wait_until(lambda: cleaner.clean(AFTER_DEAD), "it is tried again", 60)
         self.assertEqual(self.outcomes(), {"retry": 1, "done": 1})
 
     def test_what_was_given_back_is_cleaned_when_nobody_comes_for_it(self) -> None:
@@ -747,7 +747,7 @@ class CleanerTests(CleanerCase):
         with self.assertLogs("moorage.cleanup.cleaner", "WARNING"):
             self.assertEqual(cleaner.clean(ExpiredLease("service-cleaner", 1, 0.0)), {"retry": 1})
         handler.answers.clear()
-        wait_until(lambda: cleaner.clean(ExpiredLease("service-cleaner", 1, 0.0)), "it is tried again", 20)
+        wait_until(lambda: cleaner.clean(ExpiredLease("service-cleaner", 1, 0.0)), "it is tried again", 60)
         self.assertEqual((self.rows(), self.thing().status), ({}, "error"))
 
     def test_every_row_is_a_living_owners_or_of_one_kind_after_some_time(self) -> None:
@@ -766,7 +766,7 @@ class CleanerTests(CleanerCase):
                     if (phase is Phase.WORKING and worker is None) or (phase is Phase.WAITING and worker is not None):
                         continue  # no such row is ever written
                     values = {
-                        "phase": phase.value, "worker": worker, "worker_epoch": epoch, "addressed_to": host,
+                        "phase": phase.value, "worker": worker, "worker_epoch": epoch, "target_host": host,
                         "owner": (worker or "x") if owned else None, "epoch": epoch, "expires_at": 1 if owned else 0,
                         "next_try_at": 1, "updated_at": 1,
                     }  # fmt: skip

@@ -17,7 +17,8 @@ from moorage.cleanup.requests import RequestStore
 from moorage.cleanup.tables import cleanup_history
 from moorage.cleanup.views import OperationViews
 from moorage.db import Database, now
-from moorage.services.heartbeat import LivenessObserver
+from moorage.db.tables import events
+from moorage.services.liveness import LivenessObserver
 from moorage.services.registry import ServiceRegistry
 from moorage.testing.clock import ManualClock
 from tests.unit.cleanup.cleaner_tests import CleanerCase
@@ -375,8 +376,10 @@ class SupervisorTests(SupervisorCase):
         self.assertEqual(self.views.rows(phase="quarantined"), [])
 
     def test_quarantine_ends_by_a_persons_word(self) -> None:
+        self.service = self.database.service = "test"
         for uuid in ("again", "never"):
             self.left_by("a", uuid)
+            self.put(uuid, project_id="blue")
         self.die("a")
         request = self.requests.get(self.ask()["requests"][0]["uuid"])
         cleaner, handler = self.cleaner(self.who["b"], max_attempts=1)
@@ -397,3 +400,20 @@ class SupervisorTests(SupervisorCase):
         outcomes = [(row["resource_id"], row["outcome"]) for row in self.views.history()]
         self.assertEqual(outcomes[-2:], [("never", "discarded"), ("again", "done")])
         self.assertEqual(len(self.views.history(resource_id="again", limit=1)), 1)
+        with self.database.read() as tx:
+            columns = (events.c.kind, events.c.subject, events.c.project_id)
+            found = tx.execute(sa.select(*columns).order_by(events.c.id)).all()
+        # The two are cleaned at the same time: only the order within a subject is promised.
+        told: dict[str, list[str]] = {}
+        for kind, subject, project in found:
+            if kind.startswith("cleanup."):
+                self.assertEqual("blue", project, "members see what cleaners do to what is theirs")
+                told.setdefault(subject, []).append(kind.removeprefix("cleanup."))
+        self.assertEqual(
+            {
+                "thing/again": ["take", "quarantined", "requeued", "take", "done"],
+                "thing/never": ["take", "quarantined", "discarded"],
+            },
+            told,
+        )
+        self.assertIn(("service.dead", f"service/{self.who['a'].uuid}", ""), [tuple(row) for row in found])

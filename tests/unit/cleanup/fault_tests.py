@@ -45,8 +45,8 @@ from moorage.clock import SystemClock
 from moorage.control_plane import options as control_plane_options
 from moorage.control_plane.cleaning import AgentCleaning, SupervisorEndpoint
 from moorage.control_plane.process import Platform
-from moorage.services.heartbeat import LivenessObserver
 from moorage.services.interface import ServiceIdentity
+from moorage.services.liveness import LivenessObserver
 from moorage.services.registry import ServiceRegistry
 from moorage.work.interface import Lease
 from moorage.work.operations import SqlOperationStore
@@ -349,7 +349,7 @@ class FaultTests(SupervisorCase):
         """An operation of a service on something that no handler cleans."""
 
         def work(tx: sa.Connection) -> None:
-            self.store.create(tx, "gadget", uuid, "build", "building", addressed_to=name)
+            self.store.create(tx, "gadget", uuid, "build", "building", target_host=name)
             self.store.start_many(tx, "gadget", [uuid], self.who[name])
 
         self.database.run(work)

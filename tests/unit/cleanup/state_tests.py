@@ -87,7 +87,7 @@ class Worlds(RuleBasedStateMachine):
 
     def _operate(self, uuid: str, force: bool) -> None:
         def work(tx: sa.Connection) -> int:
-            token = self.store.create(tx, TYPE, uuid, "build", "building", addressed_to="here", force=force)
+            token = self.store.create(tx, TYPE, uuid, "build", "building", target_host="here", force=force)
             if not write(tx, uuid, "building", token):
                 tx.execute(sa.insert(things).values(id=uuid, status="building", writes=0, fence=token))
             return token

@@ -14,7 +14,7 @@ import unittest
 from pathlib import Path
 
 from moorage import errors
-from moorage.cli.up import ControlPlane, Plan
+from moorage.cli.up import ControlPlane, LaunchPlan
 from moorage.http.server import Server
 
 
@@ -40,8 +40,8 @@ class PrintingTests(unittest.TestCase):
         info = site / "chatty-1.0.dist-info"
         info.mkdir()
         (info / "METADATA").write_text("Metadata-Version: 2.1\nName: chatty\nVersion: 1.0\n")
-        modules = ("chatty_filter:Chatty", "chatty_options:list_opts", "chatty_tables:MIGRATIONS")
-        groups = ("moorage.filters", "oslo.config.opts", "moorage.migrations")
+        modules = ("chatty_filter:Chatty", "chatty_part:PART")
+        groups = ("moorage.filters", "moorage.parts")
         points = "".join(f"[{group}]\nchatty = {module}\n" for group, module in zip(groups, modules, strict=True))
         (info / "entry_points.txt").write_text(points)
         for module in modules:
@@ -52,8 +52,8 @@ class PrintingTests(unittest.TestCase):
         validate = (*moorage, "config", "validate", "--state-dir", folder.name)
         for command, heard in (
             ((*moorage, "plugin", "list", "-f", "json"), {"chatty_filter"}),
-            (validate, {"chatty_options"}),
-            ((*status, "upgrade", "check"), {"chatty_filter", "chatty_options", "chatty_tables"}),
+            (validate, {"chatty_part"}),
+            ((*status, "upgrade", "check"), {"chatty_filter", "chatty_part"}),
         ):
             done = subprocess.run(
                 command, capture_output=True, text=True, timeout=300, env={**os.environ, "PYTHONPATH": folder.name}
@@ -127,7 +127,7 @@ class BindTests(unittest.TestCase):
     def test_what_is_no_port_is_refused_before_anything_starts(self) -> None:
         for bind in ("127.0.0.1:99999", "127.0.0.1:65536", "127.0.0.1:-1", "127.0.0.1:²", "8780", ":8780"):
             with self.subTest(bind=bind), self.assertRaisesRegex(errors.ConfigError, "port from 0 to 65535"):
-                ControlPlane(Plan(Path("nowhere"), bind))
+                ControlPlane(LaunchPlan(Path("nowhere"), bind))
 
     def test_the_server_refuses_it_too(self) -> None:
         for bind in ("127.0.0.1:99999", "127.0.0.1:http", "127.0.0.1"):

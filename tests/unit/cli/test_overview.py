@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import io
 import subprocess
@@ -44,3 +45,12 @@ class OverviewTests(unittest.TestCase):
         out = io.StringIO()
         overview.write(out, {"broken": [point]}, "moorage")
         self.assertIn("broken  (no description)", out.getvalue())
+
+
+class OptionsFirstTests(unittest.TestCase):
+    def test_an_option_before_the_command_is_refused_with_its_place(self) -> None:
+        for argv in (["--state-dir", "/tmp/x", "service", "list"], ["--nonsense"]):
+            said = io.StringIO()
+            with self.subTest(argv=argv), contextlib.redirect_stderr(said):
+                self.assertEqual(2, main.main(argv))
+            self.assertIn(f"{argv[0]} stands before the command", said.getvalue())

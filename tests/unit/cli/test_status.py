@@ -16,16 +16,18 @@ from unittest import mock
 import sqlalchemy as sa
 from oslo_upgradecheck.upgradecheck import Code
 
-from moorage.cli import status
+from moorage.cli import manage, status
 from moorage.clock import SystemClock
 from moorage.control_plane.process import RPC_VERSION
 from moorage.db import Database, migrations
+from moorage.db.tables import event_sequence
+from moorage.journal.subscriptions import SubscriptionStore
 from moorage.services.registry import ServiceRegistry
 from moorage.services.tables import services
 from moorage.work.tables import workers
 from tests import servers
 
-CHECKS = dict(status.Checks._upgrade_checks)
+CHECKS: dict[str, Any] = dict(status.Checks()._upgrade_checks)
 
 
 class CheckCase(unittest.TestCase):
@@ -140,6 +142,23 @@ class DatabaseTests(CheckCase):
             tx.execute(sa.text("DROP INDEX ix_nodes_host"))
         self.assert_says(Code.WARNING, "1 differ", "tables")
 
+    def test_what_a_removed_part_has_left_is_doubtful_and_no_failure(self) -> None:
+        with self.database.write() as tx:
+            tx.execute(sa.text("CREATE TABLE alembic_version_gone (version_num VARCHAR(32))"))
+            tx.execute(sa.text("INSERT INTO alembic_version_gone VALUES ('0007')"))
+            tx.execute(sa.text("CREATE TABLE gone_items (id INTEGER)"))
+        self.assert_says(Code.WARNING, "The part gone (revision 0007) is not installed", "tables")
+        self.assertIn("knows the tables gone_items.", self.look("tables")[1])
+        self.assert_well("database schema")
+        said = io.StringIO()
+        with contextlib.redirect_stdout(said):
+            self.assertEqual(
+                0, manage.main(["--config-file", str(self.conf), "--state-dir", str(self.folder), "db", "version"])
+            )
+        self.assertIn(
+            "gone: 0007 (not installed)\nTables of parts that are not installed: gone_items.\n", said.getvalue()
+        )
+
     def enlist(self, version: str) -> Any:
         return ServiceRegistry(self.database, SystemClock()).enlist("agent", "h1", rpc_version=version)
 
@@ -172,12 +191,24 @@ class DatabaseTests(CheckCase):
             "updated_at",
         )
         row = {
-            "resource_type": "volume", "resource_id": "one", "operation": "build", "status": "creating", "addressed_to": "h",
+            "resource_type": "volume", "resource_id": "one", "operation": "build", "status": "creating", "target_host": "h",
             "phase": "quarantined", "last_error": "", **dict.fromkeys(numbers, 0),
         }  # fmt: skip
         with self.database.write() as tx:
             tx.execute(sa.insert(workers).values(row))
         self.assert_says(Code.WARNING, "1 of volume are quarantined", "operations")
+
+    def test_an_observer_that_is_chosen_no_longer_is_told_with_what_waits_for_it(self) -> None:
+        with self.database.write() as tx:
+            for name in ("observer/log", "observer/gone", "webhook/one"):
+                SubscriptionStore(self.database).insert(tx, name, 3)
+            values = {"last": 8, "purged": 0, "token": 0, "owner": "", "expires_at": 0}
+            tx.execute(sa.insert(event_sequence).values(id=1, **values))
+        self.configure("[observers]\nenabled = log\n")
+        self.assert_says(Code.WARNING, "The observer gone is not in [observers] enabled", "followers")
+        self.assert_says(Code.WARNING, "5 events wait for it", "followers")
+        self.configure("[observers]\nenabled = log, gone\n")
+        self.assert_well("followers")
 
 
 class ServersTests(CheckCase):

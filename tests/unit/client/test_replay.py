@@ -16,8 +16,8 @@ from typing import Any, cast
 from moorage import errors
 from moorage.cli.kill import kill_one_scheduler
 from moorage.client.client import Client
-from moorage.client.replay import Report, replay
-from moorage.client.workload import Request
+from moorage.client.replay import ReplayReport, replay
+from moorage.client.workload import WorkloadRequest
 from moorage.testing.clock import ManualClock
 
 NODE = "the-node"
@@ -54,8 +54,10 @@ class Plane:
     def allocations(self) -> Iterator[dict[str, Any]]:
         return iter([{"provider": NODE, "consumer": each, "resource_class": "VCPU", "used": 1} for each in self.stored])
 
-    def replay(self, count: int = 10, *, release: bool = True) -> Report:
-        wanted: Sequence[Request] = [Request(float(each), 3.0, f"r{each}", {"VCPU": 1}) for each in range(count)]
+    def replay(self, count: int = 10, *, release: bool = True) -> ReplayReport:
+        wanted: Sequence[WorkloadRequest] = [
+            WorkloadRequest(float(each), 3.0, f"r{each}", {"VCPU": 1}) for each in range(count)
+        ]
         return replay([cast(Client, self)] * 2, wanted, ManualClock(shortest=60.0), release=release)
 
 

@@ -28,12 +28,15 @@ from moorage.control_plane import options as control_plane_options
 from moorage.control_plane.interface import AgentTools
 from moorage.db import Database
 from moorage.db.schema import core_metadata
+from moorage.drivers.interface import Workload
 from moorage.instances.actions import InPlace
 from moorage.instances.availability import Availability
 from moorage.instances.create import Deleter, StoreClaimer
 from moorage.instances.interface import Instance, move_consumer
 from moorage.instances.reset_state import Resetter
-from moorage.observers.interface import Event, InstanceCreated, InstanceDeleted, InstanceFailed, InstanceRebuilt
+from moorage.journal.reader import EventFilter, JournalReader
+from moorage.journal.sequencer import Sequencer
+from moorage.observers.interface import InstanceCreated, InstanceDeleted, InstanceFailed, InstanceRebuilt, ObserverEvent
 from moorage.scheduling.digest import instance_digest
 from moorage.scheduling.groups import GroupStore
 from moorage.scheduling.interface import Flavor, RequestSpec
@@ -136,8 +139,10 @@ class FlakyDatabase(Database):
 class Fleet:
     """A store with one node, and its agents."""
 
-    def __init__(self, url: str, state_dir: str, *, lease_seconds: float = 60.0, **compute: Any) -> None:
-        self.database = FlakyDatabase(url)
+    def __init__(
+        self, url: str, state_dir: str, *, lease_seconds: float = 60.0, service: str | None = None, **compute: Any
+    ) -> None:
+        self.database = FlakyDatabase(url, service=service)
         self.conf = cfg.ConfigOpts()
         for module in (control_plane_options, allocation_options, store_options, compute_options):
             module.register_opts(self.conf)
@@ -153,7 +158,7 @@ class Fleet:
         self.workers = SqlOperationStore(self.database, lease_seconds=lease_seconds)
         self.casts: list[tuple[str, str, str]] = []
         #: What observers are told.
-        self.events: list[Event] = []
+        self.events: list[ObserverEvent] = []
         self.gone: list[str] = []
         cast = lambda *cast: self.casts.append(cast)  # noqa: E731
         self.deleter = Deleter(self.database, self.instances, self.workers, cast, self.gone.append)
@@ -180,21 +185,22 @@ class Fleet:
     def identity(self, epoch: int) -> ServiceIdentity:
         return ServiceIdentity("22222222-2222-4222-8222-222222222222", HOST, "agent", None, epoch)
 
-    def agent(self, epoch: int = 1) -> ComputeAgent:
-        return ComputeAgent(
-            AgentTools(
-                conf=self.conf,
-                clock=self.clock,
-                database=self.database,
-                identity=self.identity(epoch),
-                workers=self.workers,
-                instances=self.instances,
-                release=self.store.release,
-                reporter=Reporter(self.told, HOST),
-                store=self.store,
-                tell=self.events.append,
-            )
+    def tools(self, epoch: int = 1) -> AgentTools:
+        return AgentTools(
+            conf=self.conf,
+            clock=self.clock,
+            database=self.database,
+            identity=self.identity(epoch),
+            workers=self.workers,
+            instances=self.instances,
+            release=self.store.release,
+            reporter=Reporter(self.told, HOST),
+            store=self.store,
+            tell=self.events.append,
         )
+
+    def agent(self, epoch: int = 1) -> ComputeAgent:
+        return ComputeAgent(self.tools(epoch))
 
     def running(self) -> dict[str, list[int]]:
         """What the hypervisor runs: tokens by uuid."""
@@ -371,9 +377,9 @@ class AgentTests(unittest.TestCase):
     def test_observers_are_told_of_what_became_of_each_operation(self) -> None:
         agent, fleet = self.started(), self.fleet
         uuid = fleet.place({"sim:rebuild_fail": "bad image"})
-        wanted: list[Event] = []
+        wanted: list[ObserverEvent] = []
 
-        def done(event: Event) -> None:
+        def done(event: ObserverEvent) -> None:
             wanted.append(event)
             wait_until(lambda: len(fleet.events) >= len(wanted), f"{event}", SOON)
             self.assertEqual(wanted, fleet.events)
@@ -466,7 +472,7 @@ class AgentTests(unittest.TestCase):
         fleet = self.fleet = self.make_fleet(queue=2, operations=1, batch=1)
         agent = fleet.agent()
         uuids = [fleet.place() for _ in range(5)]
-        with self.assertLogs("moorage.work.loop", "WARNING"):
+        with self.assertLogs("moorage.work.work_loop", "WARNING"):
             for uuid in uuids:
                 agent.build_instance(uuid)
             agent.start()
@@ -525,7 +531,7 @@ class AgentTests(unittest.TestCase):
         self.started(2, other)
         self.await_rows()
         token = self.fleet.instances.get(uuid).fence
-        with self.assertLogs("moorage.work.loop", "WARNING") as logs:
+        with self.assertLogs("moorage.work.work_loop", "WARNING") as logs:
             self.fleet.clock.gate.set()
             zombie.stop()
         self.assertIn("has been taken over", "".join(logs.output))
@@ -590,7 +596,7 @@ class AgentTests(unittest.TestCase):
         with mock.patch.dict(OPERATIONS, {"build": broken}):
             agent.build_instance(third)
             wait_until(lambda: asked and agent.loop._held == 0, "it was let go", SOON)
-            self.assertFalse(agent.loop.keeps("instance", third))
+            self.assertFalse(agent.loop._renewer.keeps("instance", third))
         self.assertEqual("building", fleet.instances.get(third).status)
         fourth = fleet.place()
         agent.build_instance(fourth)
@@ -619,7 +625,7 @@ class AgentTests(unittest.TestCase):
         uuid = self.fleet.place({"sim:delay_ms": GATED_MS})
         self.started()
         wait_until(lambda: self.fleet.clock.sleepers == 1, "the build runs", SOON)
-        with self.assertLogs("moorage.work.loop", "WARNING") as logs:
+        with self.assertLogs("moorage.work.work_loop", "WARNING") as logs:
             self.fleet.database.failures = 2
             self.fleet.clock.gate.set()
             self.await_rows()
@@ -700,7 +706,7 @@ class AgentTests(unittest.TestCase):
     def test_a_comparison_survives_a_store_that_is_away(self) -> None:
         agent = self.started()
         away = mock.patch.object(self.fleet.instances, "by_hosts", side_effect=errors.StoreUnavailable("away"))
-        with self.assertLogs("moorage.work.loop", "WARNING"), away as reading:
+        with self.assertLogs("moorage.work.work_loop", "WARNING"), away as reading:
             for tries in (1, 2):
                 agent.tell_instances(everything=False)
                 wait_until(lambda tries=tries: reading.call_count >= tries, "it was tried", SOON)  # type: ignore[misc]
@@ -708,12 +714,87 @@ class AgentTests(unittest.TestCase):
         wait_until(lambda: self.fleet.told.messages[-1][0] == "sync_instance_info", "it is told", SOON)
 
     def test_the_start_destroys_what_runs_and_does_not_exist(self) -> None:
-        folder = self.fleet.folder / str(uuid_module.uuid4())
+        uuid = str(uuid_module.uuid4())
+        self.give_tokens(uuid, 3)
+        folder = self.fleet.folder / uuid
         folder.mkdir(parents=True)
         (folder / "3").touch()
         with self.assertLogs("moorage_plugins.compute.agent", "WARNING"):
             self.started()
         self.assert_consistent(0)
+
+    def test_an_instance_whose_move_to_this_host_ends_while_it_is_looked_at_is_kept(self) -> None:
+        fleet, agent = self.fleet, self.fleet.agent()
+        uuid = fleet.place()
+
+        def is_on(host: str) -> None:
+            with fleet.database.write() as tx:
+                tx.execute(sa.update(instances).where(instances.c.uuid == uuid).values(host=host))
+                if host == HOST:
+                    tx.execute(sa.delete(workers_table).where(workers_table.c.resource_id == uuid))
+
+        is_on("another")
+        agent._driver.spawn(Workload(uuid=uuid), 1)
+
+        def ending(read: Callable[..., Any]) -> Callable[..., Any]:
+            """The move ends right after this reading."""
+
+            def both(*arguments: Any) -> Any:
+                found = read(*arguments)
+                is_on(HOST)
+                return found
+
+            return both
+
+        with (
+            mock.patch.object(fleet.workers, "get", ending(fleet.workers.get)),
+            mock.patch.object(fleet.instances, "get", ending(fleet.instances.get)),
+        ):
+            agent._remove_unknown_instances(set())
+        self.assertEqual({uuid: [1]}, fleet.running())
+
+    def test_what_is_left_of_an_instance_in_error_goes_with_its_claim(self) -> None:
+        self.reset_hosts = []
+        agent, fleet = self.started(), self.fleet
+        uuid, other = fleet.place(), fleet.place()
+        for each in (uuid, other):
+            agent.build_instance(each)
+        self.await_rows()
+        # An operator's word keeps the claim, and with it what runs.
+        for each in (uuid, other):
+            self.resetter().reset(each, "error")
+        agent._remove_unknown_instances(set())
+        self.assertEqual({uuid, other}, fleet.running().keys())
+        fleet.store.release(uuid)
+        agent._remove_unknown_instances(set())
+        self.assertEqual({other}, fleet.running().keys())
+        fleet.store.release(other)
+        agent.look_at_instance(other)
+        wait_until(lambda: not fleet.running(), "what is left to go", SOON)
+
+    def give_tokens(self, uuid: str, last: int) -> None:
+        """Has operations on an instance that is gone: their tokens stay known."""
+        with self.fleet.database.write() as tx:
+            tokens = [
+                self.fleet.workers.create(tx, "instance", uuid, "build", "building", target_host="", force=True)
+                for _ in range(last)
+            ]
+            self.fleet.workers.withdraw(tx, "instance", uuid, tokens[-1])
+        self.assertEqual(last, tokens[-1])
+
+    def test_a_workload_that_this_control_plane_never_made_is_destroyed_only_by_option(self) -> None:
+        agent = self.fleet.agent()
+        deleted, strange, late = (str(uuid_module.uuid4()) for _ in range(3))
+        for uuid in (deleted, late):
+            self.give_tokens(uuid, 2)
+        for uuid, token in ((deleted, 2), (strange, 1), (late, 3)):
+            agent._driver.spawn(Workload(uuid=uuid), token)
+        for _ in range(2):
+            agent._remove_unknown_instances(set())
+        self.assertEqual({strange: [1], late: [3]}, self.fleet.running())
+        self.fleet.conf.set_override("destroy_unknown", True, group="compute")
+        agent._remove_unknown_instances(set())
+        self.assertEqual({}, self.fleet.running())
 
     def test_stop_ends_what_runs_and_leaves_what_waits_to_the_next_epoch(self) -> None:
         fleet = self.fleet = self.make_fleet(operations=1)
@@ -744,11 +825,35 @@ class InstanceStoreTests(unittest.TestCase):
     url: str
 
     def setUp(self) -> None:
-        self.database = Database(self.url)
+        self.database = Database(self.url, service="test")
         self.addCleanup(self.database.close)
         with self.database.write() as tx:
-            empty_tables(tx, plugins_metadata)
+            empty_tables(tx, core_metadata, plugins_metadata)
         self.store = ComputeInstances(conf=None, database=self.database, clock=SystemClock())
+
+    def test_the_last_event_of_an_instance_says_what_its_row_says(self) -> None:
+        """Every write of a row records the row as it is afterwards; a write that changes nothing records nothing."""
+        for uuid in ("a", "b", "c"):
+            self.insert(uuid, project_id="p", host="h1")
+        self.database.run(lambda tx: self.store.change(tx, "a", 3, {"status": "error", "fault": "secret"}))
+        pending = {"operation": "live_migrate", "node_uuid": move_consumer("b")}
+        self.database.run(lambda tx: self.store.change(tx, "b", 4, {"status": "migrating", "pending": pending}))
+        self.assertFalse(self.database.run(lambda tx: self.store.set_status(tx, "b", "active", 2)))
+        self.assertEqual(2, self.database.run(lambda tx: self.store.reassign(tx, dict.fromkeys("abc", "h1"), "h2")))
+        self.assertTrue(self.database.run(lambda tx: self.store.remove(tx, "c", 9)))
+        self.assertFalse(self.database.run(lambda tx: self.store.remove(tx, "c", 10)))
+        self.assertEqual(8, Sequencer(self.database).number())
+        found = JournalReader(self.database).page(None, EventFilter(project_id="p"), 100).events
+        last = {each.subject: each for each in found}
+        self.assertEqual(("instance.delete", 9), (last["instance/c"].kind, last["instance/c"].version))
+        with self.database.read() as tx:
+            for row in tx.execute(sa.select(plugins_metadata.tables["instances"])):
+                event = last[f"instance/{row.uuid}"]
+                self.assertEqual({name: getattr(row, name) for name in event.state}, event.state)
+                self.assertEqual(row.fence, event.version)
+        self.assertEqual("h2", last["instance/a"].state["host"])
+        self.assertEqual(move_consumer("b"), last["instance/b"].state["destination_uuid"])
+        self.assertNotIn("secret", str(found))
 
     def insert(self, uuid: str, **fields: Any) -> Instance:
         values = {"name": "n", "status": "active", "host": "h1", "node": "N", "node_uuid": NODE, "flavorid": "F"}

@@ -6,7 +6,7 @@ from __future__ import annotations
 import tempfile
 import unittest
 
-from tests.unit.compute import agent_tests
+from tests.unit.compute import actual_tests, agent_tests
 
 
 class _Sqlite(unittest.TestCase):
@@ -22,4 +22,8 @@ class SqliteAgentTests(_Sqlite, agent_tests.AgentTests):
 
 
 class SqliteInstanceStoreTests(_Sqlite, agent_tests.InstanceStoreTests):
+    pass
+
+
+class SqliteActualStateTests(_Sqlite, actual_tests.ActualStateTests):
     pass

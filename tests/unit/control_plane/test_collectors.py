@@ -7,8 +7,8 @@ import tempfile
 
 import prometheus_client
 
+from moorage.cleanup.collector import CleanupCollector
 from moorage.cleanup.conditions import OrphansOfService
-from moorage.control_plane.collectors import CleanupCollector
 from tests.unit.cleanup.cleaner_tests import AFTER_DEAD, CleanerCase
 
 

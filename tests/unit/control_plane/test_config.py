@@ -17,11 +17,11 @@ from unittest import mock
 from oslo_config import cfg
 from typing_extensions import override
 
-from moorage import errors, options
+from moorage import errors
 from moorage.cli import validation
-from moorage.cli.up import ControlPlane, Plan
-from moorage.control_plane import config
-from moorage.control_plane.extension_points import EXTENSION_POINTS
+from moorage.cli.up import ControlPlane, LaunchPlan
+from moorage.control_plane import config, unknown_options
+from moorage.control_plane.extension_points import extension_points
 from moorage.control_plane.supervisor import EXIT_CONFIG
 from moorage.db import Database
 from moorage.options import option_sets
@@ -64,7 +64,7 @@ class LogTests(ConfigCase):
         """In a process of its own: the log is the whole process's."""
         code = (
             "import logging, sys\n"
-            "from moorage.control_plane import config, logs\n"
+            "from moorage.control_plane import config, unknown_options, logs\n"
             "logs.setup(config.load(files=sys.argv[1:]), 'moorage-test')\n"
             "try:\n    raise ValueError('\\ud800')\nexcept ValueError:\n    logging.exception('It raised.')\n"
         )
@@ -141,13 +141,13 @@ class ExitingTests(ConfigCase):
             self.assertIn(said, problem)
 
     def test_the_supervisor_outlives_what_a_new_configuration_does_and_keeps_the_old_one(self) -> None:
-        plane = ControlPlane(Plan(self.folder, config_files=[self.file("")]))
+        plane = ControlPlane(LaunchPlan(self.folder, config_files=[self.file("")]))
         for text in (f"[scheduling]\nenabled_filters = {__name__}.Exits\n", ""):
             self.file(text)
             with contextlib.redirect_stderr(io.StringIO()) as told:
                 # The second time it is a check that exits, and not a plugin by itself.
-                checks = [*validation.CHECKS, ("all of it", lambda conf: sys.exit(6))][:: 1 if text else -1]
-                with mock.patch.object(validation, "CHECKS", checks):
+                checks = [*validation.checks(), ("all of it", lambda conf: sys.exit(6))][:: 1 if text else -1]
+                with mock.patch.object(validation, "checks", return_value=checks):
                     self.assertFalse(plane._may_reload())
             self.assertIn("the new configuration is not taken, the old one stays", told.getvalue())
             self.assertIn("SystemExit(4)" if text else "SystemExit(6)", told.getvalue())
@@ -161,22 +161,11 @@ class ExitingTests(ConfigCase):
 
         for checks, expected in (([late], errors.Unavailable), ([late, wrong], errors.ConfigError)):
             with (
-                mock.patch.object(validation, "CHECKS", [("it", each) for each in checks]),
+                mock.patch.object(validation, "checks", return_value=[("it", each) for each in checks]),
                 self.assertRaises(expected) as raised,
             ):
                 validation.check(self.load())
             self.assertIn("was late", raised.exception.message)
-
-    def test_options_that_cannot_be_listed_are_told_and_left_out(self) -> None:
-        point = mock.Mock(value="acme.options:list_opts", dist=mock.Mock())
-        point.load.return_value = exits
-        with (
-            mock.patch.object(options, "groups", return_value={"moorage.filters"}),
-            mock.patch.object(options, "entry_points", return_value=[point]),
-            self.assertLogs("moorage.options", "WARNING") as logs,
-        ):
-            self.assertEqual([], list(option_sets()))
-        self.assertIn("SystemExit(5)", logs.output[0])
 
 
 class ReloadTests(ConfigCase):
@@ -254,56 +243,59 @@ class FileTests(ConfigCase):
     def test_an_option_that_is_set_twice_is_told_unless_it_is_meant_to_be(self) -> None:
         file = self.file("[api]\nthreads = 2\nthreads = 3\n[DEFAULT]\nlog_file = a\n[scheduling]\nmax_attempts = 1\n")
         self.assertEqual(
-            [f"{file}: [api] threads is set 2 times; only the last one counts. Write it once."], config.repeated([file])
+            [f"{file}: [api] threads is set 2 times; only the last one counts. Write it once."],
+            unknown_options.repeated([file]),
         )
         many = cfg.MultiStrOpt("threads")
-        with mock.patch.object(config, "option_sets", lambda: iter([("api", [many])])):
-            self.assertEqual([], config.repeated([file]))
+        with mock.patch.object(unknown_options, "option_sets", lambda: iter([("api", [many])])):
+            self.assertEqual([], unknown_options.repeated([file]))
 
 
 class UnknownTests(ConfigCase):
     def test_a_misspelt_name_is_told_with_the_one_that_was_meant(self) -> None:
-        found = config.unknown([self.file("[scheduling]\nenabeld_filters = compute\n[sheduling]\nmax_attempts = 1\n")])
+        found = unknown_options.unknown(
+            [self.file("[scheduling]\nenabeld_filters = compute\n[sheduling]\nmax_attempts = 1\n")]
+        )
         self.assertEqual(2, len(found))
         self.assertIn("[scheduling] enabeld_filters; enabled_filters was meant?", found[0])
         self.assertIn("the section [sheduling]; scheduling was meant?", found[1])
 
     def test_options_of_libraries_are_known(self) -> None:
         text = "[DEFAULT]\ndebug = true\nlog-file = x\n[keystone_authtoken]\nwww_authenticate_uri = http://x\n"
-        self.assertEqual([], config.unknown([self.file(text)]))
+        self.assertEqual([], unknown_options.unknown([self.file(text)]))
 
     def test_a_file_that_is_no_configuration_is_refused_in_words(self) -> None:
         with self.assertRaisesRegex(errors.ConfigError, "moorage.conf"):
-            config.unknown([self.file("no section\n")])
+            unknown_options.unknown([self.file("no section\n")])
         with self.assertRaisesRegex(errors.ConfigError, "nowhere.conf"):
-            config.unknown([str(self.folder / "nowhere.conf")])
+            unknown_options.unknown([str(self.folder / "nowhere.conf")])
 
 
 class DeprecatedTests(ConfigCase):
     def test_old_names_are_known_where_they_stood_and_told_with_the_new_ones(self) -> None:
         file = self.file("[DEFAULT]\nperiodic_workers_number = 2\n[periodic]\nspacing = reconcile:60\n")
-        self.assertEqual([], config.unknown([file]))
+        self.assertEqual([], unknown_options.unknown([file]))
         self.assertEqual(
             [f"{file}: [DEFAULT] periodic_workers_number is deprecated; write [periodic] workers."],
-            config.deprecated([file]),
+            unknown_options.deprecated([file]),
         )
         # Where the new name belongs the old one never was one.
         wrong = self.file("[periodic]\nperiodic_workers_number = 2\n")
-        self.assertEqual((1, []), (len(config.unknown([wrong])), config.deprecated([wrong])))
+        self.assertEqual((1, []), (len(unknown_options.unknown([wrong])), unknown_options.deprecated([wrong])))
 
     def test_what_is_going_to_be_removed_is_told_with_the_reason(self) -> None:
         gone = cfg.BoolOpt("shiny", deprecated_for_removal=True, deprecated_reason="nothing shines any more")
         renamed = cfg.StrOpt("colour", deprecated_name="color", deprecated_group="old_paint")
         sets = [*option_sets(), ("paint", [gone, renamed])]
         file = self.file("[paint]\nshiny = true\n[old_paint]\ncolor = red\n")
-        with mock.patch.object(config, "option_sets", lambda: iter(sets)):
-            self.assertEqual([], config.unknown([file]))
+        with mock.patch.object(unknown_options, "option_sets", lambda: iter(sets)):
+            self.assertEqual([], unknown_options.unknown([file]))
             self.assertEqual(
                 [
                     f"{file}: [paint] shiny is deprecated; nothing shines any more.",
                     f"{file}: [old_paint] color is deprecated; write [paint] colour.",
                 ],
-                config.deprecated([file]),
+                unknown_options.deprecated([file]),
             )
 
 
@@ -332,7 +324,7 @@ class ValidationTests(ConfigCase):
     def test_whatever_chooses_plugins_is_looked_at(self) -> None:
         names: dict[str, str] = {}
         text = ""
-        for number, point in enumerate(EXTENSION_POINTS):
+        for number, point in enumerate(extension_points()):
             section, _, option = point.option.partition(" ")
             names[f"nosuch{number}x"] = point.option
             # One is chosen by the scheme of a URL.

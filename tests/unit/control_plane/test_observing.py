@@ -14,7 +14,7 @@ from moorage.observers.interface import (
     ClaimRefused,
     ClaimWon,
     CleanupRequested,
-    Event,
+    ObserverEvent,
     RequestDecided,
     RequestRefused,
     ServiceDown,
@@ -49,8 +49,8 @@ class Answers:
 
 
 class ClaimsTests(unittest.TestCase):
-    def claim(self, answer: ClaimResult | errors.MoorageError) -> list[Event]:
-        told: list[Event] = []
+    def claim(self, answer: ClaimResult | errors.MoorageError) -> list[ObserverEvent]:
+        told: list[ObserverEvent] = []
         claimer = ObservedClaimer(Answers(answer), told.append)
         try:
             self.assertIs(answer, claimer.claim(SPEC, "n1", "agent-1", "r1"))
@@ -97,13 +97,13 @@ class ServicesTests(unittest.TestCase):
 
     def test_a_request_for_a_dead_service_is_told_together_with_its_death(self) -> None:
         request = CleanupRequest("q1", "s1", 5, "", "", 0, None, "agent-1", "manual", "me", None, 0)
-        told: list[Event] = []
+        told: list[ObserverEvent] = []
         tell_of_request(told.append, SERVICE, request)
         dead = ServiceFenced("s1", "agent", "agent-1", 4, "declared dead for the cleanup request q1")
         self.assertEqual([dead, CleanupRequested("q1", "s1", 5, "manual", "me")], told)
 
     def test_what_a_living_service_left_earlier_fences_nobody(self) -> None:
         request = CleanupRequest("q1", "s1", 4, "", "", 0, None, "agent-1", LEFTOVERS, "me", None, 0)
-        told: list[Event] = []
+        told: list[ObserverEvent] = []
         tell_of_request(told.append, SERVICE, request)
         self.assertEqual([CleanupRequested("q1", "s1", 4, LEFTOVERS, "me")], told)

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from moorage import errors
 from moorage.instances.create import cast_to_agent
-from moorage.rpc.client import Sender
+from moorage.rpc.client import RpcSender
 
 
 class Away:
@@ -27,7 +27,7 @@ class Away:
 class CastTests(unittest.TestCase):
     def test_an_agent_that_is_away_is_warned_of_once_until_it_is_back(self) -> None:
         sender = Away()
-        tell = cast_to_agent(cast(Sender, sender))
+        tell = cast_to_agent(cast(RpcSender, sender))
 
         def warnings(*hosts: str) -> int:
             with self.assertLogs("moorage.instances.create", "DEBUG") as logs:

@@ -11,18 +11,18 @@ from typing import Any
 from moorage import errors
 from moorage.clock import SystemClock
 from moorage.control_plane.scheduler_client import Schedulers
-from moorage.rpc.client import Sender
+from moorage.rpc.client import RpcSender
 from moorage.rpc.interface import Message
 from moorage.scheduling.reporter import TOPIC
 from moorage.testing.transport_peer import configuration
-from moorage_plugins.transports.memory import Hub, MemoryTransport
+from moorage_plugins.transports.memory import MemoryTransport, MessageHub
 
 
 class SchedulersTests(unittest.TestCase):
     """Two schedulers on one hub; what each of them does is up to the test."""
 
     def setUp(self) -> None:
-        self.hub = Hub()
+        self.hub = MessageHub()
         self.asked: list[str] = []
         self.released = threading.Event()
         self.addCleanup(self.released.set)
@@ -42,7 +42,7 @@ class SchedulersTests(unittest.TestCase):
         self.addCleanup(self.released.set)
 
     def schedulers(self, attempts: int, timeout: float = 0.3) -> Schedulers:
-        return Schedulers(Sender(self.transport(), "api", 1), SystemClock(), attempts, timeout)
+        return Schedulers(RpcSender(self.transport(), "api", 1), SystemClock(), attempts, timeout)
 
     def silent(self) -> None:
         self.released.wait(60)

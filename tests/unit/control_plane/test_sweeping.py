@@ -101,8 +101,42 @@ class SweepingTests(unittest.TestCase):
         leaves, well = Sweeper(None, SystemExit(5)), Sweeper(None)
         agent = Agent()
         agent._services, agent._periodic = [leaves, well], []
-        agent._subscription, agent._cleaning = mock.Mock(), mock.Mock()
+        agent._subscription, agent._cleaning, agent._clock = mock.Mock(), mock.Mock(), SystemClock()
         with self.assertLogs("moorage.control_plane.periodic_loop", "ERROR") as told:
-            agent.stop(1.0)
+            agent.stop(60.0)
         self.assertTrue(well.stopped)
         self.assertIn("SystemExit(5)", told.output[0])
+
+    def test_services_end_side_by_side(self) -> None:
+        together = threading.Barrier(2)
+
+        class Meeting(Sweeper):
+            @override
+            def stop(self) -> None:
+                together.wait(60)
+                super().stop()
+
+        services = [Meeting(None), Meeting(None)]
+        agent = Agent()
+        agent._services, agent._periodic = list(services), []
+        agent._subscription, agent._cleaning, agent._clock = mock.Mock(), mock.Mock(), SystemClock()
+        agent.stop(120.0)
+        self.assertEqual([True, True], [each.stopped for each in services])
+
+    def test_a_service_that_hangs_is_left_behind_at_the_deadline(self) -> None:
+        gate = threading.Event()
+        self.addCleanup(gate.set)
+
+        class Hanging(Sweeper):
+            @override
+            def stop(self) -> None:
+                assert gate.wait(120)
+
+        well = Sweeper(None)
+        agent = Agent()
+        agent._services, agent._periodic = [Hanging(None), well], []
+        agent._subscription, agent._cleaning, agent._clock = mock.Mock(), mock.Mock(), SystemClock()
+        with self.assertLogs("moorage.control_plane.agent_role", "WARNING") as told:
+            agent.stop(1.0)
+        self.assertTrue(well.stopped)
+        self.assertIn("Hanging has not ended", told.output[0])

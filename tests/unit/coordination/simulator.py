@@ -146,7 +146,7 @@ class Work(PeriodicTask):
     api_version = (1, 0)
 
     def __init__(self, simulation: Simulation, engine: Engine) -> None:
-        super().__init__(TaskTools(None, engine.member.clock, None, None, None))  # type: ignore[arg-type]
+        super().__init__(TaskTools(None, engine.member.clock, None, None, None, None))  # type: ignore[arg-type]
         self._simulation = simulation
         self._engine = engine
 

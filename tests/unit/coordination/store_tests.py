@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from moorage import errors
 from moorage.coordination import tables
-from moorage.coordination.ledger import RingRow, SqlLedger
+from moorage.coordination.ledger import RingRow, SqlRingLedger
 from moorage.coordination.task_store import Run, TaskStore
 from moorage.coordination.tick_leases import SqlTickLeases, TickLease
 from moorage.db import Database, now, read_now
@@ -42,7 +42,7 @@ class StoreTests(unittest.TestCase):
         with self.database.write() as tx:
             for table in TABLES:
                 tx.execute(sa.delete(table))
-        self.ledger = SqlLedger(self.database)
+        self.ledger = SqlRingLedger(self.database)
         self.claims = SqlTickLeases(self.database)
         self.tasks = TaskStore(self.database, history=5)
 

@@ -7,7 +7,7 @@ import unittest
 
 from moorage import errors
 from moorage.coordination.interface import NotMember, View
-from moorage.coordination.membership import DRIFT, MemberId, State
+from moorage.coordination.membership import DRIFT, MemberId, MembershipState
 from moorage.coordination.ring_manager import RingSettings
 from tests.unit.coordination.worlds import GROUP, Member, World
 
@@ -36,11 +36,11 @@ class MembershipTests(unittest.TestCase):
     def test_one_failed_heartbeat_suspends_and_the_next_good_one_connects_without_a_new_id(self) -> None:
         self.member.cut = {"renew"}
         self.member.beat()
-        self.assertIs(self.membership.state, State.SUSPENDED)
+        self.assertIs(self.membership.state, MembershipState.SUSPENDED)
         self.assertFalse(self.membership.holds(self.first))
         self.member.cut = set()
         self.member.beat()
-        self.assertIs(self.membership.state, State.CONNECTED)
+        self.assertIs(self.membership.state, MembershipState.CONNECTED)
         self.assertTrue(self.membership.holds(self.first))
 
     def test_an_answer_that_is_lost_after_the_renewal_was_made_is_no_renewal(self) -> None:
@@ -75,7 +75,7 @@ class MembershipTests(unittest.TestCase):
         with self.assertLogs("moorage.coordination", "ERROR"):
             self.world.pass_time(SESSION + 3, [self.member])
         self.assertGreater(self.member.clients, 1)
-        self.assertIs(self.membership.state, State.CONNECTED)
+        self.assertIs(self.membership.state, MembershipState.CONNECTED)
         self.assertNotEqual(self.membership.member_id, self.first)
 
     def test_ids_that_this_release_does_not_know_are_nobody(self) -> None:
@@ -92,7 +92,7 @@ class MembershipTests(unittest.TestCase):
     def test_a_session_that_ended_is_followed_by_a_stay_under_another_id(self) -> None:
         self.world.server.remove(GROUP, self.first or b"")
         self.member.beat()
-        self.assertIs(self.membership.state, State.CONNECTED)
+        self.assertIs(self.membership.state, MembershipState.CONNECTED)
         self.assertNotEqual(self.membership.member_id, self.first)
         self.assertEqual(self.world.server.members(GROUP), {self.membership.member_id})
         self.assertFalse(self.membership.holds(self.first))
@@ -102,12 +102,12 @@ class MembershipTests(unittest.TestCase):
         for _ in range(60):
             self.world.clock.advance(0.5)
             self.member.beat()
-        self.assertIs(self.membership.state, State.LOST)
+        self.assertIs(self.membership.state, MembershipState.LOST)
         self.member.cut = set()
         for _ in range(20):
             self.world.clock.advance(0.5)
             self.member.beat()
-        self.assertIs(self.membership.state, State.CONNECTED)
+        self.assertIs(self.membership.state, MembershipState.CONNECTED)
         self.assertNotEqual(self.membership.member_id, self.first)
 
     def test_a_server_that_lost_its_data_is_joined_again(self) -> None:
@@ -134,7 +134,7 @@ class MembershipTests(unittest.TestCase):
         self.assertEqual(self.world.server.members(GROUP), frozenset())
         self.assertFalse(self.membership.holds(self.first))
         self.member.beat()
-        self.assertIs(self.membership.state, State.STOPPED)
+        self.assertIs(self.membership.state, MembershipState.STOPPED)
 
     def test_a_start_that_fails_is_told(self) -> None:
         other = Member(self.world, 2, RingSettings())

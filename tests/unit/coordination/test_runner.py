@@ -46,7 +46,7 @@ class Recorder(PeriodicTask):
     api_version = (1, 0)
 
     def __init__(self, objects: Sequence[str], handler: Callable[[str, TaskLease], object]) -> None:
-        super().__init__(TaskTools(None, SystemClock(), None, None, None))  # type: ignore[arg-type]
+        super().__init__(TaskTools(None, SystemClock(), None, None, None, None))  # type: ignore[arg-type]
         self.objects = objects
         self.handler = handler
 
@@ -222,7 +222,8 @@ class TaskRunnerTests(RunnerCase):
             self.done.append(object_id)
             return True
 
-        run = self.sweep(self.task(handler, timeout=0.2))
+        # What does not hang has that long.
+        run = self.sweep(self.task(handler, timeout=2.0))
         self.assertEqual((sorted(self.done), run.failed), (["a", "c"], 1))
         go_on.set()
         wait_for(lambda: late, "the late one")

@@ -13,7 +13,7 @@ from typing_extensions import override
 import tests
 from moorage.coordination import ring_manager
 from moorage.coordination.interface import BackendTools, View
-from moorage.coordination.membership import Membership, State
+from moorage.coordination.membership import Membership, MembershipState
 from moorage.coordination.ring_manager import RingManager
 from moorage.coordination.tick_leases import CLAIM, END
 from moorage_plugins.coordination.memory import MemoryBackend
@@ -76,7 +76,7 @@ class MutantTests(unittest.TestCase):
 
     def test_without_the_guard_of_the_lease(self) -> None:
         def holds(self: Membership, member_id: bytes | None) -> bool:
-            return self.state is State.CONNECTED and self.member_id == member_id
+            return self.state is MembershipState.CONNECTED and self.member_id == member_id
 
         self.mutant("holds", holds)
         self.assert_caught(Simulation, "while the server had dropped it")

@@ -17,6 +17,8 @@ from oslo_config import cfg
 
 from moorage import errors
 from moorage.clock import SystemClock
+from moorage.control_plane import options as control_plane_options
+from moorage.control_plane.interface import AgentTools
 from moorage.coordination.interface import PeriodicTask, TaskTools
 from moorage.coordination.task_run import OwnsAll, TickTaskLease
 from moorage.coordination.tick_leases import SqlTickLeases, TickLease
@@ -52,7 +54,8 @@ class DataProcessingCase(unittest.TestCase):
             tables.clusters.metadata.create_all(tx, tables=TABLES)
             work_tables.workers.metadata.create_all(tx, tables=[work_tables.workers, work_tables.fences])
         self.conf = cfg.ConfigOpts()
-        options.register_opts(self.conf)
+        for module in (options, control_plane_options):
+            module.register_opts(self.conf)
         self.conf([])
         self.conf.set_override("folder", f"{folder.name}/clusters", group="data_processing")
         self.conf.set_override("min_transient_cluster_active_time", 0.0, group="data_processing")
@@ -70,10 +73,11 @@ class DataProcessingCase(unittest.TestCase):
 
     def make_agent(self, epoch: int = 1) -> operations.DataProcessingAgent:
         identity = ServiceIdentity("11111111-1111-4111-8111-111111111111", "agent-1", "agent", None, epoch)
-        tools = SimpleNamespace(
-            conf=self.conf, clock=SystemClock(), database=self.database, identity=identity, workers=self.workers
-        )
-        agent = operations.DataProcessingAgent(tools)  # type: ignore[arg-type]
+        tools = AgentTools(
+            conf=self.conf, clock=SystemClock(), database=self.database, identity=identity, workers=self.workers,
+            instances=None, store=None, release=lambda *_: True, reporter=None,  # type: ignore[arg-type]
+        )  # fmt: skip
+        agent = operations.DataProcessingAgent(tools)
         self.addCleanup(agent.stop)
         return agent
 
@@ -86,7 +90,7 @@ class DataProcessingCase(unittest.TestCase):
     def rest(self, agent: operations.DataProcessingAgent | None = None) -> None:
         """Wait until the agent has done what it knows of."""
         loop = (agent or self.agent).loop
-        wait_for(lambda: not loop.busy, "the agent rests")
+        wait_for(lambda: not any(loop.depth), "the agent rests")
 
     def cast(self, topic: str, method: str, args: Any = None, *, server: str | None = None) -> None:
         self.casts.append(Cast(topic, method, args, server))
@@ -273,7 +277,7 @@ class TerminationTests(DataProcessingCase):
         self.sweep(tasks.TerminateUnneededTransientClusters, token=2)
         self.assertEqual(len(self.casts), 1)
         self.casts *= 2
-        with self.assertLogs("moorage.work.loop", "INFO") as logs:
+        with self.assertLogs("moorage.work.work_loop", "INFO") as logs:
             self.deliver()
         self.assertEqual(sum("has ended" in line for line in logs.output), 1)
         self.assertEqual(self.status(cluster), "gone")
@@ -310,7 +314,7 @@ class TerminationTests(DataProcessingCase):
         self.store.delete_cluster(uuid)
         self.assertEqual(self.store.delete_cluster(uuid).status, "Deleting")
         with self.assertRaises(errors.Fenced):
-            held.finish_with(lambda tx: self.store.settle(tx, uuid, "Active", held.token))
+            held.finish_with(lambda tx: self.store.set_final_status(tx, uuid, "Active", held.token))
         self.sweep_agent()
         self.assertEqual(self.status(uuid), "gone")
         with self.assertRaises(errors.NotFound):

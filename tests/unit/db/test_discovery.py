@@ -11,13 +11,15 @@ import sys
 import tempfile
 import types
 import unittest
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from unittest import mock
 
+import sqlalchemy as sa
+
 import moorage
 import moorage_plugins
-from moorage import errors
+from moorage import errors, part
 from moorage.db import migrations, new_metadata
 from moorage.db.core_migrations import MIGRATIONS
 from moorage_plugins import migrations as plugins
@@ -35,8 +37,15 @@ def tempfile_module(code: str, name: str) -> Iterator[None]:
     sys.modules.pop(name, None)
 
 
+def crossing(homes: Mapping[sa.Table, str]) -> list[str]:
+    """The tables with a foreign key to one of another package; each comes with its package."""
+    return [
+        table.name for table, home in homes.items() for key in table.foreign_keys if homes[key.column.table] != home
+    ]
+
+
 class DiscoveryTest(unittest.TestCase):
-    """The entry-point group ``moorage.migrations``."""
+    """The chains that parts name."""
 
     def setUp(self) -> None:
         module = types.ModuleType(_MODULE)
@@ -47,32 +56,39 @@ class DiscoveryTest(unittest.TestCase):
         patch = mock.patch.dict(sys.modules, {_MODULE: module})
         patch.start()
         self.addCleanup(patch.stop)
+        (self.own,) = (each for each in part.parts() if each.name == "db")
 
-    def _discover(self, **points: str) -> list[str]:
-        found = [
-            importlib.metadata.EntryPoint(name, value if ":" in value else f"{_MODULE}:{value}", migrations.GROUP)
-            for name, value in points.items()
+    def _discover(self, **chains: str) -> list[str]:
+        """The chains that are found where Moorage's own parts and those of a distribution are installed."""
+        brought = [
+            part.InstalledPart(
+                part.Part(migrations=value if ":" in value else f"{_MODULE}:{value}"),
+                importlib.metadata.EntryPoint(name, "acme.part:PART", "moorage.parts"),
+            )
+            for name, value in chains.items()
         ]
-        with mock.patch.object(migrations, "entry_points", return_value=found):
-            return [each.distribution for each in migrations.discover()]
+        with mock.patch.object(migrations, "parts", return_value=[*part.parts(), *brought]):
+            return [each.name for each in migrations.discover()]
 
-    def test_the_core_comes_first_and_the_others_by_name(self) -> None:
-        found = self._discover(zoo="LATER", ark="EARLIER", moorage="moorage.db.core_migrations:MIGRATIONS")
-        self.assertEqual(["moorage", "an-ark.tools", "zoo"], found)
+    def test_the_bases_come_first_and_the_others_by_name(self) -> None:
+        self.assertEqual(["moorage", "moorage_plugins", "an-ark.tools", "zoo"], self._discover(z="LATER", a="EARLIER"))
 
     def test_what_cannot_be_used_is_reported_and_left_out(self) -> None:
         self.enterContext(tempfile_module("raise SystemExit(3)\n", "tour_that_exits"))
         for broken in ("nowhere.to.be.found:X", "STRANGE", "MISSING", "tour_that_exits:X"):
             with self.subTest(broken), self.assertLogs("moorage.db.migrations", "ERROR") as logs:
-                self.assertEqual(["zoo"], self._discover(broken=broken, zoo="LATER"))
-            self.assertIn("'broken'", logs.output[0])
-            self.assertIn("Repair or uninstall", logs.output[0])
+                self.assertEqual(["moorage", "moorage_plugins", "zoo"], self._discover(broken=broken, zoo="LATER"))
+            self.assertIn("the part 'broken'", logs.output[0])
 
     def test_a_broken_core_is_an_error(self) -> None:
-        with self.assertRaisesRegex(errors.PluginLoadError, "'moorage'"):
-            self._discover(moorage="nowhere.to.be.found:X")
+        broken = part.InstalledPart(part.Part(migrations="nowhere.to.be.found:X"), self.own.point)
+        with (
+            mock.patch.object(migrations, "parts", return_value=[broken]),
+            self.assertRaisesRegex(errors.PluginLoadError, "'db' of moorage"),
+        ):
+            migrations.discover()
 
-    def test_two_distributions_cannot_share_a_version_table(self) -> None:
+    def test_two_parts_cannot_share_a_version_table(self) -> None:
         with self.assertRaisesRegex(errors.PluginLoadError, "alembic_version_an_ark_tools"):
             self._discover(one="EARLIER", two="SAME")
 
@@ -91,3 +107,20 @@ class DiscoveryTest(unittest.TestCase):
         )
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
         self.assertEqual("2 []", done.stdout.strip())
+
+
+class ForeignKeyTests(unittest.TestCase):
+    def test_no_foreign_key_goes_from_one_part_to_another(self) -> None:
+        """Else a part could not be uninstalled, nor its chain be upgraded by itself."""
+        homes = dict[sa.Table, str]()
+        for chain in migrations.discover():
+            for name in chain.tables:
+                package = name.removesuffix(".tables")
+                homes |= {
+                    each: package for each in vars(importlib.import_module(name)).values() if isinstance(each, sa.Table)
+                }
+        self.assertGreater(len(homes), 30)
+        self.assertEqual([], crossing(homes))
+        other = sa.Table("things", new_metadata(), sa.Column("id", sa.Integer, primary_key=True))
+        crosses = sa.Table("crosses", other.metadata, sa.Column("thing", sa.ForeignKey("things.id")))
+        self.assertEqual(["crosses"], crossing({other: "one", crosses: "another"}))

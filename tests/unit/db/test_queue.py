@@ -52,37 +52,37 @@ class QueueTest(unittest.TestCase):
 
         def take(number: int, process: queue.WritersQueue) -> None:
             nonlocal inside
-            with process.acquire(30):
+            with process.acquire(60):
                 inside += 1
                 self.assertEqual(1, inside)
                 order.append(number)
                 inside -= 1
 
         threads = []
-        with self._process().acquire(30):
+        with self._process().acquire(60):
             for number in range(12):
                 arrived = self._tickets()
                 threads.append(threading.Thread(target=take, args=(number, self._process())))
                 threads[-1].start()
-                wait_until(functools.partial(self._more_than, arrived), "a ticket", 30)
+                wait_until(functools.partial(self._more_than, arrived), "a ticket", 60)
         for thread in threads:
-            thread.join(30)
+            thread.join(60)
         self.assertEqual(list(range(12)), order)
 
     def test_threads_of_one_process_take_turns_too(self) -> None:
         process, order, threads = self._process(), [], []
 
         def take(number: int) -> None:
-            with process.acquire(30):
+            with process.acquire(60):
                 order.append(number)
 
-        with process.acquire(30):
+        with process.acquire(60):
             for number in range(8):
                 threads.append(threading.Thread(target=take, args=(number,)))
                 threads[-1].start()
-                wait_until(functools.partial(_waiting, process, number + 1), "a waiting thread", 30)
+                wait_until(functools.partial(_waiting, process, number + 1), "a waiting thread", 60)
         for thread in threads:
-            thread.join(30)
+            thread.join(60)
         self.assertEqual(list(range(8)), order)
 
     def test_a_free_queue_is_entered_without_waiting(self) -> None:
@@ -96,7 +96,7 @@ class QueueTest(unittest.TestCase):
     def test_it_knows_the_process_that_writes_now(self) -> None:
         process, other = self._process(), self._process()
         self.assertIsNone(other.writer())
-        with process.acquire(30) as ticket:
+        with process.acquire(60) as ticket:
             self.assertIsNone(other.writer(), "SQLite has not begun its transaction")
             assert ticket is not None
             process.record_writer(ticket)

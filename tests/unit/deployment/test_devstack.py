@@ -10,7 +10,7 @@ import unittest
 from pathlib import Path
 
 from moorage.cli.roles import ROLES
-from moorage.control_plane import config
+from moorage.control_plane import config, unknown_options
 from tests import servers
 
 ROOT = Path(__file__).parents[3]
@@ -97,7 +97,7 @@ class DevStackTests(unittest.TestCase):
         self.run_phase("stack", "post-config")
         path = self.folder / "moorage.conf"
         self.assertEqual(0o600, path.stat().st_mode & 0o777)
-        self.assertEqual([], config.unknown([str(path)]))
+        self.assertEqual([], unknown_options.unknown([str(path)]))
         conf = config.load(files=[str(path)])
         self.assertEqual("zookeeper://192.0.2.1:2181", conf.coordination.periodic_coordination_backend)
         self.assertEqual("rabbit://stackrabbit:secret@192.0.2.1:5672/", conf.rpc.transport_url)

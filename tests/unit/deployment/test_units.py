@@ -46,6 +46,21 @@ class UnitTests(unittest.TestCase):
             done = self.run_tool("systemd-analyze", "verify", "--man=no", self.units / f"moorage@{role}.service")
             self.assertNotIn("moorage", done.stderr)
 
+    def test_the_drop_in_of_the_process_driver_keeps_workloads_and_has_no_mistakes(self) -> None:
+        folder = self.units / "moorage@agent.service.d"
+        folder.mkdir()
+        shutil.copy(ETC / "systemd-drop-ins/process-driver.conf", folder)
+        unit = self.units / "moorage@.service"
+        unit.write_text(
+            unit.read_text().replace("/usr/bin/moorage", sys.executable).replace("=moorage\nGroup=moorage", "=root")
+        )
+        done = self.run_tool("systemd-analyze", "verify", "--man=no", self.units / "moorage@agent.service")
+        self.assertNotIn("moorage", done.stderr)
+        # A setting that systemd knows, in the section in which it looks for it.
+        settings = (folder / "process-driver.conf").read_text().partition("[Service]")[2]
+        self.assertIn("\nKillMode=process\n", settings)
+        self.assertIn("\nOOMPolicy=continue\n", settings)
+
     def test_what_is_enabled_comes_back_after_a_reboot(self) -> None:
         self.run_tool("systemctl", f"--root={self.folder}", "enable", "moorage@api")
         self.assertTrue(os.path.lexists(self.units / "multi-user.target.wants/moorage@api.service"))

@@ -21,6 +21,7 @@ from moorage.instances.availability import Availability
 from moorage.instances.create import StoreClaimer
 from moorage.scheduling.groups import GroupStore
 from moorage.scheduling.interface import ClaimResult, Flavor, RequestSpec
+from moorage.services.interface import LIVE_MIGRATES, POWER_CONTROL, RUNS_COMMANDS
 from moorage.services.registry import ServiceRegistry
 from moorage.services.tables import services
 from moorage.work.operations import SqlOperationStore
@@ -99,6 +100,34 @@ class StateTests(_Base):
                     why = f"its agent {self.host} does not offer compute ([agent] services)"
                     self.assertEqual(self.unavailable(), (False, {self.host: why}, {}))
                     self.assertEqual(self.refusal(), why)
+
+    def test_an_agent_lacks_a_power_that_it_does_not_name_among_others(self) -> None:
+        for offers, lacks in (
+            (None, False),
+            (("compute",), False),
+            (("compute", "block_storage.commands"), False),
+            (("compute", "compute.live_migrate"), True),
+            (("compute", "compute.powers"), True),
+            (("compute", "compute.commands2"), True),
+            (("compute", "compute.commands", "compute.live_migrate"), False),
+        ):
+            with self.subTest(offers=offers):
+                self.registry.enlist("agent", self.host, rpc_version="1.0", offers=offers)
+                self.assertEqual(lacks, self.host in self.availability.lacking([RUNS_COMMANDS]))
+        self.assertNotIn(self.host, self.availability.lacking([RUNS_COMMANDS, LIVE_MIGRATES]))
+        for offers, lacks in (
+            (None, True),
+            (("compute",), True),
+            (("compute", "compute.powers"), True),
+            (("compute", "compute.commands"), True),
+            (("compute", "compute.powers", "compute.power"), False),
+        ):
+            with self.subTest(offers=offers):
+                self.registry.enlist("agent", self.host, rpc_version="1.0", offers=offers)
+                self.assertEqual(lacks, self.host in self.availability.lacking([POWER_CONTROL]))
+        self.registry.enlist("agent", self.host, rpc_version="1.0", offers=("compute", "compute.commands"))
+        self.assertIn(self.host, self.availability.lacking([RUNS_COMMANDS, LIVE_MIGRATES]))
+        self.assertEqual(frozenset(), self.availability.lacking([]))
 
     def test_both_states_are_independent_and_each_has_a_reason_and_since_when(self) -> None:
         first = self.set(maintenance=True, maintenance_reason="disk")
@@ -184,6 +213,14 @@ class StateTests(_Base):
         self.assertNotIn(other, self.availability.read([other]).down)
         self.assertIn(other, self.availability.enlisted())
 
+    def test_an_agent_is_up_while_its_heartbeats_come(self) -> None:
+        self.assertFalse(self.availability.is_up(f"host-{uuid.uuid4()}"))
+        self.assertTrue(self.availability.is_up(self.host))
+        self.registry.set(self.service.uuid, disabled=True)
+        self.assertTrue(self.availability.is_up(self.host), "what is disabled can be asked")
+        self.age_heartbeat(DOWN_TIME + 1)
+        self.assertFalse(self.availability.is_up(self.host))
+
     def test_an_instance_is_not_moved_off_a_host_that_is_down(self) -> None:
         with self.database.read() as tx:
             self.availability.check_source(tx, self.host)
@@ -192,7 +229,10 @@ class StateTests(_Base):
             # What is disabled can be emptied.
             self.availability.check_source(tx, self.host)
         self.age_heartbeat(DOWN_TIME + 1)
-        with self.database.read() as tx, self.assertRaisesRegex(errors.Conflict, f"Start the agent of {self.host}"):
+        with self.database.read() as tx, self.assertRaisesRegex(errors.Conflict, "Start the agent, wait") as refused:
             self.availability.check_source(tx, self.host)
+        # Members see this error, and no hosts.
+        self.assertNotIn(self.host, refused.exception.message)
+        self.assertEqual({}, refused.exception.details)
         with self.database.read() as tx, self.assertRaisesRegex(errors.Conflict, "is down"):
             Availability(self.database, DOWN_TIME).check_source(tx, "nowhere")

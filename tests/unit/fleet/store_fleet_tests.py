@@ -154,6 +154,9 @@ class StoreFleetTests(_Base):
             lambda: self.aggregates.create("gold", {"tier": "gold"}),
             lambda: self.aggregates.add("gold", "host", "h0"),
             lambda: self.aggregates.take_out("gold", "host", "h0"),
+            lambda: self.store.set_traits(self.made[0], {"HW_CPU_X86_AVX2"}),
+            lambda: self.store.set_traits(self.made[0], {"HW_CPU_X86_AVX", "HW_CPU_X86_SSE"}),
+            lambda: self.store.set_traits(self.made[0], set()),
             self.pool,
             lambda: self.enrol("h0"),
         ]  # fmt: skip
@@ -192,10 +195,10 @@ class StoreFleetTests(_Base):
                 written, commit = threading.Event(), threading.Event()
                 thread = threading.Thread(target=self.claim_slowly, args=(late, written, commit))
                 thread.start()
-                self.assertTrue(written.wait(30))
+                self.assertTrue(written.wait(60))
                 self.assertEqual(FleetChanges(), self.apply())
                 commit.set()
-                thread.join(30)
+                thread.join(60)
                 if late:
                     self.assertEqual(FleetChanges(), self.apply(), "it is beyond the overlap")
                 self.assertIn(self.made[0], [each.uuid for each in self.apply(compare=compare).changed])
@@ -208,7 +211,7 @@ class StoreFleetTests(_Base):
             older = sa.update(resource_providers).where(resource_providers.c.uuid == self.made[0])
             tx.execute(older.values(updated_at=column - int(late * MICROSECONDS)))
             written.set()
-            commit.wait(30)
+            commit.wait(60)
 
         request = ClaimRequest(str(uuid_module.uuid4()), {self.made[0]: {"VCPU": 1}})
         self.store.claim(request, companion)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
-from moorage.http.mounts import Dispatcher
+from moorage.http.mounts import MountDispatcher
 from moorage.http.server import Server
 
 PATIENCE = 60.0
@@ -50,7 +50,7 @@ class ServerCase(unittest.TestCase):
     def serve(self, app: Callable[..., Any] = application, **options: Any) -> Server:
         """A started server of an application, mounted as the API mounts its own."""
         given: dict[str, Any] = {"threads": 2, "drain_seconds": 1, "silence": 600.0, "largest_body": LARGEST, **options}
-        server = Server("127.0.0.1:0", Dispatcher({"": app}), **given)
+        server = Server("127.0.0.1:0", MountDispatcher({"": app}), **given)
         server.start()
         self.addCleanup(server.stop)
         return server

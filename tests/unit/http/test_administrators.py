@@ -16,9 +16,9 @@ from moorage import errors
 from moorage.context import RequestContext
 from moorage.control_plane import options as control_plane_options
 from moorage.control_plane.interface import API_EXTENSIONS
-from moorage.control_plane.policies import POLICIES
+from moorage.control_plane.policies import core_policies
 from moorage.http import authentication, options
-from moorage.http.policy import Policy
+from moorage.http.policy import AccessPolicy
 
 MOUNTS = ("placement", "baremetal", "volume", "data_processing")
 #: One rule of each mount that changes what belongs to the system or to another project.
@@ -100,7 +100,9 @@ class OneAdministratorTests(IdentityCase):
     def setUp(self) -> None:
         super().setUp()
         extensions = API_EXTENSIONS.load_all(MOUNTS)
-        self.policy = Policy((*POLICIES, *(rule for each in extensions for rule in each.plugin.policies)), None)
+        self.policy = AccessPolicy(
+            (*core_policies(), *(rule for each in extensions for rule in each.plugin.policies)), None
+        )
 
     def token(self, roles: str, **scope: str) -> dict[str, str]:
         return {"X-Identity-Status": "Confirmed", "X-User-Id": "u", "X-Roles": roles, **scope}

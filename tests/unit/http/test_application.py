@@ -16,7 +16,7 @@ from moorage.control_plane.core_api import CoreApplication
 from moorage.http.application import Application
 from moorage.http.dialect import Dialect
 from moorage.http.routes import Request, Response, Route
-from moorage.testing.http import Answer, send
+from moorage.testing.http import ReceivedResponse, send
 
 BODY = {"type": "object", "properties": {"name": {"type": "string"}}, "additionalProperties": False}
 QUERY = {
@@ -67,11 +67,13 @@ class ApplicationTests(unittest.TestCase):
             raise self.failure
         return Response(200, {"name": "thing"})
 
-    def send(self, method: str, target: str, body: Any = None, user: str | None = "admin", **headers: str) -> Answer:
+    def send(
+        self, method: str, target: str, body: Any = None, user: str | None = "admin", **headers: str
+    ) -> ReceivedResponse:
         given = {name.replace("_", "-"): value for name, value in headers.items()}
         return send(self.application, method, target, body, given | ({"X-User": user} if user else {}))
 
-    def refused(self, status: int, answer: Answer) -> str:
+    def refused(self, status: int, answer: ReceivedResponse) -> str:
         self.assertEqual(status, answer.status, answer.body)
         self.assertEqual([], self.seen)
         return str(answer.json["error"]["message"])

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from moorage.http.health import Health
+from tests.servers import wait_until
 
 
 class HealthTests(unittest.TestCase):
@@ -18,8 +19,8 @@ class HealthTests(unittest.TestCase):
         body = b"".join(health({}, lambda *given: started.append(given)))
         return started[0][0][:3], json.loads(body)
 
-    def health(self, **checks: Callable[[], str]) -> Health:
-        return Health(checks, patience=0.2)
+    def health(self, patience: float = 60.0, **checks: Callable[[], str]) -> Health:
+        return Health(checks, patience=patience)
 
     def test_all_well(self) -> None:
         found = self.ask(self.health(store=lambda: "", schedulers=lambda: ""))
@@ -46,11 +47,12 @@ class HealthTests(unittest.TestCase):
             go_on.wait(60)
             return ""
 
-        health = self.health(store=hang)
+        health = self.health(0.2, store=hang)
         for _ in range(3):
             status, said = self.ask(health)
             self.assertEqual(("503", "no answer within 0.2 seconds"), (status, said["problems"]["store"]))
         self.assertEqual(1, len(asked))
         go_on.set()
         self.assertTrue(health._asked["store"].ended.wait(60))
-        self.assertEqual("200", self.ask(health)[0])
+        # Each look may come before the answer to its own question.
+        wait_until(lambda: self.ask(health)[0] == "200", "an answer")

@@ -19,9 +19,9 @@ from moorage.http import authentication
 from moorage.http.application import Application
 from moorage.http.dialect import Dialect
 from moorage.http.middleware import with_middleware
-from moorage.http.policy import Policy
+from moorage.http.policy import AccessPolicy
 from moorage.http.routes import PolicyRule, Response, Route
-from moorage.testing.http import Answer, send
+from moorage.testing.http import ReceivedResponse, send
 from tests.servers import free_port
 
 RULE = PolicyRule("test:get", "role:reader", "Read.")
@@ -83,7 +83,7 @@ class KeystoneOutageTests(unittest.TestCase):
         with open(path, "w", encoding="utf-8") as file:
             file.write("[keystone_authtoken]\n" + "".join(f"{key} = {value}\n" for key, value in settings.items()))
         conf = config.load(files=[path], state_dir=folder.name, overrides={("api", "auth_strategy"): "keystone"})
-        policy = Policy([RULE], None)
+        policy = AccessPolicy([RULE], None)
         route = Route("GET", "/things", lambda request: Response(200, {}), RULE.name)
         clock = SystemClock()
         unused: Any = None
@@ -104,7 +104,7 @@ class KeystoneOutageTests(unittest.TestCase):
         other = Application(Dialect("things", (1, 0), (1, 0)), [route], tools)
         return {"core": with_middleware(core, conf), "dialect": with_middleware(other, conf)}
 
-    def get(self, application: Any, token: str | None) -> Answer:
+    def get(self, application: Any, token: str | None) -> ReceivedResponse:
         return send(application, "GET", "/things", headers={"X-Auth-Token": token} if token else {})
 
     def keystone(self, *catalog: Any) -> str:

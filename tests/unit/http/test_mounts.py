@@ -10,7 +10,7 @@ from typing import Any
 from moorage import errors
 from moorage.extensions import Loaded
 from moorage.foreign import ForeignExit
-from moorage.http.mounts import Dispatcher, IsolatedApp, resolve_mounts
+from moorage.http.mounts import IsolatedApp, MountDispatcher, resolve_mounts
 
 
 def application(environ: dict[str, Any], start_response: Any) -> Any:
@@ -36,12 +36,12 @@ class ResolveMountsTests(unittest.TestCase):
 
 
 class TestDispatcher(unittest.TestCase):
-    def call(self, dispatcher: Dispatcher, path: str) -> str:
+    def call(self, dispatcher: MountDispatcher, path: str) -> str:
         found = dispatcher({"PATH_INFO": path, "SCRIPT_NAME": "/front"}, lambda status, headers: None)
         return b"".join(found).decode()
 
     def test_the_longest_prefix_wins_and_moves_to_script_name(self) -> None:
-        dispatcher = Dispatcher({"/a": application, "/a/b": application, "": application})
+        dispatcher = MountDispatcher({"/a": application, "/a/b": application, "": application})
         self.assertEqual("/front/a/b|/c", self.call(dispatcher, "/a/b/c"))
         self.assertEqual("/front/a|/bc", self.call(dispatcher, "/a/bc"))
         self.assertEqual("/front|/ab", self.call(dispatcher, "/ab"))

@@ -81,19 +81,20 @@ class HalfRequestTests(ServerCase):
                 self.assertTrue(self.ask(words, server=server).startswith(b"HTTP/1.1 408 "))
 
     def test_a_slow_body_that_keeps_coming_is_waited_for(self) -> None:
-        connection = self.connect(self.serve(silence=1.0))
+        # Longer than the silence in all, and each part long before it would be over.
+        connection = self.connect(self.serve(silence=5.0))
         connection.sendall(b"POST /y HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\n")
         for letter in (b"b", b"o", b"d", b"y"):
-            time.sleep(0.4)
+            time.sleep(1.5)
             connection.sendall(letter)
         self.assertTrue(self.answer(connection, b"/ybody").endswith(b"/ybody"))
 
     def test_an_idle_connection_is_kept_for_longer_than_a_request_may_take(self) -> None:
-        connection = self.connect(self.serve(silence=0.1))
-        for _ in range(2):
+        connection = self.connect(self.serve(silence=2.0))
+        for pause in (3.0, 0.0):
             connection.sendall(WHOLE)
             self.assertTrue(self.answer(connection, b"/x").endswith(b"/x"))
-            time.sleep(0.5)
+            time.sleep(pause)
 
     def test_if_too_many_wait_the_oldest_is_closed(self) -> None:
         for words in (b"", b"GET /", HALF_BODY):
@@ -143,7 +144,8 @@ class HalfRequestTests(ServerCase):
                 server = self.serve(drain_seconds=PATIENCE)
                 connection = self.connect(server)
                 connection.sendall(words)
-                time.sleep(0.3)
+                # What came later was answered: so the server has read this, too.
+                self.assertTrue(self.ask(WHOLE, b"/x", server).endswith(b"/x"))
                 ending = self.stop_in_background(server)
                 self.assertTrue(self.answer(connection, b"").startswith(begins))
                 ending.join(PATIENCE / 2)
@@ -188,13 +190,16 @@ class FramingTests(ServerCase):
         self.assertTrue(self.answer(connection, b"/ybody").endswith(b"/ybody"))
 
     def test_an_answer_does_not_wait_for_the_clients_acknowledgement(self) -> None:
-        """Nagle's algorithm would add 40 ms to each."""
+        """Nagle's algorithm would add 40 ms to each answer, but for the first ones of a connection."""
         connection = self.connect()
-        began = time.monotonic()
+        took = []
         for _ in range(100):
+            began = time.monotonic()
             connection.sendall(WHOLE)
             self.answer(connection, b"/x")
-        self.assertLess(time.monotonic() - began, 3.0)
+            took.append(time.monotonic() - began)
+        # Most answers may be slow on a loaded machine.
+        self.assertLess(sorted(took[50:])[5], 0.03)
 
     def test_an_offer_to_upgrade_is_passed_over(self) -> None:
         head = b"GET /x HTTP/1.1\r\nHost: a\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAA\r\n\r\n"
@@ -275,9 +280,9 @@ class LoadTests(ServerCase):
 
 
 class SlowReaderTests(ServerCase):
-    def big(self, pause: float, parts: int) -> int:
+    def big(self, silence: float, pause: float, parts: int) -> int:
         """The bytes of a long answer that arrive at a client that pauses before each of the first parts."""
-        connection = self.connect(self.serve(silence=0.5))
+        connection = self.connect(self.serve(silence=silence))
         connection.sendall(b"GET /big HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
         found = 0
         with contextlib.suppress(ConnectionResetError):
@@ -289,10 +294,10 @@ class SlowReaderTests(ServerCase):
         return found
 
     def test_a_client_that_reads_nothing_is_cut_off(self) -> None:
-        self.assertLess(self.big(3.0, 1), BIG)
+        self.assertLess(self.big(0.5, 3.0, 1), BIG)
 
     def test_a_client_that_reads_slowly_gets_everything(self) -> None:
-        self.assertGreater(self.big(0.1, 20), BIG)
+        self.assertGreater(self.big(5.0, 0.5, 12), BIG)
 
 
 class LifeTests(ServerCase):
@@ -360,6 +365,26 @@ class LifeTests(ServerCase):
         ending = self.stop_in_background(server)
         ending.join(PATIENCE / 2)
         self.assertFalse(ending.is_alive())
+
+    def test_its_threads_end_with_it(self) -> None:
+        both, ran = threading.Barrier(2, timeout=PATIENCE), set()
+
+        def together(environ: dict[str, Any], start_response: Any) -> list[bytes]:
+            ran.add(threading.current_thread())
+            both.wait()
+            return application(environ, start_response)
+
+        server = self.serve(together, threads=2)
+        connections = [self.connect(server) for _ in range(2)]
+        for each in connections:
+            each.sendall(WHOLE)
+        for each in connections:
+            self.assertTrue(self.answer(each, b"/x").endswith(b"/x"))
+        server.stop()
+        self.assertEqual(2, len(ran))
+        for thread in ran:
+            thread.join(PATIENCE)
+            self.assertFalse(thread.is_alive())
 
     def test_a_failure_of_the_server_itself_is_fatal(self) -> None:
         reasons: queue.SimpleQueue[str] = queue.SimpleQueue()

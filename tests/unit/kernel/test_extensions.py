@@ -79,7 +79,7 @@ class TestLoading(PluginCase):
         loaded = self.point.load("it")
         self.assertEqual(("acme", "1.0", "acted"), (loaded.distribution, loaded.version, loaded.plugin().act()))
         (finding,) = self.point.survey()
-        self.assertEqual((extensions.State.READY, "Does its thing."), (finding.state, finding.summary))
+        self.assertEqual((extensions.PluginState.READY, "Does its thing."), (finding.state, finding.summary))
 
     def test_what_is_installed_is_read_once_until_something_is_installed_changed_or_removed(self) -> None:
         def names() -> set[str]:
@@ -273,7 +273,7 @@ class TestLoading(PluginCase):
             said,
         )
         by_name = {finding.name: finding for finding in self.point.survey()}
-        self.assertEqual(extensions.State.READY, by_name["it"].state)
+        self.assertEqual(extensions.PluginState.READY, by_name["it"].state)
         self.assertEqual(("", True), (by_name["good"].warning, "implements do" in by_name["it"].warning))
 
     def test_a_plugin_that_is_deprecated_as_a_whole_works_under_its_old_name_and_is_told_of_once(self) -> None:

@@ -11,17 +11,17 @@ import random
 import sys
 import tempfile
 import unittest
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 from unittest import mock
 
 from moorage import errors, extensions, importing
 from moorage.cleanup.cleaner import Cleaner
 from moorage.cli.commands.plugin import PluginCheck
-from moorage.control_plane.extension_points import EXTENSION_POINTS
+from moorage.control_plane.extension_points import extension_points
 from moorage.coordination.runner import Settings, TaskRunner
 from moorage.coordination.task_run import OwnsAll
-from moorage.extensions import ExtensionPoint, State, origin_of
+from moorage.extensions import ExtensionPoint, PluginState, origin_of
 from moorage.sharding.interface import STRATEGIES, ShardNode
 from moorage.sharding.planner import make_plan
 from moorage.testing.clock import ManualClock
@@ -50,16 +50,17 @@ class FailureCase(unittest.TestCase):
         self.addCleanup(importlib.invalidate_caches)
         self.number = 0
         # Nothing else is looked at.
+        self.all_entry_points = extensions.entry_points
         only = mock.patch.object(extensions, "entry_points", self.entry_points)
         only.start()
         self.addCleanup(only.stop)
 
-    def entry_points(self, group: str) -> importlib.metadata.EntryPoints:
-        """Of the distributions of the test."""
+    def entry_points(self, group: str) -> Sequence[importlib.metadata.EntryPoint]:
+        """Of the distributions of the test; the parts declare the extension points that are looked at."""
+        if group == "moorage.parts":
+            return self.all_entry_points(group)
         found = importlib.metadata.distributions(path=[str(self.site)])
-        return importlib.metadata.EntryPoints(
-            point for each in found for point in each.entry_points.select(group=group)
-        )
+        return [point for each in found for point in each.entry_points.select(group=group)]
 
     def install(self, point: ExtensionPoint[Any], code: str, *, extra: str = "", owners: int = 1) -> None:
         """Distributions that bring ``gadget``, as pip would leave them."""
@@ -84,11 +85,11 @@ class FailureCase(unittest.TestCase):
         )
 
     def points(self) -> Iterator[ExtensionPoint[Any]]:
-        for point in EXTENSION_POINTS:
+        for point in extension_points():
             with self.subTest(group=point.group):
                 yield point
 
-    def refused(self, point: ExtensionPoint[Any], state: State, *parts: str) -> None:
+    def refused(self, point: ExtensionPoint[Any], state: PluginState, *parts: str) -> None:
         with self.assertRaises((errors.PluginLoadError, errors.PluginTimeout)) as caught:
             point.load("gadget")
         self.said(caught.exception.message, point, *parts)
@@ -112,31 +113,33 @@ class LoadingTests(FailureCase):
         for point in self.points():
             self.install(point, "import no_such_library\n")
             remedy = f"Repair or uninstall acme, or take the plugin out of {point.option}."
-            self.refused(point, State.BROKEN, "No module named 'no_such_library'", remedy)
+            self.refused(point, PluginState.BROKEN, "No module named 'no_such_library'", remedy)
 
     def test_an_extra_that_is_not_installed(self) -> None:
         for point in self.points():
             self.install(point, "import no_such_library\n", extra="[gpu]")
-            self.refused(point, State.BROKEN, "no_such_library", "Try: pip install 'acme[gpu]'.")
+            self.refused(point, PluginState.BROKEN, "no_such_library", "Try: pip install 'acme[gpu]'.")
 
     def test_a_module_that_exits_or_asserts(self) -> None:
         for point in self.points():
             for code in ("raise SystemExit(3)\n", "assert False, 'no good'\n"):
                 self.install(point, code)
-                self.refused(point, State.BROKEN, "cannot be imported", "Repair or uninstall acme")
+                self.refused(point, PluginState.BROKEN, "cannot be imported", "Repair or uninstall acme")
 
     def test_a_module_that_hangs(self) -> None:
         for point in self.points():
             self.install(point, "import threading\nthreading.Event().wait(20)\n")
             with mock.patch.object(importing, "PROCESSOR_LIMIT", 0.005):
-                self.refused(point, State.LATE, "within 0.005 seconds of processor time", "repair or uninstall acme")
+                self.refused(
+                    point, PluginState.LATE, "within 0.005 seconds of processor time", "repair or uninstall acme"
+                )
 
     def test_a_class_of_another_type(self) -> None:
         for point in self.points():
             assert point.interface is not None
             self.install(point, "class Complete:\n    api_version = (1, 0)\n")
             parts = (f"not a subclass of {point.interface.__module__}", "mistake in acme", "derive the class")
-            self.refused(point, State.WRONG_TYPE, *parts)
+            self.refused(point, PluginState.WRONG_TYPE, *parts)
 
     def test_a_class_that_lacks_methods(self) -> None:
         for point in self.points():
@@ -145,7 +148,7 @@ class LoadingTests(FailureCase):
             import_it = f"from {interface.__module__} import {interface.__qualname__} as Interface\n"
             self.install(point, f"{import_it}class Complete(Interface):\n    api_version = (1, 0)\n")
             lacks = f"lacks the methods {', '.join(sorted(interface.__abstractmethods__))}"
-            self.refused(point, State.WRONG_TYPE, lacks, "mistake in acme", "implement them")
+            self.refused(point, PluginState.WRONG_TYPE, lacks, "mistake in acme", "implement them")
 
     def test_another_version_of_the_interface(self) -> None:
         for point in self.points():
@@ -153,12 +156,12 @@ class LoadingTests(FailureCase):
             for version in ((major + 1, 0), (major, minor + 1)):
                 self.install(point, self.complete(point, version=version))
                 written = f"api_version {version[0]}.{version[1]}, this Moorage offers {major}.{minor}"
-                self.refused(point, State.WRONG_API, written, f"Install a release of acme for {major}.x")
+                self.refused(point, PluginState.WRONG_API, written, f"Install a release of acme for {major}.x")
 
     def test_two_owners_of_the_name(self) -> None:
         for point in self.points():
             self.install(point, self.complete(point), owners=2)
-            self.refused(point, State.DUPLICATE, "zeta 1.5", "Uninstall one of them")
+            self.refused(point, PluginState.DUPLICATE, "zeta 1.5", "Uninstall one of them")
             (self.site / "zeta-1.5.dist-info" / "entry_points.txt").unlink()
 
     def test_a_constructor_that_raises(self) -> None:
@@ -185,7 +188,7 @@ class LoadingTests(FailureCase):
                 self.assertIn(part, caught.exception.message)
 
     def test_the_command_says_the_same_and_fails(self) -> None:
-        for point in EXTENSION_POINTS[:3]:
+        for point in extension_points()[:3]:
             self.install(point, "import no_such_library\n")
             application = mock.Mock()
             command = PluginCheck(application, None)
@@ -222,7 +225,7 @@ class RunningTests(FailureCase):
             )
 
     def test_a_task_that_raises_is_named_in_the_log(self) -> None:
-        (point,) = (each for each in EXTENSION_POINTS if each.group == "moorage.periodic_tasks")
+        (point,) = (each for each in extension_points() if each.group == "moorage.periodic_tasks")
         for raising in ('{}["of no use"]', EXIT):
             self.task_is_named(point, raising)
 
@@ -248,7 +251,7 @@ class RunningTests(FailureCase):
             self.said(said, point, what, "[periodic] enabled_tasks")
 
     def test_a_cleanup_handler_that_raises_is_named_in_the_log_and_its_row_is_tried_again(self) -> None:
-        (point,) = (each for each in EXTENSION_POINTS if each.group == "moorage.cleanup_handlers")
+        (point,) = (each for each in extension_points() if each.group == "moorage.cleanup_handlers")
         for code, what in (('{}["of no use"]', "KeyError"), (EXIT, "ForeignExit")):
             handler = self.load(point, f'"cleanup": lambda self, lease, resource: {code},')
             self.handler_is_named(point, handler, what)
@@ -265,7 +268,7 @@ class RunningTests(FailureCase):
 
     def test_everything_said_can_be_sent_on(self) -> None:
         """Details are JSON data, so that an error of one process reaches the user of another."""
-        point = EXTENSION_POINTS[0]
+        point = extension_points()[0]
         self.install(point, "import no_such_library\n")
         with self.assertRaises(errors.PluginLoadError) as caught:
             point.load("gadget")

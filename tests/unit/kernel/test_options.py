@@ -27,11 +27,12 @@ class BrokenTests(unittest.TestCase):
         info = self.site / f"{name}-6.6.dist-info"
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 6.6\n")
-        (info / "entry_points.txt").write_text(
-            f"[oslo.config.opts]\n{name} = {name}_options:list_opts\n[moorage.test_things]\n{name} = {name}_thing:It\n"
+        (info / "entry_points.txt").write_text(f"[moorage.parts]\n{name} = {name}_part:PART\n")
+        (self.site / f"{name}_part.py").write_text(
+            f"from moorage.part import Part\nPART = Part(options='{name}_options')\n"
         )
         (self.site / f"{name}_options.py").write_text(code)
-        return f"The options of {name} 6.6 ({name}_options:list_opts) cannot be read"
+        return f"The options of {name} 6.6 ({name}_options) cannot be read"
 
     def use(self) -> None:
         sys.path.insert(0, str(self.site))
@@ -46,8 +47,9 @@ class BrokenTests(unittest.TestCase):
             ): "(ValueError: options broken)",
             self.install(
                 "absent", "import no_such_library\n"
-            ): "(ModuleNotFoundError: No module named 'no_such_library')",
-            self.install("leaves", "raise SystemExit(3)\n"): "(ForeignExit: SystemExit(3)",
+            ): "ModuleNotFoundError: No module named 'no_such_library'",
+            self.install("leaves", "raise SystemExit(3)\n"): "SystemExit: 3",
+            self.install("quits", "def list_opts(): raise SystemExit(5)\n"): "(ForeignExit: SystemExit(5)",
             self.install(
                 "shapeless", "def list_opts(): return [('paint', ['red'])]\n"
             ): "(TypeError: it must return pairs",

@@ -93,7 +93,7 @@ class Rules:
     :param purges_seen: a purge removes the counter only with the value that it had when no row was there.
     """
 
-    without: tuple[lease.Statement, lease.Guard] | None = None
+    without: tuple[lease.Statement, lease.LeaseGuard] | None = None
     adopts: bool = True
     writes_early: bool = True
     counter: bool = True
@@ -394,6 +394,8 @@ class Model:
 
 
 class LeaseModelTests(unittest.TestCase):
+    RUNS_FIRST = True
+
     def test_every_interleaving_keeps_the_promises(self) -> None:
         began = time.monotonic()
         model = Model(Rules())

@@ -15,13 +15,21 @@ from typing_extensions import override
 from moorage import threads
 from moorage.clock import Clock, SystemClock
 from moorage.extensions import Loaded
-from moorage.observers.hub import Hub, Settings
-from moorage.observers.interface import EVENTS, InstanceDeleted, Notice, Observer, ObserverTools, RingChanged, Source
+from moorage.observers.hub import ObserverHub, ObserverSettings
+from moorage.observers.interface import (
+    EVENTS,
+    InstanceDeleted,
+    Notice,
+    Observer,
+    ObserverTools,
+    ProcessIdentity,
+    RingChanged,
+)
 from moorage.testing.clock import ManualClock
 from moorage.testing.observers import event
 from tests.servers import wait_until
 
-SOURCE = Source("uuid", "agent", "agent-1", 2)
+SOURCE = ProcessIdentity("uuid", "agent", "agent-1", 2)
 SOON = 60.0
 
 
@@ -87,14 +95,16 @@ def raising(error: BaseException) -> Callable[[Notice], object]:
 
 
 class HubCase(unittest.TestCase):
-    def hub(self, *observers: Observer, settings: Settings | None = None, clock: Clock | None = None) -> Hub:
-        made = Hub(SOURCE, clock or SystemClock())
+    def hub(
+        self, *observers: Observer, settings: ObserverSettings | None = None, clock: Clock | None = None
+    ) -> ObserverHub:
+        made = ObserverHub(SOURCE, clock or SystemClock())
         self.use(made, *observers, settings=settings)
         self.addCleanup(made.close, SOON)
         return made
 
     @staticmethod
-    def use(hub: Hub, *observers: Observer, settings: Settings | None = None) -> None:
+    def use(hub: ObserverHub, *observers: Observer, settings: ObserverSettings | None = None) -> None:
         made = [
             (Loaded(f"one-{number}", type(each), "acme", "1.5", "moorage.observers"), each)
             for number, each in enumerate(observers)
@@ -128,7 +138,7 @@ class HubTests(HubCase):
         for error in (RuntimeError("no good"), SystemExit(3), AssertionError()):
             with self.subTest(error=error):
                 bad, good = Recorder(raising(error)), Recorder()
-                hub = self.hub(bad, good, settings=Settings(max_errors=3))
+                hub = self.hub(bad, good, settings=ObserverSettings(max_errors=3))
                 with self.assertLogs("moorage.observers.hub", "ERROR") as logs:
                     for _ in range(10):
                         hub.tell(event(InstanceDeleted))
@@ -145,7 +155,7 @@ class HubTests(HubCase):
                 raise RuntimeError("every other one")
 
         observer = Recorder(act)
-        hub = self.hub(observer, settings=Settings(max_errors=2))
+        hub = self.hub(observer, settings=ObserverSettings(max_errors=2))
         for _ in range(20):
             hub.tell(event(InstanceDeleted))
         wait_until(lambda: len(observer.seen) == 20, "all", SOON)
@@ -162,7 +172,7 @@ class HubTests(HubCase):
         clock = SteppedClock()
         self.addCleanup(clock.steps.put, None)
         good = Recorder()
-        hub = self.hub(Recorder(hang), good, settings=Settings(queue=1000, deadline=30), clock=clock)
+        hub = self.hub(Recorder(hang), good, settings=ObserverSettings(queue=1000, deadline=30), clock=clock)
         self.addCleanup(release.set)
         hub.tell(event(InstanceDeleted))
         self.assertTrue(began.wait(SOON))
@@ -189,7 +199,7 @@ class HubTests(HubCase):
 
         clock = SteppedClock()
         self.addCleanup(clock.steps.put, None)
-        hub = self.hub(Recorder(work), settings=Settings(deadline=30), clock=clock)
+        hub = self.hub(Recorder(work), settings=ObserverSettings(deadline=30), clock=clock)
         self.addCleanup(release.set)
         hub.tell(event(InstanceDeleted))
         self.assertTrue(began.wait(SOON))
@@ -209,7 +219,7 @@ class HubTests(HubCase):
             release.wait(SOON)
 
         observer = Recorder(slow)
-        hub = self.hub(observer, settings=Settings(queue=5))
+        hub = self.hub(observer, settings=ObserverSettings(queue=5))
         self.addCleanup(release.set)
         hub.tell(event(InstanceDeleted))
         self.assertTrue(began.wait(SOON))
@@ -236,7 +246,7 @@ class HubTests(HubCase):
             Recorder(lambda notice: release.wait(SOON)),
             Recorder(lambda notice: time.sleep(0.01)),
         )
-        hub = self.hub(*observers, settings=Settings(queue=100))
+        hub = self.hub(*observers, settings=ObserverSettings(queue=100))
         before = time.thread_time()
         with self.assertLogs("moorage.observers.hub", "WARNING"):
             for number in range(10_000):
@@ -269,7 +279,7 @@ class HubTests(HubCase):
             began.set()
             release.wait(SOON)
 
-        hub = self.hub(Recorder(hang), settings=Settings(queue=1))
+        hub = self.hub(Recorder(hang), settings=ObserverSettings(queue=1))
         for _ in range(3):
             hub.tell(event(InstanceDeleted))
         self.assertTrue(began.wait(SOON))
@@ -279,7 +289,7 @@ class HubTests(HubCase):
         self.assertIn("left behind", logs.records[-1].getMessage())
 
     def test_without_observers_there_is_nothing_to_do(self) -> None:
-        hub = Hub(SOURCE, SystemClock())
+        hub = ObserverHub(SOURCE, SystemClock())
         hub.tell(event(InstanceDeleted))
         self.assertEqual({}, hub.counts())
         hub.close(0)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import moorage
-from moorage.control_plane.extension_points import EXTENSION_POINTS
+from moorage.control_plane.extension_points import extension_points
 from tests.unit.packaging.test_metadata import modules
 
 #: Major version -> class -> what a plugin that derives from it must implement, and is called with. A plugin that lacks a method is
@@ -43,6 +43,7 @@ DEMANDS: dict[int, dict[str, set[str]]] = {
             "set_aggregates(uuid, aggregates, expected_generation)",
             "set_inventories(uuid, items, expected_generation)",
             "set_traits(uuid, traits, expected_generation)",
+            "traits_of(providers)",
             "update_provider(uuid, name, can_host, parent, reparent)",
         },
         "moorage.allocation.interface.claims.AllocationStore": {
@@ -77,6 +78,13 @@ DEMANDS: dict[int, dict[str, set[str]]] = {
         },
         "moorage.allocation.interface.pools.PoolSource": {
             "pools(providers)",
+        },
+        "moorage.allocation.interface.quotas.QuotaStore": {
+            "quota_drift()",
+            "quotas(project)",
+            "recount_quotas(project)",
+            "set_quota(project, resource_class, limit)",
+            "unset_quota(project, resource_class)",
         },
         "moorage.cleanup.interface.CleanupHandler": {
             "cleanup(lease, resource)",
@@ -121,6 +129,11 @@ DEMANDS: dict[int, dict[str, set[str]]] = {
             "handle(object_id, lease)",
             "list_objects()",
         },
+        "moorage.drivers.interface.ComputeDriver": {
+            "destroy(uuid, up_to_token)",
+            "inspect()",
+            "spawn(workload, token)",
+        },
         "moorage.observers.interface.Observer": {
             "observe(notice)",
         },
@@ -164,8 +177,7 @@ DEMANDS[2][_STORE] = (DEMANDS[1][_STORE] - {"release(consumer, transaction)"}) |
 GIVEN = {
     f"moorage.{each}"
     for each in (
-        *("work.interface.Lease", "work.interface.Renewer", "work.interface.OperationStore"),
-        "coordination.interface.TaskLease",
+        *("work.interface.Right", "work.interface.Lease", "work.interface.Renewer", "work.interface.OperationStore"),
     )
 }
 
@@ -202,7 +214,7 @@ class InterfacesTests(unittest.TestCase):
 
     def test_the_interface_of_every_extension_point_is_looked_at_in_the_version_that_it_is_loaded_with(self) -> None:
         majors = {kind: major for _, kind, major in abstract_classes()}
-        for point in EXTENSION_POINTS:
+        for point in extension_points():
             assert point.interface is not None
             self.assertEqual(point.api_version[0], majors[point.interface], point.group)
 

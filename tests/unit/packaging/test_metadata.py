@@ -19,7 +19,8 @@ from types import ModuleType
 
 import moorage
 import moorage_plugins
-from moorage.extensions import ExtensionPoint, State
+from moorage.extensions import ExtensionPoint, PluginState
+from moorage.part import Part
 
 ROOT = Path(__file__).parents[3]
 #: The libraries of the extras, as modules.
@@ -73,7 +74,9 @@ class TestEntryPoints(unittest.TestCase):
     def test_every_entry_point_resolves(self):
         for point in declared():
             with self.subTest(group=point.group, name=point.name):
-                self.assertTrue(callable(point.load()) or point.group == "moorage.migrations")
+                self.assertTrue(
+                    isinstance(point.load(), Part) if point.group == "moorage.parts" else callable(point.load())
+                )
 
     def test_the_installed_project_has_the_entry_points_of_setup_cfg(self):
         installed = importlib.metadata.distribution("moorage").entry_points
@@ -85,13 +88,17 @@ class TestEntryPoints(unittest.TestCase):
 
     def test_every_reference_plugin_passes_the_survey_of_its_extension_point(self):
         for group, point in extension_points().items():
-            names = [entry.name for entry in declared() if entry.group == group]
-            for finding in point.survey(names):
+            for finding in point.survey():
                 with self.subTest(group=group, name=finding.name):
-                    self.assertIs(State.READY, finding.state, finding.sentence())
+                    self.assertIs(PluginState.READY, finding.state, finding.sentence())
 
     def test_every_class_that_implements_an_interface_has_an_entry_point(self):
-        values = {(point.group, point.module, point.attr) for point in declared()}
+        values = {
+            (group, owner.module, owner.attr)
+            for group, point in extension_points().items()
+            for owners in point.installed().values()
+            for owner in owners
+        }
         for group, point in extension_points().items():
             for module in modules(moorage_plugins):
                 for name, value in vars(module).items():
@@ -106,24 +113,61 @@ class TestEntryPoints(unittest.TestCase):
                         self.assertIn((group, module.__name__, name), values)
 
 
-class TestOptions(unittest.TestCase):
-    def test_every_options_module_is_an_entry_point(self):
-        known = {point.module for point in declared() if point.group == "oslo.config.opts"}
-        written = {
-            module.__name__
-            for module in modules(moorage, moorage_plugins)
-            if hasattr(module, "list_opts") and module.__name__.endswith("options")
+class TestParts(unittest.TestCase):
+    def declared(self) -> dict[str, Part]:
+        """The parts of setup.cfg, by the package that they lie in."""
+        return {
+            point.module.removesuffix(".part"): point.load() for point in declared() if point.group == "moorage.parts"
         }
-        self.assertEqual(written, known)
 
-    def test_the_sample_shows_every_namespace(self):
-        text = (ROOT / "etc/oslo-config-generator/moorage.conf").read_text()
-        shown = {name for name in re.findall(r"^namespace = (.+)$", text, re.MULTILINE) if not name.startswith("oslo.")}
-        self.assertEqual({point.name for point in declared() if point.group == "oslo.config.opts"}, shown)
+    def references(self, part: Part) -> list[str]:
+        return [
+            *([f"{part.options}:list_opts"] if part.options else []),
+            *([part.migrations] if part.migrations else []),
+            *([part.interface] if part.interface else []),
+            *part.checks.values(),
+            *(f"{module}:POLICIES" for module in (*part.api, *part.routes)),
+            *(f"{module}:routes" for module in part.routes),
+            *part.collectors,
+            *part.upgrade_checks.values(),
+            *part.commands.values(),
+            *part.periodic_tasks.values(),
+        ]
+
+    def test_every_part_module_is_an_entry_point(self):
+        written = {module.__name__ for module in modules(moorage, moorage_plugins) if module.__name__.endswith(".part")}
+        self.assertEqual({f"{package}.part" for package in self.declared()} | {"moorage.part"}, written)
+
+    def test_what_a_part_names_is_there_and_lies_in_its_package(self):
+        """So that import-linter sees whatever lies between the layers."""
+        for package, part in self.declared().items():
+            for reference in self.references(part):
+                with self.subTest(reference=reference):
+                    self.assertTrue(reference.startswith(f"{package}."))
+                    importlib.metadata.EntryPoint("it", reference, "moorage.parts").load()
+
+    def test_every_module_of_options_and_every_one_of_policies_belongs_to_a_part(self):
+        named = [
+            reference.partition(":")[0] for part in self.declared().values() for reference in self.references(part)
+        ]
+        for module in modules(moorage, moorage_plugins):
+            name = module.__name__
+            has_policies = name.startswith("moorage.") and hasattr(module, "POLICIES")
+            if has_policies or (name.endswith(".options") and name != "moorage.options"):
+                self.assertIn(name, named)
+
+    def test_to_declare_a_part_imports_nothing_of_it(self):
+        code = "import sys; from moorage.part import parts; print(len(parts())); print(*sys.modules)"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        count, imported = done.stdout.splitlines()
+        packages = self.declared()
+        self.assertEqual(len(packages), int(count))
+        found = {name for name in imported.split() if any(name.startswith(f"{each}.") for each in packages)}
+        self.assertEqual({f"{each}.part" for each in packages}, found - set(packages))
 
     def test_options_and_the_core_need_no_extra(self):
         core = [module.__name__ for module in modules(moorage) if not module.__name__.startswith("moorage.testing")]
-        wanted = core + [point.module for point in declared() if point.group == "oslo.config.opts"]
+        wanted = core + [part.options for part in self.declared().values() if part.options]
         code = (
             "import importlib, sys\n"
             "class Block:\n"

@@ -17,10 +17,10 @@ from typing import ClassVar
 
 import prometheus_client
 
+from moorage.cleanup.collector import CleanupCollector
 from moorage.cli import tree
 from moorage.cli.main import MoorageApp
-from moorage.control_plane.collectors import CleanupCollector
-from moorage.control_plane.policies import POLICIES
+from moorage.control_plane.policies import core_policies
 from moorage.http.metrics import Metrics
 from moorage.testing.database import temporary
 from tests import servers
@@ -78,7 +78,7 @@ class RestPageTests(unittest.TestCase):
         page = (ROOT / "doc/source/reference/rest.rst").read_text(encoding="utf-8")
         self.assertEqual(set(dialects), set(re.findall(r"(?m)^\.\. rest-dialect:: (\w+)$", page)))
         sample = (ROOT / "etc/moorage/policy.yaml.sample").read_text(encoding="utf-8")
-        rules = [*POLICIES, *(rule for dialect in dialects.values() for rule in dialect.policies)]
+        rules = [*core_policies(), *(rule for dialect in dialects.values() for rule in dialect.policies)]
         self.assertEqual(set(), {rule.name for rule in rules} - set(re.findall(r'(?m)^#"([^"]+)":', sample)))
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import moorage
 from moorage.cli.scaffold.distribution import _render, names_of
 from moorage.cli.scaffold.families import EXCEPTIONS, FAMILIES
-from moorage.control_plane.extension_points import EXTENSION_POINTS
+from moorage.control_plane import extension_points as table
 from moorage.public import PUBLIC, Audience, audience_of
 from tests.sources import imported, imported_by
 from tests.unit.packaging.test_metadata import extension_points, modules
@@ -77,14 +77,17 @@ class PublicTests(unittest.TestCase):
 
 class TableTests(unittest.TestCase):
     def test_every_extension_point_is_in_the_table(self) -> None:
-        # Commands are offered by cliff: they are not looked at with the rest.
-        self.assertEqual(set(extension_points()) - {"moorage.cli"}, {point.group for point in EXTENSION_POINTS})
+        # Commands are offered by cliff, and parts are no plugins: they are not looked at with the rest.
+        self.assertEqual(
+            set(extension_points()) - {"moorage.cli", "moorage.parts"},
+            {point.group for point in table.extension_points()},
+        )
 
 
 class FamiliesTests(unittest.TestCase):
     def test_every_extension_point_has_a_template_or_a_reason_why_not(self) -> None:
         written = {family.group for family in FAMILIES.values()}
-        points = {point.group for point in EXTENSION_POINTS} | {"moorage.cli", "moorage.migrations"}
+        points = {point.group for point in table.extension_points()} | {"moorage.cli", "moorage.parts"}
         self.assertEqual(points, written | set(EXCEPTIONS))
         self.assertEqual(set(), written & set(EXCEPTIONS))
         for reason in EXCEPTIONS.values():
@@ -101,7 +104,7 @@ class ExamplesTests(unittest.TestCase):
         text = (ROOT / "examples/acme/setup.cfg").read_text()
         for group in (
             *("filters", "weighers", "cleanup_handlers", "shard_strategies", "coordination", "periodic_tasks"),
-            *("api", "observers", "migrations"),
+            *("api", "observers", "parts"),
         ):
             self.assertIn(f"moorage.{group} =\n", text)
 

@@ -11,11 +11,11 @@ from oslo_config import cfg
 from moorage import context as request_context
 from moorage import errors
 from moorage.context import RequestContext
-from moorage.rpc.client import Sender
+from moorage.rpc.client import RpcSender
 from moorage.rpc.interface import Message
-from moorage.rpc.server import Dispatcher
+from moorage.rpc.server import RpcDispatcher
 from moorage.testing.clock import ManualClock
-from moorage_plugins.transports.memory import Hub, MemoryTransport
+from moorage_plugins.transports.memory import MemoryTransport, MessageHub
 from moorage_plugins.transports.memory_network import ScriptedNetwork
 
 
@@ -25,10 +25,12 @@ class SenderTests(unittest.TestCase):
         conf([], default_config_files=[], default_config_dirs=[])
         self.clock = ManualClock()
         self.network = ScriptedNetwork(self.clock)
-        self.transport = MemoryTransport(conf=conf, url="memory://", clock=self.clock, hub=Hub(), network=self.network)
+        self.transport = MemoryTransport(
+            conf=conf, url="memory://", clock=self.clock, hub=MessageHub(), network=self.network
+        )
         self.got: list[Message] = []
         self.transport.serve("t", "one", self.got.append)
-        self.sender = Sender(self.transport, "service-uuid", 4, timeout=11.0)
+        self.sender = RpcSender(self.transport, "service-uuid", 4, timeout=11.0)
 
     def test_messages_are_numbered_over_all_kinds_and_topics(self) -> None:
         self.transport.serve("u", "one", self.got.append)
@@ -74,7 +76,7 @@ class SenderTests(unittest.TestCase):
             self.clock.now += spend
             self.sender.call("t", "a", timeout=60)
 
-        self.transport.serve("front", "one", Dispatcher({"relay": relay}, clock=self.clock))
+        self.transport.serve("front", "one", RpcDispatcher({"relay": relay}, clock=self.clock))
         self.sender.call("front", "relay", {"spend": 3.0}, timeout=10)
         self.assertEqual(7.0, self.got[0].timeout)
         with self.assertRaises(errors.TransportError):

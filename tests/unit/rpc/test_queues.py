@@ -9,7 +9,7 @@ import unittest
 from typing import Any
 
 from moorage.clock import SystemClock
-from moorage.rpc.queues import Offer, WorkQueue
+from moorage.rpc.queues import OfferResult, WorkQueue
 from moorage.testing.transport import PATIENCE, eventually
 
 
@@ -33,15 +33,15 @@ class WorkQueueTests(unittest.TestCase):
 
     def fill(self, queue: WorkQueue[Any], *items: Any, size: int = 1) -> None:
         """One item runs (and waits at the gate), the others wait."""
-        self.assertIs(Offer.ACCEPTED, queue.offer("running", size))
+        self.assertIs(OfferResult.ACCEPTED, queue.offer("running", size))
         eventually(lambda: self.begun, "the first item begins")
         for item in items:
-            self.assertIs(Offer.ACCEPTED, queue.offer(item, size))
+            self.assertIs(OfferResult.ACCEPTED, queue.offer(item, size))
 
     def test_a_full_queue_refuses(self) -> None:
         queue = self.queue()
         self.fill(queue, 1, 2, 3)
-        self.assertIs(Offer.FULL, queue.offer(4, 1))
+        self.assertIs(OfferResult.FULL, queue.offer(4, 1))
         self.gate.set()
         self.assertEqual((True, []), queue.stop(PATIENCE))
         self.assertEqual(["running", 1, 2, 3], self.begun)
@@ -49,15 +49,15 @@ class WorkQueueTests(unittest.TestCase):
     def test_bytes_are_bounded_but_one_item_is_always_let_in(self) -> None:
         queue = self.queue()
         self.fill(queue)
-        self.assertIs(Offer.ACCEPTED, queue.offer("large", 5000))
-        self.assertIs(Offer.FULL, queue.offer("small", 1))
+        self.assertIs(OfferResult.ACCEPTED, queue.offer("large", 5000))
+        self.assertIs(OfferResult.FULL, queue.offer("small", 1))
 
     def test_the_oldest_are_dropped_counted_and_warned_of(self) -> None:
         queue = self.queue(drop_oldest=True)
         self.fill(queue, 1, 2, 3)
         with self.assertLogs("moorage.rpc.queues", "WARNING") as logs:
             for item in (4, 5, 6, 7, 8):
-                self.assertIs(Offer.ACCEPTED, queue.offer(item, 1))
+                self.assertIs(OfferResult.ACCEPTED, queue.offer(item, 1))
         self.assertEqual(5, queue.dropped)
         self.assertEqual(3, len(logs.output), "a warning at 1, 2 and 4 dropped")
         self.gate.set()
@@ -68,7 +68,7 @@ class WorkQueueTests(unittest.TestCase):
         queue = self.queue()
         self.fill(queue, 1, 2)
         self.assertEqual((False, [1, 2]), queue.stop(0.0))
-        self.assertIs(Offer.STOPPED, queue.offer(3, 1))
+        self.assertIs(OfferResult.STOPPED, queue.offer(3, 1))
 
     def test_work_that_fails_does_not_end_the_thread(self) -> None:
         self.gate.set()

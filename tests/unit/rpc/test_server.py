@@ -11,7 +11,7 @@ from oslo_context import context as oslo_context
 from moorage import errors
 from moorage.context import RequestContext
 from moorage.rpc.interface import Message
-from moorage.rpc.server import Dispatcher, endpoints_of, incoming, remaining_seconds, rpc_method
+from moorage.rpc.server import RpcDispatcher, endpoints_of, incoming, remaining_seconds, rpc_method
 from moorage.testing.clock import ManualClock
 
 
@@ -45,7 +45,7 @@ class DispatcherTests(unittest.TestCase):
     def setUp(self) -> None:
         self.endpoint = Endpoint()
         self.clock = ManualClock(100.0)
-        self.dispatcher = Dispatcher(endpoints_of(self.endpoint), version="1.3", clock=self.clock)
+        self.dispatcher = RpcDispatcher(endpoints_of(self.endpoint), version="1.3", clock=self.clock)
 
     def test_the_named_method_gets_the_named_arguments(self) -> None:
         self.assertEqual(5, self.dispatcher(Message("add", {"left": 2, "right": 3})))

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from moorage import errors
 from moorage.rpc import wire
 from moorage.rpc.interface import Message, Origin
-from moorage.rpc.server import Dispatcher
+from moorage.rpc.server import RpcDispatcher
 
 TEXT = st.text(max_size=10)
 JSON = st.recursive(
@@ -81,7 +81,7 @@ class WireTests(unittest.TestCase):
             reply = wire.answer(handler, Message("m"), 4096)
             wire.absorb(handler, Message("m"), "topic")
             with self.assertRaises(errors.MoorageError):
-                Dispatcher({"m": lambda: sys.exit(5)})(Message("m"))
+                RpcDispatcher({"m": lambda: sys.exit(5)})(Message("m"))
         self.assertEqual(3, sum("SystemExit(5)" in said for said in logs.output))
         with self.assertRaisesRegex(errors.MoorageError, "failed unexpectedly"):
             wire.result_of(json.loads(reply))

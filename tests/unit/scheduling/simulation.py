@@ -12,17 +12,17 @@ from collections.abc import Sequence
 from oslo_config import cfg
 from typing_extensions import override
 
-from moorage.rpc.client import Sender
-from moorage.rpc.server import Dispatcher, endpoints_of, rpc_method
+from moorage.rpc.client import RpcSender
+from moorage.rpc.server import RpcDispatcher, endpoints_of, rpc_method
 from moorage.scheduling.epochs import ConfirmedEpochs
 from moorage.scheduling.fleet_view import FleetView
-from moorage.scheduling.interface import FleetChanges, InstanceRecord, InstanceSource, NodeState, Unavailable
+from moorage.scheduling.interface import ExcludedTargets, FleetChanges, InstanceRecord, InstanceSource, NodeState
 from moorage.scheduling.reporter import AGENTS, TOPIC, Reporter
 from moorage.scheduling.rpc import SchedulerEndpoint
 from moorage.scheduling.tracking import InstanceTracker
 from moorage.scheduling.view_reconciler import UntrackedHosts, ViewReconciler
 from moorage.testing.clock import ManualClock
-from moorage_plugins.transports.memory import Hub, MemoryTransport
+from moorage_plugins.transports.memory import MemoryTransport, MessageHub
 from moorage_plugins.transports.memory_network import ScriptedNetwork
 
 SIZES = {"small": {"VCPU": 1}, "large": {"VCPU": 4}}
@@ -60,7 +60,7 @@ class Agent:
         self.transport = simulation.transport(host)
         self.restart()
         if speaks:
-            self.transport.serve(AGENTS, host, Dispatcher(endpoints_of(self)))
+            self.transport.serve(AGENTS, host, RpcDispatcher(endpoints_of(self)))
 
     @property
     def node(self) -> str:
@@ -68,7 +68,7 @@ class Agent:
 
     def restart(self) -> None:
         self.epoch += 1
-        sender = Sender(self.transport, f"service-{self.host}", self.epoch)
+        sender = RpcSender(self.transport, f"service-{self.host}", self.epoch)
         self.reporter = Reporter(sender, self.host, enabled=self.speaks and self.simulation.tracked)
         self.reporter.host_started(self.records())
 
@@ -115,9 +115,9 @@ class Watcher:
         )
         self.tracker = InstanceTracker(self.view, simulation.clock, epochs)
         transport = simulation.transport(name)
-        sender = Sender(transport, f"service-{name}", 1)
+        sender = RpcSender(transport, f"service-{name}", 1)
         self.endpoint = SchedulerEndpoint(None, self.tracker, lambda _: None, enabled=simulation.tracked)  # type: ignore[arg-type]
-        self.subscription = transport.serve(TOPIC, name, Dispatcher(endpoints_of(self.endpoint)))
+        self.subscription = transport.serve(TOPIC, name, RpcDispatcher(endpoints_of(self.endpoint)))
         self.healer = ViewReconciler(
             self.tracker,
             simulation.store,
@@ -154,7 +154,7 @@ class Simulation:
     def __init__(self, hosts: Sequence[str], *, schedulers: int = 1, tracked: bool = True, silent: int = 0) -> None:
         self.clock = ManualClock(1000.0)
         self.network = ScriptedNetwork(self.clock)
-        self.hub = Hub()
+        self.hub = MessageHub()
         self.store = DictStore()
         self.tracked = tracked
         self._hosts = hosts
@@ -174,8 +174,8 @@ class Simulation:
     def changes(self, *, compare: bool = False) -> FleetChanges | None:
         return None
 
-    def unavailable(self) -> Unavailable:
-        return Unavailable()
+    def unavailable(self) -> ExcludedTargets:
+        return ExcludedTargets()
 
     def pass_time(self, seconds: float) -> None:
         """Time goes by; schedulers look after what is in doubt, and what is sent arrives."""

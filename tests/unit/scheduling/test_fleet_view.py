@@ -14,7 +14,7 @@ import numpy as np
 
 from moorage.scheduling import fleet_view, instance_index, snapshot
 from moorage.scheduling.fleet_view import FleetView
-from moorage.scheduling.interface import FleetChanges, InstanceRecord, NodeState, Unavailable
+from moorage.scheduling.interface import ExcludedTargets, FleetChanges, InstanceRecord, NodeState
 from moorage.scheduling.snapshot import Snapshot
 from tests import cases, seeded
 
@@ -208,7 +208,7 @@ class SnapshotTests(unittest.TestCase):
             )
             by_changes.change_nodes(changes)
             whole.set_nodes(sorted(known.values(), key=lambda node: node.uuid))
-            states = Unavailable(frozenset(random.sample(["h1", "h2"], random.randrange(2))))
+            states = ExcludedTargets(frozenset(random.sample(["h1", "h2"], random.randrange(2))))
             for view in (by_changes, whole):
                 view.set_unavailable(states)
             one, other = by_changes.snapshot(), whole.snapshot()

@@ -12,7 +12,7 @@ from typing_extensions import override
 from moorage import errors
 from moorage.scheduling.fleet_refresher import FleetRefresher
 from moorage.scheduling.fleet_view import FleetView
-from moorage.scheduling.interface import FleetChanges, NodeState, Unavailable
+from moorage.scheduling.interface import ExcludedTargets, FleetChanges, NodeState
 from moorage.testing.clock import ManualClock
 from tests.servers import wait_until
 
@@ -34,8 +34,8 @@ class Source:
             raise errors.StoreUnavailable("the store is away")
         return FleetChanges()
 
-    def unavailable(self) -> Unavailable:
-        return Unavailable()
+    def unavailable(self) -> ExcludedTargets:
+        return ExcludedTargets()
 
 
 class TellingClock(ManualClock):

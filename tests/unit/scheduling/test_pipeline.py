@@ -6,6 +6,7 @@ from __future__ import annotations
 import random as random_module
 import unittest
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -254,7 +255,9 @@ class RunTests(unittest.TestCase):
 
 class FailureTests(unittest.TestCase):
     def setUp(self) -> None:
-        self.fleet = fleets.random_fleet(random_module.Random(1), 30).snapshot()
+        random = random_module.Random(1)
+        nodes = [replace(fleets.random_node(random, number), can_host=True) for number in range(30)]
+        self.fleet = fleets.random_fleet(random, 30, nodes=nodes).snapshot()
         self.spec = fleets.random_request(seeded())
 
     def run_with(self, plugin: HostFilter, *, advisory: bool = False, skip: bool = True) -> pipelines.Ranking:

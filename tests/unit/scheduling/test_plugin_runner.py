@@ -93,7 +93,7 @@ class GuardTests(unittest.TestCase):
         self.release = threading.Event()
         self.addCleanup(self.release.set)
 
-    def make(self, deadline: float = 0.1, clock: SystemClock | None = None) -> PluginRunner:
+    def make(self, deadline: float = 60.0, clock: SystemClock | None = None) -> PluginRunner:
         made = PluginRunner(
             clock or SystemClock(), self.incidents, self.fatal.append, deadline=deadline, threshold=2, window=300,
             skip_advisory=True,
@@ -107,7 +107,7 @@ class GuardTests(unittest.TestCase):
             self.release.wait(60)
 
     def test_a_hang_is_answered_told_and_ends_the_process(self) -> None:
-        guard = self.make()
+        guard = self.make(0.1)
         stacks = io.StringIO()
         with contextlib.redirect_stderr(stacks), self.assertRaises(errors.PluginTimeout) as caught:
             guard.request(lambda: self.hang(guard))
@@ -148,7 +148,7 @@ class GuardTests(unittest.TestCase):
         self.assertEqual((self.incidents.recorded, self.fatal), ([], []))
 
     def test_a_hang_counts_once_however_many_requests_wait_for_it(self) -> None:
-        guard = self.make()
+        guard = self.make(0.1)
         answers: list[str] = []
 
         def ask() -> None:

@@ -20,6 +20,7 @@ from moorage.scheduling import pipeline
 from moorage.scheduling.fleet_view import FleetView
 from moorage.scheduling.interface import (
     ClaimResult,
+    ExcludedTargets,
     Flavor,
     FleetChanges,
     HostFilter,
@@ -29,11 +30,11 @@ from moorage.scheduling.interface import (
     RequestSpec,
     Residents,
     ServerGroup,
-    Unavailable,
 )
 from moorage.scheduling.nova.adapter import adapted_filter
 from moorage.scheduling.plugin_runner import PluginRunner
-from moorage.scheduling.scheduler import Policy, Scheduler
+from moorage.scheduling.scheduler import Scheduler
+from moorage.scheduling.scheduling_policy import SchedulingPolicy
 from moorage.scheduling.tracking import InstanceTracker
 from moorage_plugins.filters.affinity import DifferentHostFilter, SameHostFilter
 from moorage_plugins.filters.limits import IoOpsFilter, NumInstancesFilter
@@ -110,8 +111,8 @@ class Nodes:
     def changes(self, *, compare: bool = False) -> FleetChanges | None:
         return None
 
-    def unavailable(self) -> Unavailable:
-        return Unavailable()
+    def unavailable(self) -> ExcludedTargets:
+        return ExcludedTargets()
 
 
 class OnlyFree:
@@ -163,7 +164,7 @@ class PromiseTests(unittest.TestCase):
         self.view = FleetView()
         self.view.set_nodes([node_of(row) for row in range(rows)])
         self.tracker = InstanceTracker(self.view)
-        policy = Policy(pipeline.of(filters), self.guard, host_subset_size=1, max_attempts=16)
+        policy = SchedulingPolicy(pipeline.of(filters), self.guard, host_subset_size=1, max_attempts=16)
         return Scheduler(
             self.view,
             Nodes(rows),
@@ -258,7 +259,7 @@ class PromiseTests(unittest.TestCase):
             # The first request is ranking while the second one reserves the only node.
             if spec.instance_uuid == "first" and not ranked.is_set():
                 ranked.set()
-                reserved.wait(10)
+                reserved.wait(60)
 
         hanging.hook = hook
         claiming = threading.Event()
@@ -278,11 +279,11 @@ class PromiseTests(unittest.TestCase):
 
         first = threading.Thread(target=run, args=("first", SMALL))
         first.start()
-        self.assertTrue(ranked.wait(10))
+        self.assertTrue(ranked.wait(60))
         second = threading.Thread(target=run, args=("second", LARGE))
         second.start()
-        first.join(20)
-        second.join(20)
+        first.join(60)
+        second.join(60)
         placed = [name for name, found in results.items() if found == "u0"]
         self.assertEqual(1, len(placed), results)
 
@@ -304,7 +305,7 @@ class PromiseTests(unittest.TestCase):
             thread.join(0.1)
             self.assertEqual([], placed)
             self.tracker.unreserve(other)
-        thread.join(10)
+        thread.join(60)
         self.assertEqual(["u0"], placed)
 
     def test_a_full_fleet_refuses_at_once_beside_reservations(self) -> None:

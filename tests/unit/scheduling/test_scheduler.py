@@ -8,6 +8,7 @@ import random
 import unittest
 import uuid
 from collections import Counter
+from collections.abc import Collection
 from typing import Any
 
 import numpy.typing as npt
@@ -19,6 +20,7 @@ from moorage.scheduling import pipeline
 from moorage.scheduling.fleet_view import FleetView
 from moorage.scheduling.interface import (
     ClaimResult,
+    ExcludedTargets,
     Flavor,
     Fleet,
     FleetChanges,
@@ -28,10 +30,10 @@ from moorage.scheduling.interface import (
     NodeState,
     RequestSpec,
     Rows,
-    Unavailable,
 )
 from moorage.scheduling.plugin_runner import PluginRunner
-from moorage.scheduling.scheduler import Policy, Scheduler, Selection
+from moorage.scheduling.scheduler import Scheduler, Selection
+from moorage.scheduling.scheduling_policy import SchedulingPolicy
 from moorage_plugins.filters.compute import ComputeFilter
 
 FLAVOR = Flavor("f", {"VCPU": 1})
@@ -46,7 +48,7 @@ class NoIncidents:
 
 class Nodes:
     def __init__(self) -> None:
-        self.states = Unavailable()
+        self.states = ExcludedTargets()
         self.all: list[NodeState] = []
 
     def nodes(self) -> list[NodeState]:
@@ -55,7 +57,7 @@ class Nodes:
     def changes(self, *, compare: bool = False) -> FleetChanges | None:
         return None
 
-    def unavailable(self) -> Unavailable:
+    def unavailable(self) -> ExcludedTargets:
         return self.states
 
 
@@ -106,6 +108,8 @@ class Promises(HostFilter):
 
 
 class CandidateTests(unittest.TestCase):
+    lacking: Collection[str] = ()
+
     def setUp(self) -> None:
         self.guard = PluginRunner(
             SystemClock(), NoIncidents(), self.fail, deadline=60, threshold=3, window=300, skip_advisory=True
@@ -119,10 +123,15 @@ class CandidateTests(unittest.TestCase):
         view.set_nodes(
             [NodeState(f"u{row}", f"n{row}", f"h{row}", {"VCPU": amount}, {}) for row, amount in enumerate(vcpus)]
         )
-        base = Policy(pipeline.of(filters, [MostCapacity(conf=None)]), self.guard, host_subset_size=1, max_attempts=16)
+        base = SchedulingPolicy(
+            pipeline.of(filters, [MostCapacity(conf=None)]), self.guard, host_subset_size=1, max_attempts=16
+        )
         made = dataclasses.replace(base, **policy)
         self.source = Nodes()
-        return Scheduler(view, self.source, claims or Claims(), lambda: made, SystemClock(), random.Random(3))
+        return Scheduler(
+            view, self.source, claims or Claims(), lambda: made, SystemClock(), random.Random(3),
+            lacking=lambda powers: self.lacking,
+        )  # fmt: skip
 
     def place(self, scheduler: Scheduler, **more: Any) -> Selection:
         spec = RequestSpec(str(uuid.uuid4()), FLAVOR, **more)
@@ -181,7 +190,7 @@ class CandidateTests(unittest.TestCase):
         claims.down = "h0"
         scheduler = self.scheduler([], claims, (ComputeFilter(conf=None),), max_attempts=2)
         scheduler.view.set_nodes(nodes)
-        self.source.states = Unavailable(frozenset({"h0"}))
+        self.source.states = ExcludedTargets(frozenset({"h0"}))
         found = self.place(scheduler)
         self.assertEqual((found.record.node, found.attempts), ("n100", 2))
         self.assertEqual(self.place(scheduler).attempts, 1)
@@ -194,12 +203,25 @@ class CandidateTests(unittest.TestCase):
         with self.assertRaisesRegex(errors.NoValidHost, "node n0 gets no new instances: its agent h0 is down"):
             self.place(scheduler, force_nodes=("n0",))
 
+    def test_a_power_is_named_as_the_reason_only_if_no_claim_was_refused(self) -> None:
+        self.lacking, no_agent = ("h1",), "no agent of the nodes that may be chosen offers compute.commands"
+        needs = {"powers": ("compute.commands",)}
+        scheduler = self.scheduler([8, 4], Claims(("u0",)))
+        self.source.all = list(scheduler.view.snapshot().nodes)
+        with self.assertRaises(errors.NoValidHost) as refused:
+            self.place(scheduler, **needs)
+        self.assertEqual("every node that may be chosen refused the claim", refused.exception.details["summary"])
+        self.assertEqual({"refused claims": 1}, refused.exception.details["reasons"])
+        self.lacking = ("h0", "h1")
+        with self.assertRaisesRegex(errors.NoValidHost, no_agent):
+            self.place(scheduler, **needs)
+
     def test_states_that_are_read_change_only_the_nodes_that_they_name(self) -> None:
         scheduler = self.scheduler([4, 8, 2])
         before = scheduler.view.snapshot()
         scheduler.observe()
         self.assertIs(before, scheduler.view.snapshot())
-        self.source.states = Unavailable(
+        self.source.states = ExcludedTargets(
             frozenset({"h2"}), {"h0": "its agent h0 is disabled"}, {"u1": "the node is old"}
         )
         scheduler.observe()
@@ -209,7 +231,7 @@ class CandidateTests(unittest.TestCase):
             [node.disabled_reason for node in after.nodes], ["its agent h0 is disabled", "the node is old", ""]
         )
         self.assertEqual(before.available.tolist(), [True] * 3)
-        self.source.states = Unavailable()
+        self.source.states = ExcludedTargets()
         scheduler.observe()
         self.assertEqual(scheduler.view.snapshot().nodes, before.nodes)
 

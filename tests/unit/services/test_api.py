@@ -10,7 +10,7 @@ from moorage.clock import SystemClock
 from moorage.context import RequestContext
 from moorage.http.routes import Request, Route
 from moorage.services import api
-from moorage.services.heartbeat import LivenessObserver
+from moorage.services.liveness import LivenessObserver
 from moorage.services.registry import ServiceRegistry
 from moorage.testing.database import temporary
 
@@ -31,7 +31,7 @@ class ServicesApiTests(unittest.TestCase):
 
     def change(self, uuid: str, **changes: object) -> object:
         route: Route = next(each for each in self.routes if each.method == "PATCH")
-        return route.handler(Request(context=RequestContext(), path_params={"uuid": uuid}, body=changes)).body
+        return route.handler(Request(context=RequestContext(overwrite=False), path_params={"uuid": uuid}, body=changes)).body
 
     def test_a_change_is_told_once_it_is_stored(self) -> None:
         answer = self.change(self.agent.uuid, disabled=True, disabled_reason="repair")

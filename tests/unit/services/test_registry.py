@@ -15,7 +15,9 @@ from moorage import errors
 from moorage.clock import SystemClock
 from moorage.db import Database
 from moorage.db.schema import core_metadata
-from moorage.services.heartbeat import Heartbeat, LivenessObserver
+from moorage.db.tables import events
+from moorage.services.heartbeat import Heartbeat
+from moorage.services.liveness import LivenessObserver
 from moorage.services.registry import ServiceRegistry
 from moorage.services.tables import offering, services
 from moorage.testing.clock import ManualClock
@@ -39,6 +41,21 @@ class TestRegistry(RegistryCase):
         self.assertEqual((first.uuid, first.epoch + 1), (second.uuid, second.epoch))
         self.assertFalse(self.registry.beat(first))
         self.assertTrue(self.registry.beat(second))
+
+    def test_a_replaced_incarnation_records_no_reload(self) -> None:
+        database = Database(self.database.url_safe, service="api:test")
+        self.addCleanup(database.close)
+        registry = ServiceRegistry(database, SystemClock())
+        first = registry.enlist("api", "a", rpc_version="1.0")
+        registry.record_reload(first)
+        second = registry.enlist("api", "a", rpc_version="1.0")
+        # The first one stood still since it took the configuration.
+        registry.record_reload(first)
+        registry.record_reload(second)
+        with database.read() as tx:
+            found = tx.execute(sa.select(events.c.kind, events.c.version).order_by(events.c.id)).all()
+        expected = [("start", 1), ("reload", 1), ("start", 2), ("reload", 2)]
+        self.assertEqual([(f"service.{what}", epoch) for what, epoch in expected], [tuple(row) for row in found])
 
     def test_agents_say_what_they_offer_with_every_start(self) -> None:
         for offers, seen in ((None, None), (("b", "a"), {"a", "b"}), ((), set()), (("compute",), {"compute"})):

@@ -17,7 +17,7 @@ from moorage import errors
 from moorage.clock import SystemClock
 from moorage.db import Database
 from moorage.testing.clock import ManualClock
-from moorage.work.fences import FLOOR, PAUSE, FencePurge
+from moorage.work.fences import FLOOR, PAUSE, FencePurge, _purge, last_tokens, lift_above_floor
 from moorage.work.operations import SqlOperationStore
 from moorage.work.tables import fences, workers
 from tests.unit.work.operation_tests import (
@@ -86,7 +86,7 @@ class Race:
             last = max(self.tokens[uuid], default=0)
 
         def make(tx: sa.Connection) -> int:
-            token = store.create(tx, TYPE, uuid, "build", "building", addressed_to="here")
+            token = store.create(tx, TYPE, uuid, "build", "building", target_host="here")
             tx.execute(sa.delete(things).where(things.c.id == uuid, things.c.fence <= token))
             tx.execute(sa.insert(things).values(id=uuid, status="building", writes=0, fence=token))
             return token
@@ -114,7 +114,7 @@ class FenceTests(WorkerCase):
         """An operation that has ended; the last token of its resource."""
 
         def work(tx: sa.Connection) -> None:
-            self.store.create(tx, kind, uuid, "build", "building", addressed_to="here")
+            self.store.create(tx, kind, uuid, "build", "building", target_host="here")
 
         self.database.run(work)
         held = self.store.take(kind, uuid, identity())
@@ -126,6 +126,30 @@ class FenceTests(WorkerCase):
         with self.database.read() as tx:
             rows = tx.execute(sa.select(fences.c.resource_id, fences.c.token).where(fences.c.resource_type == kind))
             return {row.resource_id: row.token for row in rows}
+
+    def test_floors_and_tokens_are_of_one_type(self) -> None:
+        tokens = {
+            ("other", FLOOR): 100,
+            ("other", "one"): 1,
+            (TYPE, FLOOR): 10,
+            (TYPE, "one"): 1,
+            (TYPE, "two"): 7,
+            ("zone", "one"): 1,
+        }
+        with self.database.write() as tx:
+            for (kind, uuid), token in tokens.items():
+                tx.execute(sa.insert(fences).values(resource_type=kind, resource_id=uuid, token=token, raised_at=1))
+            self.assertEqual(11, lift_above_floor(tx, TYPE, "one", 1))
+            self.assertEqual({"one": 11}, last_tokens(tx, TYPE, ["one"]))
+            here = (fences.c.resource_type == "other", fences.c.resource_id == "one")
+            self.assertEqual(1, tx.execute(sa.select(fences.c.token).where(*here)).scalar_one())
+            tx.execute(sa.update(fences).where(*here).values(token=11))
+            _purge(tx, TYPE, {"one": 11})
+            found = {(row.resource_type, row.resource_id): row.token for row in tx.execute(sa.select(fences))}
+        self.assertEqual(
+            {("other", FLOOR): 100, ("other", "one"): 11, (TYPE, FLOOR): 11, (TYPE, "two"): 7, ("zone", "one"): 1},
+            found,
+        )
 
     def test_no_token_comes_twice_and_no_old_writer_returns(self) -> None:
         self.create()

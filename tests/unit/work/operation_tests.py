@@ -5,21 +5,23 @@ from __future__ import annotations
 
 import threading
 import unittest
+from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 import sqlalchemy as sa
 from typing_extensions import override
 
-from moorage import errors, threads
+from moorage import context, errors, threads
 from moorage.clock import SystemClock
 from moorage.db import Database
 from moorage.db.schema import core_metadata
+from moorage.db.tables import events
 from moorage.services.interface import ServiceIdentity
 from moorage.testing.database import empty_tables
 from moorage.work import lease
 from moorage.work.fences import FLOOR
-from moorage.work.interface import Lease, OnlyIf
+from moorage.work.interface import ANY_SCHEDULER, Lease, OnlyIf, Operation, Phase
 from moorage.work.operations import OperationLease, SqlOperationStore
 from moorage.work.tables import fences, workers
 from tests.servers import wait_until
@@ -55,7 +57,7 @@ def in_threads(*works: Callable[[], object]) -> list[object]:
     barrier = threading.Barrier(len(works))
 
     def run(work: Callable[[], object]) -> object:
-        barrier.wait(30)
+        barrier.wait(60)
         try:
             return work()
         except errors.MoorageError as error:
@@ -81,6 +83,8 @@ class WorkerCase(unittest.TestCase):
     """Subclasses give ``url``."""
 
     url: str
+    #: The name under which events are recorded; None: none are.
+    service: str | None = None
 
     def setUp(self) -> None:
         self.database = self.open_database()
@@ -89,18 +93,20 @@ class WorkerCase(unittest.TestCase):
         self.store = SqlOperationStore(self.database, lease_seconds=MINUTE)
 
     def open_database(self) -> Database:
-        database = Database(self.url)
+        database = Database(self.url, service=self.service)
         self.addCleanup(database.close)
         return database
 
     def create(
         self, uuid: str = "one", operation: str = "build", status: str = "building", *, host: str = "here",
-        force: bool = False,
+        force: bool = False, project_id: str = "",
     ) -> int:  # fmt: skip
         """The operation and its resource, in one transaction."""
 
         def work(tx: sa.Connection) -> int:
-            token = self.store.create(tx, TYPE, uuid, operation, status, addressed_to=host, force=force)
+            token = self.store.create(
+                tx, TYPE, uuid, operation, status, target_host=host, force=force, project_id=project_id
+            )
             if not write(tx, uuid, status, token):
                 tx.execute(sa.insert(things).values(id=uuid, status=status, writes=0, fence=token))
             return token
@@ -119,6 +125,22 @@ class WorkerCase(unittest.TestCase):
     def fence(self, uuid: str = "one") -> int:
         with self.database.read() as tx:
             return tx.execute(sa.select(fences.c.token).where(fences.c.resource_id == uuid)).scalar_one()
+
+    def put(self, uuid: str = "one", **values: object) -> Operation | None:
+        """Set columns of a row, past every statement of the store; the row afterwards."""
+        with self.database.write() as tx:
+            tx.execute(sa.update(workers).where(workers.c.resource_id == uuid).values(**values))
+        return self.store.get(TYPE, uuid)
+
+    def others(self, uuid: str) -> list[tuple[object, ...]]:
+        """Every row and fence but those of one resource."""
+        with self.database.read() as tx:
+            return [
+                tuple(row)
+                for table in (workers, fences)
+                for row in tx.execute(sa.select(table).order_by(table.c.resource_type, table.c.resource_id))
+                if (row.resource_type, row.resource_id) != (TYPE, uuid)
+            ]
 
     def finish(self, held: Lease, status: str = "active") -> None:
         with held.finish() as tx:
@@ -139,10 +161,49 @@ class OperationTests(WorkerCase):
         self.assertIsNone(self.store.get(TYPE, "one"))
         self.assertEqual((self.thing().status, self.thing().fence), ("active", held.token))
 
+    def test_events_are_for_the_project_of_the_resource_and_name_who_asked(self) -> None:
+        """Without a project of the resource they are for the project that asked."""
+        self.database = Database(self.url, service="agent:here")
+        self.addCleanup(self.database.close)
+        self.store = SqlOperationStore(self.database, lease_seconds=MINUTE)
+        asked = context.RequestContext(user_id="operator", project_id="theirs", overwrite=False)
+        with context.acting_for(asked):
+            self.create(project_id="blue")
+            self.create("two", project_id="red")
+            self.create("two", "delete", "deleting", project_id="blue", force=True)
+            self.create("three")
+            with self.database.write() as tx:
+                tx.execute(sa.insert(things).values(id="four", status="new", writes=0, fence=0))
+            here = self.store.tracked(TYPE, "four", "build", "building", identity(), project_id="blue")
+            with self.assertRaises(ZeroDivisionError), here:
+                raise ZeroDivisionError
+        for uuid in ("one", "two", "three", "four"):
+            if uuid != "four":
+                (held,) = self.store.take_many(TYPE, [uuid], identity()).values()
+                held.release("the driver is away")
+            (held,) = self.store.take_many(TYPE, [uuid], identity()).values()
+            held.told_at = 7
+            self.finish(held)
+        with self.database.read() as tx:
+            columns = (events.c.kind, events.c.subject, events.c.project_id, events.c.actor)
+            found = [tuple(row) for row in tx.execute(sa.select(*columns).order_by(events.c.id))]
+            states = tx.execute(sa.select(events.c.kind, events.c.state).order_by(events.c.id)).all()
+        told = [(kind, state.get("told_at")) for kind, state in states if kind != "operation.take"]
+        self.assertEqual({("operation.release", None): 4, ("operation.end", 7): 4}, Counter(told))
+        kinds = ("operation.release", "operation.take", "operation.end")
+        for subject, project in (
+            ("thing/one", "blue"),
+            ("thing/two", "blue"),
+            ("thing/three", "theirs"),
+            ("thing/four", "blue"),
+        ):
+            expected = [(kind, subject, project, "operator") for kind in kinds]
+            self.assertEqual(expected, [row for row in found if row[1] == subject])
+
     def first(self, uuid: str, only_if: OnlyIf | None = None) -> int:
         return self.database.run(
             lambda tx: self.store.create(
-                tx, TYPE, uuid, "build", "building", addressed_to="here", first=True, only_if=only_if
+                tx, TYPE, uuid, "build", "building", target_host="here", first=True, only_if=only_if
             )
         )
 
@@ -172,7 +233,7 @@ class OperationTests(WorkerCase):
             with self.assertRaisesRegex(errors.ConstraintViolated, "not ready"):
                 self.database.run(
                     lambda tx, first=first: self.store.create(  # type: ignore[misc]
-                        tx, TYPE, "one", "build", "building", addressed_to="here", first=first, only_if=only_if
+                        tx, TYPE, "one", "build", "building", target_host="here", first=first, only_if=only_if
                     )
                 )
             self.assertIsNone(self.store.get(TYPE, "one"))
@@ -182,12 +243,12 @@ class OperationTests(WorkerCase):
 
     def test_a_new_fence_that_missed_the_floor_is_lifted_above_it(self) -> None:
         def work(tx: sa.Connection) -> int:
-            token = self.store.create(tx, TYPE, "one", "build", "building", addressed_to="here")
+            token = self.store.create(tx, TYPE, "one", "build", "building", target_host="here")
             tx.execute(sa.delete(workers).where(workers.c.resource_id == "one"))
             # As if the floor had been committed while the fence was being inserted.
             tx.execute(sa.insert(fences).values(resource_type=TYPE, resource_id=FLOOR, token=7, raised_at=0))
             self.assertEqual(1, token)
-            return self.store.create(tx, TYPE, "one", "build", "building", addressed_to="here")
+            return self.store.create(tx, TYPE, "one", "build", "building", target_host="here")
 
         self.assertEqual(8, self.database.run(work))
         self.assertEqual(8, self.fence())
@@ -235,7 +296,7 @@ class OperationTests(WorkerCase):
         row = self.store.get(TYPE, "one")
         assert row is not None
         self.assertEqual(
-            (row.operation, row.status, row.addressed_to, row.owner, row.attempts),
+            (row.operation, row.status, row.target_host, row.owner, row.attempts),
             ("delete", "deleting", "there", None, 0),
         )
         with self.assertRaises(errors.Fenced):
@@ -264,7 +325,7 @@ class OperationTests(WorkerCase):
     def test_anybody_takes_over_when_the_lease_has_expired(self) -> None:
         self.create()
         zombie = self.taken(seconds=MOMENT)
-        wait_until(lambda: self.store.take(TYPE, "one", identity("b")), "the lease has expired", 10)
+        wait_until(lambda: self.store.take(TYPE, "one", identity("b")), "the lease has expired", 60)
         with self.assertRaises(errors.Fenced):
             self.finish(zombie)
 
@@ -319,8 +380,155 @@ class OperationTests(WorkerCase):
         self.assertIn("the disk is full", logs.output[0])
         again = self.taken(who=identity("b"))
         self.assertEqual(again.attempts, 2)
+        kept = self.store.get(TYPE, "one")
         held.release("too late")
+        self.assertEqual(kept, self.store.get(TYPE, "one"))
         again.check()
+
+    # -- guards: see test_guards, which takes out each of them ----------------------------------------------------
+
+    def create_other(self, kind: str, uuid: str) -> None:
+        """An operation of another type."""
+        with self.database.write() as tx:
+            self.store.create(tx, kind, uuid, "build", "building", target_host="here")
+
+    def test_what_is_done_to_a_resource_leaves_every_other_one_as_it_is(self) -> None:
+        run, store = self.database.run, self.store
+
+        def seen(uuid: str) -> Operation:
+            found = store.get(TYPE, uuid)
+            assert found is not None
+            return found
+
+        def readdress(found: Operation) -> int:
+            return run(lambda tx: store.readdress(tx, found, "there"))
+
+        waiting: dict[str, Callable[[str], object]] = {
+            "take": lambda uuid: store.take(TYPE, uuid, identity()),
+            "start": lambda uuid: run(lambda tx: store.start_many(tx, TYPE, [uuid], identity())),
+            "announce": lambda uuid: store.announce(TYPE, [uuid]),
+            "force": lambda uuid: self.create(uuid, "delete", "deleting", force=True),
+            "readdress": lambda uuid: readdress(seen(uuid)),
+            "reset": lambda uuid: run(lambda tx: store.reset(tx, TYPE, uuid)),
+        }
+        taken: dict[str, Callable[[OperationLease], object]] = {
+            "renew": lambda held: store.renew_many([held]),
+            "advance": lambda held: run(lambda tx: held.advance(tx, "copying")),
+            "release": lambda held: held.release("it is stopping"),
+            "finish": lambda held: run(held.end),
+        }
+        for name in (*waiting, *taken):
+            with self.subTest(name):
+                neighbour = f"{name} next"
+                self.create(name)
+                self.create(neighbour)
+                self.create_other("other", name)
+                if name in waiting:
+                    before = self.others(name)
+                    waiting[name](name)
+                else:
+                    # All of them have the same owner and token.
+                    for kind, uuid in (("other", name), (TYPE, neighbour)):
+                        assert store.take(kind, uuid, identity()) is not None
+                    held = self.taken(name)
+                    before = self.others(name)
+                    taken[name](held)
+                self.assertEqual(before, self.others(name))
+
+    def test_a_lease_is_lost_only_with_its_own_row(self) -> None:
+        """Rows of other resources may carry the token too."""
+        self.create_other("other", "one")
+        for uuid in ("one", "two"):
+            self.create(uuid)
+        stranger = self.store.take("other", "one", identity())
+        held, other = self.taken("one"), self.taken("two")
+        assert stranger is not None
+        self.assertEqual(1, len({held.token, other.token, stranger.token}))
+        found = self.store.get(TYPE, "one")
+        assert found is not None
+        self.assertEqual(TYPE, found.resource_type)
+        self.database.run(held.end)
+        self.assertEqual([held], self.store.renew_many([held, other]))
+
+    def test_a_step_of_who_was_overtaken_changes_nothing(self) -> None:
+        self.create()
+        zombie = self.taken(who=identity(epoch=1))
+        self.taken(who=identity(epoch=2))
+        kept = self.store.get(TYPE, "one")
+        with self.assertRaises(errors.Fenced):
+            self.database.run(lambda tx: zombie.advance(tx, "copying"))
+        self.assertEqual((kept, "building"), (self.store.get(TYPE, "one"), zombie.status))
+
+    def test_what_has_changed_since_it_was_read_is_not_readdressed(self) -> None:
+        self.create()
+        seen = self.store.get(TYPE, "one")
+        assert seen is not None
+        self.taken()
+        kept = self.store.get(TYPE, "one")
+        with self.assertRaises(errors.Conflict):
+            self.database.run(lambda tx: self.store.readdress(tx, seen, "there"))
+        self.assertEqual(kept, self.store.get(TYPE, "one"))
+
+    def test_only_what_waits_is_announced_and_once_in_a_while(self) -> None:
+        for uuid in ("waits", "owned", "cleaned"):
+            self.create(uuid)
+        kept = [
+            self.put("owned", owner="service-a", phase=Phase.WAITING.value),
+            self.put("cleaned", phase=Phase.RETRYING.value),
+        ]
+        self.store.announce(TYPE, ["waits", "owned", "cleaned"])
+        announced = self.store.get(TYPE, "waits")
+        assert announced is not None
+        self.assertGreater(announced.next_try_at, 0)
+        kept.append(self.put("waits", next_try_at=2**60))
+        self.store.announce(TYPE, ["waits"])
+        self.assertEqual(kept, [self.store.get(TYPE, uuid) for uuid in ("owned", "cleaned", "waits")])
+
+    def test_what_is_not_there_to_be_taken_is_neither_taken_nor_started(self) -> None:
+        """Of what has become of the other rows, each is forbidden by one condition alone."""
+        far = 2**60
+        rows: dict[str, dict[str, object]] = {
+            "in quarantine": {"phase": Phase.QUARANTINED.value},
+            "of the schedulers": {"target_host": ANY_SCHEDULER},
+            "of a cleaner": {"phase": Phase.RETRYING.value},
+            "owned": {"owner": "service-c", "epoch": 1, "expires_at": far},
+            "created after the fences": {"token": far},
+            "free": {"attempts": 0},
+        }
+        # As if their fences had been raised with those of the others.
+        not_asked_for: dict[str, object] = {"token": 0}
+        for verb in ("start", "take"):
+            for uuid, values in rows.items():
+                self.create(f"{verb} {uuid}")
+                self.put(f"{verb} {uuid}", **values)
+            self.create(f"{verb} not asked for")
+            self.put(f"{verb} not asked for", **not_asked_for)
+            self.create_other("other", f"{verb} free")
+        with self.database.write() as tx:
+            tx.execute(sa.update(workers).where(workers.c.resource_type == "other").values(**not_asked_for))
+        before = [self.store.get("other", f"{verb} free") for verb in ("start", "take")]
+        self.assertEqual(["start free", "start of the schedulers"], self.start(*(f"start {uuid}" for uuid in rows)))
+        taken = self.store.take_many(TYPE, [f"take {uuid}" for uuid in rows], identity("b"))
+        self.assertEqual(["take free", "take of a cleaner"], sorted(taken))
+        self.assertEqual(before, [self.store.get("other", f"{verb} free") for verb in ("start", "take")])
+        for verb in ("start", "take"):
+            found = self.store.get(TYPE, f"{verb} not asked for")
+            assert found is not None
+            self.assertEqual((None, 0), (found.owner, found.token))
+
+    def test_what_is_pending_and_what_waits_is_what_was_asked_for(self) -> None:
+        for uuid in ("before", "one", "owned", "quarantined", "started"):
+            self.create(uuid)
+        self.create("there", host="there")
+        for kind in ("other", "third"):
+            self.create_other(kind, "two")
+        self.put("owned", owner="service-c", epoch=1, expires_at=2**60)
+        self.put("quarantined", phase=Phase.QUARANTINED.value)
+        self.put("started", phase=Phase.WORKING.value, expires_at=2**60)
+        found = self.store.pending(TYPE, identity(), after="before")
+        self.assertEqual(["one"], [each.resource_id for each in found])
+        found = self.store.waiting(TYPE, ["here"], after="before")
+        self.assertEqual(["one"], [each.resource_id for each in found])
 
     # -- finishing ------------------------------------------------------------------------------------------------
 
@@ -400,7 +608,7 @@ class OperationTests(WorkerCase):
         self.taken("live", identity("b"))
         self.taken("mine-before", identity(epoch=1))
         self.taken("expired", identity("b"), MOMENT)
-        wait_until(lambda: len(self.pending(epoch=1)) == 2, "the lease has expired", 10)
+        wait_until(lambda: len(self.pending(epoch=1)) == 2, "the lease has expired", 60)
         self.assertEqual(self.pending(epoch=1), ["expired", "free"])
         self.assertEqual(self.pending(epoch=2), ["expired", "free", "mine-before"])
         page = self.store.pending(TYPE, identity(epoch=2), after="expired", limit=1)

@@ -36,7 +36,6 @@ from moorage.allocation.interface.claims import (
     AllocationItem,
     AllocationStore,
     Auditable,
-    Capability,
     ClaimOutcome,
     ClaimRequest,
     Companion,
@@ -46,6 +45,7 @@ from moorage.allocation.interface.claims import (
     Merge,
     ProviderUsage,
     ResourceProvider,
+    StoreCapability,
 )
 from moorage.allocation.interface.detectors import OrphanDetector
 from moorage.allocation.interface.ledger import (
@@ -59,6 +59,7 @@ from moorage.allocation.interface.ledger import (
     UsageTotal,
 )
 from moorage.allocation.interface.pools import SHARES, PoolSource
+from moorage.allocation.interface.quotas import Quota, QuotaDrift, QuotaStore
 from moorage.extensions import ExtensionPoint
 
 __all__ = [
@@ -76,7 +77,7 @@ __all__ = [
     "CandidateQuery",
     "CandidateSet",
     "CandidateSource",
-    "Capability",
+    "StoreCapability",
     "ChangeSource",
     "ClaimOutcome",
     "ClaimRequest",
@@ -100,6 +101,9 @@ __all__ = [
     "ProviderHolding",
     "ProviderSummary",
     "ProviderUsage",
+    "Quota",
+    "QuotaDrift",
+    "QuotaStore",
     "RequestGroup",
     "ResourceClass",
     "ResourceProvider",

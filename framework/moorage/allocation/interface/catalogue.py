@@ -189,6 +189,10 @@ class ProviderCatalogue(abc.ABC):
         """
 
     @abc.abstractmethod
+    def traits_of(self, providers: Sequence[str]) -> Mapping[str, frozenset[str]]:
+        """Reads the traits of those of the providers that have any, by uuid; one statement."""
+
+    @abc.abstractmethod
     def set_traits(
         self, uuid: str, traits: Set[str], expected_generation: int | None = None
     ) -> tuple[ResourceProvider, tuple[str, ...]]:

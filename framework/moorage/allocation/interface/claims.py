@@ -17,7 +17,7 @@ __all__ = [
     "AllocationItem",
     "AllocationStore",
     "Auditable",
-    "Capability",
+    "StoreCapability",
     "ClaimOutcome",
     "ClaimRequest",
     "Companion",
@@ -40,7 +40,7 @@ Companion = Callable[[Any], None]
 Merge = Callable[[str, Mapping[str, InventoryItem]], Sequence[InventoryItem]]
 
 
-class Capability(enum.Enum):
+class StoreCapability(enum.Enum):
     """What a store can do beyond the required."""
 
     #: Processes on several machines may use it at once.
@@ -107,6 +107,7 @@ class ClaimRequest:
         until released.
     :param residents: nodes whose instances this claim changes, and the version that each must have
         (:meth:`AllocationStore.residents`; None: any). A node stands here also when everything is taken from pools.
+    :param enforce_quota: a limit of the project refuses the claim. Otherwise the limits count the claim and do not refuse it.
     """
 
     consumer: str
@@ -117,6 +118,7 @@ class ClaimRequest:
     consumer_type: str = "INSTANCE"
     lifetime: float | None = None
     residents: Mapping[str, int | None] = field(default_factory=dict)
+    enforce_quota: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +146,7 @@ class AllocationStore(abc.ABC):
     """
 
     api_version: ClassVar[tuple[int, int]]
-    capabilities: ClassVar[frozenset[Capability]] = frozenset()
+    capabilities: ClassVar[frozenset[StoreCapability]] = frozenset()
 
     @abc.abstractmethod
     def ensure_providers(self, providers: Sequence[ResourceProvider], transaction: Any | None = None) -> int:
@@ -187,6 +189,7 @@ class AllocationStore(abc.ABC):
         :raises ConstraintViolated: min_unit, max_unit or the step rule refuses it.
         :raises NotFound: a provider or resource class does not exist.
         :raises ResidentsChanged: a node has another version of its residents than ``request.residents`` names.
+        :raises QuotaExceeded: a limit of the project refuses it (stores that are a :class:`QuotaStore`).
         :raises Conflict: the consumer holds a claim of another request.
         :raises InvalidInput: an amount that is no positive whole number, no provider, no class.
         """

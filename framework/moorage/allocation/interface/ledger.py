@@ -83,6 +83,10 @@ class AllocationChange:
     :param request_id: as in :class:`moorage.allocation.interface.ClaimRequest`: a repetition changes nothing again.
     :param lifetime: seconds after which it may be reaped; None: it stays.
     :param residents: as in :class:`moorage.allocation.interface.ClaimRequest`. Without a version, unknown nodes are ignored.
+    :param counts_with: the consumer that a new consumer counts together with: of both, the larger amount of each class counts
+        against the limits of their project. So an instance that moves counts once. It never changes.
+    :param enforce_quota: a limit of the project refuses the change if its project would hold more than before. Otherwise the
+        limits count the change and do not refuse it.
     """
 
     consumer: str
@@ -94,6 +98,8 @@ class AllocationChange:
     request_id: str | None = None
     lifetime: float | None = None
     residents: Mapping[str, int | None] = field(default_factory=dict)
+    counts_with: str | None = None
+    enforce_quota: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +154,7 @@ class AllocationLedger(abc.ABC):
 
         :returns: what each holds now, in the order of the changes; the generation is 0 where nothing is held.
         :raises CapacityExceeded, ConstraintViolated: as for a claim; details ``consumer`` too.
+        :raises QuotaExceeded: as for a claim, where a change has ``enforce_quota``.
         :raises GenerationConflict: a consumer's generation is not the expected one; details ``consumer``, ``expected``,
             ``present`` (both None for a consumer that holds nothing).
         :raises NotFound: a provider (``details['provider']``) or class (``details['resource_class']``) does not exist.

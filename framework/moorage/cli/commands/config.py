@@ -7,7 +7,7 @@ import argparse
 import logging
 
 from moorage.cli import base, validation
-from moorage.control_plane import config
+from moorage.control_plane import config, unknown_options
 
 __all__ = ["ConfigValidate"]
 
@@ -39,9 +39,9 @@ class ConfigValidate(base.LocalCommand):
             logging.getLogger(name).setLevel(logging.ERROR)
         conf = config.load(files=parsed_args.config_file, state_dir=parsed_args.state_dir)
         files = conf.config_file
-        old = [*config.deprecated(files), *validation.deprecated(conf)]
+        old = [*unknown_options.deprecated(files), *validation.deprecated(conf)]
         wrong = validation.problems(conf)
-        unread = [*config.unknown(files), *config.repeated(files), *validation.doubtful(conf)]
+        unread = [*unknown_options.unknown(files), *unknown_options.repeated(files), *validation.doubtful(conf)]
         for text in (*wrong, *unread, *(f"deprecated: {each}" for each in old)):
             self.app.stdout.write(f"{text}\n")
         if wrong or (unread and parsed_args.strict):

@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from moorage import errors
 from moorage.cli import base, roles
-from moorage.cli.up import ControlPlane, Plan
+from moorage.cli.up import ControlPlane, LaunchPlan
 from moorage.control_plane.supervisor import EXIT_CONFIG
 
 __all__ = ["AgentCommand", "ApiCommandRole", "EngineCommand", "SchedulerCommand", "Up"]
@@ -41,7 +41,7 @@ class Up(base.LocalCommand):
 
     def take_action(self, parsed_args: argparse.Namespace) -> None:
         """Start, say one line, watch."""
-        plan = Plan(
+        plan = LaunchPlan(
             parsed_args.state_dir,
             parsed_args.bind,
             parsed_args.auth_strategy,

@@ -1,29 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""moorage instance create|list|show|delete|rebuild|resize|migrate|shelve|unshelve and moorage select, host list, host show."""
+"""moorage instance create|list|show|delete and the actions on instances; moorage select, host list, host show."""
 
 from __future__ import annotations
 
 import argparse
+import shlex
 from typing import Any
 
 from moorage import errors
 from moorage.cli import base
 from moorage.clock import SystemClock
+from moorage.foreign import escape_unprintable
 
 __all__ = [
     "DecisionShow",
     "HostList",
     "HostShow",
+    "InstanceConsole",
     "InstanceCreate",
     "InstanceDelete",
     "InstanceList",
     "InstanceMigrate",
+    "InstanceReboot",
     "InstanceRebuild",
     "InstanceReset",
     "InstanceResize",
     "InstanceShelve",
     "InstanceShow",
+    "InstanceStart",
+    "InstanceStop",
     "InstanceUnshelve",
+    "InstanceUsage",
     "Select",
 ]
 
@@ -51,12 +58,12 @@ def add_request_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--force-host", help="this host, without asking the filters")
     parser.add_argument("--zone", help="availability zone")
     parser.add_argument("--server-group", metavar="GROUP", help="name or uuid of the server group it belongs to")
-    add_image_arguments(parser, required=False)
+    add_image_arguments(parser)
 
 
-def add_image_arguments(parser: argparse.ArgumentParser, *, required: bool) -> None:
+def add_image_arguments(parser: argparse.ArgumentParser) -> None:
     """An image."""
-    parser.add_argument("--image", required=required, metavar="ID", help="id of the image")
+    parser.add_argument("--image", metavar="ID", help="id of the image")
     parser.add_argument(
         "--image-property", action="append", default=[], metavar="NAME=VALUE", help="of the image; may be repeated"
     )
@@ -119,6 +126,12 @@ class InstanceCreate(base.ApiShow):
         parser.add_argument("--uuid", help="of the new instance; a repetition with the same uuid finds the first one")
         parser.add_argument("--wait", action="store_true", help="until it is active or in error")
         parser.add_argument("--count", type=int, default=1, help="so many alike, all or none; prints the first")
+        parser.add_argument(
+            "--command",
+            metavar="LINE",
+            help="what the instance runs, in one argument that is split into words as a shell does it: 'sleep 60'; needs a "
+            "compute driver that runs commands",
+        )
         add_request_arguments(parser)
         return parser
 
@@ -128,6 +141,8 @@ class InstanceCreate(base.ApiShow):
         body = {"name": parsed_args.name, **request_body(parsed_args)}
         if parsed_args.uuid:
             body["uuid"] = parsed_args.uuid
+        if parsed_args.command is not None:
+            body["command"] = _words(parsed_args.command)
         count = parsed_args.count
         created = api.create_instances(body, count)[0] if count != 1 else api.create_instance(body)
         while parsed_args.wait and created["status"] == "building":
@@ -164,6 +179,37 @@ class InstanceShow(base.ApiShow):
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Ask and print."""
         return base.one(base.connection(parsed_args).instance(parsed_args.instance))
+
+
+class InstanceConsole(base.ApiCommand):
+    """Print the last lines that an instance wrote. Characters that a terminal would obey are escaped."""
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Adds the instance and the number of lines."""
+        parser = super().get_parser(prog_name)
+        parser.add_argument("instance", metavar="UUID")
+        parser.add_argument("--lines", type=int, default=100, help="how many at most; 100 unless given")
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> None:
+        """Asks and prints."""
+        written = base.connection(parsed_args).instance_console(parsed_args.instance, parsed_args.lines)
+        for line in written.splitlines():
+            self.app.stdout.write(f"{escape_unprintable(line.expandtabs())}\n")
+
+
+class InstanceUsage(base.ApiShow):
+    """Show the processor time and the memory that an instance uses."""
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Adds the instance."""
+        parser = super().get_parser(prog_name)
+        parser.add_argument("instance", metavar="UUID")
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> Any:
+        """Asks and prints."""
+        return base.one(base.connection(parsed_args).instance_usage(parsed_args.instance))
 
 
 class InstanceDelete(base.ApiCommand):
@@ -240,19 +286,37 @@ class _Move(_Action):
 
 
 class InstanceRebuild(_Action):
-    """Make an instance anew in its place, of another image."""
+    """Build an instance anew in its place, from its present image or another one."""
 
     action = "rebuild"
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Of what."""
+        """Adds the image."""
         parser = super().get_parser(prog_name)
-        add_image_arguments(parser, required=True)
+        add_image_arguments(parser)
         return parser
 
     def body(self, parsed_args: argparse.Namespace) -> dict[str, Any]:
-        """Of what."""
-        return {"image": image_body(parsed_args)}
+        """Returns the image, if the options give one."""
+        return {"image": image} if (image := image_body(parsed_args)) else {}
+
+
+class InstanceStop(_Action):
+    """Stop an instance. It keeps its place and its resources."""
+
+    action = "stop"
+
+
+class InstanceStart(_Action):
+    """Start an instance that was stopped or has ended."""
+
+    action = "start"
+
+
+class InstanceReboot(_Action):
+    """Stop an instance where it runs, and start it again."""
+
+    action = "reboot"
 
 
 class InstanceShelve(_Action):
@@ -362,6 +426,20 @@ class DecisionShow(base.ApiShow):
         """Ask and print."""
         answer = base.connection(parsed_args).decision(parsed_args.request, parsed_args.node)
         return base.one(_readable(answer) if parsed_args.formatter == "table" else answer)
+
+
+def _words(line: str) -> list[str]:
+    """The words of a command line.
+
+    :raises InvalidInput: there are none, or a quotation is not closed.
+    """
+    try:
+        words = shlex.split(line)
+    except ValueError as error:
+        raise errors.InvalidInput(f"--command {line}: {error}.") from error
+    if not words:
+        raise errors.InvalidInput("--command: say what to run, for example: --command 'sleep 60'")
+    return words
 
 
 def _readable(answer: dict[str, Any]) -> dict[str, Any]:

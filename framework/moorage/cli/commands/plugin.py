@@ -14,8 +14,8 @@ from moorage import errors, options
 from moorage.cli import base
 from moorage.cli.scaffold.distribution import write
 from moorage.cli.scaffold.families import FAMILIES
-from moorage.control_plane.extension_points import EXTENSION_POINTS, survey
-from moorage.extensions import Finding, State
+from moorage.control_plane.extension_points import extension_points, survey
+from moorage.extensions import PluginState, SurveyResult
 
 __all__ = ["PluginCheck", "PluginList", "PluginNew", "PluginShow"]
 
@@ -51,7 +51,7 @@ class PluginShow(base.LocalShow):
         """Look and print."""
         found = [
             finding
-            for point in EXTENSION_POINTS
+            for point in extension_points()
             if parsed_args.group in (None, point.group) and parsed_args.name in point.installed()
             for finding in point.survey([parsed_args.name])
         ]
@@ -80,7 +80,7 @@ class PluginCheck(command.Command):
         for each in found:
             if each.warning:
                 self.app.stdout.write(f"deprecated: {each.sentence()}\n")
-        wrong = [each for each in found if each.state is not State.READY]
+        wrong = [each for each in found if each.state is not PluginState.READY]
         for each in wrong:
             self.app.stdout.write(f"{each.state.value}: {each.sentence()}\n")
         unread = options.problems()
@@ -119,5 +119,5 @@ def _as_a_path(folder: Path) -> str:
     return shlex.quote(str(folder) if folder.is_absolute() else f"./{folder}")
 
 
-def _row(finding: Finding) -> dict[str, Any]:
+def _row(finding: SurveyResult) -> dict[str, Any]:
     return {name: getattr(finding, name) for name in COLUMNS} | {"state": finding.state.value}

@@ -16,9 +16,9 @@ from moorage import errors
 from moorage import threads as threads_module
 from moorage.cli import base
 from moorage.cli.kill import kill_one_scheduler
-from moorage.cli.report import Progress, readable
-from moorage.cli.up import ControlPlane, Plan
-from moorage.client.replay import Report, replay
+from moorage.cli.report import ReportProgress, readable
+from moorage.cli.up import ControlPlane, LaunchPlan
+from moorage.client.replay import ReplayReport, replay
 from moorage.client.workload import read_requests
 from moorage.clock import SystemClock
 from moorage.fleet import importer
@@ -91,7 +91,7 @@ def replay_files(
     threads: int,
     release: bool,
     kill: bool,
-) -> Report:
+) -> ReplayReport:
     """Read both files, enrol the nodes, replay the requests."""
     specs = [importer.to_json(spec) for spec in importer.read_nodes(nodes)]
     wanted = read_requests(requests)[:limit]
@@ -101,7 +101,7 @@ def replay_files(
     for start in range(0, len(specs), BATCH):
         clients[0].import_nodes(specs[start : start + BATCH])
     _await_fleet(clients[0], len(specs))
-    progress = Progress(sys.stderr)
+    progress = ReportProgress(sys.stderr)
     report = replay(
         clients,
         wanted,
@@ -132,7 +132,7 @@ def _target(arguments: argparse.Namespace) -> Iterator[tuple[argparse.Namespace,
     with (
         tempfile.TemporaryDirectory(prefix="moorage-replay-") as folder,
         running(
-            Plan(
+            LaunchPlan(
                 Path(folder),
                 "127.0.0.1:0",
                 schedulers=arguments.schedulers,
@@ -146,7 +146,7 @@ def _target(arguments: argparse.Namespace) -> Iterator[tuple[argparse.Namespace,
 
 
 @contextmanager
-def running(plan: Plan) -> Iterator[ControlPlane]:
+def running(plan: LaunchPlan) -> Iterator[ControlPlane]:
     """A control plane while the block runs."""
     plane = ControlPlane(plan)
     plane.start()

@@ -15,7 +15,7 @@ from typing import Any
 
 from moorage import errors, options
 from moorage.cli.scaffold.families import FAMILIES, Family
-from moorage.control_plane.extension_points import EXTENSION_POINTS
+from moorage.control_plane.extension_points import extension_points
 from moorage.extensions import ExtensionPoint
 
 __all__ = ["Written", "names_of", "write"]
@@ -115,7 +115,7 @@ def write(family_name: str, name: str, into: Path) -> Written:
 
 def _choose(family: Family, name: str) -> str:
     """The lines of a configuration file with which a deployer uses the plugin; what is on by default stays on."""
-    chosen_by = [point.option for point in EXTENSION_POINTS if point.group == family.group]
+    chosen_by = [point.option for point in extension_points() if point.group == family.group]
     if not chosen_by:
         return "# commands need no configuration: all that are installed are offered"
     section, _, option = chosen_by[0].partition(" ")

@@ -41,6 +41,7 @@ _ALL = (
         "moorage.weighers",
         "Weigher",
         "``moorage select --explain`` shows the nodes in the order that the weighers gave them.",
+        ("with-options",),
     ),
     Family(
         "allocation-store",
@@ -89,6 +90,13 @@ _ALL = (
         ("with-table",),
     ),
     Family(
+        "compute-driver",
+        "moorage.compute_drivers",
+        "Driver",
+        "``moorage instance create`` builds with it on every agent that has chosen it.",
+        ("with-options",),
+    ),
+    Family(
         "orphan-detector",
         "moorage.orphan_detectors",
         "Detector",
@@ -100,6 +108,7 @@ _ALL = (
         "moorage.observers",
         "Observer",
         "Each refused request becomes a line of a file in the folder ``$plugin`` of the state folder.",
+        ("with-options",),
     ),
     Family(
         "command",
@@ -115,7 +124,8 @@ EXCEPTIONS: Mapping[str, str] = {
     "reference service, moorage_plugins.compute.",
     "moorage.agent_services": "It belongs to a table and a request of its own: begin with examples/acme/acme_moorage/agent.py, "
     "which the how-to page on agent services explains.",
-    "moorage.migrations": "They come with what has tables: cleanup-handler, periodic-task and orphan-detector write them.",
+    "moorage.parts": "It comes with what has options or tables: weigher, observer, cleanup-handler, periodic-task and "
+    "orphan-detector write it.",
 }
 
 #: By name.

@@ -18,6 +18,7 @@ from moorage.extensions import ExtensionPoint, Loaded
 from moorage.scheduling.interface import FILTERS, WEIGHERS
 from moorage.scheduling.nova import shim
 from moorage.scheduling.nova.adapter import adapted_filter, adapted_weigher, is_filter_class, is_weigher_class
+from moorage.scheduling.options import apply_preset
 
 __all__ = ["load_filters", "load_weighers"]
 
@@ -33,7 +34,8 @@ def load_filters(conf: Any) -> list[Loaded[Any]]:
 
 
 def load_weighers(conf: Any) -> list[Loaded[Any]]:
-    """What ``[scheduling] enabled_weighers`` names, in the same way."""
+    """What ``[scheduling] enabled_weighers`` or the preset names, in the same way."""
+    apply_preset(conf)
     return _load_all(
         WEIGHERS, conf.scheduling.enabled_weighers, conf.scheduling.nova_shim, is_weigher_class, adapted_weigher
     )

@@ -24,7 +24,7 @@ from moorage.allocation.interface import (
 from moorage.http.routes import Request, Response, Route, Version
 from moorage_plugins.api.placement import policies, schemas
 from moorage_plugins.api.placement.application import cached
-from moorage_plugins.api.placement.failures import (
+from moorage_plugins.api.placement.error_codes import (
     ConcurrentUpdate,
     InventoryInUse,
     UnknownProvider,

@@ -26,7 +26,7 @@ from moorage.http.dialect import (
 )
 from moorage.http.routes import Request, Response, Route, Schema, Version
 from moorage.http.validation import Validator
-from moorage_plugins.api.placement.failures import (
+from moorage_plugins.api.placement.error_codes import (
     code,
     no_provider,
 )

@@ -108,8 +108,9 @@ class _Classes:
                 f"Error in delete resource class: Cannot delete standard resource class {name}.", path="name"
             ) from error
         except errors.InUse as error:
+            where = "limits of projects" if "limits" in error.details else "inventory"
             raise errors.InUse(
-                f"Error in delete resource class: Cannot delete resource class {name}. Class is in use in inventory.",
+                f"Error in delete resource class: Cannot delete resource class {name}. Class is in use in {where}.",
                 **error.details,
             ) from error
         return Response(204)

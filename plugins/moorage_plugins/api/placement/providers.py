@@ -11,7 +11,7 @@ from moorage.allocation.interface import KEEP, FullStore, HasChildren, Keep, Pro
 from moorage.http.routes import Request, Response, Route, Version
 from moorage_plugins.api.placement import policies, queries, schemas
 from moorage_plugins.api.placement.application import cached
-from moorage_plugins.api.placement.failures import (
+from moorage_plugins.api.placement.error_codes import (
     CannotDeleteParent,
     DuplicateName,
     ProviderInUse,

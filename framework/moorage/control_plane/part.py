@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the part brings: the roles and what joins the families."""
+
+from moorage.part import Part
+
+__all__ = ["PART"]
+
+PART = Part(
+    interface="moorage.control_plane.interface",
+    options="moorage.control_plane.options",
+    checks={
+        "log": "moorage.control_plane.logs:check",
+        "agent": "moorage.control_plane.interface:AGENT_SERVICES.chosen",
+        "allocation store": "moorage.control_plane.factories:check_allocation_store",
+        "cleanup": "moorage.control_plane.cleaning:check",
+        "periodic tasks": "moorage.control_plane.periodic:check_tasks",
+        "coordination": "moorage.control_plane.periodic:check_backend",
+        "API": "moorage.control_plane.api_assembly:check",
+    },
+    periodic_tasks={
+        "expire_claims": "moorage.control_plane.core_tasks:ExpireClaims",
+        "purge_events": "moorage.control_plane.core_tasks:PurgeEvents",
+        "purge_idempotency_keys": "moorage.control_plane.core_tasks:PurgeIdempotencyKeys",
+        "reconcile": "moorage.control_plane.core_tasks:Reconcile",
+    },
+    upgrade_checks={
+        "services": "moorage.control_plane.upgrade_checks:services",
+        "coordination": "moorage.control_plane.upgrade_checks:coordination",
+        "followers": "moorage.control_plane.upgrade_checks:followers",
+    },
+)

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks the nodes of the fleet for a request: from memory, as fresh as a decision needs it, beside the claims in progress."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+
+from moorage import errors
+from moorage.clock import Clock
+from moorage.scheduling.constraints import requested_rows, unfiltered
+from moorage.scheduling.fleet_refresher import FleetRefresher
+from moorage.scheduling.fleet_view import FleetView
+from moorage.scheduling.interface import RequestSpec
+from moorage.scheduling.pipeline import Ranking
+from moorage.scheduling.reservations import Reservations
+from moorage.scheduling.scheduling_policy import SchedulingPolicy
+from moorage.scheduling.snapshot import Snapshot
+from moorage.scheduling.traits import asks_for_traits
+
+__all__ = ["Ranker"]
+
+#: Earlier claims that a request awaits before it is refused because of them, and the seconds for which it awaits each.
+_AWAITED, _PATIENCE = 16, 2.0
+
+
+class Ranker:
+    """Ranks nodes. Safe for use by several threads.
+
+    :param freshen: called with the hosts before each ranking: reads the instances of those that do not tell of theirs.
+    :param lacking: the hosts whose agents lack one of some powers; asked only for requests that need some.
+    """
+
+    def __init__(
+        self,
+        view: FleetView,
+        freshness: FleetRefresher,
+        reservations: Reservations,
+        clock: Clock,
+        freshen: Callable[[Mapping[str, object]], object] | None = None,
+        lacking: Callable[[Collection[str]], Collection[str]] = lambda powers: (),
+    ) -> None:
+        self._view = view
+        self._freshness = freshness
+        self._reservations = reservations
+        self._clock = clock
+        self._freshen = freshen
+        self._lacking = lacking
+
+    def rank(
+        self, policy: SchedulingPolicy, spec: RequestSpec, number: int, refused: Collection[str]
+    ) -> tuple[Snapshot, Ranking]:
+        """Rank without the nodes that refused this request. With no candidate, read the fleet again and rank again.
+
+        :param number: of the request; it rises from request to request.
+        :raises PluginFailed: a plugin raised.
+        """
+        self._freshness.before_ranking()
+        fleet = self.fleet()
+        ranking = self.run(policy, spec, fleet, refused)
+        if not len(ranking.rows):
+            self._freshness.before_refusal(fleet, spec)
+            # Another thread may have refreshed the view instead.
+            newer = self._view.snapshot()
+            if newer is not fleet:
+                fleet, ranking = newer, self.run(policy, spec, newer, refused)
+        if len(ranking.rows):
+            return fleet, ranking
+        return self._rank_beside_reservations(policy, spec, number, refused, fleet, ranking)
+
+    def _rank_beside_reservations(
+        self,
+        policy: SchedulingPolicy,
+        spec: RequestSpec,
+        number: int,
+        refused: Collection[str],
+        fleet: Snapshot,
+        ranking: Ranking,
+    ) -> tuple[Snapshot, Ranking]:
+        """Rank again where only reservations of other requests stand in the way; otherwise return the empty ranking.
+
+        Reservations of later requests do not count: two requests would exclude each other everywhere, and the claim decides
+        anyway. An earlier request may still fail, so that the end of its claim is awaited. No request waits for a later one.
+        """
+        for _ in range(_AWAITED):
+            later, earlier = self._reservations.beside(number)
+            if later:
+                without = fleet.without(later)
+                found = self.run(policy, spec, without, refused)
+                if len(found.rows):
+                    return without, found
+            if not earlier:
+                break
+            records = [*later, *(each.record for each in earlier)]
+            if not len(self.run(policy, spec, fleet.without(records), refused).rows):
+                break
+            self._clock.wait(earlier[0].ended, _PATIENCE)
+            fleet = self._view.snapshot()
+            ranking = self.run(policy, spec, fleet, refused)
+            if len(ranking.rows):
+                break
+        return fleet, ranking
+
+    def run(
+        self, policy: SchedulingPolicy, spec: RequestSpec, fleet: Snapshot, refused: Collection[str] = ()
+    ) -> Ranking:
+        """Rank the nodes of a snapshot as it is.
+
+        :raises InvalidInput: the request asks for traits that no filter judges.
+        """
+        filtered = not unfiltered(spec)
+        if filtered and not policy.pipeline.judges_traits and asks_for_traits(spec):
+            raise errors.InvalidInput(
+                "The request asks for traits, and no enabled filter judges them. Add required_traits to [scheduling] "
+                "enabled_filters.",
+                path="body/flavor/extra_specs",
+            )
+        return policy.pipeline.run(
+            policy.guard,
+            fleet,
+            requested_rows(fleet, spec, refused, self._lacking(spec.powers) if spec.powers else ()),
+            self.with_members(spec, ()),
+            most=policy.looked_at,
+            filtered=filtered,
+        )
+
+    def with_members(self, spec: RequestSpec, more: Sequence[str]) -> RequestSpec:
+        """The request with the members of its server group that the view has, and some more."""
+        group = spec.server_group
+        if group is None:
+            return spec
+        known = self._view.group_members(spec.project_id, group.name)
+        members = dict.fromkeys((*group.members, *sorted(known), *more))
+        members.pop(spec.instance_uuid, None)
+        return replace(spec, server_group=replace(group, members=tuple(members)))
+
+    def fleet(self) -> Snapshot:
+        """The fleet, refreshed before where hosts whose agents send no messages were read too long ago."""
+        fleet = self._view.snapshot()
+        if self._freshen is not None and self._freshen(fleet.rows_of_host):
+            fleet = self._view.snapshot()
+        return fleet

@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a scheduler decides: the plugins, and how many nodes it tries. A reload changes it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from moorage.scheduling.pipeline import Pipeline
+from moorage.scheduling.plugin_runner import PluginRunner
+
+__all__ = ["SchedulingPolicy"]
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulingPolicy:
+    """What a reload may change, taken once for each request.
+
+    :param shuffle_best: equally good nodes are tried in random order.
+    """
+
+    pipeline: Pipeline
+    guard: PluginRunner
+    host_subset_size: int
+    max_attempts: int
+    alternates: int = 2
+    shuffle_best: bool = False
+
+    @property
+    def looked_at(self) -> int | None:
+        """How many of the best nodes of a ranking are ever looked at; None: all, since equally good ones are shuffled."""
+        return None if self.shuffle_best else max(self.max_attempts, self.host_subset_size)

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The traits that a request requires or forbids, parsed from a flavor's extra specs and an image's properties.
+
+The keys are Nova's: ``trait:NAME = required | forbidden``. And ``trait:in:A,B = required`` asks for at least one of several traits,
+as Placement's ``required=in:A,B`` does.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from moorage import errors
+from moorage.scheduling.interface import RequestSpec
+
+__all__ = ["PREFIX", "TraitRequirement", "asks_for_traits", "parse_traits", "traits_of_request"]
+
+PREFIX = "trait:"
+_ANY = "in:"
+_NAME = re.compile(r"[A-Z0-9_]{1,255}")
+_REQUIRED, _FORBIDDEN = "required", "forbidden"
+
+
+@dataclass(frozen=True, slots=True)
+class TraitRequirement:
+    """What a request asks of the traits of a node.
+
+    :param required: of each set, the node has at least one trait.
+    :param forbidden: the node has none of these traits.
+    """
+
+    required: tuple[frozenset[str], ...] = ()
+    forbidden: frozenset[str] = frozenset()
+
+    def __bool__(self) -> bool:
+        return bool(self.required or self.forbidden)
+
+    def met_by(self, traits: frozenset[str]) -> bool:
+        """Whether a node with these traits passes."""
+        return all(each & traits for each in self.required) and not self.forbidden & traits
+
+    def missing_in(self, traits: frozenset[str]) -> list[str]:
+        """Says what a node with these traits lacks, and which forbidden traits it has."""
+        lacking = ["no " + " or ".join(sorted(each)) for each in self.required if not each & traits]
+        return lacking + [f"the forbidden {name}" for name in sorted(self.forbidden & traits)]
+
+
+def parse_traits(extra_specs: Mapping[str, Any], image_properties: Mapping[str, Any]) -> TraitRequirement:
+    """Parses what a flavor and an image ask of traits. All of it counts together.
+
+    :raises InvalidInput: a name that no trait can have, a word other than required and forbidden, or a trait that is required and
+        forbidden; the detail ``path`` names the key.
+    """
+    required: list[frozenset[str]] = []
+    forbidden: dict[str, str] = {}
+    for place, found in (("flavor/extra_specs", extra_specs), ("image/properties", image_properties)):
+        for key, value in found.items():
+            if not key.startswith(PREFIX):
+                continue
+            path = f"{place}/{key}"
+            names, word = _names(key, path), str(value)
+            if word == _REQUIRED:
+                required.append(names)
+            elif word == _FORBIDDEN and not key.startswith(PREFIX + _ANY):
+                forbidden.update(dict.fromkeys(names, path))
+            else:
+                allowed = _REQUIRED if key.startswith(PREFIX + _ANY) else f"{_REQUIRED} or {_FORBIDDEN}"
+                raise errors.InvalidInput(f"{path} is {word!r}; write {allowed}.", path=f"body/{path}")
+    for names in required:
+        if names <= forbidden.keys():
+            name = min(names)
+            raise errors.InvalidInput(
+                f"The request requires and forbids the trait {name}, so no node can pass; take one of the two out.",
+                path=f"body/{forbidden[name]}",
+            )
+    return TraitRequirement(tuple(dict.fromkeys(required)), frozenset(forbidden))
+
+
+def asks_for_traits(spec: RequestSpec) -> bool:
+    """Whether a request asks anything of traits. Reads the keys and parses nothing."""
+    properties = spec.image.get("properties") or {}
+    return any(key.startswith(PREFIX) for found in (spec.flavor.extra_specs, properties) for key in found)
+
+
+def traits_of_request(spec: RequestSpec) -> TraitRequirement:
+    """Returns what a request asks of traits; empty when it asks for nothing.
+
+    :raises InvalidInput: as :func:`parse_traits`.
+    """
+    return parse_traits(spec.flavor.extra_specs, spec.image.get("properties") or {})
+
+
+def _names(key: str, path: str) -> frozenset[str]:
+    text = key.removeprefix(PREFIX)
+    names = text.removeprefix(_ANY).split(",") if text.startswith(_ANY) else [text]
+    for name in names:
+        if not _NAME.fullmatch(name):
+            raise errors.InvalidInput(
+                f"{path} names no trait: {name!r} is none. A name has capital letters, digits and underscores, for example "
+                "HW_CPU_X86_AVX2 or CUSTOM_GPU.",
+                path=f"body/{path}",
+            )
+    return frozenset(names)

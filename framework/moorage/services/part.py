@@ -1,0 +1,14 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the part brings: services and their heartbeats."""
+
+from moorage.part import Part
+
+__all__ = ["PART"]
+
+PART = Part(
+    options="moorage.services.options",
+    checks={
+        "heartbeats": "moorage.services.options:check",
+    },
+    api=("moorage.services.api",),
+)

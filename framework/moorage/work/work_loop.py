@@ -1,0 +1,625 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Does the operations of one service: takes them, works under their leases, and finishes each once.
+
+A service describes its work as a :class:`Work`; :class:`WorkLoop` owns everything around it. Three stages follow each other:
+
+1. One thread takes waiting operations, up to ``batch`` in one transaction, when there is room for them.
+2. Up to ``operations`` threads call :meth:`Work.do`. The leases are renewed meanwhile.
+3. One thread ends up to ``batch`` operations in one transaction, which contains :meth:`Work.finish`, and then calls
+   :meth:`Work.after_commit`, in the order of the commits.
+
+The row of an operation decides what there is to do. A message only makes the loop look earlier: it may be lost, doubled or late. A
+sweep finds the operations whose messages were lost, and those of an earlier epoch or with an expired lease.
+
+A job that shows no progress for its deadline, while it is done or finished, is given up by a sweep: its lease is renewed no longer,
+it is released, and another thread takes the place of the one that hangs. Should the call return, its result is written if no other
+owner has taken the operation meanwhile.
+
+The store gives a resource to one owner at a time. A later operation on a resource does not wait for a call of :meth:`Work.do` that
+has lost its lease, since that call may hang: :meth:`Job.check` refuses the earlier call, and so does every write with its token.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Generic, TypeVar
+
+from oslo_log import log as logging
+
+from moorage import errors, foreign, threads
+from moorage.bounded_pool import BoundedPool, PooledCall
+from moorage.clock import Clock
+from moorage.context import acting_for, anonymous, from_text
+from moorage.db import MICROSECONDS
+from moorage.hang_detector import HangDetector, Progress
+from moorage.work.interface import Disposition, Operation
+from moorage.work.job import Finished, Job, Key, Stopped, Work, WorkObserver, WorkReport
+
+__all__ = ["WorkLoop"]
+
+LOG = logging.getLogger(__name__)
+R = TypeVar("R")
+#: Seconds before a transaction is tried again after the store was away.
+_PAUSE = 0.5
+_STOPPING = "the service is stopping"
+#: Operations that a sweep reads at a time.
+_PAGE = 500
+#: Seconds before a sweep takes a failed operation again: after its first owner, and at most. It doubles with each owner.
+_FIRST_BACKOFF, _LONGEST_BACKOFF = 1.0, 300.0
+#: How often a result that cannot be written is replaced by another one.
+_REPLACEMENTS = 2
+#: Calls that may hang before nothing more is taken.
+_HANGING = 16
+
+
+class _Run:
+    """What the loop knows of a job that it holds.
+
+    :ivar progress: since when the present step of the job runs; None before the first.
+    """
+
+    __slots__ = ("began", "call", "detector", "disposition", "given_up", "progress")
+
+    def __init__(self, clock: Clock, deadline: float) -> None:
+        self.began = clock.monotonic()
+        self.detector = HangDetector(clock, deadline)
+        self.disposition = Disposition.RETRY
+        self.progress: Progress = None
+        self.call: PooledCall[None] | None = None
+        self.given_up = False
+
+
+class WorkLoop(Generic[R]):
+    """Does the operations of one :class:`Work`. See the module.
+
+    :param name: for threads and log lines.
+    :param operations: how many calls of :meth:`Work.do` run at the same time.
+    :param batch: how many operations are taken, and finished, in one transaction.
+    :param ahead: how many operations are taken before a thread is free for them. 0 leaves them to other services meanwhile.
+    :param queue: how many asked operations may wait; those beyond are left to the sweep.
+    :param deadline: of works that declare none: seconds that a call may take without a sign of progress.
+    :param grace: seconds that :meth:`stop` waits; None: until all calls have returned.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        work: Work[R],
+        clock: Clock,
+        *,
+        operations: int,
+        batch: int = 1,
+        ahead: int = 0,
+        queue: int = 10_000,
+        deadline: float = math.inf,
+        grace: float | None = None,
+        observer: WorkObserver | None = None,
+    ) -> None:
+        self._name = name
+        self._work = work
+        self._clock = clock
+        self._batch = batch
+        self._capacity = ahead + operations
+        self._limit = queue
+        self._deadline = deadline if work.deadline is None else work.deadline
+        self._grace = grace
+        self._observer = observer or WorkObserver()
+        self._tidies = type(work).ended is not Work.ended
+        self._lock = threads.lock()
+        self._queued: set[Key] = set()
+        #: When the messages for those arrived; 0 for what a sweep has found.
+        self._told_at: dict[Key, int] = {}
+        #: Of the operations that the taking thread takes now.
+        self._told_of_taken: dict[Key, int] = {}
+        #: When a sweep may take a failed operation again, on the monotonic clock.
+        self._not_before: dict[Key, float] = {}
+        self._renewer = work.store.renewer(f"{name}-renew")
+        self._keys: threads.Queue[Key | None] = threads.queue()
+        self._done: threads.Queue[Finished[R] | Callable[[], object] | None] = threads.queue()
+        #: Jobs that were taken and have not ended. Those that were given up are counted apart.
+        self._held = self._given_up = 0
+        self._runs: dict[Job[R], _Run] = {}
+        #: Since the last report: jobs by what became of them, and the seconds that they took.
+        self._counts: Counter[str] = Counter()
+        self._seconds = 0.0
+        self._reported = (0, 0)
+        #: Guards the counts and the runs.
+        self._changed = threads.condition()
+        self._stopping = threads.event()
+        self._pool = BoundedPool(f"{name}-operate", clock, operations, spare=_HANGING)
+        self._taker = threads.thread(self._take, name=f"{name}-take")
+        self._finisher = threads.thread(self._finish, name=f"{name}-finish")
+
+    # -- what services call -----------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begins to take operations."""
+        self._finisher.start()
+        self._taker.start()
+
+    def ask(self, resource_type: str, resource_id: str) -> None:
+        """Has an operation taken soon. Called for a message; never waits.
+
+        :raises InvalidInput: the service does no operations on resources of this type.
+        """
+        if resource_type not in self._work.types:
+            raise errors.InvalidInput(f"{self._name} does no operations on resources of the type {resource_type}.")
+        self._enqueue((resource_type, resource_id), int(self._clock.wall() * MICROSECONDS))
+
+    def _enqueue(self, key: Key, told_at: int = 0) -> None:
+        """Puts an operation into the queue.
+
+        :param told_at: when a message asked for it; 0: none did.
+        """
+        with self._lock:
+            self._not_before.pop(key, None)
+            if key in self._queued:
+                self._told_at[key] = self._told_at.get(key) or told_at
+                return
+            if len(self._queued) >= self._limit:
+                LOG.warning("%d operations wait already; a sweep will find that of %s %s.", self._limit, *key)
+                return
+            self._queued.add(key)
+            self._told_at[key] = told_at
+        self._keys.put(key)
+
+    def sweep(self) -> None:
+        """Finds operations whose message was lost, those of an earlier epoch, and those with an expired lease.
+
+        Gives up calls that hang, and reports.
+        """
+        self._give_up_hung()
+        self._report()
+        for kind in self._work.types:
+            for page in self._pages(kind):
+                with self._lock:
+                    queued = [each for each in page if (kind, each.resource_id) in self._queued]
+                if queued:
+                    self._work.waits(kind, queued)
+                for found in page:
+                    if self._is_due(found):
+                        self._enqueue((kind, found.resource_id))
+
+    def in_order(self, call: Callable[[], object]) -> None:
+        """Has a function called by the finishing thread: after what was committed before, and before what is committed later."""
+        self._done.put(call)
+
+    def run(self, job: Job[R]) -> None:
+        """Does a job that was just taken in the calling thread, from its lease to its end."""
+        with self._changed:
+            self._held += 1
+        self._prepare(job)
+        done = self._do(job)
+        if done is not None:
+            self._finish_batch([done])
+        self._conclude(job)
+
+    @property
+    def depth(self) -> tuple[int, int]:
+        """How many operations wait in the queue, and how many jobs are held."""
+        with self._lock:
+            waiting = len(self._queued)
+        with self._changed:
+            return waiting, self._held
+
+    def stop(self) -> None:
+        """Waits for the calls that run, and releases what has not begun; the next owner begins it again.
+
+        What does not end within the grace is given up.
+        """
+        with self._changed:
+            self._stopping.set()
+            self._changed.notify_all()
+        if not self._taker.ident:
+            return
+        end = None if self._grace is None else self._clock.monotonic() + self._grace
+        self._keys.put(None)
+        self._taker.join(self._until(end))
+        with self._changed:
+            while self._held and self._until(end) != 0:
+                self._changed.wait(self._until(end))
+            left = [(job, run) for job, run in self._runs.items() if not run.given_up]
+        for job, run in left:
+            self._give_up(job, run, f"its service did not wait longer than {self._grace:g} seconds for its end")
+        self._done.put(None)
+        self._finisher.join(self._until(end))
+        self._renewer.stop(self._until(end))
+        self._pool.close()
+        self._report()
+
+    def _until(self, end: float | None) -> float | None:
+        return None if end is None else max(0.0, end - self._clock.monotonic())
+
+    # -- watching ---------------------------------------------------------------------------------------------------
+
+    def _give_up_hung(self) -> None:
+        with self._changed:
+            runs = [(job, run) for job, run in self._runs.items() if run.call is not None and not run.given_up]
+        for job, run in runs:
+            if run.detector.look(run.progress):
+                LOG.error(
+                    "The %s of %s %s has shown no progress for %g seconds. It is given up; %d such calls of %s have not returned.",
+                    job.lease.operation, *job.key, self._deadline, self._given_up + 1, self._name,
+                )  # fmt: skip
+                self._give_up(job, run, f"it showed no progress for {self._deadline:g} seconds")
+                self._observer.hung(job, self._deadline)
+
+    def _give_up(self, job: Job[R], run: _Run, reason: str) -> None:
+        """Renews the leases no longer and releases the job. Its call has its slot no longer, whenever it returns."""
+        with self._changed:
+            if job not in self._runs or run.given_up:
+                return
+            run.given_up = True
+            self._held -= 1
+            self._given_up += 1
+            self._counts["hung"] += 1
+            self._changed.notify_all()
+        if run.call is not None:
+            self._pool.abandon(run.call)
+        self._release(job, reason)
+
+    def _report(self) -> None:
+        """Tells the observer what happened since the last report, if anything did."""
+        waiting, running = self.depth
+        with self._changed:
+            counts, seconds = self._counts, self._seconds
+            self._counts, self._seconds = Counter(), 0.0
+            oldest = min((run.began for run in self._runs.values()), default=None)
+        if not counts and not running and (waiting, running) == self._reported:
+            return
+        self._reported = waiting, running
+        longest = 0.0 if oldest is None else self._clock.monotonic() - oldest
+        taken, hung = counts.pop("taken", 0), counts.pop("hung", 0)
+        self._observer.report(WorkReport(taken, counts, hung, seconds, waiting, running, longest))
+
+    # -- taking -----------------------------------------------------------------------------------------------------
+
+    def _pages(self, kind: str) -> Iterator[Sequence[Operation]]:
+        after = ""
+        while True:
+            page = self._work.source(kind, after, _PAGE)
+            yield page
+            if len(page) < _PAGE:
+                return
+            after = page[-1].resource_id
+
+    def _is_due(self, found: Operation) -> bool:
+        key = (found.resource_type, found.resource_id)
+        # Kept here, and yet to be had: its lease could not be renewed. The store decides when it finishes. With another token it is
+        # a later operation, which does not wait for the call that has lost its lease.
+        if self._renewer.keeps(*key, found.token):
+            return False
+        with self._lock:
+            return self._clock.monotonic() >= self._not_before.get(key, float("-inf"))
+
+    def _take(self) -> None:
+        while (keys := self._next_keys()) is not None:
+            for kind in self._work.types:
+                wanted = [resource_id for each, resource_id in keys if each == kind]
+                if wanted:
+                    self._take_many(kind, wanted)
+
+    def _next_keys(self) -> list[Key] | None:
+        """Waits for operations, up to a batch, and for room for all of them. None when the loop stops."""
+        keys, running = _drain(self._keys, min(self._batch, self._capacity))
+        with self._changed:
+            while self._is_full(len(keys)) and not self._stopping.is_set():
+                self._changed.wait()
+            if not running or self._stopping.is_set():
+                return None
+        with self._lock:
+            # From here on a message for the same resource counts again: it may be of another operation.
+            self._queued.difference_update(keys)
+            self._told_of_taken = {key: self._told_at.pop(key, 0) for key in keys}
+            # What failed while its key waited is left to a sweep, after its pause.
+            now = self._clock.monotonic()
+            keys = [key for key in keys if now >= self._not_before.get(key, float("-inf"))]
+        with self._changed:
+            self._held += len(keys)
+        return keys
+
+    def _is_full(self, more: int) -> bool:
+        return self._held + more > self._capacity or self._given_up >= _HANGING
+
+    def _take_many(self, kind: str, wanted: Sequence[str]) -> None:
+        missing = {(kind, each) for each in wanted}
+        try:
+            with foreign.isolate_plugin_call(self._name):
+                for job in self._work.take(kind, wanted):
+                    missing.discard(job.key)
+                    job.lease.told_at = self._told_of_taken.get(job.key, 0)
+                    run = self._prepare(job)
+                    run.call = self._pool.start(functools.partial(self._operate, job))
+        except (errors.MoorageError, OSError) as error:
+            LOG.warning("%d operations on %s are put off until the next sweep: %s", len(missing), kind, _text(error))
+            self._free(len(missing))
+            return
+        except Exception:
+            LOG.exception(
+                "Operations on %s %s could not be taken.", kind, ", ".join(sorted(each for _, each in missing))
+            )
+        self._free(len(missing))
+
+    def _prepare(self, job: Job[R]) -> _Run:
+        self._renewer.keep(job.leases)
+        run = _Run(self._clock, self._deadline)
+        job.context = from_text(job.lease.request)
+        with self._changed:
+            self._runs[job] = run
+            self._counts["taken"] += 1
+        job._check = functools.partial(self._check, run)
+        return run
+
+    # -- working ----------------------------------------------------------------------------------------------------
+
+    def _check(self, run: _Run, job: Job[Any]) -> None:
+        self._progress(run)
+        if run.given_up:
+            raise errors.Fenced(
+                f"The {job.lease.operation} of {job.key[0]} {job.key[1]} was given up: it took too long."
+            )
+        for held in job.leases:
+            if self._renewer.lost(held):
+                raise errors.Fenced(
+                    f"The {held.operation} of {held.resource_type} {held.resource_id} has been taken over, or is over."
+                )
+        if self._stopping.is_set():
+            raise Stopped
+
+    def _progress(self, run: _Run) -> None:
+        now = self._clock.monotonic()
+        run.progress = (now, now)
+
+    def _operate(self, job: Job[R]) -> None:
+        done = self._do(job)
+        if done is None:
+            self._conclude(job)
+        else:
+            self._done.put(done)
+
+    def _do(self, job: Job[R]) -> Finished[R] | None:
+        """The job with its result, which may be None; None when it was released."""
+        (job.context or anonymous()).update_store()
+        held = job.lease
+        if self._stopping.is_set():
+            self._let_go(job, _STOPPING)
+            return None
+        LOG.info("The %s of %s %s begins.", held.operation, held.resource_type, held.resource_id)
+        run = self._runs[job]
+        self._progress(run)
+        try:
+            with foreign.isolate_plugin_call(self._name):
+                return job, self._work.do(job)
+        except Stopped:
+            self._let_go(job, _STOPPING)
+            return None
+        except Exception as error:  # noqa: BLE001  (logged there)
+            instead = self._instead(job, error)
+            return None if instead is None else (job, instead)
+        finally:
+            # What follows may hang too, and has as much time.
+            self._progress(run)
+
+    def _instead(self, job: Job[R], error: Exception) -> R | None:
+        """The result to finish with after an error; None when the job was released."""
+        held = job.lease
+        expected = isinstance(error, errors.MoorageError | OSError)
+        LOG.log(
+            logging.WARNING if expected else logging.ERROR, "The %s of %s %s failed: %s",
+            held.operation, held.resource_type, held.resource_id, _text(error), exc_info=None if expected else error,
+        )  # fmt: skip
+        instead: R | None = None
+        try:
+            with foreign.isolate_plugin_call(self._name):
+                instead = self._work.failed(job, error)
+        except Exception:
+            LOG.exception("What becomes of %s %s is not known.", held.resource_type, held.resource_id)
+        if instead is None:
+            self._release(job, _text(error))
+        return instead
+
+    def _release(self, job: Job[R], reason: str) -> None:
+        """Lets another owner take the job, or this service after a pause."""
+        lost = any(self._renewer.lost(held) for held in job.leases)
+        self._renewer.forget(job.leases)
+        if lost:
+            # What waits on the resource now is a later operation.
+            self._let_go(job, reason)
+            self._became(job, Disposition.STALE)
+            return
+        pause = min(_LONGEST_BACKOFF, _FIRST_BACKOFF * 2.0 ** min(job.lease.attempts - 1, 16))
+        with self._lock:
+            # Before the row is released: the taker may have its key in the queue since before this job began.
+            self._not_before[job.key] = self._clock.monotonic() + pause
+            while len(self._not_before) > self._limit:
+                del self._not_before[next(iter(self._not_before))]
+        self._let_go(job, reason)
+
+    @staticmethod
+    def _let_go(job: Job[R], reason: str) -> None:
+        """Releases the operations of a job. Raises nothing: what made the job fail often fails here too."""
+        for held in job.leases:
+            try:
+                held.release(reason)
+            except errors.Unavailable as error:
+                LOG.warning(
+                    "The operation on %s %s stays until its lease ends: %s",
+                    held.resource_type, held.resource_id, error.message,
+                )  # fmt: skip
+            except Exception:
+                LOG.exception(
+                    "The operation on %s %s stays until its lease ends.", held.resource_type, held.resource_id
+                )
+
+    # -- finishing --------------------------------------------------------------------------------------------------
+
+    def _finish(self) -> None:
+        running = True
+        while running:
+            batch: list[Finished[R]] = []
+            calls: list[Callable[[], object]] = []
+            found, running = _drain(self._done, self._batch)
+            for each in found:
+                if isinstance(each, tuple):
+                    batch.append(each)
+                else:
+                    calls.append(each)
+            if batch:
+                self._logged(functools.partial(self._finish_batch, batch))
+            for job, _ in batch:
+                if self._tidies:
+                    run = self._runs[job]
+                    run.call = self._pool.start(functools.partial(self._conclude, job))
+                else:
+                    self._conclude(job)
+            for call in calls:
+                self._logged(call)
+
+    def _finish_batch(self, batch: Sequence[Finished[R]]) -> None:
+        """Writes results in as few transactions as their jobs allow, then tells about those that were written.
+
+        A part that is refused is divided into its jobs. A job that is refused alone is replaced by what the service says, at most
+        :data:`_REPLACEMENTS` times.
+        """
+        written: list[Finished[R]] = []
+        try:
+            with foreign.isolate_plugin_call(self._name):
+                parts = self._parts(batch)
+        except Exception as error:
+            LOG.exception("%d operations that are done could not be written.", len(batch))
+            for job, _ in batch:
+                self._release(job, _text(error))
+            return
+        while parts:
+            part, replaced = parts.popleft()
+            try:
+                with foreign.isolate_plugin_call(self._name):
+                    if self._transact(part):
+                        written += part
+            except Exception as error:  # noqa: BLE001  (logged there)
+                # One of several was taken over, or cannot be written. It shall not hold up the others.
+                alone = len(part) == 1
+                instead = self._replacements(*part[0], error, replaced) if alone else part
+                parts.extendleft(([each], replaced + alone) for each in reversed(instead))
+        for job, _ in written:
+            held = job.lease
+            self._became(job, Disposition.DONE)
+            with acting_for(job.context):
+                LOG.info("The %s of %s %s has ended.", held.operation, held.resource_type, held.resource_id)
+            with self._lock:
+                self._not_before.pop(job.key, None)
+        if written:
+            self._logged(functools.partial(self._work.after_commit, written))
+
+    def _parts(self, batch: Sequence[Finished[R]]) -> collections.deque[tuple[Sequence[Finished[R]], int]]:
+        """What is to be written in one transaction each, with how often it was replaced."""
+        together: list[Finished[R]] = []
+        alone: list[Finished[R]] = []
+        for each in sorted(batch, key=lambda each: self._work.order(*each)):
+            (alone if self._work.is_alone(*each) else together).append(each)
+        return collections.deque((part, 0) for part in (together, *([each] for each in alone)) if part)
+
+    def _replacements(self, job: Job[R], result: R, error: Exception, replaced: int) -> Sequence[Finished[R]]:
+        """Returns the result to write in place of a refused one; empty when the job was released or has another owner."""
+        instead: Sequence[Finished[R]] = ()
+        if isinstance(error, errors.Fenced):
+            LOG.warning("%s", error.message)
+            self._became(job, Disposition.STALE)
+            try:
+                with foreign.isolate_plugin_call(self._name):
+                    instead = self._work.overtaken(job, result)
+            except Exception:
+                LOG.exception("What is left of %s %s could not be removed.", *job.key)
+        elif replaced < _REPLACEMENTS:
+            another = self._instead(job, error)
+            instead = () if another is None else [(job, another)]
+        else:
+            LOG.error("The end of %s %s could not be written.", *job.key, exc_info=error)
+            self._release(job, _text(error))
+        return instead if replaced < _REPLACEMENTS else ()
+
+    def _transact(self, batch: Sequence[Finished[R]]) -> bool:
+        """One transaction. Waits for a store that is away, for as long as a lease lasts; False when the jobs were released."""
+        deadline = self._clock.monotonic() + self._work.store.lease_seconds
+        while True:
+            try:
+                if len(batch) > 1 or not batch[0][0].unknown or not self._work.is_written(*batch[0]):
+                    self._work.commit(batch, functools.partial(self._write, batch))
+            except (errors.StoreUnavailable, errors.StoreBusy) as error:
+                LOG.warning("%d operations are done but not written yet: %s", len(batch), error.message)
+                for job, _ in batch:
+                    job.unknown = job.unknown or error.details.get("outcome") == "unknown"
+                stopping = self._clock.wait(self._stopping, _PAUSE)
+                if not stopping and self._clock.monotonic() < deadline:
+                    continue
+                # The store is most likely still away; what cannot be released is left to its leases.
+                for job, _ in batch:
+                    self._release(job, _STOPPING if stopping else error.message)
+                return False
+            return True
+
+    def _write(self, batch: Sequence[Finished[R]], transaction: Any) -> None:
+        for job, result in batch:
+            # One transaction finishes the operations of several requests.
+            with acting_for(job.context):
+                for held in job.leases:
+                    held.end(transaction)
+                self._work.finish(transaction, job, result)
+
+    def _conclude(self, job: Job[R]) -> None:
+        """Ends the life of a job, whatever became of it."""
+        self._renewer.forget(job.leases)
+        if self._tidies:
+            with acting_for(job.context):
+                self._logged(functools.partial(self._work.ended, job))
+        with self._changed:
+            run = self._runs.pop(job)
+            self._counts[run.disposition.value] += 1
+            self._seconds += self._clock.monotonic() - run.began
+            if run.given_up:
+                self._given_up -= 1
+                self._held += 1
+        self._free(1)
+
+    def _became(self, job: Job[R], disposition: Disposition) -> None:
+        """Notes what became of a job; a part of one has no run of its own."""
+        with self._changed:
+            if job in self._runs:
+                self._runs[job].disposition = disposition
+
+    def _free(self, number: int) -> None:
+        with self._changed:
+            self._held -= number
+            self._changed.notify_all()
+
+    def _logged(self, call: Callable[[], object]) -> None:
+        try:
+            with foreign.isolate_plugin_call(self._name):
+                call()
+        except (errors.MoorageError, OSError) as error:
+            LOG.warning("%s: %s", self._name, _text(error))
+        except Exception:
+            LOG.exception("A part of the work of %s failed.", self._name)
+
+
+def _text(error: BaseException) -> str:
+    return error.message if isinstance(error, errors.MoorageError) else foreign.format_exception(error)
+
+
+def _drain(source: threads.Queue[Any], limit: int) -> tuple[list[Any], bool]:
+    """What waits in the queue, at least one and at most ``limit``; False ends the loop: None was in the queue."""
+    found: list[Any] = []
+    item = source.get()
+    while item is not None:
+        found.append(item)
+        if len(found) == limit:
+            return found, True
+        try:
+            item = source.get_nowait()
+        except threads.Empty:
+            return found, True
+    return found, False

@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Actual state: compares what the driver sees with what the store says, and starts again what ended.
+
+Rows are read first, then the driver is asked: an instance that the store calls active was running when it was read, so what the
+driver does not see has ended since, or is in an operation by now. An operation writes its row before it touches the workload, and
+each write here is on the condition that the row is as it was read. So only instances in no operation are judged.
+
+A workload that ended is started again where the flavor's extra spec ``compute:restart`` says so (``on-failure``: when it failed;
+``always``), after a delay that doubles, ``[compute] restart_limit`` times. Otherwise the instance becomes ``stopped``, with the
+reason where it failed. It keeps its resources. An instance that nobody has seen running yet (``unknown``) is not judged when it is
+absent: it may be on another host.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from oslo_log import log as logging
+
+from moorage import errors, threads
+from moorage.control_plane.interface import AgentTools
+from moorage.drivers.interface import ComputeDriver, DriverError, Observed, PowerControl, WorkloadState
+from moorage_plugins.compute.instances import Compared, ComputeInstances
+
+__all__ = ["GONE", "LATE", "RESTARTS", "ActualStates", "restart_policy"]
+
+LOG = logging.getLogger(__name__)
+_POLICY = "compute:restart"
+_POLICIES = ("never", "on-failure", "always")
+_RUNNING = WorkloadState.RUNNING.value
+#: The driver knows nothing of it.
+GONE = "gone"
+#: What ended with an error.
+_FAILED = (WorkloadState.FAILED.value, GONE)
+#: The longest delay before a restart, in seconds.
+_LONGEST_DELAY = 300.0
+#: Characters of a fault.
+_LONGEST_FAULT = 1000
+#: Restarts of one host that run at the same time.
+RESTARTS = 4
+#: Seconds after which the log says that a comparison or a start has not ended.
+LATE = 120.0
+
+
+def restart_policy(extra_specs: Mapping[str, str]) -> str:
+    """What a flavor says of restarts: never, on-failure or always.
+
+    :raises DriverError: it says something else.
+    """
+    policy = extra_specs.get(_POLICY, "never")
+    if policy not in _POLICIES:
+        raise DriverError(f"{_POLICY} of the flavor is {policy!r}; it must be one of {', '.join(_POLICIES)}")
+    return policy
+
+
+@dataclass(eq=False, slots=True)
+class _Call:
+    """A call of the driver that is under way."""
+
+    what: str
+    #: What cannot be done until it ends.
+    harm: str
+    began: float
+    logged: bool = False
+
+
+class ActualStates:
+    """Compares the instances of one host; called by one thread at a time.
+
+    :param run: runs a start of a workload beside the comparison: it may take as long as the driver wants.
+    """
+
+    def __init__(self, tools: AgentTools, driver: ComputeDriver, run: Callable[[Callable[[], object]], object]) -> None:
+        self._tools = tools
+        self._driver = driver
+        self._host = tools.identity.host
+        self._section = tools.conf.compute
+        self._run = run
+        self._lock = threads.lock()
+        #: The workloads that are being started, by instance and token: an instance may be replaced while the start hangs.
+        self._starting: set[tuple[str, int]] = set()
+        self._calls: set[_Call] = set()
+
+    def compare(self) -> None:
+        """Compares all instances of the host; one read, one call of the driver, and a write for each instance that changed."""
+        instances = self._tools.instances
+        if not isinstance(instances, ComputeInstances):
+            # Another store has nowhere to keep what is seen.
+            return
+        # First: what ends from here on may be seen as it was before.
+        with self._lock:
+            starting = frozenset(self._starting)
+        rows = instances.compared(self._host)
+        if not rows:
+            return
+        try:
+            with self._watched(
+                f"The comparison of what runs on host {self._host}", "nothing that ended there is seen or started again"
+            ):
+                found = self._driver.inspect()
+        except DriverError as error:
+            LOG.warning("It cannot be seen what runs on host %s: %s", self._host, error)
+            return
+        for row in rows:
+            seen = found.get(row.uuid)
+            if seen is not None:
+                begun = (row.uuid, seen.token) in starting
+            else:
+                # A driver may take away what it starts, for a moment.
+                begun = row.actual_state == "unknown" or any(uuid == row.uuid for uuid, _ in starting)
+            if not begun:
+                self._judge(instances, row, seen)
+
+    def log_late(self) -> None:
+        """Logs, once each, comparisons and starts that the driver has not ended in time. Called at each sweep of the agent."""
+        with self._lock:
+            calls = [each for each in self._calls if not each.logged]
+        now = self._tools.clock.monotonic()
+        for call in calls:
+            if now - call.began > LATE:
+                call.logged = True
+                LOG.warning(
+                    "%s has taken more than %.0f seconds. Until it ends, %s. See what the compute driver waits for.",
+                    call.what, LATE, call.harm,
+                )  # fmt: skip
+
+    @contextlib.contextmanager
+    def _watched(self, what: str, harm: str) -> Iterator[None]:
+        call = _Call(what, harm, self._tools.clock.monotonic())
+        with self._lock:
+            self._calls.add(call)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._calls.discard(call)
+
+    def _judge(self, instances: ComputeInstances, row: Compared, seen: Observed | None) -> None:
+        """Writes what was seen, or begins to start the instance again."""
+        state, detail = (
+            (GONE, "The driver of its host knows nothing of it.") if seen is None else (seen.state.value, seen.detail)
+        )
+        if state == _RUNNING:
+            if (row.actual_state, row.status) != (_RUNNING, "active"):
+                self._write(instances, row, state, detail, status="active", fault="", restarts=row.restarts)
+            return
+        if row.status == "stopped" and row.actual_state == state:
+            return
+        count = row.restarts
+        if row.actual_state == _RUNNING and row.seconds >= self._section.restart_window:
+            count = 0
+        if not self._restarts(row, seen, state, count):
+            again = f" It was started again {count} times before." if count else ""
+            fault = f"{detail}{again}" if state in _FAILED else ""
+            if seen is None and (before := self._fault(row.uuid)):
+                # Why a rebuild or resize failed says more than that nothing is there since.
+                fault = f"{fault} Its last operation failed: {before}"[:_LONGEST_FAULT]
+            self._write(instances, row, state, detail, status="stopped", fault=fault, restarts=count)
+        elif row.actual_state != state:
+            # Told at once; started after its delay.
+            self._write(instances, row, state, detail, status="active", fault="", restarts=count)
+        elif seen is not None and row.seconds >= min(self._section.restart_delay * 2**count, _LONGEST_DELAY):
+            self._restart(instances, row, seen)
+
+    def _fault(self, uuid: str) -> str:
+        try:
+            return str(self._tools.instances.get(uuid).fault)
+        except errors.NotFound:
+            return ""
+
+    def _restarts(self, row: Compared, seen: Observed | None, state: str, count: int) -> bool:
+        """Whether an instance that runs no more is to be started again."""
+        if seen is None or row.status != "active" or count >= self._section.restart_limit:
+            return False
+        if state == WorkloadState.STOPPED.value or not isinstance(self._driver, PowerControl):
+            return False
+        try:
+            instance = self._tools.instances.get(row.uuid)
+            policy = restart_policy(instance.request.get("extra_specs") or {})
+        except (errors.NotFound, DriverError):
+            return False
+        return policy == "always" or (policy == "on-failure" and state in _FAILED)
+
+    def _restart(self, instances: ComputeInstances, row: Compared, seen: Observed) -> None:
+        """Counts the restart, then does it: an agent that is killed in between has lost one of them."""
+        count = row.restarts + 1
+        with self._lock:
+            if len(self._starting) >= RESTARTS:
+                return
+        if not self._write(instances, row, seen.state.value, seen.detail, status="active", fault="", restarts=count):
+            return
+        LOG.info("Instance %s is started again, for the time number %d: %s", row.uuid, count, seen.detail)
+        with self._lock:
+            self._starting.add((row.uuid, seen.token))
+        self._run(functools.partial(self._start, row.uuid, seen.token, row.fence))
+
+    def _start(self, uuid: str, token: int, order: int) -> None:
+        driver: Any = self._driver
+        try:
+            with self._watched(
+                f"The start of instance {uuid} on host {self._host}",
+                f"one instance fewer than {RESTARTS} is started again there at the same time",
+            ):
+                # The fence: an operation that has begun since has a higher order.
+                driver.start(uuid, token, order)
+        except DriverError as error:
+            LOG.warning("Instance %s cannot be started again: %s", uuid, error)
+        finally:
+            with self._lock:
+                self._starting.discard((uuid, token))
+
+    def _write(
+        self,
+        instances: ComputeInstances,
+        row: Compared,
+        state: str,
+        detail: str,
+        *,
+        status: str,
+        fault: str,
+        restarts: int,
+    ) -> bool:
+        written = self._tools.database.run(
+            lambda tx: instances.observe(
+                tx, self._host, row, state, detail, status=status, fault=fault, restarts=restarts
+            )
+        )
+        if written and state != _RUNNING and row.actual_state == _RUNNING:
+            LOG.warning("Instance %s runs no more: %s", row.uuid, detail or state)
+        return bool(written)

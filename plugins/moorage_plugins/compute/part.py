@@ -1,0 +1,10 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the part brings: the compute service."""
+
+from moorage.part import Part
+
+__all__ = ["PART"]
+
+PART = Part(
+    options="moorage_plugins.compute.options",
+)

@@ -1,0 +1,532 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The compute driver ``process``: each workload is a command in a sandbox of bubblewrap on the agent's machine.
+
+A guardian process (:mod:`moorage_plugins.drivers.process.guardian`) runs each workload and survives the agent. The driver and its
+guardians share files alone (:mod:`moorage_plugins.drivers.process.files`), so a driver that is built again finds everything.
+
+At most one copy of a workload runs on a host, however many agents, living and late, call at once. A newer token makes its folder
+first, then ends older ones and waits for their locks, then starts its guardian. A guardian looks for newer folders after it has
+its lock. So either the newer token sees the lock and ends the older guardian, or the older guardian sees the newer folder and ends
+itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from oslo_log import log as logging
+from typing_extensions import override
+
+from moorage import errors, randomness
+from moorage.drivers.interface import (
+    ComputeDriver,
+    DriverError,
+    DriverTools,
+    HostResources,
+    Observed,
+    Usage,
+    Workload,
+    WorkloadState,
+)
+from moorage_plugins.drivers.process.files import (
+    LOG_FILE,
+    OLD_LOG_FILE,
+    SPEC,
+    STATE,
+    children_of,
+    make_lock,
+    power_call,
+    read_json,
+    signal_guardian,
+    start_of,
+    tokens_of,
+    try_lock,
+    was_stopped,
+    write_json,
+)
+from moorage_plugins.drivers.process.guardian import ANSWER, LOCK_FD, STATUS_FD
+from moorage_plugins.drivers.process.limits import groups_for, remove
+
+__all__ = ["ProcessDriver"]
+
+LOG = logging.getLogger(__name__)
+_GUARDIAN = "moorage_plugins.drivers.process.guardian"
+#: What the sandbox runs: it says whether the command is found, and becomes the command.
+_WRAPPER = (
+    f'command -v -- "$1" >/dev/null 2>&1 || {{ printf n >&{STATUS_FD}; exit 127; }}; '
+    f'printf y >&{STATUS_FD}; exec {STATUS_FD}>&-; exec "$@"'
+)
+_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
+_UIDS = 65_536
+#: The first version of bubblewrap that can forbid user namespaces.
+_DISABLES_USERNS = (0, 8)
+_PAUSE = 0.02
+#: Seconds that a guardian has to kill its sandbox after ``stop_timeout``, and that the kernel has to end a killed guardian.
+_GRACE = 5.0
+_MIB = 2**20
+#: Bytes of the logs that are read for a console.
+_CONSOLE = _MIB
+_NO_ANSWER = (
+    "the guardian of the workload ended before it could say whether it runs; the log of the agent has what is known"
+)
+#: Names of folders that appear or disappear by a rename; the token follows.
+_NEW, _OLD = ".new", ".old"
+
+
+class ProcessDriver(ComputeDriver):
+    """Runs commands in sandboxes of bubblewrap, each watched by a guardian process that survives the agent.
+
+    A workload has users, files, processes and a network of its own: no network but its loopback, the host's programs read-only, and
+    ``/tmp`` and ``/dev/shm`` in memory to write to. Memory, processor time and processes are limited by control groups where the
+    system allows.
+    """
+
+    api_version: ClassVar[tuple[int, int]] = (1, 0)
+    runs_commands: ClassVar[bool] = True
+
+    def __init__(self, tools: DriverTools) -> None:
+        super().__init__(tools)
+        self._section = section = tools.conf.driver_process
+        bwrap = shutil.which(section.bwrap)
+        if bwrap is None:
+            raise errors.ConfigError(
+                f"[compute] driver = process needs the program {section.bwrap} (bubblewrap), which is not on this machine. Install "
+                "the package bubblewrap, write its path to [driver_process] bwrap, or choose another driver."
+            )
+        self._bwrap = bwrap
+        #: In a user namespace of its own a command could mount memory without a limit.
+        self._no_namespaces = ("--disable-userns",) if _version(bwrap) >= _DISABLES_USERNS else ()
+        if not self._no_namespaces:
+            LOG.warning(
+                "%s is older than 0.8, so commands may make user namespaces, and in them use memory beyond [driver_process] "
+                "tmp_size where control groups do not limit it.", bwrap,
+            )  # fmt: skip
+        self._clock = tools.clock
+        state_dir = Path(tools.conf.control_plane.state_dir)
+        self._folder = Path(section.folder or state_dir / "processes") / tools.host
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise errors.ConfigError(
+                f"The folder {self._folder} of [driver_process] folder cannot be made: {error.strerror}."
+            ) from error
+        for uuid in os.listdir(self._folder):
+            self._tidy(uuid, sys.maxsize)
+
+    # -- the driver -----------------------------------------------------------------------------------------------
+
+    @override
+    def spawn(self, workload: Workload, token: int) -> None:
+        if not workload.command:
+            raise DriverError(
+                "the instance has no command, and the driver process runs nothing else; say one with "
+                "moorage instance create --command"
+            )
+        folder = self._folder / workload.uuid
+        with self._faults():
+            if max(tokens_of(folder), default=0) > token:
+                return
+            self._make(folder, token, workload)
+            try:
+                before = self._end_older(folder, token)
+            except DriverError:
+                if read_json(folder / str(token) / STATE) is None:
+                    # A later start would run it beside what cannot be ended.
+                    self._remove(folder / str(token))
+                raise
+            try:
+                self._guard(folder / str(token))
+            except DriverError as error:
+                if before is None:
+                    raise
+                raise DriverError(f"{str(error).removesuffix('.')}. {self._restored(before, token)}") from error
+            for older in tokens_of(folder):
+                if older < token:
+                    self._remove(folder / str(older))
+
+    @override
+    def destroy(self, uuid: str, up_to_token: int) -> None:
+        with self._faults():
+            for token in tokens_of(self._folder / uuid):
+                if token <= up_to_token:
+                    self._remove(self._folder / uuid / str(token))
+            self._tidy(uuid, up_to_token)
+
+    @override
+    def inspect(self) -> Mapping[str, Observed]:
+        found = {}
+        with self._faults():
+            for uuid in os.listdir(self._folder):
+                token = max(tokens_of(self._folder / uuid), default=0)
+                # It may be removed in this moment.
+                seen = _look(self._folder / uuid / str(token), token) if token else None
+                if seen is not None:
+                    found[uuid] = seen
+        return found
+
+    @override
+    def resources(self) -> HostResources:
+        """Processors that this process may use, the machine's memory, and the size of the disk that the folder is on."""
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // _MIB
+        disk = shutil.disk_usage(self._folder).total // 2**30
+        inventory = {"VCPU": len(os.sched_getaffinity(0)), "MEMORY_MB": memory, "DISK_GB": disk}
+        return HostResources({name: units for name, units in inventory.items() if units > 0})
+
+    # -- further powers -------------------------------------------------------------------------------------------
+
+    def stop(self, uuid: str, token: int, order: int) -> None:
+        """See :class:`moorage.drivers.interface.PowerControl`."""
+        with self._faults():
+            if self._is_newest(uuid, token):
+                self._stop(self._folder / uuid / str(token), order)
+
+    def start(self, uuid: str, token: int, order: int) -> None:
+        """See :class:`moorage.drivers.interface.PowerControl`."""
+        with self._faults():
+            if self._is_newest(uuid, token):
+                self._start(self._folder / uuid / str(token), order)
+
+    def reboot(self, uuid: str, token: int, order: int) -> None:
+        """See :class:`moorage.drivers.interface.PowerControl`."""
+        self.stop(uuid, token, order)
+        self.start(uuid, token, order)
+
+    def console(self, uuid: str, lines: int) -> str:
+        """See :class:`moorage.drivers.interface.Console`."""
+        kept = b""
+        with self._faults():
+            token = max(tokens_of(self._folder / uuid), default=0)
+            if not token:
+                raise DriverError(f"there is nothing of instance {uuid} on this host")
+            for name in (LOG_FILE, OLD_LOG_FILE):
+                # The guardian may rename it in this moment.
+                with contextlib.suppress(FileNotFoundError):
+                    kept = _tail(self._folder / uuid / str(token) / name, _CONSOLE - len(kept)) + kept
+        return "".join(kept.decode("utf-8", "replace").splitlines(keepends=True)[-lines:]) if lines > 0 else ""
+
+    def usage(self) -> Mapping[str, Usage]:
+        """See :class:`moorage.drivers.interface.UsageReport`."""
+        found = {}
+        with self._faults():
+            for uuid in os.listdir(self._folder):
+                token = max(tokens_of(self._folder / uuid), default=0)
+                state = (read_json(self._folder / uuid / str(token) / STATE) if token else None) or {}
+                if state.get("state") == "running" and start_of(state["pid"]) == state["start"]:
+                    found[uuid] = _usage([state["pid"], *children_of(state["pid"])])
+        return {uuid: usage for uuid, usage in found.items() if usage.memory_bytes}
+
+    # -- parts ----------------------------------------------------------------------------------------------------
+
+    def _make(self, folder: Path, token: int, workload: Workload) -> None:
+        """Has the folder of the token appear with all that its guardian needs; nothing when it is there."""
+        own = folder / str(token)
+        while not own.exists():
+            made = folder / f"{_NEW}-{token}-{randomness.new_hex()}"
+            try:
+                made.mkdir(parents=True, mode=0o700)
+                write_json(made / SPEC, self._spec(workload, token))
+                make_lock(made)
+                made.rename(own)
+            except FileNotFoundError:
+                # The instance was destroyed in this moment, by an operation with another token.
+                continue
+            except OSError:
+                shutil.rmtree(made, ignore_errors=True)
+                if not own.exists():
+                    raise
+
+    def _end_older(self, folder: Path, token: int) -> Path | None:
+        """Ends what runs under older tokens; returns the newest workload that ever ran under one, unless it had ended before.
+
+        The files of that workload stay until the new one runs. The others are removed: a try that was killed may not have run.
+        """
+        older = sorted(each for each in tokens_of(folder) if each < token)
+        kept = [each for each in older if read_json(folder / str(each) / STATE) is not None][-1:]
+        for each in older:
+            if each not in kept:
+                self._remove(folder / str(each))
+        for each in kept:
+            newest = folder / str(each)
+            seen = _look(newest, each)
+            lock = self._end(newest)
+            if lock is not None:
+                os.close(lock)
+            # What no power call stopped was ended for a replacement that was killed.
+            replaced = seen is not None and seen.state is WorkloadState.STOPPED and not was_stopped(newest)
+            if replaced or (seen is not None and seen.state is WorkloadState.RUNNING):
+                return newest
+        return None
+
+    def _restored(self, own: Path, token: int) -> str:
+        """Runs again what was ended for a workload that cannot run; says what became of it.
+
+        :param token: of the workload that cannot run. Power calls of operations before its own come too late from here on.
+        """
+        try:
+            again = self._guard(own, again=token)
+        except DriverError as error:
+            return f"What ran before was ended, and cannot be started again: {error}"
+        return "What ran before was started again." if again else "What ran before was ended."
+
+    def _guard(self, own: Path, *, again: int | None = None) -> bool:
+        """Starts the guardian; returns True when the workload runs, or has ended, and False when a newer one has its place.
+
+        :param again: the order with which a workload that has ended is run once more; False also when a later order was before it.
+        :raises DriverError: it cannot run; then nothing of it is left, unless it has run before.
+        """
+        command = [
+            sys.executable,
+            "-I",
+            "-m",
+            _GUARDIAN,
+            str(own),
+            *(["--again", str(again)] if again is not None else []),
+        ]
+        try:
+            done = subprocess.run(  # noqa: S603  (our own program)
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                cwd="/",
+                env={"PATH": _PATH, "LANG": "C.UTF-8"},
+                start_new_session=True,
+                timeout=self._section.start_timeout,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            if again is None:
+                # It may begin later.
+                self._remove(own)
+            raise DriverError(f"the workload did not run within {self._section.start_timeout:g} seconds") from error
+        except OSError as error:
+            if again is None:
+                self._remove(own)
+            LOG.error("The guardian of %s cannot be started: %s", own, error)
+            raise DriverError(f"the guardian of the workload cannot be started: {error.strerror}") from error
+        said, detail = _answer_of(done.stdout)
+        if detail:
+            LOG.warning("The workload in %s does not run: %s %s", own, said, detail)
+        if said == "ready":
+            return True
+        if again is None:
+            self._remove(own)
+        if said != "newer":
+            raise DriverError(said or _NO_ANSWER)
+        return False
+
+    def _remove(self, own: Path) -> None:
+        """Ends what runs under one token, and has its folder disappear."""
+        lock = self._end(own)
+        if lock is None:
+            return
+        try:
+            spec = read_json(own / SPEC) or {}
+            remove(group["folder"] for group in spec.get("groups", ()))
+            _discard(own)
+        finally:
+            os.close(lock)
+
+    def _end(self, own: Path, order: int | None = None) -> int | None:
+        """Ends the guardian with its workload; returns the lock, with which nothing can run there. None: the folder is gone.
+
+        :param order: of the power call that ends it; None is returned where a later power call comes meanwhile.
+        :raises DriverError: it still runs.
+        """
+        begun = self._clock.monotonic()
+        while True:
+            try:
+                lock = try_lock(own)
+            except FileNotFoundError:
+                return None
+            if lock is not None:
+                return lock
+            waited = self._clock.monotonic() - begun
+            late = waited > self._section.stop_timeout + _GRACE
+            # Each time: a late call may have started another guardian meanwhile.
+            if not self._signal(own, signal.SIGKILL if late else signal.SIGTERM, order):
+                return None
+            if waited > self._section.stop_timeout + 3 * _GRACE:
+                LOG.error("What runs in %s could not be ended within %.0f seconds.", own, waited)
+                raise DriverError(f"the workload could not be ended within {waited:.0f} seconds")
+            self._clock.sleep(_PAUSE)
+
+    def _signal(self, own: Path, number: signal.Signals, order: int | None) -> bool:
+        """Signals the guardian; False when it must not be ended with this order, or is gone."""
+        if order is None:
+            signal_guardian(own, number)
+            return True
+        with contextlib.suppress(FileNotFoundError), power_call(own, order) as newest:
+            # A start that finds the workload running keeps its order before it leaves it alone: so no signal after that.
+            if newest:
+                signal_guardian(own, number)
+            return newest
+        return False
+
+    def _start(self, own: Path, order: int) -> None:
+        with contextlib.suppress(FileNotFoundError), power_call(own, order) as newest:
+            if not newest:
+                return
+        if was_stopped(own):
+            # The stop may be under way, or was killed.
+            lock = self._end(own, order)
+            if lock is None:
+                return
+            os.close(lock)
+        self._guard(own, again=order)
+
+    def _stop(self, own: Path, order: int) -> None:
+        with contextlib.suppress(FileNotFoundError), power_call(own, order, stop=True) as newest:
+            if not newest:
+                return
+        lock = self._end(own, order)
+        if lock is None:
+            return
+        try:
+            if (read_json(own / STATE) or {}).get("state") == "running":
+                # Its guardian was killed.
+                write_json(own / STATE, {"state": "stopped", "since": self._clock.wall(), "detail": "It was stopped."})
+        finally:
+            os.close(lock)
+
+    def _is_newest(self, uuid: str, token: int) -> bool:
+        return max(tokens_of(self._folder / uuid), default=0) == token
+
+    def _tidy(self, uuid: str, up_to_token: int) -> None:
+        """Removes what killed calls left in the middle of a rename, and the folder of an instance of which nothing is left."""
+        folder = self._folder / uuid
+        with contextlib.suppress(NotADirectoryError, FileNotFoundError):
+            for name in os.listdir(folder):
+                kind, _, rest = name.partition("-")
+                token = rest.partition("-")[0]
+                if kind in (_NEW, _OLD) and token.isdigit() and int(token) <= up_to_token:
+                    _discard(folder / name)
+        # Fails while another token is there.
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+
+    def _spec(self, workload: Workload, token: int) -> dict[str, Any]:
+        section, uid = self._section, self._uid(workload.project_id)
+        groups = groups_for(f"{workload.uuid}-{token}", workload.resources, section.max_processes)
+        return {
+            "arguments": self._arguments(workload, os.getuid() if uid is None else uid),
+            "command": workload.command[0],
+            "uid": uid,
+            "groups": [dataclasses.asdict(group) for group in groups],
+            "memory_mb": workload.resources.get("MEMORY_MB", 0),
+            "log_bytes": section.log_size * _MIB,
+            "stop_seconds": section.stop_timeout,
+        }
+
+    def _uid(self, project_id: str) -> int | None:
+        """The user that a project's workloads have; None: the agent's own, since it may choose no other."""
+        if os.getuid() != 0:
+            return None
+        digest = hashlib.sha256(project_id.encode()).digest()
+        return int(self._section.first_uid) + int.from_bytes(digest[:4], "big") % _UIDS
+
+    def _arguments(self, workload: Workload, uid: int) -> Sequence[str]:
+        """The command line of the sandbox."""
+        section = self._section
+        size = str(section.tmp_size * _MIB)
+        paths = [item for path in section.read_only_paths for item in ("--ro-bind-try", path, path)]
+        environment = {
+            "PATH": _PATH, "HOME": "/tmp", "LANG": "C.UTF-8", "MOORAGE_INSTANCE": workload.uuid,  # noqa: S108
+        }  # fmt: skip
+        settings = [item for name, value in environment.items() for item in ("--setenv", name, value)]
+        return [
+            self._bwrap,
+            *self._no_namespaces,
+            *("--unshare-user", "--unshare-all", "--uid", str(uid), "--gid", str(uid)),
+            *("--die-with-parent", "--new-session", "--cap-drop", "ALL", "--sync-fd", str(LOCK_FD)),
+            *("--hostname", f"i-{workload.uuid}", "--clearenv", *settings),
+            *paths,
+            *("--proc", "/proc", "--dev", "/dev", "--size", size, "--tmpfs", "/dev/shm", "--remount-ro", "/dev"),  # noqa: S108
+            *("--size", size, "--tmpfs", "/tmp", "--remount-ro", "/", "--chdir", "/tmp"),  # noqa: S108
+            *("--", "/bin/sh", "-c", _WRAPPER, "sh", *workload.command),
+        ]
+
+    @contextlib.contextmanager
+    def _faults(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            LOG.error("The folder %s failed: %s", self._folder, error)
+            raise DriverError(
+                f"the folder of the driver process failed ({error.strerror}); the log of the agent names it"
+            ) from error
+
+
+def _answer_of(output: bytes) -> tuple[str, str]:
+    """What a guardian answered, empty where it could not, and what else it wrote, which is for the log alone."""
+    lines = output.decode("utf-8", "replace").split("\n")
+    said = [line.removeprefix(ANSWER) for line in lines if line.startswith(ANSWER)]
+    return "".join(said[-1:]), "\n".join(line for line in lines if not line.startswith(ANSWER)).strip()
+
+
+def _version(bwrap: str) -> tuple[int, ...]:
+    """The version of bubblewrap; (0,) where it does not say one."""
+    try:
+        said = subprocess.run([bwrap, "--version"], capture_output=True, text=True, timeout=10, check=False).stdout  # noqa: S603
+    except (OSError, subprocess.TimeoutExpired):
+        said = ""
+    return tuple(int(part) for part in re.findall(r"\d+", said)[:2]) or (0,)
+
+
+def _discard(folder: Path) -> None:
+    """Has a folder disappear by one rename, and removes what is in it: a call that makes it just now fails as a whole."""
+    token = folder.name.split("-")[1] if folder.name.startswith(".") else folder.name
+    gone = folder.with_name(f"{_OLD}-{token}-{randomness.new_hex()}")
+    with contextlib.suppress(FileNotFoundError):
+        folder.rename(gone)
+    shutil.rmtree(gone, ignore_errors=True)
+
+
+def _look(own: Path, token: int) -> Observed | None:
+    """What there is of one workload; None when it is removed in this moment."""
+    try:
+        lock = try_lock(own, shared=True)
+    except FileNotFoundError:
+        return None
+    # What a guardian says last it says before it lets go of the lock.
+    state = read_json(own / STATE)
+    if lock is not None:
+        os.close(lock)
+    if state is None:
+        if lock is None:
+            return Observed(token, WorkloadState.RUNNING, None, "It is being started.")
+        return Observed(token, WorkloadState.FAILED, None, "It was never started.")
+    if state["state"] == "running" and lock is not None:
+        detail = "Its guardian ended: it was killed, or the machine was started again."
+        return Observed(token, WorkloadState.FAILED, None, detail)
+    return Observed(token, WorkloadState(state["state"]), state["since"], state["detail"])
+
+
+def _tail(path: Path, most: int) -> bytes:
+    """The end of a file, at most so many bytes."""
+    with open(path, "rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - most))
+        return file.read(most)
+
+
+def _usage(pids: Sequence[int]) -> Usage:
+    """What processes use, with the processor time of their children that have ended."""
+    ticks = pages = 0
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+            # utime, stime, cutime and cstime
+            ticks += sum(map(int, stat[11:15]))
+            pages += int(stat[21])
+    return Usage(ticks / os.sysconf("SC_CLK_TCK"), pages * os.sysconf("SC_PAGE_SIZE"))

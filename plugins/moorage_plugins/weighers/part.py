@@ -1,0 +1,10 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the part brings: the reference weighers."""
+
+from moorage.part import Part
+
+__all__ = ["PART"]
+
+PART = Part(
+    options="moorage_plugins.weighers.options",
+)

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keep resources that only some nodes have for the requests that ask for them."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+from typing_extensions import override
+
+from moorage.scheduling.interface import Fleet, RequestSpec, Rows
+from moorage_plugins.weighers.base import AggregateWeigher, Floats
+
+__all__ = ["LeastWasteWeigher"]
+
+
+class LeastWasteWeigher(AggregateWeigher):
+    """Prefers nodes on which the request leaves no scarce resource unused; ``[weigher_least_waste] multiplier``.
+
+    A resource class is scarce for a request when some of the nodes that passed have it, others do not, and the request does not ask
+    for it: a GPU, for a request of processors and memory alone. A node wastes what is free of such classes. Every node that wastes
+    something ranks below every node that wastes nothing, and among those that do, less is better. Nodes whose scarce resources are
+    all used waste nothing. Metadata: ``least_waste_weight_multiplier``.
+    """
+
+    api_version: ClassVar[tuple[int, int]] = (1, 0)
+    minval = 0.0
+    maxval = 2.0
+    group = "weigher_least_waste"
+    aggregate_key = "least_waste_weight_multiplier"
+    sign = -1.0
+
+    @override
+    def weigh_rows(self, fleet: Fleet, rows: Rows, spec: RequestSpec) -> Floats:
+        wasted: Floats = np.zeros(len(rows))
+        classes = 0
+        for name in fleet.resource_classes:
+            if name in spec.flavor.resources:
+                continue
+            capacity = fleet.capacity(name)[rows]
+            there = capacity > 0
+            if there.all() or not there.any():
+                continue
+            classes += 1
+            # Each class counts by its share of the largest node, so that bytes do not outweigh devices.
+            wasted += np.maximum(fleet.free(name)[rows], 0.0) / capacity.max()
+        # Half of the range separates nodes that waste something from those that waste nothing.
+        return np.where(wasted > 0, 1.0 + wasted / max(classes, 1), 0.0)

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A control plane on one machine with the process driver: ``moorage up``, and processes that anybody sees with ps."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import unittest
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from moorage import errors
+from tests.functional.compute.sandboxes import guardians_of, kill_guardians, pids_of, require_bubblewrap
+from tests.functional.control_plane.test_slice import SliceCase, flavor
+from tests.servers import wait_until
+
+SOON = 120.0
+R = TypeVar("R")
+
+
+class ProcessPlaneTests(SliceCase):
+    agents = 1
+    SEEN = ("status", "actual_state", "fault", "restarts")
+    extra = "[agent]\nsweep_interval = 0.5\n[compute]\ndriver = process\nrestart_delay = 0.1\n[driver_process]\nstop_timeout = 2\n"
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        # A class cannot be skipped by the function that skips a test.
+        require_bubblewrap(unittest.TestCase())
+        super().setUpClass()
+        # What a test that failed has left.
+        cls.addClassCleanup(kill_guardians, cls.plane.state)
+
+    def made(self, *command: str, restart: str = "never") -> str:
+        body: dict[str, Any] = {**flavor(VCPU=1), "command": list(command)}
+        body["flavor"]["extra_specs"] = {"compute:restart": restart}
+        made: dict[str, Any] = self.create(body)
+        self.assertEqual(("active", ""), (made["status"], made["fault"]))
+        return str(made["uuid"])
+
+    def pids(self, uuid: str) -> list[int]:
+        return pids_of(uuid, self.plane.state)
+
+    def test_a_workload_outlives_its_agent_and_is_found_again(self) -> None:
+        uuid = self.made("sleep", "100000")
+        (pid,) = self.pids(uuid)
+        (guardian,) = guardians_of(uuid)
+        before = self.plane.processes()["agent-1"]
+        os.kill(before["pid"], signal.SIGKILL)
+        wait_until(lambda: self.plane.processes()["agent-1"]["restarts"] > before["restarts"], "another agent", SOON)
+        self.assertEqual(([pid], [guardian]), (self.pids(uuid), guardians_of(uuid)))
+        self.delete(uuid)
+        self.assertEqual([], self.pids(uuid))
+
+    def test_a_workload_that_is_killed_by_hand_is_started_again_and_that_is_told(self) -> None:
+        uuid = self.made("sleep", "100000", restart="on-failure")
+        (pid,) = self.pids(uuid)
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: self.api.instance(uuid)["restarts"] == 1, "the restart", SOON)
+        wait_until(lambda: self.api.instance(uuid)["actual_state"] == "running", "it to run", SOON)
+        (again,) = self.pids(uuid)
+        self.assertNotEqual(pid, again)
+        self.assertEqual("active", self.api.instance(uuid)["status"])
+
+        def told() -> list[tuple[str, int]]:
+            answer = self.api.request("GET", "/events", query={"subject": f"instance/{uuid}", "limit": 1000})
+            states = [each["state"] for each in answer["events"] if each["kind"] == "instance.observe"]
+            return [(each["actual_state"], each["restarts"]) for each in states]
+
+        wait_until(lambda: told()[-1:] == [("running", 1)], "the events", SOON)
+        self.assertEqual([("failed", 0), ("failed", 1), ("running", 1)], told())
+        self.delete(uuid)
+        self.assertEqual([], self.pids(uuid))
+
+    def test_a_workload_that_ends_becomes_stopped_with_the_reason(self) -> None:
+        uuid = self.made("sleep", "100000")
+        os.kill(self.pids(uuid)[0], signal.SIGTERM)
+        wait_until(lambda: self.api.instance(uuid)["status"] == "stopped", "it to be seen", SOON)
+        found = self.api.instance(uuid)
+        self.assertEqual(
+            ("failed", "It ended with exit code 143, as if killed by signal 15."),
+            (found["actual_state"], found["fault"]),
+        )
+        self.delete(uuid)
+
+    def answer(self, ask: Callable[[], R]) -> R:
+        """What the agent answers. It answers a few questions of one instance a second, and refuses others."""
+        found: list[R] = []
+
+        def asked() -> bool:
+            with contextlib.suppress(errors.Unavailable):
+                found.append(ask())
+            return bool(found)
+
+        wait_until(asked, "an answer of the agent", SOON)
+        return found[0]
+
+    def test_console_and_usage_are_shown(self) -> None:
+        uuid = self.made("sh", "-c", "seq 1 5; printf '\\033[2Jend\\n'; exec sleep 100000")
+        wait_until(lambda: "end" in self.answer(lambda: self.api.instance_console(uuid)), "the output", SOON)
+        self.assertEqual("5\n\x1b[2Jend\n", self.answer(lambda: self.api.instance_console(uuid, lines=2)))
+        usage = self.answer(lambda: self.api.instance_usage(uuid))
+        self.assertGreater(usage["memory_bytes"], 0)
+        self.assertGreaterEqual(usage["cpu_seconds"], 0.0)
+        self.delete(uuid)
+
+    def test_an_instance_is_stopped_started_and_rebooted(self) -> None:
+        uuid = self.made("sleep", "100000", restart="always")
+
+        def after(operation: str, status: str, state: str) -> list[int]:
+            self.api.act_on_instance(uuid, operation)
+            wait_until(lambda: not self.api.instance(uuid)["pending"], "the end of the operation", SOON)
+            found = self.api.instance(uuid)
+            self.assertEqual((status, state, "", 0), tuple(found[each] for each in self.SEEN))
+            return self.pids(uuid)
+
+        (first,) = self.pids(uuid)
+        self.assertEqual([], after("stop", "stopped", "stopped"))
+        (second,) = after("start", "active", "running")
+        (third,) = after("reboot", "active", "running")
+        self.assertEqual(3, len({first, second, third}))
+        self.delete(uuid)
+
+    def test_a_live_migration_is_refused_and_runs_nothing_twice(self) -> None:
+        uuid = self.made("sleep", "100000")
+        before = self.pids(uuid)
+        with self.assertRaisesRegex(errors.Conflict, "does not have the power compute.live_migrate"):
+            self.api.act_on_instance(uuid, "live_migrate")
+        self.assertEqual(before, self.pids(uuid))
+        self.api.act_on_instance(uuid, "rebuild")
+        wait_until(lambda: self.api.instance(uuid)["status"] == "active", "the rebuild", SOON)
+        (again,) = self.pids(uuid)
+        self.assertNotIn(again, before)
+        self.delete(uuid)
+
+    def test_what_cannot_be_run_says_why(self) -> None:
+        found = self.create({**flavor(), "command": ["no-such-program"]})
+        self.assertEqual("error", found["status"])
+        self.assertIn("'no-such-program' is not found in the sandbox", found["fault"])
+        found = self.create(flavor())
+        self.assertIn("has no command", found["fault"])

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is special about the simulated driver; the kit of drivers pins the rest."""
+
+from __future__ import annotations
+
+import tempfile
+import unittest
+from pathlib import Path
+
+from oslo_config import cfg
+
+from moorage.drivers.interface import DriverError, DriverTools, Workload
+from moorage.testing.clock import ManualClock
+from moorage_plugins.compute import options
+from moorage_plugins.drivers.simulated import SimulatedDriver
+
+
+def flavor(uuid: str, extra_specs: dict[str, str] | None = None, operation: str = "build") -> Workload:
+    return Workload(uuid=uuid, extra_specs=extra_specs or {}, operation=operation)
+
+
+class DriverTests(unittest.TestCase):
+    def setUp(self) -> None:
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.state_dir = folder.name
+        self.folder = Path(folder.name) / "hypervisors" / "host-1"
+        self.clock = ManualClock()
+        self.driver = self.make()
+
+    def make(self, fail_builds: str = "") -> SimulatedDriver:
+        conf = cfg.ConfigOpts()
+        conf.register_opts([cfg.StrOpt("state_dir", default=self.state_dir)], group="control_plane")
+        options.register_opts(conf)
+        conf([], project="moorage", default_config_files=[])
+        for name, value in (("build_delay", 1.5), ("destroy_delay", 0.5), ("fail_builds", fail_builds)):
+            conf.set_override(name, value, group="compute")
+        return SimulatedDriver(DriverTools(conf, self.clock, "host-1"))
+
+    def test_what_is_replaced_or_destroyed_leaves_no_file(self) -> None:
+        for tokens in ((1, 2), (2, 1)):
+            for token in tokens:
+                self.driver.spawn(flavor("a"), token)
+            self.assertEqual([path.name for path in (self.folder / "a").iterdir()], ["2"])
+            self.driver.destroy("a", 2)
+            self.assertEqual([], list(self.folder.iterdir()))
+
+    def test_delays_are_those_of_the_flavor_else_of_the_configuration(self) -> None:
+        self.driver.spawn(flavor("a"), 1)
+        self.driver.spawn(flavor("b", {"sim:delay_ms": "250"}), 1)
+        self.driver.spawn(flavor("b", {"sim:resize_delay_ms": "125"}, "resize"), 2)
+        self.driver.check(flavor("b", {"sim:shelve_offload_delay_ms": "100"}, "shelve_offload"))
+        self.driver.destroy("a", 1)
+        self.assertEqual(self.clock.slept, [1.5, 0.25, 0.125, 0.1, 0.5])
+
+    def test_failures_are_those_of_the_flavor_else_of_the_configuration(self) -> None:
+        for driver, specs, text in (
+            (self.driver, {"sim:fail": "no image"}, "no image"),
+            (self.make("all fail"), {}, "all fail"),
+            (self.make("all fail"), {"sim:fail": "no image"}, "no image"),
+        ):
+            with self.assertRaisesRegex(DriverError, text):
+                driver.spawn(flavor("a", specs), 1)
+        with self.assertRaisesRegex(DriverError, "stay"):
+            self.driver.check(flavor("a", {"sim:shelve_offload_fail": "stay"}, "shelve_offload"))
+        self.assertEqual(self.driver.inspect(), {})
+
+    def test_a_delay_that_is_none_is_refused_with_the_value(self) -> None:
+        for text in ("soon", "-1", "nan", "inf", "1e12", ""):
+            with self.subTest(text), self.assertRaisesRegex(DriverError, f"sim:delay_ms of the flavor is '{text}'"):
+                self.driver.spawn(flavor("a", {"sim:delay_ms": text}), 1)
+
+    def test_a_folder_that_fails_is_a_fault_of_the_driver(self) -> None:
+        self.driver.spawn(flavor("a"), 1)
+        (self.folder / "b").touch()  # where a folder should be
+        with self.assertRaisesRegex(DriverError, "hypervisor's folder"):
+            self.driver.spawn(flavor("b"), 1)

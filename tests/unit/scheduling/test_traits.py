@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What requests say of traits and resource classes, and what becomes of it."""
+
+from __future__ import annotations
+
+import unittest
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moorage import errors, options
+from moorage.scheduling.nova.loading import load_weighers
+from moorage.scheduling.options import PRESETS
+from moorage.scheduling.request import understood
+from moorage.scheduling.traits import parse_traits
+
+TRAITS = ("HW_A", "CUSTOM_B", "CUSTOM_C")
+
+
+class TestTraits(unittest.TestCase):
+    @given(
+        st.dictionaries(st.sampled_from(TRAITS), st.sampled_from(("required", "forbidden"))),
+        st.lists(st.sets(st.sampled_from(TRAITS), min_size=1), max_size=2),
+        st.frozensets(st.sampled_from(TRAITS)),
+    )
+    def test_a_node_passes_as_each_key_says(self, single: dict[str, str], any_of: list[set[str]], node: Any) -> None:
+        specs = {f"trait:{name}": word for name, word in single.items()}
+        specs |= {"trait:in:" + ",".join(sorted(names)): "required" for names in any_of}
+        possible = all(any(single.get(name) != "forbidden" for name in names) for names in any_of)
+        try:
+            asked = parse_traits(specs, {})
+        except errors.InvalidInput:
+            self.assertFalse(possible)
+            return
+        self.assertTrue(possible)
+        passes = all((name in node) == (word == "required") for name, word in single.items())
+        passes = passes and all(names & node for names in any_of)
+        self.assertEqual(passes, asked.met_by(node))
+        self.assertEqual(passes, not asked.missing_in(node))
+
+    def test_what_is_wrong_is_refused_by_name(self) -> None:
+        for specs, image, message in (
+            ({"trait:hw_cpu": "required"}, {}, "'hw_cpu' is none"),
+            ({"trait:": "required"}, {}, "names no trait"),
+            ({"trait:in:A,": "required"}, {}, "'' is none"),
+            ({"trait:A": "wanted"}, {}, "is 'wanted'; write required or forbidden"),
+            ({"trait:in:A,B": "forbidden"}, {}, "is 'forbidden'; write required"),
+            ({"trait:A": "required"}, {"trait:A": "forbidden"}, "requires and forbids the trait A"),
+        ):
+            with self.subTest(specs=specs), self.assertRaisesRegex(errors.InvalidInput, message) as caught:
+                parse_traits(specs, image)
+            self.assertIn("/trait:", caught.exception.details["path"])
+
+
+class TestResources(unittest.TestCase):
+    def body(self, **extra_specs: str) -> dict[str, Any]:
+        specs = {key.replace("__", ":"): value for key, value in extra_specs.items()}
+        return {"flavor": {"flavorid": "f", "resources": {"VCPU": 2, "MEMORY_MB": 512}, "extra_specs": specs}}
+
+    def test_extra_specs_replace_the_amounts_of_the_flavor(self) -> None:
+        asked = understood(self.body(resources__VCPU="0", resources__CUSTOM_GPU="1", resources__MEMORY_MB="1024"))
+        self.assertEqual({"MEMORY_MB": 1024, "CUSTOM_GPU": 1}, asked["flavor"]["resources"])
+
+    def test_a_body_that_asks_for_nothing_of_the_kind_is_returned_as_it_is(self) -> None:
+        for body in (self.body(trait__A="required"), {"host": "h"}, {}):
+            self.assertIs(body, understood(body))
+
+    def test_what_is_wrong_is_refused_by_name(self) -> None:
+        for key, value, message in (
+            ("resources:VCPU", "-1", "write a whole number"),
+            ("resources:VCPU", "two", "write a whole number"),
+            ("resources:VCPU", "2147483648", "write a whole number"),
+            ("resources:VCPU", "9" * 1000, "write a whole number"),
+            ("resources:VCPU", "\u0662", "write a whole number"),
+            ("resources:vcpu", "1", "names no resource class"),
+            ("resources1:VCPU", "1", "request groups"),
+            ("trait_NET:CUSTOM_A", "required", "request groups"),
+            ("group_policy", "isolate", "request groups"),
+            ("same_subtree", "_A,_B", "request groups"),
+        ):
+            with self.subTest(key=key), self.assertRaisesRegex(errors.InvalidInput, message) as caught:
+                understood(self.body(**{key.replace(":", "__"): value}))
+            self.assertEqual(f"body/flavor/extra_specs/{key}", caught.exception.details["path"])
+        with self.assertRaisesRegex(errors.InvalidInput, "only a flavor asks for resources"):
+            understood({"image": {"properties": {"resources:VCPU": "1"}}})
+        with self.assertRaisesRegex(errors.InvalidInput, "asks for nothing"):
+            understood(self.body(resources__VCPU="0", resources__MEMORY_MB="0"))
+
+
+class TestPresets(unittest.TestCase):
+    def test_each_preset_ranks_by_its_weighers_and_multipliers(self) -> None:
+        for name, preset in PRESETS.items():
+            with self.subTest(name):
+                conf = options.defaults(scheduling={"preset": name})
+                self.assertEqual(preset.weighers, tuple(each.name for each in load_weighers(conf)))
+                for weigher, multiplier in preset.multipliers.items():
+                    self.assertEqual(multiplier, conf[f"weigher_{weigher}"].multiplier)
+
+    def test_what_is_configured_wins(self) -> None:
+        conf = options.defaults(
+            scheduling={"preset": "pack", "enabled_weighers": ["cpu"]}, weigher_cpu={"multiplier": 3.0}
+        )
+        self.assertEqual(["cpu"], [each.name for each in load_weighers(conf)])
+        self.assertEqual(3.0, conf.weigher_cpu.multiplier)

@@ -31,7 +31,9 @@ class ServicesApiTests(unittest.TestCase):
 
     def change(self, uuid: str, **changes: object) -> object:
         route: Route = next(each for each in self.routes if each.method == "PATCH")
-        return route.handler(Request(context=RequestContext(overwrite=False), path_params={"uuid": uuid}, body=changes)).body
+        return route.handler(
+            Request(context=RequestContext(overwrite=False), path_params={"uuid": uuid}, body=changes)
+        ).body
 
     def test_a_change_is_told_once_it_is_stored(self) -> None:
         answer = self.change(self.agent.uuid, disabled=True, disabled_reason="repair")

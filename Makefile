@@ -13,7 +13,7 @@ TESTS ?=
 SAMPLES ?= etc/moorage
 
 unexport PYTHON PYTHONHOME PYTHONPATH
-# The tests start hundreds of processes; without compiled files each would compile every module anew.
+# The tests start hundreds of processes; without compiled files each would compile every module again.
 unexport PYTHONDONTWRITEBYTECODE
 # Without its own repository (an unpacked archive, a folder inside another project) pbr cannot know the version,
 # and would take the tag of a repository above this folder.
@@ -36,12 +36,12 @@ help:
 	@echo "make format   put the code into the shape that 'make check' asks for"
 	@echo "make docs     build the documentation into doc/build/html"
 	@echo "make man      build the manual pages into doc/build/man"
-	@echo "make samples  write the sample configuration and policy anew into etc/moorage"
+	@echo "make samples  write the sample configuration and policy again into etc/moorage"
 	@echo "make clean    remove everything that was built, the virtual environment too"
 
 venv: $(VENV)/.project
 
-# The libraries: anew only when a list of them changed.
+# The libraries: again only when a list of them changed.
 $(VENV)/.libraries: requirements.txt test-requirements.txt constraints.txt
 	@$(BASE_PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
 	    { echo "Moorage needs Python 3.11 or newer as '$(BASE_PYTHON)'; name another one: make BASE_PYTHON=python3.12 ..." >&2; exit 1; }
@@ -52,7 +52,7 @@ $(VENV)/.libraries: requirements.txt test-requirements.txt constraints.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -r requirements.txt -r test-requirements.txt
 	@touch $@
 
-# The project itself, editable: anew only when its metadata or entry points changed.  The metadata that a build leaves in
+# The project itself, editable: again only when its metadata or entry points changed.  The metadata that a build leaves in
 # this folder go, since Python would find those first, with the entry points of that day.
 $(VENV)/.project: $(VENV)/.libraries setup.cfg setup.py pyproject.toml
 	@rm -rf moorage.egg-info

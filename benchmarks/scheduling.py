@@ -304,7 +304,7 @@ class Bench:
         answer["dry_run_ms"] = round(seconds(dry_run, self.repeat) * 1e3, 3)
 
         def host_states() -> None:
-            # What a scheduler without columns does for each request: states built anew, then the loop.
+            # What a scheduler without columns does for each request: states built again, then the loop.
             hosts = [NaiveHost(node, host.instances) for node, host in zip(self.nodes, self.hosts, strict=True)]
             naive(hosts, chain, self.weighers, self.spec(**hint))
 

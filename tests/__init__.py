@@ -43,8 +43,8 @@ if "TMPDIR" not in os.environ and os.access(MEMORY, os.W_OK) and shutil.disk_usa
     # In the environment too: what tests start does the same.
     os.environ["TMPDIR"] = tempfile.tempdir = MEMORY
 
-# Of whoever starts the tests, and nothing for the hundreds of processes that tests start: without compiled files each would
-# compile every module anew, and the interpreter of ``make coverage`` would measure them.
+# The variable is the caller's; it is removed for the hundreds of processes that tests start: without compiled files each would
+# compile every module again, and the interpreter of ``make coverage`` would measure them.
 for _name in ("PYTHONDONTWRITEBYTECODE", "PYTHON"):
     os.environ.pop(_name, None)
 

@@ -129,9 +129,9 @@ def deprecated(since: tuple[int, int], instead: str) -> Callable[[MethodT], Meth
 def deprecated_plugin(since: str, instead: str) -> Callable[[ClassT], ClassT]:
     """Marks a plugin's class that is going to be removed, by the author of the plugin. Until then it works as before.
 
-    Whoever chooses it is told once in each process, by ``moorage plugin check`` and by ``moorage config validate``. The mark is the
-    class's own: a class that is derived from it, or that it is derived from, has none. So a plugin gets another name by a subclass
-    under the old one.
+    A configuration that chooses it is warned of once in each process, by ``moorage plugin check`` and by ``moorage config
+    validate``. The mark is the class's own: a class that is derived from it, or that it is derived from, has none. So a plugin
+    gets another name by a subclass under the old one.
 
     :param since: the release of the author's distribution with which it became so: ``acme 2.0``.
     :param instead: what a deployer shall do, a clause: ``choose gpu_model``.

@@ -45,7 +45,7 @@ class Part:
     :param collectors: classes of metrics that are counted in the store whenever ``/metrics`` is asked, collectors of
         prometheus_client. Each is built with the database.
     :param upgrade_checks: what ``moorage-status upgrade check`` looks at -> a function of the configuration. The function returns
-        a sentence for each thing that somebody should look at, and raises MoorageError if services would not start.
+        a sentence for each thing that an operator should look at, and raises MoorageError if services would not start.
     :param commands: commands of ``moorage`` as they are typed -> the class.
     :param periodic_tasks: the names of periodic tasks -> the class.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The public interface, as data: which modules a plugin, a program of somebody else's, and their tests may import.
+"""The public interface, as data: which modules a plugin, a program of others, and their tests may import.
 
 What stands here stays as it is until the next major release, but for what was announced (:func:`moorage.extensions.deprecated`);
 the rest may change without notice. The documentation's page is made from this list, and so are the checks that hold the reference

@@ -189,7 +189,7 @@ def shared(name: str) -> Server:
 
 
 def forget(name: str) -> None:
-    """End the shared server, if there is one; the next call of ``shared`` looks anew."""
+    """End the shared server, if there is one; the next call of ``shared`` looks again."""
     with _lock:
         server = _shared.pop(name, None)
     if server is not None:

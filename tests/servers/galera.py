@@ -99,7 +99,7 @@ class GaleraNode(Mariadb):
         return int(said[-1])
 
     def join(self, members: Sequence[int]) -> None:
-        """Start again after a kill; no members: the cluster begins anew with what this node has."""
+        """Start again after a kill; no members: the cluster begins again with what this node has."""
         self._members = list(members)
         state = self.folder / "data" / "grastate.dat"
         if not members:

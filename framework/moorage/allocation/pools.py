@@ -27,7 +27,7 @@ from moorage.allocation.interface import (
 __all__ = ["Pool", "PoolKeeper"]
 
 T = TypeVar("T")
-#: How often a provider is read and written anew because others write it at the same time.
+#: How often a provider is read and written again because others write it at the same time.
 _TRIES = 10
 
 

@@ -76,7 +76,7 @@ class CleanupCoordinator:
 
     :param tell: has one service look for requests: ``tell(host, request uuid)``; may be lost.
     :param announce: tells the other schedulers of a request: ``announce(service uuid, epoch)``; may be lost.
-    :param checks: ``[cleanup] auto_cleanup_checks``, read anew each time; so is ``automatic``.
+    :param checks: ``[cleanup] auto_cleanup_checks``, read again each time; so is ``automatic``.
     :param predict: has a service say what it would do: ``predict(host, service, dead, filters)``; by the rows alone unless said.
     :param requested: called after a request was made, or opened again.
     :param changed: called by :meth:`sample` with a service and whether it is up, when that is another than the time before.
@@ -198,7 +198,7 @@ class CleanupCoordinator:
         return self._all(due, rows, up, Filters(), requested_by, kind="automatic", dry_run=dry_run)
 
     def heard(self, service: str, epoch: int) -> None:
-        """Another scheduler has requested it: begin to count anew."""
+        """Another scheduler has requested it: begin to count again."""
         with self._lock:
             self._samples.pop(service, None)
         LOG.info("Another scheduler has service %s (before epoch %d) cleaned after.", service, epoch)

@@ -47,6 +47,6 @@ class StalenessTracker:
             self._seen = {key: self._seen[key] for key in keys if key in self._seen}
 
     def forget(self) -> None:
-        """Begin anew: who lives could not show it, because the store was away."""
+        """Begin again: who lives could not show it, because the store was away."""
         with self._lock:
             self._seen.clear()

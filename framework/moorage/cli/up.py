@@ -160,7 +160,7 @@ class ControlPlane:
         self._stopping.set()
 
     def reload(self) -> None:
-        """Have :meth:`run` take the configuration anew; may be called from a signal handler."""
+        """Have :meth:`run` take the configuration again; may be called from a signal handler."""
         if self._supervisor is not None:
             self._supervisor.reload()
 

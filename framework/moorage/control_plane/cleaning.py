@@ -78,7 +78,7 @@ class AgentCleaning:
         self._clock = platform.clock
         self._tell = platform.tell
         self._interval = float(conf.cleanup.interval)
-        # Whoever has an operation in its queue says so when it sweeps.
+        # An agent that has an operation in its queue says so when it sweeps.
         self._announced_within = _SWEEPS * float(conf.agent.sweep_interval)
         self._lease_seconds = workers.lease_seconds
         loaded = check(conf)

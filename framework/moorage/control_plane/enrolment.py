@@ -29,7 +29,7 @@ _PAGE = 1000
 _ATTEMPTS = 5
 
 
-#: What schedulers look at: when one of these changes, they read the fleet anew.
+#: What schedulers look at: when one of these changes, they read the fleet again.
 _SEEN = frozenset({"name", "resource_class", "properties"})
 
 

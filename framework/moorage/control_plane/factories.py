@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a role, and whoever needs no role, opens by the configuration: stores, detectors, leases."""
+"""What roles and commands open by the configuration: stores, detectors, leases."""
 
 from __future__ import annotations
 

@@ -145,7 +145,7 @@ class AgentTools:
     :param conf: the configuration (an oslo.config ``ConfigOpts``).
     :param identity: who this agent is (uuid, host, epoch, ...).
     :param workers: the leases of operations.
-    :param nodes: the nodes that this agent works on, read anew each time: those of its shard where ``[sharding] my_shard`` is
+    :param nodes: the nodes that this agent works on, read again each time: those of its shard where ``[sharding] my_shard`` is
         set (none when the shard is empty), else those of its host.
     :param store: the allocation store. Where it is an ``AllocationLedger`` too, instances can be moved and resized.
     :param reporter: tells every scheduler what changed.

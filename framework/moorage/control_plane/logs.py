@@ -34,7 +34,7 @@ def check(conf: cfg.ConfigOpts) -> None:
 def setup(conf: cfg.ConfigOpts, name: str) -> None:
     """Open the log of the process.
 
-    Text of somebody's that UTF-8 cannot hold is written with escapes; logging would tell of its own failure instead.
+    Text of others that UTF-8 cannot hold is written with escapes; logging would tell of its own failure instead.
 
     :param name: what lines are told under, and the file in ``log_dir`` is called.
     :raises ConfigError: it cannot be opened.

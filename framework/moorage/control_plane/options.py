@@ -30,13 +30,13 @@ CONTROL_PLANE_OPTS: Sequence[cfg.Opt] = (
         "max_rss",
         default=2048,
         min=64,
-        help="Resident memory, in MiB, above which the supervisor ends a process and starts it anew.",
+        help="Resident memory, in MiB, above which the supervisor ends a process and restarts it.",
     ),
     cfg.FloatOpt(
         "stopped_timeout",
         default=30.0,
         min=0,
-        help="Seconds after which the supervisor kills a process that is stopped (SIGSTOP), and starts it anew: stopped in the "
+        help="Seconds after which the supervisor kills a process that is stopped (SIGSTOP), and restarts it: stopped in the "
         "middle of a transaction it holds up all others on SQLite. Keep it below [services] service_down_time, after which those "
         "give up. 0: never.",
     ),

@@ -2,7 +2,7 @@
 """One process that starts the roles of a machine as processes of their own and keeps them running.
 
 A child says that it is ready by a line on a pipe. One that ends is started again after a delay that doubles while it keeps
-ending; one that grows above ``max_rss`` is ended and started anew, and so is one that stays stopped. A child that refuses its
+ending; one that grows above ``max_rss`` is ended and restarted, and so is one that stays stopped. A child that refuses its
 configuration at the first start (exit status :data:`EXIT_CONFIG`) ends the whole start with its message, because starting it
 again could not help. Each child has a session of its own, and what is left of its process group when it has ended (a copy that a
 plugin forked, a program that hangs) is killed: it would hold sockets and locks that the next one needs.
@@ -268,7 +268,7 @@ class Supervisor:
             return True
         if self._stopped_too_long(child, child.process.pid, now):
             LOG.warning(
-                "%s has been stopped for %g s and may hold what all others wait for; it is killed and started anew.",
+                "%s has been stopped for %g s and may hold what all others wait for; it is killed and restarted.",
                 child.program.name,
                 self._stopped_timeout,
             )
@@ -278,7 +278,7 @@ class Supervisor:
                 child.send(signal.SIGKILL)
         elif _resident(child.process.pid) > self._max_rss:
             LOG.warning(
-                "%s uses more than %d MiB of memory; it is ended and started anew.",
+                "%s uses more than %d MiB of memory; it is ended and restarted.",
                 child.program.name,
                 self._max_rss // 2**20,
             )

@@ -14,7 +14,7 @@ LOG = logging.getLogger(__name__)
 
 
 def notify(state: str) -> bool:
-    """Tell systemd, where it started us with ``Type=notify``; whether somebody was told.
+    """Tell systemd, where it started us with ``Type=notify``; whether it was told.
 
     :param state: ``READY=1``, ``STOPPING=1``, ``STATUS=...``.
     """

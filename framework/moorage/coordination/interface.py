@@ -64,7 +64,7 @@ def stays_of(member_id: bytes) -> bytes:
 
 
 class NotMember(errors.Fenced):
-    """The backend answered, and this member is not in the group: its session is over. It must join anew, under a new id."""
+    """The backend answered, and this member is not in the group: its session is over. It must join again, under a new id."""
 
     code = "moorage.not_member"
 

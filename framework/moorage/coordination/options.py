@@ -65,7 +65,7 @@ COORDINATION_OPTS: Sequence[cfg.Opt] = (
         "reset_after",
         default=0.0,
         min=0.0,
-        help="Seconds without an answer after which the client of the backend is replaced by a new one, which joins anew; 0 "
+        help="Seconds without an answer after which the client of the backend is replaced by a new one, which joins again; 0 "
         "means session_timeout. Needs a restart.",
     ),
     cfg.StrOpt(

@@ -91,7 +91,7 @@ def record(transaction: sa.Connection, event: JournalEvent) -> None:
 
 @functools.cache
 def _insert(rows: int, dialect: sa.Dialect) -> str:
-    """Inserts so many events; text, because SQLAlchemy compiles an INSERT of several rows anew for each call."""
+    """Inserts so many events; text, because SQLAlchemy compiles an INSERT of several rows again for each call."""
     place = "?" if dialect.paramstyle == "qmark" else "%s"
     row = f"({', '.join([place] * len(_COLUMNS))}, {now().compile(dialect=dialect)})"
     return f"INSERT INTO events ({', '.join(_COLUMNS)}, at) VALUES {', '.join([row] * rows)}"  # noqa: S608  (no value is in it)

@@ -170,7 +170,7 @@ class _Delivery:
 
     def _deliver(self, events: Sequence[RecordedEvent]) -> bool:
         held = self._now_held()
-        # The process may have been paused since it renewed the lease. Then the next look holds the lease anew.
+        # The process may have been paused since it renewed the lease. Then the next look holds the lease again.
         if self._stopping.is_set() or self._clock.monotonic() - self._renewed > self._lease / 2:
             return False
         try:

@@ -62,7 +62,7 @@ _EQUAL = {
     "request_id": events.c.request_id,
     "global_request_id": events.c.global_request_id,
 }
-#: The filters of which one value has few events.
+#: Filters for which one value selects few events.
 _FEW = frozenset({"subject", "request_id", "global_request_id"})
 
 

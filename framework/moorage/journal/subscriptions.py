@@ -70,7 +70,7 @@ _FAIL = _RENEW.values(
     last_error_at=now(),
 )
 _RELEASE = RELEASE.update(subscriptions, _KEY, _PARAMETERS)
-#: An operator moves the cursor: whoever delivers has lost its lease.
+#: An operator moves the cursor: the process that delivers has lost its lease.
 _RESET = (
     sa.update(subscriptions)
     .where(_KEY)
@@ -167,7 +167,7 @@ class SubscriptionStore:
         """Hold the lease for so many seconds, newly or still; returns the row, or None when another owner was faster.
 
         :param token: what the caller got when it took the lease; None: it never did. A lease that an earlier caller of the same
-            process has taken is taken anew, so that two never write with one token.
+            process has taken is taken again, so that two never write with one token.
         """
         mine = (seen.owner, seen.epoch) == (me.uuid, me.epoch)
         still = mine and seen.token == token

@@ -142,7 +142,7 @@ class _Lane:
                 return
             self._off = why
         LOG.error(
-            "%s %s, and is told nothing more. Repair it, or take it out of [observers] enabled; a reload tries it anew.%s",
+            "%s %s, and is told nothing more. Repair it, or take it out of [observers] enabled; a reload tries it again.%s",
             self.who, why, f" It is here:\n{where}" if where else "",
         )  # fmt: skip
 

@@ -114,7 +114,7 @@ class ClaimWon(ObserverEvent):
 
 @dataclass(frozen=True, slots=True)
 class ClaimRefused(ObserverEvent):
-    """The store refused a claim: somebody was faster, or it can never be there. ``reason`` is the error's code."""
+    """The store refused a claim: another one was faster, or it can never be there. ``reason`` is the error's code."""
 
     kind = "claim.refused"
     request_id: str
@@ -158,7 +158,7 @@ class InstanceMoved(ObserverEvent):
 
 @dataclass(frozen=True, slots=True)
 class InstanceRebuilt(ObserverEvent):
-    """An agent has made an instance anew where it is, of another image or the same."""
+    """An agent has rebuilt an instance where it is, of another image or the same."""
 
     kind = "instance.rebuilt"
     instance: str
@@ -350,7 +350,7 @@ class ObserverTools:
 
 
 class Observer(abc.ABC):
-    """Is told what happens. Built as ``plugin(tools)`` in every role's process, anew with each reload; used by one thread.
+    """Is told what happens. Built as ``plugin(tools)`` in every role's process, again with each reload; used by one thread.
 
     What it raises is told in the log, and ends nothing; after ``[observers] max_errors`` in a row, or when one call takes longer
     than ``[observers] deadline`` seconds (in which the process was not stopped), it is told nothing more, which the log says with

@@ -30,7 +30,7 @@ OPTS: Sequence[cfg.Opt] = (
         mutable=True,
         default=10,
         min=1,
-        help="Errors in a row after which an observer is told nothing more, until it is made anew.",
+        help="Errors in a row after which an observer is told nothing more, until it is made again.",
     ),
     cfg.FloatOpt(
         "deadline",

@@ -119,7 +119,7 @@ class Transport(abc.ABC):
         Calls and casts to (topic, server), and this server's part of those to the topic alone, are handled by a pool of
         ``threads``; fanouts to the topic by ONE thread, in the order of arrival. So a fanout handler must be quick.
 
-        :raises AlreadyExists: the name is served by somebody else (where the transport can know).
+        :raises AlreadyExists: the name is served by another server (where the transport can know).
         :raises TransportError: what carries the messages cannot be reached; says where it was looked for.
         """
 

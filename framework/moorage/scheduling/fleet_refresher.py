@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How old a scheduler's view of the fleet's nodes may be, and who has it read anew when."""
+"""How old a scheduler's view of the fleet's nodes may be, and who has it read again when."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["FleetRefresher"]
 
 LOG = logging.getLogger(__name__)
 
-#: A refusal is not believed when the view is older than this many seconds: it is read anew first. But no more than one part in so
+#: A refusal is not believed when the view is older than this many seconds: it is read again first. But no more than one part in so
 #: many of the time is spent on such readings, however many requests are refused.
 _REFUSAL_AGE, _REFUSAL_PART = 1.0, 10
 
@@ -72,7 +72,7 @@ class FleetRefresher:
         self._states_outdated = True
 
     def refresh(self, *, older_than: float = 0.0) -> bool:
-        """Read the nodes anew, unless that was done within ``older_than`` seconds; True when it was done now."""
+        """Read the nodes again, unless that was done within ``older_than`` seconds; True when it was done now."""
         asked_at = self._clock.monotonic()
         with self._refreshing:
             if self._refreshed_at > asked_at - older_than or self._refreshed_at > asked_at:
@@ -102,7 +102,7 @@ class FleetRefresher:
             self._compared_at = began
 
     def changed(self) -> None:
-        """Somebody has changed nodes or services: refusals wait for a reading that begins from now on. Returns at once.
+        """Nodes or services were changed: refusals wait for a reading that begins from now on. Returns at once.
 
         However many changes there are, one reading follows on the other, and the last one begins after the last change.
         """
@@ -150,11 +150,11 @@ class FleetRefresher:
             self.observe()
 
     def refresh_if_stale(self) -> None:
-        """Something does not agree with the view: read it anew, unless that was done a moment ago."""
+        """Something does not agree with the view: read it again, unless that was done a moment ago."""
         self.refresh(older_than=_REFUSAL_AGE)
 
     def before_refusal(self, fleet: Snapshot, spec: RequestSpec) -> None:
-        """Read the fleet anew before a request is refused, unless that cannot help or was done lately.
+        """Read the fleet again before a request is refused, unless that cannot help or was done lately.
 
         A fleet that refuses is full, so many requests come here: they must not keep a scheduler reading all the time.
         """

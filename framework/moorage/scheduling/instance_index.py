@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which instance is where, changed by one writer and read as it was at some moment, without a copy of it.
 
-The head is changed in place. Whoever asked for a view of it reads the head too; what the head had before a change is put beside
+The head is changed in place. A view of it reads the head too; what the head had before a change is put beside
 it first, once for each change since that view (an undo list, as databases keep them for readers of the past). So a view costs
 nothing when it is made, and a change costs one more entry in a dictionary. A reader looks into the head first and into the undo
 lists afterwards, the newest first, and the writer writes in the other order; so a reader needs no lock. (The oldest list first

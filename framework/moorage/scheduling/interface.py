@@ -216,7 +216,7 @@ class Claimer(Protocol):
     def claim(self, spec: RequestSpec, node_uuid: str, host: str, request_id: str) -> ClaimResult:
         """Take the room on that node.
 
-        :raises CapacityExceeded: somebody was faster; the next candidate may do.
+        :raises CapacityExceeded: another claim was faster; the next candidate may do.
         :raises ConstraintViolated: this node never takes such a size, or a limit of ``spec.limits`` is reached by now.
         :raises ResidentsChanged: the node's instances have another version than ``spec.residents``.
         :raises NotFound: the node is gone (details: ``provider``); the next candidate may do.
@@ -492,7 +492,7 @@ class HostFilter(abc.ABC):
 
     api_version: ClassVar[tuple[int, int]]
     #: Nova's names: asked again when an instance is rebuilt in its place; answers the same for each of several alike, so that
-    #: whoever keeps the nodes that passed for the first need not ask again. (Our scheduler ranks the whole fleet anew, and asks.)
+    #: a caller that keeps the nodes that passed for the first need not ask again. (This scheduler asks again.)
     RUN_ON_REBUILD: ClassVar[bool] = False
     run_filter_once_per_request: ClassVar[bool] = False
     #: Its answer for a node depends on which other nodes it is shown: it is asked exactly in its configured place.

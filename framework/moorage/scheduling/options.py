@@ -107,7 +107,7 @@ OPTS: Sequence[cfg.Opt] = (
         default=10.0,
         min=0.01,
         help="Seconds that one filter or weigher may take for one request. One that takes longer is taken for hung: the request "
-        "answers 503 and the process is started anew.",
+        "answers 503 and the process is restarted.",
     ),
     cfg.IntOpt(
         "breaker_threshold",
@@ -149,7 +149,7 @@ OPTS: Sequence[cfg.Opt] = (
         default=10.0,
         min=0.0,
         help="Seconds for which the instances of hosts that never told of theirs (agents of an older release) are believed; "
-        "then the next request reads all of them anew, by one query.",
+        "then the next request reads all of them again, by one query.",
     ),
     cfg.FloatOpt(
         "heal_timeout",

@@ -67,7 +67,7 @@ class _Filter:
         kind = type(self.plugin)
         object.__setattr__(self, "prepares", kind.prepare is not HostFilter.prepare)
         object.__setattr__(self, "limits", kind.limits is not HostFilter.limits)
-        # Who derives from a plugin and says ``filter_rows`` anew means that one.
+        # A subclass that overrides ``filter_rows`` means its own.
         last = next(vars(each).keys() & _BULK for each in kind.__mro__ if vars(each).keys() & _BULK)
         object.__setattr__(self, "masks", "mask_rows" in last and kind.mask_rows is not HostFilter.mask_rows)
         object.__setattr__(self, "bulk", not self.masks and kind.filter_rows is not HostFilter.filter_rows)

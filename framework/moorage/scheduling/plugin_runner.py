@@ -219,7 +219,7 @@ class PluginRunner:
         if first:
             self._tell(plugin, reason)
         return errors.PluginTimeout(
-            reason + ". This scheduler is started anew; try again.",
+            reason + ". This scheduler is restarted; try again.",
             group=plugin.group,
             plugin=plugin.name,
             seconds=self._deadline,

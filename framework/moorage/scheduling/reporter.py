@@ -95,7 +95,7 @@ class Reporter:
         self._update([instance])
 
     def rebuilt(self, instance: Tracked) -> None:
-        """An instance was made anew in its place."""
+        """An instance was rebuilt."""
         self._update([instance])
 
     def live_migrated(self, instance: Tracked, *, source: bool) -> None:

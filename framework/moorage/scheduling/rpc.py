@@ -108,7 +108,7 @@ class SchedulerEndpoint:
 
     @rpc_method
     def fleet_changed(self) -> None:
-        """Nodes or services were changed: read them anew, soon."""
+        """Nodes or services were changed: read them again, soon."""
         self._scheduler.changed()
 
     @rpc_method

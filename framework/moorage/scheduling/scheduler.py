@@ -98,7 +98,7 @@ class Reserver(Protocol):
         """It is being claimed there; also when it was reserved elsewhere before."""
 
     def unreserve(self, record: InstanceRecord) -> None:
-        """Nothing came of it; harmless when somebody has said something else meanwhile."""
+        """Nothing came of it; harmless when a message has said something else meanwhile."""
 
     def claimed(self, record: InstanceRecord) -> None:
         """The store has an instance that the view may not know yet."""
@@ -325,7 +325,7 @@ class Scheduler:
         policy, decision = work.policy, work.decision
         refused: set[str] = set()
         while True:
-            # Ranked anew after each round of refusals: what others claimed has come to be known meanwhile.
+            # Ranked again after each round of refusals: what others claimed has come to be known meanwhile.
             fleet, ranking = self._ranker.rank(work.policy, work.spec, work.number, refused)
             decision.considered, decision.passed = ranking.considered, ranking.passed
             decision.removed, decision.skipped = ranking.removed, ranking.skipped

@@ -20,7 +20,7 @@ from moorage.scheduling.nova_names import NovaNames
 
 __all__ = ["COUNTED_FLAVORS", "NO_INSTANCE", "Counts", "Floats", "Snapshot", "SnapshotHost", "plus"]
 
-#: Flavors whose instances are counted by row all the time; those of others are counted when somebody asks.
+#: Flavors whose instances are counted by row all the time; those of others are counted when a filter asks.
 COUNTED_FLAVORS = 256
 #: Stands in hints for an instance that the requester may not see.
 NO_INSTANCE = "no-such-instance"
@@ -201,7 +201,7 @@ class Snapshot:
     def property_column(self, name: str) -> Column:
         """A property of the nodes."""
         if name not in self._property_names:
-            # Whoever asks for names that no node has must not make the scheduler look at each node for each of them.
+            # A request for names that no node has must not make the scheduler look at each node for each of them.
             return self._column(("no property",), ((None, None) for _ in self.nodes))
         values = (node.properties.get(name) for node in self.nodes)
         return self._column(("property", name), ((json.dumps(value, sort_keys=True), value) for value in values))

@@ -103,7 +103,7 @@ class UntrackedHosts:
     def freshen(self, hosts: Mapping[str, object]) -> bool:
         """Read the silent ones of the hosts unless that was done just now; True when it was done by this call.
 
-        Whoever comes while it is being read waits for it: an answer must not come from what is known to be old.
+        A caller that comes while it is being read waits for it: no answer may come from what is known to be old.
 
         :raises Unavailable: the store cannot be read.
         """

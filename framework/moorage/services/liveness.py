@@ -25,7 +25,7 @@ class _Seen:
 class LivenessObserver:
     """Says who is up, by timing unchanged counts of beats on its own monotonic clock.
 
-    A new observer has seen nothing change yet: it needs a whole ``service_down_time`` before it says that somebody is down.
+    A new observer has seen nothing change yet: it needs a whole ``service_down_time`` before it says that a service is down.
     Clocks of other machines play no part. Safe for use by several threads.
     """
 

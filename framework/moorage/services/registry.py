@@ -46,7 +46,7 @@ _OF_HOST = (services.c.binary == sa.bindparam("of_binary"), services.c.host == s
 _EVICT_FORCED = (
     sa.update(services).where(*_OF_HOST, services.c.forced_down.is_(sa.true())).values(epoch=services.c.epoch + 1)
 )
-#: Writes nothing new: whoever declares it dead at the same time has to wait, or is found out at the commit.
+#: Writes nothing new: a transaction that declares it dead at the same time has to wait, or fails at its commit.
 _HOLD_UP = (
     sa.update(services)
     .where(*_OF_HOST, services.c.forced_down.is_(sa.false()))
@@ -161,7 +161,7 @@ class ServiceRegistry:
     def evict(self, uuid: str, epoch: int, beat: int) -> bool:
         """Declare an incarnation dead; the only thing that authorises others to finish its work.
 
-        False when it has beaten, ended or started again since (epoch, beat) was seen, or somebody else evicted it.
+        False when it has beaten, ended or started again since (epoch, beat) was seen, or another service evicted it.
         """
         return self._database.run(lambda tx: self.evict_in(tx, uuid, epoch, beat))
 

@@ -186,7 +186,7 @@ class CoordinationBackendTests(_Base):
         self.keep(watcher)
         membership._client.leave()  # type: ignore[union-attr]  # the test's own hand on it
         wait_for(
-            lambda: membership.member_id not in (None, first) and membership.state is MembershipState.CONNECTED, "anew"
+            lambda: membership.member_id not in (None, first) and membership.state is MembershipState.CONNECTED, "again"
         )
         self.assertFalse(membership.holds(first))
         wait_for(lambda: membership.member_id in watcher.members().members, "the others see it")

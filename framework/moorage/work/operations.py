@@ -120,7 +120,7 @@ _READDRESS = (
 _RENEW = lease.RENEW.update(workers, OF_MANY, {"token": _TOKEN, "lease": _LEASE, "now": now()})
 _HELD = sa.select(workers.c.resource_id).where(OF_MANY, workers.c.token == _TOKEN)
 _RELEASE = lease.RELEASE.update(workers, _OF_ONE, {"token": _TOKEN}).values(
-    # Nobody has begun it any more: it is done anew, or cleaned when nobody comes for it.
+    # Nobody has begun it any more: it is done again, or cleaned when nobody comes for it.
     phase=Phase.WAITING.value, worker=None, worker_epoch=0, last_error=sa.bindparam("to_error"), updated_at=now(),
 )  # fmt: skip
 _ADVANCE = lease.RENEW.update(workers, _OF_ONE, {"token": _TOKEN, "lease": _LEASE, "now": now()}).values(

@@ -90,7 +90,7 @@ class Collector:
         with self._database.read() as tx:
             now = ROWS[kind].find(tx, row.uuid)
         if now is None or now.fence != token:
-            # Somebody has it who begins anew.
+            # Another process has it, which begins again.
             return
         told = [
             name for name in self._foreign(kind, now, token - 1, names) if self._backend.set_aside(kind, row.uuid, name)

@@ -91,7 +91,7 @@ class ActualStates:
         if not isinstance(instances, ComputeInstances):
             # Another store has nowhere to keep what is seen.
             return
-        # First: what ends from here on may be seen as it was before.
+        # Read first: a start that ends during the comparison still counts as under way.
         with self._lock:
             starting = frozenset(self._starting)
         rows = instances.compared(self._host)

@@ -5,7 +5,7 @@ An agent that starts again goes on with its operations by itself. Who cleans aft
 instance that was being built gets the status ``error``, one that was being deleted goes; both give their claim back. One that was
 being brought back stays shelved, one that was being moved stays where it was, and what was done in place counts as not done: all
 with a fault's text. What really runs on the dead host is destroyed by its agent, should it ever start. Schedulers read the
-instances of a silent host anew; observers are told of each.
+instances of a silent host again; observers are told of each.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 
 A process beats once, in the table of services; there is no second heartbeat. A member whose service is silent for
 ``[services] service_down_time`` in somebody's eyes is removed by whoever sees that. It may only have slept: then it finds its row
-gone, and joins anew. By its own clock it stopped working before, at nine tenths of that time.
+gone, and joins again. By its own clock it stopped working before, at nine tenths of that time.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 """Numbers of resource classes: the standard ones have theirs for ever, custom ones are counted from 10000.
 
 A number means one class for ever, even after that was deleted; a class may be given another name, and its old name to another
-class. So names of custom classes are read anew wherever they are shown, and their numbers wherever something is done with them.
+class. So names of custom classes are read again wherever they are shown, and their numbers wherever something is done with them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _HOLD = (
     .where(resource_classes.c.id == sa.bindparam("of_class"), resource_classes.c.name.is_not(None))
     .values(generation=resource_classes.c.generation + 1)
 )
-#: How often a class is numbered anew because others took the number.
+#: How often a class is numbered again because others took the number.
 _TRIES = 20
 
 

@@ -276,7 +276,7 @@ class SqlAllocationLedger(SqlHoldings):
             change = reshaped.get(plan.uuid)
             if change is not None:
                 if self._turn(tx, plan.uuid, change.expected_generation).id != number:
-                    raise _StaleError  # deleted and made anew since its id was remembered
+                    raise _StaleError  # deleted and made again since its id was remembered
                 added |= self._reshape(tx, number, change, keep=True)
             else:
                 limited |= self._first_turn(tx, number, plan, unlimited)

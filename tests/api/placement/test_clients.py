@@ -182,7 +182,7 @@ class TestSdk(unittest.TestCase):
 
 
 class TestCommands(unittest.TestCase):
-    """osc-placement, in this process; each command logs in anew, as on a command line."""
+    """osc-placement, in this process; each command logs in again, as on a command line."""
 
     def run_command(self, *words: str, status: int = 0) -> str:
         given = [

@@ -103,7 +103,7 @@ class QuotaRaces(_Base):
             # Where the last round removed the limits, there are none to compare.
             for name in {"VCPU", "MEMORY_MB"} - limited:
                 self.store.set_quota(project, name, 1)
-        # What a first limit counts is read anew, so the same limits set afresh must count the same.
+        # What a first limit counts is read again, so the same limits set afresh must count the same.
         for project in ("p", "q"):
             shown = {each.resource_class: each.used for each in self.store.quotas(project)}
             self.assertEqual({"VCPU", "MEMORY_MB"}, shown.keys())

@@ -42,7 +42,7 @@ class ControlPlaneTests(unittest.TestCase):
         dead.kill()
 
     def setUp(self) -> None:
-        # An agent that another test has paused inside of a write held the file, and with it the scheduler's beat: that starts anew.
+        # An agent that another test has paused inside of a write held the file, and with it the scheduler's beat.
         wait_until(self.schedulers_listen, "a scheduler listens", SOON)
 
     def schedulers_listen(self) -> bool:

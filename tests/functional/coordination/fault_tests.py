@@ -173,7 +173,7 @@ class MemberTests(FaultCase):
         pause(paused.popen.pid, self.database_url)
         wait_for(lambda: node.owned() == KEYS, "the third to have everything")
         paused.send(signal.SIGCONT)
-        # Its first word after it woke: it owns nothing until it has joined anew.
+        # Its first word after it woke: it owns nothing until it has joined again.
         first = paused.ask()
         self.assertTrue(first["owned"] == [] or first["member"] != before, first)
         wait_for(lambda: node.owned() != KEYS and paused.ask()["owned"], "both to own something")

@@ -93,7 +93,7 @@ class DatabaseFaultTests(EngineFaultTests):
 
     @override
     def test_each_object_is_handled_at_most_once_a_tick_whatever_happens_to_engines(self) -> None:
-        """A process that slept through its heartbeats stops at once and is started anew by its supervisor."""
+        """A process that slept through its heartbeats stops at once and is restarted by its supervisor."""
         engines = self.make()
         for name in ("engine-1", "engine-2", "engine-3"):
             engines.start(name)

@@ -151,7 +151,7 @@ class RequestTests(unittest.TestCase):
                 with self.assertRaises(errors.NoValidHost):
                     plane.create(1000, scheduler="scheduler-1")
             self.assertEqual(read.call_count, 0)
-            # What would fit into an empty node is looked for anew, and not for each of many refusals.
+            # What would fit into an empty node is looked for again, and not for each of many refusals.
             scheduler._freshness._reading_took = 100.0
             with self.assertRaises(errors.NoValidHost):
                 for _ in range(20):

@@ -236,7 +236,7 @@ signal.pause()
         (self.folder / "copied").unlink()
         os.kill(pid, signal.SIGKILL)
         self.assertTrue(until(lambda: not runs(first)), "the copy outlives its process")
-        self.assertTrue(runs(self.copy()), "what was started anew was ended too")
+        self.assertTrue(runs(self.copy()), "what was restarted was ended too")
 
     def test_no_copy_is_left_when_all_has_ended(self) -> None:
         thread = self.run_in_thread(keeper := self.make({"one": self.forking()}))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Being a member, on a clock that stands still: what is certain, what ends it, how it begins anew."""
+"""Being a member, on a clock that stands still: what is certain, what ends it, how it begins again."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def number_until(database: Database, done: threading.Event) -> int:
 
 
 class PausedClock(SystemClock):
-    """Whoever waits for an event waits until the test lets it go on."""
+    """A wait for an event lasts until the test ends it."""
 
     def __init__(self) -> None:
         self.waits, self.go_on = threading.Semaphore(0), threading.Semaphore(0)

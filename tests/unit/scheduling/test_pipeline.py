@@ -110,7 +110,7 @@ class MasksAnew(Masks):
 
 
 class RowsAnew(MasksAnew):
-    """Of somebody else's plugin only ``filter_rows`` was said anew: that counts."""
+    """A subclass overrides only ``filter_rows``: that is what runs."""
 
     @override
     def filter_rows(self, fleet: Fleet, rows: Rows, spec: RequestSpec) -> Rows | None:

@@ -112,7 +112,7 @@ class GuardTests(unittest.TestCase):
         with contextlib.redirect_stderr(stacks), self.assertRaises(errors.PluginTimeout) as caught:
             guard.request(lambda: self.hang(guard))
         self.assertIn("'sleepy'", caught.exception.message)
-        self.assertIn("started anew", caught.exception.message)
+        self.assertIn("restarted", caught.exception.message)
         self.assertEqual(self.incidents.recorded, [SLEEPY])
         wait_until(lambda: len(self.fatal) == 1, "the process is told to end", 60)
         self.assertIn("sleepy", self.fatal[0])

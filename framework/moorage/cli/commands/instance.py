@@ -286,7 +286,7 @@ class _Move(_Action):
 
 
 class InstanceRebuild(_Action):
-    """Build an instance anew in its place, from its present image or another one."""
+    """Rebuild an instance in its place, from its present image or another one."""
 
     action = "rebuild"
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A node and a request as classes written for Nova expect them.
 
-They are made for one request and thrown away: what a class writes on them nobody reads but itself.
+They are made for one request and thrown away: what a class writes on them is seen by that class alone.
 """
 
 from __future__ import annotations

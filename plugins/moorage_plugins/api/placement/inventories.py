@@ -143,7 +143,7 @@ class _Inventories:
         return _one(request, provider, _named(provider, wanted), 201, where)
 
     def update(self, request: Request) -> Response:
-        """``PUT``: one anew."""
+        """``PUT``: replaces one."""
         uuid, name = request.path_params["uuid"], request.path_params["resource_class"]
         wanted = item(name, request.body)
         unable = f"Unable to update inventory for resource provider {uuid}"
@@ -166,7 +166,7 @@ class _Inventories:
         return _one(request, provider, _named(provider, wanted))
 
     def replace(self, request: Request) -> Response:
-        """``PUT``: all anew."""
+        """``PUT``: replaces all."""
         uuid, given = request.path_params["uuid"], request.body["inventories"]
         items = [item(name, numbers) for name, numbers in given.items()]
         try:

@@ -135,7 +135,7 @@ class ProcessDriver(ComputeDriver):
             )
         folder = self._folder / workload.uuid
         with self._faults():
-            if max(tokens_of(folder), default=0) > token:
+            if self._newest(workload.uuid) > token:
                 return
             self._make(folder, token, workload)
             try:
@@ -167,10 +167,9 @@ class ProcessDriver(ComputeDriver):
     def inspect(self) -> Mapping[str, Observed]:
         found = {}
         with self._faults():
-            for uuid in os.listdir(self._folder):
-                token = max(tokens_of(self._folder / uuid), default=0)
+            for uuid, token in self._all_newest():
                 # It may be removed in this moment.
-                seen = _look(self._folder / uuid / str(token), token) if token else None
+                seen = _look(self._folder / uuid / str(token), token)
                 if seen is not None:
                     found[uuid] = seen
         return found
@@ -188,13 +187,13 @@ class ProcessDriver(ComputeDriver):
     def stop(self, uuid: str, token: int, order: int) -> None:
         """See :class:`moorage.drivers.interface.PowerControl`."""
         with self._faults():
-            if self._is_newest(uuid, token):
+            if self._newest(uuid) == token:
                 self._stop(self._folder / uuid / str(token), order)
 
     def start(self, uuid: str, token: int, order: int) -> None:
         """See :class:`moorage.drivers.interface.PowerControl`."""
         with self._faults():
-            if self._is_newest(uuid, token):
+            if self._newest(uuid) == token:
                 self._start(self._folder / uuid / str(token), order)
 
     def reboot(self, uuid: str, token: int, order: int) -> None:
@@ -206,7 +205,7 @@ class ProcessDriver(ComputeDriver):
         """See :class:`moorage.drivers.interface.Console`."""
         kept = b""
         with self._faults():
-            token = max(tokens_of(self._folder / uuid), default=0)
+            token = self._newest(uuid)
             if not token:
                 raise DriverError(f"there is nothing of instance {uuid} on this host")
             for name in (LOG_FILE, OLD_LOG_FILE):
@@ -219,9 +218,8 @@ class ProcessDriver(ComputeDriver):
         """See :class:`moorage.drivers.interface.UsageReport`."""
         found = {}
         with self._faults():
-            for uuid in os.listdir(self._folder):
-                token = max(tokens_of(self._folder / uuid), default=0)
-                state = (read_json(self._folder / uuid / str(token) / STATE) if token else None) or {}
+            for uuid, token in self._all_newest():
+                state = read_json(self._folder / uuid / str(token) / STATE) or {}
                 if state.get("state") == "running" and start_of(state["pid"]) == state["start"]:
                     found[uuid] = _usage([state["pid"], *children_of(state["pid"])])
         return {uuid: usage for uuid, usage in found.items() if usage.memory_bytes}
@@ -252,24 +250,24 @@ class ProcessDriver(ComputeDriver):
         The files of that workload stay until the new one runs. The others are removed: a try that was killed may not have run.
         """
         older = sorted(each for each in tokens_of(folder) if each < token)
-        kept = [each for each in older if read_json(folder / str(each) / STATE) is not None][-1:]
+        kept = max((each for each in older if read_json(folder / str(each) / STATE) is not None), default=0)
         for each in older:
-            if each not in kept:
+            if each != kept:
                 self._remove(folder / str(each))
-        for each in kept:
-            newest = folder / str(each)
-            seen = _look(newest, each)
-            lock = self._end(newest)
-            if lock is not None:
-                os.close(lock)
-            # What no power call stopped was ended for a replacement that was killed.
-            replaced = seen is not None and seen.state is WorkloadState.STOPPED and not was_stopped(newest)
-            if replaced or (seen is not None and seen.state is WorkloadState.RUNNING):
-                return newest
-        return None
+        if not kept:
+            return None
+        newest = folder / str(kept)
+        seen = _look(newest, kept)
+        lock = self._end(newest)
+        if lock is not None:
+            os.close(lock)
+        # What no power call stopped was ended for a replacement that was killed.
+        replaced = seen is not None and seen.state is WorkloadState.STOPPED and not was_stopped(newest)
+        running = seen is not None and seen.state is WorkloadState.RUNNING
+        return newest if running or replaced else None
 
     def _restored(self, own: Path, token: int) -> str:
-        """Runs again what was ended for a workload that cannot run; says what became of it.
+        """Runs the older workload again, after its replacement failed to run; returns a sentence with the result.
 
         :param token: of the workload that cannot run. Power calls of operations before its own come too late from here on.
         """
@@ -400,8 +398,15 @@ class ProcessDriver(ComputeDriver):
         finally:
             os.close(lock)
 
-    def _is_newest(self, uuid: str, token: int) -> bool:
-        return max(tokens_of(self._folder / uuid), default=0) == token
+    def _newest(self, uuid: str) -> int:
+        """The newest token that there is a folder of; 0 for none."""
+        return max(tokens_of(self._folder / uuid), default=0)
+
+    def _all_newest(self) -> Iterator[tuple[str, int]]:
+        """Each instance that there is a folder of, with its newest token."""
+        for uuid in os.listdir(self._folder):
+            if token := self._newest(uuid):
+                yield uuid, token
 
     def _tidy(self, uuid: str, up_to_token: int) -> None:
         """Removes what killed calls left in the middle of a rename, and the folder of an instance of which nothing is left."""

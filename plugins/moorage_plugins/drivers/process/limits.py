@@ -67,7 +67,7 @@ class Limits:
     made: list[Group] = field(default_factory=list)
 
     def make(self) -> None:
-        """Makes the groups, those that the system allows."""
+        """Makes those of the groups that the system allows."""
         for group in self.groups:
             try:
                 _make(group)

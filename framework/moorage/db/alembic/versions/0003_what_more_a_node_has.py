@@ -13,7 +13,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    # SQLite makes the table anew, and from now on gives no number twice.
+    # SQLite makes the table again, and from now on gives no number twice.
     with op.batch_alter_table("nodes", schema=None, table_kwargs={"sqlite_autoincrement": True}) as batch_op:
         for name in ("driver", "owner", "lessee", "reservation", "fault"):
             batch_op.add_column(sa.Column(name, exact(255), nullable=True))

@@ -24,12 +24,15 @@ from moorage.control_plane import config
 from moorage.control_plane.accepted import AcceptedCopy, load_unchanged
 from moorage.control_plane.supervisor import Program, Supervisor, command, writer_limit
 from moorage.db import Database, migrations
+from moorage.drivers.interface import COMPUTE_DRIVERS, ComputeDriver
 from moorage.http import authentication
 
-__all__ = ["ControlPlane", "LaunchPlan"]
+__all__ = ["ControlPlane", "LaunchPlan", "enrols"]
 
 LOG = logging.getLogger(__name__)
 _LAST_PORT = 65535
+#: Agents of a fleet that is simulated.
+_AGENTS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +43,18 @@ class LaunchPlan:
     bind: str = "127.0.0.1:8780"
     auth_strategy: str = "http_basic"
     schedulers: int = 2
-    agents: int = 2
+    #: None: one where the agent enrols this machine, else two.
+    agents: int | None = None
     engines: int = 1
     config_files: Sequence[str] = ()
     #: Dialect -> path, where it is not to be at its own place.
     mounts: Mapping[str, str] = field(default_factory=dict)
     #: The backend of coordination, where the configuration says nothing.
     coordination: str = ""
+    #: The driver of the agents, where the command line says one.
+    driver: str = ""
+    #: Whether the agent makes the node of this machine, where the configuration says nothing.
+    enrol: bool = False
 
     @property
     def overrides(self) -> dict[tuple[str, str], Any]:
@@ -54,6 +62,10 @@ class LaunchPlan:
         found: dict[tuple[str, str], Any] = {("api", "bind"): self.bind, ("api", "auth_strategy"): self.auth_strategy}
         if self.coordination:
             found["coordination", "periodic_coordination_backend"] = self.coordination
+        if self.driver:
+            found["compute", "driver"] = self.driver
+        if self.enrol:
+            found["agent", "enrol"] = True
         if self.mounts:
             found["api", "mounts"] = ",".join(f"{name}:{path}" for name, path in self.mounts.items())
         return found
@@ -120,6 +132,8 @@ class ControlPlane:
         if _chooses_no_coordination(plan):
             # One machine has all that this backend needs; without one, every engine would do all of the work.
             self.plan = plan = replace(plan, coordination="database")
+        if enrols(plan):
+            self.plan = plan = replace(plan, enrol=True, agents=1)
         conf = self._running = self.load()
         client: dict[str, Any] = {"url": self.url, "auth_type": "none"}
         if plan.auth_strategy == "http_basic" and not conf.api.http_basic_auth_user_file:
@@ -194,7 +208,12 @@ class ControlPlane:
     def _programs(self) -> list[Program]:
         plan = self.plan
         arguments = plan.arguments()
-        counts = (("api", 1), ("scheduler", plan.schedulers), ("engine", plan.engines), ("agent", plan.agents))
+        counts = (
+            ("api", 1),
+            ("scheduler", plan.schedulers),
+            ("engine", plan.engines),
+            ("agent", plan.agents or _AGENTS),
+        )
         return [
             Program(f"{role}-{number}", role, command(role, f"{role}-{number}", arguments))
             for role, count in counts
@@ -229,8 +248,36 @@ def _with_port(bind: str) -> str:
 
 
 def _chooses_no_coordination(plan: LaunchPlan) -> bool:
-    found = plan.load().get_location("periodic_coordination_backend", "coordination")
-    return found is not None and bool(found.location is cfg.Locations.opt_default)
+    return not _says(plan.load(), "coordination", "periodic_coordination_backend")
+
+
+def _says(conf: cfg.ConfigOpts, group: str, option: str) -> bool:
+    """Whether a file or the command line sets an option."""
+    found = conf.get_location(option, group)
+    return found is None or found.location is not cfg.Locations.opt_default
+
+
+def enrols(plan: LaunchPlan) -> bool:
+    """Whether the one agent of the plan makes the node of this machine: its driver sees the machine.
+
+    :raises ConfigError: the driver cannot be used, or several agents would each enrol the one machine.
+    """
+    conf = plan.load()
+    if _says(conf, "agent", "enrol"):
+        if conf.agent.enrol and (plan.agents or 1) > 1:
+            raise errors.ConfigError(
+                f"[agent] enrol with --agents {plan.agents}: each agent would enrol all of this machine. Give --agents 1."
+            )
+        return bool(conf.agent.enrol)
+    chosen = COMPUTE_DRIVERS.chosen(conf) if "compute" in conf.agent.services else ()
+    if not any(each.plugin.resources is not ComputeDriver.resources for each in chosen):
+        return False
+    if (plan.agents or 1) > 1:
+        sys.stderr.write(
+            f"moorage: {plan.agents} agents share this machine, so none enrols it. Import their nodes, or give --agents 1.\n"
+        )
+        return False
+    return True
 
 
 def _only_one(folder: Path) -> IO[str]:

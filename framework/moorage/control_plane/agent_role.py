@@ -10,12 +10,17 @@ from oslo_config import cfg
 from oslo_log import log as logging
 
 from moorage import errors, randomness, threads
+from moorage.allocation.interface import AllocationStore
 from moorage.bounded_pool import BoundedPool
 from moorage.control_plane.cleaning import AgentCleaning
+from moorage.control_plane.enrolment import Enrolment
 from moorage.control_plane.factories import open_instances, open_store, open_workers
+from moorage.control_plane.host_enrolment import HostEnrolment, gathered
 from moorage.control_plane.interface import AGENT_SERVICES, AgentService, AgentTools
+from moorage.control_plane.notifications import tell_schedulers
 from moorage.control_plane.periodic_loop import PeriodicLoop, run_logged
 from moorage.control_plane.process import Platform
+from moorage.control_plane.sharding import open_mover
 from moorage.fleet.interface import Node, check_shard
 from moorage.fleet.nodes import NodeStore
 from moorage.instances.create import cast_to_agent
@@ -90,6 +95,8 @@ class Agent:
         self._cleaning = AgentCleaning(platform, conf, tools, open_workers(platform, conf))
         services = [(loaded, loaded.build(tools)) for loaded in AGENT_SERVICES.load_all(conf.agent.services)]
         self._services: list[AgentService] = [service for _, service in services]
+        if conf.agent.enrol:
+            self._enrol(platform, conf, store)
         endpoints: list[object] = []
         for loaded, service in services:
             with loaded.building():
@@ -113,6 +120,15 @@ class Agent:
             self._periodic.append(
                 PeriodicLoop(platform, "comparison of instances", self._tell_instances, seconds, first=first)
             )
+
+    def _enrol(self, platform: Platform, conf: cfg.ConfigOpts, store: AllocationStore) -> None:
+        nodes = NodeStore(platform.database)
+        enrolment = Enrolment(
+            platform.database, nodes, store, platform.registry, tell_schedulers(platform),
+            mover=open_mover(open_instances(platform, conf)),
+        )  # fmt: skip
+        found = gathered(self._services)
+        HostEnrolment(nodes, store, enrolment, conf, platform.name, conf.sharding.my_shard).enrol(found)
 
     @rpc_method
     def sync_instances(self, soon: bool = False) -> None:

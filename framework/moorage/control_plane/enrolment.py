@@ -13,7 +13,13 @@ from oslo_log import log as logging
 from typing_extensions import override
 
 from moorage import errors
-from moorage.allocation.interface import AllocationStore, ChangeSource, InventoryItem, ResourceProvider
+from moorage.allocation.interface import (
+    AllocationStore,
+    ChangeSource,
+    InventoryItem,
+    ProviderCatalogue,
+    ResourceProvider,
+)
 from moorage.control_plane.shard_hosts import AgentRings
 from moorage.db import Database, Duplicate
 from moorage.fleet.aggregates import AggregateStore
@@ -70,7 +76,8 @@ class Enrolment(FleetWriter):
 
         :raises InvalidInput: a uuid or a name stands twice among them.
         :raises AlreadyExists: a name belongs to another node.
-        :raises Conflict: an occupied node would leave its shard or its host.
+        :raises Conflict: an occupied node would leave its shard or its host, or a node that shall keep its host has another one.
+        :raises InUse: an inventory would vanish of which something is allocated.
         """
         for what, counted in (
             ("uuid", Counter(each.uuid for each in specs)),
@@ -113,6 +120,9 @@ class Enrolment(FleetWriter):
             return merged_inventories(by_uuid[uuid], present)
 
         touched = self._store.merge_providers([_provider(spec) for spec in specs], merge, tx)
+        for spec in specs:
+            if spec.traits or spec.removed_traits:
+                self._change_traits(tx, spec)
         unwritten = {each.uuid for each, change in zip(specs, changes, strict=True) if change is Change.SAME}
         # A provider was made for these nodes, and their rows were only read.
         alone = sorted(unwritten - existing)
@@ -121,6 +131,13 @@ class Enrolment(FleetWriter):
         if touched > len(changes) - len(unwritten):
             LOG.info("%d providers were brought in line with their nodes.", touched - len(changes) + len(unwritten))
         return changes
+
+    def _change_traits(self, tx: sa.Connection, spec: NodeSpec) -> None:
+        if not isinstance(self._store, ProviderCatalogue):
+            raise errors.InvalidInput(
+                f"Node {spec.name} cannot get traits, because [allocation] store keeps none.", path="traits"
+            )
+        self._store.change_traits(spec.uuid, spec.traits, spec.removed_traits, tx)
 
     @override
     def create(self, spec: NodeSpec) -> None:

@@ -20,6 +20,7 @@ from moorage.clock import Clock
 from moorage.context import RequestContext
 from moorage.control_plane.observing import LoopEvents
 from moorage.db import Database
+from moorage.drivers.interface import HostResources
 from moorage.extensions import ExtensionPoint
 from moorage.fleet.interface import FleetWriter, Node
 from moorage.http.routes import PolicyCheck, PolicyRule, Wsgi
@@ -96,6 +97,15 @@ class AgentService(abc.ABC):
     @abc.abstractmethod
     def stop(self) -> None:
         """Finish running operations; called once, after the last message."""
+
+    def host_resources(self) -> HostResources:
+        """What the host has for this service's operations; ``[agent] enrol`` makes the node of the host with it.
+
+        Called once, before :meth:`start`. Empty by itself: the service does not know.
+
+        :raises DriverError: it cannot be seen what there is.
+        """
+        return HostResources()
 
     def tell_instances(self, *, everything: bool) -> None:  # noqa: B027  (a service without instances has nothing to tell)
         """Have schedulers compare what they believe of this host's instances; called periodically and on their wish.

@@ -71,6 +71,31 @@ AGENT_OPTS: Sequence[cfg.Opt] = (
         help="The cluster that this agent belongs to: its members reach the same backends, so that each can do operations that are "
         "addressed to the cluster, and clean after the others. Empty: none. Needs a restart.",
     ),
+    cfg.BoolOpt(
+        "enrol",
+        default=False,
+        help="Whether the agent makes the node of its host at each start, with what its driver sees. The node has the agent's "
+        "name; inventories and traits are brought in line. moorage agent --enrol sets it. moorage up sets it where its one "
+        "agent has a driver that sees the machine. Needs a restart.",
+    ),
+    cfg.IntOpt(
+        "reserved_host_cpus",
+        default=0,
+        min=0,
+        help="VCPU that enrol keeps for the host itself. Needs a restart.",
+    ),
+    cfg.IntOpt(
+        "reserved_host_memory_mb",
+        default=512,
+        min=0,
+        help="MEMORY_MB that enrol keeps for the host itself, the agent among it. Needs a restart.",
+    ),
+    cfg.IntOpt(
+        "reserved_host_disk_gb",
+        default=0,
+        min=0,
+        help="DISK_GB that enrol keeps for the host itself. Needs a restart.",
+    ),
     cfg.FloatOpt(
         "sweep_interval",
         default=5.0,

@@ -102,7 +102,12 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class HostResources:
-    """What a host has: resource class -> total units, and traits. Both empty: the driver does not know."""
+    """What a host has for workloads.
+
+    :param inventory: resource class -> total units, also of what workloads use now. A class that the driver cannot give to
+        workloads is absent. Empty: the driver does not know what there is, and the host cannot be enrolled.
+    :param traits: standard ones (of os-traits) that are certain, and others that begin with ``CUSTOM_``.
+    """
 
     inventory: Mapping[str, int] = field(default_factory=dict)
     traits: frozenset[str] = frozenset()
@@ -184,7 +189,12 @@ class ComputeDriver(abc.ABC):
         """
 
     def resources(self) -> HostResources:
-        """What the host has for workloads. Unknown by itself."""
+        """What the host has for workloads; unknown by itself. ``moorage agent --enrol`` makes the node of the host with it.
+
+        Asked once at each start of the agent. What runs does not change the answer.
+
+        :raises DriverError: it cannot be seen what there is.
+        """
         return HostResources()
 
 

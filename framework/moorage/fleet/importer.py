@@ -161,7 +161,7 @@ def _spec(data: Mapping[str, Any], properties: Mapping[str, Any], inventories: M
         uuid = str(uuid_module.UUID(uuid))
     except (ValueError, AttributeError, TypeError):
         raise ValueError(f"uuid {uuid!r} is not a uuid") from None
-    texts = {key: data.get(key) for key in ("host", "shard", "resource_class")}
+    texts: dict[str, Any] = {key: data.get(key) for key in ("host", "shard", "resource_class")}
     for key, value in texts.items():
         if value is not None and (not isinstance(value, str) or not 0 < len(value) <= 255):
             raise ValueError(f"{key} must be a text of 1 to 255 characters")

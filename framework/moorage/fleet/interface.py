@@ -137,6 +137,8 @@ class NodeSpec:
         exists stay. A class without an entry gives all fields.
     :param removed_inventories: resource classes that the node shall not have any more.
     :param details: some of :data:`DETAILS`. ``extra`` is merged as ``properties`` are.
+    :param keep_host: a node that exists must have this host already, or none.
+    :param traits: traits that its provider gets; ``removed_traits``: that it loses. The others stay.
     """
 
     uuid: str
@@ -149,6 +151,9 @@ class NodeSpec:
     inventory_fields: Mapping[str, frozenset[str]] = field(default_factory=dict)
     removed_inventories: frozenset[str] = frozenset()
     details: Mapping[str, Any] = field(default_factory=dict)
+    keep_host: bool = False
+    traits: frozenset[str] = frozenset()
+    removed_traits: frozenset[str] = frozenset()
 
 
 def merged(present: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:

@@ -103,6 +103,7 @@ class NodeStore:
         One query, one insert for all new nodes, one update for each node that differs.
 
         :raises AlreadyExists: a name belongs to a node of another uuid; nothing is written then.
+        :raises Conflict: a node that shall keep its host has another one; nothing is written then.
         :raises Duplicate: another transaction created or changed one of the nodes at the same time; a new transaction sees it.
         """
         uuids = [spec.uuid for spec in specs]
@@ -120,14 +121,15 @@ class NodeStore:
                     f"The name {spec.name} belongs to node {owner_of[spec.name]}, so node {spec.uuid} cannot have it. "
                     "Give the same uuid, or another name."
                 )
+            _refuse_other_host(spec, known.get(spec.uuid))
         changes: list[Change] = []
         fresh: list[dict[str, Any]] = []
         for spec in specs:
             row = known.get(spec.uuid)
             if row is not None and not _differs(spec, row):
                 changes.append(Change.SAME)
-            # No row is changed when the node was removed since it was read: then it is inserted. Merged objects are written
-            # only over the generation that they were merged into; the insert below then fails with Duplicate.
+            # No row is changed when the node was removed since it was read: then it is inserted. Merged objects, and nodes that
+            # keep their host, are written only over the generation that was read; the insert below then fails with Duplicate.
             elif row is not None and tx.execute(*_change(spec, row)).rowcount == 1:
                 changes.append(Change.RESHARDED if spec.shard not in (None, row.shard) else Change.CHANGED)
             else:
@@ -278,6 +280,11 @@ class NodeStore:
             raise errors.NotFound(f"There is no node {name_or_uuid}; moorage node list shows all.")
         return Node(*row)
 
+    def free_members(self, uuid: str) -> Mapping[str, Any]:
+        """Reads ``extra`` of a node; empty when there is no such node."""
+        with self._database.read() as tx:
+            return tx.execute(sa.select(nodes.c.extra).where(nodes.c.uuid == uuid)).scalar() or {}
+
     def list(
         self,
         *,
@@ -332,6 +339,15 @@ def _merged_details(spec: NodeSpec, extra: Mapping[str, Any]) -> dict[str, Any]:
     return given
 
 
+def _refuse_other_host(spec: NodeSpec, row: Any) -> None:
+    if row is not None and spec.keep_host and row.host not in (None, spec.host):
+        raise errors.Conflict(
+            f"Node {row.name} belongs to agent {row.host}, so agent {spec.host} cannot enrol it. If the machine has got another "
+            f"name, remove the node (moorage node remove {row.name}); otherwise give this agent another --name.",
+            node=row.uuid,
+        )
+
+
 def _differs(spec: NodeSpec, row: Any) -> bool:
     return bool(
         spec.name != row.name
@@ -350,7 +366,7 @@ def _change(spec: NodeSpec, row: Any) -> tuple[sa.Update, dict[str, Any]]:
         details["properties"] = merged(row.properties, spec.properties)
     if details:
         statement = statement.values(**details)
-    if "properties" in details or "extra" in details:
+    if "properties" in details or "extra" in details or spec.keep_host:
         statement = statement.where(nodes.c.generation == row.generation)
     return statement, {
         "of_uuid": spec.uuid,

@@ -351,6 +351,36 @@ class CatalogueTests(StoreKit):
         self.assertEqual({uuid: frozenset(names)}, store.traits_of([uuid, bare, new_uuid()]))
         self.assertEqual(((),), store.set_traits(uuid, frozenset())[1:])
 
+    def test_traits_are_given_and_taken_and_the_others_stay(self) -> None:
+        uuid, store = self.made(), self.catalogue
+        store.set_traits(uuid, {"HW_CPU_X86_AVX"}, 0)
+        self.assertTrue(store.change_traits(uuid, {"HW_CPU_X86_SSE", "CUSTOM_NEW"}))
+        self.assertEqual(("CUSTOM_NEW", "HW_CPU_X86_AVX", "HW_CPU_X86_SSE"), store.provider_traits(uuid)[1])
+        self.assertEqual(["CUSTOM_NEW"], [each.name for each in store.traits(prefix="CUSTOM_")])
+        before = store.provider(uuid)
+        for added, removed in (({"CUSTOM_NEW"}, {"HW_CPU_X86_SSE2"}), (frozenset(), frozenset())):
+            self.assertFalse(store.change_traits(uuid, added, removed))
+        self.assertEqual(before.generation, store.provider(uuid).generation)
+        self.assertTrue(store.change_traits(uuid, {"HW_CPU_X86_SSE"}, {"CUSTOM_NEW", "HW_CPU_X86_AVX"}))
+        self.assertEqual(("HW_CPU_X86_SSE",), store.provider_traits(uuid)[1])
+        self.assertEqual(before.generation + 1, store.provider(uuid).generation)
+        for names, error in (({"NO_SUCH"}, errors.NotFound), ({"CUSTOM_a"}, errors.InvalidInput)):
+            with self.subTest(names=names), self.assertRaises(error):
+                store.change_traits(uuid, {*names, "CUSTOM_OTHER"})
+        self.assertEqual(("HW_CPU_X86_SSE",), store.provider_traits(uuid)[1])
+        with self.assertRaises(errors.NotFound):
+            store.change_traits(new_uuid(), {"HW_CPU_X86_SSE"})
+
+    def test_traits_that_are_given_at_once_are_all_there(self) -> None:
+        uuid = self.made()
+        results = self.at_once(
+            lambda number: cast(_Store, self.another(self.store)).change_traits(
+                uuid, {f"CUSTOM_T{number}", "CUSTOM_ALL"}
+            )
+        )
+        wanted = {"CUSTOM_ALL", *(f"CUSTOM_T{number}" for number in range(len(results)))}
+        self.assertEqual(wanted, set(self.catalogue.provider_traits(uuid)[1]))
+
     def test_aggregates_of_a_provider_are_a_set(self) -> None:
         uuid, store = self.made(), self.catalogue
         wanted = {new_uuid(), new_uuid()}

@@ -227,6 +227,14 @@ class ComputeDriverTests(_Base):
         for trait in found.traits:
             self.assertRegex(trait, r"\A[A-Z0-9_]{1,255}\Z")
 
+    def test_resources_are_what_there_is_and_not_what_is_free(self) -> None:
+        """Agents enrol their host with the answer at each start: what runs, and a new driver, must not change it."""
+        driver, uuid = self.driver(), _uuid()
+        before = driver.resources()
+        driver.spawn(self.workload(uuid), 3)
+        for each in (driver, self.driver()):
+            self.assertEqual(before, each.resources())
+
     def test_any_name_will_do(self) -> None:
         driver = self.driver()
         for name in _NAMES:

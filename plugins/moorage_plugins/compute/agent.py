@@ -29,6 +29,7 @@ from moorage.drivers.interface import (
     Console,
     DriverError,
     DriverTools,
+    HostResources,
     PowerControl,
     UsageReport,
 )
@@ -103,6 +104,10 @@ class ComputeAgent(LoopService):
             ahead=int(section.batch),
             queue=int(section.queue),
         )
+
+    @override
+    def host_resources(self) -> HostResources:
+        return self._driver.resources()
 
     @override
     def start(self) -> None:

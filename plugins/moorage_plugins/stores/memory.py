@@ -31,6 +31,7 @@ from moorage_plugins.stores.checks import as_change, check_class, check_provider
 from moorage_plugins.stores.memory_candidates import MemoryCandidates
 from moorage_plugins.stores.memory_catalogue import MemoryCatalogue, MemoryNames
 from moorage_plugins.stores.memory_ledger import MemoryLedger
+from moorage_plugins.stores.memory_part import refuse_transaction
 from moorage_plugins.stores.memory_pools import MemoryPools
 
 __all__ = ["MemoryStore"]
@@ -55,7 +56,7 @@ class MemoryStore(MemoryCatalogue, MemoryNames, MemoryLedger, MemoryPools, Memor
         return self._ensure_all(providers, merge, transaction)
 
     def _ensure_all(self, providers: Sequence[ResourceProvider], merge: Merge | None, transaction: Any | None) -> int:
-        _refuse_transaction(transaction)
+        refuse_transaction(transaction)
         check_providers(providers)
         for each in providers:
             for item in each.inventories:
@@ -107,7 +108,7 @@ class MemoryStore(MemoryCatalogue, MemoryNames, MemoryLedger, MemoryPools, Memor
 
     @override
     def delete_provider(self, uuid: str, transaction: Any | None = None) -> bool:
-        _refuse_transaction(transaction)
+        refuse_transaction(transaction)
         with self._lock:
             present = self._providers.get(uuid)
             if present is None:
@@ -139,13 +140,13 @@ class MemoryStore(MemoryCatalogue, MemoryNames, MemoryLedger, MemoryPools, Memor
 
     @override
     def release(self, consumer: str, transaction: Any | None = None, *, residents: Sequence[str] = ()) -> bool:
-        _refuse_transaction(transaction)
+        refuse_transaction(transaction)
         with self._lock:
             return self._drop(consumer, residents)
 
     @override
     def residents(self, provider: str, transaction: Any | None = None) -> int:
-        _refuse_transaction(transaction)
+        refuse_transaction(transaction)
         with self._lock:
             return self._get(provider).residents
 
@@ -205,10 +206,3 @@ class MemoryStore(MemoryCatalogue, MemoryNames, MemoryLedger, MemoryPools, Memor
 
 def _key(item: AllocationItem) -> tuple[str, str, str]:
     return (item.consumer, item.provider, item.resource_class)
-
-
-def _refuse_transaction(transaction: Any | None) -> None:
-    if transaction is not None:
-        raise errors.InvalidInput(
-            "The memory store cannot take part in a transaction of a database; use the sql store.", path="transaction"
-        )

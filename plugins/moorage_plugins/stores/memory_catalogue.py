@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
+from typing import Any
 
 from typing_extensions import override
 
@@ -30,7 +31,7 @@ from moorage_plugins.stores.checks import (
 )
 from moorage_plugins.stores.classes import STANDARD_CLASSES, no_such_class
 from moorage_plugins.stores.edits import Edit, InventoryEdits
-from moorage_plugins.stores.memory_part import MemoryPart, MemoryProvider
+from moorage_plugins.stores.memory_part import MemoryPart, MemoryProvider, refuse_transaction
 from moorage_plugins.stores.trait_names import STANDARD_TRAITS, check_trait, no_such_traits
 
 __all__ = ["MemoryCatalogue", "MemoryNames"]
@@ -218,6 +219,24 @@ class MemoryCatalogue(MemoryPart, InventoryEdits):
             row.traits = frozenset(traits)
             self._written(row)
             return self._shown(row, items=False), tuple(sorted(traits))
+
+    @override
+    def change_traits(
+        self, uuid: str, added: Set[str], removed: Set[str] = frozenset(), transaction: Any | None = None
+    ) -> bool:
+        refuse_transaction(transaction)
+        with self._lock:
+            row = self._get(uuid)
+            if added <= row.traits and row.traits.isdisjoint(removed):
+                return False
+            custom = sorted(name for name in added - self._traits.keys() if name.startswith("CUSTOM_"))
+            for name in custom:
+                check_trait(name)
+            self._check_traits(added - set(custom))
+            self._traits |= dict.fromkeys(custom, self._now())
+            row.traits = (row.traits - removed) | added
+            self._written(row)
+            return True
 
     @override
     def provider_aggregates(self, uuid: str) -> tuple[ResourceProvider, tuple[str, ...]]:

@@ -18,7 +18,7 @@ from moorage.clock import Clock, SystemClock
 from moorage_plugins.stores.classes import STANDARD_CLASSES, no_such_class
 from moorage_plugins.stores.trait_names import STANDARD_TRAITS, no_such_traits
 
-__all__ = ["MemoryConsumer", "MemoryPart", "MemoryProvider"]
+__all__ = ["MemoryConsumer", "MemoryPart", "MemoryProvider", "refuse_transaction"]
 
 
 @dataclass(slots=True)
@@ -134,3 +134,14 @@ class MemoryPart:
 
     def _usage(self, row: MemoryProvider) -> ProviderUsage:
         return ProviderUsage(self._shown(row), dict(row.used))
+
+
+def refuse_transaction(transaction: Any | None) -> None:
+    """Refuse to write in a transaction of a database.
+
+    :raises InvalidInput: there is one.
+    """
+    if transaction is not None:
+        raise errors.InvalidInput(
+            "The memory store cannot take part in a transaction of a database; use the sql store.", path="transaction"
+        )

@@ -21,7 +21,7 @@ from moorage.db import Duplicate, now
 from moorage_plugins.stores import providers, sql_filters, statements
 from moorage_plugins.stores.checks import check_aggregates, check_classes, check_provider_name, check_providers
 from moorage_plugins.stores.edits import Edit, InventoryEdits
-from moorage_plugins.stores.sql_names import check_traits, hold_traits
+from moorage_plugins.stores.sql_names import check_traits, ensure_traits, hold_traits
 from moorage_plugins.stores.sql_part import SqlPart, shown
 from moorage_plugins.stores.tables import provider_aggregates, provider_traits, resource_providers
 
@@ -185,20 +185,28 @@ class SqlCatalogue(SqlPart, InventoryEdits):
         def work(tx: sa.Connection) -> tuple[ResourceProvider, tuple[str, ...]]:
             row = self._turn(tx, uuid, expected_generation)
             check_traits(tx, traits)
-            present = set(tx.execute(_TRAITS_OF, {"of_provider": row.id}).scalars())
-            gone, fresh = sorted(present - traits), sorted(traits - present)
-            if gone:
-                tx.execute(
-                    sa.delete(provider_traits).where(
-                        provider_traits.c.resource_provider_id == row.id, provider_traits.c.trait.in_(gone)
-                    )
-                )
-            if fresh:
-                tx.execute(_ADD_TRAITS, [{"resource_provider_id": row.id, "trait": name} for name in fresh])
-                hold_traits(tx, fresh)
+            _bring_traits(tx, row.id, set(tx.execute(_TRAITS_OF, {"of_provider": row.id}).scalars()), traits)
             return shown(row), tuple(sorted(traits))
 
         return self._database.run(work)
+
+    @override
+    def change_traits(
+        self, uuid: str, added: Set[str], removed: Set[str] = frozenset(), transaction: Any | None = None
+    ) -> bool:
+        def work(tx: sa.Connection) -> bool:
+            key = {"of_provider": self._provider_row(tx, uuid).id}
+            present = set(tx.execute(_TRAITS_OF, key).scalars())
+            if added <= present and present.isdisjoint(removed):
+                return False
+            self._turn(tx, uuid, None)
+            ensure_traits(tx, added)
+            # No other transaction changes them from here on.
+            present = set(tx.execute(_TRAITS_OF, key).scalars())
+            _bring_traits(tx, key["of_provider"], present, (present - removed) | added)
+            return True
+
+        return work(transaction) if transaction is not None else self._database.run(work)
 
     @override
     def provider_aggregates(self, uuid: str) -> tuple[ResourceProvider, tuple[str, ...]]:
@@ -254,3 +262,17 @@ def filter_conditions(query: ProviderFilter) -> list[sa.ColumnElement[bool]]:
 
 def _name_taken(name: str) -> errors.AlreadyExists:
     return errors.AlreadyExists(f"Another provider has the name {name}.", field="name", name=name)
+
+
+def _bring_traits(tx: sa.Connection, number: int, present: Set[str], wanted: Set[str]) -> None:
+    """Write the traits of a provider that differ, for the transaction that has its turn."""
+    gone, fresh = sorted(present - wanted), sorted(wanted - present)
+    if gone:
+        tx.execute(
+            sa.delete(provider_traits).where(
+                provider_traits.c.resource_provider_id == number, provider_traits.c.trait.in_(gone)
+            )
+        )
+    if fresh:
+        tx.execute(_ADD_TRAITS, [{"resource_provider_id": number, "trait": name} for name in fresh])
+        hold_traits(tx, fresh)

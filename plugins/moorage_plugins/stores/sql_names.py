@@ -22,7 +22,7 @@ from moorage_plugins.stores.sql_part import SqlPart
 from moorage_plugins.stores.tables import inventories, provider_traits, quotas, resource_classes, traits
 from moorage_plugins.stores.trait_names import STANDARD_TRAITS, check_trait, no_such_traits
 
-__all__ = ["SqlNames", "check_traits", "hold_traits"]
+__all__ = ["SqlNames", "check_traits", "ensure_traits", "hold_traits"]
 
 _CLASSES = (
     sa.select(resource_classes.c.name, resource_classes.c.updated_at)
@@ -56,6 +56,20 @@ def check_traits(tx: sa.Connection, names: Iterable[str]) -> None:
         missing = custom - set(tx.execute(sa.select(traits.c.name).where(traits.c.name.in_(custom))).scalars())
         if missing:
             raise no_such_traits(missing)
+
+
+def ensure_traits(tx: sa.Connection, names: Iterable[str]) -> None:
+    """Create the custom traits that do not exist.
+
+    :raises NotFound: ``details['traits']`` are neither custom nor standard traits.
+    """
+    custom = {name for name in names if name.startswith("CUSTOM_")}
+    if custom:
+        missing = custom - set(tx.execute(sa.select(traits.c.name).where(traits.c.name.in_(custom))).scalars())
+        for name in sorted(missing):
+            check_trait(name)
+            insert_unless_taken(tx, _ADD_TRAIT, [{"name": name}])
+    check_traits(tx, names)
 
 
 def hold_traits(tx: sa.Connection, names: Iterable[str]) -> None:

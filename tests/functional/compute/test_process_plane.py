@@ -6,13 +6,15 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import tempfile
 import unittest
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 from moorage import errors
 from tests.functional.compute.sandboxes import guardians_of, kill_guardians, pids_of, require_bubblewrap
-from tests.functional.control_plane.test_slice import SliceCase, flavor
+from tests.functional.control_plane.test_slice import Plane, SliceCase, flavor
 from tests.servers import wait_until
 
 SOON = 120.0
@@ -22,7 +24,10 @@ R = TypeVar("R")
 class ProcessPlaneTests(SliceCase):
     agents = 1
     SEEN = ("status", "actual_state", "fault", "restarts")
-    extra = "[agent]\nsweep_interval = 0.5\n[compute]\ndriver = process\nrestart_delay = 0.1\n[driver_process]\nstop_timeout = 2\n"
+    extra = (
+        "[agent]\nenrol = false\nsweep_interval = 0.5\n[compute]\ndriver = process\nrestart_delay = 0.1\n"
+        "[driver_process]\nstop_timeout = 2\n"
+    )
 
     @classmethod
     def setUpClass(cls) -> None:
@@ -140,3 +145,38 @@ class ProcessPlaneTests(SliceCase):
         self.assertIn("'no-such-program' is not found in the sandbox", found["fault"])
         found = self.create(flavor())
         self.assertIn("has no command", found["fault"])
+
+
+class EnrolledPlaneTests(unittest.TestCase):
+    """``moorage up`` with this driver alone, on an empty folder: its agent enrols the machine."""
+
+    def setUp(self) -> None:
+        require_bubblewrap(self)
+        folder = tempfile.TemporaryDirectory(prefix="moorage-enrolled-")
+        self.addCleanup(folder.cleanup)
+        self.plane = Plane(Path(folder.name), "[agent]\nsweep_interval = 0.5\n[compute]\ndriver = process\n")
+        self.addCleanup(kill_guardians, self.plane.state)
+        self.addCleanup(self.plane.end)
+        self.assertIn("ready", self.plane.wait_ready(), self.plane.said())
+        self.api = self.plane.connect()
+
+    def test_a_process_runs_on_a_machine_that_nobody_imported(self) -> None:
+        (node,) = self.api.nodes()
+        self.assertEqual(("agent-1", "agent-1"), (node["name"], node["host"]))
+        self.api.change_node("agent-1", disabled=True, disabled_reason="disk")
+        node = self.api.node("agent-1")
+        before = self.plane.processes()["agent-1"]
+        os.kill(before["pid"], signal.SIGKILL)
+        wait_until(lambda: self.plane.processes()["agent-1"]["restarts"] > before["restarts"], "another agent", SOON)
+        self.assertEqual([node], list(self.api.nodes()))
+        self.api.change_node("agent-1", disabled=False)
+
+        def created() -> bool:
+            with contextlib.suppress(errors.MoorageError):
+                self.made = self.api.create_instance({**flavor(VCPU=1), "command": ["sleep", "100000"]})["uuid"]
+                return True
+            return False
+
+        wait_until(created, "a scheduler to see the node", SOON)
+        wait_until(lambda: self.api.instance(self.made)["status"] == "active", "it to run", SOON)
+        self.assertEqual(1, len(pids_of(self.made, self.plane.state)))

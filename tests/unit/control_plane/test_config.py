@@ -18,7 +18,7 @@ from oslo_config import cfg
 from typing_extensions import override
 
 from moorage import errors
-from moorage.cli import validation
+from moorage.cli import up, validation
 from moorage.cli.up import ControlPlane, LaunchPlan
 from moorage.control_plane import config, unknown_options
 from moorage.control_plane.extension_points import extension_points
@@ -151,6 +151,25 @@ class ExitingTests(ConfigCase):
                     self.assertFalse(plane._may_reload())
             self.assertIn("the new configuration is not taken, the old one stays", told.getvalue())
             self.assertIn("SystemExit(4)" if text else "SystemExit(6)", told.getvalue())
+
+    def test_one_agent_enrols_the_machine_where_its_driver_sees_it(self) -> None:
+        for text, agents, wanted in (
+            ("", None, False),
+            ("[compute]\ndriver = process\n", None, True),
+            ("[compute]\ndriver = process\n", 1, True),
+            ("[compute]\ndriver = process\n", 2, False),
+            ("[compute]\ndriver = process\n[agent]\nenrol = false\n", None, False),
+            ("[compute]\ndriver = process\n[agent]\nservices = block_storage\n", None, False),
+            ("[agent]\nenrol = true\n", None, True),
+        ):
+            with self.subTest(text=text, agents=agents), contextlib.redirect_stderr(io.StringIO()) as said:
+                plan = LaunchPlan(self.folder, agents=agents, config_files=[self.file(text)])
+                self.assertEqual(wanted, up.enrols(plan))
+                self.assertEqual(agents == 2, "2 agents share this machine" in said.getvalue())
+        both = LaunchPlan(self.folder, agents=2, config_files=[self.file("[agent]\nenrol = true\n")])
+        with self.assertRaisesRegex(errors.ConfigError, "each agent would enrol all of this machine"):
+            up.enrols(both)
+        self.assertTrue(up.enrols(LaunchPlan(self.folder, config_files=[self.file("")], driver="process")))
 
     def test_what_time_can_mend_is_no_configuration_error(self) -> None:
         def late(conf: Any) -> None:

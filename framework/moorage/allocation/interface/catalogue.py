@@ -11,7 +11,7 @@ import abc
 import enum
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from moorage import errors
 from moorage.allocation.interface.claims import InventoryItem, ProviderUsage, ResourceProvider
@@ -201,6 +201,30 @@ class ProviderCatalogue(abc.ABC):
         :raises NotFound: there is no such provider, or ``details['traits']`` (sorted) do not exist.
         :raises GenerationConflict: nothing was written.
         """
+
+    def change_traits(
+        self, uuid: str, added: Set[str], removed: Set[str] = frozenset(), transaction: Any | None = None
+    ) -> bool:
+        """Give a provider traits and take others away; the rest stay. Custom traits begin to exist with the first provider.
+
+        Raises the generation where something changes. Inside ``transaction`` when given (stores with SHARED_TRANSACTION).
+
+        A store overrides this method. The default makes no custom traits, and refuses a transaction.
+
+        :returns: whether something changed.
+        :raises NotFound: there is no such provider, or ``details['traits']`` (sorted) are no standard traits.
+        :raises InvalidInput: a name that no trait can have.
+        """
+        if transaction is not None:
+            raise errors.InvalidInput(
+                "This allocation store cannot change traits in a transaction.", path="transaction"
+            )
+        row, present = self.provider_traits(uuid)
+        wanted = frozenset(present) - removed | added
+        if wanted == frozenset(present):
+            return False
+        self.set_traits(uuid, wanted, row.generation)
+        return True
 
     @abc.abstractmethod
     def provider_aggregates(self, uuid: str) -> tuple[ResourceProvider, tuple[str, ...]]:

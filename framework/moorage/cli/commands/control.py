@@ -26,8 +26,17 @@ class Up(base.LocalCommand):
         parser.add_argument("--state-dir", type=Path, required=True, help="the folder that everything is kept in")
         parser.add_argument("--bind", default="127.0.0.1:8780", metavar="HOST:PORT", help="port 0 takes a free one")
         parser.add_argument("--auth-strategy", default="http_basic", choices=["noauth", "http_basic", "keystone"])
-        for name, count in (("schedulers", 2), ("agents", 2), ("engines", 1)):
+        parser.add_argument(
+            "--driver",
+            metavar="NAME",
+            default="",
+            help="[compute] driver of the agents: process runs commands on this machine and enrols it",
+        )
+        for name, count in (("schedulers", 2), ("engines", 1)):
             parser.add_argument(f"--{name}", type=_count, default=count, metavar="N")
+        parser.add_argument(
+            "--agents", type=_count, metavar="N", help="2, or 1 where the agent enrols this machine (unless given)"
+        )
         parser.add_argument("--config-file", action="append", default=[], metavar="F")
         parser.add_argument(
             "--mount",
@@ -50,6 +59,7 @@ class Up(base.LocalCommand):
             parsed_args.engines,
             parsed_args.config_file,
             dict(parsed_args.mount),
+            driver=parsed_args.driver,
         )
         plane = ControlPlane(plan)
         plane.handle_signals()
@@ -97,6 +107,18 @@ class AgentCommand(_RoleCommand):
     """Run the agent of a host in this process."""
 
     role = "agent"
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Name and configuration, and whether the host is enrolled."""
+        parser = super().get_parser(prog_name)
+        parser.add_argument(
+            "--enrol",
+            dest="set",
+            action="append_const",
+            const="agent.enrol=true",
+            help="make the node of this host with what its driver sees, or bring it in line; short for [agent] enrol = true",
+        )
+        return parser
 
 
 class EngineCommand(_RoleCommand):

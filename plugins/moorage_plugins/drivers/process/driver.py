@@ -57,6 +57,7 @@ from moorage_plugins.drivers.process.files import (
 )
 from moorage_plugins.drivers.process.guardian import ANSWER, LOCK_FD, STATUS_FD
 from moorage_plugins.drivers.process.limits import groups_for, remove
+from moorage_plugins.drivers.process.machine import memory_mib, processor_traits, processors, unoffered_gpus
 
 __all__ = ["ProcessDriver"]
 
@@ -176,11 +177,16 @@ class ProcessDriver(ComputeDriver):
 
     @override
     def resources(self) -> HostResources:
-        """Processors that this process may use, the machine's memory, and the size of the disk that the folder is on."""
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // _MIB
-        disk = shutil.disk_usage(self._folder).total // 2**30
-        inventory = {"VCPU": len(os.sched_getaffinity(0)), "MEMORY_MB": memory, "DISK_GB": disk}
-        return HostResources({name: units for name, units in inventory.items() if units > 0})
+        """Processors and memory that workloads may use, the disk that the folder is on, and the traits of the processors.
+
+        GPUs are none of its resources: the sandbox gives workloads no devices. The log of the agent names those that there are.
+        """
+        if gpus := unoffered_gpus():
+            LOG.warning("The driver process offers no GPUs, because its sandbox has no devices: %s.", ", ".join(gpus))
+        with self._faults():
+            disk = shutil.disk_usage(self._folder).total // 2**30
+        inventory = {"VCPU": processors(), "MEMORY_MB": memory_mib(), "DISK_GB": disk}
+        return HostResources({name: units for name, units in inventory.items() if units > 0}, processor_traits())
 
     # -- further powers -------------------------------------------------------------------------------------------
 

@@ -272,6 +272,41 @@ class Client:
         """Remove a limit of a project."""
         self.request("DELETE", f"/quotas/{_part(project)}/{_part(resource_class)}")
 
+    def flavors(self, **query: Any) -> Iterator[dict[str, Any]]:
+        """Flavors by flavorid, each with its newest version; ``implicit=True``: also those that only instances have."""
+        return self.pages("/flavors", "flavors", query)
+
+    def flavor(self, flavorid: str, version: int | None = None) -> dict[str, Any]:
+        """A version of a flavor, with the numbers of all ``versions``; None: the newest version."""
+        return dict(self.request("GET", f"/flavors/{_part(flavorid)}", query={"version": version}))
+
+    def create_flavor(
+        self,
+        flavorid: str,
+        resources: Mapping[str, int],
+        extra_specs: Mapping[str, str] | None = None,
+        *,
+        expected_version: int = 0,
+    ) -> dict[str, Any]:
+        """Add a flavor, or its next version. Does nothing when the newest version has these contents already.
+
+        :param expected_version: the newest version that the caller knows; 0: the flavor is a new one.
+        :raises Conflict: the flavor has another newest version, with other contents.
+        """
+        body = {"flavorid": flavorid, "resources": dict(resources), "extra_specs": dict(extra_specs or {})}
+        return dict(self.request("POST", "/flavors", body={**body, "expected_version": expected_version}))
+
+    def deprecate_flavor(
+        self, flavorid: str, version: int | None = None, *, deprecated: bool = True, successor: str | None = None
+    ) -> list[dict[str, Any]]:
+        """Refuse new requests for a version, or accept them again; None: for all versions. Returns these versions.
+
+        :param successor: the flavorid that refusals name.
+        """
+        body = {"deprecated": deprecated, "version": version, "successor": successor}
+        given = {name: value for name, value in body.items() if value is not None}
+        return list(self.request("PATCH", f"/flavors/{_part(flavorid)}", body=given)["versions"])
+
     def server_groups(self) -> Iterator[dict[str, Any]]:
         """Server groups with their members by uuid."""
         return self.pages("/server-groups", "server_groups")

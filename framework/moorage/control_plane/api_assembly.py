@@ -66,6 +66,8 @@ from moorage.journal.webhooks import WebhookStore
 from moorage.observers.interface import InstanceDeleted, ShardReassigned
 from moorage.part import parts
 from moorage.scheduling import api as scheduling_api
+from moorage.scheduling import flavors_api
+from moorage.scheduling.flavors import FlavorStore
 from moorage.scheduling.groups import GroupStore
 from moorage.scheduling.reporter import TOPIC as SCHEDULERS
 from moorage.services import api as services_api
@@ -226,6 +228,7 @@ class ApiAssembly:
             ),
             *quotas_api.routes(store),
             *scheduling_api.routes(schedulers, groups.resolved),
+            *flavors_api.routes(FlavorStore(platform.database)),
             *cleanup_api.routes(
                 OperationViews(platform.database, open_workers(platform, conf), hinders),
                 RequestStore(platform.database, platform.registry),

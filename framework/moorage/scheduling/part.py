@@ -13,5 +13,5 @@ PART = Part(
         "weighers": "moorage.scheduling.pipeline:load_weighers",
         "filters and weighers": "moorage.scheduling.pipeline:load",
     },
-    api=("moorage.scheduling.api",),
+    api=("moorage.scheduling.api", "moorage.scheduling.flavors_api"),
 )

@@ -13,29 +13,29 @@ from moorage.scheduling.interface import Flavor, RequestSpec, ServerGroup
 from moorage.scheduling.traits import parse_traits
 from moorage.services.interface import RUNS_COMMANDS
 
-__all__ = ["REQUEST_PROPERTIES", "spec_from_json", "understood"]
+__all__ = ["EXTRA_SPECS", "REQUEST_PROPERTIES", "RESOURCES", "spec_from_json", "understood"]
 
 _LARGEST = 2**31 - 1
 _NAME = {"type": "string", "minLength": 1, "maxLength": 255}
 _NAMES = {"type": "array", "items": _NAME, "maxItems": 1000}
+#: The resources of a flavor.
+RESOURCES: Mapping[str, Any] = {
+    "type": "object",
+    "propertyNames": {"pattern": "^[A-Z0-9_]{1,255}$"},
+    "additionalProperties": {"type": "integer", "minimum": 1, "maximum": _LARGEST},
+    "minProperties": 1,
+    "maxProperties": 64,
+}
+#: The extra specs of a flavor.
+EXTRA_SPECS: Mapping[str, Any] = {
+    "type": "object",
+    "propertyNames": {"maxLength": 255},
+    "additionalProperties": {"type": "string", "maxLength": 1024},
+    "maxProperties": 256,
+}
 _FLAVOR = {
     "type": "object",
-    "properties": {
-        "flavorid": _NAME,
-        "resources": {
-            "type": "object",
-            "propertyNames": {"pattern": "^[A-Z0-9_]{1,255}$"},
-            "additionalProperties": {"type": "integer", "minimum": 1, "maximum": _LARGEST},
-            "minProperties": 1,
-            "maxProperties": 64,
-        },
-        "extra_specs": {
-            "type": "object",
-            "propertyNames": {"maxLength": 255},
-            "additionalProperties": {"type": "string", "maxLength": 1024},
-            "maxProperties": 256,
-        },
-    },
+    "properties": {"flavorid": _NAME, "resources": RESOURCES, "extra_specs": EXTRA_SPECS},
     "required": ["flavorid", "resources"],
     "additionalProperties": False,
 }

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of scheduling: plugins that hung, server groups and refusals.
+"""Tables of scheduling: plugins that hung, server groups, refusals and flavors.
 
-:mod:`moorage.scheduling.plugin_failures` writes the first, :mod:`moorage.scheduling.groups` the second, and
-:mod:`moorage.scheduling.decisions` the third.
+:mod:`moorage.scheduling.plugin_failures` writes the first, :mod:`moorage.scheduling.groups` the second,
+:mod:`moorage.scheduling.decisions` the third, and :mod:`moorage.scheduling.flavors` the fourth.
 """
 
 from __future__ import annotations
 
 import sqlalchemy as sa
 
-from moorage.db.schema import BigId, Micros, Uuid, core_metadata, exact
+from moorage.db.schema import BigId, JsonText, Micros, Uuid, core_metadata, exact
 
-__all__ = ["group_turns", "plugin_incidents", "refusals", "server_groups"]
+__all__ = ["flavors", "group_turns", "plugin_incidents", "refusals", "server_groups"]
 
 plugin_incidents = sa.Table(
     "plugin_incidents",
@@ -56,4 +56,25 @@ refusals = sa.Table(
     sa.Index("ix_refusals_request_id", "request_id"),
     sa.Index("ix_refusals_instance_uuid", "instance_uuid"),
     sa.Index("ix_refusals_at", "at"),
+)
+
+#: One row for each version of a flavor. Only ``deprecated``, ``successor``, ``generation`` and ``updated_at`` ever change.
+flavors = sa.Table(
+    "flavors",
+    core_metadata,
+    sa.Column("uuid", Uuid, primary_key=True),
+    sa.Column("flavorid", exact(255), nullable=False),
+    #: From 1, without gaps.
+    sa.Column("version", sa.Integer, nullable=False),
+    sa.Column("resources", JsonText, nullable=False),
+    sa.Column("extra_specs", JsonText, nullable=False),
+    #: It records what instances have, and cannot be requested.
+    sa.Column("implicit", sa.Boolean(create_constraint=False), nullable=False),
+    sa.Column("deprecated", sa.Boolean(create_constraint=False), nullable=False),
+    #: The flavorid to ask for instead; empty: none was named.
+    sa.Column("successor", exact(255), nullable=False),
+    sa.Column("generation", sa.BigInteger, nullable=False),
+    sa.Column("created_at", Micros, nullable=False),
+    sa.Column("updated_at", Micros, nullable=False),
+    sa.UniqueConstraint("flavorid", "version", name="uq_flavors_version"),
 )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Aggregates, server groups, states and readings of the fleet on real database servers."""
+"""Aggregates, server groups, flavors, states and readings of the fleet on real database servers."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from tests import servers
 from tests.unit.fleet.aggregate_tests import AggregateTests
 from tests.unit.fleet.state_tests import StateTests
 from tests.unit.fleet.store_fleet_tests import StoreFleetTests
+from tests.unit.scheduling.flavor_tests import FlavorTests
 from tests.unit.scheduling.group_tests import GroupTests
 
 
@@ -19,7 +20,7 @@ class ServerCase(unittest.TestCase):
 
     @classmethod
     def setUpClass(cls) -> None:
-        cls.database = Database(servers.fresh_database(servers.shared(cls.kind)))
+        cls.database = Database(servers.fresh_database(servers.shared(cls.kind)), pool_size=16, service="test")
         cls.addClassCleanup(cls.database.close)
         migrations.upgrade_all(cls.database)
 
@@ -37,6 +38,14 @@ class TestGroupsOnPostgresql(GroupTests, ServerCase):
 
 
 class TestGroupsOnMariadb(GroupTests, ServerCase):
+    kind = "mariadb"
+
+
+class TestFlavorsOnPostgresql(FlavorTests, ServerCase):
+    kind = "postgresql"
+
+
+class TestFlavorsOnMariadb(FlavorTests, ServerCase):
     kind = "mariadb"
 
 

@@ -43,6 +43,11 @@ HOST_COLUMNS = ("host", "node", "up", "enabled", "instances", "capacity", "used"
 def add_flavor_arguments(parser: argparse.ArgumentParser) -> None:
     """A size."""
     parser.add_argument("--flavor", default="custom", metavar="ID", help="name of the size (compared by type_affinity)")
+    add_size_arguments(parser)
+
+
+def add_size_arguments(parser: argparse.ArgumentParser) -> None:
+    """The contents of a flavor."""
     parser.add_argument(
         "--resource", action="append", default=[], metavar="CLASS=UNITS", help="for example VCPU=2; may be repeated"
     )
@@ -77,16 +82,25 @@ def image_body(arguments: argparse.Namespace) -> dict[str, Any]:
     return {**({"id": arguments.image} if arguments.image else {}), "properties": properties}
 
 
-def flavor_body(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The JSON of the flavor that the options describe.
+def resources_of(arguments: argparse.Namespace) -> dict[str, int]:
+    """The resources that the options describe.
 
-    :raises InvalidInput: an option is not NAME=VALUE, or no resource is asked for.
+    :raises InvalidInput: an option is not CLASS=UNITS.
     """
     resources: dict[str, int] = {}
     for name, value in base.pairs(arguments.resource, "--resource"):
         if not value.isdigit() or not int(value):
             raise errors.InvalidInput(f"--resource {name}={value}: the units must be a positive whole number.")
         resources[name] = int(value)
+    return resources
+
+
+def flavor_body(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The JSON of the flavor that the options describe.
+
+    :raises InvalidInput: an option is not NAME=VALUE, or no resource is asked for.
+    """
+    resources = resources_of(arguments)
     if not resources:
         raise errors.InvalidInput("Say what is asked for, for example: --resource VCPU=1 --resource MEMORY_MB=512")
     return {

@@ -174,6 +174,10 @@ class Client:
         """Change ``disabled``, ``disabled_reason`` or ``forced_down``."""
         return dict(self.request("PATCH", f"/services/{uuid}", body=changes))
 
+    def fence_service(self, uuid: str, reason: str) -> dict[str, Any]:
+        """Say that nothing runs on the host of an agent that is declared dead, so that its instances may be evacuated."""
+        return dict(self.request("POST", f"/services/{uuid}/fence", body={"reason": reason}))
+
     def nodes(self, **query: Any) -> Iterator[dict[str, Any]]:
         """Nodes by uuid. The query takes the filters of the API, ``after``, and ``fields`` (names separated by commas)."""
         return self.pages("/nodes", "nodes", query)
@@ -446,7 +450,7 @@ class Client:
     def act_on_instance(
         self, uuid: str, action: str, body: Mapping[str, Any] | None = None, idempotency_key: str | None = None
     ) -> dict[str, Any]:
-        """Begin to stop, start, reboot, rebuild, resize, live_migrate, shelve_offload or unshelve an instance; likewise."""
+        """Begin an operation: stop, start, reboot, rebuild, resize, live_migrate, shelve_offload, unshelve, evacuate; likewise."""
         path, asked = f"/instances/{uuid}/action", {action: dict(body or {})}
         return dict(self.request("POST", path, body=asked, headers=_key(idempotency_key)))
 

@@ -109,7 +109,8 @@ class SchedulerRole:
         moves = MovesEndpoint(
             self._scheduler,
             lambda of, how: ObservedClaimer(
-                MoveClaimer(store, instances, workers, source, groups, availability, of, how), platform.tell
+                MoveClaimer(store, instances, workers, source, groups, availability, platform.registry, of, how),
+                platform.tell,
             ),
             instances,
             InPlace(platform.database, instances, workers, cast, availability.lacking),

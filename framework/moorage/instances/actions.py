@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can be done with an instance that exists: stop, start, reboot, rebuild, resize, live_migrate, shelve_offload, unshelve.
+"""Begins operations on instances: stop, start, reboot, rebuild, resize, live_migrate, shelve_offload, unshelve, evacuate.
 
 Each begins with one transaction that records the worker, the status while it is in progress and what is to come of it
 (``pending``); the agent of the host that has the work to do ends it with another.
@@ -9,6 +9,12 @@ agent ends the move: the instance then holds the resources on the destination, `
 operation ``let_go`` is addressed to the source. The source's agent removes what is left of the instance and ends that operation,
 which releases the resources. A source that is down keeps them held until its agent is back. Of a pool that both nodes share, both
 amounts are held meanwhile.
+
+An evacuation needs that the host of the instance is fenced (:meth:`ServiceRegistry.fence`): nothing of it runs there any more. So
+the instance leaves with the transaction that begins the evacuation, which is the only point of no return. It writes the row of the
+host's agent on the condition that the fence holds. A start of that agent ends the fence by a write of the same row, so the two
+take turns: an agent that starts finds every instance that was evacuated on another host, and destroys what is left of it before it
+takes work.
 
 The id of the last request is kept with the instance when its operation has ended (``request["last_request_id"]``), so that a
 repetition after a lost reply is known for one however late it comes.
@@ -34,6 +40,7 @@ from moorage.allocation.interface import (
 from moorage.db import Database
 from moorage.instances.availability import Availability
 from moorage.instances.create import NodeNames, check_neighbours, record_placement
+from moorage.instances.departures import claims_after_leaving
 from moorage.instances.interface import (
     DEPARTURE,
     Instance,
@@ -46,6 +53,7 @@ from moorage.scheduling.groups import GroupStore
 from moorage.scheduling.interface import Claimer, ClaimResult, Flavor, InstanceRecord, RequestSpec, ServerGroup
 from moorage.scheduling.scheduler import Scheduler
 from moorage.services.interface import LIVE_MIGRATES, POWER_CONTROL, RUNS_COMMANDS
+from moorage.services.registry import ServiceRegistry
 from moorage.work.interface import OnlyIf
 from moorage.work.operations import SqlOperationStore
 
@@ -56,6 +64,7 @@ OPERATE = "operate_instance"
 #: From powers to the hosts whose agents lack one of them.
 Lacking = Callable[[Collection[str]], Collection[str]]
 LIVE_MIGRATE = "live_migrate"
+EVACUATE = "evacuate"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +95,7 @@ OPERATIONS: Mapping[str, ActionKind] = {
         ActionKind("resize", "resizing", ("active",), True),
         ActionKind(LIVE_MIGRATE, "migrating", ("active",), True, LIVE_MIGRATES),
         ActionKind("unshelve", "unshelving", ("shelved_offloaded",), True),
+        ActionKind(EVACUATE, "evacuating", ("active", "stopped"), True),
     )
 }
 
@@ -171,6 +181,7 @@ class MoveClaimer:
     node_names: NodeNames
     groups: GroupStore
     availability: Availability
+    registry: ServiceRegistry
     instance: Instance
     operation: ActionKind
 
@@ -188,16 +199,18 @@ class MoveClaimer:
         }
         stores = (self.instances, self.workers)
         uuid, residents = spec.instance_uuid, {node_uuid: spec.residents}
+        evacuated = self.operation.name == EVACUATE
+        stays = bool(self.instance.host) and not evacuated
 
         def take(held: Mapping[str, Mapping[str, int]]) -> ClaimOutcome:
             values: dict[str, Any] = {"pending": {**pending, "holds": {each: dict(held[each]) for each in held}}}
-            if not self.instance.host:
+            if not stays:
                 # What is on no host is on its destination from now on; what moves is where it was until it has moved.
                 values |= to
 
             def record(transaction: Any) -> None:
                 check_neighbours(transaction, self.groups, self.instances, spec, node_uuid)
-                only_if = self.availability.require(node_uuid, host, source=self.instance.host)
+                only_if = self.availability.require(node_uuid, host, source=self.instance.host if stays else "")
                 token = _begin(transaction, stores, self.instance, self.operation, host, values, only_if)
                 record_placement(transaction, spec, self.operation.name, to["node"], token)
 
@@ -206,6 +219,8 @@ class MoveClaimer:
                     uuid, held, request_id, project=spec.project_id, user=spec.user_id, residents=residents
                 )
                 return self.store.claim(request, record)
+            if evacuated:
+                return self._evacuate(held, residents, values, record)
             change = AllocationChange(
                 move_consumer(uuid),
                 held,
@@ -224,6 +239,44 @@ class MoveClaimer:
             # Where it went then; its row says so.
             return self.earlier(spec, request_id) or ClaimResult(node_uuid, repeated=True)
         return ClaimResult(node_uuid)
+
+    def _evacuate(
+        self,
+        held: Mapping[str, Mapping[str, int]],
+        residents: Mapping[str, int | None],
+        values: dict[str, Any],
+        record: Callable[[Any], None],
+    ) -> ClaimOutcome:
+        """Have the instance hold ``held``; what it held on its host stays held until that host's agent has let go."""
+        ledger, left = _ledger(self.store), self.instance
+        values["pending"]["left"] = left.host
+        values |= {"actual_state": "unknown", "actual_detail": ""}
+        changes = claims_after_leaving(
+            ledger, left, held, {left.node_uuid: None, **residents}, departed=Expect.ANYTHING
+        )
+        departure = self.workers.get(DEPARTURE, left.uuid)
+        # An earlier host that has not let go of the instance gives its room back by its fence.
+        hosts = {left.host} if departure is None else {left.host, departure.target_host}
+
+        def leave(transaction: Any) -> None:
+            for host in sorted(hosts):
+                self._hold_fence(transaction, host)
+            record(transaction)
+            self.workers.create(
+                transaction, DEPARTURE, left.uuid, "let_go", "leaving", target_host=left.host, force=True,
+                project_id=left.project_id,
+            )  # fmt: skip
+
+        return ledger.replace(changes, leave)[0]
+
+    def _hold_fence(self, transaction: Any, host: str) -> None:
+        if not self.registry.hold_fence(transaction, host):
+            raise errors.Conflict(
+                f"Instance {self.instance.uuid} is not evacuated, because host {host} is not fenced: it may run there. Make sure "
+                f"that the host is off, then run moorage host evacuate {host} --fenced --reason TEXT.",
+                instance=self.instance.uuid,
+                host=host,
+            )
 
     def earlier(self, spec: RequestSpec, request_id: str) -> ClaimResult | None:
         """Where an earlier try of the same request has sent it."""
@@ -261,7 +314,7 @@ class MovesEndpoint:
     def move_instance(
         self, instance_uuid: str, operation: str, wanted: Mapping[str, Any], request_id: str
     ) -> dict[str, Any]:
-        """Begin a resize, a live migration, an unshelving or a rebuild; repeating it with the same request_id changes nothing.
+        """Begin a resize, live migration, unshelving, evacuation or rebuild; repeating it with the same request_id changes nothing.
 
         Returns where the instance goes, and the whole ``instance`` as the beginning of the operation has left it.
 
@@ -313,7 +366,7 @@ class MovesEndpoint:
         if departure is None:
             return spec
         source = departure.target_host
-        if instance.host:
+        if instance.host and kind.name != EVACUATE:
             # Members of projects may move their instances, and do not see hosts.
             LOG.warning(
                 "Instance %s moves when the agent of host %s has removed what is left of it.", instance.uuid, source
@@ -370,5 +423,6 @@ def _moving(instance: Instance, operation: ActionKind, wanted: Mapping[str, Any]
         requested_node=instance.node_uuid if rebuild else wanted.get("node"),
         rebuild=rebuild,
         ignore_nodes=(instance.node_uuid,) if operation.name == LIVE_MIGRATE else (),
+        ignore_hosts=(instance.host,) if operation.name == EVACUATE else (),
         powers=(*spec.powers, *([LIVE_MIGRATES] if operation.name == LIVE_MIGRATE else [])),
     )

@@ -21,6 +21,7 @@ __all__ = ["POLICIES", "AskAgent", "Creator", "routes"]
 
 SEE_HOSTS = "scheduling:instances:get:host"
 RUN_COMMAND = "scheduling:instances:create:command"
+EVACUATE_INSTANCE = "scheduling:instances:evacuate"
 POLICIES = (
     PolicyRule(
         "scheduling:instances:create", "rule:system_member or rule:project_member", "Place and build an instance."
@@ -42,6 +43,12 @@ POLICIES = (
         "scheduling:instances:live_migrate:host", "rule:system_admin", "Choose the host or node of a live migration."
     ),
     PolicyRule("scheduling:instances:unshelve:host", "rule:system_admin", "Choose the host or node of an unshelving."),
+    PolicyRule(
+        EVACUATE_INSTANCE,
+        "rule:system_admin",
+        "Have an instance built on another host, after its host died and was fenced.",
+        ("system",),
+    ),
     PolicyRule(
         RUN_COMMAND,
         "rule:system_admin",
@@ -112,6 +119,7 @@ _ACTIONS: Mapping[str, Mapping[str, Any]] = {
     "resize": {"flavor": REQUEST_PROPERTIES["flavor"], **_TO},
     "live_migrate": _TO,
     "unshelve": _TO,
+    "evacuate": _TO,
 }
 _REQUIRED = {"resize": ["flavor"]}
 _ACTION = {
@@ -255,7 +263,9 @@ def routes(
         _visible(found, request)
         ((name, wanted),) = request.body.items()
         wanted = wanted or {}
-        if wanted.keys() & _TO.keys():
+        if name == "evacuate":
+            request.check_policy(EVACUATE_INSTANCE)
+        elif wanted.keys() & _TO.keys():
             request.check_policy(f"scheduling:instances:{name}:host")
         wanted = understood(wanted)
         if OPERATIONS[name].asks:
@@ -289,8 +299,8 @@ def routes(
             "/instances/{uuid}/action",
             act,
             may_act,
-            "Begin to stop, start, reboot, rebuild, resize, live_migrate, shelve_offload or unshelve an instance; the body has the "
-            "one that is meant.",
+            "Begin to stop, start, reboot, rebuild, resize, live_migrate, shelve_offload, unshelve or evacuate an instance; the "
+            "body has the one that is meant.",
             {202: _SHOWN},
             body=_ACTION,
             tags=tags,

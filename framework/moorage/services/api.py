@@ -16,6 +16,9 @@ __all__ = ["POLICIES", "routes"]
 POLICIES = (
     PolicyRule("scheduling:services:get", "rule:system_reader", "List services and show one.", ("system",)),
     PolicyRule("scheduling:services:update", "rule:system_admin", "Disable a service or force it down.", ("system",)),
+    PolicyRule(
+        "scheduling:services:fence", "rule:system_admin", "Say that nothing runs on the host of an agent.", ("system",)
+    ),
 )
 
 _SERVICE = {
@@ -32,6 +35,9 @@ _SERVICE = {
         "disabled": {"type": "boolean"},
         "disabled_reason": {"type": "string"},
         "forced_down": {"type": "boolean"},
+        "fenced": {"type": "boolean", "description": "Nothing runs on the host of the agent, by an operator's word."},
+        "fence_reason": {"type": "string"},
+        "evacuated": {"type": "integer", "description": "Instances evacuated since the host was fenced."},
         "offers": {"type": ["array", "null"], "items": {"type": "string"}},
         "silent_for_s": {"type": "number"},
     },
@@ -49,6 +55,12 @@ _CHANGE = {
         "forced_down": {"type": "boolean"},
     },
     "minProperties": 1,
+    "additionalProperties": False,
+}
+_FENCE = {
+    "type": "object",
+    "properties": {"reason": {"type": "string", "minLength": 1, "maxLength": 255}},
+    "required": ["reason"],
     "additionalProperties": False,
 }
 
@@ -73,6 +85,9 @@ def routes(registry: ServiceRegistry, observer: LivenessObserver, changed: Calla
             "disabled": bool(row.disabled),
             "disabled_reason": row.disabled_reason,
             "forced_down": bool(row.forced_down),
+            "fenced": row.fenced,
+            "fence_reason": row.fence_reason,
+            "evacuated": row.evacuated,
             "offers": None if row.offers is None else sorted(row.offers),
             "silent_for_s": round(observer.silent_for(row.uuid), 3),
         }
@@ -88,9 +103,14 @@ def routes(registry: ServiceRegistry, observer: LivenessObserver, changed: Calla
         changed()
         return Response(200, shown(row))
 
+    def fence_service(request: Request) -> Response:
+        row = registry.fence(request.path_params["uuid"], request.body["reason"])
+        changed()
+        return Response(200, shown(row))
+
     listing = {"type": "object", "properties": {"services": {"type": "array", "items": _SERVICE}}}
     tags = ("services",)
-    get, update = POLICIES[0].name, POLICIES[1].name
+    get, update, fence = (rule.name for rule in POLICIES)
     return (
         Route("GET", "/services", list_services, get, "List services.", {200: listing}, query=_QUERY, tags=tags),
         Route("GET", "/services/{uuid}", show_service, get, "Show a service.", {200: _SERVICE}, tags=tags),
@@ -102,6 +122,17 @@ def routes(registry: ServiceRegistry, observer: LivenessObserver, changed: Calla
             "Disable or enable a service, or say that it is dead.",
             {200: _SERVICE},
             body=_CHANGE,
+            tags=tags,
+        ),
+        Route(
+            "POST",
+            "/services/{uuid}/fence",
+            fence_service,
+            fence,
+            "Say that nothing runs on the host of an agent that is declared dead: its instances may then be evacuated. Ends when "
+            "the agent starts again.",
+            {200: _SERVICE},
+            body=_FENCE,
             tags=tags,
         ),
     )

@@ -41,6 +41,8 @@ class Service:
     :param id: a number, for clients that want one instead of the uuid.
     :param forced_down: an operator says that it is dead, whatever its heartbeats say.
     :param shard: the shard that an agent declares (``[sharding] my_shard``).
+    :param fenced_epoch: the epoch in which an operator said that nothing runs on the host any more, and ``fence_reason`` why; see
+        :attr:`fenced`. ``evacuated``: instances that were evacuated since then.
     """
 
     uuid: str
@@ -57,10 +59,18 @@ class Service:
     id: int = 0
     offers: frozenset[str] | None = None
     shard: str | None = None
+    fenced_epoch: int | None = None
+    fence_reason: str = ""
+    evacuated: int = 0
 
     def can(self, agent_service: str) -> bool:
         """It is an agent that runs that agent service, as far as is known."""
         return self.binary == AGENT and (self.offers is None or agent_service in self.offers)
+
+    @property
+    def fenced(self) -> bool:
+        """Nothing runs on its host, by an operator's word: it is declared dead, and has not started since it was fenced."""
+        return self.forced_down and self.fenced_epoch == self.epoch
 
     @property
     def stopped(self) -> bool:

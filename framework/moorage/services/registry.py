@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from moorage import errors, randomness
 from moorage.clock import Clock
 from moorage.db import Database, Duplicate, JournalEvent, now, record
-from moorage.services.interface import Service, ServiceIdentity
+from moorage.services.interface import AGENT, Service, ServiceIdentity
 from moorage.services.tables import services
 
 __all__ = ["ServiceRegistry"]
@@ -52,10 +52,31 @@ _HOLD_UP = (
     .where(*_OF_HOST, services.c.forced_down.is_(sa.false()))
     .values(disabled_reason=services.c.disabled_reason)
 )
+#: MariaDB takes the new value of a column that the same statement has set before; so the epoch is set last.
+_FENCE = (
+    sa.update(services)
+    .where(
+        services.c.uuid == sa.bindparam("of_uuid"),
+        services.c.forced_down.is_(sa.true()),
+        sa.or_(services.c.fenced_epoch.is_(None), services.c.fenced_epoch != services.c.epoch),
+    )
+    .ordered_values(
+        (services.c.fenced_epoch, services.c.epoch + 1),
+        (services.c.fence_reason, sa.bindparam("of_reason", type_=sa.String)),
+        (services.c.evacuated, 0),
+        (services.c.epoch, services.c.epoch + 1),
+    )
+)
+#: Changes the row: on Galera two transactions that write the same values of a row do not conflict.
+_HOLD_FENCE = (
+    sa.update(services)
+    .where(*_OF_HOST, services.c.forced_down.is_(sa.true()), services.c.fenced_epoch == services.c.epoch)
+    .values(evacuated=services.c.evacuated + 1)
+)
 _COLUMNS = (
     services.c.uuid, services.c.host, services.c.binary, services.c.cluster, services.c.epoch, services.c.beat,
     services.c.beat_at, services.c.rpc_version, services.c.disabled, services.c.disabled_reason, services.c.forced_down,
-    services.c.id, services.c.offers, services.c.shard,
+    services.c.id, services.c.offers, services.c.shard, services.c.fenced_epoch, services.c.fence_reason, services.c.evacuated,
 )  # fmt: skip
 _EPOCHS = sa.select(services.c.uuid, services.c.epoch)
 _EPOCH_OF = _EPOCHS.where(*_OF_HOST)
@@ -185,6 +206,38 @@ class ServiceRegistry:
         """Keep a service from being declared dead until the transaction ends; False when it is."""
         return bool(tx.execute(_HOLD_UP, {"of_binary": binary, "of_host": host}).rowcount == 1)
 
+    def fence(self, uuid: str, reason: str) -> Service:
+        """Record an operator's word that nothing runs on the host of an agent any more: its power is off, or its network is.
+
+        Ends the incarnation of the agent. The fence holds until the agent starts again, or is no longer declared dead.
+        Repeated it changes nothing.
+
+        :raises NotFound: there is no such service.
+        :raises Conflict: it is no agent, or is not declared dead.
+        """
+        seen = self.get(uuid)
+        if seen.binary != AGENT:
+            raise errors.Conflict(f"Service {uuid} is no agent but {seen.binary}; the host of an agent is fenced.")
+
+        def work(tx: sa.Connection) -> None:
+            if tx.execute(_FENCE, {"of_uuid": uuid, "of_reason": reason}).rowcount == 1:
+                row = tx.execute(_GET, {"of_uuid": uuid}).one()
+                _record(tx, "fence", uuid, row.epoch, binary=row.binary, host=row.host, reason=reason)
+
+        self._database.run(work)
+        found = self.get(uuid)
+        if not found.fenced:
+            raise errors.Conflict(
+                f"Host {found.host} is not fenced, because its agent is not declared dead. Make sure that the host is off, run "
+                f"moorage service set agent:{found.host} --forced-down, and try again.",
+                host=found.host,
+            )
+        return found
+
+    def hold_fence(self, tx: sa.Connection, host: str) -> bool:
+        """Keep the fence of a host until the transaction ends, for one evacuation; False when the host is not fenced."""
+        return bool(tx.execute(_HOLD_FENCE, {"of_binary": AGENT, "of_host": host}).rowcount == 1)
+
     def list(
         self, *, binary: str | None = None, host: str | None = None, cluster: str | None = None
     ) -> Sequence[Service]:
@@ -232,6 +285,8 @@ class ServiceRegistry:
             changes["disabled_reason"] = disabled_reason
         if forced_down is not None:
             changes["forced_down"] = forced_down
+            if not forced_down:
+                changes |= {"fenced_epoch": None, "fence_reason": ""}
         if changes:
             self._database.run(lambda tx: self._set(tx, uuid, changes))
         return self.get(uuid)

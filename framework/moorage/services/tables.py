@@ -31,6 +31,12 @@ services = sa.Table(
     #: an earlier version, which may run any.
     sa.Column("offers", exact(1000)),
     sa.Column("forced_down", sa.Boolean(create_constraint=False), nullable=False, default=False),
+    #: The epoch of an agent in which an operator said that nothing runs on its host; NULL: nobody has. With another epoch it has
+    #: started since.
+    sa.Column("fenced_epoch", sa.BigInteger),
+    sa.Column("fence_reason", sa.String(255), nullable=False, server_default=""),
+    #: Instances that were evacuated since then.
+    sa.Column("evacuated", sa.BigInteger, nullable=False, server_default="0"),
     sa.UniqueConstraint("uuid", name="uq_services_uuid"),
     sa.UniqueConstraint("host", "binary", name="uq_services_host_binary"),
 )

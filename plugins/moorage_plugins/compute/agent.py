@@ -19,7 +19,7 @@ from oslo_log import log as logging
 from typing_extensions import override
 
 from moorage import errors, threads
-from moorage.allocation.interface import AllocationChange, AllocationLedger, ConsumerHolding, Expect
+from moorage.allocation.interface import AllocationChange, AllocationLedger
 from moorage.bounded_pool import BoundedPool, PooledCall
 from moorage.context import acting_for
 from moorage.control_plane.interface import AgentTools, LoopService
@@ -33,6 +33,7 @@ from moorage.drivers.interface import (
     PowerControl,
     UsageReport,
 )
+from moorage.instances.departures import claims_after_leaving
 from moorage.instances.interface import (
     DEPARTURE,
     Instance,
@@ -381,26 +382,17 @@ class InstanceWork(Work[Done]):
                 "The allocation store can neither move nor resize instances. Write [allocation] store = sql."
             )
         uuid = first.held.resource_id
-        # A client of Placement may have deleted the consumer. This creates it again, with its owner and type.
-        changes = [
-            AllocationChange(
-                uuid,
-                first.holds,
-                project=owner.project_id,
-                user=owner.user_id,
-                consumer_type="INSTANCE",
-                residents=dict.fromkeys(first.leaves(uuid)),
-            ),
-            *(AllocationChange(each, {}) for each in first.releases),
-        ]
-        source = ledger.consumer(uuid) if first.left else None
-        if source is not None:
-            kept = AllocationChange(
-                departed_consumer(uuid), _resources(source), Expect.NOTHING, owner.project_id, owner.user_id,
-                consumer_type="MIGRATION_SOURCE", counts_with=uuid,
-            )  # fmt: skip
-            changes = [dataclasses.replace(changes[0], expected=source.consumer.generation), *changes[1:], kept]
-        ledger.replace(changes, write)
+        residents = dict.fromkeys(first.leaves(uuid))
+        if first.left:
+            changes = claims_after_leaving(ledger, owner, first.holds, residents)
+        else:
+            changes = [
+                AllocationChange(
+                    uuid, first.holds, project=owner.project_id, user=owner.user_id, consumer_type="INSTANCE",
+                    residents=residents,
+                )
+            ]  # fmt: skip
+        ledger.replace([*changes, *(AllocationChange(each, {}) for each in first.releases)], write)
 
     @override
     def finish(self, transaction: Any, job: Job[Done], result: Done) -> None:
@@ -480,13 +472,6 @@ def _newest(driver: ComputeDriver, uuid: str) -> int:
     """The newest token of what runs here of an instance; 0 when nothing does."""
     seen = driver.inspect().get(uuid)
     return seen.token if seen is not None else 0
-
-
-def _resources(holding: ConsumerHolding) -> dict[str, dict[str, int]]:
-    found: dict[str, dict[str, int]] = {}
-    for item in holding.allocations:
-        found.setdefault(item.provider, {})[item.resource_class] = item.used
-    return found
 
 
 def _now(done: Done) -> Instance:

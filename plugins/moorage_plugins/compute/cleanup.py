@@ -30,13 +30,16 @@ _UNDONE = "The host that had to do the last operation died; it was not done."
 _SETTLED: Mapping[str, Mapping[str, str]] = {
     "building": {"status": "error", "fault": _FAULT},
     "starting": {"status": "stopped", "fault": _UNDONE},
-    "unshelving": {"status": "shelved_offloaded", "host": "", "node": "", "node_uuid": "", "fault": _UNDONE},
+    **dict.fromkeys(
+        ("unshelving", "evacuating"),
+        {"status": "shelved_offloaded", "host": "", "node": "", "node_uuid": "", "fault": _UNDONE},
+    ),
 }
 _STAYS: Mapping[str, str] = {"status": "active", "fault": _UNDONE}
 
 
 class InstanceHandler(SetCleanupHandler):
-    """building -> error, deleting -> deleted, unshelving -> shelved_offloaded, starting -> stopped, others -> active.
+    """building -> error, deleting -> deleted, unshelving, evacuating -> shelved_offloaded, starting -> stopped, others -> active.
 
     Claims that end are given back.
     """
@@ -44,7 +47,7 @@ class InstanceHandler(SetCleanupHandler):
     api_version: ClassVar[tuple[int, int]] = (1, 0)
     cleanable = frozenset(
         {
-            *("building", "deleting", "rebuilding", "shelving", "unshelving", "resizing", "migrating"),
+            *("building", "deleting", "rebuilding", "shelving", "unshelving", "evacuating", "resizing", "migrating"),
             *("stopping", "starting", "rebooting"),
         }
     )
@@ -72,7 +75,7 @@ class InstanceHandler(SetCleanupHandler):
             if not written:
                 raise errors.Fenced(f"Instance {uuid} was written by a later operation, or removed.")
             row = resources[uuid]
-            if held.status in ("building", "deleting", "unshelving"):
+            if held.status in ("building", "deleting", "unshelving", "evacuating"):
                 tools.release(uuid, transaction, residents=_nodes(row.node_uuid))
             if held.status in ("deleting", "resizing", "migrating"):
                 destination = (row.pending or {}).get("node_uuid", "")

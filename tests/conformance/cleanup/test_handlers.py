@@ -152,7 +152,7 @@ class InstanceHandlerTests(CleanupHandlerTests, unittest.TestCase):
     expected: ClassVar = {
         "building": "error",
         "deleting": None,
-        "unshelving": "shelved_offloaded",
+        **dict.fromkeys(("unshelving", "evacuating"), "shelved_offloaded"),
         "starting": "stopped",
         **dict.fromkeys(("rebuilding", "resizing", "shelving", "migrating", "stopping", "rebooting"), "active"),
     }

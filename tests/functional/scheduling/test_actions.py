@@ -8,10 +8,13 @@ import pathlib
 import unittest
 from typing import Any
 
+import sqlalchemy as sa
+
 from moorage.cli import main
 from moorage.control_plane.api_role import ApiRole
 from moorage.control_plane.factories import open_workers
 from moorage.instances.interface import DEPARTURE
+from moorage_plugins.compute.tables import instances
 from tests.commands import in_process
 from tests.functional.scheduling.plane import SOON, Plane
 from tests.gabbits import run_file
@@ -91,6 +94,32 @@ class CommandTests(_LivePlane):
         self.assertIn(
             f"There is no instance {uuid}", self.moorage("instance", "rebuild", uuid, "--image", "x", status=1)
         )
+
+    def test_a_dead_host_is_evacuated_by_an_operator(self) -> None:
+        made = [
+            self.shown("instance", "create", "--name", name, "--resource", "VCPU=1", "--force-host", "h1", "--wait")
+            for name in ("one", "two")
+        ]
+        first, second = (each["uuid"] for each in made)
+        refused = self.moorage("host", "evacuate", "h1", status=1)
+        self.assertIn("Host h1 is not fenced", refused)
+        self.assertIn("--forced-down", refused)
+        self.assertIn("There is no agent h9", self.moorage("host", "evacuate", "h9", status=1))
+        self.assertIn("--fenced needs --reason", self.moorage("host", "evacuate", "h1", "--fenced", status=1))
+        self.assertIn("is not declared dead", self.moorage("host", "fence", "h1", "--reason", "off", status=1))
+        self.plane.stop("h1")
+        self.moorage("service", "set", "agent:h1", "--forced-down")
+        self.assertIn(f"{first} one: active", self.moorage("host", "evacuate", "h1", "--dry-run"))
+        self.assertIs(False, self.shown("service", "set", "agent:h1", "--forced-down")["fenced"])
+        with self.plane.database.write() as tx:
+            # A build that fails holds nothing and stays where it is.
+            tx.execute(sa.update(instances).where(instances.c.uuid == second).values(status="error"))
+        left = self.moorage("host", "evacuate", "h1", "--fenced", "--reason", "PDU 4 is off", status=1)
+        self.assertIn("1 of 2 instances are still on host h1", left)
+        self.plane.wait_status(first, "active")
+        self.assertEqual("h2", self.plane.instances.get(first).host)
+        again = self.shown("host", "fence", "h1", "--reason", "PDU 4 is off")
+        self.assertEqual((True, "PDU 4 is off", 1), tuple(again[n] for n in ("fenced", "fence_reason", "evacuated")))
 
     def test_an_explanation_as_a_table_and_a_decision_afterwards(self) -> None:
         made = self.shown("instance", "create", "--resource", "VCPU=2", "--wait")

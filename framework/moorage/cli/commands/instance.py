@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""moorage instance create|list|show|delete and the actions on instances; moorage select, host list, host show."""
+"""moorage instance create|list|show|delete and the actions on instances; moorage select."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from moorage.foreign import escape_unprintable
 
 __all__ = [
     "DecisionShow",
-    "HostList",
-    "HostShow",
     "InstanceConsole",
     "InstanceCreate",
     "InstanceDelete",
@@ -37,7 +35,6 @@ __all__ = [
 _CLOCK = SystemClock()
 
 COLUMNS = ("uuid", "name", "status", "host", "node", "flavorid", "project_id")
-HOST_COLUMNS = ("host", "node", "up", "enabled", "instances", "capacity", "used")
 
 
 def add_flavor_arguments(parser: argparse.ArgumentParser) -> None:
@@ -365,42 +362,6 @@ class InstanceResize(_Move):
     def body(self, parsed_args: argparse.Namespace) -> dict[str, Any]:
         """To what, and where."""
         return {"flavor": flavor_body(parsed_args), **super().body(parsed_args)}
-
-
-class HostList(base.ApiLister):
-    """List nodes with their hosts as a scheduler sees them, by uuid."""
-
-    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Filters."""
-        parser = super().get_parser(prog_name)
-        parser.add_argument("--host", help="only those of this agent")
-        parser.add_argument("--node", help="only the node of this name")
-        for yes, no in (("up", "down"), ("enabled", "disabled")):
-            flag = parser.add_mutually_exclusive_group()
-            flag.add_argument(
-                f"--{yes}", dest=yes, action="store_true", default=None, help=f"only those that are {yes}"
-            )
-            flag.add_argument(f"--{no}", dest=yes, action="store_false", help=f"only those that are {no}")
-        base.add_page_arguments(parser, HOST_COLUMNS)
-        return parser
-
-    def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Ask and print."""
-        return base.page(parsed_args, "hosts", HOST_COLUMNS, ("host", "node", "up", "enabled"))
-
-
-class HostShow(base.ApiShow):
-    """Show a host with its nodes and instances as a scheduler sees them."""
-
-    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Which."""
-        parser = super().get_parser(prog_name)
-        parser.add_argument("host")
-        return parser
-
-    def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Ask and print."""
-        return base.one(base.connection(parsed_args).host(parsed_args.host))
 
 
 class Select(base.ApiShow):

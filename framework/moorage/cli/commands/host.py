@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""moorage host list|show|fence|evacuate."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from typing import Any
+
+from moorage import errors
+from moorage.cli import base
+from moorage.client.client import Client
+from moorage.foreign import escape_unprintable
+
+__all__ = ["HostEvacuate", "HostFence", "HostList", "HostShow"]
+
+HOST_COLUMNS = ("host", "node", "up", "enabled", "instances", "capacity", "used")
+
+
+class HostList(base.ApiLister):
+    """List nodes with their hosts as a scheduler sees them, by uuid."""
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Filters."""
+        parser = super().get_parser(prog_name)
+        parser.add_argument("--host", help="only those of this agent")
+        parser.add_argument("--node", help="only the node of this name")
+        for yes, no in (("up", "down"), ("enabled", "disabled")):
+            flag = parser.add_mutually_exclusive_group()
+            flag.add_argument(
+                f"--{yes}", dest=yes, action="store_true", default=None, help=f"only those that are {yes}"
+            )
+            flag.add_argument(f"--{no}", dest=yes, action="store_false", help=f"only those that are {no}")
+        base.add_page_arguments(parser, HOST_COLUMNS)
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> Any:
+        """Ask and print."""
+        return base.page(parsed_args, "hosts", HOST_COLUMNS, ("host", "node", "up", "enabled"))
+
+
+class HostShow(base.ApiShow):
+    """Show a host with its nodes and instances as a scheduler sees them."""
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Which."""
+        parser = super().get_parser(prog_name)
+        parser.add_argument("host")
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> Any:
+        """Ask and print."""
+        return base.one(base.connection(parsed_args).host(parsed_args.host))
+
+
+class HostFence(base.ApiShow):
+    """Say that nothing runs on the host of an agent that is declared dead; its instances may then be evacuated."""
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Adds the host and the reason."""
+        parser = super().get_parser(prog_name)
+        parser.add_argument("host")
+        parser.add_argument("--reason", required=True, help="how you know, for other operators and the journal")
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> Any:
+        """Sends the request and prints the agent."""
+        api = base.connection(parsed_args)
+        return base.one(api.fence_service(_agent(api, parsed_args.host)["uuid"], parsed_args.reason))
+
+
+class HostEvacuate(base.ApiCommand):
+    """Have the instances of a dead host built on other hosts. Repeated it goes on with those that are left."""
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Adds the host, the fence and the destination."""
+        parser = super().get_parser(prog_name)
+        parser.add_argument("host")
+        parser.add_argument("--to-host", metavar="HOST", help="this host; the filters are asked all the same")
+        parser.add_argument(
+            "--fenced", action="store_true", help="say first that nothing runs on the host any more: its power is off"
+        )
+        parser.add_argument("--reason", help="how you know; with --fenced")
+        parser.add_argument("--dry-run", action="store_true", help="only list the instances")
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> None:
+        """Evacuates one instance after the other, and prints what became of each."""
+        if parsed_args.fenced != bool(parsed_args.reason):
+            raise errors.InvalidInput(
+                "--fenced needs --reason, and --reason needs --fenced: how do you know that the host is off?"
+            )
+        api, host = base.connection(parsed_args), parsed_args.host
+        agent = _agent(api, host)
+        if not parsed_args.dry_run:
+            if parsed_args.fenced:
+                agent = api.fence_service(agent["uuid"], parsed_args.reason)
+            if not agent["fenced"]:
+                raise errors.Conflict(
+                    f"Host {host} is not fenced, so instances may run there. Make sure that it is off, declare its agent dead "
+                    f"(moorage service set agent:{host} --forced-down), and repeat the command with --fenced --reason TEXT."
+                )
+        found = list(api.pages("/instances", "instances", {"host": host}))
+        left = 0
+        for instance in found:
+            outcome = instance["status"] if parsed_args.dry_run else self._evacuate(api, instance, parsed_args.to_host)
+            left += not outcome.startswith("evacuating")
+            self.app.stdout.write(f"{instance['uuid']} {escape_unprintable(instance['name'])}: {outcome}\n")
+        if left and not parsed_args.dry_run:
+            raise errors.Conflict(
+                f"{left} of {len(found)} instances are still on host {host}; see the lines above, and repeat the command."
+            )
+
+    def _evacuate(self, api: Client, instance: Mapping[str, Any], to_host: str | None) -> str:
+        """What became of one instance."""
+        try:
+            moving = api.act_on_instance(instance["uuid"], "evacuate", {"host": to_host} if to_host else {})
+        except errors.MoorageError as error:
+            return error.message
+        return f"evacuating to host {moving['host']}"
+
+
+def _agent(api: Client, host: str) -> dict[str, Any]:
+    """The agent of a host.
+
+    :raises NotFound: there is none.
+    """
+    found = api.services(binary="agent", host=host)
+    if not found:
+        raise errors.NotFound(f"There is no agent {host}; moorage service list --binary agent shows all.")
+    return dict(found[0])

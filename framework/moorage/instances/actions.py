@@ -40,11 +40,11 @@ from moorage.allocation.interface import (
 from moorage.db import Database
 from moorage.instances.availability import Availability
 from moorage.instances.create import NodeNames, check_neighbours, record_placement
-from moorage.instances.departures import claims_after_leaving
 from moorage.instances.interface import (
     DEPARTURE,
     Instance,
     InstanceStore,
+    claims_after_leaving,
     move_consumer,
 )
 from moorage.instances.pools import claim_somewhere

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from moorage import errors
+from moorage.allocation.interface import AllocationChange, AllocationLedger, ConsumerHolding, Expect
 from moorage.extensions import ExtensionPoint
 from moorage.scheduling.interface import InstanceRecord, InstanceSource
 
@@ -25,6 +26,7 @@ __all__ = [
     "Instance",
     "InstanceStore",
     "Reassignable",
+    "claims_after_leaving",
     "departed_consumer",
     "move_consumer",
 ]
@@ -86,6 +88,45 @@ def move_consumer(instance_uuid: str) -> str:
 def departed_consumer(instance_uuid: str) -> str:
     """The consumer that holds resources on the source of a move from its end until the source's agent has let go."""
     return str(uuid.uuid5(_MOVES, f"{instance_uuid}/source"))
+
+
+def claims_after_leaving(
+    ledger: AllocationLedger,
+    instance: Instance,
+    holds: Mapping[str, Mapping[str, int]],
+    residents: Mapping[str, int | None],
+    *,
+    departed: Expect = Expect.NOTHING,
+) -> list[AllocationChange]:
+    """Returns the changes by which an instance holds ``holds``, and ``departed_consumer`` what the instance held before.
+
+    One read of the ledger. The changes are refused if the instance's claim was changed since.
+
+    :param residents: as in :class:`moorage.allocation.interface.AllocationChange`.
+    :param departed: whether the source of an earlier move may hold something, which is given back.
+    """
+    project, user = instance.project_id, instance.user_id
+    source = ledger.consumer(instance.uuid)
+    # A client of Placement may have deleted the consumer. The first change creates it again, with its owner and type.
+    expected = Expect.ANYTHING if source is None else source.consumer.generation
+    changes = [
+        AllocationChange(instance.uuid, holds, expected, project, user, consumer_type="INSTANCE", residents=residents)
+    ]
+    if source is not None:
+        kept, consumer = _resources(source), departed_consumer(instance.uuid)
+        changes.append(
+            AllocationChange(
+                consumer, kept, departed, project, user, consumer_type="MIGRATION_SOURCE", counts_with=instance.uuid
+            )
+        )
+    return changes
+
+
+def _resources(holding: ConsumerHolding) -> dict[str, dict[str, int]]:
+    found: dict[str, dict[str, int]] = {}
+    for item in holding.allocations:
+        found.setdefault(item.provider, {})[item.resource_class] = item.used
+    return found
 
 
 class InstanceStore(InstanceSource):

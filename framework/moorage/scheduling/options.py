@@ -107,7 +107,7 @@ OPTS: Sequence[cfg.Opt] = (
         default=10.0,
         min=0.01,
         help="Seconds that one filter or weigher may take for one request. One that takes longer is taken for hung: the request "
-        "answers 503 and the process is restarted.",
+        "answers 503 and another process takes its place.",
     ),
     cfg.IntOpt(
         "breaker_threshold",

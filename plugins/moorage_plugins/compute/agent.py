@@ -33,10 +33,10 @@ from moorage.drivers.interface import (
     PowerControl,
     UsageReport,
 )
-from moorage.instances.departures import claims_after_leaving
 from moorage.instances.interface import (
     DEPARTURE,
     Instance,
+    claims_after_leaving,
     departed_consumer,
     move_consumer,
 )

@@ -79,6 +79,13 @@ class MoorageApp(app.App):
         return parser
 
     @override
+    def run(self, argv: list[str]) -> int:
+        """As cliff's, which would print the version of the program for ``moorage flavor show small --version 2``."""
+        if argv and not argv[0].startswith("-"):
+            self.parser._option_string_actions.pop("--version", None)
+        return int(super().run(argv))
+
+    @override
     def print_help_if_requested(self) -> None:
         """As cliff's, without importing every command."""
         if self.options.deferred_help:

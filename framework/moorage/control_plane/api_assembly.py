@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Collection, Iterable, Mapping
+from typing import Any
 
 import sqlalchemy as sa
 from oslo_config import cfg
@@ -15,6 +16,7 @@ from moorage.cleanup import api as cleanup_api
 from moorage.cleanup.dry_run import blocked_reason
 from moorage.cleanup.requests import RequestStore
 from moorage.cleanup.views import OperationViews
+from moorage.context import RequestContext
 from moorage.control_plane.collectors import PeriodicCollector
 from moorage.control_plane.core_api import PREFIX, CoreApplication, root_application
 from moorage.control_plane.enrolment import Enrolment
@@ -67,6 +69,7 @@ from moorage.observers.interface import InstanceDeleted, ShardReassigned
 from moorage.part import parts
 from moorage.scheduling import api as scheduling_api
 from moorage.scheduling import flavors_api
+from moorage.scheduling.flavor_requests import FlavorResolver
 from moorage.scheduling.flavors import FlavorStore
 from moorage.scheduling.groups import GroupStore
 from moorage.scheduling.reporter import TOPIC as SCHEDULERS
@@ -101,6 +104,7 @@ class ApiAssembly:
         self._conf = conf
         self._metrics = Metrics()
         self._nodes = NodeStore(platform.database)
+        self._flavors = FlavorResolver(FlavorStore(platform.database))
         self._tail = Tail(platform.database, platform.clock)
         self._observer = LivenessObserver(platform.clock, conf.services.service_down_time)
         for part in parts():
@@ -148,8 +152,12 @@ class ApiAssembly:
         return with_middleware(_built(loaded, self._tools(conf, _policy(conf, [loaded]))), conf)
 
     def watch(self) -> None:
-        """Look at the heartbeats; to be called again and again, since only what is watched can be missed."""
+        """Look at the heartbeats, and read the catalogue of flavors when it has changed; to be called again and again.
+
+        Only what is watched can be missed.
+        """
         self._observer.observe(self._platform.registry.list())
+        self._flavors.refresh()
 
     # -- inside ---------------------------------------------------------------------------------------------------
     def _enrol(self) -> Enrolment:
@@ -200,6 +208,10 @@ class ApiAssembly:
         plans = open_plans(platform.database, nodes, mover, conf)
         workers, cast = open_workers(platform, conf), cast_to_agent(platform.sender)
 
+        def resolve(body: Mapping[str, Any], context: RequestContext) -> Mapping[str, Any]:
+            found = self._flavors.resolved(body)
+            return groups.resolved(found, context)
+
         def hinders(resource_type: str) -> str:
             return blocked_reason(resource_type, conf.cleanup.paused, conf.cleanup.enabled_handlers)
 
@@ -227,8 +239,8 @@ class ApiAssembly:
                 FleetAudit(platform.database, nodes, store, instances, self._enrolment()).checks(),
             ),
             *quotas_api.routes(store),
-            *scheduling_api.routes(schedulers, groups.resolved),
-            *flavors_api.routes(FlavorStore(platform.database)),
+            *scheduling_api.routes(schedulers, resolve),
+            *flavors_api.routes(FlavorStore(platform.database), self._flavors.refresh),
             *cleanup_api.routes(
                 OperationViews(platform.database, open_workers(platform, conf), hinders),
                 RequestStore(platform.database, platform.registry),
@@ -236,7 +248,7 @@ class ApiAssembly:
                 conf.cleanup.enabled_handlers,
                 hinders,
             ),
-            *instances_api.routes(instances, schedulers, deleter, in_place, resetter, groups.resolved, questions.ask),
+            *instances_api.routes(instances, schedulers, deleter, in_place, resetter, resolve, questions.ask),
             *server_groups_api.routes(groups),
             *sharding_api.routes(platform.database, nodes, plans, mover, self._resharded),
             *coordination_api.routes(

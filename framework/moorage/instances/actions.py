@@ -192,6 +192,7 @@ class MoveClaimer:
             "operation": self.operation.name,
             "request_id": request_id,
             "flavorid": spec.flavor.flavorid,
+            "flavor_version": spec.flavor.version,
             "resources": dict(spec.flavor.resources),
             "extra_specs": dict(spec.flavor.extra_specs),
             **({"limits": dict(spec.limits)} if spec.limits else {}),
@@ -394,7 +395,12 @@ def spec_of(instance: Instance) -> RequestSpec:
     group = request.get("server_group")
     return RequestSpec(
         instance_uuid=instance.uuid,
-        flavor=Flavor(instance.flavorid, dict(instance.resources), dict(request.get("extra_specs") or {})),
+        flavor=Flavor(
+            instance.flavorid,
+            dict(instance.resources),
+            dict(request.get("extra_specs") or {}),
+            instance.flavor_version,
+        ),
         project_id=instance.project_id,
         user_id=instance.user_id,
         hints=request.get("hints") or {},
@@ -414,7 +420,8 @@ def _moving(instance: Instance, operation: ActionKind, wanted: Mapping[str, Any]
     spec = spec_of(instance)
     if flavor := wanted.get("flavor"):
         extra_specs = dict(flavor.get("extra_specs") or {})
-        spec = replace(spec, flavor=Flavor(flavor["flavorid"], dict(flavor["resources"]), extra_specs))
+        version = int(flavor.get("version", 0))
+        spec = replace(spec, flavor=Flavor(flavor["flavorid"], dict(flavor["resources"]), extra_specs, version))
     rebuild = operation.name == "rebuild"
     return replace(
         spec,

@@ -14,7 +14,7 @@ from moorage.instances.actions import OPERATIONS, InPlace
 from moorage.instances.create import Deleter
 from moorage.instances.interface import Instance, InstanceStore
 from moorage.instances.reset_state import RESETTABLE, Resetter
-from moorage.scheduling.api import Resolver, allowed, check_request
+from moorage.scheduling.api import Resolver, allowed, check_free_form, check_request
 from moorage.scheduling.request import REQUEST_PROPERTIES, understood
 
 __all__ = ["POLICIES", "AskAgent", "Creator", "routes"]
@@ -234,7 +234,7 @@ def routes(
 ) -> Sequence[Route]:
     """The routes, over the store of instances.
 
-    :param resolve: called with the body of a request for a new instance and who asks.
+    :param resolve: called with the body of a request for a new instance, or of a resize, and who asks.
     """
 
     def list_instances(request: Request) -> Response:
@@ -262,12 +262,9 @@ def routes(
         found = instances.get(request.path_params["uuid"])
         _visible(found, request)
         ((name, wanted),) = request.body.items()
-        wanted = wanted or {}
-        if name == "evacuate":
-            request.check_policy(EVACUATE_INSTANCE)
-        elif wanted.keys() & _TO.keys():
-            request.check_policy(f"scheduling:instances:{name}:host")
-        wanted = understood(wanted)
+        wanted = _allowed_action(request, name, wanted or {})
+        if "flavor" in wanted:
+            wanted = resolve(wanted, request.context)
         if OPERATIONS[name].asks:
             moving = creator.move(found.uuid, name, wanted, request.operation_id)
             return Response(202, _shown(request)(moving))
@@ -376,6 +373,20 @@ def _questions(instances: InstanceStore, ask_agent: AskAgent) -> Sequence[Route]
     )
 
 
+def _allowed_action(request: Request, name: str, wanted: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What an action shall do, checked beyond the route's own policy and schema.
+
+    :raises Forbidden: the caller may not ask for it.
+    :raises InvalidInput: it asks for something that is not supported.
+    """
+    if name == "evacuate":
+        request.check_policy(EVACUATE_INSTANCE)
+    elif wanted.keys() & _TO.keys():
+        request.check_policy(f"scheduling:instances:{name}:host")
+    check_free_form(request, wanted)
+    return understood(wanted)
+
+
 def _repeated(found: Sequence[Instance], body: Mapping[str, Any], request: Request) -> Sequence[Instance]:
     """The instances of an earlier request, which must have asked for the same."""
     for each in found:
@@ -394,7 +405,9 @@ def _refuse_another(found: Instance, body: Mapping[str, Any]) -> None:
             uuid=found.uuid,
             status=found.status,
         )
-    if flavor["flavorid"] != found.flavorid or dict(flavor.get("resources", {})) != dict(found.resources):
+    # A flavor of the catalogue may have got another version since then.
+    same = flavor.get("resources", found.resources)
+    if flavor["flavorid"] != found.flavorid or dict(same) != dict(found.resources):
         raise errors.AlreadyExists(
             f"Instance {found.uuid} exists, is {found.status} and has the flavor {found.flavorid} with other resources than "
             "these or another name; give another uuid, or none.",

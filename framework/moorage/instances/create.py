@@ -247,6 +247,7 @@ def new_instance(
         request=request_of(spec),
         server_group=spec.server_group.name if spec.server_group is not None else "",
         pending=pending or {},
+        flavor_version=spec.flavor.version,
     )
 
 

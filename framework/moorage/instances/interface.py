@@ -51,6 +51,8 @@ class Instance:
     :param actual_state: what was seen on its host: a state of :class:`moorage.drivers.interface.WorkloadState`, ``gone``, or
         ``unknown`` while nobody has looked. ``actual_at`` says since when, ``actual_detail`` is a sentence about it.
     :param restarts: how often it was started again since it last ran for long.
+    :param flavor_version: the version of the flavor that ``resources`` and the extra specs of ``request`` are; 0: the request
+        brought them along.
     """
 
     uuid: str
@@ -74,6 +76,7 @@ class Instance:
     actual_detail: str = ""
     actual_at: int = 0
     restarts: int = 0
+    flavor_version: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """Returns the instance as JSON data, which shares its values; ``dataclasses.asdict`` would copy them all."""

@@ -12,10 +12,11 @@ from moorage.http.routes import FIELDS, PAGE, PolicyRule, Request, Response, Rou
 from moorage.scheduling.hosts import HOST_FIELDS
 from moorage.scheduling.request import REQUEST_PROPERTIES, understood
 
-__all__ = ["POLICIES", "Resolver", "SchedulerClient", "allowed", "check_request", "routes"]
+__all__ = ["POLICIES", "Resolver", "SchedulerClient", "allowed", "check_free_form", "check_request", "routes"]
 
 FORCED_HOST = "scheduling:instances:create:forced_host"
 REQUESTED_DESTINATION = "scheduling:instances:create:requested_destination"
+FREE_FORM = "scheduling:instances:create:free_form"
 SELECT_HOSTS = "scheduling:select:hosts"
 POLICIES = (
     PolicyRule(
@@ -33,6 +34,12 @@ POLICIES = (
         REQUESTED_DESTINATION,
         "rule:system_admin",
         "Choose the host or node of a new instance with requested_host or requested_node; the filters must pass it.",
+    ),
+    PolicyRule(
+        FREE_FORM,
+        "@",
+        "Bring the resources of the flavor along, in a request for an instance, a resize or a selection. By default, callers who "
+        "may send the request may do so. With rule:system_admin, all others choose from the catalogue of flavors.",
     ),
     PolicyRule("scheduling:hosts:get", "rule:system_reader", "See the fleet as a scheduler does.", ("system",)),
     PolicyRule("scheduling:decisions:get", "rule:system_reader", "See why a request was decided so.", ("system",)),
@@ -86,20 +93,31 @@ class SchedulerClient(Protocol):
         """Call one scheduler after the other until one knows; NotFound when none does."""
 
 
-#: Replaces what a request names (a server group) by what the store has of it.
+#: Replaces what a request names (a flavor, a server group) by what the store has of it.
 Resolver = Callable[[Mapping[str, Any], RequestContext], Mapping[str, Any]]
 
 
 def check_request(request: Request) -> Mapping[str, Any]:
     """Checks the body of a request for an instance beyond the route's own policy and schema; returns it as it is meant.
 
-    :raises Forbidden: it chooses hosts or nodes, and the caller may not.
+    :raises Forbidden: it chooses hosts or nodes, or brings resources along, and the caller may not.
     :raises InvalidInput: it asks for something that is not supported.
     """
     for field, rule in _RULES_OF_FIELDS.items():
         if request.body.get(field):
             request.check_policy(rule)
+    check_free_form(request, request.body)
     return understood(request.body)
+
+
+def check_free_form(request: Request, asked: Mapping[str, Any]) -> None:
+    """Checks whether the caller may bring the resources of a flavor along.
+
+    :param asked: has ``flavor``, if a flavor is asked for.
+    :raises Forbidden: the caller may not.
+    """
+    if "resources" in asked.get("flavor", ()):
+        request.check_policy(FREE_FORM)
 
 
 def allowed(request: Request, rule: str) -> bool:

@@ -34,6 +34,7 @@ _REQUESTABLE = flavors.c.implicit == sa.false()
 _LAST = sa.select(sa.func.coalesce(sa.func.max(flavors.c.version), 0)).where(_OF_FLAVOR)
 #: The one statement of a request by flavorid; the unique index has its order.
 _NEWEST = sa.select(*_COLUMNS).where(_OF_FLAVOR, _REQUESTABLE).order_by(flavors.c.version.desc()).limit(1)
+_ONE = sa.select(*_COLUMNS).where(_OF_FLAVOR, flavors.c.version == sa.bindparam("of_version", type_=sa.Integer))
 _VERSIONS = sa.select(*_COLUMNS).where(_OF_FLAVOR).order_by(flavors.c.version)
 _ALL = sa.select(*_COLUMNS).where(_REQUESTABLE).order_by(flavors.c.flavorid, flavors.c.version.desc())
 _STATE = sa.select(sa.func.count(), sa.func.coalesce(sa.func.sum(flavors.c.generation), 0)).where(_REQUESTABLE)
@@ -222,7 +223,7 @@ def _insert(
 ) -> FlavorVersion:
     values = {"uuid": randomness.new_uuid(), "flavorid": flavorid, "version": version, "implicit": implicit}
     tx.execute(_INSERT, {**values, "resources": dict(resources), "extra_specs": dict(extra_specs)})
-    (made,) = (each for each in _versions(tx, flavorid) if each.version == version)
+    made = FlavorVersion(*tx.execute(_ONE, {"of_flavor": flavorid, "of_version": version}).one())
     _record(tx, "create", made)
     return made
 

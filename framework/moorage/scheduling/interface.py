@@ -64,14 +64,16 @@ SKIP: Final = Skip.SKIP
 
 @dataclass(frozen=True, slots=True)
 class Flavor:
-    """A named size. ``flavorid`` is stable; two flavors are the same when their flavorid is.
+    """A named size. ``flavorid`` is stable; two flavors are the same when their flavorid is, whatever their versions are.
 
     :param resources: resource class -> units: VCPU, MEMORY_MB, DISK_GB, PGPU and custom classes.
+    :param version: the version of the catalogue that has these contents; 0: the request brought them along.
     """
 
     flavorid: str
     resources: Mapping[str, int]
     extra_specs: Mapping[str, str] = field(default_factory=dict)
+    version: int = 0
 
     def __post_init__(self) -> None:
         freeze_fields(self, "resources", "extra_specs")

@@ -36,7 +36,9 @@ EXTRA_SPECS: Mapping[str, Any] = {
 _FLAVOR = {
     "type": "object",
     "properties": {"flavorid": _NAME, "resources": RESOURCES, "extra_specs": EXTRA_SPECS},
-    "required": ["flavorid", "resources"],
+    # Without resources it is a flavor of the catalogue, which has its own extra specs.
+    "required": ["flavorid"],
+    "dependentRequired": {"extra_specs": ["resources"]},
     "additionalProperties": False,
 }
 
@@ -168,6 +170,7 @@ def spec_from_json(data: Mapping[str, Any], project_id: str, user_id: str, *, al
             flavor["flavorid"],
             {name: int(units) for name, units in flavor["resources"].items()},
             dict(flavor.get("extra_specs") or {}),
+            int(flavor.get("version", 0)),
         ),
         project_id=project_id,
         user_id=user_id,

@@ -32,6 +32,7 @@ _COLUMNS = (
     instances.c.flavorid, instances.c.resources, instances.c.project_id, instances.c.user_id, instances.c.fault,
     instances.c.fence, instances.c.created_at, instances.c.updated_at, instances.c.request, instances.c.server_group,
     instances.c.pending, instances.c.actual_state, instances.c.actual_detail, instances.c.actual_at, instances.c.restarts,
+    instances.c.flavor_version,
 )  # fmt: skip
 _GET = sa.select(*_COLUMNS).where(instances.c.uuid == sa.bindparam("of_uuid"))
 _FIND = sa.select(*_COLUMNS).where(instances.c.uuid.in_(sa.bindparam("of_uuids", expanding=True)))
@@ -81,7 +82,7 @@ _CHANGED = frozenset(
             "server_group",
             "pending",
         ),
-        *("actual_state", "actual_detail", "restarts"),
+        *("actual_state", "actual_detail", "restarts", "flavor_version"),
     }
 )
 #: By whether filters want more than a record.
@@ -105,7 +106,7 @@ _REMOVE = lease.REMOVE.delete(instances, _OF_UUID, _FENCE)
 #: What an event says of an instance: nothing that users wrote.
 _STATE = (
     instances.c.uuid, instances.c.status, instances.c.host, instances.c.node, instances.c.node_uuid, instances.c.flavorid,
-    instances.c.destination_uuid, instances.c.project_id, instances.c.fence,
+    instances.c.flavor_version, instances.c.destination_uuid, instances.c.project_id, instances.c.fence,
 )  # fmt: skip
 _REMOVE_RETURNING = _REMOVE.returning(*_STATE)
 _SHOWN = tuple(each.name for each in _STATE if each.name not in ("uuid", "fence", "destination_uuid"))

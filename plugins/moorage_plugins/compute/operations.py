@@ -257,6 +257,9 @@ def _move(held: Held) -> Done:
             return held.failed_in_place(error, **more)
         return held.failed(error, {"status": "active"}, made=True, **more)
     to = {name: pending[name] for name in ("host", "node", "node_uuid", "flavorid", "resources")}
+    if held.lease.operation == "resize":
+        # Begun by a release that did not know versions: its resources were brought along.
+        to["flavor_version"] = pending.get("flavor_version", 0)
     return held.done(
         {"status": "active", **to},
         request={"extra_specs": pending.get("extra_specs") or {}},

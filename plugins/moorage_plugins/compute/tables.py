@@ -41,6 +41,8 @@ instances = sa.Table(
     sa.Column("actual_at", Micros, nullable=False, default=0, server_default="0"),
     #: How often it was started again since it last ran for long.
     sa.Column("restarts", sa.Integer, nullable=False, default=0, server_default="0"),
+    #: The version of the flavor; 0: the request brought its resources along, or an earlier release wrote the row.
+    sa.Column("flavor_version", sa.Integer, nullable=False, default=0, server_default="0"),
     sa.UniqueConstraint("uuid", name="uq_instances_uuid"),
     sa.Index("ix_instances_host", "host", "uuid"),
     sa.Index("ix_instances_server_group", "server_group"),

@@ -13,7 +13,10 @@ __all__ = ["TypeAffinityFilter"]
 
 
 class TypeAffinityFilter(HostFilter):
-    """Passes nodes that are empty or run only instances of the requested flavor, compared by its stable flavorid."""
+    """Passes nodes that are empty or run only instances of the requested flavor, compared by its stable flavorid.
+
+    Versions of a flavor count as one flavor.
+    """
 
     api_version: ClassVar[tuple[int, int]] = (1, 0)
     needs_instances = True

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import random
 import unittest
+from dataclasses import replace
 from typing import Any, ClassVar
 
+import numpy as np
 from typing_extensions import override
 
 from moorage.scheduling.interface import FILTERS, HostFilter, HostState, RequestSpec
@@ -37,6 +39,18 @@ class ReferenceFilterTests(HostFilterTests):
 
 class TypeAffinityTests(ReferenceFilterTests, unittest.TestCase):
     plugin = "type_affinity"
+
+    def test_the_version_of_a_flavor_does_not_matter(self) -> None:
+        plugin = self.make_filter()
+        for fleet, spec, _, passing in self.asked(plugin):
+            for version in (1, 2, 7):
+                flavor = replace(spec.flavor, version=version, resources={"VCPU": version})
+                other = replace(spec, flavor=flavor)
+                found = [row for row in range(fleet.size) if plugin.host_passes(fleet.host_state(row), other)]
+                self.assertEqual(passing, found, other)
+                mask = plugin.mask_rows(fleet, slice(None), other)
+                assert mask is not None
+                self.assertEqual(passing, np.flatnonzero(mask).tolist(), other)
 
 
 class SameHostTests(ReferenceFilterTests, unittest.TestCase):

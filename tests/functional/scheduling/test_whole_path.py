@@ -81,8 +81,8 @@ class WholePathTests(unittest.TestCase):
                 found[role] = min(found.get(role, each.summary()), each.summary(), key=_size)
         return found
 
-    def create(self) -> str:
-        uuid: str = self.ask("POST", "/instances", {"flavor": FLAVOR})["uuid"]
+    def create(self, flavor: Any = FLAVOR) -> str:
+        uuid: str = self.ask("POST", "/instances", {"flavor": flavor})["uuid"]
         self.settled(uuid, "active")
         return uuid
 
@@ -104,6 +104,13 @@ class WholePathTests(unittest.TestCase):
             },
             self.least(lambda: self.create),
         )  # fmt: skip
+
+    def test_a_create_by_flavorid_reads_the_catalogue_once(self) -> None:
+        self.ask("POST", "/flavors", FLAVOR)
+        counts = self.least(lambda: lambda: self.create({"flavorid": FLAVOR["flavorid"]}))
+        numbers = {role: (each["statements"], each["writes"], each["reads"]) for role, each in counts.items()}
+        self.assertEqual({"api": (1, 0, 1), "scheduler": (8, 1, 0), "agent": (6, 2, 0)}, numbers)
+        self.assertEqual([], [statement for each in counts.values() for statement in each["built"]])
 
     def test_a_delete(self) -> None:
         def begin() -> Callable[[], None]:

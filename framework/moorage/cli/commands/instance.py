@@ -34,12 +34,16 @@ __all__ = [
 
 _CLOCK = SystemClock()
 
-COLUMNS = ("uuid", "name", "status", "host", "node", "flavorid", "project_id")
+COLUMNS = ("uuid", "name", "status", "host", "node", "flavorid", "flavor_version", "project_id")
 
 
 def add_flavor_arguments(parser: argparse.ArgumentParser) -> None:
     """A size."""
-    parser.add_argument("--flavor", default="custom", metavar="ID", help="name of the size (compared by type_affinity)")
+    parser.add_argument(
+        "--flavor",
+        metavar="ID",
+        help="flavor of the catalogue (moorage flavor list); with --resource the name of a size of your own (default: custom)",
+    )
     add_size_arguments(parser)
 
 
@@ -95,13 +99,18 @@ def resources_of(arguments: argparse.Namespace) -> dict[str, int]:
 def flavor_body(arguments: argparse.Namespace) -> dict[str, Any]:
     """The JSON of the flavor that the options describe.
 
-    :raises InvalidInput: an option is not NAME=VALUE, or no resource is asked for.
+    :raises InvalidInput: an option is not NAME=VALUE, or neither a flavor nor resources are asked for.
     """
     resources = resources_of(arguments)
+    if arguments.flavor and not resources and not arguments.extra_spec:
+        return {"flavorid": arguments.flavor}
     if not resources:
-        raise errors.InvalidInput("Say what is asked for, for example: --resource VCPU=1 --resource MEMORY_MB=512")
+        raise errors.InvalidInput(
+            "Say what is asked for: a flavor of the catalogue (--flavor NAME, without --extra-spec), or resources, for example: "
+            "--resource VCPU=1 --resource MEMORY_MB=512"
+        )
     return {
-        "flavorid": arguments.flavor,
+        "flavorid": arguments.flavor or "custom",
         "resources": resources,
         "extra_specs": dict(base.pairs(arguments.extra_spec, "--extra-spec")),
     }

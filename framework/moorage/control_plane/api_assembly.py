@@ -236,7 +236,9 @@ class ApiAssembly:
             *pools_api.routes(
                 store,
                 open_detectors(platform, conf),
-                FleetAudit(platform.database, nodes, store, instances, self._enrolment()).checks(),
+                FleetAudit(
+                    platform.database, nodes, store, instances, self._enrolment(), conf.allocation.step_size_rule
+                ).checks(),
             ),
             *quotas_api.routes(store),
             *scheduling_api.routes(schedulers, resolve),

@@ -3,19 +3,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import sqlalchemy as sa
 
 from moorage import errors
 from moorage.allocation.audit import Check, Finding
-from moorage.allocation.interface import AllocationStore, ClaimRequest, PoolSource, ProviderUsage
+from moorage.allocation.interface import AllocationStore, ClaimRequest, ProviderUsage
 from moorage.control_plane.enrolment import Enrolment
 from moorage.db import Database
 from moorage.fleet.nodes import NodeStore
+from moorage.instances.actions import spec_of
 from moorage.instances.interface import Instance, InstanceStore
-from moorage.instances.pools import claim_somewhere, offer
+from moorage.instances.providers import claim_of_node, read_providers
+from moorage.scheduling.assignment import proposal
+from moorage.scheduling.interface import Propose
+from moorage.scheduling.resource_request import resource_request
 
 __all__ = ["FleetAudit"]
 
@@ -30,13 +34,17 @@ class _ChangedMeanwhileError(errors.Conflict):
 
 @dataclass(frozen=True, slots=True)
 class FleetAudit:
-    """Compares the fleet and the instances with the allocation store."""
+    """Compares the fleet and the instances with the allocation store.
+
+    :param step_rule: ``[allocation] step_size_rule``.
+    """
 
     database: Database
     nodes: NodeStore
     store: AllocationStore
     instances: InstanceStore
     enrolment: Enrolment
+    step_rule: str = "seed"
 
     def checks(self) -> Sequence[Check]:
         """The checks, for :func:`moorage.allocation.audit.audit`."""
@@ -146,15 +154,10 @@ class FleetAudit:
         )
 
     def _claim_again(self, instance: Instance) -> None:
-        pools: Mapping[str, Sequence[str]] = {}
-        if isinstance(self.store, PoolSource):
-            found = self.store.usages(providers=[instance.node_uuid])
-            if found:
-                pools = offer(found[0], self.store.pools([instance.node_uuid]).get(instance.node_uuid, ())).pools
-        claim_somewhere(
+        claim_of_node(
             instance.node_uuid,
             instance.resources,
-            pools,
+            self._proposal(instance),
             lambda held: self.store.claim(
                 # The instance uses its resources already, whatever the limits of its project are.
                 ClaimRequest(
@@ -168,6 +171,14 @@ class FleetAudit:
                 lambda tx: self._still_there(tx, instance),
             ),
         )
+
+    def _proposal(self, instance: Instance) -> Propose | None:
+        """Of which providers of its node an instance may take; None: of the node's own one."""
+        found = self.store.usages(providers=[instance.node_uuid])
+        if not found:
+            return None
+        providers = read_providers(self.store, found)[instance.node_uuid]
+        return proposal(resource_request(spec_of(instance)), providers, {}, self.step_rule)
 
     def _still_there(self, tx: sa.Connection, instance: Instance) -> None:
         """Writes the instance's row in the transaction of the claim, so that the instance cannot go while it gets the claim."""

@@ -71,7 +71,7 @@ class SchedulerRole:
         aggregates = AggregateStore(platform.database)
         availability = Availability(platform.database, conf.services.service_down_time)
         source = StoreFleet(NodeStore(platform.database), store, availability, aggregates)
-        view = FleetView(tracked=section.track_instance_changes)
+        view = FleetView(tracked=section.track_instance_changes, step_rule=conf.allocation.step_size_rule)
         epochs = ConfirmedEpochs(platform.registry.epochs, platform.clock)
         tracker = InstanceTracker(view, platform.clock, epochs)
         silent = UntrackedHosts(tracker, instances, platform.clock, max_age=section.silent_hosts_age)

@@ -7,21 +7,20 @@ nodes again, since they may concern any node: of an aggregate, of a pool, and of
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence, Set
 from typing import Any
 
-from moorage.allocation.interface import AllocationStore, ChangeSource, PoolSource, ProviderCatalogue, ProviderUsage
+from moorage.allocation.interface import AllocationStore, ChangeSource, TreeSource
 from moorage.db.changes import KnownRows
 from moorage.fleet.aggregates import AggregateMembership, AggregateStore
 from moorage.fleet.nodes import NodeStore
 from moorage.instances.availability import Availability
-from moorage.instances.pools import offer
+from moorage.instances.providers import offer, read_providers
 from moorage.scheduling.interface import Aggregate, ExcludedTargets, FleetChanges, NodeState
 
 __all__ = ["StoreFleet"]
 
 _PAGE = 1000
-_NO_TRAITS: frozenset[str] = frozenset()
 #: More nodes than this are read one by one only if they are less than half of the fleet.
 _FEW = 1000
 
@@ -46,7 +45,8 @@ class StoreFleet:
         #: Hosts of nodes that had no agent when the nodes were last read.
         self._absent: frozenset[str] = frozenset()
         self._names: dict[str, str] = {}
-        self._pools: dict[str, Mapping[str, Sequence[str]]] = {}
+        #: Provider below a node -> the node.
+        self._owners: dict[str, str] = {}
         self._membership = AggregateMembership()
         self._aggregates_version: object = None
         self._known_nodes, self._known_providers = KnownRows(), KnownRows()
@@ -63,8 +63,9 @@ class StoreFleet:
             self._known_nodes.start(self._nodes.recent(0))
             self._known_providers.start(self._store.recent_providers(0))
             self._sharing = self._store.sharing()
-        # Claims ask for names and pools meanwhile, so what is gone goes at the end.
+        # Claims ask for names meanwhile, so what is gone goes at the end.
         read: set[str] = set()
+        self._owners = {}
         enlisted, self._absent = self._availability.enlisted(), frozenset()
         unavailable = self._availability.read(())
         after = ""
@@ -74,9 +75,8 @@ class StoreFleet:
             for found in self._states(page, enlisted):
                 yield unavailable.applied(found) if found.up else found
             if len(page) < _PAGE:
-                for kept in (self._names, self._pools):
-                    for uuid in kept.keys() - read:
-                        kept.pop(uuid, None)
+                for uuid in self._names.keys() - read:
+                    self._names.pop(uuid, None)
                 self._complete = True
                 return
             after = page[-1].uuid
@@ -106,15 +106,23 @@ class StoreFleet:
             sharing = store.sharing()
             if sharing != self._sharing or not sharing.isdisjoint(changed_providers):
                 return None
+            changed |= self._owners_of(changed_providers | gone_providers)
         states = self._read(sorted(changed - gone_nodes))
         # A node that has lost its host or its provider, or never had them, is none for the scheduler.
         removed = (changed | gone_nodes | gone_providers) - {each.uuid for each in states}
         for uuid in removed:
             self._names.pop(uuid, None)
-            self._pools.pop(uuid, None)
         known_nodes.take(nodes, gone_nodes)
         known_providers.take(providers, gone_providers)
         return FleetChanges(tuple(states), frozenset(removed))
+
+    def _owners_of(self, providers: Set[str]) -> set[str]:
+        """The nodes that the providers are or were below."""
+        owners = {self._owners[uuid] for uuid in providers if uuid in self._owners}
+        new = [uuid for uuid in providers if uuid not in self._owners and uuid not in self._names]
+        if new and isinstance(self._store, TreeSource):
+            owners.update(self._store.roots_of(new).values())
+        return owners
 
     def _read(self, uuids: Sequence[str]) -> list[NodeState]:
         """Reads single nodes."""
@@ -131,40 +139,39 @@ class StoreFleet:
             usage.provider.uuid: usage
             for usage in self._store.usages(providers=[row.uuid for row in page], limit=_PAGE)
         }
-        shared: Mapping[str, Sequence[ProviderUsage]] = {}
-        if isinstance(self._store, PoolSource):
-            shared = self._store.pools(list(usages))
-        traits: Mapping[str, frozenset[str]] = {}
-        if isinstance(self._store, ProviderCatalogue):
-            traits = self._store.traits_of(list(usages))
+        providers = read_providers(self._store, list(usages.values()), self._is_node)
         absent = set()
         for row in page:
             self._names[row.uuid] = row.name
             usage = usages.get(row.uuid)
             if row.host is None or usage is None:
                 continue
-            offered = offer(usage, shared.get(row.uuid, ()))
-            if offered.pools:
-                self._pools[row.uuid] = offered.pools
-            else:
-                self._pools.pop(row.uuid, None)
+            here = providers[row.uuid]
+            capacity, used = offer(here)
+            for each in here[1:]:
+                if not each.shared:
+                    self._owners[each.uuid] = row.uuid
             if row.host not in enlisted:
                 absent.add(row.host)
             yield NodeState(
                 row.uuid,
                 row.name,
                 row.host,
-                offered.capacity,
-                offered.used,
+                capacity,
+                used,
                 usage.provider.can_host,
                 row.host in enlisted,
                 properties=row.properties,
                 aggregates=tuple(
                     Aggregate(name, metadata) for name, metadata in self._membership.of(row.host, row.uuid)
                 ),
-                traits=traits.get(row.uuid, _NO_TRAITS),
+                traits=here[0].traits,
+                providers=here,
             )
         self._absent |= absent
+
+    def _is_node(self, uuid: str) -> bool:
+        return uuid in self._names or uuid in self._known_nodes
 
     def unavailable(self) -> ExcludedTargets:
         """Reads what gets no new instances now."""
@@ -173,7 +180,3 @@ class StoreFleet:
     def node_name(self, uuid: str) -> str:
         """The name of a node that was read."""
         return self._names.get(uuid, "")
-
-    def pools_of(self, uuid: str) -> Mapping[str, Sequence[str]]:
-        """The pools that a node that was read takes of, by the class that it lacks; the roomiest first."""
-        return self._pools.get(uuid, {})

@@ -47,7 +47,7 @@ from moorage.instances.interface import (
     claims_after_leaving,
     move_consumer,
 )
-from moorage.instances.pools import claim_somewhere
+from moorage.instances.providers import claim_of_node
 from moorage.rpc.server import rpc_method
 from moorage.scheduling.groups import GroupStore
 from moorage.scheduling.interface import Claimer, ClaimResult, Flavor, InstanceRecord, RequestSpec, ServerGroup
@@ -235,11 +235,11 @@ class MoveClaimer:
             )
             return _ledger(self.store).replace([change], record)[0]
 
-        outcome = claim_somewhere(node_uuid, spec.flavor.resources, self.node_names.pools_of(node_uuid), take)
+        outcome, holds = claim_of_node(node_uuid, spec.flavor.resources, spec.propose, take)
         if outcome.repeated:
             # Where it went then; its row says so.
             return self.earlier(spec, request_id) or ClaimResult(node_uuid, repeated=True)
-        return ClaimResult(node_uuid)
+        return ClaimResult(node_uuid, holds=holds)
 
     def _evacuate(
         self,

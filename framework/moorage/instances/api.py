@@ -15,7 +15,8 @@ from moorage.instances.create import Deleter
 from moorage.instances.interface import Instance, InstanceStore
 from moorage.instances.reset_state import RESETTABLE, Resetter
 from moorage.scheduling.api import Resolver, allowed, check_free_form, check_request
-from moorage.scheduling.request import REQUEST_PROPERTIES, understood
+from moorage.scheduling.request import REQUEST_PROPERTIES
+from moorage.scheduling.resource_request import with_group_resources
 
 __all__ = ["POLICIES", "AskAgent", "Creator", "routes"]
 
@@ -384,7 +385,7 @@ def _allowed_action(request: Request, name: str, wanted: Mapping[str, Any]) -> M
     elif wanted.keys() & _TO.keys():
         request.check_policy(f"scheduling:instances:{name}:host")
     check_free_form(request, wanted)
-    return understood(wanted)
+    return with_group_resources(wanted)
 
 
 def _repeated(found: Sequence[Instance], body: Mapping[str, Any], request: Request) -> Sequence[Instance]:

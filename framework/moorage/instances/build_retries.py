@@ -26,7 +26,7 @@ from moorage.instances.availability import Availability
 from moorage.instances.create import BUILD, NodeNames, check_neighbours, record_placement
 from moorage.instances.interface import Instance, InstanceStore
 from moorage.instances.observed_claims import ObservedClaimer
-from moorage.instances.pools import claim_somewhere
+from moorage.instances.providers import claim_of_node
 from moorage.observers.interface import InstanceFailed, ObserverEvent
 from moorage.scheduling.groups import GroupStore
 from moorage.scheduling.interface import ClaimResult, RequestSpec
@@ -99,8 +99,8 @@ class RetryClaimer:
             )
             return stores.store.replace([change], record)[0]
 
-        claim_somewhere(node_uuid, spec.flavor.resources, stores.node_names.pools_of(node_uuid), take)
-        return ClaimResult(node_uuid)
+        _, holds = claim_of_node(node_uuid, spec.flavor.resources, spec.propose, take)
+        return ClaimResult(node_uuid, holds=holds)
 
     def earlier(self, spec: RequestSpec, request_id: str) -> ClaimResult | None:
         """None: a retry is never repeated, since its condition holds once."""

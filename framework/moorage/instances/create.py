@@ -8,7 +8,7 @@ claim; an agent that missed the message finds the worker row.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -28,7 +28,7 @@ from moorage.db import Database, JournalEvent
 from moorage.db import record as record_event
 from moorage.instances.availability import Availability
 from moorage.instances.interface import Instance, InstanceStore, move_consumer
-from moorage.instances.pools import claim_somewhere
+from moorage.instances.providers import claim_of_node
 from moorage.rpc.client import RpcSender
 from moorage.scheduling.groups import GroupStore, check_policy, is_promised
 from moorage.scheduling.instance_fields import FieldSet
@@ -61,13 +61,10 @@ class _ChangedError(Exception):
 
 
 class NodeNames(Protocol):
-    """Where the names of nodes are known, and the pools they share."""
+    """Where the names of nodes are known."""
 
     def node_name(self, uuid: str) -> str:
         """The node's name."""
-
-    def pools_of(self, uuid: str) -> Mapping[str, Sequence[str]]:
-        """The pools the node takes of, by the class that it lacks, in the order in which they are tried."""
 
 
 def read_residents(database: Database, store: AllocationStore, instances: InstanceStore) -> Callable[[str], Residents]:
@@ -156,9 +153,8 @@ class StoreClaimer:
             )
             return self.store.claim(request, record)
 
-        pools = self.node_names.pools_of(node_uuid)
         try:
-            outcome = claim_somewhere(node_uuid, spec.flavor.resources, pools, take)
+            outcome, holds = claim_of_node(node_uuid, spec.flavor.resources, spec.propose, take)
         except GenerationConflict:
             # A retry of its build has moved the claim of an earlier try of this request.
             moved = self._moved(spec.instance_uuid, request_id)
@@ -168,7 +164,7 @@ class StoreClaimer:
         if outcome.repeated:
             return ClaimResult(self._node(outcome), repeated=True)
         # A transaction that lost a race ran again; the last one was committed.
-        return ClaimResult(node_uuid, shown=written[-1].to_json())
+        return ClaimResult(node_uuid, shown=written[-1].to_json(), holds=holds)
 
     def earlier(self, spec: RequestSpec, request_id: str) -> ClaimResult | None:
         """Where the instance is: its row was written with its claim. That it is another request's the API has looked at before."""
@@ -187,11 +183,10 @@ class StoreClaimer:
         return ClaimResult(found.node_uuid, repeated=True) if found.node_uuid and request_id in known else None
 
     def _node(self, outcome: ClaimOutcome) -> str:
-        """Which of the providers of a repeated claim is the node."""
-        if len(outcome.providers) == 1:
-            return outcome.providers[0]
-        held = self.store.usages(providers=outcome.providers)
-        return next((each.provider.uuid for each in held if each.provider.can_host), outcome.providers[0])
+        """The node of a repeated claim, which may hold nothing of the node's own provider."""
+        with contextlib.suppress(errors.NotFound):
+            return self.instances.get(outcome.consumer).node_uuid
+        return outcome.providers[0]
 
     def release(self, instance_uuid: str) -> None:
         """Take back what was claimed and recorded; an agent that has begun finds that it may not finish."""

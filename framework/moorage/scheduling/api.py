@@ -10,7 +10,8 @@ from moorage import errors
 from moorage.context import RequestContext
 from moorage.http.routes import FIELDS, PAGE, PolicyRule, Request, Response, Route, wanted_fields
 from moorage.scheduling.hosts import HOST_FIELDS
-from moorage.scheduling.request import REQUEST_PROPERTIES, understood
+from moorage.scheduling.request import REQUEST_PROPERTIES
+from moorage.scheduling.resource_request import with_group_resources
 
 __all__ = ["POLICIES", "Resolver", "SchedulerClient", "allowed", "check_free_form", "check_request", "routes"]
 
@@ -107,7 +108,7 @@ def check_request(request: Request) -> Mapping[str, Any]:
         if request.body.get(field):
             request.check_policy(rule)
     check_free_form(request, request.body)
-    return understood(request.body)
+    return with_group_resources(request.body)
 
 
 def check_free_form(request: Request, asked: Mapping[str, Any]) -> None:

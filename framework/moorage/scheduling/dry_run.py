@@ -52,8 +52,10 @@ def dry_run(
             }
         )
         if number + 1 < count:
-            placed = replace(record(one, node), uuid=f"dry-run-{number}")
-            fleet = fleet.with_placed(placed, int(ranking.rows[0]))
+            row = int(ranking.rows[0])
+            propose = fleet.proposal(row, one)
+            holds = None if propose is None else propose(frozenset())
+            fleet = fleet.with_placed(replace(record(one, node), uuid=f"dry-run-{number}", holds=holds), row)
     answer: dict[str, Any] = {"selections": selections, "asked": count, "found": len(selections)}
     if ranking is not None and (explain or len(selections) < count):
         answer["considered"] = ranking.considered

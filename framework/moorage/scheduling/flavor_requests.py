@@ -15,7 +15,7 @@ from typing import Any
 
 from moorage import errors, threads
 from moorage.scheduling.flavors import FlavorStore, FlavorVersion
-from moorage.scheduling.request import understood
+from moorage.scheduling.resource_request import check_extra_specs
 
 __all__ = ["FlavorResolver"]
 
@@ -46,7 +46,10 @@ class FlavorResolver:
         """
         flavor = body["flavor"]
         if "resources" not in flavor:
-            return understood({**body, "flavor": self._by_name(flavor["flavorid"])})
+            found = {**body, "flavor": self._by_name(flavor["flavorid"])}
+            # The resources of the catalogue are the sums of all groups already.
+            check_extra_specs(found)
+            return found
         version = self._version_of(flavor)
         return {**body, "flavor": {**flavor, "version": version}} if version else body
 

@@ -10,7 +10,8 @@ from typing import Any
 from moorage import errors
 from moorage.http.routes import PAGE, PolicyRule, Request, Response, Route
 from moorage.scheduling.flavors import FlavorStore, FlavorVersion
-from moorage.scheduling.request import EXTRA_SPECS, RESOURCES, understood
+from moorage.scheduling.request import EXTRA_SPECS, RESOURCES
+from moorage.scheduling.resource_request import with_group_resources
 
 __all__ = ["POLICIES", "routes"]
 
@@ -91,7 +92,7 @@ def routes(store: FlavorStore, changed: Callable[[], object] = lambda: None) -> 
     def created(request: Request) -> Response:
         body = request.body
         # What cannot be parsed in a request is refused here, with the same words.
-        flavor = understood({"flavor": {**body, "extra_specs": body.get("extra_specs", {})}})["flavor"]
+        flavor = with_group_resources({"flavor": {**body, "extra_specs": body.get("extra_specs", {})}})["flavor"]
         made, new = store.create(
             body["flavorid"], flavor["resources"], flavor["extra_specs"], body.get("expected_version", 0)
         )

@@ -158,7 +158,9 @@ class FleetRefresher:
 
         A fleet that refuses is full, so many requests come here: they must not keep a scheduler reading all the time.
         """
-        age = max(_REFUSAL_AGE, _REFUSAL_PART * self._reading_took)
+        # Which devices an instance has freed only the store knows; messages tell of the sums of nodes.
+        least = 0.0 if fleet.nested.any() else _REFUSAL_AGE
+        age = max(least, _REFUSAL_PART * self._reading_took)
         if self._changed_at > self._refreshed_at:
             age = self._clock.monotonic() - self._changed_at
         elif not fleet.size:

@@ -23,6 +23,7 @@ from moorage.frozen import frozen_array
 from moorage.scheduling.digest import instance_digest
 from moorage.scheduling.instance_index import InstanceIndex
 from moorage.scheduling.interface import ExcludedTargets, FleetChanges, InstanceRecord, NodeState, Rows
+from moorage.scheduling.provider_columns import ProviderColumns, ProviderUse
 from moorage.scheduling.snapshot import COUNTED_FLAVORS, Counts, Floats, Snapshot, plus
 
 __all__ = ["FleetView"]
@@ -47,10 +48,14 @@ class FleetView:
     """The head of the view: written under one lock, read through :meth:`snapshot`. Safe for use by several threads.
 
     :param tracked: instances are put here. Otherwise there are none, and use is what the store says and what is held.
+    :param step_rule: ``[allocation] step_size_rule``.
     """
 
-    def __init__(self, *, tracked: bool = True) -> None:
+    def __init__(self, *, tracked: bool = True, step_rule: str = "seed") -> None:
         self._tracked = tracked
+        self._step_rule = step_rule
+        #: What was claimed of providers and is in no reading yet.
+        self._use = ProviderUse()
         self._held: dict[str, InstanceRecord] = {}
         self._lock = threads.rlock()
         self._homeless: dict[str, InstanceRecord] = {}
@@ -72,8 +77,7 @@ class FleetView:
         :param held: what was :meth:`held` when the reading began, and is in it therefore.
         """
         with self._lock:
-            for uuid in held:
-                self.let_go(uuid)
+            self._read_held(held)
             before = self._nodes
             same = len(before) == len(nodes) and all(
                 old.uuid == new.uuid and old.host == new.host and old.name == new.name
@@ -113,8 +117,7 @@ class FleetView:
                 known |= {node.uuid: node for node in changes.changed}
                 self.set_nodes(sorted(known.values(), key=_uuid), held=held)
                 return
-            for uuid in held:
-                self.let_go(uuid)
+            self._read_held(held)
             self._fold()
             if replaced:
                 nodes = list(self._nodes)
@@ -125,6 +128,12 @@ class FleetView:
                 self._place_homeless()
             self._count_foreign()
             self._snapshot = None
+
+    def _read_held(self, uuids: Collection[str]) -> None:
+        """The reading that is taken over has what was held when it began."""
+        self._use.read(uuids)
+        for uuid in uuids:
+            self._let_go(uuid)
 
     def _is_same_place(self, row: int, node: NodeState) -> bool:
         """Whether the row stands for the node as it is now, and all its classes have columns."""
@@ -189,6 +198,9 @@ class FleetView:
         self._foreign = {name: frozen_array(np.zeros(len(nodes))) for name in classes}
         self._read_availability()
 
+        self._nested = frozen_array(np.array([len(node.providers) > 1 for node in nodes], dtype=np.bool_))
+        self._providers: dict[str, ProviderColumns] = {}
+
     def _read_availability(self) -> None:
         self._available = frozen_array(np.array([_is_available(node) for node in self._nodes], dtype=np.bool_))
         self._derived: dict[Hashable, Any] = {}
@@ -199,9 +211,13 @@ class FleetView:
             {name: _changed(column, rows, nodes, "capacity", name) for name, column in self._capacities.items()}
         )
         self._stored = {name: _changed(column, rows, nodes, "used", name) for name, column in self._stored.items()}
-        available = self._available.copy()
+        available, nested = self._available.copy(), self._nested.copy()
         available[rows] = [_is_available(node) for node in nodes]
-        self._available = frozen_array(available)
+        nested[rows] = [len(node.providers) > 1 for node in nodes]
+        self._available, self._nested = frozen_array(available), frozen_array(nested)
+        providers = self._providers.get("columns")
+        changed = None if providers is None else providers.changed(rows, nodes)
+        self._providers = {} if changed is None else {"columns": changed}
         self._derived = {}
 
     def _count_foreign(self) -> None:
@@ -230,6 +246,8 @@ class FleetView:
         """An instance is on that host and node, and nowhere else."""
         with self._lock:
             self._snapshot = None
+            if record.holds:
+                self._use.hold(record.uuid, record.holds)
             self._add(record)
 
     def put_many(self, records: Iterable[InstanceRecord]) -> None:
@@ -244,26 +262,34 @@ class FleetView:
         """An instance is nowhere; False when it was not known."""
         with self._lock:
             self._snapshot = None
+            self._use.release(uuid)
             return self._remove(uuid)
 
     def hold(self, record: InstanceRecord) -> None:
         """Count what was just claimed as used until a reading of the store has it; it does not become an instance here."""
         with self._lock:
-            self.let_go(record.uuid)
+            self._let_go(record.uuid)
             self._held[record.uuid] = record
+            if record.holds:
+                self._use.hold(record.uuid, record.holds)
             self._hold(record, 1)
 
     def held(self) -> list[str]:
         """What is held now."""
         with self._lock:
-            return list(self._held)
+            return [*self._held, *self._use.held()]
 
     def let_go(self, uuid: str) -> None:
         """Hold it no more; harmless when it is not held."""
         with self._lock:
-            record = self._held.pop(uuid, None)
-            if record is not None:
-                self._hold(record, -1)
+            if self._use.release(uuid):
+                self._snapshot = None
+            self._let_go(uuid)
+
+    def _let_go(self, uuid: str) -> None:
+        record = self._held.pop(uuid, None)
+        if record is not None:
+            self._hold(record, -1)
 
     def _hold(self, record: InstanceRecord, sign: int) -> None:
         host = self._hosts.get(record.host)
@@ -344,7 +370,10 @@ class FleetView:
             self._group(known, record)
             return
         if before is not None or uuid in self._homeless:
+            self._use.release(uuid)
             self._remove(uuid)
+            if record.holds:
+                self._use.hold(uuid, record.holds)
         if row is None:
             # Its node is not in the view yet; the next reading of the nodes finds it a place.
             self._homeless[uuid] = record
@@ -468,6 +497,10 @@ class FleetView:
                     dict(self._flavors),
                     self._index.view(),
                     self._derived,
+                    self._nested,
+                    self._use.sums,
+                    self._providers,
+                    self._step_rule,
                 )
             return self._snapshot
 

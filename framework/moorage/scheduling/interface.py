@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from moorage.extensions import ExtensionPoint
 from moorage.frozen import FrozenDict, freeze_fields, frozen_mapping
+from moorage.inventory import InventoryItem
 
 __all__ = [
     "API_VERSION",
@@ -28,7 +29,10 @@ __all__ = [
     "HostFilter",
     "HostState",
     "HostWeigher",
+    "Holds",
     "NodeState",
+    "Propose",
+    "ProviderState",
     "Residents",
     "Rows",
     "Skip",
@@ -47,6 +51,11 @@ API_VERSION = (1, 0)
 
 #: Numbers of rows of a fleet, ascending.
 Rows = npt.NDArray[np.intp]
+#: Provider uuid -> resource class -> units: what a claim takes of which provider.
+Holds = Mapping[str, Mapping[str, int]]
+#: Called with pairs (provider uuid, resource class) that have refused the request; returns what else a claim may take of which
+#: providers of the node, or None.
+Propose = Callable[[frozenset[tuple[str, str]]], Holds | None]
 #: Rows of a fleet, or ``slice(None)`` for all of them: a column indexed by that is the column itself, not a copy.
 Where = Rows | slice
 #: Yes or no for each of some rows.
@@ -66,7 +75,8 @@ SKIP: Final = Skip.SKIP
 class Flavor:
     """A named size. ``flavorid`` is stable; two flavors are the same when their flavorid is, whatever their versions are.
 
-    :param resources: resource class -> units: VCPU, MEMORY_MB, DISK_GB, PGPU and custom classes.
+    :param resources: resource class -> units: VCPU, MEMORY_MB, DISK_GB, PGPU and custom classes. They are the sums of all request
+        groups of the extra specs (:mod:`moorage.scheduling.resource_request`).
     :param version: the version of the catalogue that has these contents; 0: the request brought them along.
     """
 
@@ -116,6 +126,8 @@ class RequestSpec:
     :param all_projects: the requester may see every project. Otherwise hints and server groups that name an instance of another
         project are treated as if the instance did not exist.
     :param powers: what the agent of its host must offer (``compute.commands``). An agent that names no powers may have all.
+    :param propose: names the providers of the node that is being claimed. None: the node has one provider, which gives everything.
+        Filled in by the scheduler.
     """
 
     instance_uuid: str
@@ -139,6 +151,7 @@ class RequestSpec:
     decision: Mapping[str, Any] = field(default_factory=dict)
     all_projects: bool = True
     powers: tuple[str, ...] = ()
+    propose: Propose | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         freeze_fields(self, "hints", "properties", "image", "limits", "decision")
@@ -157,6 +170,7 @@ class InstanceRecord:
 
     :param busy: an operation on it is in progress that loads its node (it is being built, moved, ...).
     :param server_group: the name of its server group, within its project; empty for none.
+    :param holds: what it holds of which providers, where it was claimed a moment ago; None: the store's reading has it.
     """
 
     uuid: str
@@ -168,6 +182,7 @@ class InstanceRecord:
     fields: Mapping[str, Any] = field(default_factory=FrozenDict)
     busy: bool = False
     server_group: str = ""
+    holds: Holds | None = None
 
     def __post_init__(self) -> None:
         # Without a loop: a scheduler makes one for each instance that a message names.
@@ -205,11 +220,13 @@ class ClaimResult:
     """The claim holds, on ``node_uuid``; ``repeated`` when an earlier try of the same request had taken it.
 
     :param shown: what was written with a new claim, as JSON data; empty where the claimer does not say.
+    :param holds: which of the proposals of ``propose`` was taken; None: the first one, or there was none.
     """
 
     node_uuid: str
     repeated: bool = False
     shown: Mapping[str, Any] = field(default_factory=dict)
+    holds: Holds | None = None
 
 
 class Claimer(Protocol):
@@ -266,6 +283,25 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
+class ProviderState:
+    """A provider of which the instances of a node take.
+
+    :param parent: uuid of the provider above; None for a root.
+    :param shared: it is a pool, in another tree; other nodes take of it too.
+    """
+
+    uuid: str
+    parent: str | None
+    inventories: tuple[InventoryItem, ...]
+    used: Mapping[str, int]
+    traits: frozenset[str] = frozenset()
+    shared: bool = False
+
+    def __post_init__(self) -> None:
+        freeze_fields(self, "used")
+
+
+@dataclass(frozen=True, slots=True)
 class NodeState:
     """What is known of a node beside its instances, as the control plane reads it from fleet, allocation and services.
 
@@ -273,6 +309,10 @@ class NodeState:
     :param enabled: neither the node nor its agent is disabled, and the node is not in maintenance.
     :param disabled_reason: why it is not enabled; empty when it is.
     :param traits: the traits of its own provider.
+    :param capacity: by class, the sum of its own provider and all below it; of a class that none of them has, that of the roomiest
+        pool. Likewise ``used``.
+    :param providers: its own provider, then those below it (NUMA cells, GPUs), then the pools that it takes of. Empty: its own
+        provider gives everything.
     """
 
     uuid: str
@@ -287,9 +327,18 @@ class NodeState:
     aggregates: tuple[Aggregate, ...] = ()
     disabled_reason: str = ""
     traits: frozenset[str] = frozenset()
+    providers: tuple[ProviderState, ...] = ()
 
     def __post_init__(self) -> None:
         freeze_fields(self, "capacity", "used", "properties")
+
+    @property
+    def own_and_nested(self) -> tuple[ProviderState, ...]:
+        """The providers; at least its own one."""
+        if self.providers:
+            return self.providers
+        items = tuple(InventoryItem(name, 1, allocation_ratio=amount) for name, amount in self.capacity.items())
+        return (ProviderState(self.uuid, None, items, self.used, self.traits),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -409,6 +458,13 @@ class HostState(Protocol):
     def traits(self) -> frozenset[str]:
         """The traits of the node's own provider."""
 
+    @property
+    def providers(self) -> Sequence[ProviderState]:
+        """The node's own provider, those below it and its pools, with what the store's last reading has of them."""
+
+    def fits(self, spec: RequestSpec) -> bool:
+        """As :meth:`Fleet.fits`, for this node; True where ``free`` tells all."""
+
 
 class Fleet(Protocol):
     """A read-only snapshot of all nodes. Each node has a row; columns are arrays with one value per row.
@@ -431,6 +487,17 @@ class Fleet(Protocol):
 
     def capacity(self, resource_class: str) -> npt.NDArray[np.float64]:
         """The capacity of a class, a number for each row."""
+
+    def fits(self, spec: RequestSpec) -> Mask | None:
+        """Which rows have providers that give every group of the request what it asks for; ``free`` cannot tell that.
+
+        Rows with one provider pass where the request has no groups with a suffix: ``free`` tells all of them. None: that is so for
+        all rows.
+        """
+
+    @property
+    def nested(self) -> Mask:
+        """Rows that have several providers: others below their own one, or pools."""
 
     @property
     def available(self) -> npt.NDArray[np.bool_]:
@@ -477,7 +544,10 @@ class Fleet(Protocol):
 
     @property
     def traits(self) -> Column:
-        """For each row the frozenset of its node's traits."""
+        """For each row the frozenset of the traits of its node's own provider."""
+
+    def have_trait(self, names: frozenset[str]) -> Mask:
+        """Which rows have one of these traits on any of their providers, pools included."""
 
     def host_state(self, row: int) -> HostState:
         """One row by itself."""

@@ -3,26 +3,24 @@
 
 from __future__ import annotations
 
-import re
 import uuid
 from collections.abc import Mapping
 from typing import Any
 
-from moorage import errors, randomness
+from moorage import randomness
 from moorage.scheduling.interface import Flavor, RequestSpec, ServerGroup
-from moorage.scheduling.traits import parse_traits
+from moorage.scheduling.resource_request import LARGEST
 from moorage.services.interface import RUNS_COMMANDS
 
-__all__ = ["EXTRA_SPECS", "REQUEST_PROPERTIES", "RESOURCES", "spec_from_json", "understood"]
+__all__ = ["EXTRA_SPECS", "REQUEST_PROPERTIES", "RESOURCES", "spec_from_json"]
 
-_LARGEST = 2**31 - 1
 _NAME = {"type": "string", "minLength": 1, "maxLength": 255}
 _NAMES = {"type": "array", "items": _NAME, "maxItems": 1000}
 #: The resources of a flavor.
 RESOURCES: Mapping[str, Any] = {
     "type": "object",
     "propertyNames": {"pattern": "^[A-Z0-9_]{1,255}$"},
-    "additionalProperties": {"type": "integer", "minimum": 1, "maximum": _LARGEST},
+    "additionalProperties": {"type": "integer", "minimum": 1, "maximum": LARGEST},
     "minProperties": 1,
     "maxProperties": 64,
 }
@@ -49,7 +47,7 @@ _GROUP = {
         "name": _NAME,
         "policy": {"enum": ["affinity", "anti-affinity", "soft-affinity", "soft-anti-affinity"]},
         "members": _UUIDS,
-        "max_server_per_host": {"type": "integer", "minimum": 1, "maximum": _LARGEST},
+        "max_server_per_host": {"type": "integer", "minimum": 1, "maximum": LARGEST},
     },
     "required": ["name", "policy"],
     "additionalProperties": False,
@@ -94,68 +92,6 @@ REQUEST_PROPERTIES: Mapping[str, Any] = {
     # The name or uuid of one in the store, or one that the request brings along.
     "server_group": {"oneOf": [_NAME, _GROUP]},
 }
-
-
-#: Extra specs and image properties with which Nova asks Placement for resources, traits and request groups.
-_PLACEMENT_KEY = re.compile(r"(resources|trait)([A-Za-z0-9_-]*):(.*)|group_policy|same_subtree.*", re.DOTALL)
-_RESOURCE_CLASS = re.compile(r"[A-Z0-9_]{1,255}")
-
-
-def understood(body: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Checks what a flavor and an image ask for; returns the body with what ``resources:CLASS = N`` says in flavor/resources.
-
-    As in Nova, ``resources:CLASS`` replaces the amount of the flavor, and 0 takes the class out.
-
-    :raises InvalidInput: an extra spec or an image property is wrong, or asks for request groups, which are not supported; names
-        it.
-    """
-    flavor = body.get("flavor") or {}
-    extra_specs = flavor.get("extra_specs") or {}
-    properties = (body.get("image") or {}).get("properties") or {}
-    amounts: dict[str, int] = {}
-    for place, found in (("flavor/extra_specs", extra_specs), ("image/properties", properties)):
-        for key, value in found.items():
-            match = _PLACEMENT_KEY.fullmatch(key)
-            if match is None:
-                continue
-            path = f"body/{place}/{key}"
-            kind, group, name = match.groups()
-            if kind is None or group:
-                raise errors.InvalidInput(
-                    f"{place} has {key!r}, which belongs to request groups. They are not supported: it would be ignored. Take it "
-                    "out. Ask for amounts in flavor/resources, and for traits with trait:NAME.",
-                    path=path,
-                )
-            if kind == "resources":
-                if found is properties:
-                    raise errors.InvalidInput(
-                        f"{place} has {key!r}; only a flavor asks for resources. Take it out.", path=path
-                    )
-                amounts[name] = _amount(place, key, name, str(value))
-    parse_traits(extra_specs, properties)
-    if not amounts:
-        return body
-    resources = {name: units for name, units in {**flavor["resources"], **amounts}.items() if units}
-    if not resources:
-        raise errors.InvalidInput(
-            "The flavor asks for nothing: its extra specs take out all of its resources.",
-            path="body/flavor/extra_specs",
-        )
-    return {**body, "flavor": {**flavor, "resources": resources}}
-
-
-def _amount(place: str, key: str, name: str, text: str) -> int:
-    if not _RESOURCE_CLASS.fullmatch(name):
-        raise errors.InvalidInput(
-            f"{place} has {key!r}, which names no resource class. A name has capital letters, digits and underscores, for example "
-            "VCPU or CUSTOM_GPU.",
-            path=f"body/{place}/{key}",
-        )
-    if not (text.isascii() and text.isdigit() and len(text) <= len(str(_LARGEST)) and int(text) <= _LARGEST):
-        raise errors.InvalidInput(
-            f"{place} has {key} = {text!r}; write a whole number from 0 to {_LARGEST}.", path=f"body/{place}/{key}"
-        )
-    return int(text)
 
 
 def spec_from_json(data: Mapping[str, Any], project_id: str, user_id: str, *, all_projects: bool = True) -> RequestSpec:

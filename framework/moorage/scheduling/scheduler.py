@@ -384,7 +384,10 @@ class Scheduler:
             "passed": found.passed,
             "removed": {name: count for name, count in found.removed.items() if count},
         }
-        spec = replace(work.spec, limits=limits, decision=decision)
+        propose = choice.fleet.proposal(choice.row, work.spec)
+        if propose is not None:
+            record = replace(record, holds=propose(frozenset()))
+        spec = replace(work.spec, limits=limits, decision=decision, propose=propose)
         try:
             with self._reserved(work, record):
                 return self._claim_as_judged(work, choice, spec)
@@ -468,14 +471,18 @@ class Scheduler:
             node = node if row is None else fleet.nodes[row]
             if work.held is None:
                 self._reserver.reserve(self._record(work.spec, node))
+        record = replace(self._record(work.spec, node), holds=result.holds)
         if work.held is not None:
-            self.view.hold(replace(work.held, host=node.host, node=node.name))
+            self.view.hold(replace(work.held, host=node.host, node=node.name, holds=record.holds))
+        elif result.holds is not None:
+            # The claim may have taken of other providers than were proposed first.
+            self._reserver.reserve(record)
         decision = work.decision
         decision.outcome, decision.host, decision.node = "placed", node.host, node.name
         if not result.repeated:
             self._decided(decision)
         attempts = len(decision.refusals) + 1
-        return Selection(self._record(work.spec, node), result.node_uuid, result.repeated, attempts, shown=result.shown)
+        return Selection(record, result.node_uuid, result.repeated, attempts, shown=result.shown)
 
     def _candidates(self, policy: SchedulingPolicy, ranking: Ranking) -> list[int]:
         """Rows to try, best first; the first ``host_subset_size``, and equally good ones where that is wanted, shuffled."""

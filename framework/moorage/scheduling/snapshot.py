@@ -14,9 +14,24 @@ import numpy as np
 import numpy.typing as npt
 
 from moorage.frozen import frozen_array
+from moorage.request_groups import CandidateQuery
+from moorage.scheduling.assignment import proposal
 from moorage.scheduling.instance_index import Overlay, Places
-from moorage.scheduling.interface import Aggregate, Column, HostFilter, InstanceRecord, NodeState, RequestSpec, Rows
+from moorage.scheduling.interface import (
+    Aggregate,
+    Column,
+    HostFilter,
+    InstanceRecord,
+    Mask,
+    NodeState,
+    Propose,
+    ProviderState,
+    RequestSpec,
+    Rows,
+)
 from moorage.scheduling.nova_names import NovaNames
+from moorage.scheduling.provider_columns import ProviderColumns
+from moorage.scheduling.resource_request import resource_request
 
 __all__ = ["COUNTED_FLAVORS", "NO_INSTANCE", "Counts", "Floats", "Snapshot", "SnapshotHost", "plus"]
 
@@ -47,8 +62,16 @@ class Snapshot:
     _places: Places
     #: Columns that follow from the nodes alone; shared by all snapshots of one reading of the nodes.
     _derived: dict[Hashable, Any]
-    #: What is free, computed at the first use.
+    #: Rows with several providers.
+    nested: npt.NDArray[np.bool_]
+    #: What was claimed of providers since the nodes were read, by provider and class.
+    _taken: Mapping[tuple[str, str], int]
+    #: The columns of all providers under one key, made at the first use; shared as ``_derived`` is.
+    _providers: dict[str, ProviderColumns]
+    _step_rule: str
+    #: What is free, and which rows fit, computed at the first use.
     _frees: dict[str, Floats] = field(default_factory=dict)
+    _fits: dict[int, tuple[CandidateQuery, Mask]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("capacities", "used", "foreign", "row_of_node", "rows_of_host"):
@@ -81,6 +104,43 @@ class Snapshot:
             free = frozen_array(capacity - self.used[resource_class] - self.foreign[resource_class])
             self._frees[resource_class] = free
         return free
+
+    @property
+    def _columns(self) -> ProviderColumns:
+        found = self._providers.get("columns")
+        if found is None:
+            found = self._providers["columns"] = ProviderColumns.of(self.nodes)
+        return found
+
+    def fits(self, spec: RequestSpec) -> Mask | None:
+        """Which rows have providers that give every group what it asks for; see :meth:`Fleet.fits`."""
+        query = resource_request(spec)
+        grouped = any(group.suffix for group in query.groups)
+        if not grouped and not self._any_nested:
+            return None
+        known = self._fits.get(id(query))
+        if known is None:
+            mask = self._columns.fits(query, self._taken, self._step_rule)
+            if not grouped:
+                mask |= ~self.nested
+            known = self._fits[id(query)] = query, frozen_array(mask)
+        return known[1]
+
+    @property
+    def _any_nested(self) -> bool:
+        found = self._derived.get("any_nested")
+        if found is None:
+            found = bool(self.nested.any())
+            self._keep("any_nested", found)
+        return bool(found)
+
+    def have_trait(self, names: frozenset[str]) -> Mask:
+        """Which rows have one of the traits on any provider."""
+        return self._columns.rows_with_trait(names)
+
+    def proposal(self, row: int, spec: RequestSpec) -> Propose | None:
+        """Says of which providers of a node a claim of the request may take; None: all of the node's own one."""
+        return proposal(resource_request(spec), self.nodes[row].own_and_nested, self._taken, self._step_rule)
 
     def flavor_counts(self, flavorid: str) -> Counts:
         """Instances of a flavor by row."""
@@ -138,6 +198,12 @@ class Snapshot:
         for flavorid, change in _difference(*counted).items():
             flavors[flavorid] = plus(self.flavor_counts(flavorid), row, change)
         busy = sum(each.busy for each in here.values()) - sum(each.busy for each in before.values())
+        taken = dict(self._taken)
+        for residents, others, sign in ((here, before, 1), (before, here, -1)):
+            for uuid in residents.keys() - others.keys():
+                for provider, amounts in (residents[uuid].holds or {}).items():
+                    for name, amount in amounts.items():
+                        taken[provider, name] = taken.get((provider, name), 0) + sign * amount
         places = self._places if isinstance(self._places, Overlay) else Overlay(self._places, {}, {})
         return replace(
             self,
@@ -146,7 +212,9 @@ class Snapshot:
             num_io_ops=plus(self.num_io_ops, row, busy) if busy else self.num_io_ops,
             _flavors=flavors,
             _places=places.with_row(row, here),
+            _taken=taken,
             _frees={},
+            _fits={},
         )
 
     def rows_of_hosts(self, hosts: Iterable[str]) -> Rows:
@@ -400,6 +468,16 @@ class SnapshotHost(NovaNames):
     def traits(self) -> frozenset[str]:
         """The traits of the node's own provider."""
         return self._fleet.nodes[self._row].traits
+
+    @property
+    def providers(self) -> Sequence[ProviderState]:
+        """The node's providers as the store's last reading has them."""
+        return self._fleet.nodes[self._row].own_and_nested
+
+    def fits(self, spec: RequestSpec) -> bool:
+        """See :meth:`Fleet.fits`."""
+        mask = self._fleet.fits(spec)
+        return True if mask is None else bool(mask[self._row])
 
     @property
     def aggregates(self) -> Sequence[Aggregate]:

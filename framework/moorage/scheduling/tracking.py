@@ -25,7 +25,7 @@ from moorage.frozen import FrozenDict, frozen_mapping
 from moorage.rpc.interface import Origin
 from moorage.scheduling.epochs import ConfirmedEpochs
 from moorage.scheduling.fleet_view import FleetView
-from moorage.scheduling.interface import InstanceRecord, InstanceSource
+from moorage.scheduling.interface import Holds, InstanceRecord, InstanceSource
 
 __all__ = ["InstanceTracker", "record_from_json", "record_to_json"]
 
@@ -409,12 +409,20 @@ def record_from_json(data: Any, host: str) -> InstanceRecord:
             fields,
             bool(get("busy")),
             group,
+            _holds(get("holds")),
         )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise errors.InvalidInput(
             f"Host {host} told of an instance in a way that cannot be read ({type(error).__name__}: {error}); an instance is an "
             "object with uuid, host, node, flavorid, resources and project_id."
         ) from error
+
+
+def _holds(data: Any) -> Holds | None:
+    """What a message says that is held of which providers."""
+    if data is None:
+        return None
+    return {str(uuid): {str(name): int(units) for name, units in taken.items()} for uuid, taken in data.items()}
 
 
 def record_to_json(record: InstanceRecord) -> dict[str, Any]:
@@ -429,4 +437,5 @@ def record_to_json(record: InstanceRecord) -> dict[str, Any]:
         **({"fields": dict(record.fields)} if record.fields else {}),
         **({"server_group": record.server_group} if record.server_group else {}),
         **({"busy": True} if record.busy else {}),
+        **({"holds": record.holds} if record.holds else {}),
     }

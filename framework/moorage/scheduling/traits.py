@@ -2,7 +2,7 @@
 """The traits that a request requires or forbids, parsed from a flavor's extra specs and an image's properties.
 
 The keys are Nova's: ``trait:NAME = required | forbidden``. And ``trait:in:A,B = required`` asks for at least one of several traits,
-as Placement's ``required=in:A,B`` does.
+as Placement's ``required=in:A,B`` does. ``trait1:NAME`` is said of the request group ``1`` (any suffix that Nova takes).
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from typing import Any
 from moorage import errors
 from moorage.scheduling.interface import RequestSpec
 
-__all__ = ["PREFIX", "TraitRequirement", "asks_for_traits", "parse_traits", "traits_of_request"]
+__all__ = ["NO_TRAITS", "PREFIX", "TraitRequirement", "asks_for_traits", "parse_traits", "traits_of_request"]
 
 PREFIX = "trait:"
 _ANY = "in:"
+_KEY = re.compile(r"trait([a-zA-Z0-9_-]{0,64}):(.*)", re.DOTALL)
 _NAME = re.compile(r"[A-Z0-9_]{1,255}")
 _REQUIRED, _FORBIDDEN = "required", "forbidden"
 
@@ -47,35 +48,51 @@ class TraitRequirement:
         return lacking + [f"the forbidden {name}" for name in sorted(self.forbidden & traits)]
 
 
-def parse_traits(extra_specs: Mapping[str, Any], image_properties: Mapping[str, Any]) -> TraitRequirement:
-    """Parses what a flavor and an image ask of traits. All of it counts together.
+#: What a request asks that says nothing of traits.
+NO_TRAITS = TraitRequirement()
+
+
+def parse_traits(extra_specs: Mapping[str, Any], image_properties: Mapping[str, Any]) -> Mapping[str, TraitRequirement]:
+    """Parses what a flavor and an image ask of traits; returns it by the suffix of its group.
+
+    The suffix is empty for ``trait:NAME``. Only a flavor has groups with a suffix.
 
     :raises InvalidInput: a name that no trait can have, a word other than required and forbidden, or a trait that is required and
         forbidden; the detail ``path`` names the key.
     """
-    required: list[frozenset[str]] = []
-    forbidden: dict[str, str] = {}
+    required: dict[str, list[frozenset[str]]] = {}
+    forbidden: dict[str, dict[str, str]] = {}
     for place, found in (("flavor/extra_specs", extra_specs), ("image/properties", image_properties)):
         for key, value in found.items():
-            if not key.startswith(PREFIX):
+            match = _KEY.fullmatch(key)
+            if match is None:
                 continue
-            path = f"{place}/{key}"
-            names, word = _names(key, path), str(value)
+            path, suffix, text, word = f"{place}/{key}", match[1], match[2], str(value)
+            if suffix and found is image_properties:
+                raise errors.InvalidInput(
+                    f"{place} has {key!r}; only a flavor has request groups. Take it out, or write {PREFIX}{text}.",
+                    path=f"body/{path}",
+                )
+            names = _names(text, path)
             if word == _REQUIRED:
-                required.append(names)
-            elif word == _FORBIDDEN and not key.startswith(PREFIX + _ANY):
-                forbidden.update(dict.fromkeys(names, path))
+                required.setdefault(suffix, []).append(names)
+            elif word == _FORBIDDEN and not text.startswith(_ANY):
+                forbidden.setdefault(suffix, {}).update(dict.fromkeys(names, path))
             else:
-                allowed = _REQUIRED if key.startswith(PREFIX + _ANY) else f"{_REQUIRED} or {_FORBIDDEN}"
+                allowed = _REQUIRED if text.startswith(_ANY) else f"{_REQUIRED} or {_FORBIDDEN}"
                 raise errors.InvalidInput(f"{path} is {word!r}; write {allowed}.", path=f"body/{path}")
-    for names in required:
-        if names <= forbidden.keys():
-            name = min(names)
-            raise errors.InvalidInput(
-                f"The request requires and forbids the trait {name}, so no node can pass; take one of the two out.",
-                path=f"body/{forbidden[name]}",
-            )
-    return TraitRequirement(tuple(dict.fromkeys(required)), frozenset(forbidden))
+    for suffix, sets in required.items():
+        for names in sets:
+            if names <= forbidden.get(suffix, {}).keys():
+                name = min(names)
+                raise errors.InvalidInput(
+                    f"The request requires and forbids the trait {name}, so no node can pass; take one of the two out.",
+                    path=f"body/{forbidden[suffix][name]}",
+                )
+    return {
+        suffix: TraitRequirement(tuple(dict.fromkeys(required.get(suffix, ()))), frozenset(forbidden.get(suffix, ())))
+        for suffix in dict.fromkeys((*required, *forbidden))
+    }
 
 
 def asks_for_traits(spec: RequestSpec) -> bool:
@@ -85,15 +102,14 @@ def asks_for_traits(spec: RequestSpec) -> bool:
 
 
 def traits_of_request(spec: RequestSpec) -> TraitRequirement:
-    """Returns what a request asks of traits; empty when it asks for nothing.
+    """Returns what a request asks of traits outside of groups with a suffix; empty when it asks for nothing.
 
     :raises InvalidInput: as :func:`parse_traits`.
     """
-    return parse_traits(spec.flavor.extra_specs, spec.image.get("properties") or {})
+    return parse_traits(spec.flavor.extra_specs, spec.image.get("properties") or {}).get("", NO_TRAITS)
 
 
-def _names(key: str, path: str) -> frozenset[str]:
-    text = key.removeprefix(PREFIX)
+def _names(text: str, path: str) -> frozenset[str]:
     names = text.removeprefix(_ANY).split(",") if text.startswith(_ANY) else [text]
     for name in names:
         if not _NAME.fullmatch(name):

@@ -14,14 +14,21 @@ __all__ = ["CapacityFilter"]
 
 
 class CapacityFilter(HostFilter):
-    """Passes nodes on which every resource class of the flavor has as much free as is asked for."""
+    """Passes nodes on which every resource class of the flavor has as much free as is asked for.
+
+    On nodes with several providers (NUMA cells, GPUs, pools) and for requests with request groups, providers of the node must give
+    every group what it asks for, its traits included.
+    """
 
     api_version: ClassVar[tuple[int, int]] = (1, 0)
 
     @override
     def host_passes(self, host_state: HostState, spec_obj: RequestSpec) -> bool:
+        if not host_state.fits(spec_obj):
+            return False
         free = host_state.free
-        return all(free.get(name, 0) >= amount for name, amount in spec_obj.flavor.resources.items())
+        enough = all(free.get(name, 0) >= amount for name, amount in spec_obj.flavor.resources.items())
+        return enough or len(host_state.providers) > 1
 
     @override
     def mask_rows(self, fleet: Fleet, where: Where, spec: RequestSpec) -> Mask:
@@ -29,7 +36,14 @@ class CapacityFilter(HostFilter):
         for name, amount in spec.flavor.resources.items():
             here = fleet.free(name)[where] >= amount
             enough = here if enough is None else np.logical_and(enough, here, out=enough)
-        return np.ones(fleet.size, dtype=np.bool_)[where] if enough is None else enough
+        if enough is None:
+            enough = np.ones(fleet.size, dtype=np.bool_)[where]
+        fits = fleet.fits(spec)
+        if fits is None:
+            return enough
+        # Of a node with several providers, no sum tells whether one of them has enough.
+        answer: Mask = (enough | fleet.nested[where]) & fits[where]
+        return answer
 
     @override
     def explain(self, host_state: HostState, spec: RequestSpec) -> str:
@@ -39,4 +53,8 @@ class CapacityFilter(HostFilter):
             for name, amount in sorted(spec.flavor.resources.items())
             if free.get(name, 0) < amount
         ]
-        return "too little " + ", ".join(short)
+        return (
+            "too little " + ", ".join(short)
+            if short
+            else "no providers of it give every request group what it asks for"
+        )

@@ -18,7 +18,10 @@ class RequiredTraitsFilter(HostFilter):
     """Passes nodes that have all required traits and no forbidden one.
 
     A flavor's extra specs and an image's properties ask for traits: ``trait:NAME = required``, ``trait:NAME = forbidden``, and
-    ``trait:in:A,B = required`` for at least one of several. The traits are those of the node's own provider, not of its pools.
+    ``trait:in:A,B = required`` for at least one of several. The traits are those of the node's own provider.
+
+    On a node with several providers (NUMA cells, GPUs, pools), any of them may have a required trait, and a forbidden one does not
+    count: the capacity filter and the claim choose providers without it.
     """
 
     api_version: ClassVar[tuple[int, int]] = (1, 0)
@@ -28,7 +31,10 @@ class RequiredTraitsFilter(HostFilter):
 
     @override
     def host_passes(self, host_state: HostState, spec_obj: RequestSpec) -> bool:
-        return traits_of_request(spec_obj).met_by(host_state.traits)
+        asked = traits_of_request(spec_obj)
+        if len(host_state.providers) < 2:
+            return asked.met_by(host_state.traits)
+        return all(any(names & each.traits for each in host_state.providers) for names in asked.required)
 
     @override
     def prepare(self, spec: RequestSpec, fleet: Fleet) -> Skip | Rows | None:
@@ -39,8 +45,14 @@ class RequiredTraitsFilter(HostFilter):
         asked, column = traits_of_request(spec), fleet.traits
         answers = np.array([asked.met_by(traits) for traits in column.values], dtype=np.bool_)
         mask: Mask = answers[column.codes[where]]
+        if fleet.nested.any():
+            nested = fleet.nested[where]
+            for names in asked.required:
+                nested = nested & fleet.have_trait(names)[where]
+            mask = np.where(fleet.nested[where], nested, mask)
         return mask
 
     @override
     def explain(self, host_state: HostState, spec: RequestSpec) -> str:
-        return "it has " + " and ".join(traits_of_request(spec).missing_in(host_state.traits))
+        traits = frozenset().union(*(each.traits for each in host_state.providers))
+        return "it has " + " and ".join(traits_of_request(spec).missing_in(traits))

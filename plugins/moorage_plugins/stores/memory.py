@@ -33,11 +33,12 @@ from moorage_plugins.stores.memory_catalogue import MemoryCatalogue, MemoryNames
 from moorage_plugins.stores.memory_ledger import MemoryLedger
 from moorage_plugins.stores.memory_part import refuse_transaction
 from moorage_plugins.stores.memory_pools import MemoryPools
+from moorage_plugins.stores.memory_trees import MemoryTrees
 
 __all__ = ["MemoryStore"]
 
 
-class MemoryStore(MemoryCatalogue, MemoryNames, MemoryLedger, MemoryPools, MemoryCandidates, FullStore):
+class MemoryStore(MemoryCatalogue, MemoryNames, MemoryLedger, MemoryPools, MemoryTrees, MemoryCandidates, FullStore):
     """Claims in the memory of one process. A companion is called with None, under the lock; its error undoes the claim."""
 
     api_version: ClassVar[tuple[int, int]] = (2, 0)

@@ -38,6 +38,7 @@ from moorage_plugins.stores.sql_names import SqlNames
 from moorage_plugins.stores.sql_part import no_such_provider, shown
 from moorage_plugins.stores.sql_pools import SqlPools
 from moorage_plugins.stores.sql_quotas import SqlQuotas
+from moorage_plugins.stores.sql_trees import SqlTrees
 from moorage_plugins.stores.tables import allocations, resource_providers
 
 __all__ = ["SqlStore"]
@@ -55,7 +56,7 @@ _PROVIDERS = (
 _PROVIDERS_OF = _PROVIDERS.where(resource_providers.c.uuid.in_(sa.bindparam("uuids", expanding=True)))
 
 
-class SqlStore(SqlCatalogue, SqlNames, SqlAllocationLedger, SqlPools, SqlQuotas, SqlCandidates, FullStore):
+class SqlStore(SqlCatalogue, SqlNames, SqlAllocationLedger, SqlPools, SqlTrees, SqlQuotas, SqlCandidates, FullStore):
     """Claims in SQLite, PostgreSQL or MariaDB; several hosts may use it at once.
 
     A claim of one provider costs four statements and a commit, one of k providers 2 + 2k, however many consumers they have.

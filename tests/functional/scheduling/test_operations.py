@@ -12,7 +12,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from moorage import errors
-from moorage.allocation.interface import AllocationLedger, InventoryItem
+from moorage.allocation.interface import AllocationLedger, FullStore, InventoryItem, ResourceProvider
 from moorage.allocation.pools import PoolKeeper
 from moorage.control_plane.agent_role import Agent
 from moorage.control_plane.factories import open_workers
@@ -23,6 +23,7 @@ from moorage.instances.interface import (
     move_consumer,
 )
 from moorage.scheduling.groups import GroupStore
+from moorage.scheduling.resource_request import with_group_resources
 from moorage_plugins.compute.orphans import InstanceDetector
 from moorage_plugins.compute.tables import instances
 from tests import servers
@@ -198,6 +199,75 @@ class _KeyOperationTests(OperationTestCase):
         self.move(uuid, "unshelve", "r3")
         self.plane.wait_status(uuid, "active")
         self.assertEqual(held(), {self.instance(uuid).node_uuid: {"VCPU": 3}, pool: {"DISK_GB": 30}})
+
+    def test_devices_of_request_groups_are_claimed_by_every_operation(self) -> None:
+        gpus: dict[str, set[str]] = {}
+        store = self.plane.store
+        assert isinstance(store, FullStore)
+        store.create_trait("CUSTOM_FAST")
+        for host in ("h1", "h2"):
+            node = uuid_of_name(f"{host}-node-0")
+            for number in range(4):
+                gpu = str(uuid_module.uuid4())
+                items = (InventoryItem("PGPU", 1),)
+                provider = ResourceProvider(gpu, f"{host}-gpu-{number}", False, inventories=items, parent=node)
+                store.create_provider(provider)
+                if number:
+                    store.set_traits(gpu, {"CUSTOM_FAST"})
+                    gpus.setdefault(node, set()).add(gpu)
+
+        def refresh() -> None:
+            """Let all schedulers know what is free now, however often they read it."""
+            for name in ("scheduler-1", "scheduler-2"):
+                self.plane.roles[name]._scheduler.refresh()
+
+        refresh()
+
+        def flavor(name: str, count: int) -> Any:
+            groups = {f"resources{number}:PGPU": "1" for number in range(count)}
+            traits = {f"trait{number}:CUSTOM_FAST": "required" for number in range(count)}
+            specs = {**groups, **traits, "group_policy": "isolate"}
+            body = {"flavor": {"flavorid": name, "resources": {"VCPU": 2}, "extra_specs": specs}}
+            return with_group_resources(body)["flavor"]
+
+        def assert_held(count: int) -> None:
+            """The instance holds so many fast GPUs of its node, and nothing else is held."""
+            node = self.instance(uuid).node_uuid
+            held = {(item.consumer, item.provider, item.resource_class): item.used for item in store.allocations()}
+            self.assertEqual(2, held.pop((uuid, node, "VCPU")))
+            self.assertEqual([((uuid, "PGPU"), 1)] * count, [((key[0], key[2]), held[key]) for key in held])
+            self.assertLessEqual({provider for _, provider, _ in held}, gpus[node])
+            self.assertEqual({"VCPU": 2, "PGPU": count}, self.instance(uuid).resources)
+
+        request = self.plane.request(2) | {"flavor": flavor("gpu2", 2)}
+        answer = self.plane.ask("create_instance", {"request": request, "request_id": request["uuid"]})
+        uuid = answer["uuid"]
+        again = self.plane.ask("create_instance", {"request": request, "request_id": request["uuid"]})
+        self.assertEqual((uuid, answer["node"]), (again["uuid"], again["node"]))
+        self.plane.wait_status(uuid, "active")
+        assert_held(2)
+        full = self.plane.request(2) | {"flavor": flavor("gpu4", 4)}
+        with self.assertRaises(errors.NoValidHost):
+            self.plane.ask("create_instance", {"request": full, "request_id": full["uuid"]})
+        source = self.instance(uuid).host
+        self.move(uuid, "live_migrate", "r1")
+        wait_until(lambda: self.instance(uuid).host != source and not self.instance(uuid).pending, "it moved", SOON)
+        self.wait_departures()
+        assert_held(2)
+        refresh()
+        self.move(uuid, "resize", "r2", flavor=flavor("gpu3", 3), host=source)
+        wait_until(lambda: self.instance(uuid).flavorid == "gpu3" and not self.instance(uuid).pending, "resized", SOON)
+        self.wait_departures()
+        assert_held(3)
+        self.in_place.begin(uuid, "shelve_offload", {})
+        self.plane.wait_status(uuid, "shelved_offloaded")
+        self.assertEqual([], list(store.allocations()))
+        refresh()
+        self.move(uuid, "unshelve", "r3")
+        self.plane.wait_status(uuid, "active")
+        assert_held(3)
+        self.plane.deleter().delete(uuid)
+        wait_until(lambda: not store.allocations(), "it is deleted", SOON)
 
     def test_members_of_a_stored_group_that_move_at_the_same_moment_keep_its_policy(self) -> None:
         # The filters are not asked here: the store alone must hold it.

@@ -109,9 +109,6 @@ class Told:
 
 
 class NodeNames:
-    def pools_of(self, uuid: str) -> dict[str, list[str]]:
-        return {}
-
     def node_name(self, uuid: str) -> str:
         return f"node-{uuid[0]}"
 

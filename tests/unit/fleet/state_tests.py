@@ -28,7 +28,7 @@ from moorage.work.operations import SqlOperationStore
 from moorage_plugins.compute.instances import ComputeInstances
 from tests.conformance.allocation.stores import sql_store
 from tests.ready import ready_node
-from tests.unit.scheduling.group_tests import NoPools
+from tests.unit.scheduling.group_tests import NodeNames
 
 if TYPE_CHECKING:
     _Base = unittest.TestCase
@@ -52,7 +52,7 @@ class StateTests(_Base):
         self.instances = ComputeInstances(conf=None, database=self.database, clock=SystemClock())
         workers = SqlOperationStore(self.database, lease_seconds=60)
         groups = GroupStore(self.database)
-        self.claimer = StoreClaimer(self.store, self.instances, workers, NoPools(), groups, self.availability)
+        self.claimer = StoreClaimer(self.store, self.instances, workers, NodeNames(), groups, self.availability)
 
     def set(self, **states: Any) -> Node:
         change_node(self.database, self.node, {}, check_states(states))

@@ -88,7 +88,6 @@ class StoreFleetTests(_Base):
         for uuid in self.made:
             if uuid in expected:
                 self.assertEqual(fresh.node_name(uuid), self.fleet.node_name(uuid))
-                self.assertEqual(fresh.pools_of(uuid), self.fleet.pools_of(uuid))
         self.assertEqual(fresh.unavailable(), self.fleet.unavailable())
 
     def claim(self, node: str, consumer: str | None = None) -> str:
@@ -105,8 +104,8 @@ class StoreFleetTests(_Base):
             self.store.set_aggregates(each, {aggregate})
         return uuid
 
-    def test_names_and_pools_are_known_while_all_nodes_are_read_again(self) -> None:
-        pool = self.pool()
+    def test_names_are_known_while_all_nodes_are_read_again(self) -> None:
+        self.pool()
         self.apply()
         named = {uuid: self.fleet.node_name(uuid) for uuid in self.made}
         self.assertNotIn("", named.values())
@@ -114,7 +113,41 @@ class StoreFleetTests(_Base):
         next(reading)
         # Claims ask now.
         self.assertEqual(named, {uuid: self.fleet.node_name(uuid) for uuid in self.made})
-        self.assertEqual([{"DISK_GB": (pool,)}] * 2, [dict(self.fleet.pools_of(uuid)) for uuid in self.made[:2]])
+
+    def test_providers_below_a_node_are_read_with_it(self) -> None:
+        pool, node, other = self.pool(), self.made[0], self.made[3]
+        cell, gpu = (str(uuid_module.uuid4()) for _ in range(2))
+        gpus = (InventoryItem("PGPU", 2),)
+
+        def nested(uuid: str) -> list[tuple[str, int, set[str]]]:
+            providers = self.seen[uuid].providers[1:]
+            return [(each.uuid, each.used.get("PGPU", 0), set(each.traits)) for each in providers if not each.shared]
+
+        self.store.create_provider(ResourceProvider(cell, "cell", parent=node))
+        self.store.create_provider(ResourceProvider(gpu, "gpu", inventories=gpus, parent=cell))
+        self.apply()
+        self.assertEqual([(cell, 0, set()), (gpu, 0, set())], nested(node))
+        self.assertEqual([pool], [each.uuid for each in self.seen[node].providers if each.shared])
+        self.assertEqual((2, 64), (self.seen[node].capacity["PGPU"], self.seen[node].capacity["VCPU"]))
+        self.age(resource_providers)
+        self.store.claim(ClaimRequest(str(uuid_module.uuid4()), {gpu: {"PGPU": 1}}))
+        self.assertEqual([node], [each.uuid for each in self.apply().changed])
+        self.assertEqual([(cell, 0, set()), (gpu, 1, set())], nested(node))
+        self.assertEqual(1, self.seen[node].used["PGPU"])
+        self.age(resource_providers)
+        self.store.set_traits(gpu, {"HW_GPU_API_VULKAN"})
+        self.apply()
+        self.assertEqual((gpu, 1, {"HW_GPU_API_VULKAN"}), nested(node)[1])
+        self.age(resource_providers)
+        self.store.update_provider(cell, parent=other)
+        self.apply()
+        self.assertEqual(([], [cell, gpu]), (nested(node), [each[0] for each in nested(other)]))
+        self.assert_whole()
+        self.store.release(self.store.allocations(providers=[gpu])[0].consumer)
+        self.store.delete_provider(gpu)
+        self.apply()
+        self.assertEqual([cell], [each[0] for each in nested(other)])
+        self.assert_whole()
 
     def test_nothing_is_read_of_what_did_not_change(self) -> None:
         self.assertEqual(FleetChanges(), self.apply())

@@ -79,6 +79,10 @@ DEMANDS: dict[int, dict[str, set[str]]] = {
         "moorage.allocation.interface.pools.PoolSource": {
             "pools(providers)",
         },
+        "moorage.allocation.interface.trees.TreeSource": {
+            "nested(roots)",
+            "roots_of(providers)",
+        },
         "moorage.allocation.interface.quotas.QuotaStore": {
             "quota_drift()",
             "quotas(project)",

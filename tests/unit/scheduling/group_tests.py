@@ -6,7 +6,6 @@ from __future__ import annotations
 import functools
 import unittest
 import uuid
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
@@ -35,12 +34,9 @@ else:
 NODES = ("00000000-0000-4000-8000-000000000001", "00000000-0000-4000-8000-000000000002")
 
 
-class NoPools:
+class NodeNames:
     def node_name(self, uuid: str) -> str:
         return f"name-of-{uuid[-1]}"
-
-    def pools_of(self, uuid: str) -> dict[str, Sequence[str]]:
-        return {}
 
 
 class GroupTests(_Base):
@@ -59,7 +55,7 @@ class GroupTests(_Base):
         workers = SqlOperationStore(self.database, lease_seconds=60)
         for node in NODES:
             availability = ready_node(self.database, node, "host")
-        self.claimer = StoreClaimer(self.store, self.instances, workers, NoPools(), self.groups, availability)
+        self.claimer = StoreClaimer(self.store, self.instances, workers, NodeNames(), self.groups, availability)
         self.store.ensure_providers(
             [ResourceProvider(each, each, inventories=(InventoryItem("VCPU", 1000),)) for each in NODES]
         )

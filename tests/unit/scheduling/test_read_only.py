@@ -117,7 +117,14 @@ class Odd(HostFilter):
 
 
 RECORD = InstanceRecord("new", "h1", "n3", "m1", {"VCPU": 1}, "p")
+
+
 #: Arguments for every public method that is reachable; a method that is missing here fails the test.
+def grouped() -> RequestSpec:
+    """A request with a request group."""
+    return RequestSpec(INSTANCE, Flavor("m2", {"VCPU": 2}, {"resources1:VCPU": "1"}))
+
+
 ARGUMENTS: Mapping[str, tuple[tuple[Any, ...], ...]] = {
     "free": (("VCPU",), ("MEMORY_MB",), ("NONE",)),
     "capacity": (("VCPU",), ("NONE",)),
@@ -136,6 +143,9 @@ ARGUMENTS: Mapping[str, tuple[tuple[Any, ...], ...]] = {
     "resolved": ((request(),),),
     "rows_where": (),  # answers a new array
     "get_scheduler_hint": (),  # answers a copy
+    "fits": ((request(),), (grouped(),)),
+    "have_trait": ((frozenset({"HW_GPU"}),),),
+    "proposal": (),  # answers new data
     "with_placed": (),  # these three are walked by a test of their own
     "with_residents": (),
     "without": (),

@@ -10,10 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moorage import errors, options
+from moorage.request_groups import RequestGroup
+from moorage.scheduling.interface import Flavor, RequestSpec
 from moorage.scheduling.nova.loading import load_weighers
 from moorage.scheduling.options import PRESETS
-from moorage.scheduling.request import understood
-from moorage.scheduling.traits import parse_traits
+from moorage.scheduling.resource_request import MOST_GROUPS, resource_request, with_group_resources
+from moorage.scheduling.traits import NO_TRAITS, parse_traits
 
 TRAITS = ("HW_A", "CUSTOM_B", "CUSTOM_C")
 
@@ -29,7 +31,7 @@ class TestTraits(unittest.TestCase):
         specs |= {"trait:in:" + ",".join(sorted(names)): "required" for names in any_of}
         possible = all(any(single.get(name) != "forbidden" for name in names) for names in any_of)
         try:
-            asked = parse_traits(specs, {})
+            asked = parse_traits(specs, {}).get("", NO_TRAITS)
         except errors.InvalidInput:
             self.assertFalse(possible)
             return
@@ -59,12 +61,14 @@ class TestResources(unittest.TestCase):
         return {"flavor": {"flavorid": "f", "resources": {"VCPU": 2, "MEMORY_MB": 512}, "extra_specs": specs}}
 
     def test_extra_specs_replace_the_amounts_of_the_flavor(self) -> None:
-        asked = understood(self.body(resources__VCPU="0", resources__CUSTOM_GPU="1", resources__MEMORY_MB="1024"))
+        asked = with_group_resources(
+            self.body(resources__VCPU="0", resources__CUSTOM_GPU="1", resources__MEMORY_MB="1024")
+        )
         self.assertEqual({"MEMORY_MB": 1024, "CUSTOM_GPU": 1}, asked["flavor"]["resources"])
 
     def test_a_body_that_asks_for_nothing_of_the_kind_is_returned_as_it_is(self) -> None:
         for body in (self.body(trait__A="required"), {"host": "h"}, {}):
-            self.assertIs(body, understood(body))
+            self.assertIs(body, with_group_resources(body))
 
     def test_what_is_wrong_is_refused_by_name(self) -> None:
         for key, value, message in (
@@ -74,18 +78,80 @@ class TestResources(unittest.TestCase):
             ("resources:VCPU", "9" * 1000, "write a whole number"),
             ("resources:VCPU", "\u0662", "write a whole number"),
             ("resources:vcpu", "1", "names no resource class"),
-            ("resources1:VCPU", "1", "request groups"),
-            ("trait_NET:CUSTOM_A", "required", "request groups"),
-            ("group_policy", "isolate", "request groups"),
-            ("same_subtree", "_A,_B", "request groups"),
+            ("resources1:VCPU", "0", "write a whole number from 1"),
+            ("resources1:VCPU", "2147483647", "in all groups together"),
+            ("resources.1:VCPU", "1", "suffix that no request group can have"),
+            ("resources" + "1" * 65 + ":VCPU", "1", "suffix that no request group can have"),
+            ("group_policy", "apart", "write isolate or none"),
+            ("same_subtree", "_A,_B", "names '_A', '_B'; the request groups are none"),
+            ("same_subtree", "", "names ''"),
+            ("trait_NET:A:B", "required", "names no trait"),
+            ("trait_NET:CUSTOM_A", "wanted", "write required or forbidden"),
         ):
             with self.subTest(key=key), self.assertRaisesRegex(errors.InvalidInput, message) as caught:
-                understood(self.body(**{key.replace(":", "__"): value}))
+                with_group_resources(self.body(**{key.replace(":", "__"): value}))
             self.assertEqual(f"body/flavor/extra_specs/{key}", caught.exception.details["path"])
         with self.assertRaisesRegex(errors.InvalidInput, "only a flavor asks for resources"):
-            understood({"image": {"properties": {"resources:VCPU": "1"}}})
+            with_group_resources({"image": {"properties": {"resources:VCPU": "1"}}})
+        with self.assertRaisesRegex(errors.InvalidInput, "only a flavor has request groups"):
+            with_group_resources({"image": {"properties": {"trait1:HW_A": "required"}}})
+        for more, path, message in (
+            ({"resources1__PGPU": "1", "resources2__PGPU": "1"}, "group_policy", "several request groups need it"),
+            ({"trait1__HW_A": "required"}, "trait1:HW_A", "belongs to a group without resources"),
+            (
+                {**{f"resources{number}__PGPU": "1" for number in range(MOST_GROUPS + 1)}, "group_policy": "none"},
+                f"resources{MOST_GROUPS}:PGPU",
+                "the most is 16",
+            ),
+            (
+                {"resources__VCPU": "0", "resources__MEMORY_MB": "0", "trait__A": "required", "resources1__PGPU": "1"},
+                "",
+                "traits outside of request groups",
+            ),
+        ):
+            with self.subTest(path=path), self.assertRaisesRegex(errors.InvalidInput, message) as caught:
+                with_group_resources(self.body(**more))
+            self.assertEqual(f"body/flavor/extra_specs/{path}".rstrip("/"), caught.exception.details["path"])
         with self.assertRaisesRegex(errors.InvalidInput, "asks for nothing"):
-            understood(self.body(resources__VCPU="0", resources__MEMORY_MB="0"))
+            with_group_resources(self.body(resources__VCPU="0", resources__MEMORY_MB="0"))
+
+
+class TestGroups(unittest.TestCase):
+    def test_groups_are_parsed_with_their_traits_and_sums_count_them(self) -> None:
+        specs = {
+            "resources:VCPU": "1",
+            "resources1:PGPU": "1",
+            "trait1:CUSTOM_A": "required",
+            "trait1:in:CUSTOM_B,CUSTOM_C": "required",
+            "trait1:CUSTOM_OLD": "forbidden",
+            "resources_NUMA:VCPU": "2",
+            "trait:HW_A": "required",
+            "group_policy": "isolate",
+            "same_subtree": "1, _NUMA",
+        }
+        body = with_group_resources(
+            {"flavor": {"flavorid": "f", "resources": {"VCPU": 8, "MEMORY_MB": 512}, "extra_specs": specs}}
+        )
+        resources = body["flavor"]["resources"]
+        self.assertEqual({"VCPU": 3, "MEMORY_MB": 512, "PGPU": 1}, resources)
+        query = resource_request(
+            RequestSpec("i", Flavor("f", resources, specs), image={"properties": {"trait:HW_B": "forbidden"}})
+        )
+        required = (frozenset({"CUSTOM_A"}), frozenset({"CUSTOM_B", "CUSTOM_C"}))
+        self.assertEqual(
+            (
+                RequestGroup("", {"VCPU": 1, "MEMORY_MB": 512}, (frozenset({"HW_A"}),), frozenset({"HW_B"})),
+                RequestGroup("1", {"PGPU": 1}, required, frozenset({"CUSTOM_OLD"})),
+                RequestGroup("_NUMA", {"VCPU": 2}),
+            ),
+            query.groups,
+        )
+        self.assertTrue(query.isolate)
+        self.assertEqual((frozenset({"1", "_NUMA"}),), query.same_subtree)
+
+    def test_a_flavor_whose_sums_lack_its_groups_is_refused(self) -> None:
+        with self.assertRaisesRegex(errors.InvalidInput, "are the sums of all groups"):
+            resource_request(RequestSpec("i", Flavor("f", {"VCPU": 1}, {"resources1:PGPU": "1"})))
 
 
 class TestPresets(unittest.TestCase):

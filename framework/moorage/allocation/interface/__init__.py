@@ -60,6 +60,7 @@ from moorage.allocation.interface.ledger import (
 )
 from moorage.allocation.interface.pools import SHARES, PoolSource
 from moorage.allocation.interface.quotas import Quota, QuotaDrift, QuotaStore
+from moorage.allocation.interface.trees import TreeSource
 from moorage.extensions import ExtensionPoint
 
 __all__ = [
@@ -108,6 +109,7 @@ __all__ = [
     "ResourceClass",
     "ResourceProvider",
     "Trait",
+    "TreeSource",
     "UsageTotal",
 ]
 

@@ -5,36 +5,44 @@ from __future__ import annotations
 
 import unittest
 from collections.abc import Mapping
+from dataclasses import replace
 
 from moorage import errors
-from moorage.allocation.interface import ClaimRequest, InventoryItem, ProviderUsage, ResourceProvider
+from moorage.allocation.interface import CandidateQuery, ClaimRequest, InventoryItem, RequestGroup
 from moorage.allocation.pools import PoolKeeper
-from moorage.instances.pools import claim_somewhere, offer
+from moorage.instances.providers import claim_of_node, offer
+from moorage.scheduling.assignment import proposal
+from moorage.scheduling.interface import ProviderState
 from moorage.testing.allocation import held, new_uuid, provider
 from tests.conformance.allocation.stores import memory_store
 
 
-def usage(uuid: str, used: int = 0, **totals: int) -> ProviderUsage:
+def state(uuid: str, used: int = 0, **totals: int) -> ProviderState:
     items = tuple(InventoryItem(name, total) for name, total in totals.items())
-    return ProviderUsage(ResourceProvider(uuid, uuid, inventories=items), dict.fromkeys(totals, used))
+    return ProviderState(uuid, None, items, dict.fromkeys(totals, used))
 
 
 class OfferTests(unittest.TestCase):
-    def test_a_node_without_pools_offers_its_own(self) -> None:
-        found = offer(usage("node", 2, VCPU=8, DISK_GB=10))
+    def test_a_node_offers_the_sums_of_all_its_own_providers(self) -> None:
+        gpus = [state(f"gpu{number}", number, PGPU=4) for number in range(2)]
         self.assertEqual(
-            ({"VCPU": 8, "DISK_GB": 10}, {"VCPU": 2, "DISK_GB": 2}, {}), (found.capacity, found.used, found.pools)
+            ({"VCPU": 8, "DISK_GB": 10, "PGPU": 8}, {"VCPU": 2, "DISK_GB": 2, "PGPU": 1}),
+            offer([state("node", 2, VCPU=8, DISK_GB=10), *gpus]),
         )
 
     def test_the_roomiest_pool_stands_for_a_class_that_the_node_lacks(self) -> None:
-        pools = [usage("a", 900, DISK_GB=1000), usage("b", 10, DISK_GB=500), usage("c", 0, DISK_GB=490)]
-        found = offer(usage("node", 0, VCPU=8), pools)
-        self.assertEqual((500, 10), (found.capacity["DISK_GB"], found.used["DISK_GB"]))
-        self.assertEqual({"DISK_GB": ("b", "c", "a")}, found.pools)
-        self.assertEqual({}, offer(usage("node", 0, VCPU=8, DISK_GB=1), pools).pools)
+        pools = [
+            replace(state(uuid, used, DISK_GB=total), shared=True)
+            for uuid, used, total in (("a", 900, 1000), ("b", 10, 500), ("c", 0, 490))
+        ]
+        capacity, used = offer([state("node", 0, VCPU=8), *pools])
+        self.assertEqual((500, 10), (capacity["DISK_GB"], used["DISK_GB"]))
+        self.assertEqual(1, offer([state("node", 0, VCPU=8, DISK_GB=1), *pools])[0]["DISK_GB"])
 
 
-class ClaimSomewhereTests(unittest.TestCase):
+class ClaimTests(unittest.TestCase):
+    """Claims of a node and two pools of 10 and 100."""
+
     def setUp(self) -> None:
         self.store = memory_store()
         given = [provider("node", VCPU=4), provider("a", DISK_GB=10), provider("b", DISK_GB=100)]
@@ -42,10 +50,17 @@ class ClaimSomewhereTests(unittest.TestCase):
         self.node, self.small, self.large = (each.uuid for each in given)
 
     def claim(self, pools: list[str], **wanted: int) -> None:
+        """Claim by a view that believes each pool to have 1000 free, those that stand first more."""
+
         def take(resources: Mapping[str, Mapping[str, int]]) -> None:
             self.store.claim(ClaimRequest(new_uuid(), resources))
 
-        claim_somewhere(self.node, wanted, {"DISK_GB": pools}, take)
+        shared = [replace(state(uuid, 0, DISK_GB=1000 - place), shared=True) for place, uuid in enumerate(pools)]
+        query = CandidateQuery((RequestGroup("", wanted),))
+        propose = proposal(query, [state(self.node, 0, VCPU=1000), *shared], {}, "seed")
+        _, taken = claim_of_node(self.node, wanted, propose, take)
+        assert taken is not None
+        self.assertEqual(wanted, {name: units for each in taken.values() for name, units in each.items()})
 
     def test_the_next_pool_is_tried_when_one_has_no_room(self) -> None:
         self.claim([self.small, self.large], VCPU=1, DISK_GB=20)
@@ -65,7 +80,14 @@ class ClaimSomewhereTests(unittest.TestCase):
             self.assertEqual(refused, caught.exception.details["provider"])
         with self.assertRaises(errors.CapacityExceeded):
             self.claim([new_uuid()], VCPU=1, DISK_GB=1)
+        with self.assertRaisesRegex(errors.ConstraintViolated, "cannot give all request groups"):
+            self.claim([self.small], PGPU=1)
         self.assertEqual({}, held(self.store))
+
+    def test_a_node_with_one_provider_gives_everything(self) -> None:
+        holds: list[Mapping[str, Mapping[str, int]]] = []
+        self.assertEqual((None, None), claim_of_node(self.node, {"VCPU": 1}, None, holds.append))
+        self.assertEqual([{self.node: {"VCPU": 1}}], holds)
 
 
 class PoolKeeperTests(unittest.TestCase):

@@ -1,0 +1,524 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The providers of all nodes as columns, sorted by the row of their node, and which nodes can fulfil the groups of a request.
+
+A few array operations decide nearly every node. They say no where a group finds no provider, and yes where the groups cannot get in
+each other's way. Only the nodes between the two are searched (:mod:`moorage.scheduling.assignment`), those that are equal once.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from moorage.frozen import frozen_array
+from moorage.inventory import InventoryItem
+from moorage.request_groups import CandidateQuery, RequestGroup
+from moorage.scheduling.assignment import assignments, takes_amount
+from moorage.scheduling.interface import Mask, NodeState, ProviderState, Rows
+
+__all__ = ["ProviderColumns", "ProviderUse"]
+
+Floats = npt.NDArray[np.float64]
+_ALL: npt.NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
+#: min_unit, max_unit and step_size of an inventory.
+_Shape = tuple[int, int, int]
+#: Masks of traits and amounts that are kept.
+_KEPT = 256
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Inventories:
+    """All inventories of one class, by the number of their provider.
+
+    :param at: the numbers of the providers, ascending. The other columns have one value for each.
+    :param starts: where the providers of each node that has the class begin; ``rows``: the rows of these nodes.
+    """
+
+    at: Rows
+    rows: Rows
+    starts: Rows
+    capacity: Floats
+    used: Floats
+    shapes: npt.NDArray[np.intp]
+
+    def count(self, inventories: Mask, size: int) -> npt.NDArray[Any]:
+        """How many of these inventories each of so many rows has."""
+        single = len(self.rows) == len(self.at)
+        if single and len(self.rows) == size:
+            return inventories
+        counts = np.zeros(size, dtype=np.intp)
+        counts[self.rows] = inventories if single else np.add.reduceat(inventories, self.starts, dtype=np.intp)
+        return counts
+
+
+class ProviderUse:
+    """What was claimed or released since the store was last read, by provider and class. Written by one thread at a time.
+
+    The reading of the store does not have it yet, or has it already: what was held when a reading began counts as read.
+    """
+
+    def __init__(self) -> None:
+        self._pending: dict[str, Mapping[str, Mapping[str, int]]] = {}
+        self._read: dict[str, Mapping[str, Mapping[str, int]]] = {}
+        self._gone: dict[str, Mapping[str, Mapping[str, int]]] = {}
+        self.sums: Mapping[tuple[str, str], int] = {}
+
+    def hold(self, uuid: str, holds: Mapping[str, Mapping[str, int]]) -> None:
+        """A consumer has just claimed this, in place of what it claimed before."""
+        self._read.pop(uuid, None)
+        self._pending[uuid] = holds
+        self._add_up()
+
+    def release(self, uuid: str) -> bool:
+        """A consumer holds nothing any more; False when nothing was known of it."""
+        if self._pending.pop(uuid, None) is None:
+            read = self._read.pop(uuid, None)
+            if read is None:
+                return False
+            self._gone[uuid] = read
+        self._add_up()
+        return True
+
+    def held(self) -> list[str]:
+        """The consumers whose changes the next reading has."""
+        return [*self._pending, *self._gone]
+
+    def read(self, uuids: Collection[str]) -> None:
+        """A reading has the changes of these consumers."""
+        for uuid in uuids:
+            held = self._pending.pop(uuid, None)
+            if held is not None:
+                self._read[uuid] = held
+            self._gone.pop(uuid, None)
+        self._add_up()
+
+    def _add_up(self) -> None:
+        sums: dict[tuple[str, str], int] = {}
+        for sign, changes in ((1, self._pending), (-1, self._gone)):
+            for holds in changes.values():
+                for provider, taken in holds.items():
+                    for name, amount in taken.items():
+                        sums[provider, name] = sums.get((provider, name), 0) + sign * amount
+        self.sums = sums
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ProviderColumns:
+    """Providers have numbers: those of row 0 first, each node's in the order of :attr:`NodeState.providers`.
+
+    :param starts: the number of the first provider of each row, which is the node's own.
+    :param row: the row of each provider; ``parent``: the number of the provider above it, or its own.
+    :param nested: rows with several providers.
+    :param numbers: uuid -> numbers; a pool has one for each node that takes of it.
+    """
+
+    providers: Sequence[ProviderState]
+    starts: Rows
+    row: Rows
+    parent: Rows
+    traits: npt.NDArray[np.intp]
+    trait_sets: Sequence[frozenset[str]]
+    inventories: Mapping[str, _Inventories]
+    shapes: Sequence[_Shape]
+    nested: Mask
+    numbers: Mapping[str, Sequence[int]]
+    _kept: dict[Hashable, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, nodes: Sequence[NodeState]) -> ProviderColumns:
+        """The columns of all nodes."""
+        of_row = [node.own_and_nested for node in nodes]
+        counts = np.array([len(each) for each in of_row], dtype=np.intp)
+        starts = np.concatenate((np.zeros(1, dtype=np.intp), np.cumsum(counts)))[:-1]
+        providers = list(itertools.chain.from_iterable(of_row))
+        numbers: dict[str, list[int]] = {}
+        for number, each in enumerate(providers):
+            numbers.setdefault(each.uuid, []).append(number)
+        row = np.repeat(np.arange(len(nodes), dtype=np.intp), counts)
+        parent = np.arange(len(providers), dtype=np.intp)
+        for start, mine in zip(starts.tolist(), of_row, strict=True):
+            if len(mine) > 1:
+                place = {each.uuid: start + number for number, each in enumerate(mine)}
+                for number, each in enumerate(mine, start):
+                    parent[number] = place.get(each.parent or "", number)
+        trait_sets: dict[frozenset[str], int] = {}
+        traits = np.array([trait_sets.setdefault(each.traits, len(trait_sets)) for each in providers], dtype=np.intp)
+        shapes: dict[_Shape, int] = {}
+        return cls(
+            providers,
+            frozen_array(starts),
+            frozen_array(row),
+            frozen_array(parent),
+            frozen_array(traits),
+            tuple(trait_sets),
+            _inventories(providers, row, shapes),
+            tuple(shapes),
+            frozen_array(counts > 1),
+            numbers,
+        )
+
+    def changed(self, rows: Rows, nodes: Sequence[NodeState]) -> ProviderColumns | None:
+        """The columns with other use of the providers of some rows; None: more than use has changed."""
+        numbers: list[int] = []
+        states: list[ProviderState] = []
+        for row, node in zip(rows.tolist(), nodes, strict=True):
+            mine = node.own_and_nested
+            start = int(self.starts[row])
+            before = self.providers[start : start + len(mine)]
+            end = int(self.starts[row + 1]) if row + 1 < len(self.starts) else len(self.providers)
+            if end - start != len(mine) or not all(map(_differ_in_use, before, mine)):
+                return None
+            numbers += range(start, end)
+            states += mine
+        providers = list(self.providers)
+        for number, state in zip(numbers, states, strict=True):
+            providers[number] = state
+        inventories = dict(self.inventories)
+        changed = np.array(numbers, dtype=np.intp)
+        for name, table in self.inventories.items():
+            places = np.searchsorted(table.at, changed)
+            here = places < len(table.at)
+            here[here] = table.at[places[here]] == changed[here]
+            if here.any():
+                used = table.used.copy()
+                used[places[here]] = [states[each].used.get(name, 0) for each in np.flatnonzero(here).tolist()]
+                inventories[name] = replace(table, used=frozen_array(used))
+        return replace(self, providers=providers, inventories=inventories)
+
+    def of_row(self, row: int) -> Sequence[ProviderState]:
+        """The providers of a node."""
+        end = int(self.starts[row + 1]) if row + 1 < len(self.starts) else len(self.providers)
+        return self.providers[int(self.starts[row]) : end]
+
+    def used(self, name: str, sums: Mapping[tuple[str, str], int]) -> Floats:
+        """What is used of a class by its inventories, with what was claimed since the reading."""
+        table = self.inventories[name]
+        changes = [(uuid, amount) for (uuid, of_class), amount in sums.items() if of_class == name and amount]
+        if not changes:
+            return table.used
+        used = table.used.copy()
+        for uuid, amount in changes:
+            numbers = self.numbers.get(uuid, ())
+            places = np.searchsorted(table.at, numbers)
+            for place, number in zip(places.tolist(), numbers, strict=True):
+                if place < len(table.at) and table.at[place] == number:
+                    used[place] += amount
+        return used
+
+    def fits(self, query: CandidateQuery, sums: Mapping[tuple[str, str], int], rule: str) -> Mask:
+        """Which rows can fulfil all groups of a query."""
+        return _Fit(self, query, sums, rule).run()
+
+    def of_class(self, amount: int, name: str, rule: str) -> Mask | None:
+        """Which inventories of a class take the amount at all; None: all."""
+        key = (amount, name, rule)
+        found: Mask | None = self._kept.get(key)
+        if found is None:
+            items = [InventoryItem(name, 1, 0, *shape) for shape in self.shapes]
+            takes = np.array([takes_amount(item, amount, rule) for item in items], dtype=np.bool_)
+            found = self._keep(key, takes[self.inventories[name].shapes])
+            if found.all():
+                # An empty array stands for all, which need not be looked at.
+                found = self._keep(key, _ALL)
+        return found if len(found) else None
+
+    def with_class_and_traits(self, name: str, required: Sequence[frozenset[str]], forbidden: frozenset[str]) -> Mask:
+        """As :meth:`with_traits`, for the inventories of a class."""
+        key = (name, tuple(required), forbidden)
+        found: Mask | None = self._kept.get(key)
+        if found is None:
+            found = self._keep(key, self.with_traits(required, forbidden)[self.inventories[name].at])
+        return found
+
+    def with_traits(self, required: Sequence[frozenset[str]], forbidden: frozenset[str] = frozenset()) -> Mask:
+        """Which providers have one trait of each set, and no forbidden one."""
+        key = (tuple(required), forbidden)
+        found: Mask | None = self._kept.get(key)
+        if found is None:
+            answers = [all(each & traits for each in required) and not forbidden & traits for traits in self.trait_sets]
+            found = self._keep(key, np.array(answers, dtype=np.bool_)[self.traits])
+        return found
+
+    def rows_with_trait(self, names: frozenset[str]) -> Mask:
+        """Which rows have one of the traits on any provider."""
+        found: Mask | None = self._kept.get(names)
+        if found is None:
+            has = self.with_traits((names,))
+            found = self._keep(names, np.logical_or.reduceat(has, self.starts) if len(self.starts) else self.nested)
+        return found
+
+    def _keep(self, key: Hashable, value: Mask) -> Mask:
+        if len(self._kept) >= _KEPT:
+            self._kept.clear()
+        value = self._kept[key] = frozen_array(value)
+        return value
+
+
+def _differ_in_use(before: ProviderState, after: ProviderState) -> bool:
+    return before.used is after.used and before is after or replace(before, used=after.used) == after
+
+
+def _inventories(
+    providers: Sequence[ProviderState], row: Rows, shapes: dict[_Shape, int]
+) -> Mapping[str, _Inventories]:
+    found: dict[str, tuple[list[int], list[float], list[float], list[int]]] = {}
+    for number, each in enumerate(providers):
+        for item in each.inventories:
+            at, capacity, used, of_shape = found.setdefault(item.resource_class, ([], [], [], []))
+            at.append(number)
+            capacity.append(item.capacity)
+            used.append(each.used.get(item.resource_class, 0))
+            # What an inventory says beside its total; few differ.
+            shape = (item.min_unit, item.max_unit, item.step_size)
+            of_shape.append(shapes.setdefault(shape, len(shapes)))
+    tables = {}
+    for name, (numbers, capacity, used, of_shape) in found.items():
+        places = np.array(numbers, dtype=np.intp)
+        rows, starts = np.unique(row[places], return_index=True)
+        tables[name] = _Inventories(
+            frozen_array(places),
+            frozen_array(rows),
+            frozen_array(starts.astype(np.intp)),
+            frozen_array(np.array(capacity, dtype=np.float64)),
+            frozen_array(np.array(used, dtype=np.float64)),
+            frozen_array(np.array(of_shape, dtype=np.intp)),
+        )
+    return tables
+
+
+@dataclass(slots=True, eq=False)
+class _Answer:
+    """Which providers may give some resources, and how many each row has.
+
+    :param table: where ``room`` says it of the inventories of one class; None: ``room`` says it of all providers.
+    """
+
+    table: _Inventories | None
+    room: Mask
+    counts: npt.NDArray[Any]
+    providers: int
+    _may: Mask | None = None
+
+    @property
+    def may(self) -> Mask:
+        """Which of all providers."""
+        if self.table is None:
+            return self.room
+        if self._may is None:
+            self._may = np.zeros(self.providers, dtype=np.bool_)
+            self._may[self.table.at] = self.room
+        return self._may
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Want:
+    """A group with a suffix, or a class of the group without one."""
+
+    suffix: str
+    resources: Mapping[str, int]
+    answer: _Answer
+
+    @property
+    def may(self) -> Mask:
+        """Which providers may give it."""
+        return self.answer.may
+
+    @property
+    def counts(self) -> npt.NDArray[Any]:
+        """How many providers of each row may give it."""
+        return self.answer.counts
+
+
+class _Fit:
+    """Decides one query on all rows."""
+
+    def __init__(
+        self, columns: ProviderColumns, query: CandidateQuery, sums: Mapping[tuple[str, str], int], rule: str
+    ) -> None:
+        self._columns = columns
+        self._query = query
+        self._sums = sums
+        self._rule = rule
+        self._size = len(columns.starts)
+        self._used: dict[str, Floats] = {}
+        self._answers: dict[object, _Answer] = {}
+
+    def run(self) -> Mask:
+        """Which rows pass."""
+        nothing = np.zeros(self._size, dtype=np.bool_)
+        names = {name for group in self._query.groups for name in group.resources}
+        if not self._size or not names <= self._columns.inventories.keys():
+            return nothing
+        wants = [self._want(group, dict(part)) for group in self._query.groups for part in _parts(group)]
+        possible: Any = np.stack([want.counts > 0 for want in wants]).all(axis=0)
+        sure = possible.copy()
+        self._spread_traits(wants, possible, sure)
+        self._subtrees(wants, possible)
+        self._together(wants, possible, sure)
+        sure &= possible
+        return self._searched(possible, sure)
+
+    def _want(self, group: RequestGroup, resources: Mapping[str, int]) -> _Want:
+        # The traits of the group without a suffix are those of all of its providers together.
+        required = group.required if group.suffix else ()
+        content = (tuple(sorted(resources.items())), required, group.forbidden)
+        answer = self._answers.get(content)
+        if answer is None:
+            answer = self._answers[content] = self._answer(resources, required, group.forbidden)
+        return _Want(group.suffix, resources, answer)
+
+    def _answer(
+        self, resources: Mapping[str, int], required: Sequence[frozenset[str]], forbidden: frozenset[str]
+    ) -> _Answer:
+        columns, size = self._columns, len(self._columns.providers)
+        any_trait = not (required or forbidden)
+        if len(resources) == 1:
+            ((name, amount),) = resources.items()
+            room = self._room(name, amount)
+            if not any_trait:
+                room &= columns.with_class_and_traits(name, required, forbidden)
+            return _Answer(columns.inventories[name], room, columns.inventories[name].count(room, self._size), size)
+        may = np.ones(size, dtype=np.bool_) if any_trait else columns.with_traits(required, forbidden)
+        for name, amount in resources.items():
+            here = np.zeros(size, dtype=np.bool_)
+            here[columns.inventories[name].at] = self._room(name, amount)
+            may = may & here
+        return _Answer(None, may, np.add.reduceat(may, columns.starts, dtype=np.intp), size)
+
+    def _room(self, name: str, amount: int) -> Mask:
+        """Which inventories of the class have room for the amount."""
+        table = self._columns.inventories[name]
+        room: Mask = table.capacity - self._use(name) >= amount
+        takes = self._columns.of_class(amount, name, self._rule)
+        return room if takes is None else room & takes
+
+    def _use(self, name: str) -> Floats:
+        found = self._used.get(name)
+        if found is None:
+            found = self._used[name] = self._columns.used(name, self._sums)
+        return found
+
+    def _any(self, providers: Mask) -> Mask:
+        """Rows that have any of the providers."""
+        answer: Mask = np.logical_or.reduceat(providers, self._columns.starts)
+        return answer
+
+    def _spread_traits(self, wants: Sequence[_Want], possible: Mask, sure: Mask) -> None:
+        """The traits of the group without a suffix: each set needs a provider that gives something; one with all sets does."""
+        group: RequestGroup | None = next(
+            (each for each in self._query.groups if not each.suffix and each.required), None
+        )
+        if group is None:
+            return
+        giving: Mask = np.logical_or.reduce([want.may for want in wants if not want.suffix])
+        for names in group.required:
+            has = self._columns.with_traits((names,))
+            possible &= self._any(giving & has)
+        if len(group.required) > 1:
+            sure &= self._any(giving & self._columns.with_traits(group.required))
+
+    def _subtrees(self, wants: Sequence[_Want], possible: Mask) -> None:
+        """Of each ``same_subtree`` one group must have a provider below which all the others have one."""
+        for suffixes in self._query.same_subtree:
+            of_set = [want for want in wants if want.suffix in suffixes]
+            below = [self._below(want.may) for want in of_set]
+            everything: Mask = np.logical_and.reduce(below)
+            top: Mask = np.logical_or.reduce([want.may for want in of_set])
+            possible &= self._any(top & everything)
+
+    def _below(self, may: Mask) -> Mask:
+        """Providers that are among these, or above one of them."""
+        found, parent = may.copy(), self._columns.parent
+        at = np.flatnonzero(may)
+        while len(at):
+            above = parent[at]
+            new = np.unique(above[~found[above]])
+            found[new] = True
+            at = new
+        return found
+
+    def _together(self, wants: Sequence[_Want], possible: Mask, sure: Mask) -> None:
+        """Whether the wants can get in each other's way: never, only where there are few providers, or as a search shows."""
+        groups = [want for want in wants if want.suffix]
+        classes = {name for want in groups for name in want.resources}
+        rivals = [*groups, *(want for want in wants if not want.suffix and want.resources.keys() & classes)]
+        if len(rivals) < 2:
+            return
+        if all(self._independent(*pair) for pair in itertools.combinations(rivals, 2)):
+            if len(self._query.same_subtree) > 1:
+                sure[:] = False
+            return
+        spread_traits = any(each.required for each in self._query.groups if not each.suffix)
+        if self._query.same_subtree or (spread_traits and len(rivals) > len(groups)):
+            sure[:] = False
+        alike = all(want.answer is rivals[0].answer for want in rivals)
+        if alike and not self._query.isolate and len(rivals[0].resources) == 1:
+            self._alike(rivals, possible, sure)
+            return
+        # With as many providers for each want as there are wants with fewer, each finds one of its own (Hall's theorem).
+        if alike:
+            enough: Any = rivals[0].counts >= len(rivals)
+        else:
+            counts = np.sort(np.stack([want.counts for want in rivals]), axis=0)
+            enough = (counts >= np.arange(1, len(rivals) + 1)[:, None]).all(axis=0)
+        sure &= enough
+        if self._query.isolate and alike and len(rivals) == len(groups):
+            possible &= enough
+
+    def _independent(self, one: _Want, other: _Want) -> bool:
+        apart = one.resources.keys().isdisjoint(other.resources) and not (
+            self._query.isolate and one.suffix and other.suffix
+        )
+        if one.answer is other.answer:
+            return apart
+        return apart or not bool((one.may & other.may).any())
+
+    def _alike(self, wants: Sequence[_Want], possible: Mask, sure: Mask) -> None:
+        """Equal wants of one class, several of which one provider may give."""
+        ((name, amount),) = wants[0].resources.items()
+        table, whole = self._columns.inventories[name], len(wants)
+        fitting = np.minimum((table.capacity - self._use(name)) // amount, whole)
+        sums: npt.NDArray[Any] = np.zeros(self._size)
+        sums[table.rows] = np.add.reduceat(np.where(wants[0].answer.room, fitting, 0), table.starts)
+        possible &= sums >= whole
+        if any(self._columns.of_class(amount * times, name, self._rule) is not None for times in range(2, whole + 1)):
+            sure &= wants[0].counts >= whole
+
+    def _searched(self, possible: Mask, sure: Mask) -> Mask:
+        """The rows for which a search finds an assignment, and those that are sure."""
+        rows = np.flatnonzero(possible & ~sure)
+        passed = sure
+        answers: dict[tuple[object, ...], bool] = {}
+        names = sorted({name for group in self._query.groups for name in group.resources})
+        for row in rows.tolist():
+            providers = self._columns.of_row(row)
+            key = tuple([self._key(each, names) for each in providers])
+            if self._query.same_subtree:
+                start = int(self._columns.starts[row])
+                key = (*key, *(self._columns.parent[start : start + len(providers)] - start).tolist())
+            answer = answers.get(key)
+            if answer is None:
+                found = assignments(self._query, providers, self._used_of, self._rule)
+                answer = answers[key] = next(found, None) is not None
+            passed[row] = answer
+        return passed
+
+    def _key(self, provider: ProviderState, names: Sequence[str]) -> object:
+        items = [
+            (item, self._used_of(provider, item.resource_class))
+            for item in provider.inventories
+            if item.resource_class in names
+        ]
+        return (provider.traits, *items)
+
+    def _used_of(self, provider: ProviderState, name: str) -> float:
+        return provider.used.get(name, 0) + self._sums.get((provider.uuid, name), 0)
+
+
+def _parts(group: RequestGroup) -> list[Mapping[str, int]]:
+    return [group.resources] if group.suffix else [{name: amount} for name, amount in group.resources.items()]

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nodes with several providers: the scheduler finds places where the store finds candidates, and the same ones."""
+
+from __future__ import annotations
+
+import unittest
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moorage.allocation.interface import (
+    SHARES,
+    CandidateQuery,
+    ClaimRequest,
+    InventoryItem,
+    RequestGroup,
+    ResourceProvider,
+)
+from moorage.instances.providers import read_providers
+from moorage.scheduling.assignment import assignments
+from moorage.scheduling.interface import NodeState
+from moorage.scheduling.provider_columns import ProviderColumns
+from moorage.testing.allocation import new_uuid
+from tests.conformance.allocation.stores import memory_store
+
+CLASSES = ("VCPU", "MEMORY_MB", "PGPU")
+TRAITS = ("HW_CPU_X86_AVX2", "HW_CPU_X86_SSE", "HW_CPU_X86_MMX")
+_traits = st.frozensets(st.sampled_from(TRAITS), max_size=2)
+_items = st.dictionaries(
+    st.sampled_from(CLASSES),
+    st.builds(
+        InventoryItem,
+        st.just(""),
+        st.integers(1, 4),
+        reserved=st.sampled_from((0, 0, 1)),
+        min_unit=st.sampled_from((1, 1, 1, 2)),
+        max_unit=st.sampled_from((100, 100, 2)),
+        step_size=st.sampled_from((1, 1, 2)),
+    ),
+    max_size=2,
+)
+#: Place of the parent among the providers before (modulo their number), inventories, traits, and whether they are in use.
+_provider = st.tuples(st.integers(0, 3), _items, _traits, st.booleans())
+_tree = st.lists(_provider, min_size=1, max_size=5)
+_amounts = st.dictionaries(st.sampled_from(CLASSES), st.integers(1, 3), max_size=2)
+
+
+@st.composite
+def queries(draw: Any) -> CandidateQuery:
+    """A query by the rules of the request language."""
+    groups: list[RequestGroup] = []
+    traits = st.lists(st.frozensets(st.sampled_from(TRAITS), min_size=1, max_size=2), max_size=2)
+    count = draw(st.integers(0, 4))
+    twins = draw(st.booleans())
+    for number in range(count):
+        resources = draw(_amounts)
+        required, forbidden = draw(traits), draw(st.frozensets(st.sampled_from(TRAITS), max_size=1))
+        if twins and groups:
+            resources, required, forbidden = groups[-1].resources, groups[-1].required, groups[-1].forbidden
+        required = [names for names in required if not names <= forbidden]
+        groups.append(RequestGroup(f"_{number}", resources, tuple(required), forbidden))
+    spread = draw(_amounts)
+    if spread:
+        forbidden = draw(st.frozensets(st.sampled_from(TRAITS), max_size=1))
+        required = [names for names in draw(traits) if not names <= forbidden]
+        groups.insert(0, RequestGroup("", spread, tuple(required), forbidden))
+    named = [group.suffix for group in groups if group.suffix]
+    subtrees = []
+    empty = {group.suffix for group in groups if group.suffix and not group.resources}
+    if named and (empty or draw(st.booleans())):
+        subtrees.append(empty | draw(st.frozensets(st.sampled_from(named), min_size=1)))
+    if not any(group.resources for group in groups):
+        groups.append(RequestGroup("_last", {"VCPU": 1}))
+    return CandidateQuery(tuple(groups), isolate=draw(st.booleans()), same_subtree=tuple(map(frozenset, subtrees)))
+
+
+class Fleet:
+    """Trees in a memory store, and the columns that a scheduler has of them."""
+
+    def __init__(self, trees: list[Any], pool: Any, *, rule: str = "seed") -> None:
+        self.store, self.rule = memory_store(step_size_rule=rule), rule
+        self.roots: list[str] = []
+        aggregate = new_uuid()
+        for tree in trees:
+            uuids: list[str] = []
+            for parent, *more in tree:
+                uuids.append(self.create(uuids[parent % len(uuids)] if uuids else None, *more))
+            self.roots.append(uuids[0])
+            if pool is not None:
+                self.store.set_aggregates(uuids[pool[0] % len(uuids)], {aggregate})
+        if pool is not None:
+            shared = self.create(None, *pool[1:])
+            self.store.set_traits(shared, {SHARES, *pool[2]})
+            self.store.set_aggregates(shared, {aggregate})
+
+    def create(self, parent: str | None, items: Any, traits: Any, used: bool) -> str:
+        uuid = new_uuid()
+        named = tuple(
+            InventoryItem(name, item.total, item.reserved, item.min_unit, item.max_unit, item.step_size)
+            for name, item in items.items()
+        )
+        self.store.create_provider(ResourceProvider(uuid, uuid, parent=parent))
+        self.store.set_inventories(uuid, named)
+        self.store.set_traits(uuid, traits)
+        for item in named if used else ():
+            amount = -(-item.min_unit // item.step_size) * item.step_size
+            if amount <= min(item.capacity, item.max_unit):
+                self.store.claim(ClaimRequest(new_uuid(), {uuid: {item.resource_class: amount}}))
+        return uuid
+
+    def nodes(self) -> list[NodeState]:
+        providers = read_providers(self.store, self.store.usages(providers=self.roots))
+        return [
+            NodeState(uuid, uuid, uuid, {}, {}, traits=providers[uuid][0].traits, providers=providers[uuid])
+            for uuid in sorted(self.roots)
+        ]
+
+    def candidates(self, query: CandidateQuery, nodes: list[NodeState]) -> dict[str, set[Any]]:
+        """Root -> what may be taken of which providers, for roots that have candidates.
+
+        The store names a candidate that takes of pools alone for its first anchor only.
+        """
+        found: dict[str, set[Any]] = {}
+        for each in self.store.candidates(query).candidates:
+            for node in nodes:
+                shared = {provider.uuid for provider in node.providers if provider.shared}
+                taken = {*each.allocations, *(uuid for uuids in each.mappings.values() for uuid in uuids)}
+                if each.anchor == node.uuid or taken <= shared:
+                    found.setdefault(node.uuid, set()).add(_frozen(each.allocations))
+        return found
+
+
+def _frozen(holds: Any) -> Any:
+    return frozenset((uuid, name, units) for uuid, taken in holds.items() for name, units in taken.items())
+
+
+class TestLaws(unittest.TestCase):
+    @settings(max_examples=60, deadline=None)
+    @given(
+        st.lists(_tree, min_size=1, max_size=4),
+        st.none() | _provider,
+        st.lists(queries(), min_size=1, max_size=4),
+        st.sampled_from(("seed", "modulo")),
+    )
+    def test_places_are_found_where_the_store_finds_candidates(
+        self, trees: Any, pool: Any, asked: list[CandidateQuery], rule: str
+    ) -> None:
+        fleet = Fleet(trees, pool, rule=rule)
+        nodes = fleet.nodes()
+        columns = ProviderColumns.of(nodes)
+        for query in asked:
+            expected = fleet.candidates(query, nodes)
+            fits = columns.fits(query, {}, rule)
+            self.assertEqual([node.uuid in expected for node in nodes], fits.tolist(), query)
+            for node in nodes:
+                found = assignments(query, node.providers, lambda each, name: each.used.get(name, 0), rule)
+                self.assertEqual(expected.get(node.uuid, set()), {_frozen(holds) for holds in found})
+
+
+if __name__ == "__main__":
+    unittest.main()

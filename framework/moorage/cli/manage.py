@@ -17,8 +17,10 @@ from moorage.clock import SystemClock
 from moorage.db import Database, migrations
 from moorage.fleet.nodes import NodeStore
 from moorage.http import authentication
-from moorage.instances.interface import INSTANCE_STORES
+from moorage.instances.flavor_adoption import FlavorAdoption
+from moorage.instances.interface import INSTANCE_STORES, InstanceStore
 from moorage.instances.reassign import Reassignment
+from moorage.scheduling.flavors import FlavorStore
 from moorage.services.registry import ServiceRegistry
 
 __all__ = ["main", "make_parser"]
@@ -48,6 +50,12 @@ def make_parser() -> argparse.ArgumentParser:
     setting.add_argument("--password-file", type=argparse.FileType(), help="its first line is the password; - is stdin")
     actions.add_parser("remove", help="take a user out").add_argument("user")
     nodes = areas.add_parser("node", help="machines").add_subparsers(dest="action", required=True)
+    sizes = areas.add_parser("flavor", help="the catalogue of flavors").add_subparsers(dest="action", required=True)
+    sizes.add_parser(
+        "adopt",
+        help="record with each instance the version of its flavor; a size that the catalogue does not have becomes an implicit "
+        "version. May be repeated, while the control plane runs",
+    )
     reassign = nodes.add_parser("reassign", help="give all nodes of a shard, with their instances, to another host")
     reassign.add_argument("shard")
     reassign.add_argument("host", help="the agent that shall have them")
@@ -62,6 +70,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         conf = load(arguments)
         if arguments.area == "user":
             return _USER_ACTIONS[arguments.action](authentication.users_file(conf), arguments)
+        if arguments.area == "flavor":
+            return _adopt(conf, Database.from_config(conf, service="moorage-manage"))
         if arguments.area == "node":
             return _reassign(conf, Database.from_config(conf, service="moorage-manage"), arguments)
         return _ACTIONS[arguments.action](Database.from_config(conf))
@@ -122,11 +132,23 @@ def _remove_user(path: Path, arguments: argparse.Namespace) -> int:
 _USER_ACTIONS = {"set": _set_user, "remove": _remove_user}
 
 
-def _reassign(conf: Any, database: Database, arguments: argparse.Namespace) -> int:
-    clock = SystemClock()
+def _instances(conf: Any, database: Database) -> InstanceStore:
     loaded = INSTANCE_STORES.load(conf.control_plane.instance_store)
-    instances = loaded.build(conf=conf, database=database, clock=clock)
-    work = Reassignment(database, ServiceRegistry(database, clock), NodeStore(database), instances)
+    return loaded.build(conf=conf, database=database, clock=SystemClock())
+
+
+def _adopt(conf: Any, database: Database) -> int:
+    report = FlavorAdoption(database, _instances(conf, database), FlavorStore(database)).run()
+    print(f"{report.seen} instances were read, and {report.written} got the version of their flavor.")
+    print(f"{report.versions} implicit versions are new.")
+    if report.changed:
+        print(f"Left: {report.changed} instances changed meanwhile. Run it again.", file=sys.stderr)
+    return 1 if report.changed else 0
+
+
+def _reassign(conf: Any, database: Database, arguments: argparse.Namespace) -> int:
+    registry = ServiceRegistry(database, SystemClock())
+    work = Reassignment(database, registry, NodeStore(database), _instances(conf, database))
     preview = work.preview(arguments.shard, arguments.host)
     for host, count in sorted(preview.sources.items()):
         print(f"{count} nodes of {host or 'no host'} would go to {preview.host}.")

@@ -10,6 +10,7 @@ Implicit versions record the sizes of instances that brought their resources alo
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -23,6 +24,7 @@ from moorage.scheduling.tables import flavors
 __all__ = ["FlavorStore", "FlavorVersion"]
 
 T = TypeVar("T")
+_Contents = tuple[Mapping[str, int], Mapping[str, str]]
 _COLUMNS = tuple(flavors.c[name] for name in (
     "uuid", "flavorid", "version", "resources", "extra_specs", "implicit", "deprecated", "successor", "generation",
     "created_at", "updated_at",
@@ -157,6 +159,29 @@ class FlavorStore:
 
         return self._until_done(flavorid, work)
 
+    def adopt(self, flavorid: str, contents: Sequence[_Contents]) -> tuple[Sequence[int], int]:
+        """Returns a version for each of several resources and extra specs, and how many implicit versions were added for them.
+
+        :param contents: resources and extra specs, each once. Of several versions that have them, a requestable one is taken
+            before an implicit one, and a newer one before an older one.
+        """
+
+        def work(tx: sa.Connection) -> tuple[Sequence[int], int]:
+            # In this order; see the module.
+            last = first = tx.execute(_LAST, {"of_flavor": flavorid}).scalar_one()
+            versions = sorted(_versions(tx, flavorid), key=lambda each: (not each.implicit, each.version))
+            known = {_text(each.resources, each.extra_specs): each.version for each in versions}
+            found = []
+            for resources, extra_specs in contents:
+                version = known.get(_text(resources, extra_specs))
+                if version is None:
+                    last = version = last + 1
+                    _insert(tx, flavorid, version, resources, extra_specs, implicit=True)
+                found.append(version)
+            return found, last - first
+
+        return self._until_done(flavorid, work)
+
     def newest(self, flavorid: str) -> FlavorVersion | None:
         """The newest version that is not implicit, deprecated or not; None when the catalogue has no such flavor."""
         with self._database.read() as tx:
@@ -201,6 +226,10 @@ class FlavorStore:
             except (Duplicate, _LostRaceError):
                 continue
         raise errors.Conflict(f"Flavor {flavorid} is being changed all the time; try again.", flavorid=flavorid)
+
+
+def _text(resources: Mapping[str, int], extra_specs: Mapping[str, str]) -> str:
+    return json.dumps([dict(resources), dict(extra_specs)], sort_keys=True)
 
 
 def _newest(tx: sa.Connection, flavorid: str) -> FlavorVersion | None:

@@ -10,6 +10,7 @@ from tests import servers
 from tests.unit.fleet.aggregate_tests import AggregateTests
 from tests.unit.fleet.state_tests import StateTests
 from tests.unit.fleet.store_fleet_tests import StoreFleetTests
+from tests.unit.instances.adoption_tests import AdoptionTests
 from tests.unit.scheduling.flavor_tests import FlavorTests
 from tests.unit.scheduling.group_tests import GroupTests
 
@@ -46,6 +47,14 @@ class TestFlavorsOnPostgresql(FlavorTests, ServerCase):
 
 
 class TestFlavorsOnMariadb(FlavorTests, ServerCase):
+    kind = "mariadb"
+
+
+class TestAdoptionOnPostgresql(AdoptionTests, ServerCase):
+    kind = "postgresql"
+
+
+class TestAdoptionOnMariadb(AdoptionTests, ServerCase):
     kind = "mariadb"
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import requests
 
-from moorage.cli import main
+from moorage.cli import main, manage
 from moorage.client import connect
 from moorage.control_plane.api_role import ApiRole
 from tests.commands import in_process
@@ -197,6 +197,25 @@ class FlavorPathTests(_Case):
         self.assertEqual([(1, True), (2, True)], [(each["version"], each["deprecated"]) for each in changed])
         (changed,) = run("flavor", "deprecate", "tiny", "--version", "2", "--undo")
         self.assertFalse(changed["deprecated"])
+
+    def test_the_command_adopts_sizes_that_requests_brought_along(self) -> None:
+        own = {"flavorid": "own", "resources": SECOND}
+        found = self.create(**own)
+        kept = self.create()
+        command = ["--config-file", "/dev/null", "--set", f"database.connection={self.plane.conf.database.connection}"]
+        status, said, err = in_process(manage.main, [*command, "flavor", "adopt"])
+        self.assertEqual((0, ""), (status, err))
+        self.assertEqual(
+            "2 instances were read, and 1 got the version of their flavor.\n1 implicit versions are new.\n", said
+        )
+        self.check(self.ask("GET", f"/instances/{found['uuid']}"), 1, SECOND, "own")
+        self.check(self.ask("GET", f"/instances/{kept['uuid']}"), 1, FIRST)
+        self.check(self.act(found["uuid"], {"live_migrate": {}}), 1, SECOND, "own")
+        # An implicit version is no version of the catalogue.
+        self.refused({"flavorid": "own"}, "There is no flavor own in the catalogue")
+        self.check(self.create(flavorid="own", resources={"VCPU": 3}), 0, {"VCPU": 3}, "own")
+        (shown,) = (each for each in self.api.flavors(implicit=True) if each["flavorid"] == "own")
+        self.assertEqual((1, True), (shown["version"], shown["implicit"]))
 
 
 class FreeFormPolicyTests(_Case):

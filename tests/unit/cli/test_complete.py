@@ -57,7 +57,9 @@ class CompletionTests(unittest.TestCase):
         self.assertEqual(set(), self.completed("moorage", "node", "list", "--strategy"))
 
     def test_the_other_programs_are_completed_too(self) -> None:
-        self.assertEqual({"db", "user", "node"}, {w for w in self.completed("moorage-manage", "") if w[0] != "-"})
+        self.assertEqual(
+            {"db", "user", "node", "flavor"}, {w for w in self.completed("moorage-manage", "") if w[0] != "-"}
+        )
         self.assertEqual({"reassign"}, self.completed("/usr/bin/moorage-manage", "node", "re"))
         self.assertEqual({"--preview"}, self.completed("moorage-manage", "node", "reassign", "rack-a", "new-1", "--p"))
         self.assertEqual({"check", "--help"}, self.completed("moorage-status", "upgrade", ""))

@@ -110,10 +110,10 @@ class CandidateTests(StoreKit):
         query = CandidateQuery((RequestGroup(resources={"VCPU": 2, "DISK_GB": 1}),))
         summaries = cast(_Store, self.store).candidates(query).summaries
         self.assertEqual({host, cell, pool}, set(summaries))
-        self.assertEqual({"VCPU": 3}, summaries[cell].used)
+        self.assertEqual(({"VCPU": 8}, {"VCPU": 3}), (summaries[cell].capacity, summaries[cell].used))
         self.assertEqual((FAST,), summaries[cell].traits)
-        self.assertEqual((host, host), (summaries[cell].provider.parent, summaries[cell].provider.root))
-        self.assertEqual(("MEMORY_MB",), tuple(each.resource_class for each in summaries[host].provider.inventories))
+        self.assertEqual((host, host), (summaries[cell].parent, summaries[cell].root))
+        self.assertEqual(({"MEMORY_MB": 64}, {"MEMORY_MB": 0}), (summaries[host].capacity, summaries[host].used))
 
     # -- units, names, limits -------------------------------------------------------------------------------------
 

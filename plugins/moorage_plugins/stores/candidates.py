@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from moorage import errors
 from moorage.allocation.interface import (
@@ -32,31 +32,29 @@ STEPS = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class ProviderNode:
-    """A provider with all that decides whether something fits there. ``summary.provider`` has its inventories."""
+    """A provider with all that decides whether something fits there.
 
-    summary: ProviderSummary
+    :param items: resource class -> inventory, and what is used of it.
+    """
+
+    uuid: str
+    parent: str | None
+    root: str
+    items: Mapping[str, tuple[InventoryItem, int]]
+    traits: frozenset[str] = frozenset()
     aggregates: frozenset[str] = frozenset()
-    traits: frozenset[str] = field(init=False)
-    items: Mapping[str, InventoryItem] = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "traits", frozenset(self.summary.traits))
-        items = {each.resource_class: each for each in self.summary.provider.inventories}
-        object.__setattr__(self, "items", items)
 
     @property
-    def uuid(self) -> str:
-        """The provider's uuid."""
-        return self.summary.provider.uuid
-
-    @property
-    def root(self) -> str:
-        """The uuid of its tree's root."""
-        return self.summary.provider.root
+    def summary(self) -> ProviderSummary:
+        """What an answer shows of it."""
+        capacity = {name: int(item.capacity) for name, (item, _) in self.items.items()}
+        used = {name: amount for name, (_, amount) in self.items.items()}
+        return ProviderSummary(self.parent, self.root, capacity, used, tuple(sorted(self.traits)))
 
     def has_room(self, name: str, amount: int, rule: str) -> bool:
         """The amount of the class could be claimed of it now."""
-        return refusal(self.uuid, name, amount, self.items.get(name), self.summary.used.get(name, 0), rule) is None
+        item, used = self.items.get(name, (None, 0))
+        return refusal(self.uuid, name, amount, item, used, rule) is None
 
     def within(self, member_of: Sequence[frozenset[str]]) -> bool:
         """It is in one aggregate of each set."""
@@ -93,7 +91,7 @@ class ProviderForest:
         at: str | None = uuid
         while at is not None:
             yield at
-            at = self.places[at].summary.provider.parent
+            at = self.places[at].parent
 
 
 @dataclass(frozen=True, slots=True)

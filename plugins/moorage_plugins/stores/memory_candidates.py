@@ -7,10 +7,10 @@ import itertools
 
 from typing_extensions import override
 
-from moorage.allocation.interface import CandidateQuery, CandidateSet, CandidateSource, ProviderSummary
+from moorage.allocation.interface import CandidateQuery, CandidateSet, CandidateSource
 from moorage_plugins.stores.candidates import ProviderForest, ProviderNode, find
 from moorage_plugins.stores.checks import candidate_limit
-from moorage_plugins.stores.memory_part import MemoryPart
+from moorage_plugins.stores.memory_part import MemoryPart, MemoryProvider
 
 __all__ = ["MemoryCandidates"]
 
@@ -25,12 +25,12 @@ class MemoryCandidates(MemoryPart, CandidateSource):
             self._check_classes(name for group in query.groups for name in group.resources)
             named = (each for group in query.groups for each in (group.forbidden, *group.required))
             self._check_traits(query.root_required.union(query.root_forbidden, *named))
-            fleet = ProviderForest(
-                ProviderNode(
-                    ProviderSummary(self._shown(row), dict(row.used), tuple(sorted(row.traits))), row.aggregates
-                )
-                for row in sorted(self._providers.values(), key=lambda row: row.number)
-            )
+            fleet = ProviderForest(map(self._place, sorted(self._providers.values(), key=lambda row: row.number)))
         roots = [each.uuid for each in fleet.places.values() if each.root == each.uuid]
         found = tuple(itertools.islice(find(query, fleet, roots, self._step_rule), limit))
         return CandidateSet(found, fleet.summaries(found))
+
+    def _place(self, row: MemoryProvider) -> ProviderNode:
+        provider = self._shown(row)
+        items = {each.resource_class: (each, row.used[each.resource_class]) for each in provider.inventories}
+        return ProviderNode(row.uuid, row.parent, provider.root, items, row.traits, row.aggregates)

@@ -5,12 +5,18 @@ One statement looks at some roots, in the order of their creation, and says of e
 every candidate needs; that it does decides :mod:`moorage_plugins.stores.candidates`. Pages begin small and grow, so that who wants
 ten of ten thousand pays for about ten. The roots of a page are fixed first, in a subquery with a limit: databases take the many
 conditions for so rare that they would rather join the whole fleet for every page.
+
+Most trees of most fleets are one provider that takes from no sharing provider. For a query with one group, the conditions of the
+statement decide about such a tree. Its candidate and its summary are made of the rows, and the general rules are not asked.
 """
 
 from __future__ import annotations
 
+import collections
+import functools
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -21,35 +27,73 @@ from moorage.allocation.interface import (
     CandidateQuery,
     CandidateSet,
     CandidateSource,
+    InventoryItem,
     ProviderSummary,
     RequestGroup,
 )
-from moorage_plugins.stores import sql_filters, statements
+from moorage_plugins.stores import sql_filters
 from moorage_plugins.stores.candidates import SHARING, ProviderForest, ProviderNode, Search, find
 from moorage_plugins.stores.checks import candidate_limit
+from moorage_plugins.stores.classes import FIRST_CUSTOM
 from moorage_plugins.stores.sql_names import check_traits
-from moorage_plugins.stores.sql_part import SqlPart, shown
-from moorage_plugins.stores.tables import provider_aggregates, provider_traits, resource_providers
+from moorage_plugins.stores.sql_part import SqlPart
+from moorage_plugins.stores.tables import inventories, provider_aggregates, provider_traits, resource_providers
 
 __all__ = ["SqlCandidates"]
 
-_SMALLEST_PAGE, _LARGEST_PAGE = 16, 512
+_SMALLEST_PAGE, _LARGEST_PAGE = 16, 4096
+#: Rows are read by a range of ids when at least this share of the ids in it is wanted, otherwise by a list of ids: databases read a
+#: range several times as fast.
+_DENSE = 0.25
+
+#: Inventories that are in memory at once as rows.
+_ROWS = 1000
+
+#: (id, uuid, parent, root) of a provider.
+_Row = tuple[int, str, str | None, str]
+#: Traits and aggregates of a provider -> whether its inventories need not be looked at.
+_IsDecided = Callable[[Iterable[str], Iterable[str]], bool]
 
 _ANY_ROOT = resource_providers.alias("any_root")
 _MEMBER = resource_providers.alias("member")
-_OF_TREES = (
-    sa.select(*statements.provider_columns)
-    .where(resource_providers.c.root_uuid.in_(sa.bindparam("roots", expanding=True)))
-    .order_by(resource_providers.c.id)
+_MEMBERS = sa.select(_MEMBER.c.id, _MEMBER.c.uuid, _MEMBER.c.parent_uuid, _MEMBER.c.root_uuid).order_by(_MEMBER.c.id)
+_OF_TREES = _MEMBERS.where(_MEMBER.c.root_uuid.in_(sa.bindparam("roots", expanding=True)))
+#: Providers below the roots of a range of ids.
+_BELOW = _MEMBERS.where(
+    _MEMBER.c.parent_uuid.is_not(None),
+    _MEMBER.c.root_uuid.in_(
+        sa.select(_ANY_ROOT.c.uuid).where(
+            _ANY_ROOT.c.parent_uuid.is_(None), _ANY_ROOT.c.id.between(sa.bindparam("first"), sa.bindparam("last"))
+        )
+    ),
 )
-_TRAITS_OF = (
-    sa.select(provider_traits.c.resource_provider_id, provider_traits.c.trait)
-    .where(provider_traits.c.resource_provider_id.in_(sa.bindparam("numbers", expanding=True)))
-    .order_by(provider_traits.c.resource_provider_id, provider_traits.c.trait)
-)
-_AGGREGATES_OF = sa.select(provider_aggregates.c.resource_provider_id, provider_aggregates.c.aggregate_uuid).where(
-    provider_aggregates.c.resource_provider_id.in_(sa.bindparam("numbers", expanding=True))
-)
+
+
+def _readings(chosen: Callable[[sa.ColumnElement[int]], sa.ColumnElement[bool]]) -> tuple[sa.Select[Any], ...]:
+    """Statements that read inventories, traits and aggregates of the providers with chosen ids."""
+    item, trait, member = inventories.c, provider_traits.c, provider_aggregates.c
+    of_item = (item.resource_provider_id, item.resource_class_id)
+    of_trait = (trait.resource_provider_id, trait.trait)
+    return (
+        sa.select(
+            *of_item,
+            item.total,
+            item.reserved,
+            item.min_unit,
+            item.max_unit,
+            item.step_size,
+            item.allocation_ratio,
+            item.used,
+        )
+        .where(chosen(item.resource_provider_id))
+        .order_by(*of_item),
+        sa.select(*of_trait).where(chosen(trait.resource_provider_id)).order_by(*of_trait),
+        sa.select(member.resource_provider_id, member.aggregate_uuid).where(chosen(member.resource_provider_id)),
+    )
+
+
+_OF_RANGE = _readings(lambda number: number.between(sa.bindparam("first"), sa.bindparam("last")))
+_OF_NUMBERS = _readings(lambda number: number.in_(sa.bindparam("numbers", expanding=True)))
 #: The trees of those that share with others.
 _SHARING_ROOTS = (
     sa.select(resource_providers.c.root_uuid)
@@ -86,6 +130,10 @@ class _Anchors:
         fits = sa.and_(sa.true(), *self.conditions).label("fits")
         return sa.select(root.c.id, root.c.uuid, fits).order_by(root.c.id)
 
+    def in_root(self, condition: Callable[[sa.FromClause], sa.ColumnElement[bool]]) -> sa.ColumnElement[bool]:
+        """The root fulfils it."""
+        return condition(self._root)
+
     def in_tree(self, condition: sa.ColumnElement[bool]) -> sa.ColumnElement[bool]:
         """A provider of the root's tree fulfils it.
 
@@ -112,29 +160,25 @@ class SqlCandidates(SqlPart, CandidateSource):
         numbers = self._classes.numbers(tx, {name for group in query.groups for name in group.resources})
         named = (each for group in query.groups for each in (group.forbidden, *group.required))
         check_traits(tx, query.root_required.union(query.root_forbidden, *named))
-        sharing = self._places(tx, tx.execute(_SHARING_ROOTS).scalars().all())
+        names = self._classes.names(tx, {FIRST_CUSTOM})
+        roots = tx.execute(_SHARING_ROOTS).scalars().all()
+        sharing = _Trees(tx, self._few(tx, roots), names, _no_single).nodes() if roots else []
         page = self._anchors(tx, query, numbers, sharing)
-        found: list[Candidate] = []
-        summaries: dict[str, ProviderSummary] = {}
-        search = Search()
+        finder = _Finder(query, sharing, self._step_rule, limit)
         for anchors in self._anchor_pages(tx, page, query.limit):
-            known = {each.uuid for each in sharing}
-            fleet = ProviderForest([*sharing, *(each for each in self._places(tx, anchors) if each.uuid not in known)])
-            left = limit - len(found)
-            more = list(itertools.islice(find(query, fleet, anchors, self._step_rule, search), left))
-            found += more
-            summaries |= fleet.summaries(more)
-            if len(found) >= limit:
+            rows = self._many(tx, anchors) if _dense(anchors) else self._few(tx, [row[1] for row in anchors])
+            finder.look(_Trees(tx, rows, names, finder.is_decided), [row[1] for row in anchors])
+            if len(finder.found) >= limit:
                 break
-        return CandidateSet(tuple(found), summaries)
+        return CandidateSet(tuple(finder.found), finder.summaries)
 
-    def _anchor_pages(self, tx: sa.Connection, anchors: _Anchors, limit: int | None) -> Iterator[list[str]]:
-        """Uuids of roots that may anchor a candidate, in the order of their creation."""
+    def _anchor_pages(self, tx: sa.Connection, anchors: _Anchors, limit: int | None) -> Iterator[Sequence[_Row]]:
+        """Roots that may anchor a candidate, in the order of their creation."""
         size = _LARGEST_PAGE if limit is None else min(max(limit, _SMALLEST_PAGE), _LARGEST_PAGE)
         after = 0
         while True:
             rows = tx.execute(anchors.page, {"of_after": after, "of_size": size}).all()
-            found = [row.uuid for row in rows if row.fits]
+            found = [(number, uuid, None, uuid) for number, uuid, fits in rows if fits]
             if found:
                 yield found
             if len(rows) < size:
@@ -173,29 +217,143 @@ class SqlCandidates(SqlPart, CandidateSource):
             givers = [
                 each for each in sharing if SHARING in each.traits and each.has_room(name, amount, self._step_rule)
             ]
-            fits = sql_filters.fits(numbers[name], amount, self._step_rule, _MEMBER)
-            yield sa.or_(page.in_tree(fits), page.shared_with(givers))
+            yield sa.or_(
+                # Most trees have it in their root, which is found by its id.
+                page.in_root(functools.partial(sql_filters.fits, numbers[name], amount, self._step_rule)),
+                page.in_tree(sql_filters.fits(numbers[name], amount, self._step_rule, _MEMBER)),
+                page.shared_with(givers),
+            )
         for traits in group.required:
             yield sa.or_(page.in_tree(sql_filters.has_trait(traits, _MEMBER)), shared_with)
         for aggregates in group.member_of:
             yield sa.or_(page.in_tree(sql_filters.has_aggregate(aggregates, _MEMBER)), shared_with)
 
-    def _places(self, tx: sa.Connection, roots: Sequence[str]) -> list[ProviderNode]:
+    def _few(self, tx: sa.Connection, roots: Sequence[str]) -> Sequence[Any]:
         """All providers of the trees."""
-        if not roots:
-            return []
-        rows = tx.execute(_OF_TREES, {"roots": list(roots)}).all()
-        numbers = {"numbers": [row.id for row in rows]}
-        inventories = self._inventory_rows(tx, numbers["numbers"])
-        traits = _grouped(tx.execute(_TRAITS_OF, numbers))
-        aggregates = _grouped(tx.execute(_AGGREGATES_OF, numbers))
-        found = []
-        for row in rows:
-            items = inventories.get(row.id, [])
-            used = {item.resource_class: amount for item, amount in items}
-            summary = ProviderSummary(shown(row, items), used, tuple(traits.get(row.id, ())))
-            found.append(ProviderNode(summary, frozenset(aggregates.get(row.id, ()))))
-        return found
+        return tx.execute(_OF_TREES, {"roots": roots}).all()
+
+    def _many(self, tx: sa.Connection, roots: Sequence[_Row]) -> Sequence[_Row]:
+        """All providers of the trees, of which the roots are known."""
+        below = tx.execute(_BELOW, {"first": roots[0][0], "last": roots[-1][0]}).all()
+        uuids = {row[1] for row in roots} if below else ()
+        return sorted([*roots, *(row for row in below if row.root_uuid in uuids)], key=operator.itemgetter(0))
+
+
+def _dense(rows: Sequence[_Row]) -> bool:
+    """The rows are a large part of the rows between the first and the last, by their ids."""
+    return len(rows) >= _DENSE * (rows[-1][0] - rows[0][0] + 1)
+
+
+class _Trees:
+    """Whole trees, read.
+
+    :param rows: their providers, in the order of the ids.
+    :param names: resource classes by number.
+    :param is_decided: whether the only provider of a tree, with these traits and aggregates, needs no look at its inventories.
+    """
+
+    def __init__(
+        self, tx: sa.Connection, rows: Sequence[_Row], names: Mapping[int, str], is_decided: _IsDecided
+    ) -> None:
+        values: dict[str, Any]
+        if _dense(rows):
+            readings, values = _OF_RANGE, {"first": rows[0][0], "last": rows[-1][0]}
+        else:
+            readings, values = _OF_NUMBERS, {"numbers": [row[0] for row in rows]}
+        of_items, of_traits, of_aggregates = readings
+        self._rows = rows
+        self._traits = _grouped(tx.execute(of_traits, values))
+        self._aggregates = _grouped(tx.execute(of_aggregates, values))
+        members = collections.Counter(row[3] for row in rows)
+        #: Root -> what an answer shows of the tree's only provider.
+        self.decided: dict[str, ProviderSummary] = {}
+        capacity: dict[int, dict[str, int]] = {}
+        amounts: dict[int, dict[str, int]] = {}
+        for number, _, parent, root in rows:
+            traits = self._traits.get(number, ())
+            if members[root] == 1 and is_decided(traits, self._aggregates.get(number, ())):
+                capacity[number], amounts[number] = {}, {}
+                self.decided[root] = ProviderSummary(parent, root, capacity[number], amounts[number], tuple(traits))
+        self._items: dict[int, dict[str, tuple[InventoryItem, int]]] = {}
+        for part in tx.execute(of_items, values).partitions(_ROWS):
+            for number, of_class, total, reserved, low, high, step, ratio, used in part:
+                name = names[of_class]
+                if number in capacity:
+                    capacity[number][name], amounts[number][name] = int((total - reserved) * ratio), used
+                else:
+                    item = InventoryItem(name, total, reserved, low, high, step, ratio)
+                    self._items.setdefault(number, {})[name] = item, used
+
+    def nodes(self) -> list[ProviderNode]:
+        """The providers of the trees that are not decided."""
+        return [
+            ProviderNode(
+                uuid,
+                parent,
+                root,
+                self._items.get(number, {}),
+                frozenset(self._traits.get(number, ())),
+                frozenset(self._aggregates.get(number, ())),
+            )
+            for number, uuid, parent, root in self._rows
+            if root not in self.decided
+        ]
+
+
+def _no_single(traits: Iterable[str], aggregates: Iterable[str]) -> bool:
+    return False
+
+
+class _Finder:
+    """Candidates that were found so far, page by page.
+
+    :param sharing: all providers of trees in which one shares.
+    """
+
+    def __init__(self, query: CandidateQuery, sharing: Sequence[ProviderNode], rule: str, limit: int) -> None:
+        self._query, self._sharing, self._rule, self._limit = query, sharing, rule, limit
+        self._sharing_uuids = frozenset(each.uuid for each in sharing)
+        self._group = _only_group(query)
+        # Of a provider in one of these aggregates, the rules have more to say.
+        shared = (each.aggregates for each in sharing if SHARING in each.traits)
+        self._foreign = frozenset().union(*shared, *(group.not_member_of for group in query.groups))
+        self._search = Search()
+        self.found: list[Candidate] = []
+        self.summaries: dict[str, ProviderSummary] = {}
+
+    def is_decided(self, traits: Iterable[str], aggregates: Iterable[str]) -> bool:
+        """The statement of the page has decided that the only provider of a tree, with these, is a candidate by itself."""
+        group = self._group
+        return group is not None and group.forbidden.isdisjoint(traits) and self._foreign.isdisjoint(aggregates)
+
+    def look(self, trees: _Trees, anchors: Sequence[str]) -> None:
+        """Add the candidates of these anchors, up to the limit."""
+        fleet = ProviderForest(
+            [*self._sharing, *(each for each in trees.nodes() if each.uuid not in self._sharing_uuids)]
+        )
+        group = self._group
+        for uuid in anchors:
+            left = self._limit - len(self.found)
+            if left <= 0:
+                return
+            if group is not None and uuid in trees.decided:
+                self.found.append(Candidate(uuid, {uuid: group.resources}, {group.suffix: (uuid,)}))
+                self.summaries[uuid] = trees.decided[uuid]
+            else:
+                more = list(itertools.islice(find(self._query, fleet, (uuid,), self._rule, self._search), left))
+                self.found += more
+                self.summaries |= fleet.summaries(more)
+
+
+def _only_group(query: CandidateQuery) -> RequestGroup | None:
+    """The group of a query about which the conditions of :meth:`SqlCandidates._anchors` decide in a tree of one provider.
+
+    None: there are several groups, whose amounts add up, or the group says more than those conditions.
+    """
+    if len(query.groups) != 1:
+        return None
+    group = query.groups[0]
+    return group if group.resources and not (group.suffix and group.in_tree) else None
 
 
 def _grouped(rows: Iterable[Any]) -> dict[int, list[str]]:

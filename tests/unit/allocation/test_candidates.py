@@ -17,7 +17,6 @@ from moorage.allocation.interface import (
     Candidate,
     CandidateQuery,
     InventoryItem,
-    ProviderSummary,
     RequestGroup,
     ResourceProvider,
 )
@@ -41,10 +40,8 @@ def place(
     used: int = 0,
     **totals: int,
 ) -> ProviderNode:
-    items = tuple(InventoryItem(name, total) for name, total in totals.items())
-    provider = ResourceProvider(uuid, uuid, inventories=items, parent=parent, root=root or uuid)
-    summary = ProviderSummary(provider, dict.fromkeys(totals, used), tuple(sorted(traits)))
-    return ProviderNode(summary, frozenset(aggregates))
+    items = {name: (InventoryItem(name, total), used) for name, total in totals.items()}
+    return ProviderNode(uuid, parent, root or uuid, items, frozenset(traits), frozenset(aggregates))
 
 
 def groups(*given: RequestGroup, **more: object) -> CandidateQuery:
@@ -155,9 +152,8 @@ class TestAnswer(unittest.TestCase):
         self.assertEqual(9, len(fleet.summaries(got)))
 
     def test_amounts_that_meet_on_one_provider_keep_its_step(self) -> None:
-        items = (InventoryItem("DISK_GB", 100, min_unit=2, step_size=2, max_unit=4),)
-        provider = ResourceProvider("host", "host", inventories=items, root="host")
-        host = ProviderNode(ProviderSummary(provider, {"DISK_GB": 0}, ()))
+        item = InventoryItem("DISK_GB", 100, min_unit=2, step_size=2, max_unit=4)
+        host = ProviderNode("host", None, "host", {"DISK_GB": (item, 0)})
         for first, second, expected in ((2, 2, 1), (2, 1, 0), (4, 2, 0)):
             query = groups(RequestGroup("1", {"DISK_GB": first}), RequestGroup("2", {"DISK_GB": second}))
             self.assertEqual(expected, len(found(query, host)), (first, second))

@@ -15,7 +15,6 @@ import abc
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from moorage.allocation.interface.claims import ResourceProvider
 from moorage.request_groups import CandidateQuery, RequestGroup
 
 __all__ = ["Candidate", "CandidateQuery", "CandidateSet", "CandidateSource", "ProviderSummary", "RequestGroup"]
@@ -36,11 +35,20 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class ProviderSummary:
-    """A provider that candidates name, or one of its tree, with inventories (all classes), use and sorted traits."""
+    """A provider that candidates name, or one of its tree.
 
-    provider: ResourceProvider
+    :param parent: uuid of the provider above it; None: it is the root.
+    :param root: uuid of the root of its tree.
+    :param capacity: resource class -> what may be used in all, in whole units; all classes that it has.
+    :param used: the same classes -> what is used of it.
+    :param traits: sorted by name.
+    """
+
+    parent: str | None
+    root: str
+    capacity: Mapping[str, int]
     used: Mapping[str, int]
-    traits: tuple[str, ...]
+    traits: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

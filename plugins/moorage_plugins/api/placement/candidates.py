@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import Any
+import functools
+import json
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from moorage import errors
 from moorage.allocation.interface import Candidate, CandidateQuery, CandidateSet, FullStore, ProviderSummary
@@ -22,6 +23,9 @@ _TRAITS: Version = (1, 17)
 _ALL_CLASSES: Version = (1, 27)
 _NESTED: Version = (1, 29)
 _MAPPINGS: Version = (1, 34)
+
+#: Writes a string, or None, as JSON.
+_Quote = Callable[[str | None], str]
 
 
 def routes(store: FullStore) -> Sequence[Route]:
@@ -58,51 +62,57 @@ class _Candidates:
             else:
                 text = subject(error)
             raise errors.InvalidInput(text, **error.details) from error
-        body = {
-            "allocation_requests": [_request(request.version, each) for each in found.candidates],
-            "provider_summaries": _summaries(request.version, query, found),
-        }
-        return cached(request, Response(200, body))
+        return cached(request, Response(200, _body(request.version, query, found)))
 
 
-def _request(version: Version, candidate: Candidate) -> dict[str, Any]:
+def _body(version: Version, query: CandidateQuery, found: CandidateSet) -> bytes:
+    """The answer as JSON. It is written provider by provider: as data it would be tens of objects for each."""
+    # A name or uuid stands in the answer up to four times, a class as often as there are providers.
+    quote = functools.cache(json.dumps)
+    requests = ",".join([_request(version, each, quote) for each in found.candidates])
+    summaries = ",".join(_summaries(version, query, found, quote))
+    return f'{{"allocation_requests":[{requests}],"provider_summaries":{{{summaries}}}}}'.encode()
+
+
+def _request(version: Version, candidate: Candidate, quote: _Quote) -> str:
+    taken = [
+        (quote(uuid), ",".join([f"{quote(name)}:{amount}" for name, amount in resources.items()]))
+        for uuid, resources in candidate.allocations.items()
+    ]
     if version < _BY_PROVIDER:
-        return {
-            "allocations": [
-                {"resource_provider": {"uuid": uuid}, "resources": resources}
-                for uuid, resources in candidate.allocations.items()
-            ]
-        }
-    shown: dict[str, Any] = {
-        "allocations": {uuid: {"resources": resources} for uuid, resources in candidate.allocations.items()}
-    }
-    if version >= _MAPPINGS:
-        shown["mappings"] = {suffix: list(uuids) for suffix, uuids in candidate.mappings.items()}
-    return shown
+        items = [f'{{"resource_provider":{{"uuid":{uuid}}},"resources":{{{resources}}}}}' for uuid, resources in taken]
+        return f'{{"allocations":[{",".join(items)}]}}'
+    allocations = ",".join([f'{uuid}:{{"resources":{{{resources}}}}}' for uuid, resources in taken])
+    if version < _MAPPINGS:
+        return f'{{"allocations":{{{allocations}}}}}'
+    mappings = ",".join(
+        [f"{quote(suffix)}:[{','.join(map(quote, uuids))}]" for suffix, uuids in candidate.mappings.items()]
+    )
+    return f'{{"allocations":{{{allocations}}},"mappings":{{{mappings}}}}}'
 
 
-def _summaries(version: Version, query: CandidateQuery, found: CandidateSet) -> dict[str, Any]:
+def _summaries(version: Version, query: CandidateQuery, found: CandidateSet, quote: _Quote) -> Iterator[str]:
     classes: Collection[str] | None = None
     if version < _ALL_CLASSES:
         classes = {name for group in query.groups for name in group.resources}
-    if version >= _NESTED:
-        return {uuid: _summary(version, each, classes) for uuid, each in found.summaries.items()}
-    # Without trees only what the candidates take of is shown.
-    taken = {uuid for each in found.candidates for uuid in each.allocations}
-    return {uuid: _summary(version, each, classes) for uuid, each in found.summaries.items() if uuid in taken}
+    shown: Collection[str] = found.summaries
+    if version < _NESTED:
+        # Without trees only what the candidates take of is shown.
+        shown = {uuid for each in found.candidates for uuid in each.allocations}
+    for uuid, summary in found.summaries.items():
+        if uuid in shown:
+            yield f"{quote(uuid)}:{{{_summary(version, summary, classes, quote)}}}"
 
 
-def _summary(version: Version, summary: ProviderSummary, classes: Collection[str] | None) -> dict[str, Any]:
-    provider = summary.provider
-    shown: dict[str, Any] = {
-        "resources": {
-            each.resource_class: {"capacity": int(each.capacity), "used": summary.used[each.resource_class]}
-            for each in provider.inventories
-            if classes is None or each.resource_class in classes
-        }
-    }
+def _summary(version: Version, summary: ProviderSummary, classes: Collection[str] | None, quote: _Quote) -> str:
+    resources = [
+        f'{quote(name)}:{{"capacity":{capacity},"used":{summary.used[name]}}}'
+        for name, capacity in summary.capacity.items()
+        if classes is None or name in classes
+    ]
+    shown = f'"resources":{{{",".join(resources)}}}'
     if version >= _TRAITS:
-        shown["traits"] = standard_first(summary.traits)
+        shown += f',"traits":[{",".join(map(quote, standard_first(summary.traits)))}]'
     if version >= _NESTED:
-        shown |= {"parent_provider_uuid": provider.parent, "root_provider_uuid": provider.root}
+        shown += f',"parent_provider_uuid":{quote(summary.parent)},"root_provider_uuid":{quote(summary.root)}'
     return shown

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import itertools
+import random
 import unittest
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import hypothesis
@@ -170,6 +172,70 @@ class TestAnswer(unittest.TestCase):
         wanted = RequestGroup(resources={"VCPU": 1, "MEMORY_MB": 1})
         self.assertEqual(1, len(taken(groups(wanted), *tree)))
         self.assertEqual([], taken(groups(wanted, nested=False), *tree))
+
+
+class TestStoresAgree(SqlCase, unittest.TestCase):
+    """The sql store reads by ranges or by lists of ids, and decides most trees in SQL; the memory store does neither."""
+
+    def test_both_stores_give_the_same_answer_for_the_same_fleet(self) -> None:
+        chance = random.Random(31)
+        sizes = collections.Counter[int]()
+        for share_of_gone, share_below in itertools.product((0.0, 0.9), (0.0, 0.3)):
+            self.empty()
+            stores: list[SqlStore | MemoryStore] = [sql_store(self.database), memory_store()]
+            aggregates = [new_uuid() for _ in range(3)]
+            self._fill(chance, stores, aggregates, share_of_gone, share_below)
+            for group in _some_groups(chance, aggregates):
+                for limit in (None, 3):
+                    first, second = (each.candidates(CandidateQuery((group,), limit=limit)) for each in stores)
+                    self.assertEqual(second, first, group)
+                    self.assertEqual(list(second.summaries), list(first.summaries), group)
+                    sizes[min(len(first.candidates), 4)] += 1
+        self.assertEqual({0, 3, 4}, {0, 3, 4} & sizes.keys())
+
+    def _fill(
+        self,
+        chance: random.Random,
+        stores: list[SqlStore | MemoryStore],
+        aggregates: list[str],
+        share_of_gone: float,
+        share_below: float,
+    ) -> None:
+        for store in stores:
+            store.create_resource_class("CUSTOM_CARD")
+        gone: list[str] = []
+        present: list[str] = []
+        for number in range(150):
+            parent = chance.choice(present) if present and chance.random() < share_below else None
+            items = [
+                InventoryItem(name, total, reserved=1, allocation_ratio=1.5, step_size=chance.choice((1, 2)))
+                for name, total in (("VCPU", 4), ("MEMORY_MB", 64), ("CUSTOM_CARD", 2))
+                if chance.random() < 0.7
+            ]
+            provider = ResourceProvider(new_uuid(), f"p-{number}", parent=parent, inventories=tuple(items))
+            traits = {name for name in ("HW_CPU_X86_AVX", "HW_CPU_X86_SSE") if chance.random() < 0.3}
+            traits |= {SHARING} if chance.random() < 0.03 else set()
+            members = {each for each in aggregates if chance.random() < 0.2}
+            for store in stores:
+                store.create_provider(provider)
+                store.set_traits(provider.uuid, traits)
+                store.set_aggregates(provider.uuid, members)
+            leaves = parent is None and chance.random() < share_of_gone
+            (gone if leaves else present).append(provider.uuid)
+        for uuid, store in itertools.product(gone, stores):
+            store.delete_provider(uuid)
+
+
+def _some_groups(chance: random.Random, aggregates: list[str]) -> Iterator[RequestGroup]:
+    for suffix, name, amount in itertools.product(("", "_1"), ("VCPU", "CUSTOM_CARD"), (1, 2, 5)):
+        yield RequestGroup(
+            suffix,
+            {name: amount, "MEMORY_MB": 8} if chance.random() < 0.5 else {name: amount},
+            required=(frozenset({"HW_CPU_X86_AVX"}),) if chance.random() < 0.3 else (),
+            forbidden=frozenset({"HW_CPU_X86_SSE"}) if chance.random() < 0.3 else frozenset(),
+            member_of=(frozenset(aggregates[:1]),) if chance.random() < 0.3 else (),
+            not_member_of=frozenset(aggregates[1:2]) if chance.random() < 0.3 else frozenset(),
+        )
 
 
 class TestBounds(SqlCase, unittest.TestCase):

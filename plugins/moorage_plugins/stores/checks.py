@@ -40,6 +40,7 @@ __all__ = [
     "check_providers",
     "check_request",
     "check_reshape",
+    "has_room",
     "refusal",
     "refusals",
     "steps_of_reshape",
@@ -95,6 +96,17 @@ def refusal(
             free=free,
         )
     return None
+
+
+def has_room(
+    amount: int, total: int, reserved: int, low: int, high: int, step: int, ratio: float, used: int, rule: str
+) -> bool:
+    """Whether :func:`refusal` has no reason, for the columns of an inventory, without making an object of them."""
+    return (
+        low <= amount <= high
+        and (amount % step == 0 or (amount == low and rule == SEED_RULE))
+        and used + amount <= (total - reserved) * ratio
+    )
 
 
 def refusals(

@@ -7,13 +7,13 @@ ten of ten thousand pays for about ten. The roots of a page are fixed first, in 
 conditions for so rare that they would rather join the whole fleet for every page.
 
 Most trees of most fleets are one provider that takes from no sharing provider. For a query with one group, the conditions of the
-statement decide about such a tree. Its candidate and its summary are made of the rows, and the general rules are not asked.
+statement and the room decide about such a tree. Its candidate and its summary are made of the rows; the general rules are not
+asked.
 """
 
 from __future__ import annotations
 
 import collections
-import functools
 import itertools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -33,7 +33,7 @@ from moorage.allocation.interface import (
 )
 from moorage_plugins.stores import sql_filters
 from moorage_plugins.stores.candidates import SHARING, ProviderForest, ProviderNode, Search, find
-from moorage_plugins.stores.checks import candidate_limit
+from moorage_plugins.stores.checks import candidate_limit, has_room
 from moorage_plugins.stores.classes import FIRST_CUSTOM
 from moorage_plugins.stores.sql_names import check_traits
 from moorage_plugins.stores.sql_part import SqlPart
@@ -51,8 +51,6 @@ _ROWS = 1000
 
 #: (id, uuid, parent, root) of a provider.
 _Row = tuple[int, str, str | None, str]
-#: Traits and aggregates of a provider -> whether its inventories need not be looked at.
-_IsDecided = Callable[[Iterable[str], Iterable[str]], bool]
 
 _ANY_ROOT = resource_providers.alias("any_root")
 _MEMBER = resource_providers.alias("member")
@@ -130,10 +128,6 @@ class _Anchors:
         fits = sa.and_(sa.true(), *self.conditions).label("fits")
         return sa.select(root.c.id, root.c.uuid, fits).order_by(root.c.id)
 
-    def in_root(self, condition: Callable[[sa.FromClause], sa.ColumnElement[bool]]) -> sa.ColumnElement[bool]:
-        """The root fulfils it."""
-        return condition(self._root)
-
     def in_tree(self, condition: sa.ColumnElement[bool]) -> sa.ColumnElement[bool]:
         """A provider of the root's tree fulfils it.
 
@@ -162,12 +156,14 @@ class SqlCandidates(SqlPart, CandidateSource):
         check_traits(tx, query.root_required.union(query.root_forbidden, *named))
         names = self._classes.names(tx, {FIRST_CUSTOM})
         roots = tx.execute(_SHARING_ROOTS).scalars().all()
-        sharing = _Trees(tx, self._few(tx, roots), names, _no_single).nodes() if roots else []
+        nothing = _RowRules(None, (), self._step_rule)
+        sharing = _Trees(tx, self._few(tx, roots), names, nothing).nodes() if roots else []
         page = self._anchors(tx, query, numbers, sharing)
-        finder = _Finder(query, sharing, self._step_rule, limit)
+        rules = _RowRules(query, sharing, self._step_rule)
+        finder = _Finder(query, sharing, rules, limit)
         for anchors in self._anchor_pages(tx, page, query.limit):
             rows = self._many(tx, anchors) if _dense(anchors) else self._few(tx, [row[1] for row in anchors])
-            finder.look(_Trees(tx, rows, names, finder.is_decided), [row[1] for row in anchors])
+            finder.look(_Trees(tx, rows, names, rules), [row[1] for row in anchors])
             if len(finder.found) >= limit:
                 break
         return CandidateSet(tuple(finder.found), finder.summaries)
@@ -202,27 +198,28 @@ class SqlCandidates(SqlPart, CandidateSource):
         page = _Anchors(roots)
         shared_with = page.shared_with(each for each in sharing if SHARING in each.traits)
         for group in query.groups:
-            page.conditions += self._anchor_group_conditions(page, group, numbers, sharing, shared_with)
+            if query.limit is not None:
+                page.conditions += self._room_conditions(page, group, numbers, sharing)
+            page.conditions += self._anchor_group_conditions(page, group, shared_with)
         return page
 
-    def _anchor_group_conditions(
-        self,
-        page: _Anchors,
-        group: RequestGroup,
-        numbers: Mapping[str, int],
-        sharing: Sequence[ProviderNode],
-        shared_with: sa.ColumnElement[bool],
+    def _room_conditions(
+        self, page: _Anchors, group: RequestGroup, numbers: Mapping[str, int], sharing: Sequence[ProviderNode]
     ) -> Iterator[sa.ColumnElement[bool]]:
+        """There is room, so that a limited query reads few trees in which there is none.
+
+        A query for everything reads the inventories of all trees at once. That costs less than these conditions.
+        """
         for name, amount in group.resources.items():
             givers = [
                 each for each in sharing if SHARING in each.traits and each.has_room(name, amount, self._step_rule)
             ]
-            yield sa.or_(
-                # Most trees have it in their root, which is found by its id.
-                page.in_root(functools.partial(sql_filters.fits, numbers[name], amount, self._step_rule)),
-                page.in_tree(sql_filters.fits(numbers[name], amount, self._step_rule, _MEMBER)),
-                page.shared_with(givers),
-            )
+            fits = sql_filters.fits(numbers[name], amount, self._step_rule, _MEMBER)
+            yield sa.or_(page.in_tree(fits), page.shared_with(givers))
+
+    def _anchor_group_conditions(
+        self, page: _Anchors, group: RequestGroup, shared_with: sa.ColumnElement[bool]
+    ) -> Iterator[sa.ColumnElement[bool]]:
         for traits in group.required:
             yield sa.or_(page.in_tree(sql_filters.has_trait(traits, _MEMBER)), shared_with)
         for aggregates in group.member_of:
@@ -249,12 +246,9 @@ class _Trees:
 
     :param rows: their providers, in the order of the ids.
     :param names: resource classes by number.
-    :param is_decided: whether the only provider of a tree, with these traits and aggregates, needs no look at its inventories.
     """
 
-    def __init__(
-        self, tx: sa.Connection, rows: Sequence[_Row], names: Mapping[int, str], is_decided: _IsDecided
-    ) -> None:
+    def __init__(self, tx: sa.Connection, rows: Sequence[_Row], names: Mapping[int, str], rules: _RowRules) -> None:
         values: dict[str, Any]
         if _dense(rows):
             readings, values = _OF_RANGE, {"first": rows[0][0], "last": rows[-1][0]}
@@ -264,25 +258,33 @@ class _Trees:
         self._rows = rows
         self._traits = _grouped(tx.execute(of_traits, values))
         self._aggregates = _grouped(tx.execute(of_aggregates, values))
+        self._items: dict[int, dict[str, tuple[InventoryItem, int]]] = {}
+        #: Root -> what an answer shows of the tree's only provider; None: there is no room. Other trees are not in it.
+        self.decided: dict[str, ProviderSummary | None] = {}
         members = collections.Counter(row[3] for row in rows)
-        #: Root -> what an answer shows of the tree's only provider.
-        self.decided: dict[str, ProviderSummary] = {}
         capacity: dict[int, dict[str, int]] = {}
         amounts: dict[int, dict[str, int]] = {}
+        lacking: dict[int, int] = {}
         for number, _, parent, root in rows:
             traits = self._traits.get(number, ())
-            if members[root] == 1 and is_decided(traits, self._aggregates.get(number, ())):
+            if members[root] == 1 and rules.decide(traits, self._aggregates.get(number, ())):
                 capacity[number], amounts[number] = {}, {}
+                lacking[number] = len(rules.wanted)
                 self.decided[root] = ProviderSummary(parent, root, capacity[number], amounts[number], tuple(traits))
-        self._items: dict[int, dict[str, tuple[InventoryItem, int]]] = {}
         for part in tx.execute(of_items, values).partitions(_ROWS):
             for number, of_class, total, reserved, low, high, step, ratio, used in part:
                 name = names[of_class]
-                if number in capacity:
+                if number in lacking:
                     capacity[number][name], amounts[number][name] = int((total - reserved) * ratio), used
+                    amount = rules.wanted.get(name)
+                    if amount and has_room(amount, total, reserved, low, high, step, ratio, used, rules.step_rule):
+                        lacking[number] -= 1
                 else:
                     item = InventoryItem(name, total, reserved, low, high, step, ratio)
                     self._items.setdefault(number, {})[name] = item, used
+        for number, _, _, root in rows:
+            if lacking.get(number):
+                self.decided[root] = None
 
     def nodes(self) -> list[ProviderNode]:
         """The providers of the trees that are not decided."""
@@ -300,8 +302,24 @@ class _Trees:
         ]
 
 
-def _no_single(traits: Iterable[str], aggregates: Iterable[str]) -> bool:
-    return False
+class _RowRules:
+    """What the rows of a tree decide by themselves.
+
+    :param sharing: all providers of trees in which one shares.
+    """
+
+    def __init__(self, query: CandidateQuery | None, sharing: Sequence[ProviderNode], step_rule: str) -> None:
+        self.step_rule = step_rule
+        self.group = None if query is None else _only_group(query)
+        self.wanted: Mapping[str, int] = {} if self.group is None else self.group.resources
+        # Of a provider in one of these aggregates, the general rules have more to say.
+        shared = (each.aggregates for each in sharing if SHARING in each.traits)
+        self._foreign = frozenset().union(*shared, self.group.not_member_of if self.group else ())
+
+    def decide(self, traits: Iterable[str], aggregates: Iterable[str]) -> bool:
+        """Room alone decides whether the only provider of an anchor's tree, with these, is its candidate."""
+        group = self.group
+        return group is not None and group.forbidden.isdisjoint(traits) and self._foreign.isdisjoint(aggregates)
 
 
 class _Finder:
@@ -310,43 +328,36 @@ class _Finder:
     :param sharing: all providers of trees in which one shares.
     """
 
-    def __init__(self, query: CandidateQuery, sharing: Sequence[ProviderNode], rule: str, limit: int) -> None:
-        self._query, self._sharing, self._rule, self._limit = query, sharing, rule, limit
+    def __init__(self, query: CandidateQuery, sharing: Sequence[ProviderNode], rules: _RowRules, limit: int) -> None:
+        self._query, self._sharing, self._rules, self._limit = query, sharing, rules, limit
         self._sharing_uuids = frozenset(each.uuid for each in sharing)
-        self._group = _only_group(query)
-        # Of a provider in one of these aggregates, the rules have more to say.
-        shared = (each.aggregates for each in sharing if SHARING in each.traits)
-        self._foreign = frozenset().union(*shared, *(group.not_member_of for group in query.groups))
         self._search = Search()
         self.found: list[Candidate] = []
         self.summaries: dict[str, ProviderSummary] = {}
-
-    def is_decided(self, traits: Iterable[str], aggregates: Iterable[str]) -> bool:
-        """The statement of the page has decided that the only provider of a tree, with these, is a candidate by itself."""
-        group = self._group
-        return group is not None and group.forbidden.isdisjoint(traits) and self._foreign.isdisjoint(aggregates)
 
     def look(self, trees: _Trees, anchors: Sequence[str]) -> None:
         """Add the candidates of these anchors, up to the limit."""
         fleet = ProviderForest(
             [*self._sharing, *(each for each in trees.nodes() if each.uuid not in self._sharing_uuids)]
         )
-        group = self._group
+        group, rule = self._rules.group, self._rules.step_rule
         for uuid in anchors:
             left = self._limit - len(self.found)
             if left <= 0:
                 return
             if group is not None and uuid in trees.decided:
-                self.found.append(Candidate(uuid, {uuid: group.resources}, {group.suffix: (uuid,)}))
-                self.summaries[uuid] = trees.decided[uuid]
+                summary = trees.decided[uuid]
+                if summary is not None:
+                    self.found.append(Candidate(uuid, {uuid: group.resources}, {group.suffix: (uuid,)}))
+                    self.summaries[uuid] = summary
             else:
-                more = list(itertools.islice(find(self._query, fleet, (uuid,), self._rule, self._search), left))
+                more = list(itertools.islice(find(self._query, fleet, (uuid,), rule, self._search), left))
                 self.found += more
                 self.summaries |= fleet.summaries(more)
 
 
 def _only_group(query: CandidateQuery) -> RequestGroup | None:
-    """The group of a query about which the conditions of :meth:`SqlCandidates._anchors` decide in a tree of one provider.
+    """The group of a query about which a page's conditions and room decide in a tree of one provider.
 
     None: there are several groups, whose amounts add up, or the group says more than those conditions.
     """

@@ -32,7 +32,7 @@ from moorage.clock import SystemClock
 from moorage.control_plane import config, logs
 from moorage.control_plane.api_assembly import ApiAssembly
 from moorage.control_plane.periodic_loop import PeriodicLoop
-from moorage.control_plane.process import Platform, anonymous_platform
+from moorage.control_plane.process import Platform, anonymous_platform, exempt_from_collection
 from moorage.http.mounts import MountDispatcher
 from moorage.http.routes import Wsgi
 
@@ -114,6 +114,7 @@ class _Built:
                     if self._application is None:
                         _refuse_without_threads()
                         self._application = self._build()
+                        exempt_from_collection()
                     application = self._application
             except errors.MoorageError as error:
                 LOG.error("%s cannot be served: %s", self._what, error.message)

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import gc
-
 from oslo_config import cfg
 from oslo_log import log as logging
 
@@ -14,7 +12,7 @@ from moorage.control_plane.factories import open_instances, open_store, open_wor
 from moorage.control_plane.notifications import ask_agent, ask_agents, tell_of_claim
 from moorage.control_plane.observing import of_decision
 from moorage.control_plane.periodic_loop import PeriodicLoop, run_logged
-from moorage.control_plane.process import Platform
+from moorage.control_plane.process import Platform, exempt_from_collection
 from moorage.control_plane.store_fleet import StoreFleet
 from moorage.fleet.aggregates import AggregateStore
 from moorage.fleet.nodes import NodeStore
@@ -135,9 +133,7 @@ class SchedulerRole:
             self._periodic.append(PeriodicLoop(platform, "healing of the view", healer.tick, _HEALING))
             ask_agents(platform)
         endpoint.open()
-        # What was read at the start stays: it need not be looked at by each collection of garbage.
-        gc.collect()
-        gc.freeze()
+        exempt_from_collection()
         self._periodic.append(PeriodicLoop(platform, "count of hangs", self._incidents.refresh, REFRESH_INTERVAL))
         self._periodic.append(PeriodicLoop(platform, "writing of refusals", refused.flush, _REFUSALS))
         self._periodic.append(

@@ -143,7 +143,7 @@ class ServiceRegistry:
                     disabled_reason="", forced_down=False, **declared,
                 )
             )  # fmt: skip
-            _record(tx, "start", uuid, 1, binary=binary, host=host)
+            _record(tx, "start", uuid)
             return ServiceIdentity(uuid, host, binary, cluster, 1)
         begun = tx.execute(
             sa.update(services)
@@ -152,7 +152,7 @@ class ServiceRegistry:
         )
         if begun.rowcount != 1:
             return None
-        _record(tx, "start", row.uuid, row.epoch + 1, binary=binary, host=host)
+        _record(tx, "start", row.uuid)
         return ServiceIdentity(row.uuid, host, binary, cluster, row.epoch + 1)
 
     def beat(self, identity: ServiceIdentity) -> bool:
@@ -165,7 +165,7 @@ class ServiceRegistry:
         def work(tx: sa.Connection) -> bool:
             retired = tx.execute(_RETIRE, {"of_uuid": identity.uuid, "of_epoch": identity.epoch}).rowcount == 1
             if retired:
-                _record(tx, "stop", identity.uuid, identity.epoch, binary=identity.binary, host=identity.host)
+                _record(tx, "stop", identity.uuid)
             return retired
 
         return self._database.run(work)
@@ -175,7 +175,7 @@ class ServiceRegistry:
 
         def work(tx: sa.Connection) -> None:
             if tx.execute(_BEAT, {"of_uuid": identity.uuid, "of_epoch": identity.epoch}).rowcount == 1:
-                _record(tx, "reload", identity.uuid, identity.epoch, binary=identity.binary, host=identity.host)
+                _record(tx, "reload", identity.uuid)
 
         self._database.run(work)
 
@@ -190,7 +190,7 @@ class ServiceRegistry:
         """:meth:`evict` in the caller's transaction, which then also records what shall be done about it."""
         dead = tx.execute(_EVICT, {"of_uuid": uuid, "of_epoch": epoch, "of_beat": beat}).rowcount == 1
         if dead:
-            _record(tx, "dead", uuid, epoch + 1)
+            _record(tx, "dead", uuid)
         return dead
 
     def evict_forced(self, tx: sa.Connection, binary: str, host: str) -> bool:
@@ -198,8 +198,7 @@ class ServiceRegistry:
         key = {"of_binary": binary, "of_host": host}
         if tx.execute(_EVICT_FORCED, key).rowcount != 1:
             return False
-        row = tx.execute(_EPOCH_OF, key).one()
-        _record(tx, "dead", row.uuid, row.epoch, binary=binary, host=host)
+        _record(tx, "dead", tx.execute(_EPOCH_OF, key).one().uuid)
         return True
 
     def hold_up(self, tx: sa.Connection, binary: str, host: str) -> bool:
@@ -221,8 +220,7 @@ class ServiceRegistry:
 
         def work(tx: sa.Connection) -> None:
             if tx.execute(_FENCE, {"of_uuid": uuid, "of_reason": reason}).rowcount == 1:
-                row = tx.execute(_GET, {"of_uuid": uuid}).one()
-                _record(tx, "fence", uuid, row.epoch, binary=row.binary, host=row.host, reason=reason)
+                _record(tx, "fence", uuid)
 
         self._database.run(work)
         found = self.get(uuid)
@@ -293,16 +291,18 @@ class ServiceRegistry:
 
     def _set(self, tx: sa.Connection, uuid: str, changes: Mapping[str, Any]) -> None:
         if tx.execute(sa.update(services).where(services.c.uuid == uuid).values(**changes)).rowcount:
-            row = tx.execute(_GET, {"of_uuid": uuid}).one()
-            settings = {"disabled": bool(row.disabled), "forced_down": bool(row.forced_down)}
-            _record(tx, "set", uuid, row.epoch, binary=row.binary, host=row.host, **settings)
+            _record(tx, "set", uuid)
 
     def _conditional(self, statement: sa.Update, **values: Any) -> bool:
         return self._database.run(lambda tx: tx.execute(statement, values).rowcount == 1)
 
 
-def _record(tx: sa.Connection, what: str, uuid: str, epoch: int, **state: object) -> None:
-    record(tx, JournalEvent(f"service.{what}", f"service/{uuid}", epoch, {"epoch": epoch, **state}))
+def _record(tx: sa.Connection, what: str, uuid: str) -> None:
+    """Records a service as it is now, whole, so that the journal shows what each event has changed."""
+    row = tx.execute(_GET, {"of_uuid": uuid}).one()
+    names = ("binary", "host", "epoch", "disabled", "disabled_reason", "forced_down", "fence_reason")
+    state = {name: getattr(row, name) for name in names}
+    record(tx, JournalEvent(f"service.{what}", f"service/{uuid}", row.epoch, {**state, "fenced": _service(row).fenced}))
 
 
 def _joined(offers: Iterable[str] | None) -> str | None:

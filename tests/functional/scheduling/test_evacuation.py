@@ -82,8 +82,8 @@ class _KeyEvacuationTests(OperationTestCase):
         self.assertTrue(first.fenced)
         with self.plane.database.read() as tx:
             told = [row.state for row in tx.execute(events.select()) if row.kind == "service.fence"]
-        self.assertEqual(["its power cable is in my hand"], [each["reason"] for each in told])
-        self.assertEqual("h1", told[0]["host"])
+        self.assertEqual(["its power cable is in my hand"], [each["fence_reason"] for each in told])
+        self.assertEqual(("h1", True), (told[0]["host"], told[0]["fenced"]))
 
     def test_evacuated_instances_run_elsewhere_and_the_host_that_comes_back_removes_them_first(self) -> None:
         uuids = [self.on_h1(), self.on_h1()]

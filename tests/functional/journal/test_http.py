@@ -159,7 +159,7 @@ class JournalOverHttpTests(unittest.TestCase):
         found = self.events(token="alice:blue")["events"]
         self.assertEqual({f"instance/{mine}"}, {each["subject"] for each in found})
         (made,) = (each for each in found if each["kind"] == "instance.create")
-        self.assertEqual({"status", "flavorid", "project_id"}, set(made["state"]))
+        self.assertEqual({"status", "flavorid", "flavor_version", "project_id"}, set(made["state"]))
         (placed,) = (each for each in found if each["kind"] == "operation.place")
         self.assertEqual({"operation", "received_at"}, set(placed["state"]))
         self.assertNotIn("service", found[0])

@@ -184,7 +184,7 @@ class Client:
 
     def node(self, name_or_uuid: str) -> dict[str, Any]:
         """One node."""
-        return dict(self.request("GET", f"/nodes/{name_or_uuid}"))
+        return dict(self.request("GET", f"/nodes/{_part(name_or_uuid)}"))
 
     def import_nodes(self, nodes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Enrol nodes, or bring them up to date; at most 1,000 in a call."""
@@ -195,10 +195,14 @@ class Client:
     ) -> dict[str, Any]:
         """Change properties of a node (None removes one) and its states.
 
-        :param states: ``disabled``, ``disabled_reason``, ``maintenance``, ``maintenance_reason``.
+        :param states: ``disabled``, ``maintenance``, ``draining``, and the reason of each (``disabled_reason``).
         """
         body = {**states, **({"properties": dict(properties)} if properties else {})}
         return dict(self.request("PATCH", f"/nodes/{_part(name_or_uuid)}", body=body))
+
+    def remove_node(self, name_or_uuid: str) -> None:
+        """Remove a node; InUse, which says what is on it, while anything is."""
+        self.request("DELETE", f"/nodes/{_part(name_or_uuid)}")
 
     def aggregates(self) -> Iterator[dict[str, Any]]:
         """Aggregates by name."""

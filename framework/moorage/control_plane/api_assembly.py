@@ -44,7 +44,7 @@ from moorage.fleet import api as fleet_api
 from moorage.fleet import facts_api
 from moorage.fleet.aggregates import AggregateStore
 from moorage.fleet.nodes import NodeStore
-from moorage.fleet.properties import change_node
+from moorage.fleet.view import NodeView
 from moorage.http import authentication
 from moorage.http.application import Application
 from moorage.http.health import Health
@@ -60,6 +60,7 @@ from moorage.instances.actions import InPlace
 from moorage.instances.ask_agent import AgentQuestions
 from moorage.instances.availability import Availability
 from moorage.instances.create import Deleter, cast_to_agent
+from moorage.instances.on_node import NodeContents
 from moorage.instances.reset_state import Resetter
 from moorage.journal import api as journal_api
 from moorage.journal import webhooks_api
@@ -167,8 +168,11 @@ class ApiAssembly:
         return Enrolment(
             platform.database, self._nodes, self._store(), platform.registry, changed, shards,
             lambda nodes: self._resharded("", nodes, 0), tell_schedulers(platform, "states_changed"),
-            open_mover(open_instances(platform, self._conf)),
+            open_mover(open_instances(platform, self._conf)), self._contents(),
         )  # fmt: skip
+
+    def _contents(self) -> NodeContents:
+        return NodeContents(self._platform.database, open_instances(self._platform, self._conf), self._store())
 
     def _resharded(self, plan: str, moved: int, conflicts: int) -> None:
         self._platform.tell(ShardReassigned(plan, moved, conflicts))
@@ -219,16 +223,17 @@ class ApiAssembly:
             platform.database, instances, workers, cast, lambda uuid: platform.tell(InstanceDeleted(uuid, ""))
         )
         availability = Availability(platform.database, conf.services.service_down_time)
+        view = NodeView(nodes, availability.down, self._contents().count)
         questions = AgentQuestions(platform.sender, availability, conf.api.threads)
         in_place = InPlace(platform.database, instances, workers, cast, availability.lacking)
         resetter = Resetter(platform.database, instances, workers, store, ask_to_sync(platform))
         return (
             *services_api.routes(platform.registry, self._observer, states_changed),
-            *fleet_api.routes(nodes, self._enrolment()),
+            *fleet_api.routes(nodes, self._enrolment(), view),
             *facts_api.routes(
-                nodes,
+                view,
                 AggregateStore(platform.database),
-                functools.partial(change_node, platform.database),
+                self._enrolment().change_properties,
                 changed,
                 states_changed,
             ),

@@ -12,10 +12,11 @@ import sqlalchemy as sa
 from oslo_log import log as logging
 from typing_extensions import override
 
-from moorage import errors
+from moorage import errors, randomness
 from moorage.allocation.interface import (
     AllocationStore,
     ChangeSource,
+    HasChildren,
     InventoryItem,
     ProviderCatalogue,
     ResourceProvider,
@@ -25,6 +26,8 @@ from moorage.db import Database, Duplicate
 from moorage.fleet.aggregates import AggregateStore
 from moorage.fleet.interface import STATES, Along, FleetWriter, Node, NodeSpec, merged_inventories
 from moorage.fleet.nodes import Change, NodeStore
+from moorage.fleet.properties import change_node
+from moorage.instances.on_node import NodeContents
 from moorage.services.registry import ServiceRegistry
 from moorage.sharding.moving import ShardMover
 
@@ -47,6 +50,7 @@ class Enrolment(FleetWriter):
     :param resharded: called after nodes that there were got another shard, with how many.
     :param states_changed: called after a node was disabled, enabled, or began or ended its maintenance.
     :param mover: refuses that occupied nodes leave their shard or their host; None allows it.
+    :param contents: refuses that nodes with instances are removed, and says what is on them; None looks at allocations alone.
     """
 
     def __init__(
@@ -60,6 +64,7 @@ class Enrolment(FleetWriter):
         resharded: Callable[[int], None] = lambda nodes: None,
         states_changed: Callable[[], None] = lambda: None,
         mover: ShardMover | None = None,
+        contents: NodeContents | None = None,
     ) -> None:
         self._database = database
         self._nodes = nodes
@@ -70,6 +75,7 @@ class Enrolment(FleetWriter):
         self._resharded = resharded
         self._states_changed = states_changed
         self._mover = mover
+        self._contents = contents
 
     def enrol(self, specs: Sequence[NodeSpec]) -> Mapping[str, int]:
         """Ensure nodes and providers in one transaction, all or nothing; counts by what became of them.
@@ -174,6 +180,7 @@ class Enrolment(FleetWriter):
                 self._mover.refuse_leaving(tx, {uuid: changes["shard"]})
             if not self._nodes.change(tx, uuid, generation, changes):
                 return False
+            self._end_claims(tx, uuid, changes)
             if provider is not None:
                 self._store.merge_providers(
                     [provider], lambda _, present: list(present.values()) if inventories is None else inventories, tx
@@ -198,8 +205,26 @@ class Enrolment(FleetWriter):
         if "shard" in changes:
             self._resharded(1)
 
+    def change_properties(self, uuid: str, properties: Mapping[str, Any], states: Mapping[str, Any]) -> None:
+        """Change single properties of a node and its states; see :func:`moorage.fleet.properties.change_node`.
+
+        :raises NotFound: there is no such node.
+        """
+        change_node(self._database, uuid, properties, states, along=lambda tx: self._end_claims(tx, uuid, states))
+
+    def _end_claims(self, tx: sa.Connection, uuid: str, changes: Mapping[str, Any]) -> None:
+        """Waits for claims of a node that gets a state which keeps them away: after the commit no claim of it commits.
+
+        A claim writes the row of its node's provider before it reads the states. So this transaction writes that row too: one of
+        both waits, or loses its commit. The store writes it as for an instance that leaves; the consumer holds nothing.
+        """
+        if any(changes.get(flag) for flag in STATES):
+            self._store.release(randomness.new_uuid(), tx, residents=[uuid])
+
     @override
     def remove(self, uuid: str, *, along: Along | None = None) -> None:
+        conditions = () if self._contents is None else (self._contents.none(),)
+
         def work(tx: sa.Connection) -> bool:
             # The node's row is written first: a reconciliation that makes its provider waits, and then finds no node.
             if not self._nodes.touch(tx, [uuid]):
@@ -208,9 +233,18 @@ class Enrolment(FleetWriter):
                 along(tx)
             self._store.delete_provider(uuid, tx)
             AggregateStore(self._database).forget_node(tx, uuid)
-            return self._nodes.delete(tx, uuid)
+            # The provider's row is written by now, so no claim commits between this condition and the end.
+            if not self._nodes.delete(tx, uuid, *conditions):
+                raise errors.InUse(f"Node {uuid} has instances.", provider=uuid)
+            return True
 
-        if not self._database.run(work):
+        try:
+            removed = self._database.run(work)
+        except HasChildren:
+            raise
+        except errors.InUse as error:
+            raise error if self._contents is None else self._contents.refusal(uuid) from error
+        if not removed:
             raise errors.NotFound(f"There is no node {uuid}; moorage node list shows all.")
         self._changed()
 

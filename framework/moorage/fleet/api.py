@@ -4,14 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from dataclasses import fields as dataclass_fields
-from typing import Any, Protocol
+from typing import Protocol
 
 from moorage import errors
 from moorage.fleet.importer import from_json
-from moorage.fleet.interface import STATES, Node, NodeSpec
+from moorage.fleet.interface import STATES, NodeSpec
 from moorage.fleet.nodes import NodeStore
+from moorage.fleet.view import FIELDS as VIEWED
+from moorage.fleet.view import NodeView
 from moorage.http.routes import FIELDS, PAGE, PolicyRule, Request, Response, Route, wanted_fields
 
 __all__ = ["POLICIES", "Enroller", "routes"]
@@ -75,8 +75,21 @@ _QUERY = {
     },
     "additionalProperties": False,
 }
-_FIELDS = tuple(each.name for each in dataclass_fields(Node))
-_SHOWN = {"type": "object", "properties": {"uuid": {"type": "string"}, "name": {"type": "string"}}}
+_SHOWN = {
+    "type": "object",
+    "properties": {
+        "uuid": {"type": "string"},
+        "name": {"type": "string"},
+        "dead": {"type": ["boolean", "null"], "description": "The agent of the node is down; null: it has none."},
+    },
+}
+_ONE = {
+    "type": "object",
+    "properties": {
+        **_SHOWN["properties"],  # type: ignore[dict-item]
+        "instances": {"type": "integer", "description": "How many instances are on the node or move to it."},
+    },
+}
 
 
 class Enroller(Protocol):
@@ -89,25 +102,19 @@ class Enroller(Protocol):
         """Remove a node and its provider; InUse when something is on it."""
 
 
-def shown(node: Node) -> dict[str, Any]:
-    """A node as the API shows it."""
-    return asdict(node)
-
-
-def routes(nodes: NodeStore, enroller: Enroller) -> Sequence[Route]:
+def routes(nodes: NodeStore, enroller: Enroller, view: NodeView) -> Sequence[Route]:
     """The routes, over the nodes and whatever enrols them."""
 
     def list_nodes(request: Request) -> Response:
         query = dict(request.query)
         limit = query.pop("limit", 1000)
-        names = wanted_fields(query.pop("fields", None), _FIELDS)
+        names = wanted_fields(query.pop("fields", None), VIEWED)
         found = nodes.list(limit=limit, **query)
         following = found[-1].uuid if len(found) == limit else None
-        page = [{name: value for name, value in shown(node).items() if name in names} for node in found]
-        return Response(200, {"nodes": page, "next_after": following})
+        return Response(200, {"nodes": view.many(found, names), "next_after": following})
 
     def show_node(request: Request) -> Response:
-        return Response(200, shown(nodes.get(request.path_params["node"])))
+        return Response(200, view.one(request.path_params["node"]))
 
     def import_nodes(request: Request) -> Response:
         specs = []
@@ -128,7 +135,7 @@ def routes(nodes: NodeStore, enroller: Enroller) -> Sequence[Route]:
     listing = {"type": "object", "properties": {"nodes": {"type": "array", "items": _SHOWN}}}
     return (
         Route("GET", "/nodes", list_nodes, get, "List nodes by uuid.", {200: listing}, query=_QUERY, tags=tags),
-        Route("GET", "/nodes/{node}", show_node, get, "Show a node, by uuid or name.", {200: _SHOWN}, tags=tags),
+        Route("GET", "/nodes/{node}", show_node, get, "Show a node, by uuid or name.", {200: _ONE}, tags=tags),
         Route(
             "POST",
             "/nodes",
@@ -140,6 +147,12 @@ def routes(nodes: NodeStore, enroller: Enroller) -> Sequence[Route]:
             tags=tags,
         ),
         Route(
-            "DELETE", "/nodes/{node}", delete_node, delete, "Remove a node on which nothing is.", {204: None}, tags=tags
+            "DELETE",
+            "/nodes/{node}",
+            delete_node,
+            delete,
+            "Remove a node on which nothing is; otherwise 409 says what is on it.",
+            {204: None},
+            tags=tags,
         ),
     )

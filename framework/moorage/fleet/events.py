@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import sqlalchemy as sa
 
 from moorage.db import JournalEvent, record
+from moorage.fleet.interface import STATES
 from moorage.fleet.tables import nodes
 
 __all__ = ["record_deleted", "record_nodes"]
@@ -15,7 +16,7 @@ __all__ = ["record_deleted", "record_nodes"]
 #: What an event says of a node: nothing that users wrote.
 _STATE = (
     nodes.c.name, nodes.c.host, nodes.c.shard, nodes.c.resource_class, nodes.c.instance_uuid, nodes.c.provision_state,
-    nodes.c.maintenance, nodes.c.disabled,
+    *(nodes.c[flag] for flag in STATES),
 )  # fmt: skip
 _FIND = sa.select(nodes.c.uuid, nodes.c.generation, *_STATE).where(
     nodes.c.uuid.in_(sa.bindparam("of_uuids", expanding=True))
@@ -33,7 +34,7 @@ def record_nodes(tx: sa.Connection, uuids: Iterable[str], what: str = "change") 
     for start in range(0, len(wanted), _PART):
         for row in tx.execute(_FIND, {"of_uuids": wanted[start : start + _PART]}):
             state = {each.name: getattr(row, each.name) for each in _STATE}
-            state |= {flag: bool(state[flag]) for flag in ("maintenance", "disabled")}
+            state |= {flag: bool(state[flag]) for flag in STATES}
             record(tx, JournalEvent(f"node.{what}", f"node/{row.uuid}", row.generation, state))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from moorage.fleet.aggregates import HOST, NODE, AggregateStore, StoredAggregate
 from moorage.fleet.interface import STATES, check_states
-from moorage.fleet.nodes import NodeStore
+from moorage.fleet.view import NodeView
 from moorage.http.routes import PAGE, PolicyRule, Request, Response, Route
 
 __all__ = ["POLICIES", "routes"]
@@ -18,7 +18,7 @@ POLICIES = (
     PolicyRule(
         "scheduling:nodes:update",
         "rule:system_admin",
-        "Change properties of a node, disable it or set maintenance.",
+        "Change properties of a node, disable it, drain it or set maintenance.",
         ("system",),
     ),
     PolicyRule("scheduling:aggregates:get", "rule:system_reader", "List aggregates and show one.", ("system",)),
@@ -81,12 +81,15 @@ _NODE = {
         **{flag: {"type": "boolean"} for flag in STATES},
         **{f"{flag}_reason": {"type": ["string", "null"]} for flag in STATES},
         **{f"{flag}_since": {"type": ["integer", "null"]} for flag in STATES},
+        **{f"{flag}_by": {"type": ["string", "null"]} for flag in STATES},
+        "dead": {"type": ["boolean", "null"]},
+        "instances": {"type": "integer"},
     },
 }
 
 
 def routes(
-    nodes: NodeStore,
+    view: NodeView,
     aggregates: AggregateStore,
     change: ChangeNode,
     changed: Callable[[], None],
@@ -100,23 +103,23 @@ def routes(
     """
     _, get, create, update, delete = (rule.name for rule in POLICIES)
     return (
-        *_node_routes(nodes, change, changed, states_changed),
+        *_node_routes(view, change, changed, states_changed),
         *_routes(aggregates, changed, get, create, update, delete),
     )
 
 
 def _node_routes(
-    nodes: NodeStore, change: ChangeNode, changed: Callable[[], None], states_changed: Callable[[], None]
+    view: NodeView, change: ChangeNode, changed: Callable[[], None], states_changed: Callable[[], None]
 ) -> Sequence[Route]:
     def change_node(request: Request) -> Response:
-        uuid = nodes.get(request.path_params["node"]).uuid
+        uuid = view.nodes.get(request.path_params["node"]).uuid
         properties, states = request.body.get("properties", {}), check_states(request.body)
         change(uuid, properties, states)
         if properties:
             changed()
         if states:
             states_changed()
-        return Response(200, asdict(nodes.get(uuid)))
+        return Response(200, view.one(uuid))
 
     return (
         Route(
@@ -125,7 +128,7 @@ def _node_routes(
             change_node,
             POLICIES[0].name,
             "Change properties of a node (null removes one, those that are not named stay), disable or enable it, or begin or end "
-            "its maintenance. A disabled node and one in maintenance get no new instances; the instances on them stay.",
+            "its maintenance or draining. Each of the three keeps new instances away; the instances on the node stay.",
             {200: _NODE},
             body=_FACTS,
             tags=("nodes",),

@@ -33,8 +33,8 @@ __all__ = [
 _NAMESPACE = uuid.UUID("6ddc1d1c-2b80-5d0a-9e4e-5f3a1f6f0c53")
 
 
-#: Further columns of a node. Schedulers act on ``disabled`` and ``maintenance`` (see :mod:`moorage.fleet.states`); the core stores
-#: the others and acts on none. All are texts, except ``driver_info``, ``instance_info`` and ``extra`` (objects) and the two flags.
+#: Further columns of a node. Schedulers act on the flags of :data:`STATES` (see :mod:`moorage.fleet.states`); the core stores the
+#: others and acts on none. All are texts, except ``driver_info``, ``instance_info`` and ``extra`` (objects) and the flags.
 DETAILS = frozenset(
     {
         *("driver", "driver_info", "conductor_group", "owner", "lessee", "description", "extra"),
@@ -45,13 +45,16 @@ DETAILS = frozenset(
             "maintenance_reason",
             "disabled",
             "disabled_reason",
+            "draining",
+            "draining_reason",
             "fault",
             "last_error",
         ),
     }
 )
-#: The states of a node that keep new instances away. Each is a column, with two more for its reason and since when.
-STATES = ("disabled", "maintenance")
+#: The states of a node that keep new instances away, and how sentences name them. Each is a column, with three more for its reason,
+#: since when, and who began it.
+STATES: Mapping[str, str] = {"maintenance": "in maintenance", "disabled": "disabled", "draining": "draining"}
 #: How "no shard" is written in queries; in no case of letters a shard's name.
 _NO_SHARD = frozenset({"none", "null"})
 _LONGEST = 255
@@ -102,15 +105,16 @@ def check_states(given: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def describe_states(
-    disabled: bool, disabled_reason: str | None, maintenance: bool, maintenance_reason: str | None
-) -> str:
-    """Why a node gets no new instances; empty when neither flag is set."""
+def describe_states(node: Any) -> str:
+    """Why a node gets no new instances; empty when no flag is set.
+
+    :param node: has the flags and reasons of :data:`STATES` as attributes.
+    """
     found = []
-    if maintenance:
-        found.append("in maintenance" + (f" ({maintenance_reason})" if maintenance_reason else ""))
-    if disabled:
-        found.append("disabled" + (f" ({disabled_reason})" if disabled_reason else ""))
+    for flag, said in STATES.items():
+        if getattr(node, flag):
+            reason = getattr(node, f"{flag}_reason")
+            found.append(f"{said} ({reason})" if reason else said)
     return " and ".join(found)
 
 
@@ -176,8 +180,9 @@ def merged_inventories(spec: NodeSpec, present: Mapping[str, InventoryItem]) -> 
 class Node:
     """A machine: a row of ``nodes``. Timestamps are microseconds since the Unix epoch.
 
-    :param disabled: an operator wants no new instances on it; ``maintenance``: it is being repaired. Either keeps new instances and
-        moves away; the instances on the node stay. Both have a reason and the time since when.
+    :param disabled: an operator wants no new instances on it; ``maintenance``: it is being repaired; ``draining``: it is being
+        emptied. Each keeps new instances and moves away; the instances on the node stay. Each has a reason, the time since when,
+        and who began it (the user's id; None: not known).
     """
 
     uuid: str
@@ -195,6 +200,12 @@ class Node:
     maintenance: bool = False
     maintenance_reason: str | None = None
     maintenance_since: int | None = None
+    disabled_by: str | None = None
+    maintenance_by: str | None = None
+    draining: bool = False
+    draining_reason: str | None = None
+    draining_since: int | None = None
+    draining_by: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,5 +255,5 @@ class FleetWriter(Protocol):
         """Remove a node and its provider.
 
         :raises NotFound: there is none.
-        :raises InUse: something is allocated of it.
+        :raises InUse: something is on it, moves to it or holds resources of it; says what, and what to do.
         """

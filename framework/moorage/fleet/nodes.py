@@ -13,8 +13,8 @@ from moorage import errors
 from moorage.db import Database, now
 from moorage.db.changes import ChangeReader, RecentRows
 from moorage.fleet.events import record_deleted, record_nodes
-from moorage.fleet.interface import DETAILS, Node, NodeSpec, merged
-from moorage.fleet.states import BEGIN_STATES, with_since
+from moorage.fleet.interface import DETAILS, STATES, Node, NodeSpec, merged
+from moorage.fleet.states import BEGIN_STATES, begun_by, with_since
 from moorage.fleet.tables import nodes
 
 __all__ = ["Change", "NodeStore"]
@@ -23,6 +23,8 @@ _COLUMNS = (
     nodes.c.uuid, nodes.c.name, nodes.c.host, nodes.c.shard, nodes.c.resource_class, nodes.c.properties,
     nodes.c.generation, nodes.c.created_at, nodes.c.updated_at, nodes.c.disabled, nodes.c.disabled_reason,
     nodes.c.disabled_since, nodes.c.maintenance, nodes.c.maintenance_reason, nodes.c.maintenance_since,
+    nodes.c.disabled_by, nodes.c.maintenance_by, nodes.c.draining, nodes.c.draining_reason, nodes.c.draining_since,
+    nodes.c.draining_by,
 )  # fmt: skip
 _DETAILS = {name: nodes.c[name] for name in sorted(DETAILS)}
 _EMPTY: Mapping[str, Any] = {
@@ -32,8 +34,7 @@ _EMPTY: Mapping[str, Any] = {
         "instance_info": {},
         "extra": {},
         "conductor_group": "",
-        "maintenance": False,
-        "disabled": False,
+        **dict.fromkeys(STATES, False),
     },
     "provision_state": "available",
 }
@@ -147,9 +148,9 @@ class NodeStore:
 
     def _insert(self, tx: sa.Connection, rows: Sequence[Mapping[str, Any]]) -> None:
         tx.execute(sa.insert(nodes).values(generation=0, created_at=now(), updated_at=now()), rows)
-        marked = [row["uuid"] for row in rows if row["disabled"] or row["maintenance"]]
+        marked = [row["uuid"] for row in rows if any(row[flag] for flag in STATES)]
         if marked:
-            tx.execute(BEGIN_STATES.where(nodes.c.uuid.in_(marked)))
+            tx.execute(BEGIN_STATES.where(nodes.c.uuid.in_(marked)), {"begun_by": begun_by()})
         record_nodes(tx, [row["uuid"] for row in rows], "create")
 
     def change(self, tx: sa.Connection, uuid: str, generation: int, changes: Mapping[str, Any]) -> bool:
@@ -311,9 +312,9 @@ class NodeStore:
         with self._database.read() as tx:
             return [Node(*row) for row in tx.execute(query)]
 
-    def delete(self, tx: sa.Connection, uuid: str) -> bool:
-        """Remove a node; False when there is none."""
-        deleted = tx.execute(sa.delete(nodes).where(nodes.c.uuid == uuid)).rowcount == 1
+    def delete(self, tx: sa.Connection, uuid: str, *conditions: sa.ColumnElement[bool]) -> bool:
+        """Remove a node for which the conditions hold; False when there is none."""
+        deleted = tx.execute(sa.delete(nodes).where(nodes.c.uuid == uuid, *conditions)).rowcount == 1
         if deleted:
             record_deleted(tx, uuid)
         return bool(deleted)

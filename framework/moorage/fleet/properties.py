@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from moorage import errors
 from moorage.db import Database, now
 from moorage.fleet.events import record_nodes
+from moorage.fleet.interface import Along
 from moorage.fleet.states import with_since
 from moorage.fleet.tables import nodes
 
@@ -18,13 +19,19 @@ __all__ = ["change_node"]
 
 
 def change_node(
-    database: Database, node_uuid: str, properties: Mapping[str, Any], states: Mapping[str, Any] | None = None
+    database: Database,
+    node_uuid: str,
+    properties: Mapping[str, Any],
+    states: Mapping[str, Any] | None = None,
+    *,
+    along: Along | None = None,
 ) -> None:
     """Change single properties of a node and its states, all in one transaction. A property that is None is removed.
 
     The node's row is written first (its generation), so that two concurrent changes of different properties both last.
 
     :param states: columns as :func:`moorage.fleet.interface.check_states` returns them.
+    :param along: called after the node's row was written, before the commit.
     :raises NotFound: there is no such node.
     """
 
@@ -37,6 +44,8 @@ def change_node(
             present = tx.execute(sa.select(nodes.c.properties).where(nodes.c.uuid == node_uuid)).scalar_one()
             merged = {key: value for key, value in {**present, **properties}.items() if value is not None}
             tx.execute(row.values(properties=merged))
+        if along is not None:
+            along(tx)
         record_nodes(tx, [node_uuid])
 
     database.run(work)

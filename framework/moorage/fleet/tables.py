@@ -40,9 +40,15 @@ nodes = sa.Table(
     sa.Column("maintenance", sa.Boolean(create_constraint=False), nullable=False, server_default=sa.false()),
     sa.Column("maintenance_reason", sa.Text),
     sa.Column("maintenance_since", Micros),
+    sa.Column("maintenance_by", exact(255)),
     sa.Column("disabled", sa.Boolean(create_constraint=False), nullable=False, server_default=sa.false()),
     sa.Column("disabled_reason", sa.Text),
     sa.Column("disabled_since", Micros),
+    sa.Column("disabled_by", exact(255)),
+    sa.Column("draining", sa.Boolean(create_constraint=False), nullable=False, server_default=sa.false()),
+    sa.Column("draining_reason", sa.Text),
+    sa.Column("draining_since", Micros),
+    sa.Column("draining_by", exact(255)),
     sa.Column("fault", exact(255)),
     sa.Column("last_error", sa.Text),
     sa.Column("generation", sa.BigInteger, nullable=False, default=0),
@@ -56,6 +62,7 @@ nodes = sa.Table(
     # Schedulers read the few nodes with one of these flags every second.
     sa.Index("ix_nodes_disabled", "disabled"),
     sa.Index("ix_nodes_maintenance", "maintenance"),
+    sa.Index("ix_nodes_draining", "draining"),
     # Schedulers read what changed.
     sa.Index("ix_nodes_updated_at", "updated_at"),
     # Without it SQLite gives the number of a node that was removed to the next one.

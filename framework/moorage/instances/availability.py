@@ -17,7 +17,7 @@ from oslo_log import log as logging
 
 from moorage import errors
 from moorage.db import MICROSECONDS, Database, now
-from moorage.fleet.interface import describe_states
+from moorage.fleet.interface import STATES, describe_states
 from moorage.fleet.tables import nodes
 from moorage.scheduling.interface import ExcludedTargets
 from moorage.services.tables import lacking, offering, services
@@ -30,12 +30,14 @@ LOG = logging.getLogger(__name__)
 _AGENT = "agent"
 #: Hosts without an agent that one reading asks for; the next reading of the whole fleet has the others.
 _MOST_ABSENT = 500
-_STATES = (nodes.c.disabled, nodes.c.disabled_reason, nodes.c.maintenance, nodes.c.maintenance_reason)
+_STATES = tuple(nodes.c[name] for flag in STATES for name in (flag, f"{flag}_reason"))
 _MARKED = sa.select(nodes.c.uuid, *_STATES)
-#: Two selects, since each can use the index of its flag.
+#: A select for each flag, since each can use the index of its flag; together they return each node once.
 _NODES = sa.union_all(
-    _MARKED.where(nodes.c.disabled == sa.true()),
-    _MARKED.where(nodes.c.maintenance == sa.true(), nodes.c.disabled == sa.false()),
+    *(
+        _MARKED.where(nodes.c[flag] == sa.true(), *(nodes.c[before] == sa.false() for before in list(STATES)[:number]))
+        for number, flag in enumerate(STATES)
+    )
 )
 
 
@@ -45,6 +47,9 @@ def _up(of: Any) -> sa.ColumnElement[bool]:
 
 
 _UP = sa.case((_up(services.c), 1), else_=0)
+_UP_OF = sa.select(services.c.host).where(
+    services.c.binary == _AGENT, services.c.host.in_(sa.bindparam("hosts", expanding=True)), _up(services.c)
+)
 #: The agent service that works on instances.
 _SERVICE = "compute"
 _ABLE = sa.case((offering(_SERVICE), 1), else_=0).label("able")
@@ -76,8 +81,7 @@ _agents = services.alias("agents")
 _OPEN = sa.exists().where(
     nodes.c.uuid == sa.bindparam("of_node"),
     nodes.c.host == sa.bindparam("of_agent"),
-    nodes.c.disabled == sa.false(),
-    nodes.c.maintenance == sa.false(),
+    *(nodes.c[flag] == sa.false() for flag in STATES),
     _agents.c.binary == _AGENT,
     _agents.c.host == nodes.c.host,
     _agents.c.disabled == sa.false(),
@@ -139,7 +143,7 @@ class Availability:
                 for row in agents
                 if (why := _unable(row.host, row.able, row.disabled, row.disabled_reason))
             },
-            {row.uuid: f"the node is {describe_states(*row[1:])}" for row in marked},
+            {row.uuid: f"the node is {describe_states(row)}" for row in marked},
         )
 
     def check(self, transaction: Any, node_uuid: str, host: str) -> None:
@@ -186,6 +190,14 @@ class Availability:
                 "away. Start the agent, wait until moorage service list shows it up, and try again."
             )
 
+    def down(self, hosts: Collection[str]) -> frozenset[str]:
+        """Those of several hosts that have no agent that is up. One statement, or none without hosts."""
+        if not hosts:
+            return frozenset()
+        with self._database.read() as tx:
+            up = tx.execute(_UP_OF, {"hosts": sorted(hosts), "down_micros": self._down_micros}).scalars()
+            return frozenset(hosts) - frozenset(up)
+
     def is_up(self, host: str) -> bool:
         """Whether a host has an agent that is up. One statement."""
         with self._database.read() as tx:
@@ -200,7 +212,7 @@ def _state(row: Any, host: str) -> str:
     """Why a node cannot be claimed for an agent; empty when it can."""
     if row.host != host:
         return f"its agent is {row.host} now, and no longer {host}"
-    if own := describe_states(row.disabled, row.disabled_reason, row.maintenance, row.maintenance_reason):
+    if own := describe_states(row):
         return f"the node is {own}"
     if not row.up:
         return f"its agent {host} is down"

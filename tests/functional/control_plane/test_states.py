@@ -136,8 +136,8 @@ service_down_time = {DOWN_TIME:g}
         for out, back in (
             (lambda: self.ironic("PUT", node, {"reason": "disk"}), lambda: self.ironic("DELETE", node)),
             (
-                lambda: self.moorage("node", "set", node, "--disable", "--disable-reason", "old"),
-                lambda: self.moorage("node", "set", node, "--enable"),
+                lambda: self.moorage("node", "disable", node, "--reason", "old"),
+                lambda: self.moorage("node", "enable", node),
             ),
         ):
             stream = Stream(self)

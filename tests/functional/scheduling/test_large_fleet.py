@@ -18,6 +18,7 @@ from moorage.fleet import api as fleet_api
 from moorage.fleet.interface import uuid_of_name
 from moorage.fleet.nodes import NodeStore
 from moorage.fleet.tables import nodes
+from moorage.fleet.view import NodeView
 from moorage.http.routes import Request, Route
 from moorage.scheduling import api as scheduling_api
 from moorage_plugins.compute.tables import instances
@@ -111,9 +112,11 @@ class LargeFleetTests(unittest.TestCase):
         with self.assertRaisesRegex(errors.InvalidInput, "no field 'colour'"):
             self.get(hosts, fields="node,colour")
 
+        nodes = NodeStore(plane.database)
+        view = NodeView(nodes, lambda hosts: frozenset(), lambda node: 0)
         listed = next(
             route
-            for route in fleet_api.routes(NodeStore(plane.database), _NoEnroller())
+            for route in fleet_api.routes(nodes, _NoEnroller(), view)
             if (route.method, route.path) == ("GET", "/nodes")
         )
         named = list(self.pages(listed, "nodes", fields="name", limit=1000))

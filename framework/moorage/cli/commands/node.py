@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""moorage node import|list|show|set."""
+"""moorage node import|list|show|set|enable|disable|maintenance|drain|remove."""
 
 from __future__ import annotations
 
@@ -12,12 +12,21 @@ from typing import Any
 from moorage import errors
 from moorage.cli import base
 from moorage.fleet import importer
-from moorage.fleet.interface import check_states
+from moorage.fleet.interface import STATES
 
-__all__ = ["NodeImport", "NodeList", "NodeSet", "NodeShow"]
+__all__ = [
+    "NodeDisable",
+    "NodeDrain",
+    "NodeEnable",
+    "NodeImport",
+    "NodeList",
+    "NodeMaintenance",
+    "NodeRemove",
+    "NodeSet",
+    "NodeShow",
+]
 
-COLUMNS = ("uuid", "name", "host", "shard", "resource_class", "disabled", "maintenance")
-STATES = ("disabled", "disabled_reason", "maintenance", "maintenance_reason")
+COLUMNS = ("uuid", "name", "host", "shard", "resource_class", "disabled", "maintenance", "draining", "dead")
 BATCH = 500
 
 
@@ -58,7 +67,7 @@ class NodeList(base.ApiLister):
         sharded.add_argument("--sharded", action="store_true", default=None, help="only those that have a shard")
         sharded.add_argument("--unsharded", dest="sharded", action="store_false", help="only those without a shard")
         parser.add_argument("--resource-class", help="only those of this resource class")
-        for state in ("disabled", "maintenance"):
+        for state in STATES:
             flag = parser.add_mutually_exclusive_group()
             flag.add_argument(f"--{state}", action="store_true", default=None, help=f"only those in the state {state}")
             flag.add_argument(f"--no-{state}", dest=state, action="store_false", help="only those that are not")
@@ -71,7 +80,7 @@ class NodeList(base.ApiLister):
             parsed_args,
             "nodes",
             COLUMNS,
-            ("host", "shard", "sharded", "resource_class", "disabled", "maintenance"),
+            ("host", "shard", "sharded", "resource_class", *STATES),
         )
 
 
@@ -90,12 +99,11 @@ class NodeShow(base.ApiShow):
 
 
 class NodeSet(base.ApiShow):
-    """Change a node: its properties (filters and weighers read them), its shard, disable it, or begin or end its maintenance.
+    """Change a node: its properties (filters and weighers read them) and its shard.
 
-    A disabled node and a node in maintenance get no new instances and no moves; the instances on them stay. A node
-    without a shard may be given one, unless it is reserved. A node with an instance changes from one shard to another only after
-    its agent was declared dead, or with --include-instances. A value of a property that is JSON (a number, true, a list, an object)
-    is taken as such, everything else as text.
+    A node without a shard may be given one, unless it is reserved. A node with an instance changes from one shard to another only
+    after its agent was declared dead, or with --include-instances. A value of a property that is JSON (a number, true, a list, an
+    object) is taken as such, everything else as text.
     """
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
@@ -116,15 +124,6 @@ class NodeSet(base.ApiShow):
             action="store_true",
             help="change the shard of a node with instances while its agent lives",
         )
-        for flag, begin, end, what in (
-            ("disabled", "--disable", "--enable", "new instances and moves"),
-            ("maintenance", "--maintenance", "--no-maintenance", "new instances and moves while it is being repaired"),
-        ):
-            state = parser.add_mutually_exclusive_group()
-            state.add_argument(begin, dest=flag, action="store_true", default=None, help=f"keep {what} away")
-            state.add_argument(end, dest=flag, action="store_false", default=None, help=f"end {begin}")
-            option = "--disable-reason" if flag == "disabled" else "--maintenance-reason"
-            parser.add_argument(option, dest=f"{flag}_reason", metavar="TEXT", help=f"why; needs {begin}")
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
@@ -133,24 +132,127 @@ class NodeSet(base.ApiShow):
             name: _json_or_text(value) for name, value in base.pairs(parsed_args.property, "--property")
         }
         changes |= dict.fromkeys(parsed_args.unset)
-        states = {name: getattr(parsed_args, name) for name in STATES if getattr(parsed_args, name) is not None}
         moved = parsed_args.shard is not None or parsed_args.no_shard
-        if not changes and not moved and not states:
+        if not changes and not moved:
             raise errors.InvalidInput(
-                "Say what is to be changed: --property NAME=VALUE, --unset NAME, --shard NAME, --disable, --enable, --maintenance "
-                "or --no-maintenance."
+                "Say what is to be changed: --property NAME=VALUE, --unset NAME, --shard NAME or --no-shard. For its states "
+                "there are moorage node disable, enable, maintenance and drain."
             )
-        # Before the shard is changed: a request that is wrong must not be done by half.
-        check_states(states)
         api = base.connection(parsed_args)
         if moved:
             assignment = {"node": parsed_args.node, "shard": parsed_args.shard}
             answer = api.assign_shards([assignment], include_instances=parsed_args.include_instances)
             if answer["conflicts"]:
                 raise errors.Conflict(f"Node {parsed_args.node} was left alone: {answer['conflicts'][0]['reason']}.")
-        if not changes and not states:
+        if not changes:
             return base.one(api.node(parsed_args.node))
-        return base.one(api.change_node(parsed_args.node, changes, **states))
+        return base.one(api.change_node(parsed_args.node, changes))
+
+
+class _NodeCommand(base.ApiShow):
+    """A command about one node."""
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Which."""
+        parser = super().get_parser(prog_name)
+        parser.add_argument("node", help="name or uuid")
+        return parser
+
+    def set_state(self, parsed_args: argparse.Namespace, flag: str, *, value: bool) -> dict[str, Any]:
+        """Set or clear a state, with the reason of the command line."""
+        reason = getattr(parsed_args, "reason", None)
+        states = {flag: value, **({f"{flag}_reason": reason} if reason is not None else {})}
+        return base.connection(parsed_args).change_node(parsed_args.node, **states)
+
+
+def _add_reason(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--reason", metavar="TEXT", help="why, for other operators")
+
+
+class NodeDisable(_NodeCommand):
+    """Keep new instances and moves away from a node; the instances on it stay."""
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Which, and why."""
+        parser = super().get_parser(prog_name)
+        _add_reason(parser)
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> Any:
+        """Change and print."""
+        return base.one(self.set_state(parsed_args, "disabled", value=True))
+
+
+class NodeEnable(_NodeCommand):
+    """End the state disabled of a node. Maintenance and draining have commands of their own."""
+
+    def take_action(self, parsed_args: argparse.Namespace) -> Any:
+        """Change and print."""
+        return base.one(self.set_state(parsed_args, "disabled", value=False))
+
+
+class NodeMaintenance(_NodeCommand):
+    """Begin or end the maintenance of a node. It gets no new instances and no moves; the instances on it stay."""
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Which, and whether it begins."""
+        parser = super().get_parser(prog_name)
+        parser.add_argument("state", choices=["on", "off"])
+        _add_reason(parser)
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> Any:
+        """Change and print."""
+        return base.one(self.set_state(parsed_args, "maintenance", value=parsed_args.state == "on"))
+
+
+class NodeDrain(_NodeCommand):
+    """Begin to empty a node: it gets no new instances and no moves, and the command says how many instances are still on it.
+
+    It moves no instance. Delete the instances, or move each with moorage instance migrate.
+    """
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Which, and why."""
+        parser = super().get_parser(prog_name)
+        parser.add_argument("--stop", action="store_true", help="end the draining; the node gets new instances again")
+        _add_reason(parser)
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> Any:
+        """Change and print."""
+        node = self.set_state(parsed_args, "draining", value=not parsed_args.stop)
+        if not parsed_args.stop:
+            # Not where -f json is read.
+            self.app.stderr.write(_left(node))
+        return base.one(node)
+
+
+def _left(node: dict[str, Any]) -> str:
+    count = node["instances"]
+    if not count:
+        return f"Node {node['name']} is empty. It can be removed: moorage node remove {node['name']}\n"
+    return (
+        f"Node {node['name']} has {count} instance{'s' if count > 1 else ''}. Draining moves none: delete them, or move each "
+        f"with moorage instance migrate. moorage host show {node['host']} lists them.\n"
+    )
+
+
+class NodeRemove(base.ApiCommand):
+    """Remove a node on which nothing is. Otherwise the answer says what is on it.
+
+    An agent that enrols its host makes the node again at its next start: end the agent first.
+    """
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Which."""
+        parser = super().get_parser(prog_name)
+        parser.add_argument("node", help="name or uuid")
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> None:
+        """Remove it; print nothing."""
+        base.connection(parsed_args).remove_node(parsed_args.node)
 
 
 def _json_or_text(text: str) -> Any:

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is on a node: instances, instances that move to it, and what else holds resources of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from moorage import errors
+from moorage.allocation.interface import AllocationStore
+from moorage.db import Database
+from moorage.fleet.tables import nodes
+from moorage.instances.interface import Instance, InstanceStore, departed_consumer, move_consumer
+
+__all__ = ["NodeContents"]
+
+#: Names that an error lists.
+_NAMED = 5
+_PAGE = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class NodeContents:
+    """Counts and names what is on a node. Safe for use by several threads."""
+
+    database: Database
+    instances: InstanceStore
+    store: AllocationStore
+
+    def none(self) -> sa.ColumnElement[bool]:
+        """The condition on a row of ``nodes`` that no instance is on it.
+
+        An instance of another service (``instance_uuid``) does not count in maintenance: its operator says that it is gone.
+        """
+        occupied = self.instances.occupies(nodes.c.uuid)
+        external = sa.and_(nodes.c.instance_uuid.is_not(None), nodes.c.maintenance == sa.false())
+        return sa.not_(external if occupied is None else sa.or_(external, occupied))
+
+    def count(self, node_uuid: str) -> int:
+        """How many instances are on a node or move to it."""
+        with self.database.read() as tx:
+            uuids = {each.uuid for each in self.instances.on_node(node_uuid, tx)}
+        # One that is resized on its own node stands there twice.
+        return len(uuids - {move_consumer(uuid) for uuid in uuids})
+
+    def refusal(self, node_uuid: str) -> errors.InUse:
+        """The error that says why a node is not removed, and what to do."""
+        with self.database.read() as tx:
+            columns = (nodes.c.name, nodes.c.host, nodes.c.instance_uuid, nodes.c.maintenance)
+            row = tx.execute(sa.select(*columns).where(nodes.c.uuid == node_uuid)).first()
+            moving = {each.uuid for each in self.instances.on_node(node_uuid, tx)}
+        name, found = (row.name, list(self._parts(row, node_uuid, moving))) if row is not None else (node_uuid, [])
+        if not found:
+            return errors.InUse(
+                f"Node {name} was used a moment ago, so it is not removed. Try again.", provider=node_uuid
+            )
+        return errors.InUse(
+            f"Node {name} is not removed: {'; '.join(found)}. Delete these or move them to other nodes (moorage instance "
+            f"delete, moorage instance migrate), then remove the node. moorage node disable {name} keeps new ones away.",
+            provider=node_uuid,
+            holder="; ".join(found),
+        )
+
+    def _parts(self, row: Any, node_uuid: str, moving: set[str]) -> Iterator[str]:
+        here = [each for each in self._of_host(row.host) if each.node_uuid == node_uuid]
+        uuids = {each.uuid for each in here}
+        coming = self.instances.find(sorted(moving - uuids))
+        if here:
+            yield f"{_counted(len(here), 'instance is', 'instances are')} on it ({_listed(here)})"
+        if coming:
+            yield f"{_counted(len(coming), 'instance moves', 'instances move')} to it ({_listed(coming)})"
+        if row.instance_uuid is not None and not row.maintenance:
+            yield f"instance {row.instance_uuid} of another service is on it"
+        known = {each.uuid for each in (*here, *coming)}
+        known |= {of(uuid) for uuid in known for of in (move_consumer, departed_consumer)}
+        consumers = {item.consumer for item in self.store.allocations(providers=[node_uuid])} - known
+        if consumers:
+            held = _counted(len(consumers), "other consumer holds", "other consumers hold")
+            yield f"{held} resources of it ({_few(sorted(consumers))})"
+
+    def _of_host(self, host: str | None) -> Iterator[Instance]:
+        after = ""
+        while host is not None:
+            page = self.instances.list(after=after, limit=_PAGE, host=host)
+            yield from page
+            if len(page) < _PAGE:
+                return
+            after = page[-1].uuid
+
+
+def _counted(number: int, one: str, many: str) -> str:
+    return f"{number} {one if number == 1 else many}"
+
+
+def _listed(instances: Sequence[Instance]) -> str:
+    return _few([each.name or each.uuid for each in instances])
+
+
+def _few(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:_NAMED])
+    return shown if len(names) <= _NAMED else f"{shown} and {len(names) - _NAMED} more"

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import tempfile
@@ -13,6 +14,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from moorage import errors
+from moorage.cli import main
+from tests.commands import in_process
 from tests.functional.compute.sandboxes import guardians_of, kill_guardians, pids_of, require_bubblewrap
 from tests.functional.control_plane.test_slice import Plane, SliceCase, flavor
 from tests.servers import wait_until
@@ -180,3 +183,16 @@ class EnrolledPlaneTests(unittest.TestCase):
         wait_until(created, "a scheduler to see the node", SOON)
         wait_until(lambda: self.api.instance(self.made)["status"] == "active", "it to run", SOON)
         self.assertEqual(1, len(pids_of(self.made, self.plane.state)))
+
+        status, said, told = self.moorage("node", "drain", "agent-1", "--reason", "disks", "-f", "json")
+        self.assertEqual((0, 1, True), (status, json.loads(said)["instances"], json.loads(said)["draining"]))
+        self.assertIn("Node agent-1 has 1 instance. Draining moves none", told)
+        status, said, told = self.moorage("node", "remove", "agent-1")
+        self.assertEqual((1, ""), (status, said))
+        self.assertIn(f"Node agent-1 is not removed: 1 instance is on it ({self.made}).", told)
+        self.api.delete_instance(self.made)
+        wait_until(lambda: self.moorage("node", "remove", "agent-1")[0] == 0, "the node to be free", SOON)
+        self.assertEqual([], list(self.api.nodes()))
+
+    def moorage(self, *words: str) -> tuple[int, str, str]:
+        return in_process(main.main, [*words, "--state-dir", str(self.plane.state)])

@@ -516,6 +516,8 @@ class Scheduler:
             summary = f"node {states[-1]['node']} gets no new instances: {states[-1]['state']}"
         elif len(ranking.rows):
             summary = "others claimed every node that was tried first"
+        elif short and not fleet.available.any():
+            summary = "every node has an agent that is down, or is disabled, in maintenance or draining (see moorage host list)"
         elif short:
             summary = f"no node has enough {short} free"
         elif decision.refusals and not ranking.considered:

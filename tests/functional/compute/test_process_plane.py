@@ -167,7 +167,10 @@ class EnrolledPlaneTests(unittest.TestCase):
         (node,) = self.api.nodes()
         self.assertEqual(("agent-1", "agent-1"), (node["name"], node["host"]))
         self.api.change_node("agent-1", disabled=True, disabled_reason="disk")
-        node = self.api.node("agent-1")
+        wait_until(
+            lambda: "every node has an agent that is down, or is disabled" in self.refusal(), "the refusal", SOON
+        )
+        node = {name: value for name, value in self.api.node("agent-1").items() if name != "instances"}
         before = self.plane.processes()["agent-1"]
         os.kill(before["pid"], signal.SIGKILL)
         wait_until(lambda: self.plane.processes()["agent-1"]["restarts"] > before["restarts"], "another agent", SOON)
@@ -193,6 +196,11 @@ class EnrolledPlaneTests(unittest.TestCase):
         self.api.delete_instance(self.made)
         wait_until(lambda: self.moorage("node", "remove", "agent-1")[0] == 0, "the node to be free", SOON)
         self.assertEqual([], list(self.api.nodes()))
+
+    def refusal(self) -> str:
+        with self.assertRaises(errors.NoValidHost) as refused:
+            self.api.create_instance({**flavor(VCPU=1), "command": ["sleep", "100000"]})
+        return refused.exception.message
 
     def moorage(self, *words: str) -> tuple[int, str, str]:
         return in_process(main.main, [*words, "--state-dir", str(self.plane.state)])

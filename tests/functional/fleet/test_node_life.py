@@ -36,7 +36,7 @@ from tests import servers
 from tests.conformance.allocation.stores import sql_store
 from tests.functional.db.databases import Mixin, sqlite_url
 from tests.ready import ready_node
-from tests.unit.scheduling.group_tests import NoPools
+from tests.unit.scheduling.group_tests import NodeNames
 
 ROUNDS = 8
 CLAIMERS = 3
@@ -76,7 +76,7 @@ class LifeCase(Mixin):
         self.availability = ready_node(self.database, self.node, self.host)
         self.enrolment.enrol([NodeSpec(self.node, self.name, inventories=(InventoryItem("VCPU", 100),))])
         workers, groups = SqlOperationStore(self.database, lease_seconds=60), GroupStore(self.database)
-        self.claimer = StoreClaimer(self.store, self.instances, workers, NoPools(), groups, self.availability)
+        self.claimer = StoreClaimer(self.store, self.instances, workers, NodeNames(), groups, self.availability)
 
     def claim(self, name: str = "") -> str:
         spec = RequestSpec(str(uuid.uuid4()), Flavor("small", {"VCPU": 1}), properties={"name": name})

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What each preset does to a fleet with scarce resources, printed as one JSON object.
 
-``python benchmarks/ranking.py [--nodes FILE] [--requests FILE] [--presets spread,pack,nova] [--seed N]``
+``python benchmarks/ranking.py [--nodes FILE] [--requests FILE] [--presets spread,pack,gpu,nova] [--seed N]``
 
 Requests of the file are drawn at random, with replacement, and none is released, until requests for as many GPUs as the fleet has
 were drawn: the fleet is then saturated, as in Weng et al., USENIX ATC 2023. For each preset:
@@ -112,7 +112,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=Path, default=DATA / "nodes_openb.jsonl")
     parser.add_argument("--requests", type=Path, default=DATA / "requests_openb.csv")
-    parser.add_argument("--presets", default="spread,pack,nova")
+    parser.add_argument("--presets", default="spread,pack,gpu,nova")
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
     nodes, requests = fleet_of(given.nodes), read_requests(given.requests)

@@ -39,6 +39,11 @@ PRESETS: Mapping[str, Preset] = {
         ("least_waste", "cpu", "ram"),
         {"cpu": -1.0, "ram": -1.0},
     ),
+    "gpu": Preset(
+        "keep GPUs usable for the requests for GPUs that are expected, then as pack",
+        ("gpu_fragmentation", "least_waste", "cpu", "ram"),
+        {"cpu": -1.0, "ram": -1.0},
+    ),
     "nova": Preset(
         "the weighers that Nova enables, with its multipliers",
         ("cpu", "ram", "disk", "io_ops", "soft_affinity", "soft_anti_affinity", "build_failure", "hypervisor_version"),

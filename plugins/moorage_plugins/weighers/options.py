@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from oslo_config import cfg, types
 from typing_extensions import override
 
-__all__ = ["list_opts", "ratio"]
+__all__ = ["expected_request", "list_opts", "ratio"]
 
 #: Weigher -> its multiplier, and what counts.
 _MULTIPLIERS: Sequence[tuple[str, float, str]] = (
@@ -22,6 +22,11 @@ _MULTIPLIERS: Sequence[tuple[str, float, str]] = (
         10.0,
         "How much it counts that a node's scarce resources stay free for requests that ask for them.",
     ),
+    (
+        "gpu_fragmentation",
+        10.0,
+        "How much it counts that the GPUs of a node stay usable for the expected requests.",
+    ),
     ("io_ops", -1.0, "How much the number of busy instances counts: negative avoids nodes with many."),
     ("num_instances", 0.0, "How much the number of instances counts: negative avoids nodes with many."),
     ("build_failure", 1_000_000.0, "How much failed builds are avoided (the node's property failed_builds)."),
@@ -30,6 +35,9 @@ _MULTIPLIERS: Sequence[tuple[str, float, str]] = (
     ("soft_anti_affinity", 1.0, "How much members of the same server group repel, with the policy soft-anti-affinity."),
     ("metrics", 1.0, "How much the sum of the metrics counts."),
 )
+
+#: (popularity, GPUs) of the requests that are expected by default, with 8 processors and 32 GiB for each GPU.
+_DEFAULT_GPUS = ((8, 1), (4, 2), (2, 4), (1, 8))
 
 
 class _Ratio(types.String):
@@ -81,6 +89,57 @@ _METRICS: Sequence[cfg.Opt] = (
 )
 
 
+class _Expected(types.String):
+    """One of the expected requests; wrong ones are refused where the file is read."""
+
+    @override
+    def __call__(self, value: Any) -> str:
+        text = super().__call__(value)
+        expected_request(text)
+        return str(text)
+
+
+def expected_request(setting: str) -> tuple[float, dict[str, int]]:
+    """Popularity and resources of ``popularity:CLASS=units:CLASS=units``.
+
+    :raises ValueError: it is not of that form, the popularity is not above 0, or units are not whole numbers above 0.
+    """
+    popularity, *parts = setting.split(":")
+    try:
+        weight = float(popularity)
+        resources = {name.strip(): int(units) for name, _, units in (part.partition("=") for part in parts)}
+    except ValueError:
+        weight, resources = math.nan, {}
+    if not (math.isfinite(weight) and weight > 0 and resources and all(resources) and min(resources.values()) > 0):
+        raise ValueError(
+            f"{setting!r} is no expected request; write POPULARITY:CLASS=UNITS:CLASS=UNITS, for example "
+            "70:PGPU=1:VCPU=8:MEMORY_MB=32768"
+        )
+    return weight, resources
+
+
+_GPU_FRAGMENTATION: Sequence[cfg.Opt] = (
+    cfg.StrOpt(
+        "resource_class",
+        mutable=True,
+        default="PGPU",
+        help="The resource class of the devices, in whole devices.",
+    ),
+    cfg.ListOpt(
+        "expected",
+        item_type=_Expected(),
+        mutable=True,
+        default=[
+            f"{popularity}:PGPU={gpus}:VCPU={8 * gpus}:MEMORY_MB={32768 * gpus}" for popularity, gpus in _DEFAULT_GPUS
+        ],
+        help="Requests that are expected and how popular they are, POPULARITY:CLASS=UNITS:CLASS=UNITS each: the flavors with "
+        "GPUs, and how often each is asked for. Popularities are relative to each other.",
+    ),
+)
+#: Options of weighers beside the multiplier.
+_MORE: Mapping[str, Sequence[cfg.Opt]] = {"metrics": _METRICS, "gpu_fragmentation": _GPU_FRAGMENTATION}
+
+
 def list_opts() -> Sequence[tuple[str, Sequence[cfg.Opt]]]:
     """Options by group, for the sample configuration."""
     options: list[tuple[str, Sequence[cfg.Opt]]] = []
@@ -88,5 +147,5 @@ def list_opts() -> Sequence[tuple[str, Sequence[cfg.Opt]]]:
         multiplier = cfg.FloatOpt(
             "multiplier", mutable=True, default=default, help=meaning + " Aggregates may set their own."
         )
-        options.append((f"weigher_{name}", [multiplier, *(_METRICS if name == "metrics" else ())]))
+        options.append((f"weigher_{name}", [multiplier, *_MORE.get(name, ())]))
     return options

@@ -175,8 +175,8 @@ class TestLeastWaste(unittest.TestCase):
         return fleet.nodes[row].host, fleet.nodes[row].name
 
 
-#: Weighers that compare nodes with each other; :class:`TestLeastWaste` stands for the kit.
-OF_SETS = {"least_waste"}
+#: Weighers that Nova does not have: :class:`TestLeastWaste` and ``tests/unit/scheduling/test_fragmentation.py`` stand for the kit.
+OF_SETS = {"least_waste", "gpu_fragmentation"}
 
 
 class TestAllAreThere(unittest.TestCase):

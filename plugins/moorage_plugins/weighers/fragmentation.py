@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fragmentation gradient descent: how much device capacity a placement makes useless for what is asked for most.
+
+The formulas are those of Weng et al., "Beware of Fragmentation: Scheduling GPU-Sharing Workloads with Fragmentation Gradient
+Descent", USENIX ATC 2023, section 4:
+
+* The fragment of a node for a task: all free shares of its devices when the task does not fit on the node. Otherwise, the free
+  shares of the devices that are too small for the task's share.
+* The expected fragmentation of a node: the mean of its fragments over the tasks that are expected, by their popularity.
+* A task goes where it raises the expected fragmentation least; on the node, to the device where it does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Task", "expected_fragmentation", "fits", "increase"]
+
+Floats = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What a request takes from a node.
+
+    :param devices: how many devices it needs.
+    :param share: how much it needs of each, in the unit of the free shares.
+    :param resources: resource class -> units that it needs of the node beside the devices.
+    """
+
+    devices: int
+    share: float
+    resources: Mapping[str, float]
+
+
+def fits(task: Task, shares: Floats, free: Mapping[str, Floats]) -> Mask:
+    """Nodes on which a task fits.
+
+    :param shares: what is free of each device, a column for each node, 0 where a node has fewer devices.
+    :param free: resource class -> what is free of it, a number for each node; 0 of classes that are not in it.
+    """
+    enough: Mask = _large_enough(task, shares).sum(axis=0) >= task.devices
+    return enough & _has_resources(task, free, shares.shape[1])
+
+
+def expected_fragmentation(
+    shares: Floats, free: Mapping[str, Floats], expected: Sequence[tuple[Task, float]]
+) -> Floats:
+    """The expected fragmentation of each node, in the unit of the shares; arguments as for :func:`fits`.
+
+    :param expected: tasks and their popularity, of any sum above 0.
+    """
+    total = shares.sum(axis=0)
+    found: Floats = np.zeros(shares.shape[1])
+    #: Many tasks want the same of devices, and differ in processors and memory.
+    of_devices: dict[tuple[int, float], tuple[Mask, Floats]] = {}
+    for task, popularity in expected:
+        known = of_devices.get((task.devices, task.share))
+        if known is None:
+            large = _large_enough(task, shares)
+            known = large.sum(axis=0) >= task.devices, np.where(large, 0.0, shares).sum(axis=0)
+            of_devices[task.devices, task.share] = known
+        enough, too_small = known
+        found += popularity * np.where(enough & _has_resources(task, free, shares.shape[1]), too_small, total)
+    return found / sum(popularity for _, popularity in expected)
+
+
+def increase(
+    task: Task, shares: Floats, free: Mapping[str, Floats], expected: Sequence[tuple[Task, float]]
+) -> tuple[Floats, npt.NDArray[np.intp]]:
+    """By how much a task raises the expected fragmentation of each node, and the device that it takes for that.
+
+    Infinite on nodes on which it does not fit. The device is -1 for a task that needs none or several: of several, it takes the
+    first that are large enough.
+    """
+    before = expected_fragmentation(shares, free, expected)
+    left = {name: column - task.resources.get(name, 0.0) for name, column in free.items()}
+    least: Floats = np.full(shares.shape[1], np.inf)
+    device = np.full(shares.shape[1], -1, dtype=np.intp)
+    possible = _has_resources(task, free, shares.shape[1])
+    for chosen, here, after in _choices(task, shares):
+        rows = np.flatnonzero(here & possible)
+        column = {name: values[rows] for name, values in left.items()}
+        raised = expected_fragmentation(after[:, rows], column, expected) - before[rows]
+        better = raised < least[rows]
+        least[rows[better]] = raised[better]
+        device[rows[better]] = chosen
+    return least, device
+
+
+def _choices(task: Task, shares: Floats) -> Iterator[tuple[int, Mask, Floats]]:
+    """Ways to take devices: the device, on which nodes it can be taken, and what is free then."""
+    large = _large_enough(task, shares)
+    if task.devices == 1:
+        for device in range(len(shares)):
+            # Of devices with equally much free, the first stands for all.
+            here = large[device] & (shares[:device] != shares[device]).all(axis=0)
+            if here.any():
+                after = shares.copy()
+                after[device] -= task.share
+                yield device, here, after
+    else:
+        taken = large & (np.cumsum(large, axis=0) <= task.devices)
+        yield -1, taken.sum(axis=0) == task.devices, shares - np.where(taken, task.share, 0.0)
+
+
+def _large_enough(task: Task, shares: Floats) -> Mask:
+    """Devices of which the task could have its share. A share of nothing is none."""
+    return (shares >= task.share) & (shares > 0)
+
+
+def _has_resources(task: Task, free: Mapping[str, Floats], nodes: int) -> Mask:
+    enough: Mask = np.ones(nodes, dtype=np.bool_)
+    for name, units in task.resources.items():
+        enough &= (free[name] if name in free else np.zeros(nodes)) >= units
+    return enough

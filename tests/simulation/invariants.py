@@ -31,6 +31,11 @@ INVARIANTS: Sequence[Invariant] = (
     Invariant("What was deleted stays deleted", "scheduling", "Placement.check: at rest"),
     Invariant("What a filter promised is true", "scheduling", "Promises.check_step: after each commit"),
     Invariant("An instance runs on its host, and nowhere else", "scheduling", "Placement.quiet: at rest"),
+    Invariant(
+        "Nothing is evacuated from a host whose agent has started again",
+        "scheduling",
+        "Evacuations.check_turns: after each commit",
+    ),
     Invariant("One effect for each token", "fences", "Placement.check: at rest"),
     Invariant("An operation has at most one effect", "fences", "Leases.check_step: after each commit"),
     Invariant("No token is given twice", "fences", "Leases.give: at once"),

@@ -23,6 +23,7 @@ from moorage.instances import actions as operations
 from moorage.instances import create as placing
 from moorage.journal import delivery, subscriptions
 from moorage.services import registry
+from moorage.services.registry import ServiceRegistry
 from moorage.sharding import plans
 from moorage.work import fences as work_fences
 from moorage.work import operations as workers
@@ -60,7 +61,7 @@ class Mutant:
     engine: str = "memory"
 
 
-_V, _L, _W, _D = ("volumes",), ("leases",), ("sweeps",), ("deliveries",)
+_V, _L, _W, _D, _E = ("volumes",), ("leases",), ("sweeps",), ("deliveries",), ("evacuations",)
 _P, _R, _C, _K, _T, _S = (
     ("placement",),
     ("promises",),
@@ -101,6 +102,9 @@ MUTANTS: Sequence[Mutant] = (
         ),
     ),
     Mutant("tokens that do not rise", _P, planting.same_tokens),
+    # Fences of hosts.
+    Mutant("evacuations do not look at the fence", _E, put(ServiceRegistry, "hold_fence", lambda self, tx, host: True)),
+    Mutant("a fence outlives the start of its agent", _E, drop(registry, "_HOLD_FENCE", "fenced_epoch")),
     Mutant(
         "tokens that do not rise, write without fence",
         _P,

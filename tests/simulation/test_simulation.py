@@ -69,6 +69,9 @@ class SimulationTests(unittest.TestCase):
     def test_deliveries_keep_every_invariant(self) -> None:
         self.assert_holds("deliveries")
 
+    def test_evacuations_keep_every_invariant(self) -> None:
+        self.assert_holds("evacuations")
+
     def test_one_seed_gives_one_trace(self) -> None:
         for workload in ("claims", "placement"):
             one, two = (simulate("--workload", workload, "--seed", "7").stdout for _ in range(2))

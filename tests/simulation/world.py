@@ -97,18 +97,6 @@ class _Source(randomness.RandomSource):
         return self._random.randbytes(size)
 
 
-class _NoCollector:
-    """In the place of :mod:`gc` in production's modules: a simulation collects between schedules only."""
-
-    @staticmethod
-    def collect() -> None:
-        """Nothing."""
-
-    @staticmethod
-    def freeze() -> None:
-        """Nothing."""
-
-
 class _NoProcessorTime:
     """In the place of :class:`moorage.clock.ThreadTime`: what the real machine needs decides nothing here."""
 
@@ -286,7 +274,8 @@ class World:
                     (point, "load_all", self._cached(point.load_all)),
                     # Nothing is installed during a schedule: no look for changed distributions.
                     (extensions, "_read", lambda: self.base.installed),
-                    (scheduler_role, "gc", _NoCollector),
+                    # A simulation collects between schedules only.
+                    (scheduler_role, "exempt_from_collection", lambda: None),
                     (plugin_runner, "faulthandler", _NoTraceback),
                     # Less often than in production: most of a schedule would be these looks.
                     (scheduler_role, "_REFUSALS", 10.0),

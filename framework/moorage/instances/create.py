@@ -156,11 +156,11 @@ class StoreClaimer:
         try:
             outcome, holds = claim_of_node(node_uuid, spec.flavor.resources, spec.propose, take)
         except GenerationConflict:
-            # A retry of its build has moved the claim of an earlier try of this request.
-            moved = self._moved(spec.instance_uuid, request_id)
-            if moved is None:
+            # The instance of an earlier try of this request has been moved since, with its claim.
+            earlier = self.earlier(spec, request_id)
+            if earlier is None:
                 raise
-            return moved
+            return earlier
         if outcome.repeated:
             return ClaimResult(self._node(outcome), repeated=True)
         # A transaction that lost a race ran again; the last one was committed.
@@ -173,14 +173,6 @@ class StoreClaimer:
         except errors.NotFound:
             return None
         return ClaimResult(found.node_uuid, repeated=True) if found.node_uuid and found.status != "error" else None
-
-    def _moved(self, instance_uuid: str, request_id: str) -> ClaimResult | None:
-        try:
-            found = self.instances.get(instance_uuid)
-        except errors.NotFound:
-            return None
-        known = (found.pending.get("request_id"), found.request.get("last_request_id"))
-        return ClaimResult(found.node_uuid, repeated=True) if found.node_uuid and request_id in known else None
 
     def _node(self, outcome: ClaimOutcome) -> str:
         """The node of a repeated claim, which may hold nothing of the node's own provider."""

@@ -7,6 +7,7 @@ from tests.simulation.workloads.base import Workload
 from tests.simulation.workloads.claims import Claims
 from tests.simulation.workloads.cleaning import Cleaning
 from tests.simulation.workloads.deliveries import Deliveries
+from tests.simulation.workloads.evacuations import Evacuations
 from tests.simulation.workloads.leases import Leases
 from tests.simulation.workloads.placement import Placement
 from tests.simulation.workloads.promises import Promises
@@ -28,4 +29,5 @@ WORKLOADS: dict[str, type[Workload]] = {
     "shards": Shards,
     "volumes": Volumes,
     "deliveries": Deliveries,
+    "evacuations": Evacuations,
 }

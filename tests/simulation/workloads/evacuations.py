@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hosts that lose their power, are fenced and evacuated, and come back meanwhile: an evacuation and a return take turns."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from typing_extensions import override
+
+from moorage import errors
+from moorage.control_plane.factories import open_instances
+from moorage.db import Database
+from moorage.services.registry import ServiceRegistry
+from tests.simulation.kernel import Process
+from tests.simulation.workloads.placement import HOSTS, Placement, enrol
+
+__all__ = ["Evacuations"]
+
+
+class Evacuations(Placement):
+    """As :class:`Placement`, with larger nodes, and an operator in place of a client."""
+
+    seconds: ClassVar[float] = 40.0
+    points: ClassVar[int] = 800
+    steps: ClassVar[int] = 2000
+
+    @staticmethod
+    @override
+    def fill(database: Database, conf: Any) -> None:
+        enrol(database, conf, HOSTS, 8)
+
+    @override
+    def begin(self) -> None:
+        #: Hosts without power.
+        self.off: set[str] = set()
+        #: The epoch of a host's agent when it got its power again.
+        self.came_back: dict[str, int] = {}
+        self._evacuations: set[tuple[str, int]] = set()
+        super().begin()
+
+    @override
+    def begin_clients(self) -> None:
+        for number in range(1, 3):
+            self.client(f"client-{number}", self._client)
+        self.client("operator", self._operator)
+
+    @override
+    def restart(self, process: Process) -> None:
+        if process.name.partition("#")[0] not in self.off:
+            super().restart(process)
+
+    # -- the operator ---------------------------------------------------------------------------------------------
+
+    def _operator(self, process: Process) -> None:
+        platform = self.world.platform(process, "api", beats=False)
+        registry = ServiceRegistry(platform.database, platform.clock)
+        instances = open_instances(platform, self.world.conf)
+        for _ in range(self.random.randint(1, 3)):
+            platform.clock.sleep(self.random.uniform(1, 8))
+            host = self.random.choice(HOSTS)
+            agent = registry.list(binary="agent", host=host)[0].uuid
+            self._power_off(host)
+            self._until(platform, functools.partial(registry.set, agent, forced_down=True))
+            self._until(platform, functools.partial(registry.fence, agent, "its power is off"))
+            self.kernel.later(self.random.uniform(0, 6), functools.partial(self._power_on, host))
+            for each in self._until(platform, functools.partial(instances.by_hosts, [host])):
+                self._evacuate(platform, each.uuid)
+            while host in self.off:
+                platform.clock.sleep(0.5)
+            self._until(platform, functools.partial(registry.set, agent, forced_down=False))
+
+    def _until(self, platform: Any, call: Callable[[], Any]) -> Any:
+        """What the call returns when the store answers at last."""
+        while True:
+            try:
+                return call()
+            except errors.Unavailable:
+                platform.clock.sleep(0.5)
+
+    def _evacuate(self, platform: Any, uuid: str) -> None:
+        request = f"evacuate-{self.random.getrandbits(32):08x}"
+        args = {"instance_uuid": uuid, "operation": "evacuate", "wanted": {}, "request_id": request}
+        for _ in range(self.random.randint(1, 3)):
+            try:
+                platform.sender.call("scheduler", "move_instance", args)
+            except errors.MoorageError as error:
+                if isinstance(error, errors.NotFound | errors.Conflict | errors.NoValidHost):
+                    break
+            else:
+                self.kernel.note("acknowledged", f"evacuate {uuid}")
+                self.facts["evacuations"] = self.facts.get("evacuations", 0) + 1
+                break
+
+    def _power_off(self, host: str) -> None:
+        """Nothing runs on the host from here on, also nothing that stood still."""
+        self.off.add(host)
+        for process in [each for each in self.kernel.processes if each.name.partition("#")[0] == host]:
+            self.kernel.kill(process)
+
+    def _power_on(self, host: str) -> None:
+        ((self.came_back[host],),) = self.rows(
+            "SELECT epoch FROM services WHERE \"binary\" = 'agent' AND host = ?", host
+        )
+        self.off.discard(host)
+        newest = [each for each in self.kernel.processes if each.name.partition("#")[0] == host][-1]
+        self.restart(newest)
+
+    # -- checks ---------------------------------------------------------------------------------------------------
+
+    @override
+    def check_step(self) -> None:
+        super().check_step()
+        self.check_turns()
+
+    def check_turns(self) -> None:
+        """An instance is evacuated only while its host has no power, or before the agent there has started again."""
+        found = self.rows("SELECT uuid, fence, pending FROM instances WHERE status = 'evacuating'")
+        for uuid, fence, text in found:
+            if (uuid, fence) in self._evacuations:
+                continue
+            self._evacuations.add((uuid, fence))
+            host = json.loads(text)["left"]
+            if host in self.off:
+                continue
+            ((epoch,),) = self.rows("SELECT epoch FROM services WHERE \"binary\" = 'agent' AND host = ?", host)
+            self.require(
+                self.came_back.get(host) == epoch,
+                f"instance {uuid} was evacuated from host {host}, whose agent had started with epoch {epoch}",
+            )

@@ -60,6 +60,7 @@ from moorage.instances.actions import InPlace
 from moorage.instances.ask_agent import AgentQuestions
 from moorage.instances.availability import Availability
 from moorage.instances.create import Deleter, cast_to_agent
+from moorage.instances.interface import holds_of
 from moorage.instances.on_node import NodeContents
 from moorage.instances.reset_state import Resetter
 from moorage.journal import api as journal_api
@@ -255,7 +256,16 @@ class ApiAssembly:
                 conf.cleanup.enabled_handlers,
                 hinders,
             ),
-            *instances_api.routes(instances, schedulers, deleter, in_place, resetter, resolve, questions.ask),
+            *instances_api.routes(
+                instances,
+                schedulers,
+                deleter,
+                in_place,
+                resetter,
+                resolve,
+                questions.ask,
+                functools.partial(holds_of, store),
+            ),
             *server_groups_api.routes(groups),
             *sharding_api.routes(platform.database, nodes, plans, mover, self._resharded),
             *coordination_api.routes(

@@ -39,7 +39,7 @@ __all__ = [
     "WorkloadState",
 ]
 
-API_VERSION = (1, 0)
+API_VERSION = (1, 1)
 
 
 class DriverError(Exception):
@@ -73,6 +73,8 @@ class Workload:
     :param extra_specs: of the flavor.
     :param command: what to run, the program first; empty for none. Only drivers with ``runs_commands`` get one.
     :param operation: what makes it: build, rebuild, resize, live_migrate, unshelve.
+    :param holds: what is claimed of which providers: provider uuid -> resource class -> units. Other uuids than the node's are
+        those of its NUMA cells, devices and pools. Empty: everything is claimed of the node's own provider.
     """
 
     uuid: str
@@ -83,6 +85,7 @@ class Workload:
     extra_specs: Mapping[str, str] = field(default_factory=dict)
     command: Sequence[str] = ()
     operation: str = "build"
+    holds: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -151,7 +151,7 @@ _LINES = {
 }
 _FORCE = {"type": "object", "properties": {"force": {"type": "boolean"}}, "additionalProperties": False}
 #: Fields that name hosts or nodes; ``pending`` says where an instance goes, and where it was tried.
-_PLACES = frozenset({"host", "node", "node_uuid", "pending"})
+_PLACES = frozenset({"host", "node", "node_uuid", "pending", "holds"})
 _SHOWN = {
     "type": "object",
     "properties": {"uuid": {"type": "string"}, "status": {"type": "string"}, "host": {"type": "string"}},
@@ -232,9 +232,11 @@ def routes(
     resetter: Resetter,
     resolve: Resolver,
     ask_agent: AskAgent,
+    holds: Callable[[str], Mapping[str, Any]],
 ) -> Sequence[Route]:
     """The routes, over the store of instances.
 
+    :param holds: reads what a consumer holds: provider uuid -> resource class -> units.
     :param resolve: called with the body of a request for a new instance, or of a resize, and who asks.
     """
 
@@ -251,7 +253,7 @@ def routes(
     def show(request: Request) -> Response:
         found = instances.get(request.path_params["uuid"])
         _visible(found, request)
-        return Response(200, _shown(request)(found.to_json()))
+        return Response(200, _shown(request)({**found.to_json(), "holds": holds(found.uuid)}))
 
     def delete(request: Request) -> Response:
         found = instances.get(request.path_params["uuid"])
@@ -291,7 +293,15 @@ def routes(
             tags=tags,
         ),
         Route("GET", "/instances", list_instances, may_get, "List instances.", {200: listing}, query=_QUERY, tags=tags),
-        Route("GET", "/instances/{uuid}", show, may_get, "Show an instance.", {200: _SHOWN}, tags=tags),
+        Route(
+            "GET",
+            "/instances/{uuid}",
+            show,
+            may_get,
+            "Show an instance, and what it holds: provider uuid -> resource class -> units.",
+            {200: _SHOWN},
+            tags=tags,
+        ),
         Route(
             "POST",
             "/instances/{uuid}/action",

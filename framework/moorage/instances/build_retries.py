@@ -23,13 +23,13 @@ from moorage.context import acting_for, from_text
 from moorage.db import Database
 from moorage.instances.actions import spec_of
 from moorage.instances.availability import Availability
-from moorage.instances.create import BUILD, NodeNames, check_neighbours, record_placement
+from moorage.instances.create import BUILD, NodeNames, check_neighbours, pending_holds, record_placement
 from moorage.instances.interface import Instance, InstanceStore
 from moorage.instances.observed_claims import ObservedClaimer
 from moorage.instances.providers import claim_of_node
 from moorage.observers.interface import InstanceFailed, ObserverEvent
 from moorage.scheduling.groups import GroupStore
-from moorage.scheduling.interface import ClaimResult, RequestSpec
+from moorage.scheduling.interface import ClaimResult, Holds, RequestSpec
 from moorage.scheduling.scheduler import Scheduler, Selection
 from moorage.work.interface import ANY_SCHEDULER, Operation
 from moorage.work.operations import SqlOperationStore
@@ -77,11 +77,20 @@ class RetryClaimer:
         stores = self.stores
         to = {"host": host, "node": stores.node_names.node_name(node_uuid), "node_uuid": node_uuid}
         pending = {**self.pending, **({"limits": dict(spec.limits)} if spec.limits else {})}
+        # Those of the failed try.
+        pending.pop("holds", None)
 
-        def record(transaction: Any) -> None:
+        def record(transaction: Any, held: Holds) -> None:
             stores.availability.check(transaction, node_uuid, host)
             check_neighbours(transaction, stores.groups, stores.instances, spec, node_uuid)
-            token = _take_over(stores, transaction, self.instance, self.worker, host, {**to, "pending": pending})
+            token = _take_over(
+                stores,
+                transaction,
+                self.instance,
+                self.worker,
+                host,
+                {**to, "pending": {**pending, **pending_holds(spec, held)}},
+            )
             record_placement(transaction, spec, BUILD, to["node"], token)
 
         def take(held: Mapping[str, Mapping[str, int]]) -> ClaimOutcome:
@@ -97,7 +106,7 @@ class RetryClaimer:
                 consumer_type="INSTANCE",
                 residents={self.instance.node_uuid: None, node_uuid: spec.residents},
             )
-            return stores.store.replace([change], record)[0]
+            return stores.store.replace([change], lambda transaction: record(transaction, held))[0]
 
         _, holds = claim_of_node(node_uuid, spec.flavor.resources, spec.propose, take)
         return ClaimResult(node_uuid, holds=holds)

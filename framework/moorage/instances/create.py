@@ -32,7 +32,7 @@ from moorage.instances.providers import claim_of_node
 from moorage.rpc.client import RpcSender
 from moorage.scheduling.groups import GroupStore, check_policy, is_promised
 from moorage.scheduling.instance_fields import FieldSet
-from moorage.scheduling.interface import ClaimResult, NodeState, RequestSpec, Residents
+from moorage.scheduling.interface import ClaimResult, Holds, NodeState, RequestSpec, Residents
 from moorage.work.operations import SqlOperationStore
 
 __all__ = [
@@ -42,6 +42,7 @@ __all__ = [
     "check_neighbours",
     "check_store",
     "new_instance",
+    "pending_holds",
     "read_fields",
     "read_residents",
     "record_placement",
@@ -132,7 +133,7 @@ class StoreClaimer:
         instance = new_instance(spec, *place, pending=self._pending(spec, request_id))
         written: list[Instance] = []
 
-        def record(transaction: Any) -> None:
+        def record(transaction: Any, placed: Instance) -> None:
             check_neighbours(transaction, self.groups, self.instances, spec, node_uuid)
             # The client may have deleted the instance while an earlier try of its request was still running: ``first``.
             token = self.workers.create(
@@ -140,7 +141,7 @@ class StoreClaimer:
                 first=True, only_if=self.availability.require(node_uuid, host), project_id=spec.project_id,
             )  # fmt: skip
             record_placement(transaction, spec, BUILD, instance.node, token)
-            written.append(self.instances.insert(transaction, instance))
+            written.append(self.instances.insert(transaction, placed))
 
         def take(resources: Mapping[str, Mapping[str, int]]) -> ClaimOutcome:
             request = ClaimRequest(
@@ -151,7 +152,8 @@ class StoreClaimer:
                 user=spec.user_id,
                 residents={node_uuid: spec.residents},
             )
-            return self.store.claim(request, record)
+            placed = replace(instance, pending={**instance.pending, **pending_holds(spec, resources)})
+            return self.store.claim(request, lambda transaction: record(transaction, placed))
 
         try:
             outcome, holds = claim_of_node(node_uuid, spec.flavor.resources, spec.propose, take)
@@ -214,6 +216,11 @@ class StoreClaimer:
             "ignore_nodes": list(spec.ignore_nodes),
         }
         return {"operation": BUILD, "request_id": request_id, **{name: each for name, each in optional.items() if each}}
+
+
+def pending_holds(spec: RequestSpec, holds: Holds) -> Mapping[str, Any]:
+    """What tells the agent which providers a claim takes of; nothing where the node has one provider."""
+    return {} if spec.propose is None else {"holds": {uuid: dict(taken) for uuid, taken in holds.items()}}
 
 
 def new_instance(

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from moorage import errors
-from moorage.allocation.interface import AllocationChange, AllocationLedger, ConsumerHolding, Expect
+from moorage.allocation.interface import AllocationChange, AllocationLedger, AllocationStore, ConsumerHolding, Expect
 from moorage.extensions import ExtensionPoint
 from moorage.scheduling.interface import InstanceRecord, InstanceSource
 
@@ -28,6 +28,7 @@ __all__ = [
     "Reassignable",
     "claims_after_leaving",
     "departed_consumer",
+    "holds_of",
     "move_consumer",
 ]
 
@@ -81,6 +82,14 @@ class Instance:
     def to_json(self) -> dict[str, Any]:
         """Returns the instance as JSON data, which shares its values; ``dataclasses.asdict`` would copy them all."""
         return {name: getattr(self, name) for name in self.__slots__}
+
+
+def holds_of(store: AllocationStore, consumer: str) -> dict[str, dict[str, int]]:
+    """Reads what a consumer holds: provider uuid -> resource class -> units. One statement."""
+    found: dict[str, dict[str, int]] = {}
+    for item in store.allocations(consumers=[consumer]):
+        found.setdefault(item.provider, {})[item.resource_class] = item.used
+    return found
 
 
 def move_consumer(instance_uuid: str) -> str:

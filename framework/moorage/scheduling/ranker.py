@@ -14,6 +14,7 @@ from moorage.scheduling.fleet_view import FleetView
 from moorage.scheduling.interface import RequestSpec
 from moorage.scheduling.pipeline import Ranking
 from moorage.scheduling.reservations import Reservations
+from moorage.scheduling.resource_request import needed_powers
 from moorage.scheduling.scheduling_policy import SchedulingPolicy
 from moorage.scheduling.snapshot import Snapshot
 from moorage.scheduling.traits import asks_for_traits
@@ -115,10 +116,11 @@ class Ranker:
                 "enabled_filters.",
                 path="body/flavor/extra_specs",
             )
+        powers = needed_powers(spec)
         return policy.pipeline.run(
             policy.guard,
             fleet,
-            requested_rows(fleet, spec, refused, self._lacking(spec.powers) if spec.powers else ()),
+            requested_rows(fleet, spec, refused, self._lacking(powers) if powers else ()),
             self.with_members(spec, ()),
             most=policy.looked_at,
             filtered=filtered,

@@ -28,8 +28,9 @@ from moorage.frozen import FrozenDict
 from moorage.request_groups import CandidateQuery, RequestGroup
 from moorage.scheduling.interface import RequestSpec
 from moorage.scheduling.traits import NO_TRAITS, parse_traits
+from moorage.services.interface import GETS_HOLDS
 
-__all__ = ["LARGEST", "MOST_GROUPS", "check_extra_specs", "resource_request", "with_group_resources"]
+__all__ = ["LARGEST", "MOST_GROUPS", "check_extra_specs", "needed_powers", "resource_request", "with_group_resources"]
 
 #: The largest amount of a resource class.
 LARGEST = 2**31 - 1
@@ -112,6 +113,12 @@ def resource_request(spec: RequestSpec) -> CandidateQuery:
         tuple([item for item in spec.flavor.extra_specs.items() if item[0].startswith(_WORDS)]),
         tuple([(key, str(value)) for key, value in properties.items() if key.startswith(_WORDS)]),
     )
+
+
+def needed_powers(spec: RequestSpec) -> tuple[str, ...]:
+    """Returns what the agent of the request's host must offer. With request groups, it must tell its driver which providers."""
+    grouped = any(group.suffix for group in resource_request(spec).groups)
+    return (*spec.powers, GETS_HOLDS) if grouped else spec.powers
 
 
 _WORDS = ("resources", "trait", "group_policy", "same_subtree")

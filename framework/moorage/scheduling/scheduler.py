@@ -31,6 +31,7 @@ from moorage.scheduling.interface import (
 from moorage.scheduling.pipeline import Ranking
 from moorage.scheduling.ranker import Ranker
 from moorage.scheduling.reservations import Reservations
+from moorage.scheduling.resource_request import needed_powers
 from moorage.scheduling.scheduling_policy import SchedulingPolicy
 from moorage.scheduling.snapshot import Snapshot
 
@@ -507,9 +508,9 @@ class Scheduler:
         states = [refusal for refusal in decision.refusals if "state" in refusal]
         if not fleet.size:
             summary = "the fleet has no nodes"
-        elif spec.powers and not ranking.considered and not decision.refusals:
+        elif (powers := needed_powers(spec)) and not ranking.considered and not decision.refusals:
             summary = (
-                f"no agent of the nodes that may be chosen offers {' and '.join(spec.powers)}; moorage service list shows what "
+                f"no agent of the nodes that may be chosen offers {' and '.join(powers)}; moorage service list shows what "
                 "each agent offers"
             )
         elif states and len(states) == len(decision.refusals):

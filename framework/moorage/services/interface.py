@@ -5,14 +5,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["AGENT", "LIVE_MIGRATES", "NEVER_ASSUMED", "POWER_CONTROL", "RUNS_COMMANDS", "Service", "ServiceIdentity"]
+__all__ = [
+    "AGENT",
+    "GETS_HOLDS",
+    "LIVE_MIGRATES",
+    "NEVER_ASSUMED",
+    "POWER_CONTROL",
+    "RUNS_COMMANDS",
+    "Service",
+    "ServiceIdentity",
+]
 
 #: The binary of agents.
 AGENT = "agent"
 #: Powers among what an agent offers, beside its agent services: what the compute driver of its host can do.
 RUNS_COMMANDS, LIVE_MIGRATES, POWER_CONTROL = "compute.commands", "compute.live_migrate", "compute.power"
+#: The power of an agent that tells its driver which providers an instance holds. Request groups need it.
+GETS_HOLDS = "compute.holds"
 #: Powers that no agent of a version without powers has. Such an agent lacks these, and may have the others.
-NEVER_ASSUMED = frozenset({POWER_CONTROL})
+NEVER_ASSUMED = frozenset({POWER_CONTROL, GETS_HOLDS})
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,9 +38,11 @@ from moorage.instances.interface import (
     Instance,
     claims_after_leaving,
     departed_consumer,
+    holds_of,
     move_consumer,
 )
 from moorage.rpc.server import rpc_method
+from moorage.services.interface import GETS_HOLDS
 from moorage.work.interface import ANY_SCHEDULER, Lease
 from moorage.work.job import Job, Work
 from moorage_plugins.compute.actual_state import RESTARTS, ActualStates
@@ -74,10 +76,10 @@ class ComputeAgent(LoopService):
     @override
     @classmethod
     def powers(cls, conf: cfg.ConfigOpts) -> Sequence[str]:
-        """What the configured driver can do, and ``compute.powers``."""
+        """What the configured driver can do, ``compute.powers`` and ``compute.holds``."""
         driver = COMPUTE_DRIVERS.load(conf.compute.driver).plugin
         # The first one is no power. Without it, an agent whose driver has none would look like one of an earlier version.
-        return ["compute.powers", *(f"compute.{power}" for power, can in _POWERS.items() if can(driver))]
+        return ["compute.powers", GETS_HOLDS, *(f"compute.{power}" for power, can in _POWERS.items() if can(driver))]
 
     def __init__(self, tools: AgentTools) -> None:
         self._tools = tools
@@ -325,7 +327,7 @@ class InstanceWork(Work[Done]):
         if host != self._tools.identity.host:
             # It was taken by the message of an earlier operation, which an operation of another host has replaced since.
             raise errors.Conflict(f"The {held.operation} of instance {held.resource_id} is {host}'s to do.")
-        done = operation(Held(held, instance, self._driver))
+        done = operation(Held(held, instance, self._driver, self._holds(held, instance)))
         if done.made and done.changes is not None and (fault := done.changes["fault"]):
             try:
                 self._driver.destroy(held.resource_id, held.token)
@@ -349,6 +351,13 @@ class InstanceWork(Work[Done]):
                 f"Instance {uuid}, which has moved away, cannot be destroyed here: {error}"
             ) from error
         return Done(held, None, None, (departed_consumer(uuid),), tell="left")
+
+    def _holds(self, held: Lease, instance: Instance) -> Mapping[str, Mapping[str, int]]:
+        """What the instance holds of which providers; empty: all of its node's own one, or the operation does not need it."""
+        found: Mapping[str, Mapping[str, int]] | None = instance.pending.get("holds")
+        if found is None and held.operation == "rebuild":
+            found = holds_of(self._tools.store, instance.uuid)
+        return found or {}
 
     def _discard(self, held: Lease) -> None:
         """Removes from the hypervisor what this try left; what cannot be removed goes with the next start."""

@@ -78,11 +78,15 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """An operation that this agent holds, on an instance that exists."""
+    """An operation that this agent holds, on an instance that exists.
+
+    :param holds: what the instance holds of which providers, as :class:`moorage.drivers.interface.Workload` has it.
+    """
 
     lease: Lease
     instance: Instance
     driver: ComputeDriver
+    holds: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     @property
     def extra_specs(self) -> Mapping[str, str]:
@@ -139,6 +143,7 @@ class Held:
             extra_specs=dict(self.extra_specs),
             command=tuple(instance.request.get("command") or ()),
             operation=self.lease.operation,
+            holds=self.holds,
         )
 
     def make(self) -> None:

@@ -217,7 +217,7 @@ class SightTests(_LivePlane):
         ]
         self.active(made["uuid"])
         answers.append(self.ask(MEMBER, "POST", f"{path}/action", {"rebuild": {"image": {"id": "new"}}}))
-        names = {"host", "node", "node_uuid", "pending"}
+        names = {"host", "node", "node_uuid", "pending", "holds"}
         self.assertLessEqual(names, there.keys())
         for answer in answers:
             self.assertIn(answer.status_code, (200, 202), answer.text)
@@ -257,6 +257,15 @@ class SightTests(_LivePlane):
             here = self.active(made["uuid"])["host"]
             wait_until(moved, "the move", SOON)
             self.assertEqual(other[here], self.active(made["uuid"])["host"])
+
+
+class HoldsTests(_LivePlane):
+    def test_an_instance_is_shown_with_what_it_holds_to_those_who_may_see_hosts(self) -> None:
+        made = self.active(self.create(MEMBER)["uuid"])
+        path = f"/instances/{made['uuid']}"
+        seen = self.ask(ADMIN, "GET", path).json()
+        self.assertEqual({seen["node_uuid"]: seen["resources"]}, seen["holds"])
+        self.assertNotIn("holds", self.ask(MEMBER, "GET", path).json())
 
 
 class UnsupportedTests(_LivePlane):

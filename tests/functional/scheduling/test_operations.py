@@ -8,6 +8,7 @@ import unittest
 import uuid as uuid_module
 from collections.abc import Mapping
 from typing import Any
+from unittest import mock
 
 import sqlalchemy as sa
 
@@ -16,16 +17,20 @@ from moorage.allocation.interface import AllocationLedger, FullStore, InventoryI
 from moorage.allocation.pools import PoolKeeper
 from moorage.control_plane.agent_role import Agent
 from moorage.control_plane.factories import open_workers
+from moorage.drivers.interface import Workload
 from moorage.fleet.interface import uuid_of_name
 from moorage.instances.interface import (
     DEPARTURE,
     departed_consumer,
+    holds_of,
     move_consumer,
 )
 from moorage.scheduling.groups import GroupStore
 from moorage.scheduling.resource_request import with_group_resources
+from moorage.services.tables import services
 from moorage_plugins.compute.orphans import InstanceDetector
 from moorage_plugins.compute.tables import instances
+from moorage_plugins.drivers.simulated import SimulatedDriver
 from tests import servers
 from tests.functional.scheduling.operation_tests import OperationTestCase
 from tests.functional.scheduling.plane import SOON, Plane
@@ -204,6 +209,14 @@ class _KeyOperationTests(OperationTestCase):
         gpus: dict[str, set[str]] = {}
         store = self.plane.store
         assert isinstance(store, FullStore)
+        told: list[Workload] = []
+        spawn = SimulatedDriver.spawn
+
+        def listen(driver: SimulatedDriver, workload: Workload, token: int) -> None:
+            told.append(workload)
+            spawn(driver, workload, token)
+
+        self.enterContext(mock.patch.object(SimulatedDriver, "spawn", listen))
         store.create_trait("CUSTOM_FAST")
         for host in ("h1", "h2"):
             node = uuid_of_name(f"{host}-node-0")
@@ -238,7 +251,17 @@ class _KeyOperationTests(OperationTestCase):
             self.assertEqual([((uuid, "PGPU"), 1)] * count, [((key[0], key[2]), held[key]) for key in held])
             self.assertLessEqual({provider for _, provider, _ in held}, gpus[node])
             self.assertEqual({"VCPU": 2, "PGPU": count}, self.instance(uuid).resources)
+            # The agent was told by the claim.
+            made = told[-1]
+            self.assertEqual(holds_of(store, uuid), {name: dict(taken) for name, taken in made.holds.items()})
 
+        refused = self.plane.request(2) | {"flavor": flavor("gpu2", 2)}
+        with self.assertRaisesRegex(errors.NoValidHost, "no agent .* offers compute.holds"):
+            self.plane.ask("create_instance", {"request": refused, "request_id": refused["uuid"]})
+        with self.plane.database.write() as tx:
+            # As the agents of this release say at their start.
+            offers = " compute compute.holds compute.live_migrate compute.powers "
+            tx.execute(sa.update(services).where(services.c.binary == "agent").values(offers=offers))
         request = self.plane.request(2) | {"flavor": flavor("gpu2", 2)}
         answer = self.plane.ask("create_instance", {"request": request, "request_id": request["uuid"]})
         uuid = answer["uuid"]

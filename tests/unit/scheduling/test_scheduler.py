@@ -134,7 +134,7 @@ class CandidateTests(unittest.TestCase):
         )  # fmt: skip
 
     def place(self, scheduler: Scheduler, **more: Any) -> Selection:
-        spec = RequestSpec(str(uuid.uuid4()), FLAVOR, **more)
+        spec = RequestSpec(str(uuid.uuid4()), **({"flavor": FLAVOR} | more))
         found = scheduler.place(spec, spec.instance_uuid)
         scheduler.view.let_go(spec.instance_uuid)
         return found
@@ -215,6 +215,15 @@ class CandidateTests(unittest.TestCase):
         self.lacking = ("h0", "h1")
         with self.assertRaisesRegex(errors.NoValidHost, no_agent):
             self.place(scheduler, **needs)
+
+    def test_request_groups_go_to_agents_that_tell_their_driver_which_providers(self) -> None:
+        asked: list[Collection[str]] = []
+        scheduler = self.scheduler([8, 4])
+        scheduler._ranker._lacking = lambda powers: asked.append(powers) or ("h0",)  # type: ignore[func-returns-value]
+        flavor = Flavor("f", {"VCPU": 1}, {"resources1:VCPU": "1"})
+        self.assertEqual("n1", self.place(scheduler, flavor=flavor).record.node)
+        self.assertEqual([("compute.holds",)], asked)
+        self.assertEqual("n0", self.place(scheduler).record.node)
 
     def test_states_that_are_read_change_only_the_nodes_that_they_name(self) -> None:
         scheduler = self.scheduler([4, 8, 2])

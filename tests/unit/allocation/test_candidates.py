@@ -180,12 +180,12 @@ class TestStoresAgree(SqlCase, unittest.TestCase):
     def test_both_stores_give_the_same_answer_for_the_same_fleet(self) -> None:
         chance = random.Random(31)
         sizes = collections.Counter[int]()
-        for share_of_gone, share_below in itertools.product((0.0, 0.9), (0.0, 0.3)):
+        for share_of_gone, share_below, share_of_pools in itertools.product((0.0, 0.9), (0.0, 0.3), (0.0, 0.03)):
             self.empty()
             stores: list[SqlStore | MemoryStore] = [sql_store(self.database), memory_store()]
             aggregates = [new_uuid() for _ in range(3)]
-            self._fill(chance, stores, aggregates, share_of_gone, share_below)
-            for group in _some_groups(chance, aggregates):
+            uuids = self._fill(chance, stores, aggregates, share_of_gone, share_below, share_of_pools)
+            for group in _some_groups(chance, aggregates, uuids):
                 for limit in (None, 3):
                     first, second = (each.candidates(CandidateQuery((group,), limit=limit)) for each in stores)
                     self.assertEqual(second, first, group)
@@ -200,7 +200,8 @@ class TestStoresAgree(SqlCase, unittest.TestCase):
         aggregates: list[str],
         share_of_gone: float,
         share_below: float,
-    ) -> None:
+        share_of_pools: float,
+    ) -> list[str]:
         for store in stores:
             store.create_resource_class("CUSTOM_CARD")
         gone: list[str] = []
@@ -214,7 +215,7 @@ class TestStoresAgree(SqlCase, unittest.TestCase):
             ]
             provider = ResourceProvider(new_uuid(), f"p-{number}", parent=parent, inventories=tuple(items))
             traits = {name for name in ("HW_CPU_X86_AVX", "HW_CPU_X86_SSE") if chance.random() < 0.3}
-            traits |= {SHARING} if chance.random() < 0.03 else set()
+            traits |= {SHARING} if chance.random() < share_of_pools else set()
             members = {each for each in aggregates if chance.random() < 0.2}
             for store in stores:
                 store.create_provider(provider)
@@ -224,9 +225,10 @@ class TestStoresAgree(SqlCase, unittest.TestCase):
             (gone if leaves else present).append(provider.uuid)
         for uuid, store in itertools.product(gone, stores):
             store.delete_provider(uuid)
+        return present
 
 
-def _some_groups(chance: random.Random, aggregates: list[str]) -> Iterator[RequestGroup]:
+def _some_groups(chance: random.Random, aggregates: list[str], uuids: list[str]) -> Iterator[RequestGroup]:
     for suffix, name, amount in itertools.product(("", "_1"), ("VCPU", "CUSTOM_CARD"), (1, 2, 5)):
         yield RequestGroup(
             suffix,
@@ -235,6 +237,7 @@ def _some_groups(chance: random.Random, aggregates: list[str]) -> Iterator[Reque
             forbidden=frozenset({"HW_CPU_X86_SSE"}) if chance.random() < 0.3 else frozenset(),
             member_of=(frozenset(aggregates[:1]),) if chance.random() < 0.3 else (),
             not_member_of=frozenset(aggregates[1:2]) if chance.random() < 0.3 else frozenset(),
+            in_tree=chance.choice(uuids) if chance.random() < 0.1 else None,
         )
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import unittest
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import given, settings
@@ -19,7 +20,8 @@ from moorage.allocation.interface import (
 )
 from moorage.instances.providers import read_providers
 from moorage.scheduling.assignment import assignments
-from moorage.scheduling.interface import NodeState
+from moorage.scheduling.fleet_view import FleetView
+from moorage.scheduling.interface import Flavor, FleetChanges, InstanceRecord, NodeState, ProviderState, RequestSpec
 from moorage.scheduling.provider_columns import ProviderColumns
 from moorage.testing.allocation import new_uuid
 from tests.conformance.allocation.stores import memory_store
@@ -156,6 +158,76 @@ class TestLaws(unittest.TestCase):
             for node in nodes:
                 found = assignments(query, node.providers, lambda each, name: each.used.get(name, 0), rule)
                 self.assertEqual(expected.get(node.uuid, set()), {_frozen(holds) for holds in found})
+
+
+class TestView(unittest.TestCase):
+    @settings(max_examples=60, deadline=None)
+    @given(st.lists(_tree, min_size=1, max_size=4), st.lists(queries(), min_size=1, max_size=3), st.data())
+    def test_changes_of_use_end_where_a_whole_reading_ends(
+        self, trees: Any, asked: list[CandidateQuery], data: Any
+    ) -> None:
+        fleet = Fleet(trees, None)
+        view = FleetView()
+        view.set_nodes(fleet.nodes())
+        changed = []
+        for node in fleet.nodes():
+            found = list(assignments(asked[0], node.providers, lambda each, name: each.used.get(name, 0), "seed"))
+            if found and data.draw(st.booleans()):
+                fleet.store.claim(ClaimRequest(new_uuid(), data.draw(st.sampled_from(found))))
+                changed.append(node.uuid)
+        # Only now, so that columns that exist are changed.
+        for query in asked:
+            view.snapshot()._columns.fits(query, {}, "seed")
+        nodes = fleet.nodes()
+        view.change_nodes(FleetChanges(tuple(node for node in nodes if node.uuid in changed)))
+        whole = ProviderColumns.of(nodes)
+        columns = view.snapshot()._columns
+        self.assertEqual([each.used for each in whole.providers], [each.used for each in columns.providers])
+        for query in asked:
+            self.assertEqual(whole.fits(query, {}, "seed").tolist(), columns.fits(query, {}, "seed").tolist())
+
+    def test_what_is_claimed_counts_at_once_and_once(self) -> None:
+        gpus = [ProviderState(f"gpu{number}", "node", (InventoryItem("PGPU", 1),), {}) for number in range(2)]
+        own = ProviderState("node", None, (InventoryItem("VCPU", 8),), {})
+        spec = RequestSpec("new", Flavor("f", {"PGPU": 1}))
+
+        def node(*used: int) -> NodeState:
+            states = [replace(gpu, used={"PGPU": units}) for gpu, units in zip(gpus, used, strict=True)]
+            return NodeState("node", "n", "h", {"VCPU": 8, "PGPU": 2}, {}, providers=(own, *states))
+
+        def proposed() -> Any:
+            fleet = view.snapshot()
+            fits = fleet.fits(spec)
+            assert fits is not None
+            propose = fleet.proposal(0, spec)
+            assert propose is not None
+            return set(propose(frozenset()) or {}) if fits[0] else None
+
+        view = FleetView()
+        view.set_nodes([node(0, 0)])
+        self.assertEqual({"gpu0"}, proposed())
+        record = InstanceRecord("i", "h", "n", "f", {"PGPU": 1}, holds={"gpu0": {"PGPU": 1}})
+        view.put(record)
+        self.assertEqual({"gpu1"}, proposed())
+        # A reading that began before the claim does not have it.
+        view.change_nodes(FleetChanges((node(0, 0),)))
+        self.assertEqual({"gpu1"}, proposed())
+        held = view.held()
+        self.assertEqual(["i"], held)
+        view.change_nodes(FleetChanges((node(1, 0),)), held=held)
+        self.assertEqual({"gpu1"}, proposed())
+        view.put(InstanceRecord("j", "h", "n", "f", {"PGPU": 1}, holds={"gpu1": {"PGPU": 1}}))
+        self.assertIsNone(proposed())
+        # Messages of agents do not say what is held.
+        view.put(replace(record, holds=None))
+        self.assertIsNone(proposed())
+        view.drop("i")
+        self.assertEqual({"gpu0"}, proposed())
+        view.change_nodes(FleetChanges((node(0, 1),)), held=view.held())
+        self.assertEqual({"gpu0"}, proposed())
+        view.drop("j")
+        self.assertEqual({"gpu0"}, proposed())
+        self.assertEqual({}, {key: units for key, units in view.snapshot()._taken.items() if units > 0})
 
 
 if __name__ == "__main__":

@@ -30,7 +30,15 @@ from moorage.scheduling.interface import RequestSpec
 from moorage.scheduling.traits import NO_TRAITS, parse_traits
 from moorage.services.interface import GETS_HOLDS
 
-__all__ = ["LARGEST", "MOST_GROUPS", "check_extra_specs", "needed_powers", "resource_request", "with_group_resources"]
+__all__ = [
+    "LARGEST",
+    "MOST_GROUPS",
+    "check_extra_specs",
+    "is_grouped",
+    "needed_powers",
+    "resource_request",
+    "with_group_resources",
+]
 
 #: The largest amount of a resource class.
 LARGEST = 2**31 - 1
@@ -117,8 +125,12 @@ def resource_request(spec: RequestSpec) -> CandidateQuery:
 
 def needed_powers(spec: RequestSpec) -> tuple[str, ...]:
     """Returns what the agent of the request's host must offer. With request groups, it must tell its driver which providers."""
-    grouped = any(group.suffix for group in resource_request(spec).groups)
-    return (*spec.powers, GETS_HOLDS) if grouped else spec.powers
+    return (*spec.powers, GETS_HOLDS) if is_grouped(spec) else spec.powers
+
+
+def is_grouped(spec: RequestSpec) -> bool:
+    """Whether a request has groups with a suffix. Costs nothing where a flavor has no extra specs."""
+    return bool(spec.flavor.extra_specs) and any(group.suffix for group in resource_request(spec).groups)
 
 
 _WORDS = ("resources", "trait", "group_policy", "same_subtree")

@@ -31,7 +31,7 @@ from moorage.scheduling.interface import (
 )
 from moorage.scheduling.nova_names import NovaNames
 from moorage.scheduling.provider_columns import ProviderColumns
-from moorage.scheduling.resource_request import resource_request
+from moorage.scheduling.resource_request import is_grouped, resource_request
 
 __all__ = ["COUNTED_FLAVORS", "NO_INSTANCE", "Counts", "Floats", "Snapshot", "SnapshotHost", "plus"]
 
@@ -114,10 +114,10 @@ class Snapshot:
 
     def fits(self, spec: RequestSpec) -> Mask | None:
         """Which rows have providers that give every group what it asks for; see :meth:`Fleet.fits`."""
-        query = resource_request(spec)
-        grouped = any(group.suffix for group in query.groups)
+        grouped = is_grouped(spec)
         if not grouped and not self._any_nested:
             return None
+        query = resource_request(spec)
         known = self._fits.get(id(query))
         if known is None:
             mask = self._columns.fits(query, self._taken, self._step_rule)
@@ -140,6 +140,8 @@ class Snapshot:
 
     def proposal(self, row: int, spec: RequestSpec) -> Propose | None:
         """Says of which providers of a node a claim of the request may take; None: all of the node's own one."""
+        if not self.nested[row] and not is_grouped(spec):
+            return None
         return proposal(resource_request(spec), self.nodes[row].own_and_nested, self._taken, self._step_rule)
 
     def flavor_counts(self, flavorid: str) -> Counts:

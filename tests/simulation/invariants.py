@@ -36,6 +36,11 @@ INVARIANTS: Sequence[Invariant] = (
         "scheduling",
         "Evacuations.check_turns: after each commit",
     ),
+    Invariant(
+        "An agent that serves has destroyed what was evacuated from its host",
+        "scheduling",
+        "Evacuations.started_role: at once",
+    ),
     Invariant("One effect for each token", "fences", "Placement.check: at rest"),
     Invariant("An operation has at most one effect", "fences", "Leases.check_step: after each commit"),
     Invariant("No token is given twice", "fences", "Leases.give: at once"),

@@ -104,7 +104,7 @@ def routes(registry: ServiceRegistry, observer: LivenessObserver, changed: Calla
         return Response(200, shown(row))
 
     def fence_service(request: Request) -> Response:
-        row = registry.fence(request.path_params["uuid"], request.body["reason"])
+        row = registry.fence(request.path_params["uuid"], request.body["reason"], down_time=observer.down_time)
         changed()
         return Response(200, shown(row))
 

@@ -27,11 +27,13 @@ class LivenessObserver:
 
     A new observer has seen nothing change yet: it needs a whole ``service_down_time`` before it says that a service is down.
     Clocks of other machines play no part. Safe for use by several threads.
+
+    :param service_down_time: ``[services] service_down_time`` in seconds, readable as ``down_time``.
     """
 
     def __init__(self, clock: Clock, service_down_time: float) -> None:
         self._clock = clock
-        self._down_time = service_down_time
+        self.down_time = service_down_time
         self._seen: dict[str, _Seen] = {}
         self._lock = threads.lock()
 
@@ -52,4 +54,4 @@ class LivenessObserver:
         # A start counts its first beat. An epoch that rises alone is an eviction, and no sign of life.
         if seen is None or seen.beat != row.beat:
             seen = self._seen[row.uuid] = _Seen(row.beat, now)
-        return not row.forced_down and not row.stopped and now - seen.since < self._down_time
+        return not row.forced_down and not row.stopped and now - seen.since < self.down_time

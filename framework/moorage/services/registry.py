@@ -17,7 +17,7 @@ import sqlalchemy as sa
 
 from moorage import errors, randomness
 from moorage.clock import Clock
-from moorage.db import Database, Duplicate, JournalEvent, now, record
+from moorage.db import MICROSECONDS, Database, Duplicate, JournalEvent, now, record
 from moorage.services.interface import AGENT, Service, ServiceIdentity
 from moorage.services.tables import services
 
@@ -28,6 +28,15 @@ _BEAT = (
     .where(services.c.uuid == sa.bindparam("of_uuid"), services.c.epoch == sa.bindparam("of_epoch"))
     .values(beat=services.c.beat + 1, beat_at=now())
 )
+#: What ends an incarnation without a start of its agent, so that a fence stays. MariaDB takes the new value of a column that the
+#: same statement has set before; so the epoch is set last.
+_NEXT_EPOCH = (
+    (
+        services.c.fenced_epoch,
+        sa.case((services.c.fenced_epoch == services.c.epoch, services.c.epoch + 1), else_=services.c.fenced_epoch),
+    ),
+    (services.c.epoch, services.c.epoch + 1),
+)
 _EVICT = (
     sa.update(services)
     .where(
@@ -35,7 +44,7 @@ _EVICT = (
         services.c.epoch == sa.bindparam("of_epoch"),
         services.c.beat == sa.bindparam("of_beat"),
     )
-    .values(epoch=services.c.epoch + 1)
+    .ordered_values(*_NEXT_EPOCH)
 )
 _RETIRE = (
     sa.update(services)
@@ -43,22 +52,22 @@ _RETIRE = (
     .values(beat=0, beat_at=now())
 )
 _OF_HOST = (services.c.binary == sa.bindparam("of_binary"), services.c.host == sa.bindparam("of_host"))
-_EVICT_FORCED = (
-    sa.update(services).where(*_OF_HOST, services.c.forced_down.is_(sa.true())).values(epoch=services.c.epoch + 1)
-)
+_EVICT_FORCED = sa.update(services).where(*_OF_HOST, services.c.forced_down.is_(sa.true())).ordered_values(*_NEXT_EPOCH)
 #: Writes nothing new: a transaction that declares it dead at the same time has to wait, or fails at its commit.
 _HOLD_UP = (
     sa.update(services)
     .where(*_OF_HOST, services.c.forced_down.is_(sa.false()))
     .values(disabled_reason=services.c.disabled_reason)
 )
-#: MariaDB takes the new value of a column that the same statement has set before; so the epoch is set last.
+_FENCED = (services.c.forced_down.is_(sa.true()), services.c.fenced_epoch == services.c.epoch)
+_SILENT = sa.or_(services.c.beat == 0, services.c.beat_at <= now() - sa.bindparam("down_micros", type_=sa.BigInteger))
 _FENCE = (
     sa.update(services)
     .where(
         services.c.uuid == sa.bindparam("of_uuid"),
         services.c.forced_down.is_(sa.true()),
         sa.or_(services.c.fenced_epoch.is_(None), services.c.fenced_epoch != services.c.epoch),
+        _SILENT,
     )
     .ordered_values(
         (services.c.fenced_epoch, services.c.epoch + 1),
@@ -67,12 +76,20 @@ _FENCE = (
         (services.c.epoch, services.c.epoch + 1),
     )
 )
-#: Changes the row: on Galera two transactions that write the same values of a row do not conflict.
-_HOLD_FENCE = (
+_GIVE_REASON = (
     sa.update(services)
-    .where(*_OF_HOST, services.c.forced_down.is_(sa.true()), services.c.fenced_epoch == services.c.epoch)
-    .values(evacuated=services.c.evacuated + 1)
+    .where(
+        services.c.uuid == sa.bindparam("of_uuid"),
+        *_FENCED,
+        services.c.fence_reason != sa.bindparam("of_reason", type_=sa.String),
+    )
+    .values(fence_reason=sa.bindparam("of_reason", type_=sa.String))
 )
+_BEAT_SINCE = sa.select((now() - services.c.beat_at).label("since")).where(
+    services.c.uuid == sa.bindparam("of_uuid"), sa.not_(_SILENT)
+)
+#: Changes the row: on Galera two transactions that write the same values of a row do not conflict.
+_HOLD_FENCE = sa.update(services).where(*_OF_HOST, *_FENCED).values(evacuated=services.c.evacuated + 1)
 _COLUMNS = (
     services.c.uuid, services.c.host, services.c.binary, services.c.cluster, services.c.epoch, services.c.beat,
     services.c.beat_at, services.c.rpc_version, services.c.disabled, services.c.disabled_reason, services.c.forced_down,
@@ -110,7 +127,7 @@ class ServiceRegistry:
         """Registers a new incarnation of the service (binary, host).
 
         An earlier incarnation that still runs loses its rights: its next heartbeat changes no row. ``disabled`` and
-        ``forced_down`` are an operator's settings and stay.
+        ``forced_down`` are an operator's settings and stay. A fence ends.
 
         :param offers: the names of the agent services that an agent runs.
         :param shard: the shard whose nodes an agent serves.
@@ -148,8 +165,11 @@ class ServiceRegistry:
         begun = tx.execute(
             sa.update(services)
             .where(services.c.uuid == row.uuid, services.c.epoch == row.epoch)
-            .values(epoch=row.epoch + 1, beat=services.c.beat + 1, beat_at=now(), started_at=now(), **declared)
-        )
+            .values(
+                epoch=row.epoch + 1, beat=services.c.beat + 1, beat_at=now(), started_at=now(), fenced_epoch=None,
+                fence_reason="", **declared,
+            )
+        )  # fmt: skip
         if begun.rowcount != 1:
             return None
         _record(tx, "start", row.uuid)
@@ -205,24 +225,21 @@ class ServiceRegistry:
         """Keep a service from being declared dead until the transaction ends; False when it is."""
         return bool(tx.execute(_HOLD_UP, {"of_binary": binary, "of_host": host}).rowcount == 1)
 
-    def fence(self, uuid: str, reason: str) -> Service:
+    def fence(self, uuid: str, reason: str, *, down_time: float) -> Service:
         """Record an operator's word that nothing runs on the host of an agent any more: its power is off, or its network is.
 
-        Ends the incarnation of the agent. The fence holds until the agent starts again, or is no longer declared dead.
-        Repeated it changes nothing.
+        Ends the incarnation of the agent. The fence holds until the agent starts again, or is no longer declared dead; a cleanup
+        of its operations does not end it. Repeated it changes nothing but the reason.
 
+        :param down_time: ``[services] service_down_time`` in seconds. An agent that beat within that time lives.
         :raises NotFound: there is no such service.
-        :raises Conflict: it is no agent, or is not declared dead.
+        :raises Conflict: it is no agent, is not declared dead, or lives.
         """
         seen = self.get(uuid)
         if seen.binary != AGENT:
             raise errors.Conflict(f"Service {uuid} is no agent but {seen.binary}; the host of an agent is fenced.")
-
-        def work(tx: sa.Connection) -> None:
-            if tx.execute(_FENCE, {"of_uuid": uuid, "of_reason": reason}).rowcount == 1:
-                _record(tx, "fence", uuid)
-
-        self._database.run(work)
+        given = {"of_uuid": uuid, "of_reason": reason, "down_micros": int(down_time * MICROSECONDS)}
+        self._database.run(lambda tx: self._fence(tx, given))
         found = self.get(uuid)
         if not found.fenced:
             raise errors.Conflict(
@@ -231,6 +248,21 @@ class ServiceRegistry:
                 host=found.host,
             )
         return found
+
+    def _fence(self, tx: sa.Connection, given: Mapping[str, Any]) -> None:
+        uuid = given["of_uuid"]
+        if tx.execute(_FENCE, given).rowcount == 1 or tx.execute(_GIVE_REASON, given).rowcount == 1:
+            _record(tx, "fence", uuid)
+            return
+        found = _service(tx.execute(_GET, {"of_uuid": uuid}).one())
+        since = tx.execute(_BEAT_SINCE, given).scalar()
+        if found.forced_down and not found.fenced and since is not None:
+            down_time, seconds = given["down_micros"] / MICROSECONDS, since / MICROSECONDS
+            raise errors.Conflict(
+                f"Host {found.host} is not fenced: its agent beat {seconds:.1f} seconds ago, so its host is not off. If it has "
+                f"just been turned off, try again in {down_time - seconds:.1f} seconds.",
+                host=found.host,
+            )
 
     def hold_fence(self, tx: sa.Connection, host: str) -> bool:
         """Keep the fence of a host until the transaction ends, for one evacuation; False when the host is not fenced."""

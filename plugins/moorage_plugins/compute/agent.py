@@ -114,8 +114,24 @@ class ComputeAgent(LoopService):
 
     @override
     def start(self) -> None:
-        records = self._tools.instances.by_hosts([self._tools.identity.host])
-        self._remove_unknown_instances({record.uuid for record in records})
+        """Destroys what has left this host, then serves.
+
+        :raises Unavailable: something that has left may run here still: it cannot be seen, or not be destroyed.
+        """
+        host = self._tools.identity.host
+        records = self._tools.instances.by_hosts([host])
+        try:
+            stuck = self._remove_unknown_instances({record.uuid for record in records})
+        except DriverError as error:
+            raise errors.Unavailable(
+                f"It cannot be seen what runs on host {host}, so its agent takes no work: {error}"
+            ) from error
+        for uuid, failed in stuck.items():
+            if self._has_left(uuid):
+                raise errors.Unavailable(
+                    f"Instance {uuid} has left host {host}, and what is left of it there cannot be destroyed, so the agent of the "
+                    f"host takes no work: {failed}"
+                ) from failed
         self._tools.reporter.host_started(records)
         super().start()
 
@@ -129,7 +145,10 @@ class ComputeAgent(LoopService):
         self._sweeps += 1
         if self._sweeps % _UNKNOWN_INSTANCES == 0:
             records = self._tools.instances.by_hosts([self._tools.identity.host])
-            self._remove_unknown_instances({each.uuid for each in records})
+            try:
+                self._remove_unknown_instances({each.uuid for each in records})
+            except DriverError as error:
+                LOG.warning("It cannot be seen what runs on host %s: %s", self._tools.identity.host, error)
 
     @override
     def stop(self) -> None:
@@ -188,20 +207,31 @@ class ComputeAgent(LoopService):
         """What an instance uses now."""
         return self._questions.usage(instance_uuid)
 
-    def _remove_unknown_instances(self, known: Set[str]) -> None:
-        """Destroys what runs here and belongs elsewhere: left by a try that was taken over, or by an instance that moved away."""
-        try:
-            found = self._driver.inspect()
-        except DriverError as error:
-            LOG.warning("It cannot be seen what runs on host %s: %s", self._tools.identity.host, error)
-            return
-        for uuid, seen in found.items():
+    def _remove_unknown_instances(self, known: Set[str]) -> Mapping[str, DriverError]:
+        """Destroys what runs here and belongs elsewhere: left by a try that was taken over, or by an instance that moved away.
+
+        Returns why each of those that cannot be destroyed is still there. The others are destroyed all the same.
+
+        :raises DriverError: it cannot be seen what runs here.
+        """
+        stuck = {}
+        for uuid, seen in self._driver.inspect().items():
             if uuid not in known:
                 try:
                     self._remove_unknown_instance(uuid, seen.token)
                 except DriverError as error:
-                    # The others go all the same, and what belongs here is served.
                     LOG.warning("What is left of instance %s cannot be destroyed now: %s", uuid, error)
+                    stuck[uuid] = error
+        return stuck
+
+    def _has_left(self, uuid: str) -> bool:
+        """Whether an instance was here before, or is elsewhere now: it was moved, evacuated or shelved."""
+        here = self._tools.identity.host
+        departure = self._tools.workers.get(DEPARTURE, uuid)
+        if departure is not None and departure.target_host == here:
+            return True
+        # An instance that was evacuated from its next host, too, has a departure of that host alone.
+        return _host_of(self._tools, uuid) not in (None, here)
 
     def _remove_unknown_instance(self, uuid: str, token: int) -> bool:
         host = _host_of(self._tools, uuid)

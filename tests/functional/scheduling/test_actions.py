@@ -14,6 +14,7 @@ from moorage.cli import main
 from moorage.control_plane.api_role import ApiRole
 from moorage.control_plane.factories import open_workers
 from moorage.instances.interface import DEPARTURE
+from moorage.services.tables import services
 from moorage_plugins.compute.tables import instances
 from tests.commands import in_process
 from tests.functional.scheduling.plane import SOON, Plane
@@ -111,7 +112,11 @@ class CommandTests(_LivePlane):
         self.moorage("service", "set", "agent:h1", "--forced-down")
         self.assertIn(f"{first} one: active", self.moorage("host", "evacuate", "h1", "--dry-run"))
         self.assertIs(False, self.shown("service", "set", "agent:h1", "--forced-down")["fenced"])
+        self.assertIn("so its host is not off", self.moorage("host", "fence", "h1", "--reason", "off", status=1))
         with self.plane.database.write() as tx:
+            tx.execute(
+                sa.update(services).where(services.c.host == "h1").values(beat_at=services.c.beat_at - 60_000_000)
+            )
             # A build that fails holds nothing and stays where it is.
             tx.execute(sa.update(instances).where(instances.c.uuid == second).values(status="error"))
         left = self.moorage("host", "evacuate", "h1", "--fenced", "--reason", "PDU 4 is off", status=1)

@@ -5,20 +5,28 @@ from __future__ import annotations
 
 import threading
 import unittest
+from pathlib import Path
 from typing import ClassVar
+from unittest import mock
+from uuid import uuid4
 
 from moorage import errors
+from moorage.cleanup.requests import RequestStore
 from moorage.control_plane.agent_role import Agent
 from moorage.control_plane.factories import open_workers
 from moorage.db.tables import events
+from moorage.drivers.interface import DriverError
 from moorage.fleet.interface import uuid_of_name
 from moorage.instances.interface import DEPARTURE, departed_consumer
 from moorage.services.interface import Service
+from moorage_plugins.drivers.simulated import SimulatedDriver
 from tests import servers
 from tests.functional.scheduling.operation_tests import OperationTestCase
 from tests.functional.scheduling.plane import SOON
 from tests.servers import wait_until
 
+DOWN_TIME = 30.0
+_AWAY = DriverError("the hypervisor is away")
 _NODE = {host: uuid_of_name(f"{host}-node-0") for host in ("h1", "h2", "h3")}
 
 
@@ -33,8 +41,8 @@ class _KeyEvacuationTests(OperationTestCase):
         self.silence(host)
         self.plane.registry.set(self.agent(host).uuid, forced_down=True)
 
-    def fence(self, host: str) -> Service:
-        return self.plane.registry.fence(self.agent(host).uuid, "its power cable is in my hand")
+    def fence(self, host: str, reason: str = "its power cable is in my hand") -> Service:
+        return self.plane.registry.fence(self.agent(host).uuid, reason, down_time=DOWN_TIME)
 
     def come_back(self, host: str) -> None:
         self.plane.start(Agent(), host)
@@ -70,7 +78,7 @@ class _KeyEvacuationTests(OperationTestCase):
         self.assertFalse(self.agent("h1").fenced)
         scheduler = self.plane.registry.list(binary="scheduler")[0]
         with self.assertRaisesRegex(errors.Conflict, "is no agent but scheduler"):
-            self.plane.registry.fence(scheduler.uuid, "no")
+            self.plane.registry.fence(scheduler.uuid, "no", down_time=DOWN_TIME)
         self.assertEqual((before, held), (self.instance(uuid), self.held()))
         self.assertIsNone(open_workers(self.plane.client, self.plane.conf).get("instance", uuid))
 
@@ -84,6 +92,50 @@ class _KeyEvacuationTests(OperationTestCase):
             told = [row.state for row in tx.execute(events.select()) if row.kind == "service.fence"]
         self.assertEqual(["its power cable is in my hand"], [each["fence_reason"] for each in told])
         self.assertEqual(("h1", True), (told[0]["host"], told[0]["fenced"]))
+
+    def test_a_fence_given_again_takes_the_new_reason_and_no_other_epoch(self) -> None:
+        self.die("h1")
+        first, again = self.fence("h1"), self.fence("h1", "its rack burns")
+        self.assertEqual((first.epoch, "its rack burns"), (again.epoch, again.fence_reason))
+        self.plane.registry.enlist("agent", "h1", rpc_version="1.0")
+        started = self.agent("h1")
+        self.assertEqual((False, None, ""), (started.fenced, started.fenced_epoch, started.fence_reason))
+
+    def test_the_host_of_an_agent_that_beats_is_not_fenced(self) -> None:
+        self.plane.registry.set(self.agent("h1").uuid, forced_down=True)
+        epoch = self.agent("h1").epoch
+        with self.assertRaisesRegex(errors.Conflict, r"its agent beat [0-9.]+ seconds ago, so its host is not off"):
+            self.fence("h1")
+        self.assertEqual((epoch, False), (self.agent("h1").epoch, self.agent("h1").fenced))
+
+    def test_a_cleanup_in_the_midst_of_an_evacuation_keeps_the_fence(self) -> None:
+        uuids, stays = [self.on_h1(), self.on_h1(), self.on_h1()], self.on_h1()
+        self.die("h1")
+        self.fence("h1")
+        self.evacuate(uuids[0], host="h2")
+        requests = RequestStore(self.plane.database, self.plane.registry)
+        before = self.agent("h1")
+        for kind in ("manual", "automatic"):
+            requests.open(self.agent("h1"), evict=True, kind=kind, requested_by="me")
+        self.assertGreater(self.agent("h1").epoch, before.epoch)
+        now = self.agent("h1")
+        self.assertEqual((True, before.fence_reason, 1), (now.fenced, now.fence_reason, now.evacuated))
+        self.evacuate(uuids[1], host="h2")
+        self.plane.database.run(lambda tx: self.plane.registry.evict_forced(tx, "agent", "h1"))
+        self.evacuate(uuids[2], host="h2")
+        for uuid in uuids:
+            self.wait_host(uuid, "h2")
+        self.come_back("h1")
+        with self.assertRaisesRegex(errors.Conflict, "host h1 is not fenced"):
+            self.evacuate(stays)
+        self.assert_whole()
+
+    def test_an_eviction_of_what_is_not_fenced_makes_no_fence(self) -> None:
+        self.plane.stop("h1")
+        self.plane.registry.set(self.agent("h1").uuid, forced_down=True)
+        self.plane.database.run(lambda tx: self.plane.registry.evict_forced(tx, "agent", "h1"))
+        self.assertIsNone(self.agent("h1").fenced_epoch)
+        self.assertFalse(self.agent("h1").fenced)
 
     def test_evacuated_instances_run_elsewhere_and_the_host_that_comes_back_removes_them_first(self) -> None:
         uuids = [self.on_h1(), self.on_h1()]
@@ -106,6 +158,53 @@ class _KeyEvacuationTests(OperationTestCase):
         with self.assertRaisesRegex(errors.Conflict, "host h1 is not fenced"):
             self.evacuate(stays)
         self.assert_whole()
+
+    def assert_does_not_serve(self, sentence: str) -> None:
+        """The agent of h1 refuses to start."""
+        agent = Agent()
+        with self.assertRaisesRegex(errors.Unavailable, sentence):
+            agent.start(self.plane.platform("agent", "h1"), self.plane.conf)
+        # Its process would end now.
+        self.plane.heartbeats["h1"].stop()
+        agent._subscription.stop(SOON)
+
+    def test_a_host_that_comes_back_serves_nothing_while_it_may_run_what_was_evacuated(self) -> None:
+        stays, uuid = self.on_h1(), self.on_h1()
+        self.die("h1")
+        self.fence("h1")
+        self.evacuate(uuid, host="h2")
+        self.wait_host(uuid, "h2")
+        with mock.patch.object(SimulatedDriver, "inspect", side_effect=_AWAY):
+            self.assert_does_not_serve("It cannot be seen what runs on host h1.*takes no work: the hypervisor is away")
+        with mock.patch.object(SimulatedDriver, "destroy", side_effect=_AWAY):
+            self.assert_does_not_serve(f"Instance {uuid} has left host h1.*takes no work: the hypervisor is away")
+        self.assertEqual({stays, uuid}, self.running()["h1"])
+        self.come_back("h1")
+        self.assertEqual({stays}, self.running()["h1"])
+        self.assert_whole()
+
+    def test_so_does_one_whose_instance_was_evacuated_from_its_next_host_too(self) -> None:
+        uuid = self.on_h1()
+        for host, to in (("h1", "h2"), ("h2", "h3")):
+            self.die(host)
+            self.fence(host)
+            self.evacuate(uuid, host, host=to)
+            self.wait_host(uuid, to)
+        with mock.patch.object(SimulatedDriver, "destroy", side_effect=_AWAY):
+            self.assert_does_not_serve(f"Instance {uuid} has left host h1")
+        for host in ("h1", "h2"):
+            self.come_back(host)
+        self.assert_whole()
+
+    def test_other_leftovers_that_cannot_be_destroyed_keep_no_agent_from_serving(self) -> None:
+        self.plane.stop("h1")
+        stranger = Path(self.plane.folder, "hypervisors", "h1", str(uuid4()))
+        stranger.mkdir(parents=True)
+        (stranger / "0").touch()
+        with mock.patch.object(SimulatedDriver, "destroy", side_effect=_AWAY) as destroy:
+            self.plane.start(Agent(), "h1")
+        destroy.assert_called_with(stranger.name, 0)
+        self.assertEqual({stranger.name}, self.running()["h1"])
 
     def test_an_instance_leaves_a_second_dead_host_although_the_first_never_came_back(self) -> None:
         uuid = self.on_h1()

@@ -145,6 +145,7 @@ class Workload(abc.ABC):
                 self.roles[name] = role
             self._roles_of[process] = role
             self._ready.add(name)
+            self.started_role(name)
 
         def start() -> None:
             try:
@@ -159,6 +160,9 @@ class Workload(abc.ABC):
         if victim:
             self.faults.victims.append(process)
         self.world.spawn(process, "start", start)
+
+    def started_role(self, name: str) -> None:  # noqa: B027  (not every workload has such a law)
+        """Look at what must hold when a role is ready; called in its process."""
 
     def _later(self, name: str, process: Process) -> None:
         if process.lost:

@@ -23,6 +23,12 @@ __all__ = ["Evacuations"]
 class Evacuations(Placement):
     """As :class:`Placement`, with larger nodes, and an operator in place of a client."""
 
+    #: A host is fenced only after its agent has been silent for so long.
+    settings: ClassVar[dict[tuple[str, str], Any]] = {
+        **Placement.settings,
+        ("services", "report_interval"): 3.0,
+        ("services", "service_down_time"): 9.0,
+    }
     seconds: ClassVar[float] = 40.0
     points: ClassVar[int] = 800
     steps: ClassVar[int] = 2000
@@ -39,6 +45,8 @@ class Evacuations(Placement):
         #: The epoch of a host's agent when it got its power again.
         self.came_back: dict[str, int] = {}
         self._evacuations: set[tuple[str, int]] = set()
+        #: Host -> what was ever evacuated from it.
+        self._left: dict[str, set[str]] = {}
         super().begin()
 
     @override
@@ -64,13 +72,25 @@ class Evacuations(Placement):
             agent = registry.list(binary="agent", host=host)[0].uuid
             self._power_off(host)
             self._until(platform, functools.partial(registry.set, agent, forced_down=True))
-            self._until(platform, functools.partial(registry.fence, agent, "its power is off"))
+            self._fence(platform, registry, agent)
             self.kernel.later(self.random.uniform(0, 6), functools.partial(self._power_on, host))
             for each in self._until(platform, functools.partial(instances.by_hosts, [host])):
                 self._evacuate(platform, each.uuid)
             while host in self.off:
                 platform.clock.sleep(0.5)
             self._until(platform, functools.partial(registry.set, agent, forced_down=False))
+
+    def _fence(self, platform: Any, registry: ServiceRegistry, agent: str) -> None:
+        """Fences a host when its agent has been silent for long enough."""
+        down_time = self.world.conf.services.service_down_time
+        fence = functools.partial(registry.fence, agent, "its power is off", down_time=down_time)
+        while True:
+            try:
+                self._until(platform, fence)
+            except errors.Conflict:
+                platform.clock.sleep(1)
+            else:
+                return
 
     def _until(self, platform: Any, call: Callable[[], Any]) -> Any:
         """What the call returns when the store answers at last."""
@@ -123,6 +143,7 @@ class Evacuations(Placement):
                 continue
             self._evacuations.add((uuid, fence))
             host = json.loads(text)["left"]
+            self._left.setdefault(host, set()).add(uuid)
             if host in self.off:
                 continue
             ((epoch,),) = self.rows("SELECT epoch FROM services WHERE \"binary\" = 'agent' AND host = ?", host)
@@ -130,3 +151,14 @@ class Evacuations(Placement):
                 self.came_back.get(host) == epoch,
                 f"instance {uuid} was evacuated from host {host}, whose agent had started with epoch {epoch}",
             )
+
+    @override
+    def started_role(self, name: str) -> None:
+        """An agent that serves has destroyed what was evacuated from its host, unless that has come back or does so."""
+        here = {uuid for uuid, hosts in self._effects().items() if name in hosts} & self._left.get(name, set())
+        belong = {row[0] for row in self.rows("SELECT uuid FROM instances WHERE host = ?", name)}
+        coming = self.rows("SELECT resource_id FROM workers WHERE resource_type = 'instance' AND target_host = ?", name)
+        left = here - belong - {row[0] for row in coming}
+        self.require(
+            not left, f"the agent of host {name} serves, and its host runs {sorted(left)}, which was evacuated"
+        )

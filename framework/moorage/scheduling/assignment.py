@@ -1,22 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which providers of one node give what to the groups of a request, by Placement's rules (:mod:`moorage.request_groups`).
 
-A search with backtracking. Groups that can take of few providers come first, and of groups that ask for the same, each takes of
-the provider of the one before or a later one, so that no combination is looked at twice.
+A search with backtracking that finds the first assignment, if there is any. The groups of one ``same_subtree`` stand together,
+those that can take of few providers first, and a choice is given up as soon as a subtree or the traits can no longer come about.
+Of choices that differ only in the names of equal groups, or of equal providers of which nothing is taken, one is tried.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 
-from moorage import errors
 from moorage.inventory import InventoryItem
 from moorage.request_groups import CandidateQuery, RequestGroup
 from moorage.scheduling.interface import Holds, Propose, ProviderState
 
-__all__ = ["STEPS", "assignments", "proposal", "takes_amount"]
+__all__ = ["STEPS", "Demand", "Search", "proposal", "takes_amount"]
 
 #: Options that are tried for one node at most.
 STEPS = 50_000
@@ -28,23 +29,6 @@ def takes_amount(item: InventoryItem, amount: int, rule: str) -> bool:
     """Whether an inventory takes the amount at all: by min_unit, max_unit and step_size, without regard to capacity."""
     stepped = amount % item.step_size == 0 or (rule == _SEED_RULE and amount == item.min_unit)
     return stepped and item.min_unit <= amount <= item.max_unit
-
-
-def assignments(
-    query: CandidateQuery,
-    providers: Sequence[ProviderState],
-    used: Callable[[ProviderState, str], float],
-    rule: str,
-    refused: Collection[tuple[str, str]] = (),
-) -> Iterator[Holds]:
-    """Yields what a claim of the request may take of which of a node's providers, those that stand first preferred.
-
-    :param used: what is used of a provider's class.
-    :param rule: ``[allocation] step_size_rule``.
-    :param refused: pairs (provider uuid, class) of which nothing is taken.
-    :raises InvalidInput: too much would have to be tried.
-    """
-    return _Search(query, providers, used, rule, frozenset(refused)).run()
 
 
 def proposal(
@@ -73,9 +57,9 @@ def proposal(
     ordered = [*(each for each in providers if not each.shared), *pools]
 
     def propose(refused: frozenset[tuple[str, str]]) -> Holds | None:
-        found = next(assignments(query, ordered, used, rule, refused), None)
+        found = Search(query, ordered, used, rule, refused).run()
         if found is None and not refused:
-            found = next(assignments(query, ordered, lambda provider, name: 0, rule), None)
+            found = Search(query, ordered, lambda provider, name: 0, rule).run()
         return found
 
     # The scheduler shows others what it is going to claim, then claims it.
@@ -83,150 +67,310 @@ def proposal(
 
 
 @dataclass(frozen=True, slots=True)
+class Demand:
+    """What a query asks of one class: all its amounts together, the least, and what divides all of them."""
+
+    whole: int
+    least: int
+    divisor: int
+
+    @classmethod
+    def of(cls, query: CandidateQuery) -> Mapping[str, Demand]:
+        """Class -> demand."""
+        amounts: dict[str, list[int]] = {}
+        for group in query.groups:
+            for name, amount in group.resources.items():
+                amounts.setdefault(name, []).append(amount)
+        return {name: cls(sum(each), min(each), math.gcd(*each)) for name, each in sorted(amounts.items())}
+
+    def of_room(self, free: float) -> int:
+        """What can be taken of so much that is free; equal results make no difference to a query."""
+        room = min(math.floor(free), self.whole) // self.divisor * self.divisor
+        return room if room >= self.least else 0
+
+
+@dataclass(frozen=True, slots=True)
 class _Part:
     """What takes of one provider: a group with a suffix, or one class of the group without.
 
-    :param options: places of the providers that may give it.
-    :param like: the place, among the parts, of the part before that asks for exactly the same; -1: none does.
+    :param options: places of the providers that may give it, ascending.
+    :param like: the place, among the parts, of the part before that stands for exactly the same; -1: none does.
+    :param among: ``options`` as bits; ``below``: places that are among the options, or above one, as bits.
     """
 
-    suffix: str
+    group: RequestGroup
     resources: Mapping[str, int]
     options: Sequence[int]
-    like: int = -1
+    like: int
+    among: int
+    below: int
 
 
-@dataclass(slots=True)
-class _Search:
-    query: CandidateQuery
-    providers: Sequence[ProviderState]
-    used: Callable[[ProviderState, str], float]
-    rule: str
-    refused: frozenset[tuple[str, str]]
-    _items: list[dict[str, InventoryItem]] = field(init=False)
-    _steps: int = STEPS
-    _taken: dict[tuple[int, str], int] = field(default_factory=dict)
-    _chosen: list[int] = field(default_factory=list)
+class Search:
+    """Searches one node's providers for an assignment.
 
-    def run(self) -> Iterator[Holds]:
-        self._items = [{item.resource_class: item for item in each.inventories} for each in self.providers]
-        parts = self._parts()
-        if all(part.options for part in parts):
-            yield from self._choose(parts)
+    :param providers: those that stand first are preferred.
+    :param used: what is used of a provider's class.
+    :param rule: ``[allocation] step_size_rule``.
+    :param refused: pairs (provider uuid, class) of which nothing is taken.
+    """
 
-    def _parts(self) -> list[_Part]:
-        """Groups with a suffix, those with few options first, then the classes of the group without one."""
-        groups = [group for group in self.query.groups if group.suffix]
-        alone: list[tuple[RequestGroup, list[int]]] = [(group, self._fulfilling(group)) for group in groups]
-        alone.sort(key=lambda each: (len(each[1]), _content(each[0], self.query)[0]))
-        parts: list[_Part] = []
-        last: dict[object, int] = {}
-        for group, options in alone:
-            content = _content(group, self.query)
-            parts.append(_Part(group.suffix, group.resources, options, last.get(content, -1)))
-            last[content] = len(parts) - 1
-        spread = (group for group in self.query.groups if not group.suffix)
-        for group in spread:
-            usable = [place for place, each in enumerate(self.providers) if not group.forbidden & each.traits]
-            for name, amount in group.resources.items():
-                part = {name: amount}
-                parts.append(_Part("", part, [place for place in usable if self._has_room(place, part)]))
-        return parts
+    def __init__(
+        self,
+        query: CandidateQuery,
+        providers: Sequence[ProviderState],
+        used: Callable[[ProviderState, str], float],
+        rule: str,
+        refused: Collection[tuple[str, str]] = (),
+    ) -> None:
+        self._query, self._providers, self._rule = query, providers, rule
+        demand = Demand.of(query)
+        self._rooms = [_rooms(each, demand, used, refused) for each in providers]
+        self._lines = _lines(providers)
+        self._bits = [sum(1 << at for at in line) for line in self._lines]
+        #: What nodes must have in common to be equal for the query: they differ in names and order alone.
+        self.form, self._forms = self._find_forms()
+        self._parts: Sequence[_Part] = ()
+        self._subtrees: Sequence[Sequence[int]] = ()
+        self._taken: dict[tuple[int, str], int] = {}
+        #: How many parts take of a provider or one below it.
+        self._touched = [0] * len(providers)
+        self._chosen: list[int] = []
+        self.steps = 0
+        self.is_exhausted = False
 
-    def _fulfilling(self, group: RequestGroup) -> list[int]:
+    def run(self, steps: int = STEPS) -> Holds | None:
+        """Returns what a claim may take of which providers; None: nothing was found.
+
+        :param steps: how many options are tried at most. Afterwards ``steps`` says how many were, and ``is_exhausted`` whether that
+            ended the search.
+        """
+        self._parts = self._find_parts()
+        self._subtrees = [
+            [number for number, part in enumerate(self._parts) if part.group.suffix in each]
+            for each in self._query.same_subtree
+        ]
+        self._taken, self._chosen, self._touched = {}, [], [0] * len(self._providers)
+        self.steps, self.is_exhausted = 0, False
+        self._most = steps
+        if not all(part.options for part in self._parts) or not self._choose():
+            return None
+        return self._holds()
+
+    # -- the providers --------------------------------------------------------------------------------------------
+
+    def _find_forms(self) -> tuple[object, list[int]]:
+        """The form of all providers together, and a number for what is equal, with all below it, for each."""
+        query = self._query
+        named = frozenset().union(*(each for group in query.groups for each in (*group.required, group.forbidden)))
+        below: list[list[object]] = [[] for _ in self._providers]
+        roots: list[object] = []
+        numbers: dict[object, int] = {}
+        forms = [0] * len(self._providers)
+        for place in sorted(range(len(self._providers)), key=lambda each: -len(self._lines[each])):
+            traits = tuple(sorted(self._providers[place].traits & named))
+            rooms = tuple(
+                (name, room, item.min_unit, item.max_unit, item.step_size)
+                for name, (room, item) in self._rooms[place].items()
+            )
+            form = (traits, rooms, tuple(sorted(below[place])))  # type: ignore[type-var]
+            forms[place] = numbers.setdefault(form, len(numbers))
+            line = self._lines[place]
+            (below[line[1]] if len(line) > 1 else roots).append(form)
+        return tuple(sorted(roots)), forms  # type: ignore[type-var]
+
+    def _fulfilling(self, group: RequestGroup, resources: Mapping[str, int]) -> list[int]:
+        required = group.required if group.suffix else ()
         return [
             place
-            for place, each in enumerate(self.providers)
+            for place, each in enumerate(self._providers)
             if not group.forbidden & each.traits
-            and all(any_of & each.traits for any_of in group.required)
-            and self._has_room(place, group.resources)
+            and all(any_of & each.traits for any_of in required)
+            and self._has_room(place, resources)
         ]
 
     def _has_room(self, place: int, resources: Mapping[str, int]) -> bool:
         """Whether a provider has room for more, beside what this search has taken of it."""
-        provider, items = self.providers[place], self._items[place]
+        rooms = self._rooms[place]
         for name, amount in resources.items():
-            item = items.get(name)
-            if item is None or (provider.uuid, name) in self.refused:
+            found = rooms.get(name)
+            if found is None:
                 return False
             together = self._taken.get((place, name), 0) + amount
-            if not takes_amount(item, together, self.rule):
-                return False
-            if self.used(provider, name) + together > item.capacity:
+            if together > found[0] or not takes_amount(found[1], together, self._rule):
                 return False
         return True
 
-    def _choose(self, parts: Sequence[_Part]) -> Iterator[Holds]:
+    # -- the parts ------------------------------------------------------------------------------------------------
+
+    def _find_parts(self) -> list[_Part]:
+        """Groups with a suffix, those of one subtree together, then the classes of the group without one."""
+        parts: list[_Part] = []
+        last: dict[object, int] = {}
+        for component, signature in self._components():
+            inner: dict[object, int] = {}
+            like = last.get(signature, -1)
+            last[signature] = len(parts)
+            for group, options in component:
+                content = _content(group), tuple(group.suffix in each for each in self._query.same_subtree)
+                before = inner.get(content, like)
+                like = -1
+                inner[content] = len(parts)
+                parts.append(self._part(group, group.resources, options, before))
+        for group in self._query.groups:
+            if not group.suffix:
+                for name, amount in group.resources.items():
+                    resources = {name: amount}
+                    parts.append(self._part(group, resources, self._fulfilling(group, resources), -1))
+        return parts
+
+    def _part(self, group: RequestGroup, resources: Mapping[str, int], options: Sequence[int], like: int) -> _Part:
+        below = 0
+        for place in options:
+            below |= self._bits[place]
+        return _Part(group, resources, options, like, sum(1 << place for place in options), below)
+
+    def _components(self) -> list[tuple[list[tuple[RequestGroup, list[int]]], str]]:
+        """The groups that subtrees connect, scarce ones first, and what is equal for components that are exchangeable."""
+        query = self._query
+        sets = {group.suffix: {group.suffix} for group in query.groups if group.suffix}
+        for each in query.same_subtree:
+            joined = set().union(*(sets[suffix] for suffix in each))
+            sets |= dict.fromkeys(joined, joined)
+        found = []
+        for component in {id(each): each for each in sets.values()}.values():
+            groups = [
+                (each, self._fulfilling(each, each.resources)) for each in query.groups if each.suffix in component
+            ]
+            groups.sort(key=lambda each: (len(each[1]), _content(each[0])))
+            places = {group.suffix: place for place, (group, _) in enumerate(groups)}
+            subtrees = sorted(
+                sorted(places[suffix] for suffix in each) for each in query.same_subtree if not each.isdisjoint(places)
+            )
+            signature = repr(([_content(group) for group, _ in groups], subtrees))
+            found.append((groups, signature))
+        found.sort(key=lambda each: (len(each[0][0][1]), each[1]))
+        return found
+
+    # -- the search -----------------------------------------------------------------------------------------------
+
+    def _choose(self) -> bool:
         number = len(self._chosen)
-        if number == len(parts):
-            if self._is_allowed(parts):
-                yield self._holds()
-            return
-        part = parts[number]
+        if number == len(self._parts):
+            return True
+        part = self._parts[number]
         least = self._chosen[part.like] if part.like >= 0 else 0
-        barred = set(self._chosen) if part.suffix and self.query.isolate else ()
+        barred = set(self._chosen) if part.group.suffix and self._query.isolate else ()
+        tried: set[tuple[int, ...]] = set()
         for place in part.options:
-            self._steps -= 1
-            if self._steps < 0:
-                raise errors.InvalidInput(
-                    "The request groups can be combined in more ways than are looked at for one node; ask for fewer groups, or "
-                    "bind them with traits.",
-                    path="body/flavor/extra_specs",
-                )
+            if self.steps >= self._most:
+                self.is_exhausted = True
+                return False
+            self.steps += 1
             if place < least or place in barred or not self._has_room(place, part.resources):
                 continue
+            like = self._likeness(place)
+            if like in tried:
+                continue
+            tried.add(like)
             self._chosen.append(place)
             self._take(place, part.resources, 1)
-            yield from self._choose(parts)
+            if self._is_possible(number) and self._choose():
+                return True
             self._take(place, part.resources, -1)
             self._chosen.pop()
+        return False
+
+    def _likeness(self, place: int) -> tuple[int, ...]:
+        """What providers have in common that are exchangeable as long as nothing more is taken."""
+        path: list[int] = []
+        for at in self._lines[place]:
+            if self._touched[at]:
+                return (at, *path)
+            path.append(self._forms[at])
+        return (-1, *path)
 
     def _take(self, place: int, resources: Mapping[str, int], sign: int) -> None:
+        for at in self._lines[place]:
+            self._touched[at] += sign
         for name, amount in resources.items():
             self._taken[place, name] = self._taken.get((place, name), 0) + sign * amount
 
-    def _is_allowed(self, parts: Sequence[_Part]) -> bool:
-        """What only all parts together show: the traits of the group without a suffix, and same_subtree."""
-        for group in self.query.groups:
-            if not group.suffix:
-                places = [place for part, place in zip(parts, self._chosen, strict=True) if not part.suffix]
-                traits = frozenset().union(*(self.providers[place].traits for place in places))
-                if not all(any_of & traits for any_of in group.required):
-                    return False
-        of_suffix = {part.suffix: place for part, place in zip(parts, self._chosen, strict=True) if part.suffix}
-        return all(self._is_subtree({of_suffix[suffix] for suffix in each}) for each in self.query.same_subtree)
+    def _is_possible(self, number: int) -> bool:
+        """Whether the parts up to this one leave a top for each subtree, and a provider for each trait."""
+        if self._parts[number].group.suffix:
+            return all(self._has_top(each, number) for each in self._subtrees if number in each)
+        return self._have_traits(number)
 
-    def _is_subtree(self, places: Collection[int]) -> bool:
-        """Whether one of the providers is above all the others."""
-        uuids = {self.providers[place].uuid for place in places}
-        common = set(uuids).intersection(*(self._line(place) for place in places))
-        return bool(common)
+    def _has_top(self, subtree: Sequence[int], number: int) -> bool:
+        """Whether a provider that is chosen, or may be, is above all others of a subtree that are chosen, or may be."""
+        tops, above = 0, -1
+        for each in subtree:
+            if each <= number:
+                place = self._chosen[each]
+                tops |= 1 << place
+                above &= self._bits[place]
+            else:
+                tops |= self._parts[each].among
+                above &= self._parts[each].below
+        return bool(tops & above)
 
-    def _line(self, place: int) -> set[str]:
-        """The uuids of a provider and of all above it."""
-        above = {each.uuid: each.parent for each in self.providers}
-        line: set[str] = set()
-        at: str | None = self.providers[place].uuid
-        while at is not None and at not in line:
-            line.add(at)
-            at = above.get(at)
-        return line
+    def _have_traits(self, number: int) -> bool:
+        """Whether the providers of the group without a suffix have its traits together, or may have them."""
+        group = self._parts[number].group
+        if not group.required:
+            return True
+        places = {place for part, place in zip(self._parts, self._chosen, strict=False) if not part.group.suffix}
+        places.update(place for part in self._parts[number + 1 :] for place in part.options)
+        traits = frozenset().union(*(self._providers[place].traits for place in places))
+        return all(any_of & traits for any_of in group.required)
 
     def _holds(self) -> Holds:
         holds: dict[str, dict[str, int]] = {}
         for (place, name), amount in self._taken.items():
             if amount:
-                holds.setdefault(self.providers[place].uuid, {})[name] = amount
+                holds.setdefault(self._providers[place].uuid, {})[name] = amount
         return holds
 
 
-def _content(group: RequestGroup, query: CandidateQuery) -> tuple[str, object]:
-    """What two groups must have in common to be exchangeable; the text orders them so that equal groups stand together."""
-    subtrees = tuple(number for number, each in enumerate(query.same_subtree) if group.suffix in each)
-    content = (
-        tuple(sorted(group.resources.items())),
-        tuple(sorted(tuple(sorted(each)) for each in group.required)),
-        tuple(sorted(group.forbidden)),
-        subtrees,
+def _rooms(
+    provider: ProviderState,
+    demand: Mapping[str, Demand],
+    used: Callable[[ProviderState, str], float],
+    refused: Collection[tuple[str, str]],
+) -> dict[str, tuple[int, InventoryItem]]:
+    """Class -> what can be taken of it, and its inventory; only what a query asks for and has any room."""
+    items = {item.resource_class: item for item in provider.inventories}
+    found = {}
+    for name, asked in demand.items():
+        item = items.get(name)
+        if item is not None and (provider.uuid, name) not in refused:
+            room = asked.of_room(math.floor(item.capacity) - used(provider, name))
+            if room:
+                found[name] = room, item
+    return found
+
+
+def _lines(providers: Sequence[ProviderState]) -> list[tuple[int, ...]]:
+    """The places of each provider and of all above it, upwards."""
+    places = {each.uuid: place for place, each in enumerate(providers)}
+    lines = []
+    for place in range(len(providers)):
+        line: dict[int, None] = {}
+        at: int | None = place
+        while at is not None and at not in line:
+            line[at] = None
+            at = places.get(providers[at].parent or "")
+        lines.append(tuple(line))
+    return lines
+
+
+def _content(group: RequestGroup) -> str:
+    """What groups that ask for the same have in common."""
+    return repr(
+        (
+            sorted(group.resources.items()),
+            sorted(sorted(each) for each in group.required),
+            sorted(group.forbidden),
+        )
     )
-    return repr(content), content

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from moorage.frozen import frozen_array
 from moorage.inventory import InventoryItem
 from moorage.request_groups import CandidateQuery, RequestGroup
-from moorage.scheduling.assignment import assignments, takes_amount
+from moorage.scheduling.assignment import STEPS, Demand, Search, takes_amount
 from moorage.scheduling.interface import Mask, NodeState, ProviderState, Rows
 
 __all__ = ["ProviderColumns", "ProviderUse"]
@@ -29,6 +29,8 @@ _ALL: npt.NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
 _Shape = tuple[int, int, int]
 #: Masks of traits and amounts that are kept.
 _KEPT = 256
+#: Steps that the searches of one decision share; the least that each of them has; and how many are repeated if no row has passed.
+_STEPS, _LEAST, _AGAIN = 100_000, 200, 4
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -490,31 +492,57 @@ class _Fit:
             sure &= wants[0].counts >= whole
 
     def _searched(self, possible: Mask, sure: Mask) -> Mask:
-        """The rows for which a search finds an assignment, and those that are sure."""
-        rows = np.flatnonzero(possible & ~sure)
+        """The rows for which a search finds an assignment, and those that are sure.
+
+        Rows that are equal for the query are searched once. All searches share the steps of the decision. Where these run out, rows
+        do not pass; as long as no row has passed, the search goes on with as many steps as one node may take.
+        """
         passed = sure
-        answers: dict[tuple[object, ...], bool] = {}
-        names = sorted({name for group in self._query.groups for name in group.resources})
-        for row in rows.tolist():
-            providers = self._columns.of_row(row)
-            key = tuple([self._key(each, names) for each in providers])
-            if self._query.same_subtree:
-                start = int(self._columns.starts[row])
-                key = (*key, *(self._columns.parent[start : start + len(providers)] - start).tolist())
-            answer = answers.get(key)
-            if answer is None:
-                found = assignments(self._query, providers, self._used_of, self._rule)
-                answer = answers[key] = next(found, None) is not None
-            passed[row] = answer
+        kinds = self._kinds(np.flatnonzero(possible & ~sure)) if (possible & ~sure).any() else []
+        left, again = _STEPS, []
+        for number, (search, rows) in enumerate(kinds):
+            found = search.run(min(STEPS, max(_LEAST, left // (len(kinds) - number))))
+            left -= search.steps
+            passed[rows] = found is not None
+            if search.is_exhausted:
+                again.append((search, rows))
+        for search, rows in again[:_AGAIN]:
+            if passed.any():
+                break
+            passed[rows] = search.run() is not None
         return passed
 
-    def _key(self, provider: ProviderState, names: Sequence[str]) -> object:
-        items = [
-            (item, self._used_of(provider, item.resource_class))
-            for item in provider.inventories
-            if item.resource_class in names
-        ]
-        return (provider.traits, *items)
+    def _kinds(self, rows: Rows) -> list[tuple[Search, list[int]]]:
+        """The rows, those together that are equal for the query, and a search for each kind."""
+        columns, codes = self._columns, self._codes()
+        ends = np.append(columns.starts[1:], len(columns.providers))
+        equal: dict[bytes, list[int]] = {}
+        for row, start, end in zip(rows.tolist(), columns.starts[rows].tolist(), ends[rows].tolist(), strict=True):
+            equal.setdefault(codes[start:end].tobytes(), []).append(row)
+        kinds: dict[object, tuple[Search, list[int]]] = {}
+        for same in equal.values():
+            search = Search(self._query, columns.of_row(same[0]), self._used_of, self._rule)
+            kinds.setdefault(search.form, (search, []))[1].extend(same)
+        return list(kinds.values())
+
+    def _codes(self) -> npt.NDArray[np.int64]:
+        """Numbers for each provider: what its traits and its room are for the query, and how far away its parent is."""
+        columns, groups = self._columns, self._query.groups
+        named = frozenset().union(*(each for group in groups for each in (*group.required, group.forbidden)))
+        known: dict[frozenset[str], int] = {}
+        traits = np.array([known.setdefault(each & named, len(known)) for each in columns.trait_sets], dtype=np.int64)
+        size = len(columns.providers)
+        codes = [traits[columns.traits], columns.parent - np.arange(size)]
+        for name, demand in Demand.of(self._query).items():
+            table = columns.inventories[name]
+            free = np.minimum(np.floor(table.capacity) - self._use(name), demand.whole)
+            room = np.floor_divide(free, demand.divisor) * demand.divisor
+            code = np.zeros(size, dtype=np.int64)
+            code[table.at] = (
+                np.where(room >= demand.least, room, 0).astype(np.int64) * len(columns.shapes) + table.shapes
+            )
+            codes.append(code)
+        return np.ascontiguousarray(np.stack(codes, axis=1))
 
     def _used_of(self, provider: ProviderState, name: str) -> float:
         return provider.used.get(name, 0) + self._sums.get((provider.uuid, name), 0)

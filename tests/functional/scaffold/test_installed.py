@@ -62,6 +62,9 @@ orphan_detectors = ghosts
 enabled = diary,refusals
 [compute]
 driver = shed
+[agent]
+# The page imports nodes; the driver would enrol this machine beside them.
+enrol = false
 """
 #: Another engine, of another group: a process has one backend.
 ENGINE = """

@@ -38,7 +38,7 @@ from moorage.scheduling import pipeline
 from moorage.scheduling.fleet_view import FleetView
 from moorage.scheduling.interface import Flavor, InstanceRecord, NodeState, ProviderState, RequestSpec
 from moorage.scheduling.plugin_runner import PluginRunner
-from moorage.scheduling.resource_request import resource_request, with_group_resources
+from moorage.scheduling.resource_request import resource_request, with_held_resources
 from moorage_plugins.filters.capacity import CapacityFilter
 from moorage_plugins.filters.traits import RequiredTraitsFilter
 from moorage_plugins.stores.memory import MemoryStore
@@ -119,7 +119,7 @@ def spec_of(resources: dict[str, int], gpus: int, trait: str | None = None) -> R
     if gpus > 1:
         specs["group_policy"] = "isolate"
     body: Any = {"flavor": {"flavorid": "f", "resources": resources, "extra_specs": specs}}
-    flavor = with_group_resources(body)["flavor"]
+    flavor = with_held_resources(body)["flavor"]
     return RequestSpec(str(uuid_module.uuid4()), Flavor("f", flavor["resources"], specs))
 
 

@@ -51,6 +51,7 @@ from moorage.instances.providers import claim_of_node
 from moorage.rpc.server import rpc_method
 from moorage.scheduling.groups import GroupStore
 from moorage.scheduling.interface import Claimer, ClaimResult, Flavor, InstanceRecord, RequestSpec, ServerGroup
+from moorage.scheduling.resource_request import as_far_as_parsed
 from moorage.scheduling.scheduler import Scheduler
 from moorage.services.interface import LIVE_MIGRATES, POWER_CONTROL, RUNS_COMMANDS
 from moorage.services.registry import ServiceRegistry
@@ -188,13 +189,16 @@ class MoveClaimer:
     def claim(self, spec: RequestSpec, node_uuid: str, host: str, request_id: str) -> ClaimResult:
         """Take the room and record what is to be done there, in one transaction."""
         to = {"host": host, "node": self.node_names.node_name(node_uuid), "node_uuid": node_uuid}
+        # An instance keeps its extra specs in other operations, even if they cannot be parsed.
+        kept = self.operation.name != "resize"
+        asked = self.instance.request.get("extra_specs") or {} if kept else spec.flavor.extra_specs
         pending = {
             "operation": self.operation.name,
             "request_id": request_id,
             "flavorid": spec.flavor.flavorid,
             "flavor_version": spec.flavor.version,
             "resources": dict(spec.flavor.resources),
-            "extra_specs": dict(spec.flavor.extra_specs),
+            "extra_specs": dict(asked),
             **({"limits": dict(spec.limits)} if spec.limits else {}),
             **to,
         }
@@ -390,10 +394,10 @@ def _known(instance: Instance, request_id: str) -> bool:
 
 
 def spec_of(instance: Instance) -> RequestSpec:
-    """The request that an instance came from."""
+    """The request that an instance came from, as far as it can be parsed."""
     request = instance.request
     group = request.get("server_group")
-    return RequestSpec(
+    spec = RequestSpec(
         instance_uuid=instance.uuid,
         flavor=Flavor(
             instance.flavorid,
@@ -413,6 +417,7 @@ def spec_of(instance: Instance) -> RequestSpec:
         properties={"name": instance.name},
         powers=(RUNS_COMMANDS,) if request.get("command") else (),
     )
+    return as_far_as_parsed(spec)
 
 
 def _moving(instance: Instance, operation: ActionKind, wanted: Mapping[str, Any]) -> RequestSpec:

@@ -16,7 +16,7 @@ from moorage.instances.interface import Instance, InstanceStore
 from moorage.instances.reset_state import RESETTABLE, Resetter
 from moorage.scheduling.api import Resolver, allowed, check_free_form, check_request
 from moorage.scheduling.request import REQUEST_PROPERTIES
-from moorage.scheduling.resource_request import with_group_resources
+from moorage.scheduling.resource_request import GivenResources, check_flavor, held_resources
 
 __all__ = ["POLICIES", "AskAgent", "Creator", "routes"]
 
@@ -395,7 +395,8 @@ def _allowed_action(request: Request, name: str, wanted: Mapping[str, Any]) -> M
     elif wanted.keys() & _TO.keys():
         request.check_policy(f"scheduling:instances:{name}:host")
     check_free_form(request, wanted)
-    return with_group_resources(wanted)
+    check_flavor(wanted)
+    return wanted
 
 
 def _repeated(found: Sequence[Instance], body: Mapping[str, Any], request: Request) -> Sequence[Instance]:
@@ -417,14 +418,18 @@ def _refuse_another(found: Instance, body: Mapping[str, Any]) -> None:
             status=found.status,
         )
     # A flavor of the catalogue may have got another version since then.
-    same = flavor.get("resources", found.resources)
-    if flavor["flavorid"] != found.flavorid or dict(same) != dict(found.resources):
+    if flavor["flavorid"] != found.flavorid or ("resources" in flavor and _held(flavor) != dict(found.resources)):
         raise errors.AlreadyExists(
             f"Instance {found.uuid} exists, is {found.status} and has the flavor {found.flavorid} with other resources than "
             "these or another name; give another uuid, or none.",
             uuid=found.uuid,
             status=found.status,
         )
+
+
+def _held(flavor: Mapping[str, Any]) -> Mapping[str, int]:
+    """What an instance of a free-form flavor holds."""
+    return dict(held_resources(GivenResources(flavor["resources"]), flavor.get("extra_specs") or {}))
 
 
 def _visible(instance: Instance, request: Request) -> None:

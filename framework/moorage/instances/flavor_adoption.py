@@ -18,6 +18,7 @@ from typing import Any
 from moorage.db import Database
 from moorage.instances.interface import Instance, InstanceStore
 from moorage.scheduling.flavors import FlavorStore
+from moorage.scheduling.resource_request import HeldResources
 
 __all__ = ["AdoptionReport", "FlavorAdoption"]
 
@@ -66,7 +67,7 @@ class FlavorAdoption:
 
     def _versions(self, page: Sequence[Instance]) -> list[tuple[Instance, int]]:
         """Each instance of a page with the version that it has."""
-        unknown: dict[str, dict[_Key, tuple[Mapping[str, int], Mapping[str, str]]]] = {}
+        unknown: dict[str, dict[_Key, tuple[HeldResources, Mapping[str, str]]]] = {}
         for each in page:
             if (key := _key(each)) not in self._known:
                 unknown.setdefault(each.flavorid, {})[key] = _contents(each)
@@ -95,8 +96,8 @@ class FlavorAdoption:
         return self._database.run(work)
 
 
-def _contents(each: Instance) -> tuple[Mapping[str, int], Mapping[str, str]]:
-    return each.resources, each.request.get("extra_specs") or {}
+def _contents(each: Instance) -> tuple[HeldResources, Mapping[str, str]]:
+    return HeldResources(each.resources), each.request.get("extra_specs") or {}
 
 
 def _key(each: Instance) -> _Key:

@@ -11,7 +11,7 @@ from moorage.context import RequestContext
 from moorage.http.routes import FIELDS, PAGE, PolicyRule, Request, Response, Route, wanted_fields
 from moorage.scheduling.hosts import HOST_FIELDS
 from moorage.scheduling.request import REQUEST_PROPERTIES
-from moorage.scheduling.resource_request import with_group_resources
+from moorage.scheduling.resource_request import check_flavor
 
 __all__ = ["POLICIES", "Resolver", "SchedulerClient", "allowed", "check_free_form", "check_request", "routes"]
 
@@ -99,7 +99,7 @@ Resolver = Callable[[Mapping[str, Any], RequestContext], Mapping[str, Any]]
 
 
 def check_request(request: Request) -> Mapping[str, Any]:
-    """Checks the body of a request for an instance beyond the route's own policy and schema; returns it as it is meant.
+    """Checks the body of a request for an instance beyond the route's own policy and schema; returns it.
 
     :raises Forbidden: it chooses hosts or nodes, or brings resources along, and the caller may not.
     :raises InvalidInput: it asks for something that is not supported.
@@ -108,7 +108,9 @@ def check_request(request: Request) -> Mapping[str, Any]:
         if request.body.get(field):
             request.check_policy(rule)
     check_free_form(request, request.body)
-    return with_group_resources(request.body)
+    body: Mapping[str, Any] = request.body
+    check_flavor(body)
+    return body
 
 
 def check_free_form(request: Request, asked: Mapping[str, Any]) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from moorage import errors, threads
 from moorage.scheduling.flavors import FlavorStore, FlavorVersion
-from moorage.scheduling.resource_request import check_extra_specs
+from moorage.scheduling.resource_request import with_held_resources
 
 __all__ = ["FlavorResolver"]
 
@@ -39,19 +39,19 @@ class FlavorResolver:
                 self._state = state
 
     def resolved(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The body of a request with the resources, extra specs and version of its flavor. A free-form flavor keeps its contents.
+        """The body of a request with the extra specs and the version of its flavor, and with what an instance of it holds.
+
+        To be called once for a body.
 
         :raises InvalidInput: the catalogue has no such flavor; the flavor is deprecated; or a free-form request has a flavorid of
-            the catalogue with other contents.
+            the catalogue with other contents; or its extra specs and its image's properties contradict each other.
         """
         flavor = body["flavor"]
         if "resources" not in flavor:
-            found = {**body, "flavor": self._by_name(flavor["flavorid"])}
-            # The resources of the catalogue are the sums of all groups already.
-            check_extra_specs(found)
-            return found
-        version = self._version_of(flavor)
-        return {**body, "flavor": {**flavor, "version": version}} if version else body
+            flavor = self._by_name(flavor["flavorid"])
+        elif version := self._version_of(flavor):
+            flavor = {**flavor, "version": version}
+        return with_held_resources({**body, "flavor": flavor})
 
     def _by_name(self, flavorid: str) -> Mapping[str, Any]:
         found = self._store.newest(flavorid)

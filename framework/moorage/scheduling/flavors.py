@@ -19,12 +19,13 @@ import sqlalchemy as sa
 
 from moorage import errors, randomness
 from moorage.db import Database, Duplicate, JournalEvent, now, record
+from moorage.scheduling.resource_request import GivenResources, HeldResources, given_resources, normal_given
 from moorage.scheduling.tables import flavors
 
 __all__ = ["FlavorStore", "FlavorVersion"]
 
 T = TypeVar("T")
-_Contents = tuple[Mapping[str, int], Mapping[str, str]]
+_Contents = tuple[HeldResources, Mapping[str, str]]
 _COLUMNS = tuple(flavors.c[name] for name in (
     "uuid", "flavorid", "version", "resources", "extra_specs", "implicit", "deprecated", "successor", "generation",
     "created_at", "updated_at",
@@ -81,6 +82,7 @@ class _LostRaceError(Exception):
 class FlavorVersion:
     """A version of a flavor. Times are microseconds since the Unix epoch.
 
+    :param resources: as they were given. What an instance holds follows from them and the extra specs.
     :param implicit: it records what instances have, and cannot be requested.
     :param successor: the flavorid that the administrator who deprecated it named; empty for none.
     :param generation: rises when it is deprecated, or is so no longer.
@@ -89,7 +91,7 @@ class FlavorVersion:
     uuid: str
     flavorid: str
     version: int
-    resources: Mapping[str, int]
+    resources: GivenResources
     extra_specs: Mapping[str, str]
     implicit: bool
     deprecated: bool
@@ -99,7 +101,10 @@ class FlavorVersion:
     updated_at: int
 
     def means(self, resources: Mapping[str, int], extra_specs: Mapping[str, str]) -> bool:
-        """Whether these are its resources and extra specs."""
+        """Whether a flavor with these contents is the same.
+
+        :param resources: as they are given.
+        """
         return dict(self.resources) == dict(resources) and dict(self.extra_specs) == dict(extra_specs)
 
 
@@ -114,6 +119,7 @@ class FlavorStore:
     ) -> tuple[FlavorVersion, bool]:
         """Adds a flavor, or its next version. Returns it, and whether it is new: the newest one may have these contents already.
 
+        :param resources: as they are given.
         :param expected: the newest version that the caller knows; 0: the catalogue does not have the flavor.
         :raises Conflict: the newest version is another one, and has other contents.
         """
@@ -162,17 +168,18 @@ class FlavorStore:
     def adopt(self, flavorid: str, contents: Sequence[_Contents]) -> tuple[Sequence[int], int]:
         """Returns a version for each of several resources and extra specs, and how many implicit versions were added for them.
 
-        :param contents: resources and extra specs, each once. Of several versions that have them, a requestable one is taken
-            before an implicit one, and a newer one before an older one.
+        :param contents: what instances hold, and their extra specs, each once. Of several versions that have them, a requestable
+            one is taken before an implicit one, and a newer one before an older one.
         """
 
         def work(tx: sa.Connection) -> tuple[Sequence[int], int]:
             # In this order; see the module.
             last = first = tx.execute(_LAST, {"of_flavor": flavorid}).scalar_one()
             versions = sorted(_versions(tx, flavorid), key=lambda each: (not each.implicit, each.version))
-            known = {_text(each.resources, each.extra_specs): each.version for each in versions}
+            known = {_contents_of(each): each.version for each in versions}
             found = []
-            for resources, extra_specs in contents:
+            for held, extra_specs in contents:
+                resources = given_resources(held, extra_specs)
                 version = known.get(_text(resources, extra_specs))
                 if version is None:
                     last = version = last + 1
@@ -230,6 +237,12 @@ class FlavorStore:
 
 def _text(resources: Mapping[str, int], extra_specs: Mapping[str, str]) -> str:
     return json.dumps([dict(resources), dict(extra_specs)], sort_keys=True)
+
+
+def _contents_of(each: FlavorVersion) -> str:
+    """What :meth:`FlavorStore.adopt` compares instances with: what is found of an instance of the version."""
+    resources = each.resources if each.implicit else normal_given(each.resources, each.extra_specs)
+    return _text(resources, each.extra_specs)
 
 
 def _newest(tx: sa.Connection, flavorid: str) -> FlavorVersion | None:

@@ -11,7 +11,7 @@ from moorage import errors
 from moorage.http.routes import PAGE, PolicyRule, Request, Response, Route
 from moorage.scheduling.flavors import FlavorStore, FlavorVersion
 from moorage.scheduling.request import EXTRA_SPECS, RESOURCES
-from moorage.scheduling.resource_request import with_group_resources
+from moorage.scheduling.resource_request import GivenResources, check_flavor
 
 __all__ = ["POLICIES", "routes"]
 
@@ -55,7 +55,11 @@ _SHOWN = {
         "uuid": {"type": "string"},
         "flavorid": {"type": "string"},
         "version": {"type": "integer"},
-        "resources": {"type": "object", "additionalProperties": {"type": "integer"}},
+        "resources": {
+            "type": "object",
+            "additionalProperties": {"type": "integer"},
+            "description": "As they were given: what extra specs add or replace is not counted.",
+        },
         "extra_specs": {"type": "object", "additionalProperties": {"type": "string"}},
         "implicit": {"type": "boolean", "description": "It records what instances have, and cannot be requested."},
         "deprecated": {"type": "boolean", "description": "New requests are refused."},
@@ -92,10 +96,9 @@ def routes(store: FlavorStore, changed: Callable[[], object] = lambda: None) -> 
     def created(request: Request) -> Response:
         body = request.body
         # What cannot be parsed in a request is refused here, with the same words.
-        flavor = with_group_resources({"flavor": {**body, "extra_specs": body.get("extra_specs", {})}})["flavor"]
-        made, new = store.create(
-            body["flavorid"], flavor["resources"], flavor["extra_specs"], body.get("expected_version", 0)
-        )
+        check_flavor({"flavor": body})
+        resources, extra_specs = GivenResources(body["resources"]), body.get("extra_specs", {})
+        made, new = store.create(body["flavorid"], resources, extra_specs, body.get("expected_version", 0))
         changed()
         return Response(201 if new else 200, asdict(made))
 

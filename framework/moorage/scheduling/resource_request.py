@@ -11,44 +11,68 @@ The words and rules are those of Nova and Placement:
 * ``same_subtree = 1,2``: of the providers of these groups, one is above all others. Another such set has a key of its own, for
   example ``same_subtree2``.
 
-``resources`` of a :class:`moorage.scheduling.interface.Flavor` are the sums of all groups: what an instance holds, and what quotas,
-weighers and agents count. :func:`with_group_resources` makes these sums once, where a request comes in.
+Resources have two meanings, each with a type of its own. :data:`GivenResources` are what a flavor of the catalogue or of a body
+says. :data:`HeldResources` are the sums of all groups: what an instance holds, and what quotas, weighers, agents and
+:class:`moorage.scheduling.interface.Flavor` count. :func:`held_resources` makes these sums, and only
+:class:`moorage.scheduling.flavor_requests.FlavorResolver` puts them into a request.
 """
 
 from __future__ import annotations
 
 import functools
+import logging
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NewType
 
 from moorage import errors
 from moorage.frozen import FrozenDict
 from moorage.request_groups import CandidateQuery, RequestGroup
 from moorage.scheduling.interface import RequestSpec
-from moorage.scheduling.traits import NO_TRAITS, parse_traits
+from moorage.scheduling.request_words import (
+    FLAVOR,
+    GROUP_POLICY,
+    RESOURCES,
+    SAME_SUBTREE,
+    TRAIT,
+    Word,
+    is_word,
+    refuse_near_words,
+    words,
+)
+from moorage.scheduling.traits import NO_TRAITS, PREFIX, TraitRequirement, traits_of_words
 from moorage.services.interface import GETS_HOLDS
 
 __all__ = [
     "LARGEST",
     "MOST_GROUPS",
-    "check_extra_specs",
+    "GivenResources",
+    "HeldResources",
+    "as_far_as_parsed",
+    "check_flavor",
+    "given_resources",
+    "held_resources",
     "is_grouped",
     "needed_powers",
+    "normal_given",
     "resource_request",
-    "with_group_resources",
+    "with_held_resources",
 ]
+
+LOG = logging.getLogger(__name__)
+
+#: What a flavor says beside its extra specs: resource class -> units.
+GivenResources = NewType("GivenResources", Mapping[str, int])
+#: The sums of what a flavor gives and of its request groups.
+HeldResources = NewType("HeldResources", Mapping[str, int])
 
 #: The largest amount of a resource class.
 LARGEST = 2**31 - 1
 #: The most groups with a suffix, and the most sets of ``same_subtree``. The ways to combine providers grow exponentially with them.
 MOST_GROUPS, _MOST_SUBTREES = 16, 8
-_KEY = re.compile(r"(resources|trait)([^:]*):(.*)|(group_policy)|(same_subtree)(.*)", re.DOTALL)
-_SUFFIX = re.compile(r"[a-zA-Z0-9_-]{0,64}")
 _RESOURCE_CLASS = re.compile(r"[A-Z0-9_]{1,255}")
 _POLICIES = ("isolate", "none")
-_PLACE = "flavor/extra_specs"
 _REMEMBERED = 1024
 
 
@@ -58,62 +82,137 @@ class _Asked:
 
     :param amounts: what replaces amounts of the flavor.
     :param groups: those with a suffix.
-    :param spread: the traits of the group without one.
+    :param traits: of the group without one.
     """
 
     amounts: Mapping[str, int]
     groups: tuple[RequestGroup, ...]
-    spread: RequestGroup
+    traits: TraitRequirement
     isolate: bool
     same_subtree: tuple[frozenset[str], ...]
 
 
-def with_group_resources(body: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Checks what a flavor and an image ask for; returns the body with the sums of all groups in flavor/resources.
+def check_flavor(body: Mapping[str, Any]) -> None:
+    """Checks what the flavor and the image of a body ask for together, as a caller gives them; either may be missing.
 
-    To be called once for a body: the sums of a sum are wrong.
+    :raises InvalidInput: an extra spec or an image property is wrong, or an extra spec is nearly one of the language; the detail
+        ``path`` names it.
+    """
+    flavor = body.get("flavor") or {}
+    refuse_near_words(flavor.get("extra_specs") or ())
+    _held_of(body)
+
+
+def with_held_resources(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the body of a request with the sums of all groups in flavor/resources; there the flavor gave its resources.
+
+    :raises InvalidInput: as :func:`held_resources`.
+    """
+    return {**body, "flavor": {**body["flavor"], "resources": _held_of(body)}}
+
+
+def _held_of(body: Mapping[str, Any]) -> HeldResources:
+    flavor = body.get("flavor") or {}
+    given = GivenResources(flavor.get("resources", {}))
+    extra_specs, properties = flavor.get("extra_specs") or {}, (body.get("image") or {}).get("properties") or {}
+    return held_resources(given, extra_specs, properties)
+
+
+def held_resources(
+    given: GivenResources, extra_specs: Mapping[str, Any], properties: Mapping[str, Any] = FrozenDict()
+) -> HeldResources:
+    """Returns what an instance of a flavor holds: the sums of all groups.
 
     :raises InvalidInput: an extra spec or an image property is wrong; the detail ``path`` names it.
     """
-    flavor = body.get("flavor") or {}
-    asked = _parse(flavor.get("extra_specs") or {}, (body.get("image") or {}).get("properties") or {})
+    asked = _parse(extra_specs, properties)
     if not asked.amounts and not asked.groups:
-        return body
-    resources = {name: units for name, units in {**flavor.get("resources", {}), **asked.amounts}.items() if units}
-    if not resources and (asked.spread.required or asked.spread.forbidden):
+        return HeldResources(given)
+    spread = {name: units for name, units in {**given, **asked.amounts}.items() if units}
+    if not spread and asked.traits:
         raise errors.InvalidInput(
             "The flavor asks for traits outside of request groups, but for no resources there: its extra specs take all out. Ask "
             "for the traits in a group, for example trait1:NAME.",
-            path=f"body/{_PLACE}",
+            path=f"body/{FLAVOR}",
         )
-    for group in asked.groups:
-        for name, units in group.resources.items():
-            resources[name] = resources.get(name, 0) + units
-            if resources[name] > LARGEST:
-                raise errors.InvalidInput(
-                    f"{_PLACE} ask for {resources[name]} {name} in all groups together; the most is {LARGEST}.",
-                    path=f"body/{_PLACE}/resources{group.suffix}:{name}",
-                )
-    if not resources:
+    held = _sums(spread, asked.groups)
+    if not held:
         raise errors.InvalidInput(
-            "The flavor asks for nothing: its extra specs take out all of its resources.", path=f"body/{_PLACE}"
+            "The flavor asks for nothing: its extra specs take out all of its resources.", path=f"body/{FLAVOR}"
         )
-    return {**body, "flavor": {**flavor, "resources": resources}}
+    return HeldResources(held)
 
 
-def check_extra_specs(body: Mapping[str, Any]) -> None:
-    """Checks what a flavor and an image ask for together.
+def _sums(spread: Mapping[str, int], groups: Iterable[RequestGroup]) -> dict[str, int]:
+    sums = dict(spread)
+    for group in groups:
+        for name, units in group.resources.items():
+            sums[name] = sums.get(name, 0) + units
+            if sums[name] > LARGEST:
+                raise errors.InvalidInput(
+                    f"{FLAVOR} ask for {sums[name]} {name} in all groups together; the most is {LARGEST}.",
+                    path=f"body/{FLAVOR}/resources{group.suffix}:{name}",
+                )
+    return sums
 
-    :raises InvalidInput: as :func:`with_group_resources`.
+
+def given_resources(held: HeldResources, extra_specs: Mapping[str, Any]) -> GivenResources:
+    """Returns what a flavor with these extra specs gives to an instance that holds this: the inverse of :func:`held_resources`.
+
+    What the instance holds itself, where the extra specs cannot be parsed or their groups have more.
     """
-    flavor = body.get("flavor") or {}
-    _parse(flavor.get("extra_specs") or {}, (body.get("image") or {}).get("properties") or {})
+    try:
+        return GivenResources(_without_groups(held, _parse(extra_specs, {}).groups))
+    except errors.InvalidInput:
+        return GivenResources(held)
+
+
+def normal_given(given: GivenResources, extra_specs: Mapping[str, Any]) -> GivenResources:
+    """Returns what :func:`given_resources` finds of an instance of a flavor: amounts that extra specs replace are theirs."""
+    try:
+        return given_resources(held_resources(given, extra_specs), extra_specs)
+    except errors.InvalidInput:
+        return given
+
+
+def as_far_as_parsed(spec: RequestSpec) -> RequestSpec:
+    """Returns the request of an instance without what cannot be parsed, so that the instance can be moved.
+
+    A release without these rules may have stored it. Then it asks for what the instance holds, without request groups, and for the
+    traits outside of them if these can be parsed.
+    """
+    try:
+        resource_request(spec)
+    except errors.InvalidInput as error:
+        LOG.warning(
+            "Instance %s has a flavor or an image whose request cannot be parsed. It is treated as a request for what the instance "
+            "holds, without request groups; resize the instance to another flavor to correct it. %s",
+            spec.instance_uuid,
+            error.message,
+        )
+    else:
+        return spec
+    with_traits = _only(spec, lambda key: key.startswith(PREFIX) or not is_word(key))
+    try:
+        resource_request(with_traits)
+    except errors.InvalidInput:
+        return _only(spec, lambda key: not is_word(key))
+    return with_traits
+
+
+def _only(spec: RequestSpec, wanted: Callable[[str], bool]) -> RequestSpec:
+    """The request with the wanted keys of its extra specs and image properties."""
+    extra_specs = {key: value for key, value in spec.flavor.extra_specs.items() if wanted(key)}
+    image = dict(spec.image)
+    if properties := image.get("properties"):
+        image["properties"] = {key: value for key, value in properties.items() if wanted(key)}
+    return replace(spec, flavor=replace(spec.flavor, extra_specs=extra_specs), image=image)
 
 
 def resource_request(spec: RequestSpec) -> CandidateQuery:
     """Returns the groups of a request, parsed once: equal requests share one object.
 
-    :raises InvalidInput: as :func:`with_group_resources`.
+    :raises InvalidInput: as :func:`held_resources`.
     """
     properties = spec.image.get("properties") or {}
     return _query(
@@ -133,121 +232,122 @@ def is_grouped(spec: RequestSpec) -> bool:
     return bool(spec.flavor.extra_specs) and any(group.suffix for group in resource_request(spec).groups)
 
 
-_WORDS = ("resources", "trait", "group_policy", "same_subtree")
+_WORDS = (RESOURCES, TRAIT, GROUP_POLICY, SAME_SUBTREE)
 _Items = tuple[tuple[str, Any], ...]
 
 
 @functools.lru_cache(_REMEMBERED)
 def _query(resources: _Items, extra_specs: _Items, properties: _Items) -> CandidateQuery:
     asked = _parse(dict(extra_specs), dict(properties))
-    left = dict(resources)
-    for group in asked.groups:
-        for name, units in group.resources.items():
-            left[name] = left.get(name, 0) - units
-            if left[name] < 0:
-                raise errors.InvalidInput(
-                    f"The groups of {_PLACE} ask for more {name} than flavor/resources, which are the sums of all groups.",
-                    path=f"body/{_PLACE}/resources{group.suffix}:{name}",
-                )
-    left = {name: units for name, units in left.items() if units}
-    spread = RequestGroup("", FrozenDict(left), asked.spread.required, asked.spread.forbidden)
+    left = _without_groups(dict(resources), asked.groups)
+    spread = RequestGroup("", FrozenDict(left), asked.traits.required, asked.traits.forbidden)
     return CandidateQuery(
         (*((spread,) if left else ()), *asked.groups), isolate=asked.isolate, same_subtree=asked.same_subtree
     )
 
 
+def _without_groups(held: Mapping[str, int], groups: Iterable[RequestGroup]) -> dict[str, int]:
+    """What is left of the sums for the group without a suffix."""
+    left = dict(held)
+    for group in groups:
+        for name, units in group.resources.items():
+            left[name] = left.get(name, 0) - units
+            if left[name] < 0:
+                raise errors.InvalidInput(
+                    f"The groups of {FLAVOR} ask for more {name} than flavor/resources, which are the sums of all groups.",
+                    path=f"body/{FLAVOR}/resources{group.suffix}:{name}",
+                )
+    return {name: units for name, units in left.items() if units}
+
+
 def _parse(extra_specs: Mapping[str, Any], properties: Mapping[str, Any]) -> _Asked:
-    _check_image(properties)
-    amounts: dict[str, dict[str, int]] = {}
-    policy: str | None = None
-    subtrees: dict[str, frozenset[str]] = {}
-    for key, value in extra_specs.items():
-        match = _KEY.fullmatch(key)
-        if match is None:
-            continue
-        kind, suffix, name, is_policy, _, set_name = match.groups()
-        if not _SUFFIX.fullmatch(suffix or set_name or ""):
-            _refuse(
-                key, "has a suffix that no request group can have: up to 64 letters, digits, underscores and hyphens"
-            )
-        if kind == "resources":
-            amounts.setdefault(suffix, {})[name] = _amount(key, name, str(value), 1 if suffix else 0)
-        elif is_policy:
-            policy = str(value)
-            if policy not in _POLICIES:
-                _refuse(key, f"is {policy!r}; write {' or '.join(_POLICIES)}")
-        elif kind is None:
-            subtrees[key] = frozenset(part.strip() for part in str(value).split(","))
-    traits = parse_traits(extra_specs, properties)
-    suffixes = [suffix for suffix in dict.fromkeys((*amounts, *traits)) if suffix]
-    _check_groups(suffixes, amounts, policy, subtrees, extra_specs)
-    groups = []
-    for suffix in suffixes:
-        found = traits.get(suffix, NO_TRAITS)
-        groups.append(RequestGroup(suffix, FrozenDict(amounts.get(suffix, {})), found.required, found.forbidden))
-    found = traits.get("", NO_TRAITS)
+    found = list(words(extra_specs, properties))
+    amounts = _amounts(found)
+    traits = traits_of_words(found)
+    groups = tuple(
+        RequestGroup(suffix, FrozenDict(amounts.get(suffix, {})), asked.required, asked.forbidden)
+        for suffix in dict.fromkeys((*amounts, *traits))
+        if suffix
+        for asked in (traits.get(suffix, NO_TRAITS),)
+    )
+    policy = _policy(found)
+    subtrees = [
+        (word, frozenset(part.strip() for part in word.value.split(","))) for word in found if word.kind == SAME_SUBTREE
+    ]
+    _check_number(groups, found)
+    if len(groups) > 1 and policy is None:
+        _refuse(GROUP_POLICY, "is missing: several request groups need it. Write isolate or none")
+    _check_subtrees(subtrees, [group.suffix for group in groups])
+    _check_resourceless(groups, subtrees, found)
     return _Asked(
         amounts.get("", {}),
-        tuple(groups),
-        RequestGroup("", {}, found.required, found.forbidden),
+        groups,
+        traits.get("", NO_TRAITS),
         policy == "isolate",
-        tuple(subtrees.values()),
+        tuple(named for _, named in subtrees),
     )
 
 
-def _check_image(properties: Mapping[str, Any]) -> None:
-    for key in properties:
-        match = _KEY.fullmatch(key)
-        if match is not None and match[1] != "trait":
-            raise errors.InvalidInput(
-                f"image/properties has {key!r}; only a flavor asks for resources and request groups. Take it out.",
-                path=f"body/image/properties/{key}",
-            )
+def _amounts(found: Iterable[Word]) -> dict[str, dict[str, int]]:
+    """Amounts by the suffix of the group and the resource class."""
+    amounts: dict[str, dict[str, int]] = {}
+    for word in found:
+        if word.kind == RESOURCES:
+            amounts.setdefault(word.suffix, {})[word.name] = _amount(word, 1 if word.suffix else 0)
+    return amounts
 
 
-def _check_groups(
-    suffixes: list[str],
-    amounts: Mapping[str, Mapping[str, int]],
-    policy: str | None,
-    subtrees: Mapping[str, frozenset[str]],
-    extra_specs: Mapping[str, Any],
-) -> None:
-    """Checks how groups relate, by Placement's rules and the bounds of this module."""
-    if len(suffixes) > MOST_GROUPS:
-        key = _key_of(suffixes[MOST_GROUPS], extra_specs)
-        _refuse(key, f"is of one of {len(suffixes)} request groups; the most is {MOST_GROUPS}")
+def _policy(found: Iterable[Word]) -> str | None:
+    for word in found:
+        if word.kind == GROUP_POLICY:
+            if word.value not in _POLICIES:
+                word.refuse(f"is {word.value!r}; write {' or '.join(_POLICIES)}")
+            return word.value
+    return None
+
+
+def _check_number(groups: tuple[RequestGroup, ...], found: Iterable[Word]) -> None:
+    if len(groups) > MOST_GROUPS:
+        first = _first_of(groups[MOST_GROUPS].suffix, found)
+        first.refuse(f"is of one of {len(groups)} request groups; the most is {MOST_GROUPS}")
+
+
+def _check_subtrees(subtrees: list[tuple[Word, frozenset[str]]], suffixes: list[str]) -> None:
     if len(subtrees) > _MOST_SUBTREES:
-        _refuse(list(subtrees)[_MOST_SUBTREES], f"is one of {len(subtrees)} such sets; the most is {_MOST_SUBTREES}")
-    if len(suffixes) > 1 and policy is None:
-        _refuse("group_policy", "is missing: several request groups need it. Write isolate or none")
-    for key, named in subtrees.items():
-        unknown = sorted(named.difference(suffixes))
-        if unknown:
-            _refuse(
-                key, f"names {', '.join(map(repr, unknown))}; the request groups are {', '.join(suffixes) or 'none'}"
+        subtrees[_MOST_SUBTREES][0].refuse(f"is one of {len(subtrees)} such sets; the most is {_MOST_SUBTREES}")
+    for word, named in subtrees:
+        if unknown := sorted(named.difference(suffixes)):
+            groups = ", ".join(suffixes) or "none"
+            word.refuse(f"names {', '.join(map(repr, unknown))}; the request groups are {groups}")
+
+
+def _check_resourceless(
+    groups: Iterable[RequestGroup], subtrees: list[tuple[Word, frozenset[str]]], found: Iterable[Word]
+) -> None:
+    for group in groups:
+        if not group.resources and not any(group.suffix in named for _, named in subtrees):
+            suffix = group.suffix
+            _first_of(suffix, found).refuse(
+                f"belongs to a group without resources; add resources{suffix}:CLASS, or same_subtree"
             )
-    for suffix in suffixes:
-        if suffix not in amounts and not any(suffix in named for named in subtrees.values()):
-            key = _key_of(suffix, extra_specs)
-            _refuse(key, f"belongs to a group without resources; add resources{suffix}:CLASS, or same_subtree")
 
 
-def _key_of(suffix: str, extra_specs: Mapping[str, Any]) -> str:
-    """The first extra spec of a group."""
-    return next(key for key in extra_specs if key.startswith((f"resources{suffix}:", f"trait{suffix}:")))
+def _first_of(suffix: str, found: Iterable[Word]) -> Word:
+    """The first key of a group."""
+    return next(word for word in found if word.kind in (RESOURCES, TRAIT) and word.suffix == suffix)
 
 
 def _refuse(key: str, problem: str) -> None:
-    raise errors.InvalidInput(f"{_PLACE}/{key} {problem}.", path=f"body/{_PLACE}/{key}")
+    raise errors.InvalidInput(f"{FLAVOR}/{key} {problem}.", path=f"body/{FLAVOR}/{key}")
 
 
-def _amount(key: str, name: str, text: str, least: int) -> int:
-    if not _RESOURCE_CLASS.fullmatch(name):
-        _refuse(
-            key,
-            f"names no resource class: {name!r} is none. A name has capital letters, digits and underscores, for example VCPU or "
-            "CUSTOM_GPU",
+def _amount(word: Word, least: int) -> int:
+    if not _RESOURCE_CLASS.fullmatch(word.name):
+        word.refuse(
+            f"names no resource class: {word.name!r} is none. A name has capital letters, digits and underscores, for example VCPU "
+            "or CUSTOM_GPU"
         )
+    text = word.value
     if not (text.isascii() and text.isdigit() and len(text) <= len(str(LARGEST)) and least <= int(text) <= LARGEST):
-        _refuse(key, f"is {text!r}; write a whole number from {least} to {LARGEST}")
+        word.refuse(f"is {text!r}; write a whole number from {least} to {LARGEST}")
     return int(text)

@@ -8,18 +8,26 @@ as Placement's ``required=in:A,B`` does. ``trait1:NAME`` is said of the request 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from moorage import errors
 from moorage.scheduling.interface import RequestSpec
+from moorage.scheduling.request_words import TRAIT, Word, words
 
-__all__ = ["NO_TRAITS", "PREFIX", "TraitRequirement", "asks_for_traits", "parse_traits", "traits_of_request"]
+__all__ = [
+    "NO_TRAITS",
+    "PREFIX",
+    "TraitRequirement",
+    "asks_for_traits",
+    "parse_traits",
+    "traits_of_request",
+    "traits_of_words",
+]
 
 PREFIX = "trait:"
 _ANY = "in:"
-_KEY = re.compile(r"trait([a-zA-Z0-9_-]{0,64}):(.*)", re.DOTALL)
 _NAME = re.compile(r"[A-Z0-9_]{1,255}")
 _REQUIRED, _FORBIDDEN = "required", "forbidden"
 
@@ -57,42 +65,54 @@ def parse_traits(extra_specs: Mapping[str, Any], image_properties: Mapping[str, 
 
     The suffix is empty for ``trait:NAME``. Only a flavor has groups with a suffix.
 
+    :raises InvalidInput: as :func:`traits_of_words`, and for keys that :func:`moorage.scheduling.request_words.words` refuses.
+    """
+    return traits_of_words(words(extra_specs, image_properties))
+
+
+def traits_of_words(found: Iterable[Word]) -> Mapping[str, TraitRequirement]:
+    """Parses the keys that ask for traits; returns what they ask for by the suffix of its group.
+
     :raises InvalidInput: a name that no trait can have, a word other than required and forbidden, or a trait that is required and
         forbidden; the detail ``path`` names the key.
     """
     required: dict[str, list[frozenset[str]]] = {}
-    forbidden: dict[str, dict[str, str]] = {}
-    for place, found in (("flavor/extra_specs", extra_specs), ("image/properties", image_properties)):
-        for key, value in found.items():
-            match = _KEY.fullmatch(key)
-            if match is None:
-                continue
-            path, suffix, text, word = f"{place}/{key}", match[1], match[2], str(value)
-            if suffix and found is image_properties:
-                raise errors.InvalidInput(
-                    f"{place} has {key!r}; only a flavor has request groups. Take it out, or write {PREFIX}{text}.",
-                    path=f"body/{path}",
-                )
-            names = _names(text, path)
-            if word == _REQUIRED:
-                required.setdefault(suffix, []).append(names)
-            elif word == _FORBIDDEN and not text.startswith(_ANY):
-                forbidden.setdefault(suffix, {}).update(dict.fromkeys(names, path))
-            else:
-                allowed = _REQUIRED if text.startswith(_ANY) else f"{_REQUIRED} or {_FORBIDDEN}"
-                raise errors.InvalidInput(f"{path} is {word!r}; write {allowed}.", path=f"body/{path}")
-    for suffix, sets in required.items():
-        for names in sets:
-            if names <= forbidden.get(suffix, {}).keys():
-                name = min(names)
-                raise errors.InvalidInput(
-                    f"The request requires and forbids the trait {name}, so no node can pass; take one of the two out.",
-                    path=f"body/{forbidden[suffix][name]}",
-                )
+    forbidden: dict[str, dict[str, Word]] = {}
+    for word in found:
+        if word.kind != TRAIT:
+            continue
+        names = _names(word)
+        if _is_required(word):
+            required.setdefault(word.suffix, []).append(names)
+        else:
+            forbidden.setdefault(word.suffix, {}).update(dict.fromkeys(names, word))
+    _refuse_contradictions(required, forbidden)
     return {
         suffix: TraitRequirement(tuple(dict.fromkeys(required.get(suffix, ()))), frozenset(forbidden.get(suffix, ())))
         for suffix in dict.fromkeys((*required, *forbidden))
     }
+
+
+def _is_required(word: Word) -> bool:
+    """Whether the traits of a key are required; otherwise they are forbidden."""
+    any_of = word.name.startswith(_ANY)
+    if word.value not in ((_REQUIRED,) if any_of else (_REQUIRED, _FORBIDDEN)):
+        word.refuse(f"is {word.value!r}; write {_REQUIRED}" + ("" if any_of else f" or {_FORBIDDEN}"))
+    return word.value == _REQUIRED
+
+
+def _refuse_contradictions(
+    required: Mapping[str, list[frozenset[str]]], forbidden: Mapping[str, Mapping[str, Word]]
+) -> None:
+    for suffix, sets in required.items():
+        for names in sets:
+            if names <= forbidden.get(suffix, {}).keys():
+                name = min(names)
+                word = forbidden[suffix][name]
+                raise errors.InvalidInput(
+                    f"The request requires and forbids the trait {name}, so no node can pass; take one of the two out.",
+                    path=f"body/{word.place}/{word.key}",
+                )
 
 
 def asks_for_traits(spec: RequestSpec) -> bool:
@@ -109,13 +129,13 @@ def traits_of_request(spec: RequestSpec) -> TraitRequirement:
     return parse_traits(spec.flavor.extra_specs, spec.image.get("properties") or {}).get("", NO_TRAITS)
 
 
-def _names(text: str, path: str) -> frozenset[str]:
+def _names(word: Word) -> frozenset[str]:
+    text = word.name
     names = text.removeprefix(_ANY).split(",") if text.startswith(_ANY) else [text]
     for name in names:
         if not _NAME.fullmatch(name):
-            raise errors.InvalidInput(
-                f"{path} names no trait: {name!r} is none. A name has capital letters, digits and underscores, for example "
-                "HW_CPU_X86_AVX2 or CUSTOM_GPU.",
-                path=f"body/{path}",
+            word.refuse(
+                f"names no trait: {name!r} is none. A name has capital letters, digits and underscores, for example "
+                "HW_CPU_X86_AVX2 or CUSTOM_GPU"
             )
     return frozenset(names)

@@ -38,6 +38,7 @@ from moorage.services.registry import ServiceRegistry
 from moorage.testing.database import empty_tables
 from moorage.work.tables import workers
 from moorage_plugins.compute.instances import ComputeInstances
+from moorage_plugins.compute.tables import instances
 from moorage_plugins.migrations import MIGRATIONS
 from moorage_plugins.schema import plugins_metadata
 from moorage_plugins.transports.memory import MemoryTransport, MessageHub
@@ -280,6 +281,14 @@ class Plane:
     def status(self, uuid: str) -> str:
         found = [each.status for each in self.instances.list() if each.uuid == uuid]
         return found[0] if found else "gone"
+
+    def store_extra_specs(self, uuid: str, extra_specs: Mapping[str, str]) -> None:
+        """As if a release that did not check extra specs had stored these with an instance."""
+        with self.database.write() as tx:
+            mine = instances.c.uuid == uuid
+            request = tx.execute(sa.select(instances.c.request).where(mine)).scalar_one()
+            changed = {**request, "extra_specs": dict(extra_specs)}
+            tx.execute(sa.update(instances).where(mine).values(request=changed))
 
     def wait_status(self, uuid: str, status: str) -> None:
         wait_until(lambda: self.status(uuid) == status, f"{uuid} is {status}", SOON)

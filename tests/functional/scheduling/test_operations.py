@@ -26,7 +26,7 @@ from moorage.instances.interface import (
     move_consumer,
 )
 from moorage.scheduling.groups import GroupStore
-from moorage.scheduling.resource_request import with_group_resources
+from moorage.scheduling.resource_request import with_held_resources
 from moorage.services.tables import services
 from moorage_plugins.compute.orphans import InstanceDetector
 from moorage_plugins.compute.tables import instances
@@ -35,6 +35,13 @@ from tests import servers
 from tests.functional.scheduling.operation_tests import OperationTestCase
 from tests.functional.scheduling.plane import SOON, Plane
 from tests.servers import wait_until
+
+#: Extra specs that instances of earlier releases may have.
+BROKEN = (
+    {"resources1:CUSTOM_GPU": "1"},
+    {"group_policy": "x"},
+    {"resources1:VCPU": "1", "resources2:VCPU": "1", "sim:free_of": "meaning"},
+)
 
 
 class _KeyOperationTests(OperationTestCase):
@@ -241,7 +248,7 @@ class _KeyOperationTests(OperationTestCase):
             traits = {f"trait{number}:CUSTOM_FAST": "required" for number in range(count)}
             specs = {**groups, **traits, "group_policy": "isolate"}
             body = {"flavor": {"flavorid": name, "resources": {"VCPU": 2}, "extra_specs": specs}}
-            return with_group_resources(body)["flavor"]
+            return with_held_resources(body)["flavor"]
 
         def assert_held(count: int) -> None:
             """The instance holds so many fast GPUs of its node, and nothing else is held."""
@@ -425,6 +432,32 @@ class OperationTests(_KeyOperationTests):
         self.move(uuid, "rebuild", image={"id": "new"})
         wait_until(lambda: self.instance(uuid).fault == "bad image", "it has failed", SOON)
         self.assertNotIn("image", self.instance(uuid).request)
+
+    def test_extra_specs_of_a_release_that_did_not_check_them_hinder_no_operation(self) -> None:
+        for number, broken in enumerate(BROKEN):
+            with self.subTest(broken):
+                uuid = self.made()
+                self.plane.store_extra_specs(uuid, broken)
+                held = dict(self.instance(uuid).resources)
+                for operation, status in (
+                    ("live_migrate", "active"),
+                    ("rebuild", "active"),
+                    ("shelve_offload", "shelved_offloaded"),
+                    ("unshelve", "active"),
+                ):
+                    if operation == "shelve_offload":
+                        self.in_place.begin(uuid, operation, {})
+                    else:
+                        self.move(uuid, operation, f"{operation}-{number}")
+                    wait_until(lambda: not self.instance(uuid).pending, f"the {operation} has ended", SOON)  # noqa: B023
+                    found = self.instance(uuid)
+                    self.assertEqual(
+                        (status, held, broken), (found.status, found.resources, found.request["extra_specs"])
+                    )
+                    self.assert_whole()
+                self.move(uuid, "resize", f"resize-{number}", flavor={"flavorid": "own", "resources": {"VCPU": 1}})
+                wait_until(lambda: self.instance(uuid).flavorid == "own", "it is resized", SOON)  # noqa: B023
+                self.assertEqual({}, self.instance(uuid).request["extra_specs"])
 
     def test_what_cannot_begin_is_said_in_plain_words(self) -> None:
         uuid = self.made()

@@ -161,6 +161,8 @@ class _KeyRetryTests(unittest.TestCase):
         begun = self.create()
         while plane.instances.get(begun).host != "h1":
             begun = self.create()
+        # What an earlier release stored does not hinder it.
+        plane.store_extra_specs(uuid, {"resources1:CUSTOM_GPU": "1", "group_policy": "x"})
         with plane.database.write() as tx:
             # An agent has begun this one: it may run there.
             tx.execute(sa.update(workers_table).where(workers_table.c.resource_id == begun).values(attempts=1))

@@ -17,6 +17,7 @@ from moorage.db import Database
 from moorage.instances.flavor_adoption import AdoptionReport, FlavorAdoption
 from moorage.instances.interface import Instance
 from moorage.scheduling.flavors import FlavorStore
+from moorage.scheduling.resource_request import HeldResources, given_resources
 from moorage.scheduling.tables import flavors
 from moorage_plugins.compute.instances import ComputeInstances
 from moorage_plugins.compute.tables import instances
@@ -84,7 +85,10 @@ class AdoptionTests(_Base):
         """The law: each instance has a version, with the contents of the instance; no contents are twice implicit versions."""
         for each in self.instances.list():
             (version,) = (v for v in self.flavors.versions(each.flavorid) if v.version == each.flavor_version)
-            self.assertTrue(version.means(each.resources, each.request.get("extra_specs", {})), each)
+            extra_specs = each.request.get("extra_specs", {})
+            self.assertTrue(
+                version.means(given_resources(HeldResources(each.resources), extra_specs), extra_specs), each
+            )
         for flavorid in ("custom", "small"):
             versions = self.flavors.versions(flavorid)
             self.assertEqual(list(range(1, len(versions) + 1)), [each.version for each in versions])
@@ -117,6 +121,26 @@ class AdoptionTests(_Base):
         uuids = [self.earlier(flavorid="small", resources=size, request={}) for size in SIZES[:2]]
         self.assertEqual(0, self.adopt().versions)
         self.assertEqual([3, 2], [self.instances.get(each).flavor_version for each in uuids])
+
+    def test_an_instance_that_holds_the_sums_of_a_version_has_that_version(self) -> None:
+        groups, replaced = {"resources1:PGPU": "1"}, {"resources:VCPU": "3"}
+        self.flavors.create("small", {"VCPU": 1}, groups)
+        self.flavors.create("small", {"VCPU": 2, "MEMORY_MB": 512}, replaced, 1)
+        uuids = [
+            self.earlier(flavorid="small", resources=held, request={"extra_specs": specs})
+            for held, specs in (
+                ({"VCPU": 1, "PGPU": 1}, groups),
+                ({"VCPU": 3, "MEMORY_MB": 512}, replaced),
+                ({"VCPU": 2, "PGPU": 1}, groups),
+                ({"VCPU": 2}, {"resources1:PGPU": "1", "resources2:PGPU": "1"}),
+                ({"VCPU": 2}, replaced),
+            )
+        ]
+        self.assertEqual(3, self.adopt().versions)
+        self.assertEqual([1, 2], [self.instances.get(each).flavor_version for each in uuids[:2]])
+        given = {each.version: each.resources for each in self.flavors.versions("small")}
+        self.assertEqual([{"VCPU": 2}] * 3, [given[self.instances.get(each).flavor_version] for each in uuids[2:]])
+        self.assertEqual(AdoptionReport(5, 0, 0, 0), self.adopt())
 
     def test_corrects_what_an_earlier_release_resized(self) -> None:
         uuids = [self.earlier() for _ in range(20)]

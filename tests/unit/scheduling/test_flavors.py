@@ -18,9 +18,11 @@ from moorage import context, errors
 from moorage.db import Database, migrations
 from moorage.http.routes import Request
 from moorage.scheduling import flavors_api
+from moorage.scheduling.flavor_requests import FlavorResolver
 from moorage.scheduling.flavors import FlavorStore
 from moorage.scheduling.tables import flavors
 from tests.unit.scheduling.flavor_tests import LARGE, SMALL, FlavorTests
+from tests.unit.scheduling.test_traits import flavors_with_groups, sums_of
 
 SYSTEM = context.internal("test")
 
@@ -125,8 +127,38 @@ class FlavorApiTests(SqliteCase):
 
     def test_extra_specs_may_say_the_resources(self) -> None:
         _, made = self.create(SMALL, extra_specs={"resources:VCPU": "3"})
-        self.assertEqual({"VCPU": 3}, made["resources"])
+        self.assertEqual(SMALL, made["resources"])
         self.assertEqual({"resources:VCPU": "3"}, made["extra_specs"])
+
+    @hypothesis.given(flavors_with_groups)
+    @hypothesis.settings(max_examples=tests.cases(25), deadline=None)
+    def test_what_is_shown_can_be_given_again_and_is_summed_once(self, flavor: Any) -> None:
+        given, specs = flavor
+        with self.database.write() as tx:
+            tx.execute(sa.delete(flavors))
+        self.create(given, extra_specs=specs)
+        _, shown = self.ask("GET", "small")
+        self.assertEqual((given, specs), (shown["resources"], shown["extra_specs"]))
+        contents = {name: shown[name] for name in ("resources", "extra_specs")}
+        status, again = self.ask("POST", body={"flavorid": "small", "expected_version": 1, **contents})
+        self.assertEqual((200, 1), (status, again["version"]))
+        # A request by name and one with the contents mean the same, and hold the sums once.
+        resolver = FlavorResolver(FlavorStore(self.database))
+        held = {name: units for name, units in sums_of(given, specs).items() if units}
+        for asked in ({"flavorid": "small"}, {"flavorid": "small", **contents}):
+            found = resolver.resolved({"flavor": asked})["flavor"]
+            self.assertEqual({"flavorid": "small", "resources": held, "extra_specs": specs, "version": 1}, found)
+
+    def test_to_go_back_is_to_give_the_old_contents_again(self) -> None:
+        _, first = self.create(SMALL, extra_specs={"resources1:CUSTOM_GPU": "1"})
+        self.create(LARGE, 1)
+        _, old = self.ask("GET", "small", query={"version": 1})
+        _, third = self.create(old["resources"], 2, extra_specs=old["extra_specs"])
+        self.assertEqual(
+            (3, SMALL, first["extra_specs"]), tuple(third[name] for name in ("version", "resources", "extra_specs"))
+        )
+        found = FlavorResolver(FlavorStore(self.database)).resolved({"flavor": {"flavorid": "small"}})["flavor"]
+        self.assertEqual(({"VCPU": 1, "CUSTOM_GPU": 1}, 3), (found["resources"], found["version"]))
 
     def test_names_that_no_path_can_have_are_refused_by_the_schema(self) -> None:
         for name in ("", "a/b", ".hidden", "x" * 256):

@@ -14,10 +14,47 @@ from moorage.request_groups import RequestGroup
 from moorage.scheduling.interface import Flavor, RequestSpec
 from moorage.scheduling.nova.loading import load_weighers
 from moorage.scheduling.options import PRESETS
-from moorage.scheduling.resource_request import MOST_GROUPS, resource_request, with_group_resources
+from moorage.scheduling.resource_request import (
+    MOST_GROUPS,
+    GivenResources,
+    as_far_as_parsed,
+    check_flavor,
+    given_resources,
+    held_resources,
+    normal_given,
+    resource_request,
+    with_held_resources,
+)
 from moorage.scheduling.traits import NO_TRAITS, parse_traits
 
 TRAITS = ("HW_A", "CUSTOM_B", "CUSTOM_C")
+CLASSES = ("VCPU", "MEMORY_MB", "CUSTOM_GPU")
+
+
+def _extra_specs(keys: dict[tuple[str, str], int], policy: str) -> dict[str, str]:
+    specs = {f"resources{suffix}:{name}": str(units) for (suffix, name), units in keys.items() if units or not suffix}
+    return {**specs, "group_policy": policy}
+
+
+#: What flavors give, and their extra specs. They give disk, which no extra spec takes out, so that none asks for nothing.
+flavors_with_groups = st.tuples(
+    st.dictionaries(st.sampled_from(CLASSES), st.integers(1, 100)).map(lambda given: {**given, "DISK_GB": 1}),
+    st.builds(
+        _extra_specs,
+        st.dictionaries(st.tuples(st.sampled_from(("", "1", "_NIC")), st.sampled_from(CLASSES)), st.integers(0, 9)),
+        st.sampled_from(("none", "isolate")),
+    ),
+)
+
+
+def sums_of(given: dict[str, int], specs: dict[str, str]) -> dict[str, int]:
+    """What an instance of the flavor holds, by the words of the language."""
+    asked = [(*key.partition(":")[::2], int(value)) for key, value in specs.items() if key.startswith("resources")]
+    sums = {**given, **{name: units for kind, name, units in asked if kind == "resources"}}
+    for kind, name, units in asked:
+        if kind != "resources":
+            sums[name] = sums.get(name, 0) + units
+    return sums
 
 
 class TestTraits(unittest.TestCase):
@@ -61,14 +98,38 @@ class TestResources(unittest.TestCase):
         return {"flavor": {"flavorid": "f", "resources": {"VCPU": 2, "MEMORY_MB": 512}, "extra_specs": specs}}
 
     def test_extra_specs_replace_the_amounts_of_the_flavor(self) -> None:
-        asked = with_group_resources(
+        asked = with_held_resources(
             self.body(resources__VCPU="0", resources__CUSTOM_GPU="1", resources__MEMORY_MB="1024")
         )
         self.assertEqual({"MEMORY_MB": 1024, "CUSTOM_GPU": 1}, asked["flavor"]["resources"])
 
     def test_a_body_that_asks_for_nothing_of_the_kind_is_returned_as_it_is(self) -> None:
-        for body in (self.body(trait__A="required"), {"host": "h"}, {}):
-            self.assertIs(body, with_group_resources(body))
+        body = self.body(trait__A="required")
+        self.assertEqual(body, with_held_resources(body))
+        for body in ({"host": "h"}, {}, {"flavor": {"flavorid": "small"}}, {"image": {"properties": {"os": "x"}}}):
+            check_flavor(body)
+
+    def test_keys_that_are_nearly_of_the_language_are_refused_with_the_right_form(self) -> None:
+        for key, form in (
+            ("resources1", "resources:CLASS, or resources1:CLASS"),
+            ("resource:VCPU", "resources:CLASS"),
+            ("Resources:VCPU", "resources:CLASS"),
+            ("trait1", "trait:NAME, or trait1:NAME"),
+            ("trait", "trait:NAME"),
+            ("Trait:CUSTOM_FAST", "trait:NAME"),
+            ("group_policy2", "Write group_policy"),
+            ("group_policyx", "Write group_policy"),
+            ("SAME_SUBTREE", "Write same_subtree"),
+        ):
+            body = {"flavor": {"flavorid": "f", "resources": {"VCPU": 1}, "extra_specs": {key: "1"}}}
+            with self.subTest(key), self.assertRaisesRegex(errors.InvalidInput, form) as caught:
+                check_flavor(body)
+            self.assertEqual(f"body/flavor/extra_specs/{key}", caught.exception.details["path"])
+            self.assertIn(repr(key), caught.exception.message)
+            # An instance of an earlier release may have it: there it goes on asking for nothing.
+            self.assertEqual(1, len(resource_request(RequestSpec("i", Flavor("f", {"VCPU": 1}, {key: "1"}))).groups))
+        others = ("hw:cpu_policy", "quota:cpu_shares", "capabilities:x", "aggregate_instance_extra_specs:trait", "gpu")
+        check_flavor({"flavor": {"flavorid": "f", "resources": {"VCPU": 1}, "extra_specs": dict.fromkeys(others, "1")}})
 
     def test_what_is_wrong_is_refused_by_name(self) -> None:
         for key, value, message in (
@@ -89,12 +150,12 @@ class TestResources(unittest.TestCase):
             ("trait_NET:CUSTOM_A", "wanted", "write required or forbidden"),
         ):
             with self.subTest(key=key), self.assertRaisesRegex(errors.InvalidInput, message) as caught:
-                with_group_resources(self.body(**{key.replace(":", "__"): value}))
+                with_held_resources(self.body(**{key.replace(":", "__"): value}))
             self.assertEqual(f"body/flavor/extra_specs/{key}", caught.exception.details["path"])
         with self.assertRaisesRegex(errors.InvalidInput, "only a flavor asks for resources"):
-            with_group_resources({"image": {"properties": {"resources:VCPU": "1"}}})
+            check_flavor({"image": {"properties": {"resources:VCPU": "1"}}})
         with self.assertRaisesRegex(errors.InvalidInput, "only a flavor has request groups"):
-            with_group_resources({"image": {"properties": {"trait1:HW_A": "required"}}})
+            check_flavor({"image": {"properties": {"trait1:HW_A": "required"}}})
         for more, path, message in (
             ({"resources1__PGPU": "1", "resources2__PGPU": "1"}, "group_policy", "several request groups need it"),
             ({"trait1__HW_A": "required"}, "trait1:HW_A", "belongs to a group without resources"),
@@ -110,10 +171,10 @@ class TestResources(unittest.TestCase):
             ),
         ):
             with self.subTest(path=path), self.assertRaisesRegex(errors.InvalidInput, message) as caught:
-                with_group_resources(self.body(**more))
+                with_held_resources(self.body(**more))
             self.assertEqual(f"body/flavor/extra_specs/{path}".rstrip("/"), caught.exception.details["path"])
         with self.assertRaisesRegex(errors.InvalidInput, "asks for nothing"):
-            with_group_resources(self.body(resources__VCPU="0", resources__MEMORY_MB="0"))
+            with_held_resources(self.body(resources__VCPU="0", resources__MEMORY_MB="0"))
 
 
 class TestGroups(unittest.TestCase):
@@ -129,7 +190,7 @@ class TestGroups(unittest.TestCase):
             "group_policy": "isolate",
             "same_subtree": "1, _NUMA",
         }
-        body = with_group_resources(
+        body = with_held_resources(
             {"flavor": {"flavorid": "f", "resources": {"VCPU": 8, "MEMORY_MB": 512}, "extra_specs": specs}}
         )
         resources = body["flavor"]["resources"]
@@ -152,6 +213,55 @@ class TestGroups(unittest.TestCase):
     def test_a_flavor_whose_sums_lack_its_groups_is_refused(self) -> None:
         with self.assertRaisesRegex(errors.InvalidInput, "are the sums of all groups"):
             resource_request(RequestSpec("i", Flavor("f", {"VCPU": 1}, {"resources1:PGPU": "1"})))
+
+
+class TestGivenAndHeld(unittest.TestCase):
+    @given(flavors_with_groups)
+    def test_what_is_held_is_found_from_what_is_given_and_back(
+        self, flavor: tuple[dict[str, int], dict[str, str]]
+    ) -> None:
+        given, specs = GivenResources(flavor[0]), flavor[1]
+        held = held_resources(given, specs)
+        self.assertEqual({key: value for key, value in sums_of(*flavor).items() if value}, held)
+        back = given_resources(held, specs)
+        self.assertEqual(held, held_resources(back, specs))
+        # Amounts that extra specs replace cannot be found.
+        self.assertEqual(back, normal_given(given, specs))
+        self.assertEqual(back, normal_given(back, specs))
+        if not any(key.startswith("resources:") for key in specs):
+            self.assertEqual(given, back)
+
+
+class TestStoredRequests(unittest.TestCase):
+    def test_what_cannot_be_parsed_asks_for_what_the_instance_holds(self) -> None:
+        traits, other = {"trait:CUSTOM_FAST": "required"}, {"gpu": "yes", "trait1": "odd"}
+        for broken in (
+            {"resources1:CUSTOM_GPU": "1"},
+            {"group_policy": "x"},
+            {"resources1:VCPU": "1", "resources2:VCPU": "1"},
+            {"same_subtree": "_A"},
+            {"resources.1:VCPU": "1"},
+        ):
+            spec = RequestSpec("the-instance", Flavor("f", {"VCPU": 2}, {**broken, **traits, **other}, 3))
+            with self.subTest(broken), self.assertLogs("moorage.scheduling.resource_request", "WARNING") as logged:
+                found = as_far_as_parsed(spec)
+            self.assertEqual(1, len(logged.output))
+            self.assertIn("the-instance", logged.output[0])
+            self.assertEqual(Flavor("f", {"VCPU": 2}, {**traits, **other}, 3), found.flavor)
+            (group,) = resource_request(found).groups
+            self.assertEqual(RequestGroup("", {"VCPU": 2}, (frozenset({"CUSTOM_FAST"}),)), group)
+
+    def test_traits_that_cannot_be_parsed_are_left_out_of_flavor_and_image(self) -> None:
+        image = {"id": "i", "properties": {"trait:CUSTOM_FAST": "forbidden", "os": "linux"}}
+        spec = RequestSpec("i", Flavor("f", {"VCPU": 2}, {"trait:CUSTOM_FAST": "required"}), image=image)
+        with self.assertLogs("moorage.scheduling.resource_request", "WARNING"):
+            found = as_far_as_parsed(spec)
+        self.assertEqual(({}, {"id": "i", "properties": {"os": "linux"}}), (found.flavor.extra_specs, found.image))
+
+    def test_what_can_be_parsed_stays_as_it_is(self) -> None:
+        spec = RequestSpec("i", Flavor("f", {"VCPU": 2}, {"resources1:VCPU": "1", "trait1": "x"}))
+        with self.assertNoLogs("moorage.scheduling.resource_request"):
+            self.assertIs(spec, as_far_as_parsed(spec))
 
 
 class TestPresets(unittest.TestCase):

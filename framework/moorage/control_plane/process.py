@@ -47,6 +47,8 @@ RPC_VERSION = "1.0"
 _PAUSE = 0.2
 #: Seconds that the start may still take when SIGTERM comes meanwhile, and that the last words of a fenced process may.
 _GRACE = 2.0
+#: Characters of a service's host name; the column of the table of services has this many.
+_LONGEST_NAME = 255
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +155,10 @@ def run(role: Role, name: str, source: ConfigSource, clock: Clock | None = None)
     :param name: the host name of the service (``agent-1``).
     :param source: where the configuration is read, also on SIGHUP.
     """
+    if problem := _problem_of_name(name):
+        # Another configuration does not help.
+        _say(role, name, problem)
+        return EXIT_CONFIG
     faulthandler.enable()
     process: _Process | None = None
     try:
@@ -168,8 +174,7 @@ def run(role: Role, name: str, source: ConfigSource, clock: Clock | None = None)
         else:
             LOG.error("%s %s fails.", role.binary, name, exc_info=error)
             said = f"It failed ({type(error).__name__}: {error}); the log has it in full."
-        _tell_parent(f"moorage {role.binary} {name}: {said}")
-        sys.stderr.write(f"moorage {role.binary} {name}: {said}\n")
+        _say(role, name, said)
         status, start_again = 1, None
         if isinstance(error, errors.ConfigError):
             status, start_again = EXIT_CONFIG, source.fall_back(said)
@@ -183,6 +188,27 @@ def run(role: Role, name: str, source: ConfigSource, clock: Clock | None = None)
         return status
     # A thread that a library or a plugin has begun must not hold up the end.
     os._exit(status)
+
+
+def _problem_of_name(name: str) -> str:
+    """Why a service may not have this host name, of which folders are named; empty when it may."""
+    if not 1 <= len(name) <= _LONGEST_NAME:
+        wrong = f"has {len(name)} characters, and 1 to {_LONGEST_NAME} are allowed"
+    elif not name.isprintable():
+        wrong = f"has characters that cannot be printed: {ascii(name)}"
+    elif "/" in name:
+        wrong = "has a slash; folders are named after it"
+    elif name in (".", ".."):
+        wrong = "is the name of a folder"
+    else:
+        return ""
+    return f"The name of the service {wrong}. Choose another --name, such as the machine's host name."
+
+
+def _say(role: Role, name: str, said: str) -> None:
+    line = f"moorage {role.binary} {foreign.escape_unprintable(name)}: {said}"
+    _tell_parent(line)
+    sys.stderr.write(f"{line}\n")
 
 
 class _Attempt:

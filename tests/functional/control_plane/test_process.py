@@ -4,15 +4,19 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import pathlib
 import signal
 import subprocess
 import sys
 import tempfile
 import unittest
+from unittest import mock
 
 from moorage.clock import SystemClock
-from moorage.control_plane.accepted import AcceptedCopy
+from moorage.control_plane import process
+from moorage.control_plane.accepted import AcceptedCopy, ConfigSource
+from moorage.control_plane.agent_role import Agent
 from moorage.control_plane.supervisor import EXIT_CONFIG, EXIT_FATAL
 from moorage.db import Database, migrations
 from moorage.services.registry import ServiceRegistry
@@ -73,6 +77,45 @@ class ProcessCase(unittest.TestCase):
         self.evict()
         self.assertEqual(EXIT_FATAL, process.wait(PATIENCE))
         self.assertIn("stops at once: epoch 1 of service", self.said())
+
+
+class NameTests(ProcessCase):
+    def test_a_name_that_is_no_name_of_a_folder_is_refused_before_anything_is_written(self) -> None:
+        for name, said in (
+            ("", "has 0 characters"),
+            ("n" * 256, "has 256 characters, and 1 to 255 are allowed"),
+            ("./agent-1", "has a slash"),
+            ("../../agent-1", "has a slash"),
+            ("..", "is the name of a folder"),
+            (".", "is the name of a folder"),
+            ("agent\n1", r"cannot be printed: 'agent\n1'"),
+        ):
+            source, heard = mock.create_autospec(ConfigSource, instance=True), io.StringIO()
+            with contextlib.redirect_stderr(heard):
+                self.assertEqual(EXIT_CONFIG, process.run(Agent(), name, source))
+            self.assertIn(said, heard.getvalue())
+            self.assertEqual(1, heard.getvalue().count("\n"))
+            self.assertEqual([], source.mock_calls)
+
+    def test_an_agent_does_not_start_with_a_path_for_its_name(self) -> None:
+        state = self.folder / "state"
+        command = [
+            sys.executable,
+            "-m",
+            "moorage.cli.roles",
+            "agent",
+            "--name",
+            "../../outside",
+            "--state-dir",
+            str(state),
+        ]
+        done = subprocess.run(
+            [*command, "--set", f"database.connection=sqlite:///{self.folder / 'moorage.sqlite'}"],
+            capture_output=True, text=True, timeout=PATIENCE,
+        )  # fmt: skip
+        self.assertEqual(EXIT_CONFIG, done.returncode, done.stderr)
+        self.assertIn("moorage agent ../../outside: The name of the service has a slash", done.stderr)
+        self.assertEqual(([], False), (list(self.registry.list()), state.exists()))
 
 
 class FenceTests(ProcessCase):

@@ -428,9 +428,13 @@ def _moving(instance: Instance, operation: ActionKind, wanted: Mapping[str, Any]
         version = int(flavor.get("version", 0))
         spec = replace(spec, flavor=Flavor(flavor["flavorid"], dict(flavor["resources"]), extra_specs, version))
     rebuild = operation.name == "rebuild"
+    group = spec.server_group
+    if group is not None and operation.name == EVACUATE:
+        group = replace(group, left=instance.node_uuid)
     return replace(
         spec,
         image=(wanted.get("image") or spec.image) if rebuild else spec.image,
+        server_group=group,
         requested_host=instance.host if rebuild else wanted.get("host"),
         requested_node=instance.node_uuid if rebuild else wanted.get("node"),
         rebuild=rebuild,

@@ -145,8 +145,11 @@ def is_promised(group: ServerGroup | None) -> bool:
 def check_policy(group: ServerGroup, node_uuid: str, nodes_of_members: Collection[str]) -> None:
     """Whether an instance may join on a node, when the members are on these nodes (one entry for each member).
 
+    Members on the node that the instance is evacuated from do not count.
+
     :raises ConstraintViolated: it may not; another node may do.
     """
+    nodes_of_members = [node for node in nodes_of_members if node != group.left]
     there = sum(node == node_uuid for node in nodes_of_members)
     if group.policy == "anti-affinity" and there >= group.max_server_per_host:
         problem = f"has {there} members of server group {group.name} already, and the policy is anti-affinity"

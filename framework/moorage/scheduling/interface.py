@@ -98,6 +98,7 @@ class ServerGroup:
     :param members: uuids of those that are known, the request's own instance left out; the scheduler adds those that its view
         has under the group's name.
     :param nodes: uuids of the nodes on which members are; filled in from the view when the request is decided.
+    :param left: uuid of the node that the instance is evacuated from: members there do not count. Empty: all count.
     """
 
     name: str
@@ -105,6 +106,7 @@ class ServerGroup:
     max_server_per_host: int = 1
     members: tuple[str, ...] = ()
     nodes: tuple[str, ...] = ()
+    left: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -241,12 +241,18 @@ class Snapshot:
         return frozen_array(np.array(sorted(rows), dtype=np.intp))
 
     def resolved(self, spec: RequestSpec) -> RequestSpec:
-        """Fill in the nodes of the server group's members; hide instances of projects that the requester may not see."""
+        """Fill in the nodes of the server group's members; hide instances of projects that the requester may not see.
+
+        Members on the node that the instance is evacuated from are left out.
+        """
         if not spec.all_projects:
             spec = self._without_other_projects(spec)
         group = spec.server_group
         if group is None:
             return spec
+        if group.left in self.row_of_node:
+            left = self._places.on_row(self.row_of_node[group.left])
+            group = replace(group, members=tuple(uuid for uuid in group.members if uuid not in left))
         nodes = tuple(self.nodes[row].uuid for row in self.rows_of_instances(group.members))
         return replace(spec, server_group=replace(group, nodes=nodes))
 

@@ -13,6 +13,7 @@ PART = Part(
         "agent": "moorage.cli.commands.control:AgentCommand",
         "engine": "moorage.cli.commands.control:EngineCommand",
         "service list": "moorage.cli.commands.service:ServiceList",
+        "service show": "moorage.cli.commands.service:ServiceShow",
         "service set": "moorage.cli.commands.service:ServiceSet",
         "node import": "moorage.cli.commands.node:NodeImport",
         "port list": "moorage.cli.commands.port:PortList",

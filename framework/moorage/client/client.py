@@ -170,6 +170,10 @@ class Client:
         """Services with their state."""
         return list(self.request("GET", "/services", query=query)["services"])
 
+    def service(self, uuid: str) -> dict[str, Any]:
+        """One service."""
+        return dict(self.request("GET", f"/services/{_part(uuid)}"))
+
     def set_service(self, uuid: str, **changes: Any) -> dict[str, Any]:
         """Change ``disabled``, ``disabled_reason`` or ``forced_down``."""
         return dict(self.request("PATCH", f"/services/{uuid}", body=changes))

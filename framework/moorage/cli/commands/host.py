@@ -14,6 +14,11 @@ from moorage.foreign import escape_unprintable
 
 __all__ = ["HostEvacuate", "HostFence", "HostList", "HostShow"]
 
+#: Characters that the API takes.
+_LONGEST_REASON = 255
+_IN_ERROR = (
+    "not evacuated, because it is in error: delete it, or run moorage instance reset-state and repeat the command"
+)
 HOST_COLUMNS = ("host", "node", "up", "enabled", "instances", "capacity", "used")
 
 
@@ -60,7 +65,9 @@ class HostFence(base.ApiShow):
         """Adds the host and the reason."""
         parser = super().get_parser(prog_name)
         parser.add_argument("host")
-        parser.add_argument("--reason", required=True, help="how you know, for other operators and the journal")
+        parser.add_argument(
+            "--reason", required=True, type=_reason, help="how you know, for other operators and the journal"
+        )
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
@@ -80,44 +87,68 @@ class HostEvacuate(base.ApiCommand):
         parser.add_argument(
             "--fenced", action="store_true", help="say first that nothing runs on the host any more: its power is off"
         )
-        parser.add_argument("--reason", help="how you know; with --fenced")
-        parser.add_argument("--dry-run", action="store_true", help="only list the instances")
+        parser.add_argument("--reason", type=_reason, help="how you know; with --fenced")
+        parser.add_argument("--dry-run", action="store_true", help="only list the instances; not with --fenced")
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> None:
         """Evacuates one instance after the other, and prints what became of each."""
-        if parsed_args.fenced != bool(parsed_args.reason):
-            raise errors.InvalidInput(
-                "--fenced needs --reason, and --reason needs --fenced: how do you know that the host is off?"
-            )
+        _check(parsed_args)
         api, host = base.connection(parsed_args), parsed_args.host
         agent = _agent(api, host)
-        if not parsed_args.dry_run:
-            if parsed_args.fenced:
-                agent = api.fence_service(agent["uuid"], parsed_args.reason)
-            if not agent["fenced"]:
-                raise errors.Conflict(
-                    f"Host {host} is not fenced, so instances may run there. Make sure that it is off, declare its agent dead "
-                    f"(moorage service set agent:{host} --forced-down), and repeat the command with --fenced --reason TEXT."
-                )
-        found = list(api.pages("/instances", "instances", {"host": host}))
-        left = 0
-        for instance in found:
-            outcome = instance["status"] if parsed_args.dry_run else self._evacuate(api, instance, parsed_args.to_host)
-            left += not outcome.startswith("evacuating")
-            self.app.stdout.write(f"{instance['uuid']} {escape_unprintable(instance['name'])}: {outcome}\n")
-        if left and not parsed_args.dry_run:
+        if parsed_args.fenced:
+            agent = api.fence_service(agent["uuid"], parsed_args.reason)
+        if not agent["fenced"] and not parsed_args.dry_run:
             raise errors.Conflict(
-                f"{left} of {len(found)} instances are still on host {host}; see the lines above, and repeat the command."
+                f"Host {host} is not fenced, so instances may run there. Make sure that it is off, declare its agent dead "
+                f"(moorage service set agent:{host} --forced-down), and repeat the command with --fenced --reason TEXT."
+            )
+        found = list(api.pages("/instances", "instances", {"host": host}))
+        failed = 0
+        for instance in found:
+            if instance["status"] == "error":
+                outcome = _IN_ERROR
+            elif parsed_args.dry_run:
+                outcome = instance["status"]
+            else:
+                done, outcome = self._evacuate(api, instance, parsed_args.to_host)
+                failed += not done
+            self.app.stdout.write(f"{instance['uuid']} {escape_unprintable(instance['name'])}: {outcome}\n")
+        if failed:
+            raise errors.Conflict(
+                f"{failed} of {len(found)} instances are still on host {host}; see the lines above, and repeat the command."
             )
 
-    def _evacuate(self, api: Client, instance: Mapping[str, Any], to_host: str | None) -> str:
-        """What became of one instance."""
+    def _evacuate(self, api: Client, instance: Mapping[str, Any], to_host: str | None) -> tuple[bool, str]:
+        """Whether the evacuation of an instance has begun, and where it goes or why not."""
         try:
             moving = api.act_on_instance(instance["uuid"], "evacuate", {"host": to_host} if to_host else {})
         except errors.MoorageError as error:
-            return error.message
-        return f"evacuating to host {moving['host']}"
+            return False, error.message
+        return True, f"evacuating to host {moving['host']}"
+
+
+def _check(parsed_args: argparse.Namespace) -> None:
+    """Refuses what cannot be meant, before anything is sent.
+
+    :raises InvalidInput: says what.
+    """
+    if parsed_args.fenced != bool(parsed_args.reason):
+        raise errors.InvalidInput(
+            "--fenced needs --reason, and --reason needs --fenced: how do you know that the host is off?"
+        )
+    if parsed_args.fenced and parsed_args.dry_run:
+        raise errors.InvalidInput("--dry-run changes nothing, so it does not fence the host; leave out --fenced.")
+    if parsed_args.to_host == parsed_args.host:
+        raise errors.InvalidInput(f"--to-host {parsed_args.host} is the host that is evacuated; name another one.")
+
+
+def _reason(text: str) -> str:
+    if not 1 <= len(text) <= _LONGEST_REASON:
+        raise argparse.ArgumentTypeError(
+            f"a reason has 1 to {_LONGEST_REASON} characters, and this one has {len(text)}"
+        )
+    return text
 
 
 def _agent(api: Client, host: str) -> dict[str, Any]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""moorage service list|set."""
+"""moorage service list|show|set."""
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ from typing import Any
 
 from moorage import errors
 from moorage.cli import base
+from moorage.client.client import Client
 
-__all__ = ["ServiceList", "ServiceSet"]
+__all__ = ["ServiceList", "ServiceSet", "ServiceShow"]
 
-COLUMNS = ("uuid", "binary", "host", "cluster", "state", "disabled", "forced_down", "epoch", "rpc_version", "offers")
+COLUMNS = (
+    "uuid", "binary", "host", "cluster", "state", "disabled", "forced_down", "fenced", "epoch", "rpc_version", "offers",
+)  # fmt: skip
+_IDENT = "uuid, or BINARY:HOST (agent:agent-1)"
 
 
 class ServiceList(base.ApiLister):
@@ -30,13 +34,28 @@ class ServiceList(base.ApiLister):
         return base.table(COLUMNS, found)
 
 
+class ServiceShow(base.ApiShow):
+    """Show a service, and why it is disabled or its host is fenced."""
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Adds which."""
+        parser = super().get_parser(prog_name)
+        parser.add_argument("service", help=_IDENT)
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> Any:
+        """Asks and prints."""
+        api = base.connection(parsed_args)
+        return base.one(api.service(_uuid(api, parsed_args.service)))
+
+
 class ServiceSet(base.ApiShow):
     """Disable or enable a service, or say that it is dead."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """What to change."""
         parser = super().get_parser(prog_name)
-        parser.add_argument("service", help="uuid, or BINARY:HOST (agent:agent-1)")
+        parser.add_argument("service", help=_IDENT)
         state = parser.add_mutually_exclusive_group()
         state.add_argument("--disable", dest="disabled", action="store_true", default=None, help="give it nothing new")
         state.add_argument("--enable", dest="disabled", action="store_false", default=None, help="give it work again")
@@ -57,11 +76,18 @@ class ServiceSet(base.ApiShow):
         if not changes:
             raise errors.InvalidInput("Nothing to change: give --disable, --enable, --forced-down or --up.")
         api = base.connection(parsed_args)
-        uuid = parsed_args.service
-        if ":" in uuid:
-            binary, _, host = uuid.partition(":")
-            found = api.services(binary=binary, host=host)
-            if not found:
-                raise errors.NotFound(f"There is no service {uuid}; moorage service list shows all.")
-            uuid = found[0]["uuid"]
-        return base.one(api.set_service(uuid, **changes))
+        return base.one(api.set_service(_uuid(api, parsed_args.service), **changes))
+
+
+def _uuid(api: Client, ident: str) -> str:
+    """The uuid of a service.
+
+    :raises NotFound: there is none of that binary and host.
+    """
+    if ":" not in ident:
+        return ident
+    binary, _, host = ident.partition(":")
+    found = api.services(binary=binary, host=host)
+    if not found:
+        raise errors.NotFound(f"There is no service {ident}; moorage service list shows all.")
+    return str(found[0]["uuid"])

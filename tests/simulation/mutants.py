@@ -103,7 +103,11 @@ MUTANTS: Sequence[Mutant] = (
     ),
     Mutant("tokens that do not rise", _P, planting.same_tokens),
     # Fences of hosts.
-    Mutant("evacuations do not look at the fence", _E, put(ServiceRegistry, "hold_fence", lambda self, tx, host: True)),
+    Mutant(
+        "evacuations do not look at the fence",
+        _E,
+        put(ServiceRegistry, "hold_fence", lambda self, tx, host, **how: True),
+    ),
     Mutant("a fence outlives the start of its agent", _E, drop(registry, "_HOLD_FENCE", "fenced_epoch")),
     Mutant(
         "tokens that do not rise, write without fence",

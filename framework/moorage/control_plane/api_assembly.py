@@ -60,6 +60,7 @@ from moorage.instances.actions import InPlace
 from moorage.instances.ask_agent import AgentQuestions
 from moorage.instances.availability import Availability
 from moorage.instances.create import Deleter, cast_to_agent
+from moorage.instances.departures import Departures
 from moorage.instances.interface import holds_of
 from moorage.instances.on_node import NodeContents
 from moorage.instances.reset_state import Resetter
@@ -173,7 +174,9 @@ class ApiAssembly:
         )  # fmt: skip
 
     def _contents(self) -> NodeContents:
-        return NodeContents(self._platform.database, open_instances(self._platform, self._conf), self._store())
+        platform, store = self._platform, self._store()
+        departures = Departures(platform.database, store, open_workers(platform, self._conf), platform.registry)
+        return NodeContents(platform.database, open_instances(platform, self._conf), store, departures)
 
     def _resharded(self, plan: str, moved: int, conflicts: int) -> None:
         self._platform.tell(ShardReassigned(plan, moved, conflicts))
@@ -224,7 +227,7 @@ class ApiAssembly:
             platform.database, instances, workers, cast, lambda uuid: platform.tell(InstanceDeleted(uuid, ""))
         )
         availability = Availability(platform.database, conf.services.service_down_time)
-        view = NodeView(nodes, availability.down, self._contents().count)
+        view = NodeView(nodes, availability.down, self._contents().counts)
         questions = AgentQuestions(platform.sender, availability, conf.api.threads)
         in_place = InPlace(platform.database, instances, workers, cast, availability.lacking)
         resetter = Resetter(platform.database, instances, workers, store, ask_to_sync(platform))

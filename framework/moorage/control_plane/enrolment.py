@@ -223,7 +223,9 @@ class Enrolment(FleetWriter):
 
     @override
     def remove(self, uuid: str, *, along: Along | None = None) -> None:
-        conditions = () if self._contents is None else (self._contents.none(),)
+        contents = self._contents
+        conditions = () if contents is None else (contents.none(),)
+        departures = None if contents is None else contents.departures.of_node(uuid)
 
         def work(tx: sa.Connection) -> bool:
             # The node's row is written first: a reconciliation that makes its provider waits, and then finds no node.
@@ -231,6 +233,9 @@ class Enrolment(FleetWriter):
                 return False
             if along is not None:
                 along(tx)
+            if contents is not None and departures is not None and departures.instances:
+                # A host that is not fenced keeps them, and the provider stays in use.
+                contents.departures.end(tx, uuid, departures)
             self._store.delete_provider(uuid, tx)
             AggregateStore(self._database).forget_node(tx, uuid)
             # The provider's row is written by now, so no claim commits between this condition and the end.
@@ -243,7 +248,7 @@ class Enrolment(FleetWriter):
         except HasChildren:
             raise
         except errors.InUse as error:
-            raise error if self._contents is None else self._contents.refusal(uuid) from error
+            raise error if contents is None else contents.refusal(uuid) from error
         if not removed:
             raise errors.NotFound(f"There is no node {uuid}; moorage node list shows all.")
         self._changed()

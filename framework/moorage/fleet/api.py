@@ -88,6 +88,10 @@ _ONE = {
     "properties": {
         **_SHOWN["properties"],  # type: ignore[dict-item]
         "instances": {"type": "integer", "description": "How many instances are on the node or move to it."},
+        "departures": {
+            "type": "integer",
+            "description": "Of how many moved or evacuated instances the host has not let go.",
+        },
     },
 }
 

@@ -84,6 +84,7 @@ _NODE = {
         **{f"{flag}_by": {"type": ["string", "null"]} for flag in STATES},
         "dead": {"type": ["boolean", "null"]},
         "instances": {"type": "integer"},
+        "departures": {"type": "integer"},
     },
 }
 

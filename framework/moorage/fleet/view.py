@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence, Set
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -24,12 +24,12 @@ class NodeView:
     ``dead`` says that the agent of the node is down, by the rule of claims and schedulers; null for a node without an agent.
 
     :param down: of several hosts, those without an agent that is up.
-    :param instances: how many instances are on a node, or move to it, by its uuid.
+    :param counts: how many ``instances`` are on a node or move to it, and how many ``departures`` it has, by its uuid.
     """
 
     nodes: NodeStore
     down: Callable[[Collection[str]], Set[str]]
-    instances: Callable[[str], int]
+    counts: Callable[[str], Mapping[str, int]]
 
     def many(self, found: Sequence[Node], names: Collection[str] = FIELDS) -> list[dict[str, Any]]:
         """Shows some fields of nodes; one statement where ``dead`` is among them."""
@@ -40,10 +40,10 @@ class NodeView:
         return [{name: value for name, value in each.items() if name in names} for each in shown]
 
     def one(self, name_or_uuid: str) -> dict[str, Any]:
-        """Shows a node with the number of its instances.
+        """Shows a node with the numbers of its instances and departures.
 
         :raises NotFound: there is none of that uuid or name.
         """
         node = self.nodes.get(name_or_uuid)
         (shown,) = self.many([node])
-        return {**shown, "instances": self.instances(node.uuid)}
+        return {**shown, **self.counts(node.uuid)}

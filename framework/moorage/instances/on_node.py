@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from moorage import errors
 from moorage.allocation.interface import AllocationStore
 from moorage.db import Database
 from moorage.fleet.tables import nodes
+from moorage.instances.departures import Departures, HostDepartures
 from moorage.instances.interface import Instance, InstanceStore, departed_consumer, move_consumer
 
 __all__ = ["NodeContents"]
@@ -29,6 +30,7 @@ class NodeContents:
     database: Database
     instances: InstanceStore
     store: AllocationStore
+    departures: Departures
 
     def none(self) -> sa.ColumnElement[bool]:
         """The condition on a row of ``nodes`` that no instance is on it.
@@ -39,12 +41,13 @@ class NodeContents:
         external = sa.and_(nodes.c.instance_uuid.is_not(None), nodes.c.maintenance == sa.false())
         return sa.not_(external if occupied is None else sa.or_(external, occupied))
 
-    def count(self, node_uuid: str) -> int:
-        """How many instances are on a node or move to it."""
+    def counts(self, node_uuid: str) -> Mapping[str, int]:
+        """How many ``instances`` are on a node or move to it, and of how many the host has to let go (``departures``)."""
         with self.database.read() as tx:
             uuids = {each.uuid for each in self.instances.on_node(node_uuid, tx)}
         # One that is resized on its own node stands there twice.
-        return len(uuids - {move_consumer(uuid) for uuid in uuids})
+        instances = len(uuids - {move_consumer(uuid) for uuid in uuids})
+        return {"instances": instances, "departures": len(self.departures.of_node(node_uuid).instances)}
 
     def refusal(self, node_uuid: str) -> errors.InUse:
         """The error that says why a node is not removed, and what to do."""
@@ -52,19 +55,30 @@ class NodeContents:
             columns = (nodes.c.name, nodes.c.host, nodes.c.instance_uuid, nodes.c.maintenance)
             row = tx.execute(sa.select(*columns).where(nodes.c.uuid == node_uuid)).first()
             moving = {each.uuid for each in self.instances.on_node(node_uuid, tx)}
-        name, found = (row.name, list(self._parts(row, node_uuid, moving))) if row is not None else (node_uuid, [])
+        leaving = self.departures.of_node(node_uuid)
+        known = {departed_consumer(uuid) for uuid in leaving.instances}
+        name, found = (
+            (row.name, list(self._parts(row, node_uuid, moving, known))) if row is not None else (node_uuid, [])
+        )
+        if not found and leaving.instances:
+            return errors.InUse(
+                f"Node {name} is not removed: {_departing(leaving)}. {_advice(leaving.host)}, then remove the node.",
+                provider=node_uuid,
+                holder=_departing(leaving),
+            )
         if not found:
             return errors.InUse(
                 f"Node {name} was used a moment ago, so it is not removed. Try again.", provider=node_uuid
             )
+        also = f" Besides, {_departing(leaving)}. {_advice(leaving.host)}." if leaving.instances else ""
         return errors.InUse(
             f"Node {name} is not removed: {'; '.join(found)}. Delete these or move them to other nodes (moorage instance "
-            f"delete, moorage instance migrate), then remove the node. moorage node disable {name} keeps new ones away.",
+            f"delete, moorage instance migrate), then remove the node. moorage node disable {name} keeps new ones away.{also}",
             provider=node_uuid,
             holder="; ".join(found),
         )
 
-    def _parts(self, row: Any, node_uuid: str, moving: set[str]) -> Iterator[str]:
+    def _parts(self, row: Any, node_uuid: str, moving: set[str], departed: set[str]) -> Iterator[str]:
         here = [each for each in self._of_host(row.host) if each.node_uuid == node_uuid]
         uuids = {each.uuid for each in here}
         coming = self.instances.find(sorted(moving - uuids))
@@ -75,7 +89,7 @@ class NodeContents:
         if row.instance_uuid is not None and not row.maintenance:
             yield f"instance {row.instance_uuid} of another service is on it"
         known = {each.uuid for each in (*here, *coming)}
-        known |= {of(uuid) for uuid in known for of in (move_consumer, departed_consumer)}
+        known |= {of(uuid) for uuid in known for of in (move_consumer, departed_consumer)} | departed
         consumers = {item.consumer for item in self.store.allocations(providers=[node_uuid])} - known
         if consumers:
             held = _counted(len(consumers), "other consumer holds", "other consumers hold")
@@ -89,6 +103,19 @@ class NodeContents:
             if len(page) < _PAGE:
                 return
             after = page[-1].uuid
+
+
+def _departing(departures: HostDepartures) -> str:
+    number, host = len(departures.instances), departures.host
+    counted = _counted(number, "evacuated or moved instance", "evacuated or moved instances")
+    return f"{counted} that host {host} has not let go ({_few(departures.instances)})"
+
+
+def _advice(host: str) -> str:
+    return (
+        f"Start the agent of host {host}, which removes what is left of them. If the host never comes back, make sure that it is "
+        f"off and fence it (moorage service set agent:{host} --forced-down, moorage host fence {host} --reason TEXT)"
+    )
 
 
 def _counted(number: int, one: str, many: str) -> str:

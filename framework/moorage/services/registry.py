@@ -89,7 +89,11 @@ _BEAT_SINCE = sa.select((now() - services.c.beat_at).label("since")).where(
     services.c.uuid == sa.bindparam("of_uuid"), sa.not_(_SILENT)
 )
 #: Changes the row: on Galera two transactions that write the same values of a row do not conflict.
-_HOLD_FENCE = sa.update(services).where(*_OF_HOST, *_FENCED).values(evacuated=services.c.evacuated + 1)
+_HOLD_FENCE = (
+    sa.update(services)
+    .where(*_OF_HOST, *_FENCED)
+    .values(evacuated=services.c.evacuated + sa.bindparam("of_number", type_=sa.Integer))
+)
 _COLUMNS = (
     services.c.uuid, services.c.host, services.c.binary, services.c.cluster, services.c.epoch, services.c.beat,
     services.c.beat_at, services.c.rpc_version, services.c.disabled, services.c.disabled_reason, services.c.forced_down,
@@ -264,9 +268,17 @@ class ServiceRegistry:
                 host=found.host,
             )
 
-    def hold_fence(self, tx: sa.Connection, host: str) -> bool:
-        """Keep the fence of a host until the transaction ends, for one evacuation; False when the host is not fenced."""
-        return bool(tx.execute(_HOLD_FENCE, {"of_binary": AGENT, "of_host": host}).rowcount == 1)
+    def hold_fence(self, tx: sa.Connection, host: str, *, evacuation: bool = True) -> bool:
+        """Keep the fence of a host until the transaction ends; False when the host is not fenced.
+
+        :param evacuation: count it as an evacuation.
+        """
+        key = {"of_binary": AGENT, "of_host": host}
+        held = bool(tx.execute(_HOLD_FENCE, {**key, "of_number": 1}).rowcount == 1)
+        if held and not evacuation:
+            # The row must be changed all the same.
+            tx.execute(_HOLD_FENCE, {**key, "of_number": -1})
+        return held
 
     def list(
         self, *, binary: str | None = None, host: str | None = None, cluster: str | None = None

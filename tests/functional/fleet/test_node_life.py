@@ -24,10 +24,12 @@ from moorage.fleet.nodes import NodeStore
 from moorage.fleet.tables import nodes
 from moorage.fleet.view import NodeView
 from moorage.instances.create import StoreClaimer
-from moorage.instances.interface import Instance, departed_consumer
+from moorage.instances.departures import Departures
+from moorage.instances.interface import DEPARTURE, Instance, departed_consumer
 from moorage.instances.on_node import NodeContents
 from moorage.scheduling.groups import GroupStore
 from moorage.scheduling.interface import Flavor, RequestSpec
+from moorage.services.interface import ServiceIdentity
 from moorage.services.registry import ServiceRegistry
 from moorage.testing.database import create_all
 from moorage.work.operations import SqlOperationStore
@@ -63,7 +65,9 @@ class LifeCase(Mixin):
         self.store = sql_store(self.database)
         self.instances = ComputeInstances(conf=None, database=self.database, clock=SystemClock())
         self.registry = ServiceRegistry(self.database, SystemClock())
-        self.contents = NodeContents(self.database, self.instances, self.store)
+        self.workers = SqlOperationStore(self.database, lease_seconds=60)
+        self.departures = Departures(self.database, self.store, self.workers, self.registry)
+        self.contents = NodeContents(self.database, self.instances, self.store, self.departures)
         self.enrolment = Enrolment(
             self.database, self.nodes, self.store, self.registry, lambda: None, contents=self.contents
         )
@@ -75,8 +79,8 @@ class LifeCase(Mixin):
         self.name = f"node-{self.node}"
         self.availability = ready_node(self.database, self.node, self.host)
         self.enrolment.enrol([NodeSpec(self.node, self.name, inventories=(InventoryItem("VCPU", 100),))])
-        workers, groups = SqlOperationStore(self.database, lease_seconds=60), GroupStore(self.database)
-        self.claimer = StoreClaimer(self.store, self.instances, workers, NodeNames(), groups, self.availability)
+        groups = GroupStore(self.database)
+        self.claimer = StoreClaimer(self.store, self.instances, self.workers, NodeNames(), groups, self.availability)
 
     def claim(self, name: str = "") -> str:
         spec = RequestSpec(str(uuid.uuid4()), Flavor("small", {"VCPU": 1}), properties={"name": name})
@@ -143,7 +147,7 @@ class LifeCase(Mixin):
         self.assertIsNotNone(found.maintenance_since)
 
     def test_a_node_whose_agent_is_down_is_dead(self) -> None:
-        view = NodeView(self.nodes, self.availability.down, self.contents.count)
+        view = NodeView(self.nodes, self.availability.down, self.contents.counts)
         self.assertEqual((False, 0), (view.one(self.name)["dead"], view.one(self.name)["instances"]))
         self.claim()
         (service,) = self.registry.list(binary="agent", host=self.host)
@@ -248,6 +252,128 @@ class LifeCase(Mixin):
             self.store.claim(ClaimRequest(consumer, {self.node: {"VCPU": 1}}))
         said = self.refusal()
         self.assertIn(f"1 instance is on it (here); 1 other consumer holds resources of it ({other})", said)
+
+    # -- departures -----------------------------------------------------------------------------------------------
+
+    def depart(self, node: str = "") -> str:
+        """An instance that was evacuated from the host; it holds what it had there."""
+        instance = self.insert(host="elsewhere", node="n", node_uuid=str(uuid.uuid4()))
+        self.store.claim(ClaimRequest(departed_consumer(instance), {node or self.node: {"VCPU": 1}}))
+        with self.database.write() as tx:
+            self.workers.create(tx, DEPARTURE, instance, "let_go", "leaving", target_host=self.host)
+        return instance
+
+    def fence(self) -> None:
+        (agent,) = self.registry.list(binary="agent", host=self.host)
+        self.registry.retire(ServiceIdentity(agent.uuid, self.host, "agent", None, agent.epoch))
+        self.registry.set(agent.uuid, forced_down=True)
+        self.registry.fence(agent.uuid, "it was scrapped", down_time=60)
+
+    def departing(self, instance: str) -> tuple[bool, bool]:
+        """Whether an instance has to be let go, and whether it still holds something on the host."""
+        held = bool(self.store.allocations(consumers=[departed_consumer(instance)]))
+        return self.workers.get(DEPARTURE, instance) is not None, held
+
+    def test_a_host_that_is_not_fenced_keeps_the_instances_that_it_has_not_let_go(self) -> None:
+        left = [self.depart() for _ in range(2)]
+        view = NodeView(self.nodes, self.availability.down, self.contents.counts).one(self.node)
+        self.assertEqual((0, 2), (view["instances"], view["departures"]))
+        said = self.refusal()
+        self.assertIn(
+            f"2 evacuated or moved instances that host {self.host} has not let go ({', '.join(sorted(left))}).", said
+        )
+        self.assertIn(f"Start the agent of host {self.host}", said)
+        self.assertIn(f"moorage host fence {self.host} --reason TEXT", said)
+        self.assertNotIn(departed_consumer(left[0]), said)
+        self.claim("here")
+        said = self.refusal()
+        self.assertIn("1 instance is on it (here). Delete these", said)
+        self.assertIn("Besides, 2 evacuated or moved instances", said)
+        self.assertEqual([(True, True)] * 2, [self.departing(each) for each in left])
+
+    def test_the_removal_of_the_node_of_a_fenced_host_ends_its_departures_and_those_alone(self) -> None:
+        second = str(uuid.uuid4())
+        self.enrolment.enrol([NodeSpec(second, f"node-{second}", self.host, inventories=(InventoryItem("VCPU", 9),))])
+        kept, here, beside = self.claim("kept"), self.depart(), self.depart(second)
+        self.fence()
+        self.assertEqual((1, 1), tuple(self.contents.counts(each)["departures"] for each in (self.node, second)))
+        # The departure remains where the node cannot be removed.
+        self.refusal()
+        self.assertEqual((True, True), self.departing(here))
+        with self.database.write() as tx:
+            tx.execute(sa.text("DELETE FROM instances WHERE host = :h"), {"h": self.host})
+        self.store.release(kept)
+        self.enrolment.remove(self.node)
+        self.assertEqual([(False, False), (True, True)], [self.departing(each) for each in (here, beside)])
+        (agent,) = self.registry.list(binary="agent", host=self.host)
+        self.assertEqual((True, 0), (agent.fenced, agent.evacuated))
+        self.enrolment.remove(second)
+        self.assertEqual((False, False), self.departing(beside))
+
+    def test_an_instance_that_was_evacuated_again_departs_from_its_last_host(self) -> None:
+        instance = self.depart()
+        self.fence()
+        seen = self.departures.of_node(self.node)
+        other = str(uuid.uuid4())
+        self.enrolment.enrol([NodeSpec(other, f"node-{other}", inventories=(InventoryItem("VCPU", 9),))])
+        self.store.release(departed_consumer(instance))
+        self.store.claim(ClaimRequest(departed_consumer(instance), {other: {"VCPU": 1}}))
+        with self.database.write() as tx:
+            self.workers.create(tx, DEPARTURE, instance, "let_go", "leaving", target_host="another", force=True)
+        with mock.patch.object(Departures, "of_node", lambda me, node: seen):
+            self.enrolment.remove(self.node)
+        self.assertEqual((True, True), self.departing(instance))
+
+    def test_an_agent_that_starts_waits_for_a_removal_that_has_ended_its_departures(self) -> None:
+        instance = self.depart()
+        self.fence()
+        started = threading.Event()
+        seen: list[bool] = []
+
+        def start() -> None:
+            self.registry.enlist("agent", self.host, rpc_version="1.0")
+            started.set()
+
+        starting = threading.Thread(target=start)
+        delete = self.nodes.delete
+
+        def started_meanwhile(*args: Any) -> bool:
+            if not seen:
+                starting.start()
+                # It waits as long as this transaction is open, so a longer look sees nothing else.
+                seen.append(started.wait(0.5))
+            return delete(*args)
+
+        with mock.patch.object(self.nodes, "delete", started_meanwhile):
+            self.enrolment.remove(self.node)
+        starting.join(60)
+        self.assertEqual(([False], True, (False, False)), (seen, started.is_set(), self.departing(instance)))
+
+    def test_of_the_return_of_an_agent_and_the_removal_of_its_node_one_is_first(self) -> None:
+        """No departure ends while the agent that has to do it is up."""
+        for number in range(ROUNDS):
+            self.make()
+            instance = self.depart()
+            self.fence()
+            begun = threading.Barrier(2)
+            found: list[tuple[bool, bool]] = []
+
+            def come_back(instance: str = instance, found: list[tuple[bool, bool]] = found) -> None:
+                self.registry.enlist("agent", self.host, rpc_version="1.0")
+                found.append(self.departing(instance))
+
+            with futures.ThreadPoolExecutor(2) as pool:
+                back = pool.submit(self._try, begun, come_back, number % 3)
+                removal = pool.submit(self._try, begun, lambda: self.enrolment.remove(self.node), number % 2)
+                refused = [back.result(), removal.result()][1]
+            if refused is None:
+                self.assertEqual(([(False, False)], (False, False)), (found, self.departing(instance)))
+                with self.assertRaises(errors.NotFound):
+                    self.nodes.get(self.node)
+            else:
+                self.assertIsInstance(refused, errors.InUse)
+                self.assertEqual(([(True, True)], (True, True)), (found, self.departing(instance)))
+                self.assertEqual(self.name, self.nodes.get(self.node).name)
 
     def test_an_instance_of_another_service_counts_outside_of_maintenance(self) -> None:
         with self.database.write() as tx:

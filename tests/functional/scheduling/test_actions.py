@@ -7,10 +7,13 @@ import json
 import pathlib
 import unittest
 from typing import Any
+from unittest import mock
 
 import sqlalchemy as sa
 
+from moorage import errors
 from moorage.cli import main
+from moorage.client.client import Client
 from moorage.control_plane.api_role import ApiRole
 from moorage.control_plane.factories import open_workers
 from moorage.instances.interface import DEPARTURE
@@ -21,6 +24,9 @@ from tests.functional.scheduling.plane import SOON, Plane
 from tests.gabbits import run_file
 from tests.servers import wait_until
 
+_IN_ERROR = (
+    "not evacuated, because it is in error: delete it, or run moorage instance reset-state and repeat the command"
+)
 FOLDER = pathlib.Path(__file__).parent / "gabbits"
 
 
@@ -108,6 +114,15 @@ class CommandTests(_LivePlane):
         self.assertIn("There is no agent h9", self.moorage("host", "evacuate", "h9", status=1))
         self.assertIn("--fenced needs --reason", self.moorage("host", "evacuate", "h1", "--fenced", status=1))
         self.assertIn("is not declared dead", self.moorage("host", "fence", "h1", "--reason", "off", status=1))
+        fenced = ("--fenced", "--reason", "PDU 4 is off")
+        for words, said in (
+            ((*fenced, "--dry-run"), "so it does not fence the host"),
+            ((*fenced, "--to-host", "h1"), "--to-host h1 is the host that is evacuated"),
+        ):
+            self.assertIn(said, self.moorage("host", "evacuate", "h1", *words, status=1))
+        for command in (("evacuate", "h1", "--fenced"), ("fence", "h1")):
+            said = self.moorage("host", *command, "--reason", "x" * 256, status=2)
+            self.assertIn("a reason has 1 to 255 characters, and this one has 256", said)
         self.plane.stop("h1")
         self.moorage("service", "set", "agent:h1", "--forced-down")
         self.assertIn(f"{first} one: active", self.moorage("host", "evacuate", "h1", "--dry-run"))
@@ -119,12 +134,33 @@ class CommandTests(_LivePlane):
             )
             # A build that fails holds nothing and stays where it is.
             tx.execute(sa.update(instances).where(instances.c.uuid == second).values(status="error"))
-        left = self.moorage("host", "evacuate", "h1", "--fenced", "--reason", "PDU 4 is off", status=1)
+        with mock.patch.object(Client, "act_on_instance", side_effect=errors.Unavailable("evacuating takes a moment")):
+            left = self.moorage("host", "evacuate", "h1", *fenced, status=1)
         self.assertIn("1 of 2 instances are still on host h1", left)
+        # What cannot be evacuated is no reason to repeat the command.
+        told = self.moorage("host", "evacuate", "h1").splitlines()
+        self.assertEqual({f"{first} one: evacuating to host h2", f"{second} two: {_IN_ERROR}"}, set(told))
+        self.assertEqual(f"{second} two: {_IN_ERROR}\n", self.moorage("host", "evacuate", "h1"))
         self.plane.wait_status(first, "active")
         self.assertEqual("h2", self.plane.instances.get(first).host)
         again = self.shown("host", "fence", "h1", "--reason", "PDU 4 is off")
         self.assertEqual((True, "PDU 4 is off", 1), tuple(again[n] for n in ("fenced", "fence_reason", "evacuated")))
+        self.assertEqual(again["fence_reason"], self.shown("service", "show", "agent:h1")["fence_reason"])
+        self.assertEqual(again["uuid"], self.shown("service", "show", again["uuid"])["uuid"])
+        self.assertIn("There is no service agent:h9", self.moorage("service", "show", "agent:h9", status=1))
+        listed = json.loads(self.moorage("service", "list", "--binary", "agent", "-f", "json"))
+        self.assertEqual({"h1": True, "h2": False}, {each["host"]: each["fenced"] for each in listed})
+        with self.plane.database.write() as tx:
+            tx.execute(sa.delete(instances).where(instances.c.uuid == second))
+        self.plane.store.release(second)
+        drain = ["node", "drain", "h1-node-0", "--url", self.url, "--auth-type", "none"]
+        _, _, drained = in_process(main.main, drain)
+        self.assertIn(
+            "Node h1-node-0 has no instances, but host h1 has not let go of 1 evacuated or moved ones.", drained
+        )
+        self.assertEqual(1, self.shown("node", "show", "h1-node-0")["departures"])
+        self.moorage("node", "remove", "h1-node-0")
+        self.assertIn("There is no node h1-node-0", self.moorage("node", "show", "h1-node-0", status=1))
 
     def test_an_explanation_as_a_table_and_a_decision_afterwards(self) -> None:
         made = self.shown("instance", "create", "--resource", "VCPU=2", "--wait")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 import unittest
+from concurrent import futures
 from pathlib import Path
 from typing import ClassVar
 from unittest import mock
@@ -13,11 +14,15 @@ from uuid import uuid4
 from moorage import errors
 from moorage.cleanup.requests import RequestStore
 from moorage.control_plane.agent_role import Agent
+from moorage.control_plane.enrolment import Enrolment
 from moorage.control_plane.factories import open_workers
 from moorage.db.tables import events
 from moorage.drivers.interface import DriverError
 from moorage.fleet.interface import uuid_of_name
+from moorage.fleet.nodes import NodeStore
+from moorage.instances.departures import Departures
 from moorage.instances.interface import DEPARTURE, departed_consumer
+from moorage.instances.on_node import NodeContents
 from moorage.services.interface import Service
 from moorage_plugins.drivers.simulated import SimulatedDriver
 from tests import servers
@@ -255,6 +260,91 @@ class _KeyEvacuationTests(OperationTestCase):
         wait_until(lambda: self.instance(uuid).status == "active", "it is back", SOON)
         self.come_back("h1")
         self.assert_whole()
+
+    def group(self, policy: str, count: int) -> list[str]:
+        """Members of a server group in the order of their creation."""
+        made = []
+        for _ in range(count):
+            made.append(self.plane.create(server_group={"name": policy, "policy": policy})["uuid"])
+            self.plane.wait_status(made[-1], "active")
+        return made
+
+    def test_an_affinity_group_leaves_a_dead_host_together(self) -> None:
+        uuids = self.group("affinity", 3)
+        (dead,) = {self.instance(uuid).host for uuid in uuids}
+        self.die(dead)
+        self.fence(dead)
+        self.evacuate(uuids[0])
+        host = self.instance(uuids[0]).host
+        (other,) = set(self.hosts) - {dead, host}
+        # The group holds: a host that is named is refused where no member is.
+        with self.assertRaises(errors.NoValidHost):
+            self.evacuate(uuids[1], "apart", host=other)
+        for uuid in uuids[1:]:
+            self.evacuate(uuid)
+        for uuid in uuids:
+            self.wait_host(uuid, host)
+        self.come_back(dead)
+        self.assert_whole()
+
+    def test_members_of_an_affinity_group_that_leave_at_the_same_time_meet(self) -> None:
+        uuids = self.group("affinity", 3)
+        (dead,) = {self.instance(uuid).host for uuid in uuids}
+        self.die(dead)
+        self.fence(dead)
+        with futures.ThreadPoolExecutor(len(uuids)) as pool:
+            list(pool.map(self.evacuate, uuids))
+        (host,) = {self.instance(uuid).host for uuid in uuids}
+        self.assertNotEqual(dead, host)
+        for uuid in uuids:
+            self.wait_host(uuid, host)
+        self.come_back(dead)
+        self.assert_whole()
+
+    def test_members_of_an_anti_affinity_group_stay_apart(self) -> None:
+        uuids = self.group("anti-affinity", 2)
+        first, second = (self.instance(uuid).host for uuid in uuids)
+        (third,) = set(self.hosts) - {first, second}
+        self.die(first)
+        self.fence(first)
+        with self.assertRaises(errors.NoValidHost):
+            self.evacuate(uuids[0], "beside the other", host=second)
+        self.evacuate(uuids[0])
+        self.wait_host(uuids[0], third)
+        self.come_back(first)
+        self.assert_whole()
+
+    def test_the_node_of_a_host_that_never_comes_back_can_be_removed(self) -> None:
+        plane, uuid = self.plane, self.on_h1()
+        workers = open_workers(plane.client, plane.conf)
+        departures = Departures(plane.database, plane.store, workers, plane.registry)
+        contents = NodeContents(plane.database, plane.instances, plane.store, departures)
+        enrolment = Enrolment(
+            plane.database, NodeStore(plane.database), plane.store, plane.registry, lambda: None, contents=contents
+        )
+        self.die("h1")
+        self.fence("h1")
+        with self.assertRaisesRegex(errors.InUse, "1 instance is on it"):
+            enrolment.remove(_NODE["h1"])
+        self.evacuate(uuid, host="h2")
+        self.wait_host(uuid, "h2")
+        self.assertEqual({"instances": 0, "departures": 1}, contents.counts(_NODE["h1"]))
+        plane.registry.set(self.agent("h1").uuid, forced_down=False)
+        with self.assertRaisesRegex(
+            errors.InUse, rf"1 evacuated or moved instance that host h1 has not let go \({uuid}\)"
+        ):
+            enrolment.remove(_NODE["h1"])
+        plane.registry.set(self.agent("h1").uuid, forced_down=True)
+        self.fence("h1")
+        enrolment.remove(_NODE["h1"])
+        self.assertEqual({(uuid, _NODE["h2"]): 2}, self.held())
+        self.assertIsNone(workers.get(DEPARTURE, uuid))
+        self.move(uuid, "live_migrate", "on", host="h3")
+        self.wait_host(uuid, "h3")
+        # Should it start after all, it removes what it finds.
+        self.assertEqual({uuid}, self.running()["h1"])
+        plane.start(Agent(), "h1")
+        self.assertEqual(set(), self.running()["h1"])
 
     def test_without_room_elsewhere_it_stays_where_it_is(self) -> None:
         uuid = self.on_h1()

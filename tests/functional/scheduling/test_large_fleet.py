@@ -113,7 +113,7 @@ class LargeFleetTests(unittest.TestCase):
             self.get(hosts, fields="node,colour")
 
         nodes = NodeStore(plane.database)
-        view = NodeView(nodes, lambda hosts: frozenset(), lambda node: 0)
+        view = NodeView(nodes, lambda hosts: frozenset(), lambda node: {})
         listed = next(
             route
             for route in fleet_api.routes(nodes, _NoEnroller(), view)

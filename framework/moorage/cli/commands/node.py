@@ -229,7 +229,13 @@ class NodeDrain(_NodeCommand):
 
 
 def _left(node: dict[str, Any]) -> str:
-    count = node["instances"]
+    count, departures = node["instances"], node["departures"]
+    if not count and departures:
+        return (
+            f"Node {node['name']} has no instances, but host {node['host']} has not let go of {departures} evacuated or moved "
+            f"ones. The node can be removed when the agent of the host has let go, or when the host is fenced: moorage host fence "
+            f"{node['host']} --reason TEXT\n"
+        )
     if not count:
         return f"Node {node['name']} is empty. It can be removed: moorage node remove {node['name']}\n"
     return (

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Departures: operations by which hosts let go of instances that were moved or evacuated to other hosts.
+
+The agent of the host ends a departure when it has removed what is left of the instance. A host that never comes back has none, so
+the removal of its node ends the departures. That needs that the host is fenced: nothing runs there then, and its agent, should it
+start later, destroys what belongs elsewhere before it takes work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from moorage import randomness
+from moorage.allocation.interface import AllocationStore
+from moorage.db import Database
+from moorage.fleet.tables import nodes
+from moorage.instances.interface import DEPARTURE, departed_consumer
+from moorage.services.registry import ServiceRegistry
+from moorage.work.interface import OperationStore
+from moorage.work.tables import workers
+
+__all__ = ["Departures", "HostDepartures"]
+
+#: Consumers whose claims are read at once.
+_PAGE = 100
+_OF_HOST = sa.select(workers.c.resource_id).where(
+    workers.c.target_host == sa.bindparam("of_host"), workers.c.resource_type == DEPARTURE
+)
+_HOST_OF = sa.select(nodes.c.host).where(nodes.c.uuid == sa.bindparam("of_node"))
+_OTHER_NODES = sa.select(nodes.c.uuid).where(
+    nodes.c.host == sa.bindparam("of_host"), nodes.c.uuid != sa.bindparam("of_node")
+)
+
+
+@dataclass(frozen=True, slots=True)
+class HostDepartures:
+    """Departures of a host.
+
+    :param instances: uuids of the instances that the host has to let go of.
+    """
+
+    host: str
+    instances: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Departures:
+    """Reads the departures of nodes and ends those of fenced hosts. Safe for use by several threads."""
+
+    database: Database
+    store: AllocationStore
+    workers: OperationStore
+    registry: ServiceRegistry
+
+    def of_node(self, node_uuid: str) -> HostDepartures:
+        """The departures of a node's host, without those that hold resources of another node of this host."""
+        with self.database.read() as tx:
+            host = tx.execute(_HOST_OF, {"of_node": node_uuid}).scalar() or ""
+            found = sorted(tx.execute(_OF_HOST, {"of_host": host}).scalars()) if host else []
+            others = set(tx.execute(_OTHER_NODES, {"of_host": host, "of_node": node_uuid}).scalars()) if found else ()
+        elsewhere = self._holders(found, others) if others else frozenset()
+        return HostDepartures(host, [uuid for uuid in found if departed_consumer(uuid) not in elsewhere])
+
+    def _holders(self, instances: Sequence[str], providers: set[str]) -> frozenset[str]:
+        """Those of the departures' consumers that hold resources of some providers."""
+        found: set[str] = set()
+        for begin in range(0, len(instances), _PAGE):
+            some = instances[begin : begin + _PAGE]
+            items = self.store.allocations(consumers=[departed_consumer(uuid) for uuid in some], limit=_PAGE * _PAGE)
+            found |= {item.consumer for item in items if item.provider in providers}
+        return frozenset(found)
+
+    def end(self, tx: Any, node_uuid: str, seen: HostDepartures) -> bool:
+        """Ends departures and gives back what they hold; False, and nothing is done, when the host is not fenced.
+
+        An agent of the host that starts at the same time waits for the end of the transaction, or its start ends the fence first.
+        """
+        # As a claim does: first the node's provider, then the row of the agent.
+        self.store.release(randomness.new_uuid(), tx, residents=[node_uuid])
+        if not self.registry.hold_fence(tx, seen.host, evacuation=False):
+            return False
+        # An instance that was evacuated again meanwhile departs from another host. While the fence is held, none does.
+        still = set(tx.execute(_OF_HOST, {"of_host": seen.host}).scalars())
+        for uuid in sorted(still.intersection(seen.instances)):
+            self.workers.reset(tx, DEPARTURE, uuid)
+            self.store.release(departed_consumer(uuid), tx, residents=[node_uuid])
+        return True

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import functools
+
 from oslo_config import cfg
 from oslo_log import log as logging
 
@@ -20,6 +22,7 @@ from moorage.instances.actions import InPlace, MoveClaimer, MovesEndpoint
 from moorage.instances.availability import Availability
 from moorage.instances.build_retries import BuildRetries, RetryStores
 from moorage.instances.create import StoreClaimer, cast_to_agent, read_fields, read_residents
+from moorage.instances.interface import holds_of
 from moorage.instances.observed_claims import ObservedClaimer
 from moorage.journal.sequencer import GATHER, POLL, Sequencer
 from moorage.rpc.server import RpcDispatcher, endpoints_of
@@ -112,6 +115,7 @@ class SchedulerRole:
             ),
             instances,
             InPlace(platform.database, instances, workers, cast, availability.lacking),
+            functools.partial(holds_of, store),
         )
         self._cleanup = SupervisorEndpoint(platform, conf, open_workers(platform, conf), observer)
         # Messages are applied while instances are being loaded; the loader does not overwrite them.

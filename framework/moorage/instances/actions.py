@@ -51,8 +51,9 @@ from moorage.instances.providers import claim_of_node
 from moorage.rpc.server import rpc_method
 from moorage.scheduling.groups import GroupStore
 from moorage.scheduling.interface import Claimer, ClaimResult, Flavor, InstanceRecord, RequestSpec, ServerGroup
-from moorage.scheduling.resource_request import as_far_as_parsed
+from moorage.scheduling.resource_request import as_far_as_parsed, spread_providers
 from moorage.scheduling.scheduler import Scheduler
+from moorage.scheduling.traits import asks_for_traits
 from moorage.services.interface import LIVE_MIGRATES, POWER_CONTROL, RUNS_COMMANDS
 from moorage.services.registry import ServiceRegistry
 from moorage.work.interface import OnlyIf
@@ -301,7 +302,10 @@ def _ledger(store: AllocationStore) -> AllocationLedger:
 
 
 class MovesEndpoint:
-    """Served by schedulers beside the family's own: chooses where instances that exist go next."""
+    """Served by schedulers beside the family's own: chooses where instances that exist go next.
+
+    :param holds: reads what a consumer holds: provider uuid -> resource class -> units.
+    """
 
     def __init__(
         self,
@@ -309,8 +313,10 @@ class MovesEndpoint:
         claimer: Callable[[Instance, ActionKind], Claimer],
         instances: InstanceStore,
         in_place: InPlace,
+        holds: Callable[[str], Mapping[str, Mapping[str, int]]],
     ) -> None:
         self._scheduler = scheduler
+        self._holds = holds
         self._claimer = claimer
         self._instances = instances
         self._in_place = in_place
@@ -349,6 +355,8 @@ class MovesEndpoint:
         _check(instance, kind, self._in_place.lacking)
         spec = self._away_from_source(instance, kind, _moving(instance, kind, wanted))
         if spec.rebuild:
+            if asks_for_traits(spec):
+                spec = replace(spec, held_providers=spread_providers(spec, self._holds(instance.uuid)))
             self._scheduler.confirm(spec, request_id)
             pending = {"image": dict(spec.image), "request_id": request_id}
             self._in_place.begin(instance.uuid, kind.name, pending, known=instance)

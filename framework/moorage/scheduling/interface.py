@@ -130,6 +130,8 @@ class RequestSpec:
     :param powers: what the agent of its host must offer (``compute.commands``). An agent that names no powers may have all.
     :param propose: names the providers of the node that is being claimed. None: the node has one provider, which gives everything.
         Filled in by the scheduler.
+    :param held_providers: uuids of the providers that give a rebuilt instance what it asks for outside of request groups; empty:
+        it is no rebuild, or nothing is known of them.
     """
 
     instance_uuid: str
@@ -154,6 +156,7 @@ class RequestSpec:
     all_projects: bool = True
     powers: tuple[str, ...] = ()
     propose: Propose | None = field(default=None, compare=False, repr=False)
+    held_providers: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         freeze_fields(self, "hints", "properties", "image", "limits", "decision")

@@ -57,6 +57,7 @@ __all__ = [
     "needed_powers",
     "normal_given",
     "resource_request",
+    "spread_providers",
     "with_held_resources",
 ]
 
@@ -234,6 +235,17 @@ def is_grouped(spec: RequestSpec) -> bool:
 
 _WORDS = (RESOURCES, TRAIT, GROUP_POLICY, SAME_SUBTREE)
 _Items = tuple[tuple[str, Any], ...]
+
+
+def spread_providers(spec: RequestSpec, holds: Mapping[str, Mapping[str, int]]) -> frozenset[str]:
+    """Returns which of the providers that an instance holds give what its request asks for outside of groups with a suffix.
+
+    A provider counts if the instance holds any class of it that is asked for there.
+
+    :param holds: provider uuid -> resource class -> units.
+    """
+    classes = {name for group in resource_request(spec).groups if not group.suffix for name in group.resources}
+    return frozenset(provider for provider, held in holds.items() if classes & held.keys())
 
 
 @functools.lru_cache(_REMEMBERED)

@@ -498,6 +498,48 @@ class RebuildTests(unittest.TestCase):
         self.assertEqual(plane.instances.get(uuid).request["image"], {"id": "plain"})
         self.assertEqual(plane.ask("decision", {"request_id": uuid})["outcome"][:8], "refused:")
 
+    def test_a_rebuild_judges_the_traits_of_the_providers_that_the_instance_holds(self) -> None:
+        plane = Plane(self, scheduling__enabled_filters=["compute", "capacity", "required_traits"]).up(("h1",))
+        store = plane.store
+        assert isinstance(store, FullStore)
+        gpus = {}
+        for name in ("OLD", "FAST"):
+            gpus[name] = gpu = str(uuid_module.uuid4())
+            items = (InventoryItem("PGPU", 1),)
+            provider = ResourceProvider(gpu, name, False, inventories=items, parent=uuid_of_name("h1-node-0"))
+            store.create_provider(provider)
+            store.create_trait(f"CUSTOM_{name}")
+            store.set_traits(gpu, {f"CUSTOM_{name}"})
+        plane.roles["scheduler-1"]._scheduler.refresh()
+        request = plane.request(2)
+        request["flavor"] |= {"resources": {"VCPU": 2, "PGPU": 1}, "extra_specs": {"trait:CUSTOM_OLD": "required"}}
+        uuid = plane.ask("create_instance", {"request": request, "request_id": request["uuid"]})["uuid"]
+        plane.wait_status(uuid, "active")
+        self.assertIn(gpus["OLD"], holds_of(store, uuid))
+        plane.wait_agreement()
+        plane.store_extra_specs(uuid, {})
+        for trait, word, passes in (
+            ("CUSTOM_OLD", "required", True),
+            ("CUSTOM_OLD", "forbidden", False),
+            ("CUSTOM_FAST", "required", False),
+            ("CUSTOM_FAST", "forbidden", True),
+        ):
+            image = {"id": f"{trait}-{word}", "properties": {f"trait:{trait}": word}}
+            args = {
+                "instance_uuid": uuid,
+                "operation": "rebuild",
+                "wanted": {"image": image},
+                "request_id": image["id"],
+            }
+            with self.subTest(trait=trait, word=word):
+                if passes:
+                    plane.ask("move_instance", args)
+                    wait_until(lambda: plane.instances.get(uuid).request.get("image") == image, "rebuilt", SOON)  # noqa: B023
+                    continue
+                with self.assertRaises(errors.NoValidHost) as caught:
+                    plane.ask("move_instance", args)
+                self.assertEqual({"required_traits": 1}, caught.exception.details["reasons"])
+
 
 class PostgresqlOperationTests(_KeyOperationTests):
     @classmethod

@@ -177,7 +177,9 @@ class FleetAudit:
         found = self.store.usages(providers=[instance.node_uuid])
         if not found:
             return None
-        providers = read_providers(self.store, found)[instance.node_uuid]
+        providers = read_providers(self.store, found, lambda uuid: bool(self.nodes.existing([uuid])))[
+            instance.node_uuid
+        ]
         return proposal(resource_request(spec_of(instance)), providers, {}, self.step_rule)
 
     def _still_there(self, tx: sa.Connection, instance: Instance) -> None:

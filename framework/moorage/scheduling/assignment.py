@@ -157,6 +157,38 @@ class Search:
             return None
         return self._holds()
 
+    def shortage(self) -> str:
+        """Says which group finds no provider, and for want of what; empty where an assignment is found."""
+        lacking = [text for group in self._query.groups if (text := self._lacking(group))]
+        if lacking:
+            return "; ".join(lacking)
+        if self.run() is not None:
+            return ""
+        if self.is_exhausted:
+            return (
+                "its providers can be combined in more ways than are looked at; ask for fewer request groups, or bind them with "
+                "traits"
+            )
+        return "each request group finds a provider of it, but not all of them together"
+
+    def _lacking(self, group: RequestGroup) -> str:
+        """What no provider gives to a group, whatever other groups take."""
+        name = f"request group {group.suffix}: " if group.suffix else ""
+        usable = [place for place, each in enumerate(self._providers) if not group.forbidden & each.traits]
+        if not usable:
+            return f"{name}all of its providers have the forbidden {' or '.join(sorted(group.forbidden))}"
+        for any_of in group.required:
+            if not any(any_of & self._providers[place].traits for place in usable):
+                return f"{name}no provider has {' or '.join(sorted(any_of))}"
+        for of_class, amount in group.resources.items():
+            if not any(self._has_room(place, {of_class: amount}) for place in usable):
+                return f"{name}no provider has {amount} {of_class} free"
+        if group.suffix and not self._fulfilling(group, group.resources):
+            asked = [f"{amount} {of_class}" for of_class, amount in sorted(group.resources.items())]
+            traits = [" or ".join(sorted(any_of)) for any_of in group.required]
+            return f"{name}no provider has {' and '.join((*asked, *traits))} together"
+        return ""
+
     # -- the providers --------------------------------------------------------------------------------------------
 
     def _find_forms(self) -> tuple[object, list[int]]:

@@ -44,6 +44,8 @@ class FleetRefresher:
         self._compared_at = -1e9
         #: A node was found to be gone.
         self._outdated = False
+        #: A node's providers refused what the view let them give.
+        self._providers_outdated = False
         self._changed_at = -1e9
         self._catching_up = False
         self._changing = threads.lock()
@@ -78,7 +80,7 @@ class FleetRefresher:
             if self._refreshed_at > asked_at - older_than or self._refreshed_at > asked_at:
                 return False
             began = self._clock.monotonic()
-            self._outdated = False
+            self._outdated = self._providers_outdated = False
             self._read(began)
             self._refreshed_at = began
             self._reading_took = self._clock.monotonic() - began
@@ -142,10 +144,16 @@ class FleetRefresher:
         """A node was found to be gone: what was removed is known to be gone before others are ranked again."""
         self._outdated = True
 
+    def mark_providers_outdated(self) -> None:
+        """A node's providers refused a claim: what they have is read before nodes are ranked again."""
+        self._providers_outdated = True
+
     def before_ranking(self) -> None:
         """Read again what is known to be outdated."""
         if self._outdated:
             self.refresh_if_stale()
+        if self._providers_outdated:
+            self.refresh(older_than=_REFUSAL_PART * self._reading_took)
         if self._states_outdated:
             self.observe()
 

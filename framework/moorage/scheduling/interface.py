@@ -470,6 +470,9 @@ class HostState(Protocol):
     def fits(self, spec: RequestSpec) -> bool:
         """As :meth:`Fleet.fits`, for this node; True where ``free`` tells all."""
 
+    def shortage(self, spec: RequestSpec) -> str:
+        """Says which request group finds no provider of the node, and for want of what; empty where all find one."""
+
 
 class Fleet(Protocol):
     """A read-only snapshot of all nodes. Each node has a row; columns are arrays with one value per row.

@@ -325,6 +325,7 @@ class Scheduler:
     def _place(self, work: _Work) -> Selection:
         policy, decision = work.policy, work.decision
         refused: set[str] = set()
+        outdated: set[str] = set()
         while True:
             # Ranked again after each round of refusals: what others claimed has come to be known meanwhile.
             fleet, ranking = self._ranker.rank(work.policy, work.spec, work.number, refused)
@@ -340,7 +341,12 @@ class Scheduler:
                 limits = self._limits(work, fleet, row)
                 result = self._claim(work, _Choice(fleet, ranking, row), limits)
                 if result is None:
-                    refused.add(node.uuid)
+                    if fleet.nested[row] and node.uuid not in outdated:
+                        # Its providers may have changed since they were read: it may be tried once more.
+                        outdated.add(node.uuid)
+                        self._freshness.mark_providers_outdated()
+                    else:
+                        refused.add(node.uuid)
                     if "state" in decision.refusals[-1]:
                         # An agent may have more nodes than are tried: none of them is ranked again.
                         break
@@ -348,7 +354,7 @@ class Scheduler:
                 others = [fleet.nodes[other] for other in candidates[place + 1 :]][: policy.alternates]
                 alternates = tuple((other.host, other.name) for other in others)
                 return replace(self._placed(work, node, result), alternates=alternates, limits=limits)
-            if not candidates or len(refused) >= policy.max_attempts * _ROUNDS:
+            if not candidates or len(decision.refusals) >= policy.max_attempts * _ROUNDS:
                 return self._earlier(fleet, ranking, work)
 
     def _limits(self, work: _Work, fleet: Snapshot, row: int) -> Mapping[str, Any]:

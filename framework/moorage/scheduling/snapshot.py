@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from moorage.frozen import frozen_array
 from moorage.request_groups import CandidateQuery
-from moorage.scheduling.assignment import proposal
+from moorage.scheduling.assignment import Search, proposal
 from moorage.scheduling.instance_index import Overlay, Places
 from moorage.scheduling.interface import (
     Aggregate,
@@ -143,6 +143,15 @@ class Snapshot:
         if not self.nested[row] and not is_grouped(spec):
             return None
         return proposal(resource_request(spec), self.nodes[row].own_and_nested, self._taken, self._step_rule)
+
+    def shortage(self, row: int, spec: RequestSpec) -> str:
+        """See :meth:`HostState.shortage`."""
+        taken = self._taken
+
+        def used(provider: ProviderState, name: str) -> float:
+            return provider.used.get(name, 0) + taken.get((provider.uuid, name), 0)
+
+        return Search(resource_request(spec), self.nodes[row].own_and_nested, used, self._step_rule).shortage()
 
     def flavor_counts(self, flavorid: str) -> Counts:
         """Instances of a flavor by row."""
@@ -486,6 +495,10 @@ class SnapshotHost(NovaNames):
         """See :meth:`Fleet.fits`."""
         mask = self._fleet.fits(spec)
         return True if mask is None else bool(mask[self._row])
+
+    def shortage(self, spec: RequestSpec) -> str:
+        """Says which request group finds no provider, and for want of what."""
+        return self._fleet.shortage(self._row, spec)
 
     @property
     def aggregates(self) -> Sequence[Aggregate]:

@@ -53,8 +53,6 @@ class CapacityFilter(HostFilter):
             for name, amount in sorted(spec.flavor.resources.items())
             if free.get(name, 0) < amount
         ]
-        return (
-            "too little " + ", ".join(short)
-            if short
-            else "no providers of it give every request group what it asks for"
-        )
+        if short:
+            return "too little " + ", ".join(short)
+        return host_state.shortage(spec) or "its providers gave what was free to another request"

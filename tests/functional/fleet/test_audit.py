@@ -182,6 +182,12 @@ class AuditCase(FleetCase):
         self.store.release(first)
         self.assertEqual({first, second}, {each.consumer for each in self.missing(repair=True)})
 
+    def test_a_repair_takes_nothing_of_a_node_below(self) -> None:
+        self.store.update_provider(uuid_of_name("n1"), name="n1", parent=uuid_of_name("n0"))
+        first, second = sorted([self.owned("n0", cpus=3), self.owned("n0", cpus=3)])
+        healed = {each.consumer: each.repaired for each in self.missing(repair=True)}
+        self.assertEqual({first: True, second: False}, healed)
+
     def test_an_instance_that_goes_while_it_is_claimed_again_gets_nothing(self) -> None:
         uuid = self.owned("n0")
         change = self.instances.change

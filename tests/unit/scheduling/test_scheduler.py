@@ -16,6 +16,7 @@ from typing_extensions import override
 
 from moorage import errors
 from moorage.clock import SystemClock
+from moorage.inventory import InventoryItem
 from moorage.scheduling import pipeline
 from moorage.scheduling.fleet_view import FleetView
 from moorage.scheduling.interface import (
@@ -28,6 +29,7 @@ from moorage.scheduling.interface import (
     HostState,
     HostWeigher,
     NodeState,
+    ProviderState,
     RequestSpec,
     Rows,
 )
@@ -163,6 +165,34 @@ class CandidateTests(unittest.TestCase):
         found = self.place(self.scheduler([4, 8, 7, 2, 6], Claims(("u1", "u2"))))
         self.assertEqual((found.record.node, found.attempts), ("n4", 3))
         self.assertEqual(found.alternates, (("h0", "n0"), ("h3", "n3")))
+
+    def test_a_node_whose_providers_refuse_is_read_again_before_it_is_barred(self) -> None:
+        def node(gpu: int) -> NodeState:
+            gpus = [ProviderState(f"gpu{each}", "u0", (InventoryItem("PGPU", 1),), {}) for each in range(2)]
+            gpus[0] = dataclasses.replace(gpus[0], inventories=gpus[0].inventories[:gpu])
+            own = ProviderState("u0", None, (InventoryItem("VCPU", 4),), {})
+            return NodeState("u0", "n0", "h0", {"VCPU": 4, "PGPU": 1 + gpu}, {}, providers=(own, *gpus))
+
+        class FirstIsGone(Claims):
+            gone: tuple[str, ...] = ("gpu0",)
+
+            def claim(self, spec: RequestSpec, node_uuid: str, host: str, request_id: str) -> ClaimResult:
+                assert spec.propose is not None
+                self.full = (node_uuid,) if set(self.gone) & set(spec.propose(frozenset()) or {}) else ()
+                return super().claim(spec, node_uuid, host, request_id)
+
+        claims = FirstIsGone()
+        scheduler = self.scheduler([], claims)
+        scheduler.view.set_nodes([node(1)])
+        self.source.all = [node(0)]
+        found = self.place(scheduler, flavor=Flavor("g", {"PGPU": 1}))
+        self.assertEqual(("n0", 2), (found.record.node, found.attempts))
+        # The second refusal bars it.
+        claims.gone = ("gpu0", "gpu1")
+        claims.limits.clear()
+        with self.assertRaises(errors.NoValidHost):
+            self.place(scheduler, flavor=Flavor("g", {"PGPU": 1}))
+        self.assertEqual(2, len(claims.limits))
 
     def test_tries_are_bounded(self) -> None:
         claims = Claims(tuple(f"u{row}" for row in range(100)))

@@ -38,7 +38,7 @@ from moorage.allocation.interface import (
     Expect,
 )
 from moorage.db import Database
-from moorage.instances.availability import Availability
+from moorage.instances.availability import Availability, not_forced_down
 from moorage.instances.create import NodeNames, check_neighbours, record_placement
 from moorage.instances.interface import (
     DEPARTURE,
@@ -77,6 +77,7 @@ class ActionKind:
     :param begins: statuses in which it can begin.
     :param asks: a scheduler is asked: where the instance shall go, or whether it may stay where it is.
     :param power: what the agent of the instance's host must offer; empty for nothing.
+    :param does: the operation that the agent is given; empty: the one of this name.
     """
 
     name: str
@@ -84,6 +85,7 @@ class ActionKind:
     begins: tuple[str, ...]
     asks: bool
     power: str = ""
+    does: str = ""
 
 
 OPERATIONS: Mapping[str, ActionKind] = {
@@ -97,7 +99,8 @@ OPERATIONS: Mapping[str, ActionKind] = {
         ActionKind("resize", "resizing", ("active",), True),
         ActionKind(LIVE_MIGRATE, "migrating", ("active",), True, LIVE_MIGRATES),
         ActionKind("unshelve", "unshelving", ("shelved_offloaded",), True),
-        ActionKind(EVACUATE, "evacuating", ("active", "stopped"), True),
+        # To its destination it is an instance that comes from nowhere; agents of earlier releases can build it, too.
+        ActionKind(EVACUATE, "evacuating", ("active", "stopped"), True, does="unshelve"),
     )
 }
 
@@ -131,7 +134,7 @@ def _begin(
     """Write the operation's row and the instance's in one transaction; returns the token."""
     instances, workers = stores
     token = workers.create(
-        transaction, instances.resource_type, instance.uuid, operation.name, operation.status, target_host=host,
+        transaction, instances.resource_type, instance.uuid, operation.does or operation.name, operation.status, target_host=host,
         only_if=only_if, project_id=instance.project_id,
     )  # fmt: skip
     changes = {"status": operation.status, "fault": "", **values}
@@ -161,7 +164,8 @@ class InPlace:
         :param known: the instance as it was when the operation was decided on; it must not have changed since.
 
         :raises NotFound: there is no such instance.
-        :raises Conflict: its status does not allow it (InUse: an operation on it is in progress).
+        :raises Conflict: its status does not allow it (InUse: an operation on it is in progress), or the agent of its host is
+            declared dead.
         """
         instance, operation = known or self.instances.get(uuid), OPERATIONS[name]
         if "request_id" in pending and _known(instance, pending["request_id"]):
@@ -169,7 +173,8 @@ class InPlace:
         _check(instance, operation, self.lacking)
         stores = (self.instances, self.workers)
         values = {"pending": {"operation": name, **pending}}
-        self.database.run(lambda tx: _begin(tx, stores, instance, operation, instance.host, values) and None)
+        only_if = not_forced_down(instance.host)
+        self.database.run(lambda tx: _begin(tx, stores, instance, operation, instance.host, values, only_if) and None)
         self.cast(instance.host, OPERATE, uuid)
 
 
@@ -190,6 +195,30 @@ class MoveClaimer:
     def claim(self, spec: RequestSpec, node_uuid: str, host: str, request_id: str) -> ClaimResult:
         """Take the room and record what is to be done there, in one transaction."""
         to = {"host": host, "node": self.node_names.node_name(node_uuid), "node_uuid": node_uuid}
+        values = self._values(spec, to, request_id)
+
+        def take(held: Mapping[str, Mapping[str, int]]) -> ClaimOutcome:
+            holds = {each: dict(held[each]) for each in held}
+            written = {**values, "pending": {**values["pending"], "holds": holds}}
+            return self._take(spec, held, request_id, node_uuid, lambda tx: self._record(tx, spec, to, written))
+
+        outcome, holds = claim_of_node(node_uuid, spec.flavor.resources, spec.propose, take)
+        if outcome.repeated:
+            # Where it went then; its row says so.
+            return self.earlier(spec, request_id) or ClaimResult(node_uuid, repeated=True)
+        return ClaimResult(node_uuid, holds=holds)
+
+    @property
+    def _evacuates(self) -> bool:
+        return self.operation.name == EVACUATE
+
+    @property
+    def _stays(self) -> bool:
+        """Whether the instance stays on its host until it has moved. What is on no host is on its destination from now on."""
+        return bool(self.instance.host) and not self._evacuates
+
+    def _values(self, spec: RequestSpec, to: Mapping[str, str], request_id: str) -> dict[str, Any]:
+        """What is written of the instance, without what it will hold."""
         # An instance keeps its extra specs in other operations, even if they cannot be parsed.
         kept = self.operation.name != "resize"
         asked = self.instance.request.get("extra_specs") or {} if kept else spec.flavor.extra_specs
@@ -203,60 +232,53 @@ class MoveClaimer:
             **({"limits": dict(spec.limits)} if spec.limits else {}),
             **to,
         }
+        if self._stays:
+            return {"pending": pending}
+        if self._evacuates:
+            pending["left"] = self.instance.host
+        unknown = {"actual_state": "unknown", "actual_detail": ""} if self._evacuates else {}
+        return {"pending": pending, **to, **unknown}
+
+    def _record(self, transaction: Any, spec: RequestSpec, to: Mapping[str, str], values: Mapping[str, Any]) -> None:
+        """Begin the operation, in the transaction that claims its destination."""
+        node_uuid, source = to["node_uuid"], self.instance.host if self._stays else ""
+        check_neighbours(transaction, self.groups, self.instances, spec, node_uuid)
+        only_if = self.availability.require(node_uuid, to["host"], source=source)
         stores = (self.instances, self.workers)
-        uuid, residents = spec.instance_uuid, {node_uuid: spec.residents}
-        evacuated = self.operation.name == EVACUATE
-        stays = bool(self.instance.host) and not evacuated
+        token = _begin(transaction, stores, self.instance, self.operation, to["host"], values, only_if)
+        record_placement(transaction, spec, self.operation.name, to["node"], token)
 
-        def take(held: Mapping[str, Mapping[str, int]]) -> ClaimOutcome:
-            values: dict[str, Any] = {"pending": {**pending, "holds": {each: dict(held[each]) for each in held}}}
-            if not stays:
-                # What is on no host is on its destination from now on; what moves is where it was until it has moved.
-                values |= to
-
-            def record(transaction: Any) -> None:
-                check_neighbours(transaction, self.groups, self.instances, spec, node_uuid)
-                only_if = self.availability.require(node_uuid, host, source=self.instance.host if stays else "")
-                token = _begin(transaction, stores, self.instance, self.operation, host, values, only_if)
-                record_placement(transaction, spec, self.operation.name, to["node"], token)
-
-            if not self.instance.host:
-                request = ClaimRequest(
-                    uuid, held, request_id, project=spec.project_id, user=spec.user_id, residents=residents
-                )
-                return self.store.claim(request, record)
-            if evacuated:
-                return self._evacuate(held, residents, values, record)
-            change = AllocationChange(
-                move_consumer(uuid),
-                held,
-                Expect.NOTHING,
-                spec.project_id,
-                spec.user_id,
-                consumer_type="MIGRATION",
-                residents=residents,
-                counts_with=uuid,
-                enforce_quota=True,
+    def _take(
+        self,
+        spec: RequestSpec,
+        held: Mapping[str, Mapping[str, int]],
+        request_id: str,
+        node_uuid: str,
+        record: Callable[[Any], None],
+    ) -> ClaimOutcome:
+        """Claim ``held``, and record the operation with it."""
+        residents, project, user = {node_uuid: spec.residents}, spec.project_id, spec.user_id
+        if not self.instance.host:
+            request = ClaimRequest(
+                spec.instance_uuid, held, request_id, project=project, user=user, residents=residents
             )
-            return _ledger(self.store).replace([change], record)[0]
-
-        outcome, holds = claim_of_node(node_uuid, spec.flavor.resources, spec.propose, take)
-        if outcome.repeated:
-            # Where it went then; its row says so.
-            return self.earlier(spec, request_id) or ClaimResult(node_uuid, repeated=True)
-        return ClaimResult(node_uuid, holds=holds)
+            return self.store.claim(request, record)
+        if self._evacuates:
+            return self._evacuate(held, residents, record)
+        change = AllocationChange(
+            move_consumer(spec.instance_uuid), held, Expect.NOTHING, project, user, consumer_type="MIGRATION",
+            residents=residents, counts_with=spec.instance_uuid, enforce_quota=True,
+        )  # fmt: skip
+        return _ledger(self.store).replace([change], record)[0]
 
     def _evacuate(
         self,
         held: Mapping[str, Mapping[str, int]],
         residents: Mapping[str, int | None],
-        values: dict[str, Any],
         record: Callable[[Any], None],
     ) -> ClaimOutcome:
         """Have the instance hold ``held``; what it held on its host stays held until that host's agent has let go."""
         ledger, left = _ledger(self.store), self.instance
-        values["pending"]["left"] = left.host
-        values |= {"actual_state": "unknown", "actual_detail": ""}
         changes = claims_after_leaving(
             ledger, left, held, {left.node_uuid: None, **residents}, departed=Expect.ANYTHING
         )

@@ -23,7 +23,7 @@ from moorage.scheduling.interface import ExcludedTargets
 from moorage.services.tables import lacking, offering, services
 from moorage.work.interface import OnlyIf
 
-__all__ = ["Availability"]
+__all__ = ["Availability", "not_forced_down"]
 
 LOG = logging.getLogger(__name__)
 
@@ -76,6 +76,11 @@ _DESTINATION = (
     .where(nodes.c.uuid == sa.bindparam("of_node"))
 )  # fmt: skip
 _SOURCE = sa.select(_UP).where(services.c.binary == _AGENT, services.c.host == sa.bindparam("of_source"))
+_FORCED_DOWN = sa.exists().where(
+    services.c.binary == _AGENT, services.c.host == sa.bindparam("of_host"), services.c.forced_down == sa.true()
+)
+_NOT_FORCED_DOWN = sa.not_(_FORCED_DOWN)
+_IS_FORCED_DOWN = sa.select(_FORCED_DOWN)
 _agents = services.alias("agents")
 #: The node can be claimed for the agent: what ``_state`` says of a row, as a condition.
 _OPEN = sa.exists().where(
@@ -100,6 +105,24 @@ def _lacking(powers: tuple[str, ...]) -> sa.Select[Any]:
     """The hosts whose agents lack one of some powers; built once."""
     conditions = (lacking(power) for power in powers)
     return sa.select(services.c.host).where(services.c.binary == _AGENT, sa.or_(*conditions))
+
+
+def not_forced_down(host: str) -> OnlyIf:
+    """Returns the condition that no operator has declared the agent of a host dead, for the write of an operation on that host.
+
+    Such an operation would stand in the way of an evacuation, and nothing would do it.
+    """
+
+    def refuse(transaction: Any) -> None:
+        if transaction.execute(_IS_FORCED_DOWN, {"of_host": host}).scalar():
+            # Members of projects operate on their instances, and do not see hosts.
+            LOG.warning("An operation on host %s is refused, because an operator has declared its agent dead.", host)
+            raise errors.Conflict(
+                "The host where the instance is was declared dead by an operator, so nothing can be done to the instance there. "
+                "Try again when the host is back, or when the instance has been evacuated."
+            )
+
+    return OnlyIf(_NOT_FORCED_DOWN, {"of_host": host}, refuse)
 
 
 class Availability:

@@ -45,7 +45,8 @@ class Resetter:
         """Sets the status and returns the instance.
 
         :raises NotFound: there is no such instance.
-        :raises Conflict: it cannot be active, because it has no host or no claim; or others keep changing it.
+        :raises Conflict: it cannot be active, because it has no host or no claim, or is being evacuated; or others keep changing
+            it.
         """
         for _ in range(_LOOKS):
             seen = self.instances.get(uuid)
@@ -63,6 +64,11 @@ class Resetter:
     def _check_active(self, seen: Instance) -> None:
         if not seen.host:
             raise errors.Conflict(f"Instance {seen.uuid} is on no host ({seen.status}), so it cannot be active.")
+        if seen.status == "evacuating":
+            raise errors.Conflict(
+                f"Instance {seen.uuid} is being built on its new host, so it cannot be active yet. Wait for the end; if the new "
+                "host has died, have a cleaner settle the operation (moorage cleanup)."
+            )
         if not self.store.allocations(consumers=[seen.uuid]):
             raise errors.Conflict(
                 f"Instance {seen.uuid} is {seen.status} and holds no claim on its node, so it cannot be active. Delete it and "

@@ -3,9 +3,10 @@
 
 An agent that starts again goes on with its operations by itself. Who cleans after one that does not can reach no hypervisor: an
 instance that was being built gets the status ``error``, one that was being deleted goes; both give their claim back. One that was
-being brought back stays shelved, one that was being moved stays where it was, and what was done in place counts as not done: all
-with a fault's text. What really runs on the dead host is destroyed by its agent, should it ever start. Schedulers read the
-instances of a silent host again; observers are told of each.
+being unshelved or evacuated is on the dead host from the beginning of that and may run there, so it stays there, stopped with the
+actual state ``unknown``: only a fence of the host or its agent's return can tell. One that was being moved stays where it was, and
+what was done in place counts as not done: all with a fault's text. What really runs on the dead host is destroyed by its agent,
+should it ever start. Schedulers read the instances of a silent host again; observers are told of each.
 """
 
 from __future__ import annotations
@@ -27,21 +28,25 @@ __all__ = ["InstanceHandler"]
 
 _FAULT = "Its host died while it was being built."
 _UNDONE = "The host that had to do the last operation died; it was not done."
+_MAY_RUN = (
+    "Its host died while it was being built there, and may run it. It is seen when the host is back; when the host is fenced, it "
+    "can be evacuated."
+)
 _SETTLED: Mapping[str, Mapping[str, str]] = {
     "building": {"status": "error", "fault": _FAULT},
     "starting": {"status": "stopped", "fault": _UNDONE},
     **dict.fromkeys(
         ("unshelving", "evacuating"),
-        {"status": "shelved_offloaded", "host": "", "node": "", "node_uuid": "", "fault": _UNDONE},
+        {"status": "stopped", "fault": _MAY_RUN, "actual_state": "unknown", "actual_detail": ""},
     ),
 }
 _STAYS: Mapping[str, str] = {"status": "active", "fault": _UNDONE}
 
 
 class InstanceHandler(SetCleanupHandler):
-    """building -> error, deleting -> deleted, unshelving, evacuating -> shelved_offloaded, starting -> stopped, others -> active.
+    """building -> error, deleting -> deleted, unshelving, evacuating, starting -> stopped, others -> active.
 
-    Claims that end are given back.
+    Claims that end are given back. One that was being unshelved or evacuated keeps its host and its claim.
     """
 
     api_version: ClassVar[tuple[int, int]] = (1, 0)
@@ -75,7 +80,7 @@ class InstanceHandler(SetCleanupHandler):
             if not written:
                 raise errors.Fenced(f"Instance {uuid} was written by a later operation, or removed.")
             row = resources[uuid]
-            if held.status in ("building", "deleting", "unshelving", "evacuating"):
+            if held.status in ("building", "deleting"):
                 tools.release(uuid, transaction, residents=_nodes(row.node_uuid))
             if held.status in ("deleting", "resizing", "migrating"):
                 destination = (row.pending or {}).get("node_uuid", "")

@@ -233,18 +233,14 @@ def _shelve_offload(held: Held) -> Done:
     return held.done({"status": "shelved_offloaded", **_NOWHERE}, releases=(uuid,), tell="shelved_offloaded")
 
 
-def _unshelve(held: Held, tell: str = "unshelved") -> Done:
+def _unshelve(held: Held) -> Done:
+    """Builds an instance that is on this host already. It was shelved, or evacuated from a host that died."""
     try:
         held.make()
     except DriverError as error:
         shelved = {"status": "shelved_offloaded", **_NOWHERE}
         return held.failed(error, shelved, releases=(held.instance.uuid,), tell="deleted", made=True)
-    return held.done({"status": "active"}, tell=tell, made=True)
-
-
-def _evacuate(held: Held) -> Done:
-    """Builds an instance whose host died. It belongs to this host already, so a build that fails leaves it shelved."""
-    return _unshelve(held, tell="live_migrated")
+    return held.done({"status": "active"}, tell="unshelved", made=True)
 
 
 def _move(held: Held) -> Done:
@@ -284,7 +280,6 @@ OPERATIONS: Mapping[str, Callable[[Held], Done]] = {
     "rebuild": _rebuild,
     "shelve_offload": _shelve_offload,
     "unshelve": _unshelve,
-    "evacuate": _evacuate,
     "resize": _move,
     "live_migrate": _move,
 }
@@ -297,12 +292,13 @@ def event_of(done: Done, host: str) -> ObserverEvent:
         return InstanceDeleted(uuid, host)
     if changes["fault"]:
         return InstanceFailed(uuid, host, done.held.operation, changes["fault"])
+    if left := instance.pending.get("left"):
+        # It was evacuated.
+        return InstanceMoved(uuid, left, host, instance.node, instance.flavorid)
     if done.tell in ("created", "unshelved"):
         return InstanceCreated(uuid, instance.project_id, instance.flavorid, host, instance.node)
     if done.tell == "shelved_offloaded":
         return InstanceDeleted(uuid, host)
     if done.held.operation in MOVES:
         return InstanceMoved(uuid, instance.host, host, changes["node"], changes["flavorid"])
-    if done.held.operation == "evacuate":
-        return InstanceMoved(uuid, instance.pending.get("left", ""), host, instance.node, instance.flavorid)
     return InstanceRebuilt(uuid, host, instance.node)

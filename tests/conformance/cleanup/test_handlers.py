@@ -152,8 +152,7 @@ class InstanceHandlerTests(CleanupHandlerTests, unittest.TestCase):
     expected: ClassVar = {
         "building": "error",
         "deleting": None,
-        **dict.fromkeys(("unshelving", "evacuating"), "shelved_offloaded"),
-        "starting": "stopped",
+        **dict.fromkeys(("unshelving", "evacuating", "starting"), "stopped"),
         **dict.fromkeys(("rebuilding", "resizing", "shelving", "migrating", "stopping", "rebooting"), "active"),
     }
 
@@ -186,6 +185,17 @@ class InstanceHandlerTests(CleanupHandlerTests, unittest.TestCase):
                 assert self.fleet.instances.set_status(tx, uuid, status, token)
         assert self.fleet.workers.take("instance", uuid, identity) is not None
         return uuid
+
+    def test_what_its_dead_host_may_run_stays_there(self) -> None:
+        for status in ("unshelving", "evacuating"):
+            uuid = self.interrupted(status, self.dead)
+            before = self.fleet.instances.get(uuid)
+            self.clean()
+            after = self.fleet.instances.get(uuid)
+            place = (before.host, before.node, before.node_uuid)
+            self.assertEqual((*place, "unknown"), (after.host, after.node, after.node_uuid, after.actual_state))
+            self.assertIn("may run it", after.fault)
+            self.assertEqual({}, after.pending)
 
     def test_observers_are_told_of_what_nobody_else_can_tell_any_more(self) -> None:
         made = {status: self.interrupted(status, self.dead) for status in self.expected}

@@ -24,9 +24,10 @@ class OperationTestCase(unittest.TestCase):
 
     url = ""
     hosts: ClassVar[tuple[str, ...]] = ("h1", "h2")
+    settings: ClassVar[Mapping[str, Any]] = {}
 
     def setUp(self) -> None:
-        self.plane = Plane(self, url=self.url)
+        self.plane = Plane(self, url=self.url, **self.settings)
         self.plane.up(self.hosts, schedulers=2)
         workers = open_workers(self.plane.client, self.plane.conf)
         self.in_place = InPlace(

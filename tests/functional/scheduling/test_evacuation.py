@@ -17,12 +17,13 @@ from moorage.control_plane.agent_role import Agent
 from moorage.control_plane.enrolment import Enrolment
 from moorage.control_plane.factories import open_workers
 from moorage.db.tables import events
-from moorage.drivers.interface import DriverError
+from moorage.drivers.interface import DriverError, Workload
 from moorage.fleet.interface import uuid_of_name
 from moorage.fleet.nodes import NodeStore
 from moorage.instances.departures import Departures
 from moorage.instances.interface import DEPARTURE, departed_consumer
 from moorage.instances.on_node import NodeContents
+from moorage.instances.reset_state import Resetter
 from moorage.services.interface import Service
 from moorage_plugins.drivers.simulated import SimulatedDriver
 from tests import servers
@@ -35,7 +36,7 @@ _AWAY = DriverError("the hypervisor is away")
 _NODE = {host: uuid_of_name(f"{host}-node-0") for host in ("h1", "h2", "h3")}
 
 
-class _KeyEvacuationTests(OperationTestCase):
+class _EvacuationCase(OperationTestCase):
     hosts: ClassVar = ("h1", "h2", "h3")
 
     def agent(self, host: str) -> Service:
@@ -63,6 +64,8 @@ class _KeyEvacuationTests(OperationTestCase):
             SOON,
         )
 
+
+class _KeyEvacuationTests(_EvacuationCase):
     def test_nothing_is_evacuated_from_a_host_that_may_run_it(self) -> None:
         uuid = self.on_h1()
         before, held = self.instance(uuid), self.held()
@@ -250,11 +253,12 @@ class _KeyEvacuationTests(OperationTestCase):
         self.assert_whole()
 
     def test_a_build_that_fails_leaves_the_instance_shelved_and_it_can_come_back(self) -> None:
-        uuid = self.on_h1(**{"sim:evacuate_fail": "no image"})
+        uuid = self.on_h1()
         self.die("h1")
         self.fence("h1")
-        self.evacuate(uuid)
-        wait_until(lambda: self.instance(uuid).fault == "no image", "it has failed", SOON)
+        with mock.patch.object(SimulatedDriver, "check", side_effect=DriverError("no image")):
+            self.evacuate(uuid)
+            wait_until(lambda: self.instance(uuid).fault == "no image", "it has failed", SOON)
         self.assertEqual(("shelved_offloaded", ""), (self.instance(uuid).status, self.instance(uuid).host))
         self.move(uuid, "unshelve", "back")
         wait_until(lambda: self.instance(uuid).status == "active", "it is back", SOON)
@@ -346,6 +350,40 @@ class _KeyEvacuationTests(OperationTestCase):
         plane.start(Agent(), "h1")
         self.assertEqual(set(), self.running()["h1"])
 
+    def test_its_destination_unshelves_it_and_nobody_can_say_that_it_is_active(self) -> None:
+        uuid = self.on_h1(**{"sim:unshelve_delay_ms": "2000"})
+        self.die("h1")
+        self.fence("h1")
+        self.evacuate(uuid, host="h2")
+        workers = open_workers(self.plane.client, self.plane.conf)
+        begun = workers.get("instance", uuid)
+        assert begun is not None
+        # Agents of earlier releases know no other word for it.
+        self.assertEqual(("unshelve", "evacuating", "h2"), (begun.operation, begun.status, begun.target_host))
+        resetter = Resetter(self.plane.database, self.plane.instances, workers, self.plane.store)
+        with self.assertRaisesRegex(errors.Conflict, "is being built on its new host, so it cannot be active yet"):
+            resetter.reset(uuid, "active")
+        self.wait_host(uuid, "h2")
+        self.come_back("h1")
+        self.assert_whole()
+
+    def test_an_operation_on_a_host_that_was_declared_dead_does_not_hold_up_its_evacuation(self) -> None:
+        uuid = self.on_h1()
+        self.die("h1")
+        before = self.instance(uuid)
+        for operation in ("stop", "reboot", "shelve_offload", "rebuild"):
+            with self.assertRaisesRegex(errors.Conflict, "was declared dead by an operator") as refused:
+                self.in_place.begin(uuid, operation, {})
+            self.assertNotIn("h1", str(refused.exception))
+        self.assertEqual(before, self.instance(uuid))
+        self.fence("h1")
+        self.evacuate(uuid, host="h2")
+        self.wait_host(uuid, "h2")
+        self.in_place.begin(uuid, "rebuild", {})
+        self.wait_host(uuid, "h2")
+        self.come_back("h1")
+        self.assert_whole()
+
     def test_without_room_elsewhere_it_stays_where_it_is(self) -> None:
         uuid = self.on_h1()
         for host in ("h2", "h3"):
@@ -394,6 +432,97 @@ class _KeyEvacuationTests(OperationTestCase):
         self.assertEqual(set(found), self.running()["h1"])
 
 
+class _KeyDestinationTests(_EvacuationCase):
+    """The destination of an evacuation, or of an unshelving, dies in the midst of it and is not fenced."""
+
+    settings: ClassVar = {"agent__cluster": "c", "cleanup__lease_seconds": 2, "cleanup__interval": 1}
+
+    def lost(self, *, built: bool, shelved: bool = False) -> str:
+        """An instance whose destination h2 died before the end of the build, with what a cleaner has made of it."""
+        uuid = self.on_h1()
+        if shelved:
+            self.in_place.begin(uuid, "shelve_offload", {})
+            self.plane.wait_status(uuid, "shelved_offloaded")
+        else:
+            self.die("h1")
+            self.fence("h1")
+        begun, end = threading.Event(), threading.Event()
+        self.addCleanup(end.set)
+        real = SimulatedDriver.spawn
+
+        def spawn(driver: SimulatedDriver, workload: Workload, token: int) -> None:
+            if built:
+                real(driver, workload, token)
+            begun.set()
+            end.wait(SOON)
+
+        with mock.patch.object(SimulatedDriver, "spawn", spawn):
+            self.move(uuid, "unshelve" if shelved else "evacuate", f"lost-{uuid}", host="h2")
+            self.assertTrue(begun.wait(SOON))
+        self.silence("h2")
+        requests = RequestStore(self.plane.database, self.plane.registry)
+        self.assertIsNotNone(requests.open(self.agent("h2"), evict=True, kind="manual", requested_by="me"))
+        self.plane.wait_status(uuid, "stopped")
+        found = self.instance(uuid)
+        self.assertEqual(("h2", _NODE["h2"], "unknown"), (found.host, found.node_uuid, found.actual_state))
+        self.assertIn("may run it", found.fault)
+        self.assertEqual(2, self.held()[uuid, _NODE["h2"]])
+        return uuid
+
+    def assert_runs_when_back(self, uuid: str) -> None:
+        with self.assertRaisesRegex(errors.Conflict, "is stopped; unshelve needs"):
+            self.move(uuid, "unshelve", "again")
+        with self.assertRaisesRegex(errors.Conflict, "host h2 is not fenced"):
+            self.evacuate(uuid, "again")
+        self.plane.start(Agent(), "h2")
+        self.wait_host(uuid, "h2")
+
+    def test_it_runs_there_when_the_destination_is_back(self) -> None:
+        self.assert_runs_when_back(self.lost(built=True))
+        self.come_back("h1")
+        self.assert_whole()
+
+    def test_so_does_one_that_was_unshelved(self) -> None:
+        self.assert_runs_when_back(self.lost(built=True, shelved=True))
+        self.assert_whole()
+
+    def test_a_fence_takes_it_away(self) -> None:
+        uuid = self.lost(built=True)
+        self.plane.registry.set(self.agent("h2").uuid, forced_down=True)
+        self.fence("h2")
+        self.evacuate(uuid, "again", host="h3")
+        self.wait_host(uuid, "h3")
+        for host in ("h2", "h1"):
+            self.come_back(host)
+        self.assert_whole()
+
+    def test_what_was_never_built_is_rebuilt_or_deleted(self) -> None:
+        uuid = self.lost(built=False)
+        self.come_back("h1")
+        self.plane.start(Agent(), "h2")
+        self.in_place.begin(uuid, "rebuild", {})
+        self.wait_host(uuid, "h2")
+        self.assert_whole()
+        self.plane.deleter().delete(uuid)
+        wait_until(lambda: not self.held(), "it is gone", SOON)
+
+
+class SqliteDestinationTests(_KeyDestinationTests):
+    pass
+
+
+class PostgresqlDestinationTests(_KeyDestinationTests):
+    @classmethod
+    def setUpClass(cls) -> None:
+        cls.url = servers.fresh_database(servers.shared("postgresql"))
+
+
+class MariadbDestinationTests(_KeyDestinationTests):
+    @classmethod
+    def setUpClass(cls) -> None:
+        cls.url = servers.fresh_database(servers.shared("mariadb"))
+
+
 class SqliteEvacuationTests(_KeyEvacuationTests):
     pass
 
@@ -413,6 +542,9 @@ class MariadbEvacuationTests(_KeyEvacuationTests):
 def load_tests(loader: unittest.TestLoader, tests: unittest.TestSuite, pattern: str | None) -> unittest.TestSuite:
     """The tests run on each database, not by themselves."""
     suite = unittest.TestSuite()
-    for case in (SqliteEvacuationTests, PostgresqlEvacuationTests, MariadbEvacuationTests):
+    for case in (
+        SqliteEvacuationTests, PostgresqlEvacuationTests, MariadbEvacuationTests, SqliteDestinationTests,
+        PostgresqlDestinationTests, MariadbDestinationTests,
+    ):  # fmt: skip
         suite.addTests(loader.loadTestsFromTestCase(case))
     return suite

@@ -5,8 +5,10 @@
 
 * ``ms``: the median processor time of a decision (default filters and weighers) on N nodes that repeat the recorded ones:
   ``flat`` on nodes without providers below them; then on trees: ``without`` devices, with ``devices`` (a request group for each
-  GPU, isolated), and with ``traits`` besides (the model of the GPU).
-* ``ratio``: of ``devices`` and ``traits`` to ``without``, and of ``without`` to ``flat``.
+  GPU, isolated), and with ``traits`` besides (the model of the GPU), with the model ``forbidden``, or with any of two (``in``).
+* ``numa_ms``: the same on N nodes of four NUMA cells with two GPUs each, which differ in use, for one to three pairs of processors
+  and a GPU in the same cell, isolated and not.
+* ``ratio``: of the requests with devices to ``without``, and of ``without`` to ``flat``.
 * ``differences``: of so many random cases, how often the scheduler and the candidates of the allocation store disagree on which
   nodes can take a recorded request, on parts of the recorded fleet that recorded requests have filled at random.
 """
@@ -111,13 +113,44 @@ def fleet_of(path: Path, size: int, *, nested: bool) -> list[NodeState]:
     return sorted(nodes, key=lambda node: node.uuid)
 
 
-def spec_of(resources: dict[str, int], gpus: int, trait: str | None = None) -> RequestSpec:
+def numa_fleet(size: int, seed: int) -> list[NodeState]:
+    """Nodes of four NUMA cells, of which each has processors and two GPUs; use is drawn."""
+    chance = random.Random(seed)
+    nodes = []
+    for number in range(size):
+        uuid = str(uuid_module.uuid5(_GPUS, f"numa-{number}"))
+        states = [ProviderState(uuid, None, (InventoryItem("MEMORY_MB", 2**20),), {})]
+        for cell in range(4):
+            name = f"{uuid}-{cell}"
+            states.append(ProviderState(name, uuid, (InventoryItem("VCPU", 16),), {"VCPU": chance.randrange(13)}))
+            gpus = [{GPU: int(chance.random() < 1 / 4)} for _ in range(2)]
+            states += [
+                ProviderState(f"{name}-{gpu}", name, (InventoryItem(GPU, 1),), used) for gpu, used in enumerate(gpus)
+            ]
+        nodes.append(node_of(uuid, tuple(states)))
+    return sorted(nodes, key=lambda node: node.uuid)
+
+
+def pairs_of(count: int, policy: str) -> RequestSpec:
+    """A request for so many pairs of processors and a GPU in the same cell."""
+    specs = {"group_policy": policy}
+    for number in range(count):
+        specs |= {f"resources_c{number}:VCPU": "4", f"resources_g{number}:{GPU}": "1"}
+        specs[f"same_subtree{number}"] = f"_c{number},_g{number}"
+    return _request({"MEMORY_MB": 1024}, specs)
+
+
+def spec_of(resources: dict[str, int], gpus: int, trait: str | None = None, word: str = "required") -> RequestSpec:
     """A request with a group for each GPU."""
     specs = {f"resources{number}:{GPU}": "1" for number in range(gpus)}
     if trait is not None:
-        specs |= {f"trait{number}:{trait}": "required" for number in range(gpus)}
+        specs |= {f"trait{number}:{trait}": word for number in range(gpus)}
     if gpus > 1:
         specs["group_policy"] = "isolate"
+    return _request(resources, specs)
+
+
+def _request(resources: dict[str, int], specs: dict[str, str]) -> RequestSpec:
     body: Any = {"flavor": {"flavorid": "f", "resources": resources, "extra_specs": specs}}
     flavor = with_held_resources(body)["flavor"]
     return RequestSpec(str(uuid_module.uuid4()), Flavor("f", flavor["resources"], specs))
@@ -254,14 +287,18 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
     resources = {"VCPU": 8, "MEMORY_MB": 16384}
-    ((trait, _),) = Counter(models_of(given.nodes).values()).most_common(1)
+    (trait, _), (second, _) = Counter(models_of(given.nodes).values()).most_common(2)
     flat = measure(fleet_of(given.nodes, given.fleet, nested=False), {"flat": spec_of(resources, 0)}, given.rounds)
     asked = {
         "without": spec_of(resources, 0),
         "devices": spec_of(resources, 2),
         "traits": spec_of(resources, 2, trait),
+        "forbidden": spec_of(resources, 2, trait, "forbidden"),
+        "in": spec_of(resources, 2, f"in:{trait},{second}"),
     }
     ms = flat | measure(fleet_of(given.nodes, given.fleet, nested=True), asked, given.rounds)
+    pairs = {f"{count} {policy}": pairs_of(count, policy) for count in (1, 2, 3) for policy in ("none", "isolate")}
+    numa = measure(numa_fleet(given.fleet, given.seed), pairs, min(given.rounds, 20))
     wrong = differences(given.nodes, read_requests(given.requests), given.cases, given.seed)
     runner().close()
     print(
@@ -269,9 +306,9 @@ def main() -> None:
             {
                 "fleet": given.fleet,
                 "ms": ms,
+                "numa_ms": numa,
                 "ratio": {
-                    "devices": round(ms["devices"] / ms["without"], 2),
-                    "traits": round(ms["traits"] / ms["without"], 2),
+                    **{name: round(ms[name] / ms["without"], 2) for name in asked if name != "without"},
                     "without": round(ms["without"] / ms["flat"], 2),
                 },
                 "cases": given.cases,

@@ -128,8 +128,7 @@ class Search:
         self._rooms = [_rooms(each, demand, used, refused) for each in providers]
         self._lines = _lines(providers)
         self._bits = [sum(1 << at for at in line) for line in self._lines]
-        #: What nodes must have in common to be equal for the query: they differ in names and order alone.
-        self.form, self._forms = self._find_forms()
+        self._forms = self._find_forms()
         self._parts: Sequence[_Part] = ()
         self._subtrees: Sequence[Sequence[int]] = ()
         self._taken: dict[tuple[int, str], int] = {}
@@ -191,12 +190,11 @@ class Search:
 
     # -- the providers --------------------------------------------------------------------------------------------
 
-    def _find_forms(self) -> tuple[object, list[int]]:
-        """The form of all providers together, and a number for what is equal, with all below it, for each."""
+    def _find_forms(self) -> list[int]:
+        """A number for each provider: equal for those that differ, with all below them, in names and order alone."""
         query = self._query
         named = frozenset().union(*(each for group in query.groups for each in (*group.required, group.forbidden)))
-        below: list[list[object]] = [[] for _ in self._providers]
-        roots: list[object] = []
+        below: list[list[int]] = [[] for _ in self._providers]
         numbers: dict[object, int] = {}
         forms = [0] * len(self._providers)
         for place in sorted(range(len(self._providers)), key=lambda each: -len(self._lines[each])):
@@ -205,11 +203,10 @@ class Search:
                 (name, room, item.min_unit, item.max_unit, item.step_size)
                 for name, (room, item) in self._rooms[place].items()
             )
-            form = (traits, rooms, tuple(sorted(below[place])))  # type: ignore[type-var]
-            forms[place] = numbers.setdefault(form, len(numbers))
-            line = self._lines[place]
-            (below[line[1]] if len(line) > 1 else roots).append(form)
-        return tuple(sorted(roots)), forms  # type: ignore[type-var]
+            forms[place] = numbers.setdefault((traits, rooms, tuple(sorted(below[place]))), len(numbers))
+            if len(self._lines[place]) > 1:
+                below[self._lines[place][1]].append(forms[place])
+        return forms
 
     def _fulfilling(self, group: RequestGroup, resources: Mapping[str, int]) -> list[int]:
         required = group.required if group.suffix else ()

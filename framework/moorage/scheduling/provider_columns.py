@@ -29,6 +29,8 @@ _ALL: npt.NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
 _Shape = tuple[int, int, int]
 #: Masks of traits and amounts that are kept.
 _KEPT = 256
+#: Levels of a tree that are told apart.
+_DEEPEST = 64
 #: Steps that the searches of one decision share; the least that each of them has; and how many are repeated if no row has passed.
 _STEPS, _LEAST, _AGAIN = 100_000, 200, 4
 
@@ -196,6 +198,22 @@ class ProviderColumns:
         """The providers of a node."""
         end = int(self.starts[row + 1]) if row + 1 < len(self.starts) else len(self.providers)
         return self.providers[int(self.starts[row]) : end]
+
+    def depths(self) -> Rows:
+        """How many providers are above each one."""
+        found: Rows | None = self._kept.get("depths")
+        if found is None:
+            up = np.arange(len(self.providers), dtype=np.intp)
+            found = np.zeros(len(up), dtype=np.intp)
+            for _ in range(_DEEPEST):
+                above = self.parent[up]
+                moved = above != up
+                if not moved.any():
+                    break
+                found += moved
+                up = above
+            self._kept["depths"] = found = frozen_array(found)
+        return found
 
     def used(self, name: str, sums: Mapping[tuple[str, str], int]) -> Floats:
         """What is used of a class by its inventories, with what was claimed since the reading."""
@@ -512,27 +530,41 @@ class _Fit:
             passed[rows] = search.run() is not None
         return passed
 
-    def _kinds(self, rows: Rows) -> list[tuple[Search, list[int]]]:
+    def _kinds(self, rows: Rows) -> list[tuple[Search, Rows]]:
         """The rows, those together that are equal for the query, and a search for each kind."""
-        columns, codes = self._columns, self._codes()
-        ends = np.append(columns.starts[1:], len(columns.providers))
-        equal: dict[bytes, list[int]] = {}
-        for row, start, end in zip(rows.tolist(), columns.starts[rows].tolist(), ends[rows].tolist(), strict=True):
-            equal.setdefault(codes[start:end].tobytes(), []).append(row)
-        kinds: dict[object, tuple[Search, list[int]]] = {}
-        for same in equal.values():
-            search = Search(self._query, columns.of_row(same[0]), self._used_of, self._rule)
-            kinds.setdefault(search.form, (search, []))[1].extend(same)
-        return list(kinds.values())
+        _, first, kind = np.unique(self._forms()[rows], return_index=True, return_inverse=True)
+        same = np.split(rows[np.argsort(kind, kind="stable")], np.cumsum(np.bincount(kind))[:-1])
+        searches = [
+            Search(self._query, self._columns.of_row(row), self._used_of, self._rule) for row in rows[first].tolist()
+        ]
+        return list(zip(searches, same, strict=True))
 
-    def _codes(self) -> npt.NDArray[np.int64]:
-        """Numbers for each provider: what its traits and its room are for the query, and how far away its parent is."""
+    def _forms(self) -> npt.NDArray[np.uint64]:
+        """A hash for each row, which is equal where providers differ in names and order alone.
+
+        One of 64 bits: should two kinds ever share it, a claim refuses what does not fit.
+        """
+        columns = self._columns
+        own = np.zeros(len(columns.providers), dtype=np.uint64)
+        for code in self._codes():
+            own = _mixed(own ^ code.astype(np.uint64))
+        depth, below = columns.depths(), np.zeros_like(own)
+        for level in range(int(depth.max()), 0, -1):
+            at = np.flatnonzero(depth == level)
+            np.add.at(below, columns.parent[at], _mixed(own[at] ^ _mixed(below[at])))
+        whole = _mixed(own ^ _mixed(below))
+        whole[depth > 0] = 0
+        forms: npt.NDArray[np.uint64] = np.add.reduceat(whole, columns.starts)
+        return forms
+
+    def _codes(self) -> list[npt.NDArray[np.int64]]:
+        """Numbers for each provider: what its traits are for the query, and its room of each class."""
         columns, groups = self._columns, self._query.groups
         named = frozenset().union(*(each for group in groups for each in (*group.required, group.forbidden)))
         known: dict[frozenset[str], int] = {}
         traits = np.array([known.setdefault(each & named, len(known)) for each in columns.trait_sets], dtype=np.int64)
         size = len(columns.providers)
-        codes = [traits[columns.traits], columns.parent - np.arange(size)]
+        codes = [traits[columns.traits]]
         for name, demand in Demand.of(self._query).items():
             table = columns.inventories[name]
             free = np.minimum(np.floor(table.capacity) - self._use(name), demand.whole)
@@ -542,10 +574,18 @@ class _Fit:
                 np.where(room >= demand.least, room, 0).astype(np.int64) * len(columns.shapes) + table.shapes
             )
             codes.append(code)
-        return np.ascontiguousarray(np.stack(codes, axis=1))
+        return codes
 
     def _used_of(self, provider: ProviderState, name: str) -> float:
         return provider.used.get(name, 0) + self._sums.get((provider.uuid, name), 0)
+
+
+def _mixed(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """Spreads the bits of numbers (the finalizer of splitmix64)."""
+    values = values + np.uint64(0x9E3779B97F4A7C15)
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
 
 
 def _parts(group: RequestGroup) -> list[Mapping[str, int]]:

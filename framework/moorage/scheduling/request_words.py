@@ -109,8 +109,12 @@ def _word(place: str, key: str, value: str) -> Word | None:
 
 def _check(word: Word) -> None:
     if word.place == IMAGE and word.kind != TRAIT:
-        word.refuse("is no image property; only a flavor asks for resources and request groups. Take it out")
+        _refuse_property(word, "only a flavor asks for resources and request groups. Take it out.")
     if word.place == IMAGE and word.suffix:
-        word.refuse(f"is no image property; only a flavor has request groups. Take it out, or write trait:{word.name}")
+        _refuse_property(word, f"only a flavor has request groups. Take it out, or write trait:{word.name}.")
     if not _SUFFIX.fullmatch(word.suffix):
         word.refuse("has a suffix that no request group can have: up to 64 letters, digits, underscores and hyphens")
+
+
+def _refuse_property(word: Word, why: str) -> NoReturn:
+    raise errors.InvalidInput(f"{IMAGE} has {word.key!r}; {why}", path=f"body/{IMAGE}/{word.key}")

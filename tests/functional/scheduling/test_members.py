@@ -303,7 +303,7 @@ class UnsupportedTests(_LivePlane):
         )
 
     def test_extra_specs_of_filters_and_of_other_scopes_stay_allowed(self) -> None:
-        specs = {"capabilities:vcpus_total": ">= 1", "hw:cpu_policy": "shared", "resources": "many", "quota:trait": "x"}
+        specs = {"capabilities:vcpus_total": ">= 1", "hw:cpu_policy": "shared", "gpu": "many", "quota:trait": "x"}
         answer = self.ask(MEMBER, "POST", "/instances", {"flavor": {**FLAVOR, "extra_specs": specs}})
         self.assertEqual(202, answer.status_code, answer.text)
 

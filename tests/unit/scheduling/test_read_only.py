@@ -146,6 +146,7 @@ ARGUMENTS: Mapping[str, tuple[tuple[Any, ...], ...]] = {
     "fits": ((request(),), (grouped(),)),
     "have_trait": ((frozenset({"HW_GPU"}),),),
     "proposal": (),  # answers new data
+    "shortage": (),  # answers text
     "with_placed": (),  # these three are walked by a test of their own
     "with_residents": (),
     "without": (),

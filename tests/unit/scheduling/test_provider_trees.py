@@ -247,6 +247,13 @@ class TestExamples(unittest.TestCase):
         beside = tree(("n", None, {}, NONE), *cells, gpu, ("g1", "c0", {"PGPU": 1}, NONE))
         self.check([True, False], query, apart, beside)
 
+    def test_cells_are_equal_only_with_all_that_is_below_them(self) -> None:
+        cells = (("c0", "n", {"VCPU": 4}, NONE), ("c1", "n", {"VCPU": 4}, NONE))
+        gpus = ((f"g{number}", "c1", {"PGPU": 1}, NONE) for number in range(3))
+        node = tree(("n", None, {}, NONE), *cells, *gpus)
+        query = query_of({"VCPU": 4}, {"PGPU": 1}, subtrees=("ab",))
+        self.check([True], query, node)
+
     def test_isolated_groups_that_differ_do_not_share_a_provider(self) -> None:
         plain, bound = RequestGroup("a", {"PGPU": 1}), RequestGroup("b", {"PGPU": 1}, (frozenset({TRAITS[0]}),))
         gpu = ("g0", "n", {"PGPU": 2}, frozenset({TRAITS[0]}))

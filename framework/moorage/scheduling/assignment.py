@@ -226,9 +226,17 @@ class Search:
             if found is None:
                 return False
             together = self._taken.get((place, name), 0) + amount
-            if together > found[0] or not takes_amount(found[1], together, self._rule):
+            if together > min(found[0], found[1].max_unit) or not takes_amount(found[1], amount, self._rule):
                 return False
         return True
+
+    def _takes_all(self) -> bool:
+        """Whether each provider takes what all parts together take of it; a sum may fit its steps where a part of it does not."""
+        return all(
+            takes_amount(self._rooms[place][name][1], amount, self._rule)
+            for (place, name), amount in self._taken.items()
+            if amount
+        )
 
     # -- the parts ------------------------------------------------------------------------------------------------
 
@@ -286,7 +294,7 @@ class Search:
     def _choose(self) -> bool:
         number = len(self._chosen)
         if number == len(self._parts):
-            return True
+            return self._takes_all()
         part = self._parts[number]
         least = self._chosen[part.like] if part.like >= 0 else 0
         barred = set(self._chosen) if part.group.suffix and self._query.isolate else ()

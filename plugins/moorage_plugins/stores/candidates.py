@@ -56,6 +56,11 @@ class ProviderNode:
         item, used = self.items.get(name, (None, 0))
         return refusal(self.uuid, name, amount, item, used, rule) is None
 
+    def may_have_room(self, name: str, amount: int) -> bool:
+        """The amount, or more than it, could be claimed of it now."""
+        item, used = self.items[name]
+        return amount <= item.max_unit and used + amount <= item.capacity
+
     def within(self, member_of: Sequence[frozenset[str]]) -> bool:
         """It is in one aggregate of each set."""
         return all(each & self.aggregates for each in member_of)
@@ -244,7 +249,9 @@ def _combine(
 ) -> Iterator[tuple[_Option, ...]]:
     """One option of each group, so that all together fit."""
     if len(chosen) == len(options):
-        yield chosen
+        # A sum may fit the steps of an inventory where a part of it does not.
+        if all(fleet.places[uuid].has_room(name, amount, rule) for (uuid, name), amount in taken.items()):
+            yield chosen
         return
     used = frozenset().union(*(each.providers for each in chosen)) if query.isolate else frozenset()
     for option in options[len(chosen)]:
@@ -253,7 +260,7 @@ def _combine(
             continue
         together = dict(taken)
         if _add(together, option) and not all(
-            fleet.places[uuid].has_room(name, together[uuid, name], rule) for uuid, name in option.taken
+            fleet.places[uuid].may_have_room(name, together[uuid, name]) for uuid, name in option.taken
         ):
             continue
         yield from _combine(query, fleet, options, together, (*chosen, option), rule, search)

@@ -110,6 +110,11 @@ MUTANTS: Sequence[Mutant] = (
     ),
     Mutant("a fence outlives the start of its agent", _E, drop(registry, "_HOLD_FENCE", "fenced_epoch")),
     Mutant(
+        "agents serve before they destroy what was evacuated",
+        _E,
+        put(agent.ComputeAgent, "_remove_unknown_instances", lambda self, known: {}),
+    ),
+    Mutant(
         "tokens that do not rise, write without fence",
         _P,
         both(planting.same_tokens, unguarded("WRITE", "REMOVE")),

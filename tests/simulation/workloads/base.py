@@ -145,7 +145,6 @@ class Workload(abc.ABC):
                 self.roles[name] = role
             self._roles_of[process] = role
             self._ready.add(name)
-            self.started_role(name)
 
         def start() -> None:
             try:
@@ -155,6 +154,9 @@ class Workload(abc.ABC):
                 self.kernel.kill(process)
                 self.kernel.later(1.0, lambda: self.restart(process))
                 self.kernel.point("exit")
+            else:
+                # A mistake in a law is no failed start.
+                self.started_role(name)
 
         process.on_kill.append(lambda: self._later(name, process))
         if victim:

@@ -23,12 +23,6 @@ __all__ = ["Evacuations"]
 class Evacuations(Placement):
     """As :class:`Placement`, with larger nodes, and an operator in place of a client."""
 
-    #: A host is fenced only after its agent has been silent for so long.
-    settings: ClassVar[dict[tuple[str, str], Any]] = {
-        **Placement.settings,
-        ("services", "report_interval"): 3.0,
-        ("services", "service_down_time"): 9.0,
-    }
     seconds: ClassVar[float] = 40.0
     points: ClassVar[int] = 800
     steps: ClassVar[int] = 2000
@@ -81,14 +75,13 @@ class Evacuations(Placement):
             self._until(platform, functools.partial(registry.set, agent, forced_down=False))
 
     def _fence(self, platform: Any, registry: ServiceRegistry, agent: str) -> None:
-        """Fences a host when its agent has been silent for long enough."""
-        down_time = self.world.conf.services.service_down_time
-        fence = functools.partial(registry.fence, agent, "its power is off", down_time=down_time)
+        """Fences a host when its agent is silent: for a moment, since the clients would delete all instances meanwhile."""
+        fence = functools.partial(registry.fence, agent, "its power is off", down_time=0.5)
         while True:
             try:
                 self._until(platform, fence)
             except errors.Conflict:
-                platform.clock.sleep(1)
+                platform.clock.sleep(0.5)
             else:
                 return
 
@@ -157,7 +150,9 @@ class Evacuations(Placement):
         """An agent that serves has destroyed what was evacuated from its host, unless that has come back or does so."""
         here = {uuid for uuid, hosts in self._effects().items() if name in hosts} & self._left.get(name, set())
         belong = {row[0] for row in self.rows("SELECT uuid FROM instances WHERE host = ?", name)}
-        coming = self.rows("SELECT resource_id FROM workers WHERE resource_type = 'instance' AND target_host = ?", name)
+        coming = self.rows(
+            "SELECT resource_id FROM workers WHERE resource_type = 'instance' AND addressed_to = ?", name
+        )
         left = here - belong - {row[0] for row in coming}
         self.require(
             not left, f"the agent of host {name} serves, and its host runs {sorted(left)}, which was evacuated"

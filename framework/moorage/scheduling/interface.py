@@ -289,7 +289,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class ProviderState:
-    """A provider of which the instances of a node take.
+    """A resource provider that the instances of a node can hold resources of.
 
     :param parent: uuid of the provider above; None for a root.
     :param shared: it is a pool, in another tree; other nodes take of it too.

@@ -93,7 +93,7 @@ class ProviderUse:
         return [*self._pending, *self._gone]
 
     def read(self, uuids: Collection[str]) -> None:
-        """A reading has the changes of these consumers."""
+        """Marks the changes of these consumers as read: the store was read after them."""
         for uuid in uuids:
             held = self._pending.pop(uuid, None)
             if held is not None:

@@ -419,7 +419,7 @@ def record_from_json(data: Any, host: str) -> InstanceRecord:
 
 
 def _holds(data: Any) -> Holds | None:
-    """What a message says that is held of which providers."""
+    """The resources that an instance holds, by provider, as a message says."""
     if data is None:
         return None
     return {str(uuid): {str(name): int(units) for name, units in taken.items()} for uuid, taken in data.items()}

@@ -15,6 +15,7 @@ import sqlalchemy as sa
 
 from moorage.db import Database, new_metadata
 from moorage.db.schema import BigId, exact
+from moorage.testing.database import create_all
 from tests import servers
 
 if TYPE_CHECKING:
@@ -41,6 +42,23 @@ def sqlite_url(test: type[unittest.TestCase]) -> str:
     folder = tempfile.mkdtemp(prefix="moorage-test-")
     test.addClassCleanup(shutil.rmtree, folder, ignore_errors=True)
     return f"sqlite:///{folder}/moorage.sqlite"
+
+
+class TablesCase(Mixin):
+    """Mixed in: ``self.database`` has all tables of Moorage; one database for each class."""
+
+    kind = "sqlite"
+    database: Database
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        super().setUpClass()
+        if cls.kind != "sqlite":
+            servers.require(cls.kind)
+        url = sqlite_url(cls) if cls.kind == "sqlite" else servers.fresh_database(servers.shared(cls.kind))
+        cls.database = Database(url, service="test")
+        cls.addClassCleanup(cls.database.close)
+        create_all(cls.database)
 
 
 class DatabaseCase(Mixin):

@@ -17,16 +17,13 @@ from moorage import errors
 from moorage.allocation.interface import ClaimRequest
 from moorage.clock import SystemClock
 from moorage.control_plane.enrolment import Enrolment
-from moorage.db import Database
 from moorage.fleet import importer
 from moorage.fleet.interface import InventoryItem, NodeSpec, uuid_of_name
 from moorage.fleet.nodes import NodeStore
 from moorage.fleet.tables import nodes
 from moorage.services.registry import ServiceRegistry
-from moorage.testing.database import create_all
-from tests import servers
 from tests.conformance.allocation.stores import sql_store
-from tests.functional.db.databases import Mixin, sqlite_url
+from tests.functional.db.databases import TablesCase
 
 
 def spec(name: str, cpus: int = 8, **more: Any) -> NodeSpec:
@@ -34,21 +31,8 @@ def spec(name: str, cpus: int = 8, **more: Any) -> NodeSpec:
     return NodeSpec(uuid_of_name(name), name, inventories=(InventoryItem("VCPU", cpus),), **more)
 
 
-class EnrolmentCase(Mixin):
+class EnrolmentCase(TablesCase):
     """The laws, on the database of ``kind``; each test has nodes of its own."""
-
-    kind = "sqlite"
-    database: Database
-
-    @classmethod
-    def setUpClass(cls) -> None:
-        super().setUpClass()
-        if cls.kind != "sqlite":
-            servers.require(cls.kind)
-        url = sqlite_url(cls) if cls.kind == "sqlite" else servers.fresh_database(servers.shared(cls.kind))
-        cls.database = Database(url)
-        cls.addClassCleanup(cls.database.close)
-        create_all(cls.database)
 
     def setUp(self) -> None:
         super().setUp()

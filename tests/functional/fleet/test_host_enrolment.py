@@ -19,16 +19,13 @@ from moorage.clock import SystemClock
 from moorage.control_plane import options
 from moorage.control_plane.enrolment import Enrolment
 from moorage.control_plane.host_enrolment import HostEnrolment, gathered
-from moorage.db import Database
 from moorage.drivers.interface import DriverError, HostResources
 from moorage.fleet.interface import NodeSpec, uuid_of_name
 from moorage.fleet.nodes import NodeStore
 from moorage.fleet.properties import change_node
 from moorage.services.registry import ServiceRegistry
-from moorage.testing.database import create_all
-from tests import servers
 from tests.conformance.allocation.stores import sql_store
-from tests.functional.db.databases import Mixin, sqlite_url
+from tests.functional.db.databases import TablesCase
 
 AVX = "HW_CPU_X86_AVX"
 
@@ -37,20 +34,7 @@ def machine(cpus: int = 8, memory: int = 4096, traits: Any = (AVX,), **more: int
     return HostResources({"VCPU": cpus, "MEMORY_MB": memory, **more}, frozenset(traits))
 
 
-class HostEnrolmentCase(Mixin):
-    kind = "sqlite"
-    database: Database
-
-    @classmethod
-    def setUpClass(cls) -> None:
-        super().setUpClass()
-        if cls.kind != "sqlite":
-            servers.require(cls.kind)
-        url = sqlite_url(cls) if cls.kind == "sqlite" else servers.fresh_database(servers.shared(cls.kind))
-        cls.database = Database(url)
-        cls.addClassCleanup(cls.database.close)
-        create_all(cls.database)
-
+class HostEnrolmentCase(TablesCase):
     def setUp(self) -> None:
         super().setUp()
         self.host = f"host-{uuid.uuid4().hex[:8]}"

@@ -18,7 +18,6 @@ from moorage.allocation.interface import ClaimRequest
 from moorage.clock import SystemClock
 from moorage.context import RequestContext, acting_for
 from moorage.control_plane.enrolment import Enrolment
-from moorage.db import Database
 from moorage.fleet.interface import STATES, InventoryItem, Node, NodeSpec
 from moorage.fleet.nodes import NodeStore
 from moorage.fleet.tables import nodes
@@ -31,12 +30,10 @@ from moorage.scheduling.groups import GroupStore
 from moorage.scheduling.interface import Flavor, RequestSpec
 from moorage.services.interface import ServiceIdentity
 from moorage.services.registry import ServiceRegistry
-from moorage.testing.database import create_all
 from moorage.work.operations import SqlOperationStore
 from moorage_plugins.compute.instances import ComputeInstances
-from tests import servers
 from tests.conformance.allocation.stores import sql_store
-from tests.functional.db.databases import Mixin, sqlite_url
+from tests.functional.db.databases import TablesCase
 from tests.ready import ready_node
 from tests.unit.scheduling.group_tests import NodeNames
 
@@ -45,20 +42,7 @@ CLAIMERS = 3
 REFUSALS = (errors.ConstraintViolated, errors.NotFound, errors.CapacityExceeded)
 
 
-class LifeCase(Mixin):
-    kind = "sqlite"
-    database: Database
-
-    @classmethod
-    def setUpClass(cls) -> None:
-        super().setUpClass()
-        if cls.kind != "sqlite":
-            servers.require(cls.kind)
-        url = sqlite_url(cls) if cls.kind == "sqlite" else servers.fresh_database(servers.shared(cls.kind))
-        cls.database = Database(url, service="test")
-        cls.addClassCleanup(cls.database.close)
-        create_all(cls.database)
-
+class LifeCase(TablesCase):
     def setUp(self) -> None:
         super().setUp()
         self.nodes = NodeStore(self.database)

@@ -31,7 +31,7 @@ class QuotaSet(base.ApiShow):
     """Set how much of a resource class the instances of a project may hold; nothing is taken from those that hold more."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Which project, class and limit."""
+        """Adds the project, the resource class and the limit."""
         parser = super().get_parser(prog_name)
         parser.add_argument("project")
         parser.add_argument("resource_class", help="VCPU, MEMORY_MB, DISK_GB, CUSTOM_...")

@@ -6,7 +6,7 @@
 BASE_PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-EXTRAS := postgresql,mysql,rabbitmq,keystone,zookeeper,etcd,redis,memcached
+EXTRAS := postgresql,mysql,rabbitmq,keystone,zookeeper,etcd,redis,memcached,redfish
 # Two test processes more than there are processors, at most eight: half of their time they wait for what they have started.
 WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); n=$$((n + 2)); [ $$n -gt 8 ] && n=8; echo $$n)
 TESTS ?=

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tests.memory_store.store import MemoryStore
 
 from moorage import errors, options
 from moorage.allocation.interface import CandidateQuery, ClaimRequest, InventoryItem, ResourceProvider
@@ -43,7 +44,6 @@ from moorage.scheduling.plugin_runner import PluginRunner
 from moorage.scheduling.resource_request import resource_request, with_held_resources
 from moorage_plugins.filters.capacity import CapacityFilter
 from moorage_plugins.filters.traits import RequiredTraitsFilter
-from moorage_plugins.stores.memory import MemoryStore
 
 DATA = Path(__file__).resolve().parent.parent.parent / "shared" / "data"
 GPU = "PGPU"

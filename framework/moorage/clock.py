@@ -41,6 +41,9 @@ class Clock(Protocol):
     def wait(self, event: threads.Event, seconds: float | None) -> bool:
         """Wait until the event is set or the seconds are over; True when it is set."""
 
+    def boottime(self) -> float:
+        """Seconds since the machine started, also those while it was suspended; all processes of the machine see the same."""
+
     def wall(self) -> float:
         """Seconds since the Unix epoch, for people to read (logs, reports); decides nothing."""
 
@@ -60,6 +63,10 @@ class SystemClock:
     def wait(self, event: threads.Event, seconds: float | None) -> bool:
         """Wait for the event in this thread."""
         return event.wait(seconds)
+
+    def boottime(self) -> float:
+        """Seconds of the clock ``CLOCK_BOOTTIME`` of Linux."""
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
 
     def wall(self) -> float:
         """Seconds of :func:`time.time`."""

@@ -45,6 +45,7 @@ PUBLIC: dict[str, Audience] = {
     # What each family's plugins implement.
     "moorage.*.interface": Audience.PLUGINS,
     "moorage.allocation.interface.*": Audience.PLUGINS,
+    "moorage.instances.moves": Audience.PLUGINS,
     "moorage.scheduling.instance_fields": Audience.PLUGINS,
     "moorage.scheduling.traits": Audience.PLUGINS,
     # The engines, and what dialects of the API are made with.

@@ -29,6 +29,7 @@ DIALECTS = ("volume", "baremetal", "placement", "data_processing")
 FREE = {
     "properties",
     "extra",
+    "driver_info",  # Each driver has members of its own, as in the API of Ironic.
     "params",  # The sharding strategy refuses those that it does not know.
     "mappings",  # Placement ignores it too: it describes which group of a request the allocations came from.
 }

@@ -30,7 +30,7 @@ import sqlalchemy
 from typing_extensions import override
 
 from tests.servers.base import HOST, Server, StartError, free_port, wait_until
-from tests.servers.kinds import Etcd, Mariadb, Memcached, Postgresql, Rabbitmq, Redis, Zookeeper
+from tests.servers.kinds import Etcd, Libvirt, Mariadb, Memcached, Postgresql, Rabbitmq, Redfish, Redis, Zookeeper
 
 __all__ = [
     "HOST",
@@ -42,12 +42,14 @@ __all__ = [
     "forget",
     "free_port",
     "fresh_database",
+    "libvirt",
     "mariadb",
     "memcached",
     "missing",
     "postgresql",
     "program",
     "rabbitmq",
+    "redfish",
     "redis",
     "refuse",
     "require",
@@ -126,11 +128,13 @@ mariadb = Mariadb
 rabbitmq = Rabbitmq
 zookeeper = Zookeeper
 etcd = Etcd
+libvirt = Libvirt
+redfish = Redfish
 redis = Redis
 memcached = Memcached
 
 KINDS: Mapping[str, type[Server]] = {
-    kind.NAME: kind for kind in (Postgresql, Mariadb, Rabbitmq, Zookeeper, Etcd, Redis, Memcached)
+    kind.NAME: kind for kind in (Postgresql, Mariadb, Rabbitmq, Zookeeper, Etcd, Redis, Memcached, Redfish, Libvirt)
 }
 
 _shared: dict[str, Server] = {}

@@ -9,7 +9,6 @@ import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-import pymysql
 from typing_extensions import override
 
 from tests import servers
@@ -76,10 +75,7 @@ class GaleraNode(Mariadb):
 
     @override
     def answers(self) -> bool:
-        connection = pymysql.connect(
-            host=HOST, port=self.port, user="moorage", password=self.password, connect_timeout=5
-        )
-        with connection, connection.cursor() as cursor:
+        with self.connect() as connection, connection.cursor() as cursor:
             cursor.execute("SHOW STATUS LIKE 'wsrep_ready'")
             row = cursor.fetchone()
             return row is not None and row[1] == "ON"
@@ -133,8 +129,7 @@ def cluster(size: int) -> Iterator[list[GaleraNode]]:
 
 
 def _size(node: GaleraNode) -> int:
-    connection = pymysql.connect(host=HOST, port=node.port, user="moorage", password=node.password, connect_timeout=5)
-    with connection, connection.cursor() as cursor:
+    with node.connect() as connection, connection.cursor() as cursor:
         cursor.execute("SHOW STATUS LIKE 'wsrep_cluster_size'")
         row = cursor.fetchone()
         return int(row[1]) if row else 0

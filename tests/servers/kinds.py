@@ -4,14 +4,21 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
 import shutil
 import signal
 import subprocess
+import sys
+import uuid
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
+import bcrypt
 import psycopg2
 import pymysql
+import requests
 from typing_extensions import override
 
 from tests.servers.base import HOST, Server, free_port, newest
@@ -95,7 +102,15 @@ class Mariadb(Server):
     @property
     @override
     def url(self) -> str:
-        return f"mysql+pymysql://moorage:{self.password}@{HOST}:{self.port}/"
+        # The server has no certificate. Without this, PyMySQL reads all certificates of the system for each connection, which
+        # takes more processor time than most tests.
+        return f"mysql+pymysql://moorage:{self.password}@{HOST}:{self.port}/?ssl_disabled=true"
+
+    def connect(self) -> pymysql.Connection[Any]:
+        """A connection of the driver itself, with no database."""
+        return pymysql.connect(
+            host=HOST, port=self.port, user="moorage", password=self.password, connect_timeout=5, ssl_disabled=True
+        )
 
     @override
     def prepare(self) -> None:
@@ -128,7 +143,7 @@ class Mariadb(Server):
 
     @override
     def answers(self) -> bool:
-        pymysql.connect(host=HOST, port=self.port, user="moorage", password=self.password, connect_timeout=5).close()
+        self.connect().close()
         return True
 
 
@@ -331,6 +346,10 @@ class Redis(Server):
         return self._talk(f"AUTH {self.password}\r\n".encode(), b"+OK")
 
 
+#: Users have no daemons in their PATH.
+_SYSTEM_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
+
+
 class Memcached(Server):
     """Memcached."""
 
@@ -358,3 +377,171 @@ class Memcached(Server):
     @override
     def answers(self) -> bool:
         return self._talk(b"version\r\n", b"VERSION")
+
+
+class Redfish(Server):
+    """The Redfish emulator of sushy-tools with :data:`MACHINES` machines: one BMC for all, each a system of its own.
+
+    ``moorage`` is the user; :meth:`machines` and :meth:`change` are for tests alone.
+    """
+
+    NAME = "redfish"
+    MACHINES = 24
+
+    @classmethod
+    @override
+    def programs(cls) -> Mapping[str, str | None]:
+        found = importlib.util.find_spec("sushy_tools")
+        return {"sushy-tools": found.origin if found is not None else None}
+
+    @property
+    @override
+    def url(self) -> str:
+        return f"http://{HOST}:{self.port}"
+
+    @override
+    def prepare(self) -> None:
+        # The least that bcrypt takes, since every request is checked.
+        digest = bcrypt.hashpw(self.password.encode(), bcrypt.gensalt(4)).decode()
+        users = self._write("users", f"moorage:{digest}\n")
+        machines = [
+            {"uuid": str(uuid.UUID(int=number)), "name": f"machine-{number}", "power_state": "Off", "nics": []}
+            for number in range(1, self.MACHINES + 1)
+        ]
+        settings = {
+            "SUSHY_EMULATOR_LISTEN_IP": HOST,
+            "SUSHY_EMULATOR_LISTEN_PORT": self.port,
+            "SUSHY_EMULATOR_AUTH_FILE": str(users),
+            "SUSHY_EMULATOR_FAKE_DRIVER": True,
+            "SUSHY_EMULATOR_FAKE_SYSTEMS": machines,
+            "SUSHY_EMULATOR_STATE_DIR": str(self.folder),
+        }
+        self._write("emulator.conf", "".join(f"{name} = {value!r}\n" for name, value in settings.items()))
+
+    @override
+    def commands(self) -> Sequence[Sequence[str]]:
+        config = str(self.folder / "emulator.conf")
+        return [[sys.executable, "-m", "tests.servers.redfish_emulator", "--config", config]]
+
+    @override
+    def environment(self) -> dict[str, str]:
+        return {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+
+    @override
+    def answers(self) -> bool:
+        return self._talk(b"GET /redfish/v1/ HTTP/1.0\r\n\r\n", b"200 OK")
+
+    def machines(self) -> dict[str, dict[str, Any]]:
+        """Every machine by its uuid, as it really is: ``power_state``, ``boots``, ``booted``."""
+        answer = requests.get(f"{self.url}/machines", auth=("moorage", self.password), timeout=60)
+        answer.raise_for_status()
+        found: dict[str, dict[str, Any]] = answer.json()
+        return found
+
+    def change(self, machine: str, **members: Any) -> None:
+        """Changes a machine by hand: its power, or how it breaks (tests/servers/redfish_emulator.py)."""
+        answer = requests.patch(
+            f"{self.url}/machines/{machine}", json=members, auth=("moorage", self.password), timeout=60
+        )
+        answer.raise_for_status()
+
+    def driver_info(self, machine: str) -> dict[str, Any]:
+        """What a node whose machine it is has as its driver_info."""
+        return {
+            "redfish_address": self.url,
+            "redfish_system_id": f"/redfish/v1/Systems/{machine}",
+            "redfish_username": "moorage",
+            "redfish_password": self.password,
+        }
+
+
+class Libvirt(Server):
+    """libvirt with qemu, as the session of a user: machines whose processor is emulated, on a socket of its own.
+
+    It starts again by itself when it is killed (:attr:`daemon`). Machines read images in :attr:`images`, and write to
+    :attr:`consoles`.
+    """
+
+    NAME = "libvirt"
+    #: On it the process beside libvirtd ends the machines.
+    QUICK = signal.SIGTERM
+
+    @classmethod
+    @override
+    def programs(cls) -> Mapping[str, str | None]:
+        found = {name: shutil.which(name) for name in ("virsh", "qemu-system-x86_64")}
+        driver = newest("/usr/lib/*/libvirt/connection-driver/libvirt_driver_qemu.so")
+        return {**found, "libvirtd": shutil.which("libvirtd", path=_SYSTEM_PATH), "libvirt_driver_qemu.so": driver}
+
+    @property
+    @override
+    def url(self) -> str:
+        return f"qemu+unix:///session?socket={self.folder}/run/libvirt/libvirt-sock"
+
+    @property
+    def images(self) -> Path:
+        """Files that every machine may read."""
+        return self.folder / "images"
+
+    @property
+    def consoles(self) -> Path:
+        """Where machines may write."""
+        return self.folder / "consoles"
+
+    @property
+    def daemon(self) -> int:
+        """The process of libvirtd."""
+        return int((self.folder / "run" / "libvirtd.pid").read_text())
+
+    @override
+    def prepare(self) -> None:
+        for name in ("", "home", "run", "config", "cache", "images", "consoles"):
+            path = self.folder / name
+            path.mkdir(exist_ok=True)
+            if self._user():
+                shutil.chown(path, self._user())
+        config = self._write("libvirtd.conf", 'auth_unix_rw = "none"\nlog_outputs = "3:stderr"\n')
+        config.chmod(0o644)
+
+    @override
+    def commands(self) -> Sequence[Sequence[str]]:
+        options = [
+            "--config",
+            str(self.folder / "libvirtd.conf"),
+            "--pid-file",
+            str(self.folder / "run" / "libvirtd.pid"),
+        ]
+        return [
+            [sys.executable, "-m", "tests.servers.libvirtd", self._user(), str(self.programs()["libvirtd"]), *options]
+        ]
+
+    @staticmethod
+    def _user() -> str:
+        """Who libvirtd runs as; empty for the user of the tests. As root it would not be a session."""
+        return "nobody" if os.geteuid() == 0 else ""
+
+    @override
+    def environment(self) -> dict[str, str]:
+        folders = {
+            "HOME": "home",
+            "XDG_RUNTIME_DIR": "run",
+            "XDG_CONFIG_HOME": "config",
+            "XDG_CACHE_HOME": "cache",
+        }
+        here = {name: str(self.folder / folder) for name, folder in folders.items()}
+        return {**os.environ, **here, "PYTHONPATH": str(Path(__file__).parents[2])}
+
+    @override
+    def answers(self) -> bool:
+        done = subprocess.run(
+            ["virsh", "--connect", self.url, "list"],
+            capture_output=True,
+            check=False,
+            env={**os.environ, "LC_ALL": "C"},
+        )
+        return done.returncode == 0
+
+    @override
+    def _listens(self) -> bool:
+        # Its socket is in its folder.
+        return True

@@ -48,8 +48,11 @@ class Faults:
         self._random = world.random.faults
         self._seconds = seconds
         self._steps = steps
-        self._jumps = jumps
+        #: Whether clocks of processes may jump.
+        self.jumps = jumps
         self._on = True
+        #: Whether the database's clock may jump.
+        self.jumps_of_database = True
         self.planned: list[str] = []
         self.victims: list[Process] = []
         self.counts: Counter[str] = Counter()
@@ -77,7 +80,7 @@ class Faults:
         for _ in range(draw.choice((0, 0, 1, 2))):
             after = draw.uniform(0, self._seconds)
             self._add(f"partition after {after:.3f} s", functools.partial(self._later, after, self._partition))
-        jump, when = self._jumps and draw.random() < 0.2, draw.uniform(0, self._seconds)
+        jump, when = self.jumps and draw.random() < 0.2, draw.uniform(0, self._seconds)
         if jump:
             self._add(f"jump after {when:.3f} s", functools.partial(self._later, when, self._jump))
         if draw.random() < 0.5:
@@ -86,7 +89,7 @@ class Faults:
                 reply_lost=draw.choice((0.0, 0.05, 0.2)),
             )  # fmt: skip
             self._add(f"{weather}", lambda own: setattr(self._world.network, "weather", weather))
-        if draw.random() < 0.15:
+        if draw.random() < 0.15 and self.jumps_of_database:
             moment = draw.uniform(0, self._seconds)
             self._add(
                 f"jump of the database after {moment:.3f} s",

@@ -22,14 +22,48 @@ class Invariant(NamedTuple):
 
 INVARIANTS: Sequence[Invariant] = (
     Invariant("Never over any limit", "allocation", "Placement.check_room, Claims.check_step: after each commit"),
-    Invariant("A counter of a provider is the sum of its allocations", "allocation", "Placement, Claims: at rest"),
+    Invariant(
+        "A counter of a provider is the sum of its allocations",
+        "allocation",
+        "Placement._check_allocations, Claims.check_step: at rest",
+    ),
     Invariant("A claim holds all of its parts or none", "allocation", "Claims.check: at rest"),
+    Invariant("No claim belongs to nothing", "allocation", "Placement._check_allocations, Claims.check: at rest"),
+    Invariant("Of several requests for one consumer at most one gets it", "allocation", "Claims.check: at rest"),
     Invariant("A repetition of a request finds its claim", "allocation", "Claims._claim, Placement._create: at once"),
     Invariant("No increment at a generation is lost", "allocation", "Claims.check: at rest"),
     Invariant("A consumer that holds nothing has no row", "allocation", "Claims.check: at rest"),
+    Invariant(
+        "A limit of a project counts what its counted consumers hold",
+        "allocation",
+        "Quotas.check_step: after each commit",
+    ),
+    Invariant("No claim exceeds a limit that was set before", "allocation", "Quotas.check_step: after each commit"),
+    Invariant("No limit refuses what fits", "allocation", "Quotas._do: at once; Quotas.check: at rest"),
+    Invariant("Limits count all that is held", "allocation", "Quotas.check: at rest"),
+    Invariant(
+        "Answers about a consumer are those of some order of the operations",
+        "allocation",
+        "ConsumerHistories.check: over the whole history",
+    ),
+    Invariant(
+        "Answers about an instance are those of some order of the operations",
+        "scheduling",
+        "InstanceHistories.check: over the whole history",
+    ),
     Invariant("What was acknowledged exists exactly once", "scheduling", "Placement.check: at rest"),
     Invariant("What was deleted stays deleted", "scheduling", "Placement.check: at rest"),
     Invariant("What a filter promised is true", "scheduling", "Promises.check_step: after each commit"),
+    Invariant(
+        "At most one copy of an instance executes while it moves",
+        "moves",
+        "Moves.check_copies: after each commit and each call of a driver",
+    ),
+    Invariant(
+        "A resize that is not confirmed can be reverted",
+        "moves",
+        "Moves.check_kept: after each commit",
+    ),
     Invariant("An instance runs on its host, and nowhere else", "scheduling", "Placement.quiet: at rest"),
     Invariant(
         "Nothing is evacuated from a host whose agent has started again",
@@ -41,13 +75,42 @@ INVARIANTS: Sequence[Invariant] = (
         "scheduling",
         "Evacuations.started_role: at once",
     ),
+    Invariant("Where hosts fence themselves, no two copies run at once", "fences", "SelfFences.witness: at once"),
+    Invariant(
+        "No jump of the database's clock fences a living host",
+        "../howto/dead-host",
+        "AutomaticEvacuations.check_fences: after each commit",
+    ),
+    Invariant(
+        "No more hosts are fenced automatically in a period than the brake allows",
+        "../howto/dead-host",
+        "AutomaticEvacuations.check_fences: after each commit",
+    ),
+    Invariant(
+        "No host is fenced automatically while half of the agents are silent",
+        "../howto/dead-host",
+        "AutomaticEvacuations.check_fences: after each commit",
+    ),
+    Invariant(
+        "A host that is lost and fenced itself is evacuated without an operator",
+        "../howto/dead-host",
+        "AutomaticEvacuations._operator: in 400 seconds",
+    ),
     Invariant("One effect for each token", "fences", "Placement.check: at rest"),
     Invariant("An operation has at most one effect", "fences", "Leases.check_step: after each commit"),
-    Invariant("No token is given twice", "fences", "Leases.give: at once"),
+    Invariant("No token is given twice", "fences", "Leases._give: at once"),
     Invariant("No operation takes the place of another unasked", "fences", "Leases.check_step: after each commit"),
     Invariant("No change follows one of a later token", "fences", "Leases.check_step: after each commit"),
     Invariant("A resource has the token of its last change", "fences", "Leases.check_step: after each commit"),
     Invariant("Views of schedulers converge to the store", "scheduling", "Placement.quiet: at rest"),
+    Invariant(
+        "Instances on hosts whose agents tell nothing are read from the store",
+        "../howto/upgrade",
+        "Versions.quiet: at rest",
+    ),
+    Invariant(
+        "No agent of an earlier release gets a step of a move", "moves", "Versions.check_moves: after each commit"
+    ),
     Invariant("Events are numbered without a gap", "journal", "Placement.check_numbers: after each commit"),
     Invariant("The journal reproduces instances and claims", "journal", "Placement.check: at rest"),
     Invariant(
@@ -65,9 +128,10 @@ INVARIANTS: Sequence[Invariant] = (
     ),
     Invariant("A deleted volume, snapshot or backup stays deleted", "cleanup", "Volumes.check: at rest"),
     Invariant("No file belongs to nothing", "cleanup", "Volumes.quiet: at rest"),
+    Invariant("Requests for cleanup are closed, but for three at most", "cleanup", "Cleaning.check: at rest"),
     Invariant("Nothing of a living host is cleaned", "cleanup", "Cleaning.check: in schedules without faults"),
-    Invariant("A search for work waits for no lock", "fences", "SteppedSite.hold: at once, on servers"),
-    Invariant("No service ends without a reason", "coordination", "Workload: in schedules without faults"),
+    Invariant("A search for work waits for no lock", "fences", "_SteppedSite._hold: at once, on servers"),
+    Invariant("No service ends without a reason", "coordination", "Workload._main: in schedules without faults"),
     Invariant(
         "A tick of an object has at most one effect", "coordination", "Ticks.check, Sweeps.check: after each commit"
     ),
@@ -77,6 +141,18 @@ INVARIANTS: Sequence[Invariant] = (
     Invariant("A node is where the journal of its plan says", "sharding", "Shards.check: at rest"),
     Invariant("A plan that has ended has nothing left to do", "sharding", "Shards.check: at rest"),
 )
+
+
+def checkers(of: Invariant) -> Sequence[tuple[str, str]]:
+    """Class and method of each checker of an invariant."""
+    found: list[tuple[str, str]] = []
+    for part in of.checker.split("; "):
+        names = part.partition(":")[0]
+        for name in names.split(", "):
+            owner, _, method = name.rpartition(".")
+            # A method without a class is of the one before.
+            found.append((owner or found[-1][0], method))
+    return found
 
 
 def table() -> str:

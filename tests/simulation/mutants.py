@@ -16,20 +16,28 @@ import sqlalchemy as sa
 
 from moorage.cleanup import coordinator as supervisor
 from moorage.cleanup import orphans, requests
+from moorage.control_plane import evacuation
 from moorage.coordination import ledger, tick_leases
 from moorage.coordination.ring_manager import RingManager
 from moorage.db import database, events
 from moorage.instances import actions as operations
 from moorage.instances import create as placing
+from moorage.instances import resizes
+from moorage.instances.availability import Availability
 from moorage.journal import delivery, subscriptions
-from moorage.services import registry
+from moorage.scheduling.view_reconciler import UntrackedHosts
+from moorage.services import automatic_fences, registry
+from moorage.services.automatic_fences import AutomaticFences
+from moorage.services.heartbeat import Heartbeat
+from moorage.services.liveness import LivenessObserver
 from moorage.services.registry import ServiceRegistry
 from moorage.sharding import plans
 from moorage.work import fences as work_fences
 from moorage.work import operations as workers
-from moorage_plugins.compute import agent, cleanup, instances
+from moorage_plugins.compute import agent, cleanup, instances, self_fence
+from moorage_plugins.compute import operations as compute_operations
 from moorage_plugins.drivers import simulated
-from moorage_plugins.stores import sql_ledger, statements
+from moorage_plugins.stores import quota_counter, sql_holdings, sql_ledger, statements, tables
 from tests.simulation import planting, runner
 from tests.simulation.planting import (
     both,
@@ -41,6 +49,7 @@ from tests.simulation.planting import (
     unguarded,
     wrap,
 )
+from tests.simulation.workloads import self_fences
 
 __all__ = ["MUTANTS", "Mutant", "run"]
 
@@ -61,7 +70,11 @@ class Mutant:
     engine: str = "memory"
 
 
-_V, _L, _W, _D, _E = ("volumes",), ("leases",), ("sweeps",), ("deliveries",), ("evacuations",)
+_V, _L, _W, _D, _E, _Q = ("volumes",), ("leases",), ("sweeps",), ("deliveries",), ("evacuations",), ("quotas",)
+_M = ("moves",)
+_F = ("self_fences",)
+_A, _N, _B = ("automatic_evacuations",), ("versions",), ("creates",)
+_HC, _HI = ("consumer_histories",), ("instance_histories",)
 _P, _R, _C, _K, _T, _S = (
     ("placement",),
     ("promises",),
@@ -114,6 +127,119 @@ MUTANTS: Sequence[Mutant] = (
         _E,
         put(agent.ComputeAgent, "_remove_unknown_instances", lambda self, known: {}),
     ),
+    # Moves.
+    Mutant("a move is committed before its source has stopped", _M, put(simulated.SimulatedDriver, "stop", nothing)),
+    Mutant("a destination starts what is not committed", _M, put(simulated.SimulatedDriver, "prepare", planting.eager)),
+    Mutant(
+        "a move is reverted after its commit",
+        _M,
+        put(operations, "is_revertible", lambda pending: bool(pending.get("phase"))),
+    ),
+    Mutant(
+        "a destination starts before it has the operation",
+        _M,
+        planting.started_early,
+    ),
+    Mutant(
+        "no host has to let go of what has moved", _M, wrap(agent.InstanceWork, "finish", planting.without_departure)
+    ),
+    Mutant(
+        "the operation of a move is handed on without the commit of its claims",
+        _M,
+        put(agent, "_changes_claims", lambda result: False),
+    ),
+    # Resizes.
+    Mutant("a source removes the copy that it keeps", _M, wrap(agent, "_belongs_here", planting.without_kept_copies)),
+    Mutant(
+        "a source lets go before the resize is confirmed", _M, wrap(agent.InstanceWork, "finish", planting.not_keeping)
+    ),
+    Mutant(
+        "a confirmation does not let the source go", _M, wrap(resizes.KeptSources, "let_go", planting.kept_for_ever)
+    ),
+    Mutant(
+        "a resize in its place takes the new amount only",
+        _M,
+        put(compute_operations, "_larger", lambda one, other: other),
+    ),
+    Mutant("an operation forgets what is kept", _M, put(compute_operations, "still_kept", lambda pending: {})),
+    Mutant("a deletion forgets what is kept", _M, put(compute_operations, "kept_elsewhere", lambda host, pending: "")),
+    # Hosts that fence themselves.
+    Mutant("a lease counts from the answer of its heartbeat", _F, put(Heartbeat, "_beat", planting.late_moment)),
+    Mutant("guardians keep no margin", _F, put(self_fence, "SELF_FENCE_MARGIN", 0.0)),
+    Mutant("the store keeps no margin", _F, planting.no_margin_of_store),
+    Mutant("a heartbeat of unknown outcome renews the lease", _F, wrap(Heartbeat, "_beat", planting.hopeful_beat)),
+    Mutant(
+        "a start keeps the lease that was promised before",
+        _F,
+        wrap(ServiceRegistry, "_begin", planting.kept_promise),
+    ),
+    Mutant(
+        "an agent that was replaced renews the lease",
+        _F,
+        wrap(self_fences, "keep_lease", planting.late_lease),
+        "what it says is older than the promise of the next agent, but for a shorter lease that begins in this moment",
+    ),
+    # Histories.
+    Mutant(
+        "reads answer what they have read before", _HC, wrap(sql_holdings.SqlHoldings, "consumer", planting.stale_reads)
+    ),
+    Mutant(
+        "consumers change without their generation (histories)",
+        _HC,
+        wrap(statements, "change_consumer", planting.no_generation),
+    ),
+    Mutant(
+        "a release says that there was nothing",
+        _HC,
+        wrap(sql_ledger.SqlAllocationLedger, "_drop", planting.silent_drop),
+    ),
+    Mutant(
+        "a claim whose commit failed is acknowledged (histories)",
+        _HC,
+        wrap(database, "_end", lambda old: planting.deaf_end),
+    ),
+    Mutant(
+        "commits of unknown outcome are run again (histories)",
+        _HC,
+        wrap(database.Database, "_retried", planting.eager_retries),
+    ),
+    Mutant(
+        "a late create of a deleted instance (histories)",
+        _HI,
+        wrap(workers.SqlOperationStore, "create", planting.never_first),
+    ),
+    # Two releases at once.
+    Mutant(
+        "hosts whose agents tell nothing are not read", _N, put(UntrackedHosts, "freshen", lambda self, hosts: False)
+    ),
+    Mutant(
+        "agents of an older release are asked for all steps of a move",
+        _N,
+        put(Availability, "lacking", lambda self, powers: frozenset()),
+    ),
+    # The brake of automatic evacuations.
+    Mutant("any number of hosts is fenced in a period", _A, put(AutomaticFences, "_take_slot", nothing)),
+    Mutant("hosts are fenced while most agents are silent", _A, put(AutomaticFences, "_refuse_silence", nothing)),
+    Mutant(
+        "engines believe the clock of the database",
+        _A,
+        put(LivenessObserver, "silent_for", lambda self, uuid: float("inf")),
+    ),
+    Mutant("a slot is taken again before its period is over", _A, planting.slots_are_free),
+    Mutant(
+        "a slot is taken whenever it was used",
+        _A,
+        drop(automatic_fences, "_TAKE", "fenced_at"),
+        _ONE_WRITER,
+    ),
+    Mutant(
+        "a fence overlooks the heartbeat since the last look",
+        _A,
+        drop(registry, "_FENCE_ITSELF_AT", "beat ="),
+        "the time since the heartbeat is a condition, too; both fail when the database's clock jumps in the same moment",
+    ),
+    Mutant("fenced hosts are not evacuated", _A, put(evacuation.EvacuateHosts, "_left", lambda self, host: ())),
+    Mutant("hosts are fenced by themselves at any time", _F, drop(registry, "_FENCE_ITSELF", "self_fence +")),
     Mutant(
         "tokens that do not rise, write without fence",
         _P,
@@ -223,6 +349,22 @@ MUTANTS: Sequence[Mutant] = (
             silent(statements, "BUMP_GENERATION_IF_SEEN", "residents"),
         ),
     ),
+    # Claims that share transactions.
+    Mutant(
+        "combined claims are answered before their commit",
+        _B,
+        wrap(sql_ledger.SqlAllocationLedger, "_claim_together", planting.answered_early),
+    ),
+    Mutant(
+        "a refused claim undoes the others of its transaction",
+        _B,
+        put(sql_ledger.SqlAllocationLedger, "_together", planting.refusals_undo_others),
+    ),
+    Mutant(
+        "claims of a commit of unknown outcome are not looked up",
+        _B,
+        put(sql_ledger.SqlAllocationLedger, "_look_up", planting.believe_committed),
+    ),
     # Claims.
     Mutant(
         "claims take without looking at the room",
@@ -233,6 +375,11 @@ MUTANTS: Sequence[Mutant] = (
         "claims of nodes take without looking at the room",
         _P,
         wrap(statements, "take", planting.no_room_check),
+    ),
+    Mutant(
+        "a claim takes of the first of its providers only",
+        _C,
+        wrap(sql_ledger.SqlAllocationLedger, "_take", planting.first_provider_only),
     ),
     Mutant(
         "consumers change without their generation",
@@ -306,6 +453,32 @@ MUTANTS: Sequence[Mutant] = (
         _D,
         both(drop(subscriptions, "_DELIVERED", "token"), drop(subscriptions, "_DELIVERED", "position")),
     ),
+    # Limits of projects.
+    Mutant("limits count and do not refuse", _Q, drop(quota_counter, "COUNT_WITHIN", "maximum")),
+    Mutant("a move counts twice", _Q, put(quota_counter, "_most", planting.count_sides)),
+    Mutant(
+        "a release gives nothing back to limits",
+        _Q,
+        wrap(sql_ledger.SqlAllocationLedger, "_give_back", planting.uncounted_release),
+    ),
+    Mutant(
+        "changes of counted consumers are not counted", _Q, wrap(statements, "change_consumer", planting.unheeded_mark)
+    ),
+    Mutant("claims overlook a limit that was set meanwhile", _Q, drop(statements, "BUMP_GENERATION", "quota_projects")),
+    Mutant(
+        "claims that began before a limit are never counted",
+        _Q,
+        lambda: planting.everywhere(quota_counter.UNCOUNTED, quota_counter.UNCOUNTED.where(sa.false())),
+    ),
+    Mutant(
+        "limits refuse their last unit",
+        _Q,
+        lambda: planting.everywhere(
+            quota_counter.COUNT_WITHIN,
+            quota_counter.COUNT_WITHIN.where(tables.quotas.c.used + 1 < tables.quotas.c.maximum),
+        ),
+    ),
+    Mutant("no turn at the project", _Q, planting.no_project_turn, _ONE_WRITER),
     # Cleaning.
     Mutant(
         "cleaners take what living services have",
@@ -468,6 +641,8 @@ MUTANTS: Sequence[Mutant] = (
         for engine in ("postgresql", "mariadb")
         for name, workloads, plant, survives in (
             ("room is looked up, and then taken, without a turn", _C, planting.looked_up_room, ""),
+            ("a limit is looked up, and then counted, without a turn", _Q, planting.looked_up_limits, ""),
+            ("no turn at the project", _Q, planting.no_project_turn, ""),
             ("a generation is looked up, and then the consumer is written", _C, planting.looked_up_generation, ""),
             ("a release does not write the consumer first", _C, planting.late_drop, ""),
             ("a search for ticks waits for locks", _W, planting.waiting("tick_leases", "_LOCK"), ""),

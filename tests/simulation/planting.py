@@ -12,10 +12,13 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import sqlite as sqlite_dialect
 
 from moorage import errors
-from moorage.allocation.interface import Expect
+from moorage.allocation.interface import ClaimOutcome, Expect
 from moorage.cleanup import orphans
 from moorage.cleanup.tables import cleanup_requests
 from moorage.db import database, failures
+from moorage.services import automatic_fences, registry
+from moorage.services.tables import automatic_fences as fence_slots
+from moorage.services.tables import services
 from moorage.sharding import moving
 from moorage.sharding.tables import shard_moves
 from moorage.work import fences, lease
@@ -23,7 +26,9 @@ from moorage.work import operations as workers
 from moorage.work.tables import fences as fence_rows
 from moorage_plugins.block_storage.outcomes import ROWS
 from moorage_plugins.compute import instances
-from moorage_plugins.stores import sql_holdings, sql_ledger, statements
+from moorage_plugins.drivers.guarded import lease as lease_files
+from moorage_plugins.drivers.simulated import SimulatedDriver
+from moorage_plugins.stores import quota_counter, sql_holdings, sql_ledger, statements
 
 _DIALECT = sqlite_dialect.dialect()
 
@@ -278,6 +283,57 @@ def close_at_once(self: Any, request: Any) -> bool:
     return bool(self._database.run(lambda tx: tx.execute(close).rowcount == 1))
 
 
+def eager(driver: Any, workload: Any, token: int) -> str:
+    """Has what is prepared run."""
+    driver.spawn(workload, token)
+    return f"{driver.tools.host}/{workload.uuid}/{token}"
+
+
+def started_early() -> None:
+    """Has the destination of a live migration run when the workload has arrived."""
+    old = SimulatedDriver.transfer
+
+    def transfer(driver: Any, uuid: str, token: int, order: int, to: str) -> None:
+        old(driver, uuid, token, order, to)
+        there = driver._folder.parent / to
+        there.write_text(there.read_text().replace("paused ", "running"))
+
+    setattr(SimulatedDriver, "transfer", transfer)  # noqa: B010  (as the other mutants)
+
+
+def without_departure(old: Any) -> Any:
+    """Writes the end of an operation without that of its source."""
+    return lambda self, tx, job, result: old(self, tx, job, dataclasses.replace(result, left=""))
+
+
+def without_kept_copies(belongs: Any) -> Any:
+    """An instance is on its host, or moves there; no other host keeps anything."""
+
+    def mutant(tools: Any, uuid: str) -> Any:
+        found = belongs(tools, uuid)
+        if not found:
+            return found
+        instance = tools.instances.get(uuid)
+        return tools.identity.host in (instance.host, instance.pending.get("host"))
+
+    return mutant
+
+
+def not_keeping(finish: Any) -> Any:
+    """The source of a resize has to let go at the commit."""
+    return lambda self, tx, job, result: finish(self, tx, job, dataclasses.replace(result, keeps=False))
+
+
+def kept_for_ever(let_go: Any) -> Any:
+    """Writes the instance, and asks no host to let go."""
+
+    def mutant(self: Any, seen: Any, write: Any) -> str:
+        self.database.run(write)
+        return ""
+
+    return mutant
+
+
 def without_releases(finish: Any) -> Any:
     """The end of an operation releases no claim."""
     return lambda self, tx, job, result: finish(self, tx, job, dataclasses.replace(result, releases=()))
@@ -370,6 +426,63 @@ def turn_for_all(statement: Any) -> Any:
     """A turn that leaves the generation as it is."""
     table = statement.table
     return sa.update(table).where(table.c.id == sa.bindparam("of_provider")).values(updated_at=0)
+
+
+def first_provider_only(take: Any) -> Any:
+    """Take resources of the first provider of a transaction, and of no other."""
+
+    def mutant(self: Any, tx: Any, number: int, plan: Any) -> None:
+        if not plan.takes or tx.info.setdefault("first_provider", number) == number:
+            take(self, tx, number, plan)
+
+    def begin(self: Any, tx: Any, *arguments: Any) -> Any:
+        tx.info.pop("first_provider", None)
+        return change(self, tx, *arguments)
+
+    change = sql_ledger.SqlAllocationLedger._change
+    put(sql_ledger.SqlAllocationLedger, "_change", begin)()
+    return mutant
+
+
+def count_sides(amounts: Any, unit: str, of_class: int) -> int:
+    """Count both sides of a move."""
+    return sum(amounts.get((unit, of_class), {}).values())
+
+
+def unheeded_mark(change: Any) -> Any:
+    """Change a consumer as one that no limit counts, whether or not one does."""
+    return lambda expected, counted: without(change(expected, False), "counted")
+
+
+def uncounted_release(give_back: Any) -> Any:
+    """Give back what a consumer holds to providers only."""
+    return lambda self, tx, consumer, row=None: give_back(self, tx, consumer)
+
+
+def looked_up_limits() -> None:
+    """Claims read whether a limit has room, and then count whatever it has by then."""
+    counting, within = quota_counter.COUNT, quota_counter.COUNT_WITHIN
+
+    def write(self: Any, tx: Any, project: str, more: Any, enforced: Any) -> None:
+        for row in tx.execute(quota_counter.LIMITS, {"of_project": project}).all():
+            amount = more.get(row.resource_class_id, 0)
+            if amount > 0 and enforced.get(row.resource_class_id, 0) > 0 and row.used + amount > row.maximum:
+                raise self._exceeded(tx, project, row, amount)
+        write_all(self, tx, project, more, {})
+
+    write_all = quota_counter.QuotaCounter._write
+    quota_counter.QuotaCounter._write = write  # type: ignore[method-assign]
+    everywhere(within, counting)
+    no_project_turn()
+
+
+def no_project_turn() -> None:
+    """Transactions that count for one project take no turn."""
+
+    def look(self: Any, tx: Any, project: str) -> bool:
+        return bool(tx.execute(quota_counter.VERSION, {"of_project": project}).first())
+
+    quota_counter.QuotaCounter._hold = look  # type: ignore[method-assign]
 
 
 # -- races between write transactions ----------------------------------------------------------------------------
@@ -477,3 +590,126 @@ def late_fence() -> None:
         return tx.execute(workers._TAKEN, {**of_many, **mine}).all() if changed else ()
 
     workers.SqlOperationStore.transfer = transfer  # type: ignore[method-assign]
+
+
+# -- hosts that fence themselves ----------------------------------------------------------------------------------
+
+
+def late_moment(self: Any) -> bool:
+    """A mutant of a heartbeat: the moment is from after the store's answer."""
+    lease = self._lease
+    if lease is None:
+        return bool(self._registry.beat(self._identity))
+    if not self._registry.beat_promising(self._identity, lease.promised()):
+        return False
+    lease.renewed(self._clock.boottime())
+    return True
+
+
+def hopeful_beat(beat: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    """A mutant of a heartbeat: one that may not have been committed renews the lease."""
+
+    def beat_anyway(self: Any) -> bool:
+        moment = self._clock.boottime()
+        try:
+            return beat(self)
+        except errors.Unavailable:
+            if self._lease is not None:
+                self._lease.renewed(moment)
+            raise
+
+    return beat_anyway
+
+
+def no_margin_of_store() -> None:
+    """A mutant: the store takes a host for fenced when the lease is over, and not a margin later."""
+    old = registry._FENCE_ITSELF
+    early = without(old, "self_fence +").where(services.c.self_fence < registry._SINCE_BEAT)
+    everywhere(old, early)
+
+
+def kept_promise(begin: Callable[..., Any]) -> Callable[..., Any]:
+    """A mutant: a new agent inherits the promise of the agent before."""
+
+    def begin_with(self: Any, tx: Any, binary: str, host: str, declared: Any) -> Any:
+        mine = sa.and_(services.c.binary == binary, services.c.host == host)
+        before = tx.execute(sa.select(services.c.self_fence).where(mine)).scalar()
+        begun = begin(self, tx, binary, host, declared)
+        tx.execute(sa.update(services).where(mine).values(self_fence=before, self_fence_start=services.c.started_at))
+        return begun
+
+    return begin_with
+
+
+def late_lease(keep: Callable[..., None]) -> Callable[..., None]:
+    """A mutant: the file of the lease is that of the newest agent, also where an earlier one writes it."""
+
+    def keep_anyway(folder: Any, epoch: int, until: float) -> None:
+        keep(folder, max([epoch, *lease_files._epochs(folder / "lease")]), until)
+
+    return keep_anyway
+
+
+def slots_are_free() -> None:
+    """A mutant: the brake takes each slot for a free one."""
+    automatic_fences._SLOTS = sa.select(fence_slots.c.slot, sa.literal(1).label("free"))
+    everywhere(automatic_fences._TAKE, without(automatic_fences._TAKE, "fenced_at"))
+
+
+def answered_early(claim_together: Any) -> Any:
+    """Answer claims of a combined transaction before its commit."""
+
+    def mutant(self: Any, tx: Any, members: Any) -> Any:
+        outcomes = claim_together(self, tx, members)
+        for each, outcome in zip(members, outcomes, strict=True):
+            each.outcome = outcome
+            each.woken.set()
+        return outcomes
+
+    return mutant
+
+
+def refusals_undo_others(self: Any, members: Any) -> None:
+    """Answer the claims that were undone because of others as if they were made."""
+    try:
+        outcomes = self._database.run(lambda tx: self._claim_together(tx, members))
+    except (errors.StoreUnavailable, errors.StoreBusy):
+        raise
+    except Exception:
+        out = self._misfits(members)
+        for each in members:
+            each.alone = each in out
+        believe_committed(self, [each for each in members if not each.alone])
+    else:
+        for each, outcome in zip(members, outcomes, strict=True):
+            each.outcome = outcome
+
+
+def believe_committed(self: Any, members: Any) -> None:
+    """Take claims for made without a look."""
+    for each in members:
+        each.outcome = ClaimOutcome(each.change.consumer, 1, ())
+
+
+def stale_reads(consumer: Any) -> Any:
+    """A mutant: every other read of a process answers what the one before has answered."""
+
+    def mutant(self: Any, uuid: str) -> Any:
+        before = vars(self).pop("mutant_read", None)
+        if before is not None:
+            return before[0]
+        found = consumer(self, uuid)
+        vars(self)["mutant_read"] = (found,)
+        return found
+
+    return mutant
+
+
+def silent_drop(drop_consumer: Any) -> Any:
+    """A mutant: a release gives back what there was, and says that there was nothing."""
+
+    def mutant(*arguments: Any, **options: Any) -> bool:
+        drop_consumer(*arguments, **options)
+        return False
+
+    return mutant

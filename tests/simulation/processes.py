@@ -19,6 +19,7 @@ class Process:
     """A simulated process: threads with one clock that live and die together.
 
     :ivar rate: seconds of its clock in one true second. :ivar offset: what its clock shows at true second 0.
+    :ivar boot_rate: seconds of its machine's clock in one true second.
     """
 
     def __init__(self, kernel: Kernel, name: str, *, rate: float = 1.0, offset: float = 0.0) -> None:
@@ -26,6 +27,7 @@ class Process:
         self.name = name
         self.rate = rate
         self.offset = offset
+        self.boot_rate = 1.0
         self.alive = True
         self.frozen = False
         self.threads: list[SimThread] = []
@@ -38,6 +40,10 @@ class Process:
     def monotonic(self) -> float:
         """What the process's clock shows."""
         return self.offset + self.rate * self.kernel.now
+
+    def boottime(self) -> float:
+        """What the clock of its machine shows."""
+        return self.boot_rate * self.kernel.now
 
 
 class SimThread:

@@ -239,7 +239,7 @@ class _Mariadb(_Server):
     def control(self) -> Any:
         return pymysql.connect(
             host=self.url.host, port=self.url.port or 0, user=self.url.username, password=str(self.url.password),
-            database=self.url.database, autocommit=True, charset="utf8mb4",
+            database=self.url.database, autocommit=True, charset="utf8mb4", ssl_disabled=True,
         )  # fmt: skip
 
     @override

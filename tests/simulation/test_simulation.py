@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A short form of ``make simulate``: seeds of each workload, repetition, and seven mutants."""
+"""A short form of ``make simulate``: seeds of each workload, repetition, and twelve mutants."""
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import unittest
 from pathlib import Path
 
 import tests
-from tests.simulation import invariants
+from tests.simulation import invariants, stepping
+from tests.simulation.workloads import WORKLOADS
 
 #: Schedules of each workload.
 SCHEDULES = tests.cases(6)
@@ -21,7 +23,16 @@ MUTANTS = (
     "claims ignore the version of residents",
     "a cursor moves before the delivery",
     "a cursor moves without the lease and from any place",
+    "a move is committed before its source has stopped",
+    "a destination starts what is not committed",
+    "any number of hosts is fenced in a period",
+    "claims of a commit of unknown outcome are not looked up",
+    "reads answer what they have read before",
 )
+
+#: Schedules that broke an invariant once: workload and seed. Each bug has a test of its own as well, since a schedule changes
+#: with the code that it runs.
+FOUND = (("cleaning", "163"),)
 
 
 def simulate(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -41,6 +52,9 @@ class SimulationTests(unittest.TestCase):
 
     def test_placement_keeps_every_invariant(self) -> None:
         self.assert_holds("placement")
+
+    def test_claims_that_share_transactions_keep_every_invariant(self) -> None:
+        self.assert_holds("creates")
 
     def test_promises_of_filters_keep_every_invariant(self) -> None:
         self.assert_holds("promises")
@@ -72,18 +86,59 @@ class SimulationTests(unittest.TestCase):
     def test_evacuations_keep_every_invariant(self) -> None:
         self.assert_holds("evacuations")
 
+    def test_quotas_keep_every_invariant(self) -> None:
+        self.assert_holds("quotas")
+
+    def test_moves_keep_every_invariant(self) -> None:
+        self.assert_holds("moves")
+
+    def test_hosts_that_fence_themselves_keep_every_invariant(self) -> None:
+        self.assert_holds("self_fences")
+
+    def test_histories_of_a_consumer_are_linearizable(self) -> None:
+        self.assert_holds("consumer_histories")
+
+    def test_histories_of_an_instance_are_linearizable(self) -> None:
+        self.assert_holds("instance_histories")
+
+    def test_two_releases_at_once_keep_every_invariant(self) -> None:
+        self.assert_holds("versions")
+
+    def test_schedules_that_found_something_hold(self) -> None:
+        for workload, seed in FOUND:
+            with self.subTest(workload=workload, seed=seed):
+                done = simulate("--workload", workload, "--seed", seed, "--schedules", "1")
+                self.assertIn("1 schedules, 0 violations", done.stdout, done.stdout + done.stderr)
+
+    def test_automatic_evacuations_keep_every_invariant(self) -> None:
+        self.assert_holds("automatic_evacuations")
+
     def test_one_seed_gives_one_trace(self) -> None:
         for workload in ("claims", "placement"):
             one, two = (simulate("--workload", workload, "--seed", "7").stdout for _ in range(2))
             self.assertIn("trace ", one)
             self.assertEqual(one, two)
 
-    def test_seven_mutants_fall(self) -> None:
+    def test_twelve_mutants_fall(self) -> None:
         for mutant in MUTANTS:
             with self.subTest(mutant):
                 done = simulate("--mutant", mutant, "--schedules", "60")
                 self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
                 self.assertIn("schedules  ", done.stdout)
+
+    def test_every_checker_and_every_page_of_the_table_is_there(self) -> None:
+        kinds = {kind.__name__: kind for each in WORKLOADS.values() for kind in each.__mro__}
+        kinds["_SteppedSite"] = stepping._SteppedSite
+        pages = Path(__file__).parents[2] / "doc" / "source" / "explanation"
+        for each in invariants.INVARIANTS:
+            with self.subTest(each.name):
+                self.assertTrue((pages / f"{each.promised}.rst").is_file())
+                for owner, method in invariants.checkers(each):
+                    self.assertTrue(hasattr(kinds[owner], method), f"{owner} has no {method}")
+
+    def test_every_workload_has_a_test(self) -> None:
+        tested = re.findall(r'self.assert_holds\("(\w+)"\)', Path(__file__).read_text(encoding="utf-8"))
+        self.assertEqual(sorted(WORKLOADS), sorted(tested))
 
     def test_the_documentation_lists_every_invariant(self) -> None:
         page = Path(__file__).parents[2] / "doc" / "source" / "explanation" / "simulation.rst"

@@ -29,6 +29,7 @@ from moorage.services.heartbeat import Heartbeat
 from moorage.services.interface import ServiceIdentity
 from moorage.services.registry import ServiceRegistry
 from moorage.testing.database import create_all
+from moorage_plugins.compute.agent import ComputeAgent
 from moorage_plugins.drivers.simulated import SimulatedDriver
 from moorage_plugins.filters.type_affinity import TypeAffinityFilter
 from tests.simulation import schedules
@@ -47,6 +48,10 @@ _PLUGIN_CALLS: Sequence[tuple[Any, str]] = (
     (SimulatedDriver, "spawn"),
     (SimulatedDriver, "destroy"),
     (SimulatedDriver, "inspect"),
+    (SimulatedDriver, "prepare"),
+    (SimulatedDriver, "transfer"),
+    (SimulatedDriver, "start"),
+    (SimulatedDriver, "stop"),
 )
 
 #: Memory where there is a RAM disk.
@@ -71,6 +76,10 @@ class SimClock:
     def wait(self, event: threads.Event, seconds: float | None) -> bool:
         """Wait for the event."""
         return event.wait(seconds)
+
+    def boottime(self) -> float:
+        """What the machine's clock shows."""
+        return self._process.boottime()
 
     def wall(self) -> float:
         """For people."""
@@ -194,19 +203,29 @@ class World:
         self.network = SimNetwork(self.kernel, self.random.messages)
         for each in (self.conf, base.other_conf):
             each.set_override("state_dir", str(self.folder), group="control_plane")
+        #: Between what a process's clock may show in one true second.
+        self.rates = (0.9, 1.1)
+        #: Seconds of the clocks of machines in one true second.
+        self.boot_rates: Sequence[float] = (1.0,)
         #: Facts that checkers collect.
         self.facts: dict[str, Any] = {}
         self.platforms: dict[str, Platform] = {}
         #: Called in filters and drivers with what is called: raises, or takes its time.
         self.at_plugin: Callable[[str], None] = lambda name: None
+        #: Called when they have returned.
+        self.after_plugin: Callable[[], None] = lambda: None
 
     # -- processes ------------------------------------------------------------------------------------------------
 
     def process(self, name: str) -> Process:
         """A process with a clock of its own."""
         clock = random.Random(f"{self.seed}/clock/{name}")
-        rate = 1.0 if clock.random() < 0.5 else clock.uniform(0.9, 1.1)
-        return self.kernel.process(name, rate=rate, offset=clock.uniform(0, 10_000))
+        rate = 1.0 if clock.random() < 0.5 else clock.uniform(*self.rates)
+        made = self.kernel.process(name, rate=rate, offset=clock.uniform(0, 10_000))
+        # All processes of a machine see one clock.
+        machine = random.Random(f"{self.seed}/machine/{name.partition('#')[0]}")
+        made.boot_rate = machine.choice(self.boot_rates)
+        return made
 
     def workload(self) -> random.Random:
         """What the running process draws its work from: its own numbers, whatever other clients there are."""
@@ -227,15 +246,28 @@ class World:
         made.start()
         return made
 
-    def platform(self, process: Process, binary: str, *, beats: bool = True, cluster: str | None = None) -> Platform:
-        """What production's role of a process stands on; called in a thread of the process."""
+    def platform(
+        self,
+        process: Process,
+        binary: str,
+        *,
+        beats: bool = True,
+        cluster: str | None = None,
+        offers: Sequence[str] | None = None,
+    ) -> Platform:
+        """What production's role of a process stands on; called in a thread of the process.
+
+        :param offers: what an agent offers; None: what it does in this release.
+        """
         clock = SimClock(process)
         database = self.database(process)
         transport: SimTransport = self.network.transport(self.conf, clock, process)
         registry = ServiceRegistry(database, clock)
         host = process.name.partition("#")[0]
         if beats:
-            identity = registry.enlist(binary, host, cluster=cluster, rpc_version="1.0")
+            if offers is None and binary == "agent":
+                offers = ["compute", *ComputeAgent.powers(self.conf)]
+            identity = registry.enlist(binary, host, cluster=cluster, rpc_version="1.0", offers=offers)
         else:
             identity = ServiceIdentity(randomness.new_uuid(), host, binary, cluster, 1)
         sender = RpcSender(transport, identity.uuid, identity.epoch, timeout=self.conf.rpc.call_timeout)
@@ -254,7 +286,7 @@ class World:
             heartbeat.start()
         made = Platform(
             host, clock, database, registry, identity, transport, sender, fatal,
-            lambda: heartbeat.valid_until if beats else float("-inf"),
+            lambda: heartbeat.valid_until if beats else float("-inf"), heartbeat.renew,
         )  # fmt: skip
         self.platforms[process.name] = made
         return made
@@ -305,7 +337,9 @@ class World:
         @functools.wraps(method)
         def call(*args: Any) -> Any:
             self.at_plugin(f"{owner.__name__}.{name}")
-            return method(*args)
+            result = method(*args)
+            self.after_plugin()
+            return result
 
         return call
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of the group ``[allocation]``."""
+"""Options of the groups ``[allocation]`` and ``[quota]``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from oslo_config import cfg
 
-__all__ = ["GROUP", "OPTS", "list_opts", "register_opts"]
+__all__ = ["GROUP", "OPTS", "QUOTA_OPTS", "list_opts", "register_opts"]
 
 GROUP = cfg.OptGroup("allocation", title="Allocation of resources")
 
@@ -49,11 +49,29 @@ OPTS: Sequence[cfg.Opt] = (
 )
 
 
+QUOTA_OPTS: Sequence[cfg.Opt] = (
+    cfg.StrOpt(
+        "source",
+        default="",
+        help="The plugin (entry-point group moorage.quota_sources) that says which limits projects have. All limits are the "
+        "source's then: those that were set by hand and that it does not have are removed, and moorage quota set is refused. "
+        "Empty: limits are set with moorage quota set. Needs a restart.",
+    ),
+    cfg.FloatOpt(
+        "interval",
+        default=60.0,
+        min=1.0,
+        help="Seconds between readings of the source. So long may a limit be outdated. Needs a restart.",
+    ),
+)
+
+
 def register_opts(conf: cfg.ConfigOpts) -> None:
     """Register the options on ``conf``."""
-    conf.register_opts(OPTS, group=GROUP.name)
+    for group, options in list_opts():
+        conf.register_opts(options, group=group)
 
 
 def list_opts() -> Sequence[tuple[str, Sequence[cfg.Opt]]]:
     """Options by group, for the sample configuration."""
-    return [(GROUP.name, OPTS)]
+    return [(GROUP.name, OPTS), ("quota", QUOTA_OPTS)]

@@ -48,8 +48,11 @@ _WANTED = {
 }
 
 
-def routes(store: AllocationStore) -> Sequence[Route]:
-    """Returns the routes over a store; a store without limits refuses them."""
+def routes(store: AllocationStore, source: str = "") -> Sequence[Route]:
+    """Returns the routes over a store; a store without limits refuses them.
+
+    :param source: the quota source that says all limits, so that no request may change them; empty: none.
+    """
 
     def show_quotas(request: Request) -> Response:
         project = request.query.get("project")
@@ -63,12 +66,22 @@ def routes(store: AllocationStore) -> Sequence[Route]:
             project = own
         return Response(200, {"quotas": [asdict(each) for each in _limits(store).quotas(project)]})
 
+    def refuse_changes() -> None:
+        if source:
+            raise errors.Conflict(
+                f"The quota source {source} says the limits of all projects. Change the limit there. "
+                "To set limits here, remove [quota] source from the configuration.",
+                source=source,
+            )
+
     def set_quota(request: Request) -> Response:
+        refuse_changes()
         path = request.path_params
         made = _limits(store).set_quota(path["project"], path["resource_class"], request.body["limit"])
         return Response(200, asdict(made))
 
     def unset_quota(request: Request) -> Response:
+        refuse_changes()
         project, name = (request.path_params[each] for each in ("project", "resource_class"))
         if not _limits(store).unset_quota(project, name):
             raise errors.NotFound(

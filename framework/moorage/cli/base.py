@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import datetime
 import itertools
 import json
 import os
@@ -30,6 +31,7 @@ __all__ = [
     "read_client_file",
     "say",
     "table",
+    "time_text",
 ]
 
 #: The largest page that a list of the API has.
@@ -177,7 +179,7 @@ def say(stream: Any, error: errors.MoorageError, *, as_json: bool = False) -> in
 
 def table(columns: Sequence[str], rows: Iterable[dict[str, Any]]) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
     """Columns and rows as cliff's Lister wants them."""
-    return tuple(columns), [tuple(_plain(row.get(column)) for column in columns) for row in rows]
+    return tuple(columns), [tuple(_shown(column, row.get(column)) for column in columns) for row in rows]
 
 
 def add_page_arguments(parser: argparse.ArgumentParser, columns: Sequence[str]) -> None:
@@ -209,10 +211,30 @@ def page(
 
 def one(data: dict[str, Any]) -> tuple[tuple[str, ...], tuple[Any, ...]]:
     """Names and values as cliff's ShowOne wants them."""
-    return tuple(data), tuple(_plain(value) for value in data.values())
+    return tuple(data), tuple(_shown(name, value) for name, value in data.items())
 
 
-def _plain(value: Any) -> Any:
+def time_text(micros: int | None) -> str:
+    """A time for people, in UTC; empty where there is none.
+
+    :param micros: microseconds since the Unix epoch, as the API has all times; 0 is none too.
+    """
+    if not micros:
+        return ""
+    return datetime.datetime.fromtimestamp(micros / 1_000_000, datetime.UTC).isoformat(timespec="milliseconds")
+
+
+def _shown(name: str, value: Any) -> Any:
+    """A value of the API as a cell; names of times end in ``_at``."""
+    value = _with_times(name, value)
     if isinstance(value, dict | list):
         return json.dumps(value, sort_keys=True)
     return "" if value is None else value
+
+
+def _with_times(name: str, value: Any) -> Any:
+    if isinstance(value, dict):
+        return {each: _with_times(each, inner) for each, inner in value.items()}
+    if isinstance(value, list):
+        return [_with_times(name, each) for each in value]
+    return time_text(value) if name.endswith("_at") and type(value) is int else value

@@ -14,14 +14,17 @@ from moorage import errors
 from moorage.cli import base
 from moorage.cli.roles import load
 from moorage.clock import SystemClock
+from moorage.control_plane.factories import load_store
 from moorage.db import Database, migrations
 from moorage.fleet.nodes import NodeStore
 from moorage.http import authentication
+from moorage.instances.departures import Departures
 from moorage.instances.flavor_adoption import FlavorAdoption
 from moorage.instances.interface import INSTANCE_STORES, InstanceStore
 from moorage.instances.reassign import Reassignment
 from moorage.scheduling.flavors import FlavorStore
 from moorage.services.registry import ServiceRegistry
+from moorage.work.operations import SqlOperationStore
 
 __all__ = ["main", "make_parser"]
 
@@ -148,7 +151,10 @@ def _adopt(conf: Any, database: Database) -> int:
 
 def _reassign(conf: Any, database: Database, arguments: argparse.Namespace) -> int:
     registry = ServiceRegistry(database, SystemClock())
-    work = Reassignment(database, registry, NodeStore(database), _instances(conf, database))
+    clock = SystemClock()
+    workers = SqlOperationStore(database, lease_seconds=conf.cleanup.lease_seconds, clock=clock)
+    departures = Departures(database, load_store(conf, database, clock), workers, registry)
+    work = Reassignment(database, registry, NodeStore(database), _instances(conf, database), departures)
     preview = work.preview(arguments.shard, arguments.host)
     for host, count in sorted(preview.sources.items()):
         print(f"{count} nodes of {host or 'no host'} would go to {preview.host}.")

@@ -182,6 +182,14 @@ class Client:
         """Say that nothing runs on the host of an agent that is declared dead, so that its instances may be evacuated."""
         return dict(self.request("POST", f"/services/{uuid}/fence", body={"reason": reason}))
 
+    def turn_off_and_fence(self, uuid: str, reason: str) -> dict[str, Any]:
+        """Turn the machines of a dead agent's host off, and fence the host if they are seen to be off."""
+        return dict(self.request("POST", f"/services/{uuid}/fence", body={"reason": reason, "power_off": True}))
+
+    def fence_service_by_itself(self, uuid: str) -> dict[str, Any]:
+        """Declare an agent dead whose host fences itself, and the host fenced, if it has had the time to do so."""
+        return dict(self.request("POST", f"/services/{uuid}/fence", body={"by_itself": True}))
+
     def nodes(self, **query: Any) -> Iterator[dict[str, Any]]:
         """Nodes by uuid. The query takes the filters of the API, ``after``, and ``fields`` (names separated by commas)."""
         return self.pages("/nodes", "nodes", query)
@@ -458,7 +466,11 @@ class Client:
     def act_on_instance(
         self, uuid: str, action: str, body: Mapping[str, Any] | None = None, idempotency_key: str | None = None
     ) -> dict[str, Any]:
-        """Begin an operation: stop, start, reboot, rebuild, resize, live_migrate, shelve_offload, unshelve, evacuate; likewise."""
+        """Begin an operation; likewise.
+
+        :param action: stop, start, reboot, rebuild, resize, migrate, live_migrate, shelve_offload, unshelve, evacuate; or
+            revert_move, which ends a move that has not been committed; confirm_resize or revert_resize of one that is resized.
+        """
         path, asked = f"/instances/{uuid}/action", {action: dict(body or {})}
         return dict(self.request("POST", path, body=asked, headers=_key(idempotency_key)))
 

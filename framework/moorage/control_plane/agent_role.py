@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -17,6 +18,7 @@ from moorage.control_plane.enrolment import Enrolment
 from moorage.control_plane.factories import open_instances, open_store, open_workers
 from moorage.control_plane.host_enrolment import HostEnrolment, gathered
 from moorage.control_plane.interface import AGENT_SERVICES, AgentService, AgentTools
+from moorage.control_plane.node_machines import machines_of, observe_nodes
 from moorage.control_plane.notifications import tell_schedulers
 from moorage.control_plane.periodic_loop import PeriodicLoop, run_logged
 from moorage.control_plane.process import Platform
@@ -24,13 +26,14 @@ from moorage.control_plane.sharding import open_mover
 from moorage.fleet.interface import Node, check_shard
 from moorage.fleet.nodes import NodeStore
 from moorage.instances.create import cast_to_agent
+from moorage.instances.resizes import Resizes
 from moorage.rpc.interface import Subscription
 from moorage.rpc.server import RpcDispatcher, endpoints_of, rpc_method
 from moorage.scheduling.instance_fields import declared_fields
 from moorage.scheduling.options import sync_seconds
 from moorage.scheduling.reporter import AGENTS, Reporter
 
-__all__ = ["Agent", "nodes_of_agent"]
+__all__ = ["Agent", "chosen_by", "nodes_of_agent"]
 
 LOG = logging.getLogger(__name__)
 _PAGE = 1000
@@ -38,17 +41,26 @@ _PAGE = 1000
 _LEAST = 1.0
 
 
-def nodes_of_agent(nodes: NodeStore, host: str, my_shard: str | None) -> Callable[[], Iterable[Node]]:
-    """What an agent works on, read by pages each time: its shard where it has one, else its host.
+def chosen_by(host: str, my_shard: str | None) -> dict[str, str]:
+    """The column and value that the nodes of an agent have: those of its shard where it has one, else those of its host.
 
     :raises ConfigError: ``my_shard`` is no name of a shard; it is not taken for "everything".
     """
-    if my_shard is not None:
-        try:
-            check_shard(my_shard, "[sharding] my_shard")
-        except errors.InvalidInput as error:
-            raise errors.ConfigError(error.message) from error
-    chosen: dict[str, Any] = {"host": host} if my_shard is None else {"shard": my_shard}
+    if my_shard is None:
+        return {"host": host}
+    try:
+        check_shard(my_shard, "[sharding] my_shard")
+    except errors.InvalidInput as error:
+        raise errors.ConfigError(error.message) from error
+    return {"shard": my_shard}
+
+
+def nodes_of_agent(nodes: NodeStore, host: str, my_shard: str | None) -> Callable[[], Iterable[Node]]:
+    """What an agent works on, read by pages each time.
+
+    :raises ConfigError: as :func:`chosen_by` does.
+    """
+    chosen: dict[str, Any] = chosen_by(host, my_shard)
 
     def read() -> Iterable[Node]:
         after = ""
@@ -71,26 +83,36 @@ class Agent:
     def start(self, platform: Platform, conf: cfg.ConfigOpts) -> None:
         """Finish what an earlier epoch left, then serve."""
         self._clock = platform.clock
-        store = open_store(platform, conf)
+        store, nodes = open_store(platform, conf), NodeStore(platform.database)
+        of_agent = chosen_by(platform.name, conf.sharding.my_shard)
         reporter = Reporter(
             platform.sender,
             platform.name,
             enabled=conf.scheduling.track_instance_changes,
             fields=declared_fields(conf),
         )
+        workers, instances, cast = (
+            open_workers(platform, conf),
+            open_instances(platform, conf),
+            cast_to_agent(platform.sender),
+        )
         tools = AgentTools(
             conf=conf,
             clock=platform.clock,
             database=platform.database,
             identity=platform.identity,
-            workers=open_workers(platform, conf),
-            instances=open_instances(platform, conf),
+            workers=workers,
+            instances=instances,
             release=store.release,
             reporter=reporter,
-            nodes=nodes_of_agent(NodeStore(platform.database), platform.name, conf.sharding.my_shard),
+            nodes=nodes_of_agent(nodes, platform.name, conf.sharding.my_shard),
+            machines=lambda: machines_of(nodes, of_agent),
+            observe_nodes=functools.partial(observe_nodes, platform.database, nodes, of_agent),
             store=store,
-            cast=cast_to_agent(platform.sender),
+            cast=cast,
+            confirm_resize=Resizes(platform.database, instances, workers, store, cast).confirm_seen,
             tell=platform.tell,
+            renew=platform.renew,
         )
         self._cleaning = AgentCleaning(platform, conf, tools, open_workers(platform, conf))
         services = [(loaded, loaded.build(tools)) for loaded in AGENT_SERVICES.load_all(conf.agent.services)]

@@ -21,12 +21,14 @@ from moorage.control_plane.collectors import PeriodicCollector
 from moorage.control_plane.core_api import PREFIX, CoreApplication, root_application
 from moorage.control_plane.enrolment import Enrolment
 from moorage.control_plane.factories import (
+    open_departures,
     open_detectors,
     open_instances,
     open_store,
     open_workers,
 )
 from moorage.control_plane.fleet_audit import FleetAudit
+from moorage.control_plane.host_power import HostPower
 from moorage.control_plane.idempotency import IdempotencyKeys
 from moorage.control_plane.interface import API_EXTENSIONS, ApiExtension, ApiTools
 from moorage.control_plane.notifications import ask_to_sync, tell_schedulers
@@ -60,10 +62,10 @@ from moorage.instances.actions import InPlace
 from moorage.instances.ask_agent import AgentQuestions
 from moorage.instances.availability import Availability
 from moorage.instances.create import Deleter, cast_to_agent
-from moorage.instances.departures import Departures
 from moorage.instances.interface import holds_of
 from moorage.instances.on_node import NodeContents
 from moorage.instances.reset_state import Resetter
+from moorage.instances.resizes import Resizes
 from moorage.journal import api as journal_api
 from moorage.journal import webhooks_api
 from moorage.journal.reader import JournalReader, Tail
@@ -175,14 +177,15 @@ class ApiAssembly:
 
     def _contents(self) -> NodeContents:
         platform, store = self._platform, self._store()
-        departures = Departures(platform.database, store, open_workers(platform, self._conf), platform.registry)
+        departures = open_departures(platform, self._conf, store)
         return NodeContents(platform.database, open_instances(platform, self._conf), store, departures)
 
     def _resharded(self, plan: str, moved: int, conflicts: int) -> None:
         self._platform.tell(ShardReassigned(plan, moved, conflicts))
         if moved:
-            instances = open_instances(self._platform, self._conf)
-            hosts = ShardHosts(self._platform.database, self._platform.registry, instances, open_mover(instances))
+            platform, instances = self._platform, open_instances(self._platform, self._conf)
+            departures = open_departures(platform, self._conf, self._store())
+            hosts = ShardHosts(platform.database, platform.registry, instances, open_mover(instances), departures)
             if hosts.correct() + self._enrolment().assign():
                 tell_schedulers(self._platform)()
 
@@ -230,9 +233,12 @@ class ApiAssembly:
         view = NodeView(nodes, availability.down, self._contents().counts)
         questions = AgentQuestions(platform.sender, availability, conf.api.threads)
         in_place = InPlace(platform.database, instances, workers, cast, availability.lacking)
+        resizes = Resizes(platform.database, instances, workers, store, cast, availability.down)
         resetter = Resetter(platform.database, instances, workers, store, ask_to_sync(platform))
         return (
-            *services_api.routes(platform.registry, self._observer, states_changed),
+            *services_api.routes(
+                platform.registry, self._observer, states_changed, HostPower(nodes, conf, platform.clock).turn_off
+            ),
             *fleet_api.routes(nodes, self._enrolment(), view),
             *facts_api.routes(
                 view,
@@ -249,7 +255,7 @@ class ApiAssembly:
                     platform.database, nodes, store, instances, self._enrolment(), conf.allocation.step_size_rule
                 ).checks(),
             ),
-            *quotas_api.routes(store),
+            *quotas_api.routes(store, conf.quota.source),
             *scheduling_api.routes(schedulers, resolve),
             *flavors_api.routes(FlavorStore(platform.database), self._flavors.refresh),
             *cleanup_api.routes(
@@ -264,6 +270,7 @@ class ApiAssembly:
                 schedulers,
                 deleter,
                 in_place,
+                resizes,
                 resetter,
                 resolve,
                 questions.ask,

@@ -9,19 +9,30 @@ from collections.abc import Iterator
 from oslo_config import cfg
 
 from moorage import errors
-from moorage.allocation.interface import DETECTORS, STORES, AllocationStore, OrphanDetector
+from moorage.allocation.interface import (
+    DETECTORS,
+    QUOTA_SOURCES,
+    STORES,
+    AllocationStore,
+    OrphanDetector,
+    QuotaSource,
+    QuotaStore,
+)
 from moorage.clock import Clock, SystemClock
 from moorage.control_plane.process import Platform
 from moorage.db import Database
 from moorage.instances.create import check_store
+from moorage.instances.departures import Departures
 from moorage.instances.interface import INSTANCE_STORES, InstanceStore
 from moorage.work.operations import SqlOperationStore
 
 __all__ = [
     "check_allocation_store",
+    "check_quota_source",
     "load_store",
     "open_detectors",
     "open_instances",
+    "open_quota_source",
     "open_store",
     "open_workers",
     "unconnected_database",
@@ -51,6 +62,24 @@ def check_allocation_store(conf: cfg.ConfigOpts) -> None:
     with unconnected_database(conf) as database:
         if database is not None:
             load_store(conf, database, SystemClock())
+
+
+def check_quota_source(conf: cfg.ConfigOpts) -> None:
+    """Refuse a quota source that engines could not use; connects to nothing.
+
+    :raises ConfigError: the source cannot be used, or the allocation store keeps no limits.
+    """
+    if open_quota_source(conf) is not None and not issubclass(STORES.load(conf.allocation.store).plugin, QuotaStore):
+        raise errors.ConfigError(
+            f"[quota] source = {conf.quota.source} needs a store that keeps limits, and [allocation] store = "
+            f"{conf.allocation.store} keeps none. Write [allocation] store = sql, or remove the source."
+        )
+
+
+def open_quota_source(conf: cfg.ConfigOpts) -> QuotaSource | None:
+    """The quota source that the configuration names; None where limits are set by hand."""
+    name = conf.quota.source
+    return QUOTA_SOURCES.load(name).build(conf=conf) if name else None
 
 
 def load_store(conf: cfg.ConfigOpts, database: Database, clock: Clock) -> AllocationStore:
@@ -83,3 +112,8 @@ def open_instances(platform: Platform, conf: cfg.ConfigOpts) -> InstanceStore:
 def open_workers(platform: Platform, conf: cfg.ConfigOpts) -> SqlOperationStore:
     """The leases of operations."""
     return SqlOperationStore(platform.database, lease_seconds=conf.cleanup.lease_seconds, clock=platform.clock)
+
+
+def open_departures(platform: Platform, conf: cfg.ConfigOpts, store: AllocationStore) -> Departures:
+    """What hosts have to let go of, and the room that it holds in the store."""
+    return Departures(platform.database, store, open_workers(platform, conf), platform.registry)

@@ -20,14 +20,15 @@ from moorage.clock import Clock
 from moorage.context import RequestContext
 from moorage.control_plane.observing import LoopEvents
 from moorage.db import Database
-from moorage.drivers.interface import HostResources
+from moorage.drivers.interface import HostResources, Machine, NodeSeen
 from moorage.extensions import ExtensionPoint
 from moorage.fleet.interface import FleetWriter, Node
 from moorage.http.routes import PolicyCheck, PolicyRule, Wsgi
-from moorage.instances.interface import InstanceStore
+from moorage.instances.interface import Instance, InstanceStore
 from moorage.observers.interface import ObserverEvent
 from moorage.rpc.client import RpcSender
 from moorage.scheduling.reporter import Reporter
+from moorage.services.heartbeat import HostLease
 from moorage.services.interface import Service, ServiceIdentity
 from moorage.work.interface import OperationStore
 from moorage.work.job import Work
@@ -157,10 +158,15 @@ class AgentTools:
     :param workers: the leases of operations.
     :param nodes: the nodes that this agent works on, read again each time: those of its shard where ``[sharding] my_shard`` is
         set (none when the shard is empty), else those of its host.
+    :param machines: those of these nodes that name a driver, with what it needs; read again each time.
+    :param observe_nodes: called before the driver is asked for them; returns the call that writes what was seen of these nodes.
+        What another write has changed meanwhile is left to the next observation.
     :param store: the allocation store. Where it is an ``AllocationLedger`` too, instances can be moved and resized.
     :param reporter: tells every scheduler what changed.
     :param cast: tells another host's agent something of an instance: ``cast(host, method, uuid)``.
+    :param confirm_resize: confirms the resize of an instance that has not changed since it was read.
     :param tell: tells the observers of an event that has happened; never waits, never raises.
+    :param renew: has the heartbeats of the agent renew the lease of a host that fences itself.
     """
 
     conf: cfg.ConfigOpts
@@ -173,8 +179,12 @@ class AgentTools:
     release: Release
     reporter: Reporter
     nodes: Callable[[], Iterable[Node]] = tuple
+    machines: Callable[[], Sequence[Machine]] = tuple
+    observe_nodes: Callable[[], Callable[[Mapping[str, NodeSeen]], None]] = lambda: lambda seen: None
     cast: Callable[[str, str, str], None] = lambda host, method, uuid: None
+    confirm_resize: Callable[[Instance], None] = lambda instance: None
     tell: Callable[[ObserverEvent], None] = lambda event: None
+    renew: Callable[[HostLease], None] = lambda lease: None
 
     def work_loop(
         self, name: str, work: Work[R], *, operations: int, batch: int = 1, ahead: int = 0, queue: int = 10_000

@@ -65,7 +65,8 @@ ALWAYS = ("expire_claims", "purge_idempotency_keys")
 def enabled_tasks(conf: cfg.ConfigOpts) -> list[str]:
     """The tasks that engines of this configuration run."""
     enabled = list(conf.periodic.enabled_tasks)
-    return enabled + [name for name in ALWAYS if name not in enabled]
+    always = (*ALWAYS, "read_quotas") if conf.quota.source else ALWAYS
+    return enabled + [name for name in always if name not in enabled]
 
 
 def check(conf: cfg.ConfigOpts) -> None:

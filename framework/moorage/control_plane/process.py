@@ -33,7 +33,7 @@ from moorage.rpc import client as rpc_client
 from moorage.rpc import interface as rpc_interface
 from moorage.rpc import loading as rpc_loading
 from moorage.services import options as services_options
-from moorage.services.heartbeat import Heartbeat
+from moorage.services.heartbeat import Heartbeat, HostLease
 from moorage.services.interface import AGENT, ServiceIdentity
 from moorage.services.registry import ServiceRegistry
 
@@ -66,6 +66,8 @@ class Platform:
     fatal: Callable[[str], None]
     #: Until when, on the monotonic scale, nobody can have taken this service for dead.
     valid_until: Callable[[], float] = lambda: float("-inf")
+    #: Has heartbeats renew the lease of a host that fences itself.
+    renew: Callable[[HostLease], None] = lambda lease: None
     #: Tells the observers of an event that has happened; never waits, never raises.
     tell: Callable[[ObserverEvent], None] = lambda event: None
 
@@ -321,6 +323,7 @@ class _Process:
             sender,
             self._give_up,
             self._certain_until,
+            self._renew,
             hub.tell,
         )
         heartbeat = Heartbeat(
@@ -343,6 +346,10 @@ class _Process:
     def _certain_until(self) -> float:
         """Until when nobody can have taken this service for dead; never, while it does not beat."""
         return float("-inf") if self._heartbeat is None else self._heartbeat.valid_until
+
+    def _renew(self, lease: HostLease) -> None:
+        if self._heartbeat is not None:
+            self._heartbeat.renew(lease)
 
     def _wait(self) -> int:
         """Serve until something ends it."""

@@ -23,6 +23,7 @@ from moorage.instances.availability import Availability
 from moorage.instances.build_retries import BuildRetries, RetryStores
 from moorage.instances.create import StoreClaimer, cast_to_agent, read_fields, read_residents
 from moorage.instances.interface import holds_of
+from moorage.instances.move_reverts import MoveReverts
 from moorage.instances.observed_claims import ObservedClaimer
 from moorage.journal.sequencer import GATHER, POLL, Sequencer
 from moorage.rpc.server import RpcDispatcher, endpoints_of
@@ -49,6 +50,8 @@ LOG = logging.getLogger(__name__)
 _REFUSALS = 1.0
 #: Seconds between readings of the states of agents and nodes.
 _STATES = 1.0
+#: Seconds between looks for moves that wait for a dead destination.
+_REVERTS = 10.0
 _NUMBERING = "numbering of events"
 #: Seconds between looks at the hosts whose view is in doubt.
 _HEALING = 0.5
@@ -107,6 +110,7 @@ class SchedulerRole:
 
         endpoint = SchedulerEndpoint(self._scheduler, tracker, placed, enabled=section.track_instance_changes)
         workers = open_workers(platform, conf)
+        in_place = InPlace(platform.database, instances, workers, cast, availability.lacking)
         moves = MovesEndpoint(
             self._scheduler,
             lambda of, how: ObservedClaimer(
@@ -114,7 +118,7 @@ class SchedulerRole:
                 platform.tell,
             ),
             instances,
-            InPlace(platform.database, instances, workers, cast, availability.lacking),
+            in_place,
             functools.partial(holds_of, store),
         )
         self._cleanup = SupervisorEndpoint(platform, conf, open_workers(platform, conf), observer)
@@ -160,6 +164,8 @@ class SchedulerRole:
         # Schedulers that were started together look at different moments, so that one of them finds a build first.
         first = randomness.generator().uniform(0, _STATES)
         self._periodic.append(PeriodicLoop(platform, "retries of builds", retries.tick, _STATES, first=first))
+        reverts = MoveReverts(in_place, platform.clock)
+        self._periodic.append(PeriodicLoop(platform, "reverts of moves", reverts.tick, _REVERTS, first=first))
         self._periodic.append(PeriodicLoop(platform, "states of agents and nodes", self._scheduler.observe, _STATES))
         self._periodic.append(
             PeriodicLoop(platform, "refresh of the fleet", self._scheduler.refresh, section.refresh_interval)

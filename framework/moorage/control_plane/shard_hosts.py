@@ -17,11 +17,14 @@ from moorage import errors
 from moorage.db import Database, now
 from moorage.fleet.events import record_nodes
 from moorage.fleet.tables import nodes
-from moorage.instances.interface import InstanceStore, Reassignable
+from moorage.instances.departures import Departures
+from moorage.instances.interface import Instance, InstanceStore, Reassignable
+from moorage.instances.moves import RESIZED
 from moorage.ring import Ring
 from moorage.services.interface import Service
 from moorage.services.registry import ServiceRegistry
 from moorage.sharding.moving import ShardMover
+from moorage.work.interface import Operation
 
 __all__ = ["AgentRings", "ShardHosts"]
 
@@ -79,13 +82,15 @@ class ShardHosts:
     """Moves nodes from agents that do not serve their shard to agents that do.
 
     A free node moves at once. An occupied node moves after its agent was declared dead, and its instances move with it in the same
-    transaction. The conditions are part of the statement that writes the node.
+    transaction, with what the dead agent had to let go of there; while a resize keeps a place on it or is not confirmed, it waits.
+    The conditions are part of the statement that writes the node.
     """
 
     database: Database
     registry: ServiceRegistry
     instances: InstanceStore
     mover: ShardMover
+    departures: Departures
 
     def correct(self) -> int:
         """Moves all misplaced nodes that may move; returns how many moved."""
@@ -143,22 +148,34 @@ class ShardHosts:
     def _move_with_instances(self, each: _Misplaced, target: str, instances: _InstancesByNode) -> bool:
         """Moves an occupied node of a dead agent; False when the agent is not declared dead, or an operation is in progress."""
         try:
-            hosts = dict.fromkeys(instances.on(each.source, each.uuid), each.source)
-            return self.database.run(lambda tx: self._write_with_instances(tx, each, target, hosts))
+            found = instances.on(each.source, each.uuid)
+            leaving = self.departures.of_hosts([each.source], [each.uuid])
+            return self.database.run(lambda tx: self._write_with_instances(tx, each, target, found, leaving))
         except errors.Conflict as error:
             LOG.info("Node %s stays with agent %s: %s", each.uuid, each.source, error.message)
             return False
 
-    def _write_with_instances(self, tx: sa.Connection, each: _Misplaced, target: str, hosts: Mapping[str, str]) -> bool:
+    def _write_with_instances(
+        self,
+        tx: sa.Connection,
+        each: _Misplaced,
+        target: str,
+        found: Sequence[Instance],
+        leaving: Mapping[str, Operation | None],
+    ) -> bool:
         # The death is made certain first: an agent that still runs can finish nothing after this transaction.
         if not self.registry.evict_forced(tx, _AGENT, each.source):
             return False
         if not self.registry.hold_up(tx, _AGENT, target) or not self._write(tx, each, self.mover.may_leave):
             return False
-        if hosts:
+        kept = self.instances.kept_on(tx, [each.uuid]) if isinstance(self.instances, Reassignable) else ()
+        if unconfirmed := sorted({*kept, *(one.uuid for one in found if one.status == RESIZED)}):
+            raise errors.Conflict(f"The resize of instance {unconfirmed[0]} is neither confirmed nor reverted.")
+        self.departures.readdress(tx, [each.source], leaving, target)
+        if found:
             if not isinstance(self.instances, Reassignable):
                 raise errors.Conflict("The instance store cannot give instances to another host.")
-            if self.instances.reassign(tx, hosts, target) != len(hosts):
+            if self.instances.reassign(tx, {one.uuid: each.source for one in found}, target) != len(found):
                 raise errors.Conflict("An instance on it is in an operation, or was changed meanwhile.")
         return True
 
@@ -168,21 +185,21 @@ class _InstancesByNode:
 
     def __init__(self, instances: InstanceStore) -> None:
         self._instances = instances
-        self._read: dict[str, dict[str, list[str]]] = {}
+        self._read: dict[str, dict[str, list[Instance]]] = {}
 
-    def on(self, host: str, node_uuid: str) -> Sequence[str]:
-        """The uuids of the instances of the host on the node."""
+    def on(self, host: str, node_uuid: str) -> Sequence[Instance]:
+        """The instances of the host on the node."""
         if host not in self._read:
             self._read[host] = self._of(host)
         return self._read[host].get(node_uuid, ())
 
-    def _of(self, host: str) -> dict[str, list[str]]:
-        found: dict[str, list[str]] = {}
+    def _of(self, host: str) -> dict[str, list[Instance]]:
+        found: dict[str, list[Instance]] = {}
         after = ""
         while True:
             page = self._instances.list(after=after, limit=_PAGE, host=host)
             for row in page:
-                found.setdefault(row.node_uuid, []).append(row.uuid)
+                found.setdefault(row.node_uuid, []).append(row)
             if len(page) < _PAGE:
                 return found
             after = page[-1].uuid

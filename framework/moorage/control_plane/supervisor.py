@@ -171,7 +171,8 @@ class Supervisor:
         """Start all programs and wait until every one is ready.
 
         :raises ConfigError: a child refused its configuration; all others are ended.
-        :raises Unavailable: a child ended or was not ready in time; all others are ended. A later try may succeed.
+        :raises Unavailable: a child ended before it was ready, or was not ready in time; all others are ended. A later try may
+            succeed.
         """
         (self._folder / "run").mkdir(parents=True, exist_ok=True, mode=0o700)
         (self._folder / "log").mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -181,11 +182,16 @@ class Supervisor:
             self._write_table()
             deadline = self._clock.monotonic() + self._start_timeout
             while not all(child.ready for child in self._children) and not self._stopping.is_set():
+                ended = [child for child in self._children if child.process is None or child.status() is not None]
                 self._listen()
-                for child in self._children:
-                    if child.status() is not None:
+                for child in ended:
+                    if child.process is not None and not child.ready:
                         refused = errors.ConfigError if child.status() == EXIT_CONFIG else errors.Unavailable
                         raise refused(self._why(child))
+                # They were ready before others are: they are started again, as they are later.
+                changed = [self._watch(child) for child in ended]
+                if any(changed):
+                    self._write_table()
                 if self._clock.monotonic() > deadline:
                     late = ", ".join(child.program.name for child in self._children if not child.ready)
                     raise errors.Unavailable(

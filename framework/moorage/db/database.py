@@ -112,6 +112,11 @@ class Database:
         return self._url.get_backend_name()
 
     @property
+    def lock_timeout(self) -> int:
+        """Seconds that a statement (on SQLite: a transaction) waits for others that write."""
+        return self._settings.lock_timeout
+
+    @property
     def url_safe(self) -> str:
         """The URL without its password and its parameters (which may hold secrets too), for messages."""
         return self._url.set(query={}).render_as_string(hide_password=True)

@@ -2,8 +2,8 @@
 """Compute drivers: plugins that run the workloads of one host.
 
 An agent has one driver (``[compute] driver``) and calls it by several threads. A :class:`ComputeDriver` makes, removes and shows
-workloads; what only some drivers can do is a further power: :class:`PowerControl`, :class:`Console`, :class:`UsageReport`. The kit
-:mod:`moorage.testing.drivers` tests the contract.
+workloads; what only some drivers can do is a further power: :class:`PowerControl`, :class:`Migration`, :class:`LiveMigration`,
+:class:`Console`, :class:`UsageReport`, :class:`SelfFencing`. The kit :mod:`moorage.testing.drivers` tests the contract.
 
 Every call that changes something carries a token. Tokens of one instance only rise: each operation on it has a higher one than the
 operation before. An agent can be killed between any two steps, and one that was paused may go on after another agent has taken its
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import abc
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
@@ -30,16 +30,25 @@ __all__ = [
     "Console",
     "DriverError",
     "DriverTools",
+    "FENCING_DRIVERS",
+    "FencingDriver",
     "HostResources",
+    "LiveMigration",
+    "Migration",
+    "Machine",
+    "NodePower",
+    "NodeReport",
+    "NodeSeen",
     "Observed",
     "PowerControl",
+    "SelfFencing",
     "Usage",
     "UsageReport",
     "Workload",
     "WorkloadState",
 ]
 
-API_VERSION = (1, 1)
+API_VERSION = (1, 2)
 
 
 class DriverError(Exception):
@@ -53,12 +62,14 @@ class DriverError(Exception):
 class WorkloadState(enum.StrEnum):
     """How a workload is.
 
-    RUNNING: it runs, or is being started. STOPPED: it was stopped by :meth:`PowerControl.stop`. ENDED: it ended by itself, without
-    an error. FAILED: it ended with an error, was killed, or never began.
+    RUNNING: it runs, or is being started. STOPPED: it was stopped by :meth:`PowerControl.stop`, or was made by
+    :meth:`Migration.prepare`. PAUSED: it is complete and does not execute, by :meth:`LiveMigration.transfer`. ENDED: it ended by
+    itself, without an error. FAILED: it ended with an error, was killed, or never began.
     """
 
     RUNNING = "running"
     STOPPED = "stopped"
+    PAUSED = "paused"
     ENDED = "ended"
     FAILED = "failed"
 
@@ -72,9 +83,10 @@ class Workload:
     :param image: ``id``, ``properties`` and what else the request said of the image; empty for none.
     :param extra_specs: of the flavor.
     :param command: what to run, the program first; empty for none. Only drivers with ``runs_commands`` get one.
-    :param operation: what makes it: build, rebuild, resize, live_migrate, unshelve.
+    :param operation: what makes it: build, rebuild, resize, revert_resize, live_migrate, unshelve.
     :param holds: what is claimed of which providers: provider uuid -> resource class -> units. Other uuids than the node's are
         those of its NUMA cells, devices and pools. Empty: everything is claimed of the node's own provider.
+    :param node: the uuid of the node that it is to run on. An agent may have several.
     """
 
     uuid: str
@@ -86,6 +98,21 @@ class Workload:
     command: Sequence[str] = ()
     operation: str = "build"
     holds: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    node: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """A node that names a driver, for drivers that manage machines from outside.
+
+    :param driver: of the node: how the machine is reached, ``redfish``.
+    :param driver_info: of the node: where, and with which user name and password. So it belongs in no log and in no error.
+    """
+
+    uuid: str
+    name: str
+    driver: str
+    driver_info: Mapping[str, Any] = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +128,29 @@ class Observed:
     state: WorkloadState
     since: float | None = None
     detail: str = ""
+
+
+class NodePower(enum.StrEnum):
+    """Whether a machine has power, by the words that Ironic has. ERROR: it cannot be seen."""
+
+    ON = "power on"
+    OFF = "power off"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSeen:
+    """What a driver saw of a machine.
+
+    :param occupied: an instance has it, or is about to have it.
+    :param target: what an operation that is under way makes of its power; None: none is.
+    :param error: why its power cannot be seen; empty where it can.
+    """
+
+    power: NodePower
+    occupied: bool
+    target: NodePower | None = None
+    error: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,11 +180,13 @@ class DriverTools:
 
     :param conf: the configuration (an oslo.config ``ConfigOpts``).
     :param host: the name of the agent. Two agents on one machine have different ones, and must not see each other's workloads.
+    :param machines: the agent's nodes that name a driver, read again each time.
     """
 
     conf: cfg.ConfigOpts
     clock: Clock
     host: str
+    machines: Callable[[], Sequence[Machine]] = tuple
 
 
 class ComputeDriver(abc.ABC):
@@ -150,9 +202,6 @@ class ComputeDriver(abc.ABC):
     api_version: ClassVar[tuple[int, int]]
     #: Whether :attr:`Workload.command` is run. Where it is not, the agent refuses instances that have a command.
     runs_commands: ClassVar[bool] = False
-    #: Whether a spawn on another host and a destroy on this one move a workload while it runs. Where it does not, the agent refuses
-    #: live migrations.
-    live_migrates: ClassVar[bool] = False
 
     def __init__(self, tools: DriverTools) -> None:
         self.tools = tools
@@ -219,13 +268,46 @@ class PowerControl(Protocol):
         """
 
     def start(self, uuid: str, token: int, order: int) -> None:
-        """Run a workload again that has ended or was stopped; one that runs goes on.
+        """Run a workload again that has ended or was stopped; one that is paused goes on where it was, one that runs goes on.
 
         :raises DriverError: it cannot be run.
         """
 
     def reboot(self, uuid: str, token: int, order: int) -> None:
         """End the workload where it runs, and run it again."""
+
+
+@runtime_checkable
+class Migration(PowerControl, Protocol):
+    """A further power of drivers: a workload moves from one host to another.
+
+    A cold move stops the workload on its host, and starts what :meth:`prepare` made on the other one. It carries what the drivers
+    of both hosts share, and nothing else. At most one of the two executes: the agents start the second only when the first has
+    stopped and the move is committed, and :meth:`PowerControl.start` compares orders on each host.
+    """
+
+    def prepare(self, workload: Workload, token: int) -> str:
+        """Make all that the workload needs, under this token; it does not execute and is STOPPED.
+
+        Tokens are compared as by :meth:`ComputeDriver.spawn`. Returns the address at which :meth:`LiveMigration.transfer` of the
+        other host's driver reaches it, at most 1,000 characters; empty where there is none.
+
+        :raises DriverError: it cannot be run here. What is left of this try is removed by :meth:`ComputeDriver.destroy`.
+        """
+
+
+@runtime_checkable
+class LiveMigration(Migration, Protocol):
+    """A further power of drivers: a workload moves with its memory. What arrives does not execute before it is started."""
+
+    def transfer(self, uuid: str, token: int, order: int, to: str) -> None:
+        """Carry a workload to the address that :meth:`Migration.prepare` returned; then both are PAUSED, and none executes.
+
+        For the workload with exactly this token, and with an order, as a call of :class:`PowerControl`. Repeated it changes nothing
+        that is complete. A call that is killed leaves the workload running or PAUSED here, and none executing there.
+
+        :raises DriverError: it is not complete there. Here it may be PAUSED; :meth:`PowerControl.start` lets it go on.
+        """
 
 
 @runtime_checkable
@@ -240,6 +322,17 @@ class Console(Protocol):
 
 
 @runtime_checkable
+class NodeReport(Protocol):
+    """A further power of drivers that manage whole machines: the power of each node is seen.
+
+    The agent writes it into the nodes, where clients of the baremetal dialect read it.
+    """
+
+    def nodes(self) -> Mapping[str, NodeSeen]:
+        """What the last :meth:`ComputeDriver.inspect` saw, by uuid of the node; nodes that were not looked at are absent."""
+
+
+@runtime_checkable
 class UsageReport(Protocol):
     """A further power of drivers: what workloads use is measured."""
 
@@ -247,7 +340,65 @@ class UsageReport(Protocol):
         """What each workload that runs uses, by uuid; those that cannot be measured are absent."""
 
 
+@runtime_checkable
+class SelfFencing(Protocol):
+    """A further power of drivers: workloads end by themselves when the agent does not renew the lease of the host.
+
+    The agent renews it after each heartbeat that the store has confirmed. So workloads have ended when the store lets others take
+    their place, also when the agent was killed, or stands still, or does not reach the store. Something else than the agent ends
+    them, and looks at the clock (:meth:`moorage.clock.Clock.boottime`) at least every second.
+    """
+
+    @property
+    def self_fence(self) -> float:
+        """Seconds of the lease; 0: it is off, and workloads do not end by themselves."""
+
+    def renew(self, epoch: int, until: float) -> None:
+        """Have all workloads end at ``until``, of :meth:`moorage.clock.Clock.boottime`, unless it is called again before.
+
+        Where the power is off, workloads go on for ever from then on. A workload is started only while the lease lasts.
+
+        :param epoch: of the agent. What an agent of a lower epoch says has no effect after a call with a higher one.
+        :raises DriverError: it cannot be kept, or an agent of a higher epoch has called before.
+        """
+
+    def not_fenced(self) -> Collection[str]:
+        """The uuids of workloads that run and would not end with the lease: they were started while the power was off.
+
+        Called after the first :meth:`renew` of an agent. What starts from then on, also by an earlier
+        agent, is not among them.
+        """
+
+
 #: Chosen by ``[compute] driver``.
 COMPUTE_DRIVERS: ExtensionPoint[ComputeDriver] = ExtensionPoint(
     "moorage.compute_drivers", ComputeDriver, API_VERSION, "[compute] driver"
+)
+
+
+class FencingDriver(abc.ABC):
+    """Turns machines off from outside, so that nothing can run on them.
+
+    Built as ``plugin(conf, clock)`` for each host that is fenced, in the process that serves the API.
+    """
+
+    api_version: ClassVar[tuple[int, int]]
+
+    def __init__(self, conf: cfg.ConfigOpts, clock: Clock) -> None:
+        self.conf = conf
+        self.clock = clock
+
+    @abc.abstractmethod
+    def turn_off(self, machine: Machine) -> None:
+        """Cut the power of a machine, also of one that is about to be on; returns when it is seen to be off.
+
+        Returns within the timeout of a client, two minutes. What was accepted but not seen is no success.
+
+        :raises DriverError: the machine is not seen to be off; it may run.
+        """
+
+
+#: Chosen by the driver of the node.
+FENCING_DRIVERS: ExtensionPoint[FencingDriver] = ExtensionPoint(
+    "moorage.fencing_drivers", FencingDriver, API_VERSION, "the driver of the node"
 )

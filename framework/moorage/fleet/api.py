@@ -48,7 +48,7 @@ _NODE = {
         "resource_class": {"type": "string", "minLength": 1, "maxLength": 80},
         "properties": {"type": "object", "maxProperties": 256},
         **dict.fromkeys(("driver", "conductor_group", "owner", "lessee", "description"), _TEXT),
-        "extra": {"type": "object", "maxProperties": 256},
+        **dict.fromkeys(("driver_info", "extra"), {"type": "object", "maxProperties": 256}),
         "inventories": {
             "type": "object",
             "propertyNames": {"pattern": "^[A-Z0-9_]{1,255}$"},

@@ -16,6 +16,7 @@ __all__ = ["record_deleted", "record_nodes"]
 #: What an event says of a node: nothing that users wrote.
 _STATE = (
     nodes.c.name, nodes.c.host, nodes.c.shard, nodes.c.resource_class, nodes.c.instance_uuid, nodes.c.provision_state,
+    nodes.c.power_state,
     *(nodes.c[flag] for flag in STATES),
 )  # fmt: skip
 _FIND = sa.select(nodes.c.uuid, nodes.c.generation, *_STATE).where(

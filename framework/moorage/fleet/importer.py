@@ -8,7 +8,8 @@ named. Objects (``properties``, ``extra``, ``inventories``) are merged; the valu
   becomes the shard.
 * JSON lines of our own: ``{"name": ..., "uuid"?, "host"?, "shard"?, "resource_class"?, "properties"?: {},
   "inventories"?: {"VCPU": 8, "MEMORY_MB": {"total": 4096, "reserved": 512, "allocation_ratio": 1.5}, "PGPU": null}}``.
-  Further fields: ``driver``, ``conductor_group``, ``owner``, ``lessee``, ``description``, ``extra`` (an object).
+  Further fields: ``driver``, ``conductor_group``, ``owner``, ``lessee``, ``description``, ``extra`` (an object),
+  ``driver_info`` (an object, which replaces the present one: where the driver finds the machine, and with which password).
 * CSV with a header: ``name``, and any of ``uuid, host, shard, resource_class, vcpus, memory_mb, disk_gb, gpus``; every other column
   in upper case is a resource class. An empty field gives nothing; 0 removes the inventory of that class.
 
@@ -35,6 +36,7 @@ __all__ = ["from_json", "read_nodes", "to_json"]
 _SHORT = {"vcpus": "VCPU", "memory_mb": "MEMORY_MB", "disk_gb": "DISK_GB", "gpus": "PGPU"}
 _NAMED = {"uuid", "name", "host", "shard", "resource_class"}
 _DETAILS = ("driver", "conductor_group", "owner", "lessee", "description")
+_OBJECTS = ("driver_info", "extra")
 _INVENTORY = {each.name for each in fields(InventoryItem)} - {"resource_class"}
 _LARGEST = 2**31 - 1
 
@@ -63,7 +65,7 @@ def from_json(data: Any) -> NodeSpec:
     """
     if not isinstance(data, dict):
         raise ValueError("a node must be an object")
-    _refuse_unknown("", data, {*_NAMED, *_DETAILS, "extra", "properties", "inventories"})
+    _refuse_unknown("", data, {*_NAMED, *_DETAILS, *_OBJECTS, "properties", "inventories"})
     given = data.get("inventories", {})
     if not isinstance(given, dict):
         raise ValueError("inventories must be an object")
@@ -186,11 +188,11 @@ def _spec(data: Mapping[str, Any], properties: Mapping[str, Any], inventories: M
 
 
 def _details(data: Mapping[str, Any]) -> dict[str, Any]:
-    found = {key: data[key] for key in (*_DETAILS, "extra") if data.get(key) is not None}
+    found = {key: data[key] for key in (*_DETAILS, *_OBJECTS) if data.get(key) is not None}
     for key, value in found.items():
-        if key == "extra":
+        if key in _OBJECTS:
             if not isinstance(value, dict):
-                raise ValueError("extra must be an object")
+                raise ValueError(f"{key} must be an object")
         elif not isinstance(value, str) or not 0 < len(value) <= 255:
             raise ValueError(f"{key} must be a text of 1 to 255 characters")
     return found

@@ -44,6 +44,10 @@ _PLANNING = (
     sa.type_coerce(nodes.c.properties, sa.Text), sa.type_coerce(nodes.c.extra, sa.Text),
     nodes.c.shard, nodes.c.instance_uuid, nodes.c.reservation, nodes.c.provision_state, nodes.c.maintenance,
 )  # fmt: skip
+_MACHINE = (
+    nodes.c.uuid, nodes.c.name, nodes.c.driver, nodes.c.driver_info, nodes.c.generation, nodes.c.power_state,
+    nodes.c.target_power_state, nodes.c.provision_state, nodes.c.fault, nodes.c.last_error,
+)  # fmt: skip
 _CHANGES = ChangeReader(nodes, nodes.c.generation)
 _SCHEDULED = sa.select(nodes.c.uuid, nodes.c.name, nodes.c.host, nodes.c.properties).order_by(nodes.c.uuid)
 _SCHEDULED_PAGE = _SCHEDULED.where(nodes.c.uuid > sa.bindparam("after", type_=sa.String)).limit(
@@ -311,6 +315,17 @@ class NodeStore:
             query = query.where(nodes.c.host.is_(None))
         with self._database.read() as tx:
             return [Node(*row) for row in tx.execute(query)]
+
+    def machines(self, **chosen: str) -> Sequence[Any]:
+        """Reads the nodes that name a driver: what the driver needs, what was seen of their power, and the generation.
+
+        :param chosen: columns -> the value that they must have: ``host`` or ``shard``.
+        """
+        query = sa.select(*_MACHINE).where(nodes.c.driver.is_not(None))
+        for name, value in chosen.items():
+            query = query.where(nodes.c[name] == value)
+        with self._database.read() as tx:
+            return tx.execute(query.order_by(nodes.c.uuid)).all()
 
     def delete(self, tx: sa.Connection, uuid: str, *conditions: sa.ColumnElement[bool]) -> bool:
         """Remove a node for which the conditions hold; False when there is none."""

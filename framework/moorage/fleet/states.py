@@ -41,6 +41,8 @@ def begun_by() -> str | None:
 def with_since(changes: Mapping[str, Any]) -> dict[str, Any]:
     """Columns to write, completed by since when and by whom; in the order in which they must be written.
 
+    Also by when the provision state was written.
+
     A flag that is set again keeps the time at which it was set first, and who set it. MariaDB evaluates assignments from left to
     right, so both come before the flag that they read.
     """
@@ -53,4 +55,6 @@ def with_since(changes: Mapping[str, Any]) -> dict[str, Any]:
             ):
                 kept = sa.case((nodes.c[flag] == sa.true(), nodes.c[name]), else_=value)
                 since[name] = kept if changes[flag] else None
+    if "provision_state" in changes:
+        since["provision_updated_at"] = now()
     return since | dict(changes)

@@ -29,14 +29,27 @@ class Validator:
     """One compiled schema. ``where`` names what is validated, for messages (``body``, ``query``).
 
     :param formats: the checks of ``format``; None: formats are only documentation.
+    :raises SchemaError: the schema has a mistake.
     """
 
     def __init__(self, schema: Schema, where: str, formats: jsonschema.FormatChecker | None = None) -> None:
         self._where = where
         self._slow = jsonschema.Draft202012Validator(_to_the_end(dict(schema)), format_checker=formats)
-        self._slow.check_schema(dict(schema))
-        self._fast = jsonschema_rs.validator_for(dict(schema), **_fast_formats(formats)) if jsonschema_rs else None
+        self._fast = self._compile_fast(dict(schema), formats) if jsonschema_rs else None
+        if self._fast is None:
+            self._slow.check_schema(dict(schema))
         self._properties: Mapping[str, Any] = schema.get("properties", {})
+
+    def _compile_fast(self, schema: dict[str, Any], formats: jsonschema.FormatChecker | None) -> Any:
+        """The validator of the Rust library, which checks the schema too: in a hundredth of the time.
+
+        :raises SchemaError: the schema has a mistake; the error is that of the slow library, which says where.
+        """
+        try:
+            return jsonschema_rs.validator_for(schema, **_fast_formats(formats))
+        except ValueError:
+            self._slow.check_schema(schema)
+            raise
 
     def check(self, data: Any) -> None:
         """Refuse what the schema does not allow.

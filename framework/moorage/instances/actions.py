@@ -1,20 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Begins operations on instances: stop, start, reboot, rebuild, resize, live_migrate, shelve_offload, unshelve, evacuate.
+"""Begins operations on instances: stop, start, reboot, rebuild, resize, migrate, live_migrate, shelve_offload, unshelve, evacuate.
 
 Each begins with one transaction that records the worker, the status while it is in progress and what is to come of it
 (``pending``); the agent of the host that has the work to do ends it with another.
 
-A move between hosts ends in two steps. While it runs, ``move_consumer`` holds the resources on the destination. The destination's
-agent ends the move: the instance then holds the resources on the destination, ``departed_consumer`` those on the source, and an
-operation ``let_go`` is addressed to the source. The source's agent removes what is left of the instance and ends that operation,
-which releases the resources. A source that is down keeps them held until its agent is back. Of a pool that both nodes share, both
-amounts are held meanwhile.
+A move between hosts is one operation that the agents of both hand to each other (:mod:`moorage.instances.moves`). While it runs,
+``move_consumer`` holds the resources on the destination. From its commit the instance holds the resources on the destination,
+``departed_consumer`` those on the source, and an operation ``let_go`` is addressed to the source. The source's agent removes what
+is left of the instance and ends that operation, which releases the resources. A source that is down keeps them held until its
+agent is back. Of a pool that both nodes share, both amounts are held meanwhile.
 
 An evacuation needs that the host of the instance is fenced (:meth:`ServiceRegistry.fence`): nothing of it runs there any more. So
-the instance leaves with the transaction that begins the evacuation, which is the only point of no return. It writes the row of the
-host's agent on the condition that the fence holds. A start of that agent ends the fence by a write of the same row, so the two
-take turns: an agent that starts finds every instance that was evacuated on another host, and destroys what is left of it before it
-takes work.
+the instance leaves with the transaction that begins the evacuation, which is the only point of no return. A move that is in
+progress ends with that transaction. It writes the row of the host's agent on the condition that the fence holds. A start of that
+agent ends the fence by a write of the same row, so the two take turns: an agent that starts finds every instance that was
+evacuated on another host, and destroys what is left of it before it takes work. Where another host keeps a copy for the revert of
+a resize, that host has to let go of the instance, and the room on the fenced host is given back by its fence.
 
 The id of the last request is kept with the instance when its operation has ended (``request["last_request_id"]``), so that a
 repetition after a lost reply is known for one however late it comes.
@@ -47,6 +48,16 @@ from moorage.instances.interface import (
     claims_after_leaving,
     move_consumer,
 )
+from moorage.instances.moves import (
+    ACTIVATE,
+    MOVES,
+    OF_PHASE,
+    PREPARE,
+    RESIZED,
+    REVERT,
+    is_revertible,
+    kept_elsewhere,
+)
 from moorage.instances.providers import claim_of_node
 from moorage.rpc.server import rpc_method
 from moorage.scheduling.groups import GroupStore
@@ -54,7 +65,7 @@ from moorage.scheduling.interface import Claimer, ClaimResult, Flavor, InstanceR
 from moorage.scheduling.resource_request import as_far_as_parsed, spread_providers
 from moorage.scheduling.scheduler import Scheduler
 from moorage.scheduling.traits import asks_for_traits
-from moorage.services.interface import LIVE_MIGRATES, POWER_CONTROL, RUNS_COMMANDS
+from moorage.services.interface import LIVE_MIGRATES, MIGRATES, POWER_CONTROL, RUNS_COMMANDS
 from moorage.services.registry import ServiceRegistry
 from moorage.work.interface import OnlyIf
 from moorage.work.operations import SqlOperationStore
@@ -76,7 +87,7 @@ class ActionKind:
     :param status: of the instance while it is in progress.
     :param begins: statuses in which it can begin.
     :param asks: a scheduler is asked: where the instance shall go, or whether it may stay where it is.
-    :param power: what the agent of the instance's host must offer; empty for nothing.
+    :param powers: what the agent of the instance's host must offer, and that of its destination.
     :param does: the operation that the agent is given; empty: the one of this name.
     """
 
@@ -84,42 +95,47 @@ class ActionKind:
     status: str
     begins: tuple[str, ...]
     asks: bool
-    power: str = ""
+    powers: tuple[str, ...] = ()
     does: str = ""
 
 
 OPERATIONS: Mapping[str, ActionKind] = {
     each.name: each
     for each in (
-        ActionKind("stop", "stopping", ("active",), False, POWER_CONTROL),
-        ActionKind("start", "starting", ("stopped",), False, POWER_CONTROL),
-        ActionKind("reboot", "rebooting", ("active", "stopped"), False, POWER_CONTROL),
+        ActionKind("stop", "stopping", ("active",), False, (POWER_CONTROL,)),
+        ActionKind("start", "starting", ("stopped",), False, (POWER_CONTROL,)),
+        ActionKind("reboot", "rebooting", ("active", "stopped"), False, (POWER_CONTROL,)),
         ActionKind("rebuild", "rebuilding", ("active", "stopped"), True),
         ActionKind("shelve_offload", "shelving", ("active",), False),
         ActionKind("resize", "resizing", ("active",), True),
-        ActionKind(LIVE_MIGRATE, "migrating", ("active",), True, LIVE_MIGRATES),
+        ActionKind("migrate", "migrating", ("active",), True, (MIGRATES,)),
+        ActionKind(LIVE_MIGRATE, "migrating", ("active",), True, (MIGRATES, LIVE_MIGRATES)),
         ActionKind("unshelve", "unshelving", ("shelved_offloaded",), True),
         # To its destination it is an instance that comes from nowhere; agents of earlier releases can build it, too.
-        ActionKind(EVACUATE, "evacuating", ("active", "stopped"), True, does="unshelve"),
+        ActionKind(
+            EVACUATE, "evacuating", ("active", "stopped", "migrating", "resizing", RESIZED), True, does="unshelve"
+        ),  # fmt: skip
     )
 }
 
 
 def _check(instance: Instance, operation: ActionKind, lacking: Lacking) -> None:
     if instance.status not in operation.begins:
+        advice = " Confirm its resize, or revert it." if instance.status == RESIZED else ""
         raise errors.Conflict(
             f"Instance {instance.uuid} is {instance.status}; {operation.name} needs one that is "
-            f"{' or '.join(operation.begins)}.",
+            f"{' or '.join(operation.begins)}.{advice}",
             instance=instance.uuid,
             status=instance.status,
         )
-    if operation.power and instance.host in lacking([operation.power]):
-        raise errors.Conflict(
-            f"The {operation.name} of instance {instance.uuid} is not possible: the compute driver of its host does not have the "
-            f"power {operation.power}. moorage service list shows what each agent offers.",
-            instance=instance.uuid,
-            power=operation.power,
-        )
+    for power in operation.powers:
+        if instance.host in lacking([power]):
+            raise errors.Conflict(
+                f"The {operation.name} of instance {instance.uuid} is not possible: the compute driver of its host does not have "
+                f"the power {power}. moorage service list shows what each agent offers.",
+                instance=instance.uuid,
+                power=power,
+            )
 
 
 def _begin(
@@ -133,9 +149,11 @@ def _begin(
 ) -> int:
     """Write the operation's row and the instance's in one transaction; returns the token."""
     instances, workers = stores
+    does = PREPARE if "phase" in values["pending"] else operation.does or operation.name
+    # An evacuation takes the place of a move that is in progress, and of nothing else: the status would be another one.
     token = workers.create(
-        transaction, instances.resource_type, instance.uuid, operation.does or operation.name, operation.status, target_host=host,
-        only_if=only_if, project_id=instance.project_id,
+        transaction, instances.resource_type, instance.uuid, does, operation.status, target_host=host,
+        force=operation.name == EVACUATE, only_if=only_if, project_id=instance.project_id,
     )  # fmt: skip
     changes = {"status": operation.status, "fault": "", **values}
     if not instances.change(
@@ -175,6 +193,42 @@ class InPlace:
         values = {"pending": {"operation": name, **pending}}
         only_if = not_forced_down(instance.host)
         self.database.run(lambda tx: _begin(tx, stores, instance, operation, instance.host, values, only_if) and None)
+        self.cast(instance.host, OPERATE, uuid)
+
+    def revert_move(self, uuid: str, reason: str, *, known: Instance | None = None) -> None:
+        """Have the source of a move end it, and let the workload go on there. Does nothing when that has begun already.
+
+        It takes turns with the commit of the move: both write the instance on the condition that the other one has not.
+
+        :param reason: becomes the fault of the instance.
+        :param known: the instance as it was when that was decided on.
+        :raises NotFound: there is no such instance.
+        :raises Conflict: no move is in progress, or it has been committed.
+        """
+        instance = known or self.instances.get(uuid)
+        pending = instance.pending
+        if pending.get("phase") == OF_PHASE[REVERT]:
+            return
+        if not is_revertible(pending):
+            why = (
+                "its move has passed the point of no return, and goes on"
+                if pending.get("phase") == OF_PHASE[ACTIVATE]
+                else f"it is {instance.status}, and does not move between two hosts"
+            )
+            raise errors.Conflict(f"No move of instance {uuid} can be reverted: {why}.", instance=uuid)
+
+        def begin(transaction: Any) -> None:
+            token = self.workers.create(
+                transaction, self.instances.resource_type, uuid, REVERT, instance.status, target_host=instance.host,
+                force=True, only_if=not_forced_down(instance.host), project_id=instance.project_id,
+            )  # fmt: skip
+            values = {"pending": {**pending, "phase": OF_PHASE[REVERT], "reason": reason}}
+            if not self.instances.change(
+                transaction, uuid, token, values, expected=(instance.status,), fence=instance.fence
+            ):
+                raise errors.Conflict(f"The move of instance {uuid} has just gone a step further; look again.")
+
+        self.database.run(begin)
         self.cast(instance.host, OPERATE, uuid)
 
 
@@ -232,6 +286,8 @@ class MoveClaimer:
             **({"limits": dict(spec.limits)} if spec.limits else {}),
             **to,
         }
+        if self.operation.name in MOVES and to["host"] != self.instance.host:
+            pending |= {"phase": OF_PHASE[PREPARE], "live": self.operation.name == LIVE_MIGRATE}
         if self._stays:
             return {"pending": pending}
         if self._evacuates:
@@ -277,11 +333,20 @@ class MoveClaimer:
         residents: Mapping[str, int | None],
         record: Callable[[Any], None],
     ) -> ClaimOutcome:
-        """Have the instance hold ``held``; what it held on its host stays held until that host's agent has let go."""
+        """Have the instance hold ``held``; what it held on its host stays held until that host's agent has let go.
+
+        The destination of a move that is in progress has nothing that executes. Its agent removes what it has prepared.
+        """
         ledger, left = _ledger(self.store), self.instance
-        changes = claims_after_leaving(
-            ledger, left, held, {left.node_uuid: None, **residents}, departed=Expect.ANYTHING
-        )
+        moving = left.pending.get("node_uuid")
+        versions = {node: None for node in (left.node_uuid, moving) if node} | dict(residents)
+        changes = claims_after_leaving(ledger, left, held, versions, departed=Expect.ANYTHING)
+        kept = kept_elsewhere(left.host, left.pending)
+        if kept:
+            # What that host holds stays as it is, until its agent has let go.
+            del changes[1:]
+        if moving:
+            changes.append(AllocationChange(move_consumer(left.uuid), {}))
         departure = self.workers.get(DEPARTURE, left.uuid)
         # An earlier host that has not let go of the instance gives its room back by its fence.
         hosts = {left.host} if departure is None else {left.host, departure.target_host}
@@ -291,7 +356,7 @@ class MoveClaimer:
                 self._hold_fence(transaction, host)
             record(transaction)
             self.workers.create(
-                transaction, DEPARTURE, left.uuid, "let_go", "leaving", target_host=left.host, force=True,
+                transaction, DEPARTURE, left.uuid, "let_go", "leaving", target_host=kept or left.host, force=True,
                 project_id=left.project_id,
             )  # fmt: skip
 
@@ -310,8 +375,8 @@ class MoveClaimer:
         """Where an earlier try of the same request has sent it."""
         found = self.instances.get(spec.instance_uuid)
         if found.pending.get("request_id") == request_id:
-            return ClaimResult(found.pending["node_uuid"], repeated=True)
-        return ClaimResult(found.node_uuid, repeated=True) if _done(found, request_id) else None
+            return ClaimResult(found.pending.get("node_uuid", found.node_uuid), repeated=True)
+        return ClaimResult(found.node_uuid, repeated=True) if found.node_uuid and _done(found, request_id) else None
 
     def release(self, instance_uuid: str) -> None:
         """Nothing is held that was not recorded."""
@@ -347,7 +412,7 @@ class MovesEndpoint:
     def move_instance(
         self, instance_uuid: str, operation: str, wanted: Mapping[str, Any], request_id: str
     ) -> dict[str, Any]:
-        """Begin a resize, live migration, unshelving, evacuation or rebuild; repeating it with the same request_id changes nothing.
+        """Begin a resize, migration, unshelving, evacuation or rebuild; repeating it with the same request_id changes nothing.
 
         Returns where the instance goes, and the whole ``instance`` as the beginning of the operation has left it.
 
@@ -375,7 +440,7 @@ class MovesEndpoint:
 
     def _begin(self, instance: Instance, kind: ActionKind, wanted: Mapping[str, Any], request_id: str) -> None:
         _check(instance, kind, self._in_place.lacking)
-        spec = self._away_from_source(instance, kind, _moving(instance, kind, wanted))
+        spec = self._away_from_source(instance, kind, self._resized(instance, kind, _moving(instance, kind, wanted)))
         if spec.rebuild:
             if asks_for_traits(spec):
                 spec = replace(spec, held_providers=spread_providers(spec, self._holds(instance.uuid)))
@@ -386,18 +451,51 @@ class MovesEndpoint:
         held = InstanceRecord(
             move_consumer(instance.uuid), "", "", spec.flavor.flavorid, spec.flavor.resources, spec.project_id
         )
-        chosen = self._scheduler.place(
-            spec, request_id, claimer=self._claimer(instance, kind), held=held if instance.host else None
-        )
+        kept = kept_elsewhere(instance.host, instance.pending)
+        try:
+            chosen = self._scheduler.place(
+                spec, request_id, claimer=self._claimer(instance, kind), held=held if instance.host else None
+            )
+        except errors.NoValidHost as error:
+            if not kept:
+                raise
+            raise errors.NoValidHost(
+                f"{error.message} Host {kept} is left out, because it keeps the copy of instance {instance.uuid} from before its "
+                f"resize. To use that host and lose that copy, run moorage instance confirm-resize {instance.uuid}, wait until "
+                f"the agent of {kept} has removed the copy, and evacuate the instance again.",
+                **error.details,
+            ) from error
         LOG.info("The %s of instance %s goes to host %s.", kind.name, instance.uuid, chosen.record.host)
         self._in_place.cast(chosen.record.host, OPERATE, instance.uuid)
+        if abandoned := instance.pending.get("host"):
+            # It was evacuated while it moved there.
+            self._in_place.cast(abandoned, "look_at_instance", instance.uuid)
+        if kept:
+            self._in_place.cast(kept, "let_go_instance", instance.uuid)
+
+    def _resized(self, instance: Instance, kind: ActionKind, spec: RequestSpec) -> RequestSpec:
+        """The request of a resize, which stays in its place where the host cannot move instances to other hosts."""
+        if kind.name != "resize":
+            return spec
+        if instance.host not in self._in_place.lacking([MIGRATES]):
+            return replace(spec, powers=(*spec.powers, MIGRATES))
+        if spec.requested_host not in (None, instance.host):
+            raise errors.Conflict(
+                f"The resize of instance {instance.uuid} to another host is not possible: the compute driver of its host does not "
+                f"have the power {MIGRATES}. Leave out the host to resize the instance in its place.",
+                instance=instance.uuid,
+                power=MIGRATES,
+            )
+        return replace(spec, requested_host=instance.host)
 
     def _away_from_source(self, instance: Instance, kind: ActionKind, spec: RequestSpec) -> RequestSpec:
-        """The request without the host that has not let go of the instance since its last move.
+        """The request without the host that keeps a copy of the instance, or has not let go of it since its last move.
 
         :raises Conflict: the instance would move again, which needs that the source of its last move has let go.
         """
         departure = None if spec.rebuild else self._in_place.workers.get(DEPARTURE, instance.uuid)
+        if kept := kept_elsewhere(instance.host, instance.pending):
+            return replace(spec, ignore_hosts=(*spec.ignore_hosts, kept))
         if departure is None:
             return spec
         source = departure.target_host
@@ -468,7 +566,7 @@ def _moving(instance: Instance, operation: ActionKind, wanted: Mapping[str, Any]
         requested_host=instance.host if rebuild else wanted.get("host"),
         requested_node=instance.node_uuid if rebuild else wanted.get("node"),
         rebuild=rebuild,
-        ignore_nodes=(instance.node_uuid,) if operation.name == LIVE_MIGRATE else (),
+        ignore_nodes=(instance.node_uuid,) if operation.name in (LIVE_MIGRATE, "migrate") else (),
         ignore_hosts=(instance.host,) if operation.name == EVACUATE else (),
-        powers=(*spec.powers, *([LIVE_MIGRATES] if operation.name == LIVE_MIGRATE else [])),
+        powers=(*spec.powers, *operation.powers),
     )

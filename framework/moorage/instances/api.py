@@ -14,6 +14,7 @@ from moorage.instances.actions import OPERATIONS, InPlace
 from moorage.instances.create import Deleter
 from moorage.instances.interface import Instance, InstanceStore
 from moorage.instances.reset_state import RESETTABLE, Resetter
+from moorage.instances.resizes import Resizes
 from moorage.scheduling.api import Resolver, allowed, check_free_form, check_request
 from moorage.scheduling.request import REQUEST_PROPERTIES
 from moorage.scheduling.resource_request import GivenResources, check_flavor, held_resources
@@ -36,10 +37,14 @@ POLICIES = (
     PolicyRule(
         "scheduling:instances:action",
         "rule:system_member or rule:project_member",
-        "Stop, start, reboot, rebuild, resize, move, shelve or unshelve an instance.",
+        "Stop, start, reboot, rebuild, resize, move, shelve or unshelve an instance, confirm or revert its resize, or revert its "
+        "move.",
     ),
     PolicyRule(SEE_HOSTS, "rule:system_reader", "See where instances are, and list those of a host."),
     PolicyRule("scheduling:instances:resize:host", "rule:system_admin", "Choose the host or node of a resize."),
+    PolicyRule(
+        "scheduling:instances:migrate:host", "rule:system_admin", "Choose the host or node of a cold migration."
+    ),
     PolicyRule(
         "scheduling:instances:live_migrate:host", "rule:system_admin", "Choose the host or node of a live migration."
     ),
@@ -118,11 +123,17 @@ _ACTIONS: Mapping[str, Mapping[str, Any]] = {
     "reboot": {},
     "shelve_offload": {},
     "resize": {"flavor": REQUEST_PROPERTIES["flavor"], **_TO},
+    "migrate": _TO,
     "live_migrate": _TO,
+    "revert_move": {},
+    "confirm_resize": {},
+    "revert_resize": {},
     "unshelve": _TO,
     "evacuate": _TO,
 }
 _REQUIRED = {"resize": ["flavor"]}
+#: The fault of an instance whose move was reverted.
+_REVERTED = "The move was reverted by request."
 _ACTION = {
     "type": "object",
     "properties": {
@@ -150,8 +161,11 @@ _LINES = {
     "additionalProperties": False,
 }
 _FORCE = {"type": "object", "properties": {"force": {"type": "boolean"}}, "additionalProperties": False}
-#: Fields that name hosts or nodes; ``pending`` says where an instance goes, and where it was tried.
-_PLACES = frozenset({"host", "node", "node_uuid", "pending", "holds"})
+#: Fields that name hosts or nodes.
+_PLACES = frozenset({"host", "node", "node_uuid", "holds"})
+#: What of ``pending`` names none: the operation in progress, and how far a move is. The rest says where an instance goes, and where
+#: it was tried.
+_PROGRESS = ("operation", "phase", "live")
 _SHOWN = {
     "type": "object",
     "properties": {"uuid": {"type": "string"}, "status": {"type": "string"}, "host": {"type": "string"}},
@@ -229,6 +243,7 @@ def routes(
     creator: Creator,
     deleter: Deleter,
     in_place: InPlace,
+    resizes: Resizes,
     resetter: Resetter,
     resolve: Resolver,
     ask_agent: AskAgent,
@@ -268,11 +283,20 @@ def routes(
         wanted = _allowed_action(request, name, wanted or {})
         if "flavor" in wanted:
             wanted = resolve(wanted, request.context)
-        if OPERATIONS[name].asks:
+        if name in OPERATIONS and OPERATIONS[name].asks:
             moving = creator.move(found.uuid, name, wanted, request.operation_id)
             return Response(202, _shown(request)(moving))
-        in_place.begin(found.uuid, name, {**wanted, "request_id": request.operation_id}, known=found)
+        if end := ends.get(name):
+            end(found, request.operation_id)
+        else:
+            in_place.begin(found.uuid, name, {**wanted, "request_id": request.operation_id}, known=found)
         return Response(202, _shown(request)(instances.get(found.uuid).to_json()))
+
+    ends: Mapping[str, Callable[[Instance, str], None]] = {
+        "revert_move": lambda found, request_id: in_place.revert_move(found.uuid, _REVERTED, known=found),
+        "confirm_resize": lambda found, request_id: resizes.confirm(found.uuid, request_id, known=found),
+        "revert_resize": lambda found, request_id: resizes.revert(found.uuid, request_id, known=found),
+    }
 
     def reset(request: Request) -> Response:
         return Response(202, resetter.reset(request.path_params["uuid"], request.body["status"]).to_json())
@@ -307,8 +331,9 @@ def routes(
             "/instances/{uuid}/action",
             act,
             may_act,
-            "Begin to stop, start, reboot, rebuild, resize, live_migrate, shelve_offload, unshelve or evacuate an instance; the "
-            "body has the one that is meant.",
+            "Begin to stop, start, reboot, rebuild, resize, migrate, live_migrate, shelve_offload, unshelve or evacuate an "
+            "instance, revert a move that is in progress (revert_move), or confirm or revert a resize that is not confirmed "
+            "(confirm_resize, revert_resize); the body has the one that is meant.",
             {202: _SHOWN},
             body=_ACTION,
             tags=tags,
@@ -447,5 +472,12 @@ def _refuse_missing(found: Sequence[Instance], count: int, request: Request) -> 
 
 def _shown(request: Request) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
     """Returns what makes of an instance's data that which the caller may see."""
-    hidden = frozenset() if allowed(request, SEE_HOSTS) else _PLACES
-    return lambda data: {name: value for name, value in data.items() if name not in hidden}
+    return dict if allowed(request, SEE_HOSTS) else _without_places
+
+
+def _without_places(data: Mapping[str, Any]) -> dict[str, Any]:
+    """What the owner of an instance may see of it."""
+    seen = {name: value for name, value in data.items() if name not in _PLACES}
+    if "pending" in data:
+        seen["pending"] = {name: data["pending"][name] for name in _PROGRESS if name in data["pending"]}
+    return seen

@@ -8,22 +8,26 @@ claim; an agent that missed the message finds the worker row.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from oslo_context import context as oslo_context
 from oslo_log import log as logging
+from typing_extensions import override
 
 from moorage import errors
 from moorage.allocation.interface import (
     AllocationStore,
+    BatchCompanion,
     ClaimOutcome,
     ClaimRequest,
     GenerationConflict,
+    RefusedTogether,
     StoreCapability,
 )
 from moorage.clock import Clock
+from moorage.context import acting_for
 from moorage.db import Database, JournalEvent
 from moorage.db import record as record_event
 from moorage.instances.availability import Availability
@@ -33,7 +37,8 @@ from moorage.rpc.client import RpcSender
 from moorage.scheduling.groups import GroupStore, check_policy, is_promised
 from moorage.scheduling.instance_fields import FieldSet
 from moorage.scheduling.interface import ClaimResult, Holds, NodeState, RequestSpec, Residents
-from moorage.work.operations import SqlOperationStore
+from moorage.work.interface import ExistedBefore, OnlyIf
+from moorage.work.operations import FirstOperation, SqlOperationStore
 
 __all__ = [
     "AGENT_TOPIC",
@@ -46,6 +51,7 @@ __all__ = [
     "read_fields",
     "read_residents",
     "record_placement",
+    "refused_neighbours",
 ]
 
 LOG = logging.getLogger(__name__)
@@ -131,17 +137,7 @@ class StoreClaimer:
         """Take the room and record what is to be done there, all in one transaction."""
         place = (host, self.node_names.node_name(node_uuid), node_uuid)
         instance = new_instance(spec, *place, pending=self._pending(spec, request_id))
-        written: list[Instance] = []
-
-        def record(transaction: Any, placed: Instance) -> None:
-            check_neighbours(transaction, self.groups, self.instances, spec, node_uuid)
-            # The client may have deleted the instance while an earlier try of its request was still running: ``first``.
-            token = self.workers.create(
-                transaction, self.instances.resource_type, instance.uuid, BUILD, instance.status, target_host=host,
-                first=True, only_if=self.availability.require(node_uuid, host), project_id=spec.project_id,
-            )  # fmt: skip
-            record_placement(transaction, spec, BUILD, instance.node, token)
-            written.append(self.instances.insert(transaction, placed))
+        tries: list[_Creation] = []
 
         def take(resources: Mapping[str, Mapping[str, int]]) -> ClaimOutcome:
             request = ClaimRequest(
@@ -152,29 +148,33 @@ class StoreClaimer:
                 user=spec.user_id,
                 residents={node_uuid: spec.residents},
             )
-            placed = replace(instance, pending={**instance.pending, **pending_holds(spec, resources)})
-            return self.store.claim(request, lambda transaction: record(transaction, placed))
+            pending = {**instance.pending, **pending_holds(spec, resources)}
+            tries.append(_Creation(self, spec, replace(instance, pending=pending)))
+            return self.store.claim(request, tries[-1])
 
         try:
             outcome, holds = claim_of_node(node_uuid, spec.flavor.resources, spec.propose, take)
-        except GenerationConflict:
-            # The instance of an earlier try of this request has been moved since, with its claim.
+        except (GenerationConflict, ExistedBefore):
+            # The instance of an earlier try of this request has been moved since, with its claim; or it has lost its claim.
             earlier = self.earlier(spec, request_id)
             if earlier is None:
                 raise
             return earlier
         if outcome.repeated:
             return ClaimResult(self._node(outcome), repeated=True)
-        # A transaction that lost a race ran again; the last one was committed.
-        return ClaimResult(node_uuid, shown=written[-1].to_json(), holds=holds)
+        return ClaimResult(node_uuid, shown=tries[-1].instance.to_json(), holds=holds)
 
     def earlier(self, spec: RequestSpec, request_id: str) -> ClaimResult | None:
-        """Where the instance is: its row was written with its claim. That it is another request's the API has looked at before."""
+        """Returns where the instance is, whatever became of it since its first claim; None: there is no such instance.
+
+        Its row was written with that claim. The API compares the request with the instance before and after.
+        """
         try:
             found = self.instances.get(spec.instance_uuid)
         except errors.NotFound:
             return None
-        return ClaimResult(found.node_uuid, repeated=True) if found.node_uuid and found.status != "error" else None
+        # One that is in error, or shelved, holds nothing on any node.
+        return ClaimResult("" if found.status == "error" else found.node_uuid, repeated=True)
 
     def _node(self, outcome: ClaimOutcome) -> str:
         """The node of a repeated claim, which may hold nothing of the node's own provider."""
@@ -216,6 +216,71 @@ class StoreClaimer:
             "ignore_nodes": list(spec.ignore_nodes),
         }
         return {"operation": BUILD, "request_id": request_id, **{name: each for name, each in optional.items() if each}}
+
+
+@dataclass(slots=True, eq=False)
+class _Creation(BatchCompanion):
+    """Writes the instance and its operation in the transaction of the claim.
+
+    :ivar instance: as the last transaction has written it; a transaction that lost a race runs again.
+    """
+
+    claimer: StoreClaimer
+    spec: RequestSpec
+    instance: Instance
+    context: oslo_context.RequestContext | None = field(default_factory=oslo_context.get_current)
+
+    @override
+    def __call__(self, transaction: Any) -> None:
+        claimer, spec, instance = self.claimer, self.spec, self.instance
+        check_neighbours(transaction, claimer.groups, claimer.instances, spec, instance.node_uuid)
+        # The client may have deleted the instance while an earlier try of its request was still running: ``first``.
+        token = claimer.workers.create(
+            transaction, claimer.instances.resource_type, instance.uuid, BUILD, instance.status, target_host=instance.host,
+            first=True, only_if=self._open(), project_id=spec.project_id,
+        )  # fmt: skip
+        record_placement(transaction, spec, BUILD, instance.node, token)
+        self.instance = claimer.instances.insert(transaction, instance)
+
+    @classmethod
+    @override
+    def together(cls, transaction: Any, companions: Sequence[_Creation]) -> None:
+        claimer = companions[0].claimer
+        placed = [(each.spec, each.instance.node_uuid) for each in companions]
+        crowded = refused_neighbours(transaction, claimer.groups, claimer.instances, placed)
+        if crowded:
+            raise RefusedTogether([companions[place] for place in crowded])
+        operations = [
+            FirstOperation(each.instance.uuid, each.instance.host, each._open(), each.spec.project_id, each.context)
+            for each in companions
+        ]
+        of_type = claimer.instances.resource_type
+        try:
+            token = claimer.workers.create_first(transaction, of_type, BUILD, companions[0].instance.status, operations)
+        except ExistedBefore as error:
+            known = error.details["resources"]
+            raise RefusedTogether([each for each in companions if each.instance.uuid in known]) from error
+        if token is None:
+            raise RefusedTogether([each for each in companions if each._is_refused(transaction)])
+        for each in companions:
+            with acting_for(each.context):
+                record_placement(transaction, each.spec, BUILD, each.instance.node, token)
+        written = claimer.instances.insert_many(
+            transaction, [each.instance for each in companions], [each.context for each in companions]
+        )
+        for each, instance in zip(companions, written, strict=True):
+            each.instance = instance
+
+    def _open(self) -> OnlyIf:
+        return self.claimer.availability.require(self.instance.node_uuid, self.instance.host)
+
+    def _is_refused(self, transaction: Any) -> bool:
+        """Whether the node takes no new instances by now."""
+        try:
+            self._open().refuse(transaction)
+        except (errors.ConstraintViolated, errors.NotFound):
+            return True
+        return False
 
 
 def pending_holds(spec: RequestSpec, holds: Holds) -> Mapping[str, Any]:
@@ -264,28 +329,83 @@ def check_neighbours(
 
     :raises ConstraintViolated: the instance may not be on this node; another node may do.
     """
-    group = spec.server_group
-    if group is not None and is_promised(group):
-        stored = groups.hold(transaction, group.name, spec.project_id)
-        members = instances.group_members(group.name, transaction, project_id=None if stored else spec.project_id)
-        check_policy(group, node_uuid, [node for uuid, node in members if uuid != spec.instance_uuid])
-    counted = {"num_instances": False, "num_io_ops": True}
-    if spec.limits.keys().isdisjoint(counted):
-        return
-    residents = instances.on_node(node_uuid, transaction)
-    # An instance that is resized on its own node stands there twice and counts once.
-    resized = {move_consumer(each.uuid) for each in residents}
-    there = [each.busy for each in residents if each.uuid != spec.instance_uuid and each.uuid not in resized]
-    for name, only_busy in counted.items():
-        number = sum(busy or not only_busy for busy in there)
-        limit = spec.limits.get(name)
-        if limit is not None and number >= limit:
-            raise errors.ConstraintViolated(
-                f"Node {node_uuid} has {number} {'busy ' if only_busy else ''}instances by now, and filters take {limit} for "
-                f"too many.",
-                provider=node_uuid,
-                limit=name,
-            )
+    _Neighbours(transaction, groups, instances, [spec]).check(spec, node_uuid)
+
+
+def refused_neighbours(
+    transaction: Any, groups: GroupStore, instances: InstanceStore, placed: Sequence[tuple[RequestSpec, str]]
+) -> list[int]:
+    """Check several claims of one transaction as :func:`check_neighbours` does, each with those before it; places of the refused.
+
+    :param placed: what is placed on which node.
+    """
+    neighbours = _Neighbours(transaction, groups, instances, [spec for spec, _ in placed])
+    refused = []
+    for place, (spec, node_uuid) in enumerate(placed):
+        try:
+            neighbours.check(spec, node_uuid)
+        except errors.ConstraintViolated:
+            refused.append(place)
+        else:
+            neighbours.placed.append((spec, node_uuid))
+    return refused
+
+
+class _Neighbours:
+    """The instances that the claims of one transaction find: those in the store, and those that earlier claims place.
+
+    :param specs: of all claims; their groups are held.
+    """
+
+    def __init__(
+        self, transaction: Any, groups: GroupStore, instances: InstanceStore, specs: Sequence[RequestSpec]
+    ) -> None:
+        self._transaction = transaction
+        self._instances = instances
+        promised = [
+            (group.name, spec.project_id)
+            for spec in specs
+            if (group := spec.server_group) is not None and is_promised(group)
+        ]
+        #: Whether the group of a name and a project is stored.
+        self._stored = groups.hold(transaction, promised) if promised else {}
+        self.placed: list[tuple[RequestSpec, str]] = []
+
+    def check(self, spec: RequestSpec, node_uuid: str) -> None:
+        """See :func:`check_neighbours`."""
+        group = spec.server_group
+        if group is not None and is_promised(group):
+            check_policy(group, node_uuid, self._nodes_of_members(spec, group.name))
+        counted = {"num_instances": False, "num_io_ops": True}
+        if spec.limits.keys().isdisjoint(counted):
+            return
+        residents = self._instances.on_node(node_uuid, self._transaction)
+        # An instance that is resized on its own node stands there twice and counts once.
+        resized = {move_consumer(each.uuid) for each in residents}
+        there = [each.busy for each in residents if each.uuid != spec.instance_uuid and each.uuid not in resized]
+        there += [True for _, node in self.placed if node == node_uuid]
+        for name, only_busy in counted.items():
+            number = sum(busy or not only_busy for busy in there)
+            limit = spec.limits.get(name)
+            if limit is not None and number >= limit:
+                raise errors.ConstraintViolated(
+                    f"Node {node_uuid} has {number} {'busy ' if only_busy else ''}instances by now, and filters take {limit} for "
+                    f"too many.",
+                    provider=node_uuid,
+                    limit=name,
+                )
+
+    def _nodes_of_members(self, spec: RequestSpec, group: str) -> list[str]:
+        """The nodes of the other members of a group. The members of a group that is not stored are of one project."""
+        stored = self._stored[group, spec.project_id]
+        project = None if stored else spec.project_id
+        members = self._instances.group_members(group, self._transaction, project_id=project)
+        found = [node for uuid, node in members if uuid != spec.instance_uuid]
+        for other, node in self.placed:
+            alike = other.server_group is not None and other.server_group.name == group
+            if alike and (stored or other.project_id == spec.project_id):
+                found.append(node)
+        return found
 
 
 def request_of(spec: RequestSpec) -> dict[str, Any]:

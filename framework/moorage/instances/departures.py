@@ -3,24 +3,25 @@
 
 The agent of the host ends a departure when it has removed what is left of the instance. A host that never comes back has none, so
 the removal of its node ends the departures. That needs that the host is fenced: nothing runs there then, and its agent, should it
-start later, destroys what belongs elsewhere before it takes work.
+start later, destroys what belongs elsewhere before it takes work. Nodes that are given to another host take their departures along.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
 
-from moorage import randomness
+from moorage import errors, randomness
 from moorage.allocation.interface import AllocationStore
 from moorage.db import Database
 from moorage.fleet.tables import nodes
 from moorage.instances.interface import DEPARTURE, departed_consumer
 from moorage.services.registry import ServiceRegistry
-from moorage.work.interface import OperationStore
+from moorage.work.interface import Operation
+from moorage.work.operations import SqlOperationStore
 from moorage.work.tables import workers
 
 __all__ = ["Departures", "HostDepartures"]
@@ -53,7 +54,7 @@ class Departures:
 
     database: Database
     store: AllocationStore
-    workers: OperationStore
+    workers: SqlOperationStore
     registry: ServiceRegistry
 
     def of_node(self, node_uuid: str) -> HostDepartures:
@@ -73,6 +74,30 @@ class Departures:
             items = self.store.allocations(consumers=[departed_consumer(uuid) for uuid in some], limit=_PAGE * _PAGE)
             found |= {item.consumer for item in items if item.provider in providers}
         return frozenset(found)
+
+    def of_hosts(self, hosts: Sequence[str], node_uuids: Collection[str]) -> Mapping[str, Operation | None]:
+        """The departures of some hosts by instance: the operations of those that hold resources of some nodes, None for others."""
+        with self.database.read() as tx:
+            found = sorted(uuid for host in hosts for uuid in tx.execute(_OF_HOST, {"of_host": host}).scalars())
+        holders = self._holders(found, set(node_uuids)) if found else frozenset()
+        return {
+            uuid: self.workers.get(DEPARTURE, uuid) if departed_consumer(uuid) in holders else None for uuid in found
+        }
+
+    def readdress(self, tx: Any, hosts: Sequence[str], seen: Mapping[str, Operation | None], host: str) -> None:
+        """Gives departures to the host that gets the nodes of which they hold resources.
+
+        :param hosts: the hosts that had the nodes. Their agents can write nothing more in this transaction.
+        :param seen: what :meth:`of_hosts` read before the transaction.
+        :raises Conflict: a departure has begun or changed meanwhile.
+        """
+        still = {uuid for each in hosts for uuid in tx.execute(_OF_HOST, {"of_host": each}).scalars()}
+        if still - seen.keys():
+            raise errors.Conflict("An instance began to leave meanwhile; nothing was changed. Try again.")
+        for uuid in sorted(still):
+            operation = seen[uuid]
+            if operation is not None:
+                self.workers.readdress(tx, operation, host)
 
     def end(self, tx: Any, node_uuid: str, seen: HostDepartures) -> bool:
         """Ends departures and gives back what they hold; False, and nothing is done, when the host is not fenced.

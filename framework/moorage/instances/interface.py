@@ -10,12 +10,15 @@ from __future__ import annotations
 import abc
 import contextlib
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from oslo_context.context import RequestContext
+
 from moorage import errors
 from moorage.allocation.interface import AllocationChange, AllocationLedger, AllocationStore, ConsumerHolding, Expect
+from moorage.context import acting_for
 from moorage.extensions import ExtensionPoint
 from moorage.scheduling.interface import InstanceRecord, InstanceSource
 
@@ -43,12 +46,13 @@ class Instance:
     """An instance in full. Timestamps are microseconds since the Unix epoch, of the database's clock.
 
     :param status: building, active, deleting, error, or stopped (it ended on its host and keeps its resources); during the
-        operations of :mod:`moorage.instances.actions` theirs, and shelved_offloaded (a plugin may add others).
+        operations of :mod:`moorage.instances.actions` theirs, and shelved_offloaded (a plugin may add others). resized: it runs
+        with its new flavor, and :mod:`moorage.instances.resizes` can bring it back.
     :param node: name of the node; ``node_uuid`` its uuid. Empty, as ``host``, while it is on none.
     :param fence: the token of the last operation that wrote the row.
     :param request: what was asked for: extra_specs, hints, image, availability_zone, server_group, command.
     :param server_group: uuid (or, for one that a request brought along, name) of its server group; empty for none.
-    :param pending: what the operation in progress is to make of it.
+    :param pending: what the operation in progress is to make of it; ``kept``: the place that an unconfirmed resize keeps.
     :param actual_state: what was seen on its host: a state of :class:`moorage.drivers.interface.WorkloadState`, ``gone``, or
         ``unknown`` while nobody has looked. ``actual_at`` says since when, ``actual_detail`` is a sentence about it.
     :param restarts: how often it was started again since it last ran for long.
@@ -151,6 +155,19 @@ class InstanceStore(InstanceSource):
     @abc.abstractmethod
     def insert(self, transaction: Any, instance: Instance) -> Instance:
         """Write a new row and return it with its timestamps; AlreadyExists when the uuid is taken."""
+
+    def insert_many(
+        self, transaction: Any, instances: Sequence[Instance], contexts: Sequence[RequestContext | None]
+    ) -> Sequence[Instance]:
+        """Write new rows as :meth:`insert` does.
+
+        :param contexts: the request of each instance; its event names that request.
+        """
+        found = []
+        for each, context in zip(instances, contexts, strict=True):
+            with acting_for(context):
+                found.append(self.insert(transaction, each))
+        return found
 
     @abc.abstractmethod
     def get(self, uuid: str) -> Instance:
@@ -255,6 +272,13 @@ class Reassignable(abc.ABC):
 
         The condition is in the statement; answers how many were written.
         """
+
+    def kept_on(self, transaction: Any, node_uuids: Collection[str]) -> Sequence[str]:
+        """The uuids of the instances whose unconfirmed resize keeps a place on some nodes, whatever is in progress on them.
+
+        A store that keeps no places has none.
+        """
+        return ()
 
 
 #: Chosen by ``[control_plane] instance_store``.

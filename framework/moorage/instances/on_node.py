@@ -15,6 +15,7 @@ from moorage.db import Database
 from moorage.fleet.tables import nodes
 from moorage.instances.departures import Departures, HostDepartures
 from moorage.instances.interface import Instance, InstanceStore, departed_consumer, move_consumer
+from moorage.instances.moves import RESIZED
 
 __all__ = ["NodeContents"]
 
@@ -72,8 +73,9 @@ class NodeContents:
             )
         also = f" Besides, {_departing(leaving)}. {_advice(leaving.host)}." if leaving.instances else ""
         return errors.InUse(
-            f"Node {name} is not removed: {'; '.join(found)}. Delete these or move them to other nodes (moorage instance "
-            f"delete, moorage instance migrate), then remove the node. moorage node disable {name} keeps new ones away.{also}",
+            f"Node {name} is not removed: {'; '.join(found)}. Delete these, move them to other nodes or confirm their resizes "
+            "(moorage instance delete, moorage instance migrate, moorage instance confirm-resize), then remove the node. "
+            f"moorage node disable {name} keeps new ones away.{also}",
             provider=node_uuid,
             holder="; ".join(found),
         )
@@ -81,14 +83,19 @@ class NodeContents:
     def _parts(self, row: Any, node_uuid: str, moving: set[str], departed: set[str]) -> Iterator[str]:
         here = [each for each in self._of_host(row.host) if each.node_uuid == node_uuid]
         uuids = {each.uuid for each in here}
-        coming = self.instances.find(sorted(moving - uuids))
+        others = self.instances.find(sorted(moving - uuids))
+        coming = [each for each in others if each.status != RESIZED]
+        kept = [each for each in others if each.status == RESIZED]
         if here:
             yield f"{_counted(len(here), 'instance is', 'instances are')} on it ({_listed(here)})"
         if coming:
             yield f"{_counted(len(coming), 'instance moves', 'instances move')} to it ({_listed(coming)})"
+        if kept:
+            were = _counted(len(kept), "instance was", "instances were")
+            yield f"{were} resized away from it without a confirmation ({_listed(kept)})"
         if row.instance_uuid is not None and not row.maintenance:
             yield f"instance {row.instance_uuid} of another service is on it"
-        known = {each.uuid for each in (*here, *coming)}
+        known = {each.uuid for each in (*here, *others)}
         known |= {of(uuid) for uuid in known for of in (move_consumer, departed_consumer)} | departed
         consumers = {item.consumer for item in self.store.allocations(providers=[node_uuid])} - known
         if consumers:

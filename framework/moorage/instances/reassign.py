@@ -9,7 +9,7 @@ a write: the epoch of each old service is raised in the same transaction, so tha
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import sqlalchemy as sa
@@ -19,7 +19,9 @@ from moorage.db import Database
 from moorage.fleet.interface import Node
 from moorage.fleet.nodes import NodeStore
 from moorage.instances.actions import OPERATIONS
+from moorage.instances.departures import Departures
 from moorage.instances.interface import Instance, InstanceStore, Reassignable
+from moorage.instances.moves import RESIZED
 from moorage.services.interface import Service
 from moorage.services.registry import ServiceRegistry
 
@@ -57,15 +59,21 @@ class ReassignReport:
 
 
 class Reassignment:
-    """Moves the nodes of shards between hosts."""
+    """Moves the nodes of shards between hosts, with what the old hosts have to let go of there."""
 
     def __init__(
-        self, database: Database, registry: ServiceRegistry, nodes: NodeStore, instances: InstanceStore
+        self,
+        database: Database,
+        registry: ServiceRegistry,
+        nodes: NodeStore,
+        instances: InstanceStore,
+        departures: Departures,
     ) -> None:
         self._database = database
         self._registry = registry
         self._nodes = nodes
         self._instances = instances
+        self._departures = departures
 
     def preview(self, shard: str, host: str) -> Preview:
         """Look, and change nothing."""
@@ -81,6 +89,8 @@ class Reassignment:
             *(problem for source in sorted(sources) if source for problem in self._wrong_source(source)),
             *_wrong_instances(found),
         ]
+        with self._database.read() as tx:
+            problems += self._unconfirmed(tx, found, mine)
         if found and not isinstance(self._instances, Reassignable):
             problems.append("The instance store cannot hand instances to another host.")
         already = sum(node.host == host for node in members)
@@ -94,6 +104,8 @@ class Reassignment:
         if preview.problems:
             raise errors.Conflict(preview.problems[0], problems=list(preview.problems))
         sources = sorted(source for source in preview.sources if source)
+        members = {node.uuid for node in self._members(preview.shard)}
+        departures = self._departures.of_hosts(sources, members)
 
         def work(tx: sa.Connection) -> tuple[int, int]:
             if not self._registry.hold_up(tx, _AGENT, preview.host):
@@ -101,6 +113,10 @@ class Reassignment:
             for source in sources:
                 if not self._registry.evict_forced(tx, _AGENT, source):
                     raise errors.Conflict(f"Agent {source} is not declared dead any more; nothing was changed.")
+            # What is kept before what departs: a confirmation turns the one into the other. The old agents can keep nothing now.
+            if unconfirmed := self._unconfirmed(tx, preview.instances, members):
+                raise errors.Conflict(unconfirmed[0], problems=unconfirmed)
+            self._departures.readdress(tx, sources, departures, preview.host)
             moved = self._nodes.reassign(tx, preview.shard, [*sources, None], preview.host)
             hosts = {instance.uuid: instance.host for instance in preview.instances}
             if hosts:
@@ -113,6 +129,17 @@ class Reassignment:
 
         moved, instances = self._database.run(work)
         return ReassignReport(moved, instances, tuple(self._left(preview.shard, preview.host, sources)))
+
+    def _unconfirmed(self, tx: sa.Connection, found: Sequence[Instance], mine: Collection[str]) -> list[str]:
+        """Resizes that are not confirmed name the host that keeps the old place; also while an operation is in progress."""
+        kept = self._instances.kept_on(tx, mine) if isinstance(self._instances, Reassignable) else ()
+        uuids = sorted({*kept, *(each.uuid for each in found if each.status == RESIZED)})
+        if not uuids:
+            return []
+        return [
+            f"The resizes of {len(uuids)} instances are not confirmed: {', '.join(uuids[:10])}. Confirm them "
+            "(moorage instance confirm-resize), which a host that is dead allows, or revert them. Let operations on them end first."
+        ]
 
     def _left(self, shard: str, host: str, sources: Sequence[str]) -> list[str]:
         found = []
@@ -148,9 +175,13 @@ class Reassignment:
                 return found
 
     def _on_host(self, host: str) -> list[Instance]:
+        return self._pages(host=host)
+
+    def _pages(self, **which: str) -> list[Instance]:
+        """All instances that have these fields."""
         found: list[Instance] = []
         while True:
-            page = self._instances.list(after=found[-1].uuid if found else "", limit=_PAGE, host=host)
+            page = self._instances.list(after=found[-1].uuid if found else "", limit=_PAGE, **which)
             found += page
             if len(page) < _PAGE:
                 return found

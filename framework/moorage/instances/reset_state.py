@@ -11,6 +11,8 @@ from moorage import errors
 from moorage.allocation.interface import AllocationStore
 from moorage.db import Database
 from moorage.instances.interface import Instance, InstanceStore, move_consumer
+from moorage.instances.moves import ACTIVATE, OF_PHASE
+from moorage.instances.resizes import KeptSources
 from moorage.work.interface import OperationStore
 
 __all__ = ["RESETTABLE", "Resetter"]
@@ -30,7 +32,8 @@ class _ChangedError(Exception):
 class Resetter:
     """Resets instances. The owner of an operation that was in progress can write nothing more of it.
 
-    The instance keeps its claim, since it may run. What a move held on its destination is released.
+    The instance keeps its claim, since it may run. What a move held on its destination is released. What is kept for the revert
+    of a resize goes, as by a confirmation.
 
     :param changed: called with the host after the reset, so that schedulers hear of it soon.
     """
@@ -48,12 +51,13 @@ class Resetter:
         :raises Conflict: it cannot be active, because it has no host or no claim, or is being evacuated; or others keep changing
             it.
         """
+        kept = KeptSources(self.database, self.workers, self.store)
         for _ in range(_LOOKS):
             seen = self.instances.get(uuid)
             if status == "active":
                 self._check_active(seen)
             try:
-                self.database.run(lambda tx, seen=seen: self._write(tx, seen, status))  # type: ignore[misc]
+                kept.let_go(seen, lambda tx, seen=seen: self._write(tx, seen, status))  # type: ignore[misc]
             except _ChangedError:
                 continue
             if seen.host:
@@ -64,10 +68,10 @@ class Resetter:
     def _check_active(self, seen: Instance) -> None:
         if not seen.host:
             raise errors.Conflict(f"Instance {seen.uuid} is on no host ({seen.status}), so it cannot be active.")
-        if seen.status == "evacuating":
+        if seen.status == "evacuating" or seen.pending.get("phase") == OF_PHASE[ACTIVATE]:
             raise errors.Conflict(
-                f"Instance {seen.uuid} is being built on its new host, so it cannot be active yet. Wait for the end; if the new "
-                "host has died, have a cleaner settle the operation (moorage cleanup)."
+                f"Instance {seen.uuid} is being built or started on its new host, so it cannot be active yet. Wait for the end; "
+                "if the new host has died, have a cleaner settle the operation (moorage cleanup)."
             )
         if not self.store.allocations(consumers=[seen.uuid]):
             raise errors.Conflict(

@@ -36,25 +36,26 @@ def proposal(
 ) -> Propose | None:
     """Says of which providers of a node a claim may take; None: all of the only one.
 
-    What a node has itself comes before pools, of which the roomiest comes first. A claim decides, so what does not fit is proposed
-    nevertheless if it fits an empty node.
+    What a node has itself comes before pools. Of its own providers, the one with the least left comes first, so that whole devices
+    stay free; of pools, the roomiest. A claim decides, so what does not fit is proposed nevertheless if it fits an empty node.
 
     :param providers: the node's own one first.
     :param taken: what is used beyond what the providers say, by provider and class.
     """
     if len(providers) < 2 and not any(group.suffix for group in query.groups):
         return None
-    names = {name for group in query.groups for name in group.resources}
+    asked = {name: demand.whole for name, demand in Demand.of(query).items()}
 
     def used(provider: ProviderState, name: str) -> float:
         return provider.used.get(name, 0) + taken.get((provider.uuid, name), 0)
 
-    def free(pool: ProviderState) -> float:
-        items = (item for item in pool.inventories if item.resource_class in names)
-        return sum(item.capacity - used(pool, item.resource_class) for item in items)
+    def free(provider: ProviderState) -> float:
+        """What is free of the asked classes, in parts of what is asked."""
+        items = [item for item in provider.inventories if item.resource_class in asked]
+        return sum((item.capacity - used(provider, item.resource_class)) / asked[item.resource_class] for item in items)
 
     pools = sorted((each for each in providers if each.shared), key=free, reverse=True)
-    ordered = [*(each for each in providers if not each.shared), *pools]
+    ordered = [*sorted((each for each in providers if not each.shared), key=free), *pools]
 
     def propose(refused: frozenset[tuple[str, str]]) -> Holds | None:
         found = Search(query, ordered, used, rule, refused).run()
@@ -128,7 +129,6 @@ class Search:
         self._rooms = [_rooms(each, demand, used, refused) for each in providers]
         self._lines = _lines(providers)
         self._bits = [sum(1 << at for at in line) for line in self._lines]
-        self._forms = self._find_forms()
         self._parts: Sequence[_Part] = ()
         self._subtrees: Sequence[Sequence[int]] = ()
         self._taken: dict[tuple[int, str], int] = {}
@@ -190,7 +190,8 @@ class Search:
 
     # -- the providers --------------------------------------------------------------------------------------------
 
-    def _find_forms(self) -> list[int]:
+    @functools.cached_property
+    def _forms(self) -> list[int]:
         """A number for each provider: equal for those that differ, with all below them, in names and order alone."""
         query = self._query
         named = frozenset().union(*(each for group in query.groups for each in (*group.required, group.forbidden)))
@@ -209,11 +210,12 @@ class Search:
         return forms
 
     def _fulfilling(self, group: RequestGroup, resources: Mapping[str, int]) -> list[int]:
-        required = group.required if group.suffix else ()
+        required, names = group.required if group.suffix else (), resources.keys()
         return [
             place
             for place, each in enumerate(self._providers)
-            if not group.forbidden & each.traits
+            if names <= self._rooms[place].keys()
+            and group.forbidden.isdisjoint(each.traits)
             and all(any_of & each.traits for any_of in required)
             and self._has_room(place, resources)
         ]
@@ -244,12 +246,13 @@ class Search:
         """Groups with a suffix, those of one subtree together, then the classes of the group without one."""
         parts: list[_Part] = []
         last: dict[object, int] = {}
-        for component, signature in self._components():
+        contents = {group.suffix: _content(group) for group in self._query.groups if group.suffix}
+        for component, signature in self._components(contents):
             inner: dict[object, int] = {}
             like = last.get(signature, -1)
             last[signature] = len(parts)
             for group, options in component:
-                content = _content(group), tuple(group.suffix in each for each in self._query.same_subtree)
+                content = contents[group.suffix], tuple(group.suffix in each for each in self._query.same_subtree)
                 before = inner.get(content, like)
                 like = -1
                 inner[content] = len(parts)
@@ -267,7 +270,7 @@ class Search:
             below |= self._bits[place]
         return _Part(group, resources, options, like, sum(1 << place for place in options), below)
 
-    def _components(self) -> list[tuple[list[tuple[RequestGroup, list[int]]], str]]:
+    def _components(self, contents: Mapping[str, str]) -> list[tuple[list[tuple[RequestGroup, list[int]]], str]]:
         """The groups that subtrees connect, scarce ones first, and what is equal for components that are exchangeable."""
         query = self._query
         sets = {group.suffix: {group.suffix} for group in query.groups if group.suffix}
@@ -279,12 +282,12 @@ class Search:
             groups = [
                 (each, self._fulfilling(each, each.resources)) for each in query.groups if each.suffix in component
             ]
-            groups.sort(key=lambda each: (len(each[1]), _content(each[0])))
+            groups.sort(key=lambda each: (len(each[1]), contents[each[0].suffix]))
             places = {group.suffix: place for place, (group, _) in enumerate(groups)}
             subtrees = sorted(
                 sorted(places[suffix] for suffix in each) for each in query.same_subtree if not each.isdisjoint(places)
             )
-            signature = repr(([_content(group) for group, _ in groups], subtrees))
+            signature = repr(([contents[group.suffix] for group, _ in groups], subtrees))
             found.append((groups, signature))
         found.sort(key=lambda each: (len(each[0][0][1]), each[1]))
         return found
@@ -306,16 +309,15 @@ class Search:
             self.steps += 1
             if place < least or place in barred or not self._has_room(place, part.resources):
                 continue
-            like = self._likeness(place)
-            if like in tried:
+            if tried and self._likeness(place) in tried:
                 continue
-            tried.add(like)
             self._chosen.append(place)
             self._take(place, part.resources, 1)
             if self._is_possible(number) and self._choose():
                 return True
             self._take(place, part.resources, -1)
             self._chosen.pop()
+            tried.add(self._likeness(place))
         return False
 
     def _likeness(self, place: int) -> tuple[int, ...]:

@@ -166,8 +166,10 @@ class FleetRefresher:
 
         A fleet that refuses is full, so many requests come here: they must not keep a scheduler reading all the time.
         """
-        # Which devices an instance has freed only the store knows; messages tell of the sums of nodes.
-        least = 0.0 if fleet.nested.any() else _REFUSAL_AGE
+        # Which devices an instance has freed only the store knows; messages tell of the sums of nodes. So it is with use that no
+        # known instance explains: the last reading may have seen both sides of a move that has ended since.
+        unexplained = fleet.nested.any() or any(each.any() for each in fleet.foreign.values())
+        least = 0.0 if unexplained else _REFUSAL_AGE
         age = max(least, _REFUSAL_PART * self._reading_took)
         if self._changed_at > self._refreshed_at:
             age = self._clock.monotonic() - self._changed_at

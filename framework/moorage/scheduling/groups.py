@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import zlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -122,19 +122,29 @@ class GroupStore:
 
         self._database.run(work)
 
-    def hold(self, tx: sa.Connection, name: str, project_id: str) -> bool:
-        """Keep other transactions from holding the group until this one ends; False: no group of that uuid is stored.
+    def hold(self, tx: sa.Connection, groups: Iterable[tuple[str, str]]) -> Mapping[tuple[str, str], bool]:
+        """Keep other transactions from holding these groups until this one ends; False: no group of that uuid is stored.
 
-        :param name: the uuid of a stored group, or the name of one that a request brought along.
+        All transactions lock stored groups in the order of their uuids, then slots in the order of their numbers.
+
+        :param groups: (the uuid of a stored group, or the name of one that a request brought along; the project).
         """
-        if tx.execute(_TOUCH, {"of_uuid": name}).rowcount == 1:
-            return True
-        slot = {"of_slot": zlib.crc32(f"{project_id}\0{name}".encode()) % _SLOTS}
-        if tx.execute(_TOUCH_SLOT, slot).rowcount != 1:
-            with contextlib.suppress(Duplicate), tx.begin_nested():
-                tx.execute(sa.insert(group_turns).values(slot=slot["of_slot"], generation=0))
-            tx.execute(_TOUCH_SLOT, slot)
-        return False
+        wanted = sorted(set(groups))
+        uuids = {
+            name: tx.execute(_TOUCH, {"of_uuid": name}).rowcount == 1 for name in sorted({each[0] for each in wanted})
+        }
+        found = {each: uuids[each[0]] for each in wanted}
+        slots = {
+            zlib.crc32(f"{project}\0{name}".encode()) % _SLOTS
+            for (name, project), stored in found.items()
+            if not stored
+        }
+        for slot in sorted(slots):
+            if tx.execute(_TOUCH_SLOT, {"of_slot": slot}).rowcount != 1:
+                with contextlib.suppress(Duplicate), tx.begin_nested():
+                    tx.execute(sa.insert(group_turns).values(slot=slot, generation=0))
+                tx.execute(_TOUCH_SLOT, {"of_slot": slot})
+        return found
 
 
 def is_promised(group: ServerGroup | None) -> bool:

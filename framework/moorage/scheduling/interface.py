@@ -26,6 +26,7 @@ __all__ = [
     "Fleet",
     "FleetChanges",
     "FleetSource",
+    "FreeByProvider",
     "HostFilter",
     "HostState",
     "HostWeigher",
@@ -224,6 +225,8 @@ class InstanceSource(abc.ABC):
 class ClaimResult:
     """The claim holds, on ``node_uuid``; ``repeated`` when an earlier try of the same request had taken it.
 
+    :param node_uuid: empty with ``repeated``: the instance exists and holds nothing on any node, since its build failed or it
+        was shelved.
     :param shown: what was written with a new claim, as JSON data; empty where the claimer does not say.
     :param holds: which of the proposals of ``propose`` was taken; None: the first one, or there was none.
     """
@@ -249,7 +252,7 @@ class Claimer(Protocol):
         """
 
     def earlier(self, spec: RequestSpec, request_id: str) -> ClaimResult | None:
-        """The claim that an earlier try of the same request holds; asked before a request is refused."""
+        """What an earlier try of the same request has left; asked before a request is refused. None: nothing."""
 
     def release(self, instance_uuid: str) -> None:
         """Give the room back, and take back what was recorded with the claim; harmless when there is none."""
@@ -285,6 +288,18 @@ class Column:
         for code in present:
             answers[code] = decide(self.values[code])
         return rows[answers[codes]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FreeByProvider:
+    """What is free of a resource class at each provider that has it; those of a row stand together.
+
+    :param rows: the row of each provider's node, ascending. A pool counts for each node that takes of it.
+    :param free: what is free of each provider; below 0 where more is used than there is.
+    """
+
+    rows: Rows
+    free: npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -495,6 +510,12 @@ class Fleet(Protocol):
 
     def capacity(self, resource_class: str) -> npt.NDArray[np.float64]:
         """The capacity of a class, a number for each row."""
+
+    def free_by_provider(self, resource_class: str) -> FreeByProvider:
+        """What is free of a class at each single provider (GPU, NUMA cell, pool); ``free`` has the sum of each row."""
+
+    def asked_of_providers(self, spec: RequestSpec, resource_class: str) -> tuple[int, ...]:
+        """How much of a class the request asks of single providers: an amount for each request group that asks for it."""
 
     def fits(self, spec: RequestSpec) -> Mask | None:
         """Which rows have providers that give every group of the request what it asks for; ``free`` cannot tell that.

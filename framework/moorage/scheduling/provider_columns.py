@@ -7,8 +7,10 @@ each other's way. Only the nodes between the two are searched (:mod:`moorage.sch
 
 from __future__ import annotations
 
+import bisect
+import functools
 import itertools
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -29,6 +31,8 @@ _ALL: npt.NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
 _Shape = tuple[int, int, int]
 #: Masks of traits and amounts that are kept.
 _KEPT = 256
+#: Answers about room that are kept between two readings.
+_ROOMS = 64
 #: Levels of a tree that are told apart.
 _DEEPEST = 64
 #: Steps that the searches of one decision share; the least that each of them has; and how many are repeated if no row has passed.
@@ -56,8 +60,21 @@ class _Inventories:
         if single and len(self.rows) == size:
             return inventories
         counts = np.zeros(size, dtype=np.intp)
-        counts[self.rows] = inventories if single else np.add.reduceat(inventories, self.starts, dtype=np.intp)
+        counts[self.rows] = inventories if single else _summed(inventories, self.starts)
         return counts
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Room:
+    """Which inventories of a class may give an amount, by the last reading of the store.
+
+    :param room: yes or no for each inventory; ``counts``: how many may give it by row.
+    :param allowed: which take the amount and have the traits, whatever is used; None: all.
+    """
+
+    room: Mask
+    counts: npt.NDArray[Any]
+    allowed: Mask | None
 
 
 class ProviderUse:
@@ -75,17 +92,20 @@ class ProviderUse:
     def hold(self, uuid: str, holds: Mapping[str, Mapping[str, int]]) -> None:
         """A consumer has just claimed this, in place of what it claimed before."""
         self._read.pop(uuid, None)
+        self._add_up([(-1, self._pending.get(uuid)), (1, holds)])
         self._pending[uuid] = holds
-        self._add_up()
 
     def release(self, uuid: str) -> bool:
         """A consumer holds nothing any more; False when nothing was known of it."""
-        if self._pending.pop(uuid, None) is None:
-            read = self._read.pop(uuid, None)
-            if read is None:
-                return False
-            self._gone[uuid] = read
-        self._add_up()
+        pending = self._pending.pop(uuid, None)
+        if pending is not None:
+            self._add_up([(-1, pending)])
+            return True
+        read = self._read.pop(uuid, None)
+        if read is None:
+            return False
+        self._add_up([(1, self._gone.get(uuid)), (-1, read)])
+        self._gone[uuid] = read
         return True
 
     def held(self) -> list[str]:
@@ -94,20 +114,23 @@ class ProviderUse:
 
     def read(self, uuids: Collection[str]) -> None:
         """Marks the changes of these consumers as read: the store was read after them."""
+        changes: list[tuple[int, Mapping[str, Mapping[str, int]] | None]] = []
         for uuid in uuids:
             held = self._pending.pop(uuid, None)
             if held is not None:
                 self._read[uuid] = held
-            self._gone.pop(uuid, None)
-        self._add_up()
+            changes += [(-1, held), (1, self._gone.pop(uuid, None))]
+        self._add_up(changes)
 
-    def _add_up(self) -> None:
-        sums: dict[tuple[str, str], int] = {}
-        for sign, changes in ((1, self._pending), (-1, self._gone)):
-            for holds in changes.values():
-                for provider, taken in holds.items():
-                    for name, amount in taken.items():
-                        sums[provider, name] = sums.get((provider, name), 0) + sign * amount
+    def _add_up(self, changes: Iterable[tuple[int, Mapping[str, Mapping[str, int]] | None]]) -> None:
+        """Adds or takes away what consumers hold. Snapshots keep the sums that they have."""
+        sums = dict(self.sums)
+        for sign, holds in changes:
+            for provider, taken in (holds or {}).items():
+                for name, amount in taken.items():
+                    total = sums.pop((provider, name), 0) + sign * amount
+                    if total:
+                        sums[provider, name] = total
         self.sums = sums
 
 
@@ -132,6 +155,8 @@ class ProviderColumns:
     nested: Mask
     numbers: Mapping[str, Sequence[int]]
     _kept: dict[Hashable, Any] = field(default_factory=dict)
+    #: What follows from use too, and is computed again after a reading that found other use.
+    _rooms: dict[Hashable, _Room] = field(default_factory=dict)
 
     @classmethod
     def of(cls, nodes: Sequence[NodeState]) -> ProviderColumns:
@@ -192,7 +217,7 @@ class ProviderColumns:
                 used = table.used.copy()
                 used[places[here]] = [states[each].used.get(name, 0) for each in np.flatnonzero(here).tolist()]
                 inventories[name] = replace(table, used=frozen_array(used))
-        return replace(self, providers=providers, inventories=inventories)
+        return replace(self, providers=providers, inventories=inventories, _rooms={})
 
     def of_row(self, row: int) -> Sequence[ProviderState]:
         """The providers of a node."""
@@ -215,20 +240,49 @@ class ProviderColumns:
             self._kept["depths"] = found = frozen_array(found)
         return found
 
+    def changes(self, name: str, sums: Mapping[tuple[str, str], int]) -> tuple[Rows, Floats]:
+        """The inventories of a class that something was claimed from since the reading, and how much."""
+        table = self.inventories[name]
+        places: list[int] = []
+        amounts: list[float] = []
+        for (uuid, of_class), amount in sums.items():
+            if of_class == name and amount:
+                for number in self.numbers.get(uuid, ()):
+                    place = bisect.bisect_left(table.at, number)
+                    if place < len(table.at) and table.at[place] == number:
+                        places.append(place)
+                        amounts.append(amount)
+        return np.array(places, dtype=np.intp), np.array(amounts, dtype=np.float64)
+
     def used(self, name: str, sums: Mapping[tuple[str, str], int]) -> Floats:
         """What is used of a class by its inventories, with what was claimed since the reading."""
-        table = self.inventories[name]
-        changes = [(uuid, amount) for (uuid, of_class), amount in sums.items() if of_class == name and amount]
-        if not changes:
-            return table.used
-        used = table.used.copy()
-        for uuid, amount in changes:
-            numbers = self.numbers.get(uuid, ())
-            places = np.searchsorted(table.at, numbers)
-            for place, number in zip(places.tolist(), numbers, strict=True):
-                if place < len(table.at) and table.at[place] == number:
-                    used[place] += amount
+        places, amounts = self.changes(name, sums)
+        if not len(places):
+            return self.inventories[name].used
+        used = self.inventories[name].used.copy()
+        used[places] += amounts
         return used
+
+    def room(
+        self, name: str, amount: int, required: tuple[frozenset[str], ...], forbidden: frozenset[str], rule: str
+    ) -> _Room:
+        """Which inventories of a class may give an amount with these traits, by the reading."""
+        key = (name, amount, required, forbidden, rule)
+        found = self._rooms.get(key)
+        if found is None:
+            table = self.inventories[name]
+            allowed = self.of_class(amount, name, rule)
+            if required or forbidden:
+                having = self.with_class_and_traits(name, required, forbidden)
+                allowed = having if allowed is None else allowed & having
+            room: Mask = table.capacity - table.used >= amount
+            if allowed is not None:
+                room &= allowed
+            if len(self._rooms) >= _ROOMS:
+                self._rooms.clear()
+            counts = table.count(room, len(self.starts))
+            found = self._rooms[key] = _Room(frozen_array(room), frozen_array(counts), allowed)
+        return found
 
     def fits(self, query: CandidateQuery, sums: Mapping[tuple[str, str], int], rule: str) -> Mask:
         """Which rows can fulfil all groups of a query."""
@@ -365,8 +419,9 @@ class _Fit:
         self._sums = sums
         self._rule = rule
         self._size = len(columns.starts)
-        self._used: dict[str, Floats] = {}
+        self._changed: dict[str, tuple[Rows, Floats]] = {}
         self._answers: dict[object, _Answer] = {}
+        self._found_tops: dict[frozenset[int], Mask] = {}
 
     def run(self) -> Mask:
         """Which rows pass."""
@@ -375,7 +430,8 @@ class _Fit:
         if not self._size or not names <= self._columns.inventories.keys():
             return nothing
         wants = [self._want(group, dict(part)) for group in self._query.groups for part in _parts(group)]
-        possible: Any = np.stack([want.counts > 0 for want in wants]).all(axis=0)
+        # Wants that ask for the same share an answer.
+        possible = functools.reduce(np.logical_and, (each.counts > 0 for each in self._answers.values()))
         sure = possible.copy()
         self._spread_traits(wants, possible, sure)
         self._subtrees(wants, possible)
@@ -393,35 +449,54 @@ class _Fit:
         return _Want(group.suffix, resources, answer)
 
     def _answer(
-        self, resources: Mapping[str, int], required: Sequence[frozenset[str]], forbidden: frozenset[str]
+        self, resources: Mapping[str, int], required: tuple[frozenset[str], ...], forbidden: frozenset[str]
     ) -> _Answer:
         columns, size = self._columns, len(self._columns.providers)
-        any_trait = not (required or forbidden)
         if len(resources) == 1:
             ((name, amount),) = resources.items()
-            room = self._room(name, amount)
-            if not any_trait:
-                room &= columns.with_class_and_traits(name, required, forbidden)
-            return _Answer(columns.inventories[name], room, columns.inventories[name].count(room, self._size), size)
+            room, counts = self._room(name, amount, required, forbidden)
+            return _Answer(columns.inventories[name], room, counts, size)
+        any_trait = not (required or forbidden)
         may = np.ones(size, dtype=np.bool_) if any_trait else columns.with_traits(required, forbidden)
         for name, amount in resources.items():
             here = np.zeros(size, dtype=np.bool_)
-            here[columns.inventories[name].at] = self._room(name, amount)
+            here[columns.inventories[name].at] = self._room(name, amount)[0]
             may = may & here
-        return _Answer(None, may, np.add.reduceat(may, columns.starts, dtype=np.intp), size)
+        return _Answer(None, may, _summed(may, columns.starts), size)
 
-    def _room(self, name: str, amount: int) -> Mask:
-        """Which inventories of the class have room for the amount."""
-        table = self._columns.inventories[name]
-        room: Mask = table.capacity - self._use(name) >= amount
-        takes = self._columns.of_class(amount, name, self._rule)
-        return room if takes is None else room & takes
+    def _room(
+        self,
+        name: str,
+        amount: int,
+        required: tuple[frozenset[str], ...] = (),
+        forbidden: frozenset[str] = frozenset(),
+    ) -> tuple[Mask, npt.NDArray[Any]]:
+        """Which inventories of the class may give the amount with these traits, and how many of each row."""
+        columns, table = self._columns, self._columns.inventories[name]
+        read = columns.room(name, amount, required, forbidden, self._rule)
+        places, more = self._changes(name)
+        if not len(places):
+            return read.room, read.counts
+        now = table.capacity[places] - table.used[places] - more >= amount
+        if read.allowed is not None:
+            now &= read.allowed[places]
+        room = read.room.copy()
+        room[places] = now
+        if read.counts.dtype == np.bool_:
+            # Each row has one inventory of the class.
+            return room, room
+        counts = read.counts.copy()
+        np.add.at(counts, columns.row[table.at[places]], now.astype(counts.dtype) - read.room[places])
+        return room, counts
+
+    def _changes(self, name: str) -> tuple[Rows, Floats]:
+        found = self._changed.get(name)
+        if found is None:
+            found = self._changed[name] = self._columns.changes(name, self._sums)
+        return found
 
     def _use(self, name: str) -> Floats:
-        found = self._used.get(name)
-        if found is None:
-            found = self._used[name] = self._columns.used(name, self._sums)
-        return found
+        return self._columns.used(name, self._sums)
 
     def _any(self, providers: Mask) -> Mask:
         """Rows that have any of the providers."""
@@ -444,23 +519,37 @@ class _Fit:
 
     def _subtrees(self, wants: Sequence[_Want], possible: Mask) -> None:
         """Of each ``same_subtree`` one group must have a provider below which all the others have one."""
-        for suffixes in self._query.same_subtree:
-            of_set = [want for want in wants if want.suffix in suffixes]
-            below = [self._below(want.may) for want in of_set]
-            everything: Mask = np.logical_and.reduce(below)
-            top: Mask = np.logical_or.reduce([want.may for want in of_set])
-            possible &= self._any(top & everything)
+        for of_set in self._sets(wants):
+            possible &= self._any(self._tops(of_set))
 
-    def _below(self, may: Mask) -> Mask:
-        """Providers that are among these, or above one of them."""
-        found, parent = may.copy(), self._columns.parent
-        at = np.flatnonzero(may)
+    def _sets(self, wants: Iterable[_Want]) -> list[list[_Want]]:
+        """The wants of each ``same_subtree``."""
+        return [[want for want in wants if want.suffix in suffixes] for suffixes in self._query.same_subtree]
+
+    def _tops(self, wants: Iterable[_Want]) -> Mask:
+        """Providers that may give one of the wants, and below which, or at which, all of them find one."""
+        answers = {id(want.answer): want.answer for want in wants}
+        found = self._found_tops.get(frozenset(answers))
+        if found is None:
+            everything: Mask = np.logical_and.reduce([self._below(each) for each in answers.values()])
+            top: Mask = np.logical_or.reduce([each.may for each in answers.values()])
+            found = self._found_tops[frozenset(answers)] = top & everything
+        return found
+
+    def _below(self, answer: _Answer) -> Mask:
+        """Providers that are among those of an answer, or above one of them."""
+        found = answer.may.copy()
+        self._mark_above(np.flatnonzero(found), found)
+        return found
+
+    def _mark_above(self, at: Rows, found: Mask) -> None:
+        """Marks all providers above these, upwards until one is marked already."""
+        parent = self._columns.parent
         while len(at):
             above = parent[at]
-            new = np.unique(above[~found[above]])
-            found[new] = True
-            at = new
-        return found
+            # Brothers have one parent, so that a number may stand there several times.
+            at = above[~found[above]]
+            found[at] = True
 
     def _together(self, wants: Sequence[_Want], possible: Mask, sure: Mask) -> None:
         """Whether the wants can get in each other's way: never, only where there are few providers, or as a search shows."""
@@ -469,13 +558,18 @@ class _Fit:
         rivals = [*groups, *(want for want in wants if not want.suffix and want.resources.keys() & classes)]
         if len(rivals) < 2:
             return
-        if all(self._independent(*pair) for pair in itertools.combinations(rivals, 2)):
+        if self._are_independent(rivals):
             if len(self._query.same_subtree) > 1:
                 sure[:] = False
             return
         spread_traits = any(each.required for each in self._query.groups if not each.suffix)
         if self._query.same_subtree or (spread_traits and len(rivals) > len(groups)):
-            sure[:] = False
+            sure &= self._apart(rivals)
+            sure = np.zeros_like(sure)
+        self._count(rivals, len(groups), possible, sure)
+
+    def _count(self, rivals: Sequence[_Want], groups: int, possible: Mask, sure: Mask) -> None:
+        """Whether rows have enough providers for wants that can get in each other's way."""
         alike = all(want.answer is rivals[0].answer for want in rivals)
         if alike and not self._query.isolate and len(rivals[0].resources) == 1:
             self._alike(rivals, possible, sure)
@@ -487,8 +581,28 @@ class _Fit:
             counts = np.sort(np.stack([want.counts for want in rivals]), axis=0)
             enough = (counts >= np.arange(1, len(rivals) + 1)[:, None]).all(axis=0)
         sure &= enough
-        if self._query.isolate and alike and len(rivals) == len(groups):
+        if self._query.isolate and alike and len(rivals) == groups:
             possible &= enough
+
+    def _apart(self, wants: Sequence[_Want]) -> Mask:
+        """Rows where each ``same_subtree`` finds a subtree that no other one needs; none, unless all of them ask for the same."""
+        sets = self._sets(wants)
+        suffixes = sorted(want.suffix for of_set in sets for want in of_set)
+        kinds = {tuple(sorted(id(want.answer) for want in of_set)) for of_set in sets}
+        if len(kinds) != 1 or suffixes != sorted(want.suffix for want in wants) or not self._are_independent(sets[0]):
+            return np.zeros(self._size, dtype=np.bool_)
+        tops = self._tops(sets[0])
+        # A top that is above another one stands for no other subtree.
+        above = np.zeros_like(tops)
+        parent, at = self._columns.parent, np.flatnonzero(tops)
+        first = parent[at][parent[at] != at]
+        above[first] = True
+        self._mark_above(first, above)
+        answer: Mask = _summed(tops & ~above, self._columns.starts) >= len(sets)
+        return answer
+
+    def _are_independent(self, wants: Sequence[_Want]) -> bool:
+        return all(self._independent(*pair) for pair in itertools.combinations(wants, 2))
 
     def _independent(self, one: _Want, other: _Want) -> bool:
         apart = one.resources.keys().isdisjoint(other.resources) and not (
@@ -532,52 +646,67 @@ class _Fit:
 
     def _kinds(self, rows: Rows) -> list[tuple[Search, Rows]]:
         """The rows, those together that are equal for the query, and a search for each kind."""
-        _, first, kind = np.unique(self._forms()[rows], return_index=True, return_inverse=True)
+        _, first, kind = np.unique(self._forms(rows), return_index=True, return_inverse=True)
         same = np.split(rows[np.argsort(kind, kind="stable")], np.cumsum(np.bincount(kind))[:-1])
         searches = [
             Search(self._query, self._columns.of_row(row), self._used_of, self._rule) for row in rows[first].tolist()
         ]
         return list(zip(searches, same, strict=True))
 
-    def _forms(self) -> npt.NDArray[np.uint64]:
-        """A hash for each row, which is equal where providers differ in names and order alone.
+    def _forms(self, rows: Rows) -> npt.NDArray[np.uint64]:
+        """A hash for each of the rows, which is equal where providers differ in names and order alone.
 
         One of 64 bits: should two kinds ever share it, a claim refuses what does not fit.
         """
         columns = self._columns
-        own = np.zeros(len(columns.providers), dtype=np.uint64)
-        for code in self._codes():
+        wanted = np.zeros(self._size, dtype=np.bool_)
+        wanted[rows] = True
+        numbers = np.flatnonzero(wanted[columns.row])
+        own = np.zeros(len(numbers), dtype=np.uint64)
+        for code in self._codes(numbers):
             own = _mixed(own ^ code.astype(np.uint64))
-        depth, below = columns.depths(), np.zeros_like(own)
+        depth, parent = columns.depths()[numbers], np.searchsorted(numbers, columns.parent[numbers])
+        # Where levels are not told apart, no provider is taken for another one.
+        deep = depth >= _DEEPEST
+        own[deep] = numbers[deep]
+        below = np.zeros_like(own)
         for level in range(int(depth.max()), 0, -1):
             at = np.flatnonzero(depth == level)
-            np.add.at(below, columns.parent[at], _mixed(own[at] ^ _mixed(below[at])))
+            np.add.at(below, parent[at], _mixed(own[at] ^ _mixed(below[at])))
         whole = _mixed(own ^ _mixed(below))
         whole[depth > 0] = 0
-        forms: npt.NDArray[np.uint64] = np.add.reduceat(whole, columns.starts)
+        forms: npt.NDArray[np.uint64] = np.add.reduceat(whole, np.searchsorted(numbers, columns.starts[rows]))
         return forms
 
-    def _codes(self) -> list[npt.NDArray[np.int64]]:
-        """Numbers for each provider: what its traits are for the query, and its room of each class."""
+    def _codes(self, numbers: Rows) -> list[npt.NDArray[np.int64]]:
+        """Codes of these providers: what their traits are for the query, and their room of each class."""
         columns, groups = self._columns, self._query.groups
         named = frozenset().union(*(each for group in groups for each in (*group.required, group.forbidden)))
         known: dict[frozenset[str], int] = {}
         traits = np.array([known.setdefault(each & named, len(known)) for each in columns.trait_sets], dtype=np.int64)
-        size = len(columns.providers)
-        codes = [traits[columns.traits]]
+        codes = [traits[columns.traits[numbers]]]
         for name, demand in Demand.of(self._query).items():
             table = columns.inventories[name]
-            free = np.minimum(np.floor(table.capacity) - self._use(name), demand.whole)
+            places = np.flatnonzero(np.isin(table.at, numbers, assume_unique=True))
+            free = np.minimum(np.floor(table.capacity[places]) - self._use(name)[places], demand.whole)
             room = np.floor_divide(free, demand.divisor) * demand.divisor
-            code = np.zeros(size, dtype=np.int64)
-            code[table.at] = (
-                np.where(room >= demand.least, room, 0).astype(np.int64) * len(columns.shapes) + table.shapes
+            code = np.zeros(len(numbers), dtype=np.int64)
+            code[np.searchsorted(numbers, table.at[places])] = (
+                np.where(room >= demand.least, room, 0).astype(np.int64) * len(columns.shapes) + table.shapes[places]
             )
             codes.append(code)
         return codes
 
     def _used_of(self, provider: ProviderState, name: str) -> float:
         return provider.used.get(name, 0) + self._sums.get((provider.uuid, name), 0)
+
+
+def _summed(mask: Mask, starts: Rows) -> npt.NDArray[Any]:
+    """How many are true from each start to the next. ``np.add.reduceat`` takes twice as long."""
+    sums = np.cumsum(mask, dtype=np.int32)
+    counts = np.append(sums[starts[1:] - 1], sums[-1:])
+    counts[1:] -= counts[:-1].copy()
+    return counts
 
 
 def _mixed(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:

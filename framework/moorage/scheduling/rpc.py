@@ -53,7 +53,8 @@ class SchedulerEndpoint:
     def create_instance(self, request: Mapping[str, Any], request_id: str) -> dict[str, Any]:
         """Place an instance. Repeating it with the same uuid and request_id finds the earlier claim.
 
-        Returns the instance as it was written (``instance``), unless the claim is an earlier one.
+        Returns the instance as it was written (``instance``), unless the claim is an earlier one. ``host`` and ``node`` are empty
+        where the instance of the earlier claim is in error or shelved.
         """
         spec = self._spec(request)
         selection = self._scheduler.place(spec, request_id)
@@ -148,6 +149,9 @@ class SchedulerEndpoint:
     def _tell_placed(self, selections: Sequence[Selection]) -> None:
         for selection in selections:
             record = selection.record
+            if not record.host:
+                LOG.info("Instance %s exists and is on no host; its create was repeated.", record.uuid)
+                continue
             LOG.info("Instance %s was placed on host %s, node %s.", record.uuid, record.host, record.node)
             self._placed(selection)
 

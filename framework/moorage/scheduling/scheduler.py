@@ -51,6 +51,7 @@ _REMEMBERED = 3
 class Selection:
     """A node that was claimed for an instance. ``repeated``: an earlier try of the same request had done it.
 
+    :param record: has no host, and the selection no node, where the instance exists and holds nothing on any node.
     :param alternates: (host, node) of the next best, where it could go when its build fails.
     :param limits: what the filters promised of the node; the claim has checked those that it knows.
     :param shown: what the claim wrote; see :class:`moorage.scheduling.interface.ClaimResult`.
@@ -288,19 +289,24 @@ class Scheduler:
                 work = self._work(policy, one, request_id)
                 done.append(self._place(work))
         except BaseException as error:
-            left = [each.record.uuid for each in done if not each.repeated and not self._gave_back(each)]
+            made = {each.record.uuid: each.record for each in done if not each.repeated}
+            uncertain = (
+                uuids[len(done) : len(done) + 1] if made and len(made) == len(done) and _is_unknown(error) else ()
+            )
+            left = [uuid for uuid in (*made, *uncertain) if not self._gave_back(uuid)]
+            for uuid in made.keys() - left:
+                self._reserver.unreserve(made[uuid])
             if left and isinstance(error, errors.MoorageError):
                 error.details["left_behind"] = left
                 error.message += f" Of the instances alike, {', '.join(left)} could not be given back; delete them."
-            elif done and not any(each.repeated for each in done) and isinstance(error, errors.MoorageError):
+            elif made and len(made) == len(done) and isinstance(error, errors.MoorageError):
                 # Their uuids cannot be used again, so a repetition of the request needs others.
                 error.details["undone"] = True
             raise
         return done
 
-    def _gave_back(self, selection: Selection) -> bool:
+    def _gave_back(self, uuid: str) -> bool:
         """Undo a placement; False (and a line in the log) when that fails."""
-        uuid = selection.record.uuid
         for last in (False, True):
             try:
                 self._claimer.release(uuid)
@@ -309,7 +315,6 @@ class Scheduler:
                     LOG.exception("Instance %s was placed for nothing and could not be given back; delete it.", uuid)
                     return False
                 LOG.warning("Instance %s could not be given back (%s); once more.", uuid, error)
-        self._reserver.unreserve(selection.record)
         return True
 
     def _confirm(self, work: _Work) -> None:
@@ -370,6 +375,8 @@ class Scheduler:
         """
         result = work.claimer.earlier(work.spec, work.key)
         if result is not None:
+            if not result.node_uuid:
+                return self._unplaced(work, result)
             for _ in range(2):
                 now = self.view.snapshot()
                 row = now.row_of_node.get(result.node_uuid)
@@ -470,7 +477,19 @@ class Scheduler:
             f"Filter {refusing} refuses node {choice.node.name} by now.", provider=choice.node.uuid, filter=refusing
         )
 
+    def _unplaced(self, work: _Work, result: ClaimResult) -> Selection:
+        """The answer to the repetition of a request whose instance exists and is on no node any more."""
+        work.decision.outcome = "exists"
+        flavor = work.spec.flavor
+        record = InstanceRecord(
+            work.spec.instance_uuid, "", "", flavor.flavorid, flavor.resources, work.spec.project_id
+        )
+        return Selection(record, "", result.repeated, len(work.decision.refusals) + 1)
+
     def _placed(self, work: _Work, node: NodeState, result: ClaimResult) -> Selection:
+        if not result.node_uuid:
+            self._reserver.unreserve(self._record(work.spec, node))
+            return self._unplaced(work, result)
         if result.node_uuid != node.uuid:
             # An earlier try of the same request had claimed another node.
             fleet = self.view.snapshot()
@@ -559,3 +578,8 @@ class Scheduler:
             busy=True,
             server_group=spec.server_group.name if spec.server_group is not None else "",
         )
+
+
+def _is_unknown(error: BaseException) -> bool:
+    """Whether a claim failed at its commit, which may have been done."""
+    return isinstance(error, errors.StoreUnavailable) and error.details.get("outcome") == "unknown"

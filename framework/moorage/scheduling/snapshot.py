@@ -20,6 +20,7 @@ from moorage.scheduling.instance_index import Overlay, Places
 from moorage.scheduling.interface import (
     Aggregate,
     Column,
+    FreeByProvider,
     HostFilter,
     InstanceRecord,
     Mask,
@@ -104,6 +105,23 @@ class Snapshot:
             free = frozen_array(capacity - self.used[resource_class] - self.foreign[resource_class])
             self._frees[resource_class] = free
         return free
+
+    def free_by_provider(self, resource_class: str) -> FreeByProvider:
+        """Free amount of a class by provider."""
+        table = self._columns.inventories.get(resource_class)
+        if table is None:
+            return FreeByProvider(frozen_array(np.zeros(0, dtype=np.intp)), frozen_array(np.zeros(0)))
+        rows = self._columns.row[table.at]
+        free = table.capacity - self._columns.used(resource_class, self._taken)
+        # What instances hold of a node with one provider is known by node.
+        alone = ~self.nested[rows]
+        free[alone] = self.free(resource_class)[rows[alone]]
+        return FreeByProvider(frozen_array(rows), frozen_array(free))
+
+    def asked_of_providers(self, spec: RequestSpec, resource_class: str) -> tuple[int, ...]:
+        """What a request asks of single providers; see :meth:`Fleet.asked_of_providers`."""
+        groups = resource_request(spec).groups
+        return tuple(group.resources[resource_class] for group in groups if resource_class in group.resources)
 
     @property
     def _columns(self) -> ProviderColumns:

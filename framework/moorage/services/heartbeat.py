@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 from oslo_log import log as logging
 
@@ -13,12 +14,28 @@ from moorage.services.interface import ServiceIdentity
 from moorage.services.options import check_times
 from moorage.services.registry import ServiceRegistry
 
-__all__ = ["Heartbeat"]
+__all__ = ["Heartbeat", "HostLease"]
 
 LOG = logging.getLogger(__name__)
 
 #: A service stops by itself this share of service_down_time before others may take it for dead.
 _MARGIN = 0.1
+
+
+class HostLease(Protocol):
+    """The lease of a host that fences itself, which the heartbeats of its agent renew. No method may block or raise."""
+
+    def promised(self) -> float | None:
+        """Seconds after which the host's workloads end unless it is renewed; None while some would not end."""
+
+    def renewed(self, moment: float) -> None:
+        """Called after the store confirmed a heartbeat.
+
+        :param moment: of the clock's :meth:`~moorage.clock.Clock.boottime`, from before the heartbeat was sent.
+        """
+
+    def ended(self) -> None:
+        """Called when no heartbeat is sent any more: the process has drained."""
 
 
 class Heartbeat:
@@ -56,6 +73,9 @@ class Heartbeat:
         self._guard = threads.thread(self._watch, name="heartbeat-guard")
         self._good_from = clock.monotonic()
         self._told = threads.lock()
+        self._lease: HostLease | None = None
+        #: A moment before the last heartbeat that was confirmed, at first after the start was.
+        self._confirmed = clock.boottime()
 
     def start(self) -> None:
         """Begin to beat."""
@@ -69,6 +89,16 @@ class Heartbeat:
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(self._interval + 1)
+        if self._lease is not None:
+            self._lease.ended()
+
+    def renew(self, lease: HostLease) -> None:
+        """Have the lease of the host promised with each heartbeat from now on, and renewed after each that is confirmed.
+
+        It is renewed at once, too, by the last heartbeat that was confirmed.
+        """
+        self._lease = lease
+        lease.renewed(self._confirmed)
 
     @property
     def valid_until(self) -> float:
@@ -79,7 +109,7 @@ class Heartbeat:
         while not self._clock.wait(self._stop, self._interval):
             began = self._clock.monotonic()
             try:
-                if not self._registry.beat(self._identity):
+                if not self._beat():
                     self._lost(
                         f"epoch {self._identity.epoch} of service {self._identity.uuid} is over: it was evicted, or another "
                         f"process started as {self._identity.binary} {self._identity.host}"
@@ -88,6 +118,21 @@ class Heartbeat:
                 self._good_from = began
             except errors.Unavailable as error:
                 LOG.warning("Heartbeat failed: %s", error.message)
+
+    def _beat(self) -> bool:
+        lease = self._lease
+        # Before it is sent: the store counts from a moment that is later, whatever the answer takes. A heartbeat whose outcome is
+        # not known raises, and renews nothing.
+        moment = self._clock.boottime()
+        if lease is None:
+            beaten = self._registry.beat(self._identity)
+        else:
+            beaten = self._registry.beat_promising(self._identity, lease.promised())
+        if beaten:
+            self._confirmed = moment
+            if lease is not None:
+                lease.renewed(moment)
+        return beaten
 
     def _watch(self) -> None:
         """In a thread of its own, because a beat can hang in the database's driver."""

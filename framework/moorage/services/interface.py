@@ -9,9 +9,11 @@ __all__ = [
     "AGENT",
     "GETS_HOLDS",
     "LIVE_MIGRATES",
+    "MIGRATES",
     "NEVER_ASSUMED",
     "POWER_CONTROL",
     "RUNS_COMMANDS",
+    "SELF_FENCE_MARGIN",
     "Service",
     "ServiceIdentity",
 ]
@@ -22,8 +24,13 @@ AGENT = "agent"
 RUNS_COMMANDS, LIVE_MIGRATES, POWER_CONTROL = "compute.commands", "compute.live_migrate", "compute.power"
 #: The power of an agent that tells its driver which providers an instance holds. Request groups need it.
 GETS_HOLDS = "compute.holds"
+#: The share of the lease of a host that fences itself which lies between the end of its workloads and the end of the lease, and
+#: once more between the end of the lease and the fence. It covers clocks that differ by 1 % from true time, and late guardians.
+SELF_FENCE_MARGIN = 0.1
+#: The power of an agent that moves instances in the steps of :mod:`moorage.instances.moves`. Both ends of a move need it.
+MIGRATES = "compute.migrate"
 #: Powers that no agent of a version without powers has. Such an agent lacks these, and may have the others.
-NEVER_ASSUMED = frozenset({POWER_CONTROL, GETS_HOLDS})
+NEVER_ASSUMED = frozenset({POWER_CONTROL, GETS_HOLDS, MIGRATES})
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,15 +52,18 @@ class Service:
     """A row of ``services``.
 
     :param beat: rises with every heartbeat; 0 when the service ended in good order.
-    :param beat_at: microseconds since the Unix epoch, of the database's clock; for people, it decides nothing.
+    :param beat_at: microseconds since the Unix epoch, of the database's clock.
     :param disabled: an operator wants nothing new to be placed on it.
     :param offers: the agent services that it runs (``compute``, ``block_storage``), and what they can do (``compute.commands``).
         None: an agent of an earlier version does not say, and other services than agents run none.
     :param id: a number, for clients that want one instead of the uuid.
     :param forced_down: an operator says that it is dead, whatever its heartbeats say.
     :param shard: the shard that an agent declares (``[sharding] my_shard``).
-    :param fenced_epoch: the epoch in which an operator said that nothing runs on the host any more, and ``fence_reason`` why; see
-        :attr:`fenced`. ``evacuated``: instances that were evacuated since then.
+    :param fenced_epoch: the epoch in which the host was fenced, and ``fence_reason`` by what; see :attr:`fenced`. ``evacuated``:
+        instances that were evacuated since then.
+    :param self_fence: microseconds after which the host of an agent ends its workloads by itself when no heartbeat is confirmed,
+        less a margin; None: it does not. ``self_fenced``: so much and a margin had passed since the last heartbeat when the row
+        was read, by the database's clock.
     """
 
     uuid: str
@@ -73,6 +83,8 @@ class Service:
     fenced_epoch: int | None = None
     fence_reason: str = ""
     evacuated: int = 0
+    self_fence: int | None = None
+    self_fenced: bool = False
 
     def can(self, agent_service: str) -> bool:
         """It is an agent that runs that agent service, as far as is known."""
@@ -80,7 +92,7 @@ class Service:
 
     @property
     def fenced(self) -> bool:
-        """Nothing runs on its host, by an operator's word: it is declared dead, and has not started since it was fenced."""
+        """Nothing runs on its host: it is declared dead, and has not started since it was fenced."""
         return self.forced_down and self.fenced_epoch == self.epoch
 
     @property

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of the group ``[services]``."""
+"""Options of the groups ``[services]`` and ``[evacuation]``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from oslo_config import cfg
 
 from moorage import errors
 
-__all__ = ["GROUP", "OPTS", "check", "check_times", "list_opts", "register_opts"]
+__all__ = ["EVACUATION", "EVACUATION_OPTS", "GROUP", "OPTS", "check", "check_times", "list_opts", "register_opts"]
 
 GROUP = cfg.OptGroup("services", title="Heartbeats of services")
 
@@ -30,15 +30,35 @@ OPTS: Sequence[cfg.Opt] = (
     ),
 )
 
+EVACUATION = cfg.OptGroup("evacuation", title="The brake of the periodic task evacuate_hosts")
+
+EVACUATION_OPTS: Sequence[cfg.Opt] = (
+    cfg.IntOpt(
+        "max_hosts",
+        default=1,
+        min=1,
+        max=1000,
+        help="Hosts that the periodic task evacuate_hosts fences within period seconds at most. The same for all engines. Needs a "
+        "restart.",
+    ),
+    cfg.FloatOpt(
+        "period",
+        default=3600.0,
+        min=1.0,
+        help="Seconds that max_hosts is counted in. The same for all engines. Needs a restart.",
+    ),
+)
+
 
 def register_opts(conf: cfg.ConfigOpts) -> None:
     """Register the options on ``conf``."""
     conf.register_opts(OPTS, group=GROUP.name)
+    conf.register_opts(EVACUATION_OPTS, group=EVACUATION.name)
 
 
 def list_opts() -> Sequence[tuple[str, Sequence[cfg.Opt]]]:
     """Options by group, for the sample configuration."""
-    return [(GROUP.name, OPTS)]
+    return [(GROUP.name, OPTS), (EVACUATION.name, EVACUATION_OPTS)]
 
 
 def check(conf: cfg.ConfigOpts) -> None:

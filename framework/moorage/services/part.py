@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the part brings: services and their heartbeats."""
+"""What the part brings: services, their heartbeats and the fences of their hosts."""
 
 from moorage.part import Part
 
@@ -11,4 +11,5 @@ PART = Part(
         "heartbeats": "moorage.services.options:check",
     },
     api=("moorage.services.api",),
+    collectors=("moorage.services.collector:FenceCollector",),
 )

@@ -9,6 +9,7 @@ Every statement that can race carries its condition: a beat and an eviction of t
 
 from __future__ import annotations
 
+import datetime
 import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -18,15 +19,18 @@ import sqlalchemy as sa
 from moorage import errors, randomness
 from moorage.clock import Clock
 from moorage.db import MICROSECONDS, Database, Duplicate, JournalEvent, now, record
-from moorage.services.interface import AGENT, Service, ServiceIdentity
+from moorage.services.interface import AGENT, SELF_FENCE_MARGIN, Service, ServiceIdentity
 from moorage.services.tables import services
 
-__all__ = ["ServiceRegistry"]
+__all__ = ["SELF_FENCED", "ServiceRegistry"]
 
 _BEAT = (
     sa.update(services)
     .where(services.c.uuid == sa.bindparam("of_uuid"), services.c.epoch == sa.bindparam("of_epoch"))
     .values(beat=services.c.beat + 1, beat_at=now())
+)
+_BEAT_PROMISING = _BEAT.values(
+    self_fence=sa.bindparam("of_self_fence", type_=sa.BigInteger), self_fence_start=services.c.started_at
 )
 #: What ends an incarnation without a start of its agent, so that a fence stays. MariaDB takes the new value of a column that the
 #: same statement has set before; so the epoch is set last.
@@ -76,6 +80,33 @@ _FENCE = (
         (services.c.epoch, services.c.epoch + 1),
     )
 )
+_SINCE_BEAT = now() - services.c.beat_at
+#: Microseconds after the last heartbeat from which on nothing runs on a host that fences itself. In integers on every database.
+_SELF_FENCED_AFTER = services.c.self_fence + services.c.self_fence // int(1 / SELF_FENCE_MARGIN)
+#: An agent of an earlier release leaves the promise of the agent before it as it is, but not the moment of its start.
+_PROMISED = sa.and_(services.c.self_fence.is_not(None), services.c.self_fence_start == services.c.started_at)
+#: The row says that nothing runs on the host any more, because it fenced itself.
+SELF_FENCED = sa.and_(_PROMISED, _SINCE_BEAT > _SELF_FENCED_AFTER)
+_FENCE_ITSELF = (
+    sa.update(services)
+    .where(
+        services.c.uuid == sa.bindparam("of_uuid"),
+        services.c.binary == AGENT,
+        sa.or_(sa.not_(sa.and_(*_FENCED)), services.c.fenced_epoch.is_(None)),
+        SELF_FENCED,
+    )
+    .ordered_values(
+        (services.c.fenced_epoch, services.c.epoch + 1),
+        (services.c.fence_reason, sa.bindparam("of_reason", type_=sa.String)),
+        (services.c.forced_down, sa.true()),
+        (services.c.evacuated, 0),
+        (services.c.epoch, services.c.epoch + 1),
+    )
+)
+_SELF_FENCE_OF = sa.select(
+    _SINCE_BEAT.label("since"), _SELF_FENCED_AFTER.label("after"), (services.c.beat_at + _SELF_FENCED_AFTER).label("at")
+).where(services.c.uuid == sa.bindparam("of_uuid"))
+_BY_ITSELF = "The host fenced itself: its agent did not renew the lease."
 _GIVE_REASON = (
     sa.update(services)
     .where(
@@ -85,6 +116,9 @@ _GIVE_REASON = (
     )
     .values(fence_reason=sa.bindparam("of_reason", type_=sa.String))
 )
+_AT_EPOCH = services.c.epoch == sa.bindparam("of_epoch", type_=sa.BigInteger)
+_FENCE_AT, _GIVE_REASON_AT = _FENCE.where(_AT_EPOCH), _GIVE_REASON.where(_AT_EPOCH)
+_FENCE_ITSELF_AT = _FENCE_ITSELF.where(_AT_EPOCH, services.c.beat == sa.bindparam("of_beat", type_=sa.BigInteger))
 _BEAT_SINCE = sa.select((now() - services.c.beat_at).label("since")).where(
     services.c.uuid == sa.bindparam("of_uuid"), sa.not_(_SILENT)
 )
@@ -98,6 +132,7 @@ _COLUMNS = (
     services.c.uuid, services.c.host, services.c.binary, services.c.cluster, services.c.epoch, services.c.beat,
     services.c.beat_at, services.c.rpc_version, services.c.disabled, services.c.disabled_reason, services.c.forced_down,
     services.c.id, services.c.offers, services.c.shard, services.c.fenced_epoch, services.c.fence_reason, services.c.evacuated,
+    sa.case((_PROMISED, services.c.self_fence)).label("self_fence"), sa.case((SELF_FENCED, 1), else_=0).label("self_fenced"),
 )  # fmt: skip
 _EPOCHS = sa.select(services.c.uuid, services.c.epoch)
 _EPOCH_OF = _EPOCHS.where(*_OF_HOST)
@@ -131,7 +166,7 @@ class ServiceRegistry:
         """Registers a new incarnation of the service (binary, host).
 
         An earlier incarnation that still runs loses its rights: its next heartbeat changes no row. ``disabled`` and
-        ``forced_down`` are an operator's settings and stay. A fence ends.
+        ``forced_down`` are an operator's settings and stay. A fence ends, and what an earlier incarnation promised of its host.
 
         :param offers: the names of the agent services that an agent runs.
         :param shard: the shard whose nodes an agent serves.
@@ -171,7 +206,7 @@ class ServiceRegistry:
             .where(services.c.uuid == row.uuid, services.c.epoch == row.epoch)
             .values(
                 epoch=row.epoch + 1, beat=services.c.beat + 1, beat_at=now(), started_at=now(), fenced_epoch=None,
-                fence_reason="", **declared,
+                fence_reason="", self_fence=None, self_fence_start=None, **declared,
             )
         )  # fmt: skip
         if begun.rowcount != 1:
@@ -182,6 +217,16 @@ class ServiceRegistry:
     def beat(self, identity: ServiceIdentity) -> bool:
         """One heartbeat; False when this incarnation has been evicted or replaced and must stop at once."""
         return self._conditional(_BEAT, of_uuid=identity.uuid, of_epoch=identity.epoch)
+
+    def beat_promising(self, identity: ServiceIdentity, self_fence: float | None) -> bool:
+        """One heartbeat of an agent whose host fences itself, as :meth:`beat`.
+
+        :param self_fence: seconds after a moment before this heartbeat in which all workloads of the host will have ended, with a
+            margin (:data:`SELF_FENCE_MARGIN`), unless a later heartbeat is confirmed. None: some would not end.
+        """
+        micros = None if self_fence is None else int(self_fence * MICROSECONDS)
+        given = {"of_uuid": identity.uuid, "of_epoch": identity.epoch, "of_self_fence": micros}
+        return self._conditional(_BEAT_PROMISING, **given)
 
     def retire(self, identity: ServiceIdentity) -> bool:
         """Say that this incarnation ended in good order, so that nobody waits for its heartbeats."""
@@ -229,33 +274,113 @@ class ServiceRegistry:
         """Keep a service from being declared dead until the transaction ends; False when it is."""
         return bool(tx.execute(_HOLD_UP, {"of_binary": binary, "of_host": host}).rowcount == 1)
 
-    def fence(self, uuid: str, reason: str, *, down_time: float) -> Service:
-        """Record an operator's word that nothing runs on the host of an agent any more: its power is off, or its network is.
+    def fence(self, uuid: str, reason: str, *, down_time: float, epoch: int | None = None) -> Service:
+        """Record that nothing runs on the host of an agent any more: its power is off, or its network is.
 
         Ends the incarnation of the agent. The fence holds until the agent starts again, or is no longer declared dead; a cleanup
         of its operations does not end it. Repeated it changes nothing but the reason.
 
         :param down_time: ``[services] service_down_time`` in seconds. An agent that beat within that time lives.
+        :param epoch: what it was before the host was seen to be off; an agent that has another one by now has started since.
         :raises NotFound: there is no such service.
-        :raises Conflict: it is no agent, is not declared dead, or lives.
+        :raises Conflict: it is no agent, is not declared dead, lives, or has started since.
         """
+        self._require_agent(uuid)
+        given = {"of_uuid": uuid, "of_reason": reason, "down_micros": int(down_time * MICROSECONDS)}
+        if epoch is not None:
+            given["of_epoch"] = epoch
+        self._database.run(lambda tx: self._fence(tx, given))
+        found = self.get(uuid)
+        if not found.fenced and found.forced_down and epoch is not None:
+            raise errors.Conflict(
+                f"Host {found.host} is not fenced: while it was being turned off, its agent started again or a cleaner took its "
+                "work. Look at the host, and run the command again.",
+                host=found.host,
+            )
+        if not found.fenced:
+            raise _not_dead(found)
+        return found
+
+    def dead_agent(self, uuid: str) -> Service:
+        """One agent that is declared dead, so that its host may be fenced.
+
+        :raises NotFound: there is no such service.
+        :raises Conflict: it is no agent, or is not declared dead.
+        """
+        self._require_agent(uuid)
+        found = self.get(uuid)
+        if not found.forced_down:
+            raise _not_dead(found)
+        return found
+
+    def _require_agent(self, uuid: str) -> None:
         seen = self.get(uuid)
         if seen.binary != AGENT:
             raise errors.Conflict(f"Service {uuid} is no agent but {seen.binary}; the host of an agent is fenced.")
-        given = {"of_uuid": uuid, "of_reason": reason, "down_micros": int(down_time * MICROSECONDS)}
-        self._database.run(lambda tx: self._fence(tx, given))
-        found = self.get(uuid)
-        if not found.fenced:
+
+    def fence_itself(self, uuid: str) -> Service:
+        """Record that nothing runs on a host that fences itself: its agent was silent for longer than its lease and a margin.
+
+        Also declares the agent dead. Time is the database's; the condition and the write are one statement. Repeated it changes
+        nothing. This relies on the database: its clock has not jumped forward, and it has lost no heartbeat that it confirmed.
+
+        :raises NotFound: there is no such service.
+        :raises Conflict: it is no agent; or its host does not fence itself, or may not have done so yet.
+        """
+        self._require_agent(uuid)
+        self._database.run(lambda tx: self.fence_itself_in(tx, uuid))
+        return self.get(uuid)
+
+    def fence_itself_in(self, tx: sa.Connection, uuid: str, seen: Service | None = None) -> bool:
+        """:meth:`fence_itself` of an agent, in the caller's transaction; False when the host is fenced already.
+
+        :param seen: the row as the caller has seen it unchanged for long enough; with another epoch or beat, nothing is fenced.
+        """
+        given: dict[str, Any] = {"of_uuid": uuid, "of_reason": _BY_ITSELF}
+        if seen is not None:
+            given |= {"of_epoch": seen.epoch, "of_beat": seen.beat}
+        if tx.execute(_FENCE_ITSELF if seen is None else _FENCE_ITSELF_AT, given).rowcount == 1:
+            _record(tx, "fence", uuid)
+            return True
+        found = _service(tx.execute(_GET, {"of_uuid": uuid}).one())
+        if found.fenced:
+            return False
+        if seen is not None and (found.epoch, found.beat) != (seen.epoch, seen.beat):
             raise errors.Conflict(
-                f"Host {found.host} is not fenced, because its agent is not declared dead. Make sure that the host is off, run "
-                f"moorage service set agent:{found.host} --forced-down, and try again.",
+                f"Host {found.host} is not fenced: its agent has sent a heartbeat, or its epoch has ended."
+            )
+        by_hand = (
+            f"make sure that it is off, declare its agent dead (moorage service set agent:{found.host} --forced-down), and run "
+            f"moorage host evacuate {found.host} --fenced --reason TEXT."
+        )
+        if found.self_fence is None:
+            raise errors.Conflict(
+                f"Host {found.host} is not fenced and does not fence itself, so instances may run there. To evacuate them, "
+                f"{by_hand}",
                 host=found.host,
             )
-        return found
+        lease = tx.execute(_SELF_FENCE_OF, {"of_uuid": uuid}).one()
+        # MariaDB divides into decimals.
+        since, after, moment = (float(each) / MICROSECONDS for each in (lease.since, lease.after, lease.at))
+        at = datetime.datetime.fromtimestamp(moment, datetime.UTC)
+        raise errors.Conflict(
+            f"Host {found.host} is not fenced. It fences itself {after:g} seconds after the last heartbeat of its agent, which "
+            f"came {since:.1f} seconds ago. Try again in {max(0.0, after - since):.1f} seconds, at {at:%Y-%m-%dT%H:%M:%SZ}. If "
+            f"you cannot wait, {by_hand}",
+            host=found.host,
+        )
+
+    def record_hold_back(self, uuid: str, reason: str) -> None:
+        """Has the journal say why a host that fenced itself is not fenced automatically yet. Changes nothing else.
+
+        :param uuid: of the agent.
+        """
+        self._database.run(lambda tx: _record(tx, "hold_back", uuid, held_back=reason))
 
     def _fence(self, tx: sa.Connection, given: Mapping[str, Any]) -> None:
         uuid = given["of_uuid"]
-        if tx.execute(_FENCE, given).rowcount == 1 or tx.execute(_GIVE_REASON, given).rowcount == 1:
+        statements = (_FENCE_AT, _GIVE_REASON_AT) if "of_epoch" in given else (_FENCE, _GIVE_REASON)
+        if any(tx.execute(statement, given).rowcount == 1 for statement in statements):
             _record(tx, "fence", uuid)
             return
         found = _service(tx.execute(_GET, {"of_uuid": uuid}).one())
@@ -341,12 +466,24 @@ class ServiceRegistry:
         return self._database.run(lambda tx: tx.execute(statement, values).rowcount == 1)
 
 
-def _record(tx: sa.Connection, what: str, uuid: str) -> None:
-    """Records a service as it is now, whole, so that the journal shows what each event has changed."""
+def _record(tx: sa.Connection, what: str, uuid: str, **more: str) -> None:
+    """Records a service as it is now, whole, so that the journal shows what each event has changed.
+
+    :param more: what the event says beside it.
+    """
     row = tx.execute(_GET, {"of_uuid": uuid}).one()
     names = ("binary", "host", "epoch", "disabled", "disabled_reason", "forced_down", "fence_reason")
     state = {name: getattr(row, name) for name in names}
-    record(tx, JournalEvent(f"service.{what}", f"service/{uuid}", row.epoch, {**state, "fenced": _service(row).fenced}))
+    state |= {"fenced": _service(row).fenced, **more}
+    record(tx, JournalEvent(f"service.{what}", f"service/{uuid}", row.epoch, state))
+
+
+def _not_dead(agent: Service) -> errors.Conflict:
+    return errors.Conflict(
+        f"Host {agent.host} is not fenced, because its agent is not declared dead. Make sure that the host is off, run moorage "
+        f"service set agent:{agent.host} --forced-down, and try again.",
+        host=agent.host,
+    )
 
 
 def _joined(offers: Iterable[str] | None) -> str | None:
@@ -357,4 +494,5 @@ def _joined(offers: Iterable[str] | None) -> str | None:
 def _service(row: Any) -> Service:
     values = dict(row._mapping)
     offers = values.pop("offers")
+    values["self_fenced"] = bool(values["self_fenced"])
     return Service(**values, offers=None if offers is None else frozenset(offers.split()))

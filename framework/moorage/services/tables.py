@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of services; written by :mod:`moorage.services.registry` alone."""
+"""The table of services, written by :mod:`moorage.services.registry` alone, and that of its brake."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from moorage.db.schema import BigId, Micros, Uuid, core_metadata, exact
 from moorage.services.interface import NEVER_ASSUMED
 
-__all__ = ["lacking", "offering", "services"]
+__all__ = ["automatic_fences", "lacking", "offering", "services"]
 
 services = sa.Table(
     "services",
@@ -31,14 +31,29 @@ services = sa.Table(
     #: an earlier version, which may run any.
     sa.Column("offers", exact(1000)),
     sa.Column("forced_down", sa.Boolean(create_constraint=False), nullable=False, default=False),
-    #: The epoch of an agent in which an operator said that nothing runs on its host; NULL: nobody has. With another epoch it has
-    #: started since.
+    #: The epoch of an agent in which its host was fenced; NULL: it was not. With another epoch it has started since.
     sa.Column("fenced_epoch", sa.BigInteger),
     sa.Column("fence_reason", sa.String(255), nullable=False, server_default=""),
     #: Instances that were evacuated since then.
     sa.Column("evacuated", sa.BigInteger, nullable=False, server_default="0"),
+    #: Microseconds, less a margin, after which the host of an agent ends its workloads when no heartbeat is confirmed; NULL: it
+    #: does not. Heartbeats write it; each start empties it.
+    sa.Column("self_fence", sa.BigInteger),
+    #: ``started_at`` of the agent that promised ``self_fence``. An agent of a release without promises empties neither column; its
+    #: start makes ``started_at`` differ, which ends the promise.
+    sa.Column("self_fence_start", Micros),
     sa.UniqueConstraint("uuid", name="uq_services_uuid"),
     sa.UniqueConstraint("host", "binary", name="uq_services_host_binary"),
+)
+
+
+#: The slots of the brake on automatic fences, each with its last use (:mod:`moorage.services.automatic_fences`).
+automatic_fences = sa.Table(
+    "automatic_fences",
+    core_metadata,
+    sa.Column("slot", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("fenced_at", Micros, nullable=False),
+    sa.Column("host", exact(255), nullable=False),
 )
 
 

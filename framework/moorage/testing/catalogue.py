@@ -8,11 +8,13 @@ Mix :class:`CatalogueTests` in beside :class:`moorage.testing.allocation.Allocat
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable
 from typing import Any, cast
 
 from moorage import errors
 from moorage.allocation.interface import (
+    MOST_LEVELS,
     AllocationStore,
     ClaimRequest,
     GenerationConflict,
@@ -22,6 +24,7 @@ from moorage.allocation.interface import (
     ProviderCatalogue,
     ProviderFilter,
     ResourceProvider,
+    TreeTooDeep,
 )
 from moorage.testing.store_kit import LARGEST, THREADS, StoreKit, held, new_uuid, provider
 
@@ -218,6 +221,53 @@ class CatalogueTests(StoreKit):
             roots = {self.root(each) for each in (first, second, *leaves)}
             self.assertEqual(1, len(roots))
             self.assertIsNone(self.catalogue.provider(roots.pop()).parent)
+
+    def chain(self, levels: int, parent: str | None = None) -> list[str]:
+        """Create providers, each below the one before; their uuids."""
+        uuids = [new_uuid() for _ in range(levels)]
+        parents = [parent, *uuids]
+        self.store.ensure_providers(
+            [ResourceProvider(uuid, uuid, parent=above) for uuid, above in zip(uuids, parents, strict=False)]
+        )
+        return uuids
+
+    def test_a_tree_has_a_limited_number_of_levels(self) -> None:
+        deepest = self.chain(MOST_LEVELS)[-1]
+        short = self.chain(2)
+        before = self.found()
+        for refused in (
+            lambda: self.made("", deepest),
+            lambda: self.store.ensure_providers([ResourceProvider(new_uuid(), "too deep", parent=deepest)]),
+            lambda: self.chain(MOST_LEVELS + 1),
+            lambda: self.chain(MOST_LEVELS - 1, short[-1]),
+            lambda: self.catalogue.update_provider(short[0], parent=deepest),
+        ):
+            with self.assertRaises(TreeTooDeep) as caught:
+                refused()
+            self.assertEqual("parent", caught.exception.details["path"])
+            self.assertIn(f"the most is {MOST_LEVELS}", caught.exception.message)
+        self.assertEqual(before, self.found())
+        self.assertEqual(short[0], self.root(short[1]))
+        # What lies below a provider counts.
+        above = self.catalogue.provider(str(self.catalogue.provider(deepest).parent)).parent
+        self.catalogue.update_provider(short[0], parent=above)
+        with self.assertRaises(TreeTooDeep):
+            self.made("", short[1])
+
+    def test_moves_at_once_make_no_tree_with_too_many_levels(self) -> None:
+        chains = [self.chain(MOST_LEVELS // 2 - 1) for _ in range(3)]
+        moves = [(below[0], above[-1]) for below, above in itertools.pairwise(chains)]
+
+        def work(number: int) -> str:
+            uuid, parent = moves[number % 2]
+            store = cast(_Store, self.another(self.store))
+            with contextlib.suppress(TreeTooDeep):
+                return str(store.update_provider(uuid, parent=parent).uuid)
+            return ""
+
+        results = self.at_once(work, 4)
+        self.assertEqual(1, len(set(results) - {""}), results)
+        self.assertEqual(2, len({self.root(uuid) for chain in chains for uuid in chain}))
 
     def test_children_and_the_end_of_their_parent_at_once(self) -> None:
         for _ in range(3):

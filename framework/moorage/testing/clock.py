@@ -30,6 +30,10 @@ class ManualClock(SystemClock):
         """What it shows."""
         return self.now
 
+    def boottime(self) -> float:
+        """The same."""
+        return self.now
+
     def wall(self) -> float:
         """The same."""
         return self.now

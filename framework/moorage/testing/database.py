@@ -26,14 +26,21 @@ def create_all(database: Database) -> None:
 
 
 def empty_tables(transaction: sa.Connection, *metadata: sa.MetaData) -> None:
-    """All tables, without a row: made where they are missing, emptied where they are there.
+    """All tables, without a row: made where they are missing, emptied where they have rows.
 
-    On a server that takes a small part of the time that dropping and making them takes.
+    On a server that takes a small part of the time that dropping and making them takes. Where the tables are there and empty, it
+    takes two statements.
     """
+    present = set(sa.inspect(transaction).get_table_names())
     for each in metadata:
-        each.create_all(transaction)
-    for each in reversed(metadata):
-        for table in reversed(each.sorted_tables):
+        if missing := [table for table in each.sorted_tables if table.name not in present]:
+            each.create_all(transaction, tables=missing)
+    tables = [table for each in reversed(metadata) for table in reversed(each.sorted_tables) if table.name in present]
+    if not tables:
+        return
+    looks = [sa.exists(sa.select(sa.literal_column("1")).select_from(table)) for table in tables]
+    for table, has_rows in zip(tables, transaction.execute(sa.select(*looks)).one(), strict=True):
+        if has_rows:
             transaction.execute(sa.delete(table))
 
 

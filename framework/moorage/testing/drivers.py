@@ -42,10 +42,14 @@ from moorage.clock import SystemClock
 from moorage.drivers.interface import (
     ComputeDriver,
     Console,
+    DriverError,
     DriverTools,
     HostResources,
+    LiveMigration,
+    Migration,
     Observed,
     PowerControl,
+    SelfFencing,
     UsageReport,
     Workload,
     WorkloadState,
@@ -60,7 +64,9 @@ else:
 
 #: Seconds within which what must happen happens, on a machine that has much else to do.
 _SOON = 60.0
-_HOST = "host-1"
+#: Seconds: of a lease that does not end during a test, and of one that a test waits for.
+_LONG, _SHORT = 3600.0, 2.0
+_HOST, _OTHER = "host-1", "host-2"
 #: Names that users may choose.
 _NAMES = ("web-1", "", "two\nlines", "Grüße ☃", 'quote " and \\ and %s {0} $(true) `true`', "--help", "x" * 255)
 
@@ -88,6 +94,12 @@ class ComputeDriverTests(_Base):
     def configure(self, conf: cfg.ConfigOpts) -> None:
         """Set what the test needs."""
 
+    def turn_on_self_fence(self, conf: cfg.ConfigOpts, seconds: float) -> None:
+        """Set what has workloads end with a lease of so many seconds. For drivers that have the power SelfFencing."""
+        raise NotImplementedError(
+            "the driver has the power SelfFencing; override turn_on_self_fence() of the kit, so that its laws are tested"
+        )
+
     def workload(self, uuid: str) -> Workload:
         """One that runs until it is destroyed."""
         return Workload(uuid=uuid, name="web-1", project_id="red", resources={"VCPU": 1, "MEMORY_MB": 64})
@@ -104,8 +116,11 @@ class ComputeDriverTests(_Base):
             self.addCleanup(self._destroy_all)
         return found
 
-    def driver(self, host: str = _HOST) -> Any:
-        """A new :class:`ComputeDriver` of a host, with its further powers."""
+    def driver(self, host: str = _HOST, *, self_fence: bool = False) -> Any:
+        """A new :class:`ComputeDriver` of a host, with its further powers.
+
+        :param self_fence: whether its workloads end with the lease of the host.
+        """
         state_dir = str(self.state_dir())
         conf = cfg.ConfigOpts()
         conf.register_opts([cfg.StrOpt("state_dir")], group="control_plane")
@@ -114,6 +129,8 @@ class ComputeDriverTests(_Base):
         conf([], project="moorage", default_config_files=[], default_config_dirs=[])
         conf.set_override("state_dir", state_dir, group="control_plane")
         self.configure(conf)
+        if self_fence:
+            self.turn_on_self_fence(conf, _LONG)
         self._hosts.add(host)
         return self.make_driver(DriverTools(conf, SystemClock(), host))
 
@@ -355,6 +372,8 @@ class ComputeDriverTests(_Base):
     def test_operations_of_one_instance_may_cross(self) -> None:
         """The newest token wins, whatever older ones do at the same time; what comes late is removed by its token."""
         uuid, tokens = _uuid(), range(1, 7)
+        # Made here, so that all threads get one folder.
+        self.state_dir()
 
         def both(token: int) -> None:
             driver = self.driver()
@@ -448,6 +467,287 @@ class ComputeDriverTests(_Base):
             driver.reboot(uuid, token, 5)
         self.assertEqual(copy, self.assert_runs(driver, uuid, 3))
 
+    # -- moves ----------------------------------------------------------------------------------------------------
+
+    def _both(self, uuid: str) -> int:
+        """How many copies of an instance run, on both hosts of a move together."""
+        return len(self.copies(_HOST, uuid)) + len(self.copies(_OTHER, uuid))
+
+    def _moved(self, uuid: str, operation: str = "migrate") -> Workload:
+        return dataclasses.replace(self.workload(uuid), operation=operation)
+
+    def test_what_is_prepared_does_not_run_before_it_is_started(self) -> None:
+        driver, uuid = self.driver(), _uuid()
+        self._skip_without(driver, Migration)
+        for again in (driver, self.driver()):
+            self.assertLessEqual(len(again.prepare(self._moved(uuid), 3)), 1000)
+            self.assertEqual((3, WorkloadState.STOPPED), _state(again, uuid))
+            self.assertEqual([], list(self.copies(_HOST, uuid)))
+        driver.start(uuid, 3, 5)
+        copy = self.assert_runs(driver, uuid, 3)
+        for late in (driver, self.driver()):
+            late.prepare(self._moved(uuid), 3)
+            late.prepare(self._moved(uuid), 2)
+            late.stop(uuid, 3, 4)
+            self.assertEqual(copy, self.assert_runs(late, uuid, 3))
+        driver.destroy(uuid, 3)
+        self.assert_gone(driver, uuid)
+        driver.start(uuid, 3, 6)
+        self.assert_gone(driver, uuid)
+
+    def test_what_is_prepared_takes_the_place_of_what_an_older_token_left(self) -> None:
+        driver, uuid = self.driver(), _uuid()
+        self._skip_without(driver, Migration)
+        driver.spawn(self.workload(uuid), 2)
+        driver.prepare(self._moved(uuid), 3)
+        self.assertEqual((3, WorkloadState.STOPPED), _state(driver, uuid))
+        self.assertEqual([], list(self.copies(_HOST, uuid)))
+        driver.prepare(self._moved(uuid), 4)
+        driver.start(uuid, 3, 9)
+        self.assertEqual((4, WorkloadState.STOPPED), _state(driver, uuid))
+        driver.start(uuid, 4, 9)
+        self.assert_runs(driver, uuid, 4)
+
+    def test_a_preparation_that_was_killed_is_done_again_and_runs_nothing(self) -> None:
+        self._skip_without(self.driver(), Migration)
+        for uuid in self.interrupted(lambda uuid: None, lambda driver, uuid: driver.prepare(self._moved(uuid), 3)):  # type: ignore[attr-defined]
+            driver = self.driver()
+            self.assertEqual([], list(self.copies(_HOST, uuid)))
+            driver.prepare(self._moved(uuid), 4)
+            driver.start(uuid, 4, 5)
+            self.assert_runs(driver, uuid, 4)
+            driver.destroy(uuid, 4)
+            self.assert_gone(driver, uuid)
+
+    def test_a_start_of_what_was_prepared_that_was_killed_is_done_again(self) -> None:
+        self._skip_without(self.driver(), Migration)
+        for uuid in self.interrupted(
+            lambda uuid: self.driver().prepare(self._moved(uuid), 3),
+            lambda driver, uuid: driver.start(uuid, 3, 5),  # type: ignore[attr-defined]
+        ):
+            driver = self.driver()
+            driver.start(uuid, 3, 6)
+            self.assert_runs(driver, uuid, 3)
+            driver.destroy(uuid, 3)
+            self.assert_gone(driver, uuid)
+
+    def test_a_cold_move_never_runs_two_and_can_go_back(self) -> None:
+        here, there, uuid = self.driver(), self.driver(_OTHER), _uuid()
+        self._skip_without(here, Migration)
+        here.spawn(self.workload(uuid), 3)
+        there.prepare(self._moved(uuid), 5)
+        self.assertEqual(1, self._both(uuid))
+        here.stop(uuid, 3, 6)
+        self.assertEqual(0, self._both(uuid))
+        here.start(uuid, 3, 7)
+        self.assert_runs(here, uuid, 3)
+        # The agent that stopped it stood still since.
+        here.stop(uuid, 3, 6)
+        self.assert_runs(here, uuid, 3)
+        here.stop(uuid, 3, 8)
+        there.start(uuid, 5, 9)
+        self.assertEqual((1, 0), (len(self.copies(_OTHER, uuid)), len(self.copies(_HOST, uuid))))
+        here.start(uuid, 3, 7)
+        self.assertEqual(1, self._both(uuid))
+        here.destroy(uuid, 3)
+        self.assert_gone(here, uuid)
+        self.assertEqual({uuid}, set(there.inspect()))
+
+    def test_a_transfer_ends_with_both_sides_paused(self) -> None:
+        here, there, uuid = self.driver(), self.driver(_OTHER), _uuid()
+        self._skip_without(here, LiveMigration)
+        here.spawn(self.workload(uuid), 3)
+        copy = self.assert_runs(here, uuid, 3)
+        to = there.prepare(self._moved(uuid, "live_migrate"), 5)
+        for order in (6, 7):
+            here.transfer(uuid, 3, order, to)
+            for driver, token in ((here, 3), (there, 5)):
+                self.assertEqual((token, WorkloadState.PAUSED), _state(driver, uuid))
+            self.assertEqual(0, self._both(uuid))
+        there.start(uuid, 5, 8)
+        self.assertEqual([copy], list(self.copies(_OTHER, uuid)), "it runs on with its memory")
+        self.assertEqual([], list(self.copies(_HOST, uuid)))
+
+    def test_a_transfer_that_is_given_up_lets_the_source_go_on(self) -> None:
+        here, there, uuid = self.driver(), self.driver(_OTHER), _uuid()
+        self._skip_without(here, LiveMigration)
+        here.spawn(self.workload(uuid), 3)
+        copy = self.assert_runs(here, uuid, 3)
+        to = there.prepare(self._moved(uuid, "live_migrate"), 5)
+        here.transfer(uuid, 3, 6, to)
+        here.start(uuid, 3, 7)
+        self.assertEqual(copy, self.assert_runs(here, uuid, 3))
+        # The agent that did it stood still since; and of another token nothing is carried.
+        here.transfer(uuid, 3, 6, to)
+        here.transfer(uuid, 2, 9, to)
+        self.assertEqual(copy, self.assert_runs(here, uuid, 3))
+        there.destroy(uuid, 5)
+        with self.assertRaises(DriverError):
+            here.transfer(uuid, 3, 8, to)
+        here.start(uuid, 3, 9)
+        self.assertEqual(copy, self.assert_runs(here, uuid, 3))
+
+    def test_a_transfer_that_was_killed_is_done_again_or_given_up(self) -> None:
+        there = self.driver(_OTHER)
+        self._skip_without(there, LiveMigration)
+        addresses: dict[str, str] = {}
+
+        def prepare(uuid: str) -> None:
+            self.driver().spawn(self.workload(uuid), 3)
+            addresses[uuid] = there.prepare(self._moved(uuid, "live_migrate"), 5)
+
+        for number, uuid in enumerate(
+            self.interrupted(prepare, lambda driver, uuid: driver.transfer(uuid, 3, 6, addresses[uuid]))  # type: ignore[attr-defined]
+        ):
+            here = self.driver()
+            self.assertEqual([], list(self.copies(_OTHER, uuid)))
+            if number % 2:
+                here.transfer(uuid, 3, 7, addresses[uuid])
+                self.assertEqual(0, self._both(uuid))
+                there.start(uuid, 5, 8)
+            else:
+                here.start(uuid, 3, 7)
+                self.assert_runs(here, uuid, 3)
+            self.assertEqual(1, self._both(uuid))
+            for driver in (here, there):
+                driver.destroy(uuid, 5)
+            self.assertEqual(0, self._both(uuid))
+
+    # -- hosts that fence themselves ------------------------------------------------------------------------------
+
+    def _fencing(self, epoch: int = 1, seconds: float = _LONG) -> Any:
+        """A driver whose workloads end with the lease of the host, and a lease for so many seconds from now on."""
+        self._skip_without(self.driver(), SelfFencing)
+        driver = self.driver(self_fence=True)
+        driver.renew(epoch, self._until(seconds))
+        return driver
+
+    def _until(self, seconds: float) -> float:
+        return SystemClock().boottime() + seconds
+
+    def _await_end(self, uuid: str, until: float) -> None:
+        """Waits until nothing runs of an instance; checks that this is not before the end of the lease."""
+        end = time.monotonic() + _SOON
+        while copies := self.copies(_HOST, uuid):
+            self.assertLess(time.monotonic(), end, f"the lease is over, and {copies} run")
+            time.sleep(0.02)
+        self.assertGreaterEqual(SystemClock().boottime(), until, "it ended before the lease")
+
+    def test_workloads_go_on_without_a_lease_where_self_fencing_is_off(self) -> None:
+        driver, uuid, other = self.driver(), _uuid(), _uuid()
+        self._skip_without(driver, SelfFencing)
+        self.assertEqual(0, driver.self_fence, "it is off unless it is asked for")
+        self.assertGreater(self.driver(self_fence=True).self_fence, 0)
+        driver.spawn(self.workload(uuid), 3)
+        copy = self.assert_runs(driver, uuid, 3)
+        driver.renew(1, self._until(-1.0))
+        driver.spawn(self.workload(other), 3)
+        self.assert_runs(driver, other, 3)
+        self.assertEqual(copy, self.assert_runs(driver, uuid, 3))
+
+    def test_a_workload_ends_with_the_lease_although_no_agent_does_anything(self) -> None:
+        driver, uuid = self._fencing(), _uuid()
+        driver.spawn(self.workload(uuid), 3)
+        self.assert_runs(driver, uuid, 3)
+        # Sooner than was said before.
+        until = self._until(_SHORT)
+        driver.renew(1, until)
+        del driver
+        self._await_end(uuid, until)
+        seen = self.driver(self_fence=True).inspect()[uuid]
+        self.assertEqual((3, False), (seen.token, seen.state is WorkloadState.RUNNING), seen)
+
+    def test_a_workload_runs_as_long_as_its_lease_is_renewed(self) -> None:
+        driver = self._fencing()
+        self._assert_goes_on(driver, lambda epoch: driver.renew(epoch, self._until(_LONG)))
+
+    def _assert_goes_on(self, driver: Any, change: Callable[[int], object]) -> None:
+        """Checks that a workload does not end with a lease that an agent of a higher epoch changes before its end."""
+        uuid = _uuid()
+        for attempt in range(4):
+            epoch, token = 2 * attempt + 1, attempt + 1
+            until = self._until(_SHORT * 4**attempt)
+            driver.renew(epoch, until)
+            with contextlib.suppress(DriverError):
+                driver.spawn(self.workload(uuid), token)
+            copies = list(self.copies(_HOST, uuid))
+            change(epoch + 1)
+            # Too late on a machine that has much else to do: then it may end.
+            if SystemClock().boottime() < until:
+                break
+        else:
+            self.fail(f"no lease of {_SHORT * 4**attempt:g} seconds could be changed before its end")
+        self.assertEqual(1, len(copies))
+        while SystemClock().boottime() < until + _SHORT:
+            self.assertEqual(copies, list(self.copies(_HOST, uuid)))
+            time.sleep(0.1)
+
+    def test_nothing_is_started_when_the_lease_is_over(self) -> None:
+        driver, uuid = self._fencing(seconds=0.0), _uuid()
+        with self.assertRaises(DriverError):
+            driver.spawn(self.workload(uuid), 3)
+        self.assertEqual([], list(self.copies(_HOST, uuid)))
+        driver.destroy(uuid, 3)
+        driver.renew(1, self._until(_LONG))
+        driver.spawn(self.workload(uuid), 4)
+        self.assert_runs(driver, uuid, 4)
+        self._skip_without(driver, PowerControl)
+        driver.stop(uuid, 4, 5)
+        driver.renew(1, self._until(0.0))
+        with self.assertRaises(DriverError):
+            driver.start(uuid, 4, 6)
+        self.assertEqual([], list(self.copies(_HOST, uuid)))
+        driver.renew(1, self._until(_LONG))
+        driver.start(uuid, 4, 7)
+        self.assert_runs(driver, uuid, 4)
+
+    def test_an_agent_of_a_lower_epoch_changes_no_lease(self) -> None:
+        late, uuid = self._fencing(epoch=4), _uuid()
+        driver = self._fencing(epoch=5)
+        driver.spawn(self.workload(uuid), 3)
+        with self.assertRaises(DriverError):
+            late.renew(4, self._until(0.0))
+        self.assert_runs(driver, uuid, 3)
+        # This one counts, and comes after it.
+        until = self._until(_SHORT)
+        driver.renew(5, until)
+        with self.assertRaises(DriverError):
+            late.renew(4, self._until(_LONG))
+        self._await_end(uuid, until)
+
+    def test_a_renewal_that_was_killed_leaves_the_lease_that_was_or_that_is_to_be(self) -> None:
+        self._skip_without(self.driver(), SelfFencing)
+        for uuid in self.interrupted(
+            lambda uuid: self._fencing().spawn(self.workload(uuid), 3),
+            lambda driver, uuid: self.driver(self_fence=True).renew(1, self._until(_LONG)),
+        ):
+            driver = self.driver(self_fence=True)
+            self.assert_runs(driver, uuid, 3)
+            until = self._until(0.0)
+            driver.renew(1, until)
+            self._await_end(uuid, until)
+            driver.destroy(uuid, 3)
+
+    def test_workloads_that_would_not_end_are_named(self) -> None:
+        before, uuid, other = self.driver(), _uuid(), _uuid()
+        self._skip_without(before, SelfFencing)
+        before.spawn(self.workload(uuid), 3)
+        driver = self._fencing()
+        driver.spawn(self.workload(other), 3)
+        for each in (driver, self.driver(self_fence=True)):
+            self.assertEqual({uuid}, set(each.not_fenced()))
+        # From here on it is one that was started under a lease.
+        driver.spawn(self.workload(uuid), 4)
+        self.assertEqual(set(), set(driver.not_fenced()))
+        until = self._until(0.0)
+        driver.renew(1, until)
+        for each in (uuid, other):
+            self._await_end(each, until)
+
+    def test_self_fencing_that_is_turned_off_ends_nothing_any_more(self) -> None:
+        driver, off = self._fencing(), self.driver()
+        self._assert_goes_on(driver, lambda epoch: off.renew(epoch, self._until(0.0)))
+
     def test_a_console_says_few_lines_at_most(self) -> None:
         driver, uuid = self.driver(), _uuid()
         self._skip_without(driver, Console)
@@ -480,6 +780,11 @@ class _Tracer:
             if self.lines == self._step:
                 os.kill(os.getpid(), signal.SIGKILL)
         return self
+
+
+def _state(driver: ComputeDriver, uuid: str) -> tuple[int, WorkloadState]:
+    seen = driver.inspect()[uuid]
+    return seen.token, seen.state
 
 
 def _uuid() -> str:

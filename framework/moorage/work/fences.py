@@ -19,6 +19,7 @@ from sqlalchemy.dialects import mysql, postgresql, sqlite
 
 from moorage.clock import Clock
 from moorage.db import MICROSECONDS, Database, Duplicate, now
+from moorage.work.interface import ExistedBefore
 from moorage.work.tables import fences, workers
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "RAISE_MANY",
     "FencePurge",
     "first_fence",
+    "first_fences",
     "last_tokens",
     "lift_above_floor",
     "raise_fence",
@@ -87,6 +89,10 @@ _INSERT: Mapping[str, sa.Insert] = {
     "postgresql": postgresql.insert(fences).values(_FIRST).on_conflict_do_nothing().returning(fences.c.token),
     "mysql": _UPSERT_MYSQL,
 }
+_INSERT_ABOVE = sa.insert(fences).values(
+    resource_type=sa.bindparam("of_type"), resource_id=sa.bindparam("of_resource"), raised_at=now(),
+    token=sa.bindparam("to_token", type_=sa.BigInteger),
+)  # fmt: skip
 _LAST = sa.select(fences.c.resource_id, fences.c.token).where(
     fences.c.resource_type == sa.bindparam("of_type"),
     fences.c.resource_id.in_(sa.bindparam("of_resources", expanding=True)),
@@ -154,6 +160,28 @@ def first_fence(tx: sa.Connection, resource_type: str, resource_id: str) -> int 
         return token
     # MariaDB says 1 for an inserted row and 2 for an updated one.
     return 1 if result.rowcount == 1 else None
+
+
+def first_fences(tx: sa.Connection, resource_type: str, resource_ids: Sequence[str]) -> int:
+    """Inserts the fences of new resources, all with one token, which is returned. Two statements.
+
+    The token is as valid as that of :func:`raise_unchecked`.
+
+    :raises ExistedBefore: some of the resources had fences; ``details['resources']`` names them.
+    :raises Duplicate: another transaction has just inserted one of the fences.
+    """
+    known = last_tokens(tx, resource_type, [FLOOR, *resource_ids])
+    token = known.pop(FLOOR, 0) + 1
+    if known:
+        names = sorted(known)
+        raise ExistedBefore(
+            f"{len(names)} of {len(resource_ids)} new resources of type {resource_type} existed before and were deleted: "
+            f"{', '.join(names[:3])}. Use new uuids.",
+            resources=names,
+        )
+    values = [{"of_type": resource_type, "of_resource": each, "to_token": token} for each in sorted(resource_ids)]
+    tx.execute(_INSERT_ABOVE, values)
+    return token
 
 
 def lift_above_floor(tx: sa.Connection, resource_type: str, resource_id: str, token: int) -> int:

@@ -18,9 +18,12 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+from moorage import errors
+
 __all__ = [
     "ANY_SCHEDULER",
     "Disposition",
+    "ExistedBefore",
     "Lease",
     "OnlyIf",
     "Operation",
@@ -33,6 +36,10 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+
+
+class ExistedBefore(errors.Conflict):
+    """A resource that shall be created had an operation before: it exists, or was deleted."""
 
 
 class Phase(enum.StrEnum):
@@ -358,7 +365,7 @@ class OperationStore(abc.ABC):
         :param only_if: a condition on other rows that the insert of the operation carries.
         :param project_id: of the resource: its members see the events of the operation, whoever asked for it. Empty: those of the
             project that asks.
-        :raises Conflict: ``first`` is given, and the resource existed before.
+        :raises ExistedBefore: ``first`` is given, and the resource existed before, or exists.
         :raises InUse: an operation on the resource is in progress and ``force`` is not given; says which and whose. The
             caller's transaction must be rolled back, as after any error in it.
         """

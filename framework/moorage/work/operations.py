@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
@@ -33,6 +34,7 @@ from moorage.work.fences import (
     ABOVE_FLOOR,
     RAISE_MANY,
     first_fence,
+    first_fences,
     last_tokens,
     lift_above_floor,
     raise_fence,
@@ -40,6 +42,7 @@ from moorage.work.fences import (
 )
 from moorage.work.interface import (
     ANY_SCHEDULER,
+    ExistedBefore,
     Lease,
     OnlyIf,
     Operation,
@@ -52,6 +55,7 @@ from moorage.work.tables import fences, workers
 
 __all__ = [
     "COLUMNS",
+    "FirstOperation",
     "OF_MANY",
     "TRANSFER",
     "Transfer",
@@ -226,6 +230,20 @@ _START = Transfer(
 )
 
 
+@dataclass(frozen=True, slots=True)
+class FirstOperation:
+    """The first operation of a new resource; see :meth:`SqlOperationStore.create_first`.
+
+    :param context: the request that asks for the operation.
+    """
+
+    resource_id: str
+    target_host: str
+    only_if: OnlyIf | None
+    project_id: str
+    context: oslo_context.RequestContext | None
+
+
 class SqlOperationStore(OperationStore):
     """Worker rows. Safe for use by several threads.
 
@@ -260,7 +278,7 @@ class SqlOperationStore(OperationStore):
         if first:
             begun = first_fence(tx, resource_type, resource_id)
             if begun is None:
-                raise errors.Conflict(
+                raise ExistedBefore(
                     f"{resource_type.capitalize()} {resource_id} existed before and was deleted. Use a new uuid.",
                     **{resource_type: resource_id},
                 )
@@ -298,6 +316,36 @@ class SqlOperationStore(OperationStore):
             # It finished in this moment. Its owner's write decided what the resource is now; the caller must look again.
             raise errors.Conflict(f"The operation on {row.resource_type} {row.resource_id} has just ended; try again.")
         token: int = values["to_token"]
+        return token
+
+    def create_first(
+        self,
+        transaction: sa.Connection,
+        resource_type: str,
+        operation: str,
+        status: str,
+        wanted: Sequence[FirstOperation],
+    ) -> int | None:
+        """Record the first operations of new resources, as :meth:`create` does for one; their token. Three statements.
+
+        :returns: None: not all of their conditions hold, and the transaction must be undone.
+        :raises ExistedBefore: some of the resources existed before; ``details['resources']`` names them.
+        :raises Duplicate: another transaction has just begun the first operation on one of them.
+        """
+        token = first_fences(transaction, resource_type, [each.resource_id for each in wanted])
+        sets: dict[Any, list[dict[str, Any]]] = {}
+        for each in sorted(wanted, key=lambda each: each.resource_id):
+            clause, values = (None, {}) if each.only_if is None else (each.only_if.clause, each.only_if.values)
+            sets.setdefault(clause, []).append(
+                {
+                    "of_type": resource_type, "of_resource": each.resource_id, "to_operation": operation,
+                    "to_status": status, "to_host": each.target_host, "to_request": request_context.to_text(each.context),
+                    "to_project": each.project_id or None, "to_token": token, **values,
+                }
+            )  # fmt: skip
+        for clause, rows in sets.items():
+            if transaction.execute(_create(clause), rows).rowcount != len(rows):
+                return None
         return token
 
     def readdress(self, tx: sa.Connection, seen: Operation, target_host: str) -> int:

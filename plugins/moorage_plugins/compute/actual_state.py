@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Actual state: compares what the driver sees with what the store says, and starts again what ended.
+"""Actual state: compares what the driver sees with what the store says, and starts again what ended. Confirms resizes in time.
 
 Rows are read first, then the driver is asked: an instance that the store calls active was running when it was read, so what the
 driver does not see has ended since, or is in an operation by now. An operation writes its row before it touches the workload, and
@@ -8,14 +8,17 @@ each write here is on the condition that the row is as it was read. So only inst
 A workload that ended is started again where the flavor's extra spec ``compute:restart`` says so (``on-failure``: when it failed;
 ``always``), after a delay that doubles, ``[compute] restart_limit`` times. Otherwise the instance becomes ``stopped``, with the
 reason where it failed. It keeps its resources. An instance that nobody has seen running yet (``unknown``) is not judged when it is
-absent: it may be on another host.
+absent: it may be on another host. An instance whose resize is not confirmed stays ``resized``, whatever is seen of it.
+
+A resize is confirmed after its time only while the instance has no fault and the driver sees that it runs: the confirmation removes
+the old copy, which may be the only good one. So none is confirmed while the driver does not answer.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +26,8 @@ from oslo_log import log as logging
 
 from moorage import errors, threads
 from moorage.control_plane.interface import AgentTools
-from moorage.drivers.interface import ComputeDriver, DriverError, Observed, PowerControl, WorkloadState
+from moorage.drivers.interface import ComputeDriver, DriverError, NodeReport, Observed, PowerControl, WorkloadState
+from moorage.instances.moves import RESIZED
 from moorage_plugins.compute.instances import Compared, ComputeInstances
 
 __all__ = ["GONE", "LATE", "RESTARTS", "ActualStates", "restart_policy"]
@@ -84,19 +88,24 @@ class ActualStates:
         #: The workloads that are being started, by instance and token: an instance may be replaced while the start hangs.
         self._starting: set[tuple[str, int]] = set()
         self._calls: set[_Call] = set()
+        #: The resizes of which the log has said why they are not confirmed, by instance and fence.
+        self._held_back: set[tuple[str, int]] = set()
 
     def compare(self) -> None:
-        """Compares all instances of the host; one read, one call of the driver, and a write for each instance that changed."""
-        instances = self._tools.instances
-        if not isinstance(instances, ComputeInstances):
-            # Another store has nowhere to keep what is seen.
-            return
+        """Compares all instances of the host; one read, one call of the driver, and a write for each instance that changed.
+
+        Then confirms the resizes whose time is over. Writes, too, what a driver of whole machines saw of the nodes.
+        """
+        # Another store has nowhere to keep what is seen of instances.
+        instances = self._tools.instances if isinstance(self._tools.instances, ComputeInstances) else None
         # Read first: a start that ends during the comparison still counts as under way.
         with self._lock:
             starting = frozenset(self._starting)
-        rows = instances.compared(self._host)
-        if not rows:
+        rows = instances.compared(self._host) if instances is not None else ()
+        driver = self._driver if isinstance(self._driver, NodeReport) else None
+        if not rows and driver is None:
             return
+        write_nodes = self._tools.observe_nodes() if driver is not None else None
         try:
             with self._watched(
                 f"The comparison of what runs on host {self._host}", "nothing that ended there is seen or started again"
@@ -105,6 +114,53 @@ class ActualStates:
         except DriverError as error:
             LOG.warning("It cannot be seen what runs on host %s: %s", self._host, error)
             return
+        if instances is not None:
+            self._judge_all(instances, rows, found, starting)
+            self._confirm_due(rows, found)
+        if driver is not None and write_nodes is not None:
+            write_nodes(driver.nodes())
+
+    def _confirm_due(self, rows: Sequence[Compared], found: Mapping[str, Observed]) -> None:
+        """Confirms the resizes whose time is over; see the module's text for those that wait for a person.
+
+        :param found: what the driver saw after the rows had been read.
+        """
+        held_back: set[tuple[str, int]] = set()
+        for row in rows:
+            if row.unconfirmed is not None and 0 <= row.confirm_after <= row.unconfirmed:
+                why = self._confirm(row, found.get(row.uuid))
+                if why:
+                    held_back.add((row.uuid, row.fence))
+                if why and (row.uuid, row.fence) not in self._held_back:
+                    LOG.warning(
+                        "The resize of instance %s is not confirmed after its time, so its old place stays: %s Confirm it or "
+                        "revert it.",
+                        row.uuid, why,
+                    )  # fmt: skip
+        self._held_back = held_back
+
+    def _confirm(self, row: Compared, seen: Observed | None) -> str:
+        """Confirms a resize unless something has become of the instance since its row was read; says why it needs a person."""
+        if seen is None or seen.state is not WorkloadState.RUNNING:
+            return f"the instance does not run ({GONE if seen is None else seen.state.value})."
+        try:
+            found = self._tools.instances.get(row.uuid)
+            if found.fence == row.fence:
+                if found.fault:
+                    return f"the instance has a fault: {found.fault.removesuffix('.')}."
+                self._tools.confirm_resize(found)
+                LOG.info("The resize of instance %s was confirmed after %g seconds.", row.uuid, row.confirm_after)
+        except errors.MoorageError as error:
+            LOG.warning("The resize of instance %s is not confirmed now: %s", row.uuid, error)
+        return ""
+
+    def _judge_all(
+        self,
+        instances: ComputeInstances,
+        rows: Sequence[Compared],
+        found: Mapping[str, Observed],
+        starting: Set[tuple[str, int]],
+    ) -> None:
         for row in rows:
             seen = found.get(row.uuid)
             if seen is not None:
@@ -145,7 +201,7 @@ class ActualStates:
             (GONE, "The driver of its host knows nothing of it.") if seen is None else (seen.state.value, seen.detail)
         )
         if state == _RUNNING:
-            if (row.actual_state, row.status) != (_RUNNING, "active"):
+            if row.actual_state != _RUNNING or row.status == "stopped":
                 self._write(instances, row, state, detail, status="active", fault="", restarts=row.restarts)
             return
         if row.status == "stopped" and row.actual_state == state:
@@ -154,6 +210,8 @@ class ActualStates:
         if row.actual_state == _RUNNING and row.seconds >= self._section.restart_window:
             count = 0
         if not self._restarts(row, seen, state, count):
+            if row.status == RESIZED and row.actual_state == state:
+                return
             again = f" It was started again {count} times before." if count else ""
             fault = f"{detail}{again}" if state in _FAILED else ""
             if seen is None and (before := self._fault(row.uuid)):
@@ -174,7 +232,7 @@ class ActualStates:
 
     def _restarts(self, row: Compared, seen: Observed | None, state: str, count: int) -> bool:
         """Whether an instance that runs no more is to be started again."""
-        if seen is None or row.status != "active" or count >= self._section.restart_limit:
+        if seen is None or row.status not in ("active", RESIZED) or count >= self._section.restart_limit:
             return False
         if state == WorkloadState.STOPPED.value or not isinstance(self._driver, PowerControl):
             return False
@@ -224,6 +282,7 @@ class ActualStates:
         fault: str,
         restarts: int,
     ) -> bool:
+        status = RESIZED if row.status == RESIZED else status
         written = self._tools.database.run(
             lambda tx: instances.observe(
                 tx, self._host, row, state, detail, status=status, fault=fault, restarts=restarts

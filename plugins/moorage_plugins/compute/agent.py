@@ -11,18 +11,20 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Any, ClassVar
 
+import sqlalchemy as sa
 from oslo_config import cfg
 from oslo_log import log as logging
 from typing_extensions import override
 
 from moorage import errors, threads
-from moorage.allocation.interface import AllocationChange, AllocationLedger
+from moorage.allocation.interface import AllocationChange, AllocationLedger, Expect
 from moorage.bounded_pool import BoundedPool, PooledCall
 from moorage.context import acting_for
 from moorage.control_plane.interface import AgentTools, LoopService
+from moorage.db import now
 from moorage.drivers.interface import (
     COMPUTE_DRIVERS,
     ComputeDriver,
@@ -30,7 +32,10 @@ from moorage.drivers.interface import (
     DriverError,
     DriverTools,
     HostResources,
+    LiveMigration,
+    Migration,
     PowerControl,
+    SelfFencing,
     UsageReport,
 )
 from moorage.instances.interface import (
@@ -41,25 +46,31 @@ from moorage.instances.interface import (
     holds_of,
     move_consumer,
 )
+from moorage.instances.moves import ACTIVATE, TRANSFER, acting_host, kept_source, may_commit
 from moorage.rpc.server import rpc_method
 from moorage.services.interface import GETS_HOLDS
 from moorage.work.interface import ANY_SCHEDULER, Lease
 from moorage.work.job import Job, Work
 from moorage_plugins.compute.actual_state import RESTARTS, ActualStates
-from moorage_plugins.compute.operations import MOVES, OPERATIONS, POWER, Done, Held, event_of
+from moorage_plugins.compute.operations import OPERATIONS, POWER, Done, Held, event_of, reverting
 from moorage_plugins.compute.questions import Questions
+from moorage_plugins.compute.self_fence import SelfFence
 
 __all__ = ["ComputeAgent", "InstanceWork"]
 
 LOG = logging.getLogger(__name__)
 TYPE = "instance"
+_NOW = sa.select(now())
 #: A sweep out of so many looks for instances that moved away, in case the message about them was lost.
 _UNKNOWN_INSTANCES = 12
+#: How many seconds the end of an agent waits for the comparison that runs.
+_LAST_COMPARISON = 5.0
 
 #: What schedulers and the API must know of a driver, by the name after the service's.
 _POWERS: Mapping[str, Callable[[type[ComputeDriver]], bool]] = {
     "commands": lambda driver: driver.runs_commands,
-    "live_migrate": lambda driver: driver.live_migrates,
+    "migrate": lambda driver: issubclass(driver, Migration),
+    "live_migrate": lambda driver: issubclass(driver, LiveMigration),
     "power": lambda driver: issubclass(driver, PowerControl),
     "console": lambda driver: issubclass(driver, Console),
     "usage": lambda driver: issubclass(driver, UsageReport),
@@ -85,13 +96,14 @@ class ComputeAgent(LoopService):
         self._tools = tools
         section = tools.conf.compute
         self._driver = COMPUTE_DRIVERS.load(section.driver).build(
-            DriverTools(tools.conf, tools.clock, tools.identity.host)
+            DriverTools(tools.conf, tools.clock, tools.identity.host, tools.machines)
         )
         #: For the comparison, and beside it for the starts that it begins: a driver may take its time for each.
         self._pool = BoundedPool("comparison of workloads", tools.clock, 1 + RESTARTS)
         self._actual = ActualStates(tools, self._driver, self._begin)
         self._comparison: PooledCall[None] | None = None
         self._questions = Questions(self._driver, tools.clock)
+        self._self_fence = SelfFence(tools, self._driver) if isinstance(self._driver, SelfFencing) else None
         self._sweeps = 0
         #: Workloads that the log has named because nobody here made them.
         self._unknown: set[str] = set()
@@ -114,7 +126,7 @@ class ComputeAgent(LoopService):
 
     @override
     def start(self) -> None:
-        """Destroys what has left this host, then serves.
+        """Destroys what has left this host, then begins the lease of a host that fences itself, and serves.
 
         :raises Unavailable: something that has left may run here still: it cannot be seen, or not be destroyed.
         """
@@ -132,6 +144,9 @@ class ComputeAgent(LoopService):
                     f"Instance {uuid} has left host {host}, and what is left of it there cannot be destroyed, so the agent of the "
                     f"host takes no work: {failed}"
                 ) from failed
+        # What was evacuated is gone by now: a lease that is renewed would let it go on.
+        if self._self_fence is not None:
+            self._self_fence.start()
         self._tools.reporter.host_started(records)
         super().start()
 
@@ -153,6 +168,9 @@ class ComputeAgent(LoopService):
     @override
     def stop(self) -> None:
         super().stop()
+        # A comparison that goes on would ask a store and a driver that its caller may close now. One that hangs is left.
+        if self._comparison is not None:
+            self._tools.clock.wait(self._comparison.ended, _LAST_COMPARISON)
         self._pool.close()
         self._questions.close()
 
@@ -231,15 +249,15 @@ class ComputeAgent(LoopService):
         if departure is not None and departure.target_host == here:
             return True
         # An instance that was evacuated from its next host, too, has a departure of that host alone.
-        return _host_of(self._tools, uuid) not in (None, here)
+        return _belongs_here(self._tools, uuid) is False
 
     def _remove_unknown_instance(self, uuid: str, token: int) -> bool:
-        host = _host_of(self._tools, uuid)
-        if host == self._tools.identity.host:
+        here = _belongs_here(self._tools, uuid)
+        if here:
             if not self._holds_nothing(uuid):
                 return False
             LOG.info("Instance %s is in error and holds no claim; what is left of it on this host is destroyed.", uuid)
-        elif host is not None:
+        elif here is not None:
             LOG.info("Instance %s is on this host no more; what it left is destroyed.", uuid)
         elif self._is_ours(uuid, token):
             LOG.warning("Instance %s runs here but does not exist; it is destroyed.", uuid)
@@ -301,20 +319,16 @@ class ComputeAgent(LoopService):
             tools.reporter.live_migrated(instance, source=True)
 
 
-def _host_of(tools: AgentTools, uuid: str) -> str | None:
-    """The host that an instance is on; this host if it comes here; None when there is no such instance.
+def _belongs_here(tools: AgentTools, uuid: str) -> bool | None:
+    """Whether an instance is on this host, moves to it or may go back to it; None when there is no such instance.
 
-    First the operation is read, then the instance: a move to this host may end in between, which removes the one and changes the
-    other. In the other order neither would name this host, and the caller would destroy the instance.
+    One row says both, since a move may end at any moment.
     """
-    host: str = tools.identity.host
-    operation = tools.workers.get(TYPE, uuid)
-    if operation is not None and operation.target_host == host:
-        return host
     try:
-        return str(tools.instances.get(uuid).host)
+        found = tools.instances.get(uuid)
     except errors.NotFound:
         return None
+    return tools.identity.host in (found.host, found.pending.get("host"), kept_source(found.pending).get("host"))
 
 
 class InstanceWork(Work[Done]):
@@ -353,12 +367,18 @@ class InstanceWork(Work[Done]):
         operation = OPERATIONS.get(held.operation)
         if operation is None:
             raise errors.InvalidInput(f"This agent does not know how to {held.operation} an instance; upgrade it.")
-        host = instance.pending.get("host", instance.host) if held.operation in MOVES else instance.host
+        host = acting_host(held.operation, instance.host, instance.pending)
         if host != self._tools.identity.host:
             # It was taken by the message of an earlier operation, which an operation of another host has replaced since.
             raise errors.Conflict(f"The {held.operation} of instance {held.resource_id} is {host}'s to do.")
-        done = operation(Held(held, instance, self._driver, self._holds(held, instance)))
-        if done.made and done.changes is not None and (fault := done.changes["fault"]):
+        done = operation(
+            Held(
+                held, instance, self._driver, self._holds(held, instance),
+                functools.partial(holds_of, self._tools.store, instance.uuid),
+                float(self._tools.conf.compute.resize_confirm_after),
+            )
+        )  # fmt: skip
+        if done.made and done.changes is not None and (fault := done.changes.get("fault")):
             try:
                 self._driver.destroy(held.resource_id, held.token)
             except DriverError as error:
@@ -374,7 +394,7 @@ class InstanceWork(Work[Done]):
         try:
             # The token first: this agent may stand still for so long that the instance comes back with a later one.
             token = _newest(self._driver, uuid)
-            if _host_of(self._tools, uuid) != self._tools.identity.host:
+            if not _belongs_here(self._tools, uuid):
                 self._driver.destroy(uuid, token)
         except DriverError as error:
             raise errors.Unavailable(
@@ -406,13 +426,13 @@ class InstanceWork(Work[Done]):
     @override
     def is_alone(self, job: Job[Done], result: Done) -> bool:
         """The claims of a move change in a transaction that is the store's own."""
-        return result.holds is not None
+        return _changes_claims(result)
 
     @override
     def commit(self, batch: Batch, write: Callable[[Any], None]) -> None:
         (_, first), *others = batch
         owner = first.instance
-        if first.holds is None or owner is None or others:
+        if not _changes_claims(first) or owner is None or others:
             self.database.run(write)
             return
         ledger = self._tools.store
@@ -421,9 +441,19 @@ class InstanceWork(Work[Done]):
                 "The allocation store can neither move nor resize instances. Write [allocation] store = sql."
             )
         uuid = first.held.resource_id
-        residents = dict.fromkeys(first.leaves(uuid))
-        if first.left:
-            changes = claims_after_leaving(ledger, owner, first.holds, residents)
+        residents = dict.fromkeys(first.leaves(uuid if first.holds is not None else move_consumer(uuid)))
+        if first.holds is None:
+            # A move was reverted: what it held on its destination stays held until that host's agent has let go.
+            changes = [
+                AllocationChange(
+                    departed_consumer(uuid), owner.pending["holds"], Expect.NOTHING, owner.project_id, owner.user_id,
+                    consumer_type="MIGRATION_SOURCE", residents=residents, counts_with=uuid,
+                )
+            ]  # fmt: skip
+        elif first.left:
+            # The revert of a resize: both places change hands.
+            departed = Expect.ANYTHING if kept_source(owner.pending) else Expect.NOTHING
+            changes = claims_after_leaving(ledger, owner, first.holds, residents, departed=departed)
         else:
             changes = [
                 AllocationChange(
@@ -440,24 +470,35 @@ class InstanceWork(Work[Done]):
             if result.changes is None:
                 written = instances.remove(transaction, held.resource_id, held.token)
             else:
-                written = instances.change(transaction, held.resource_id, held.token, result.changes)
+                changes = _stamped(transaction, result.changes)
+                written = instances.change(transaction, held.resource_id, held.token, changes)
             if not written:
                 raise errors.Fenced(f"Instance {held.resource_id} was written by a later operation, or removed.")
         create = self.store.create
-        if result.elsewhere:
+        if result.goes_on is not None:
+            operation, host = result.goes_on
+            only_if = may_commit(host) if operation == ACTIVATE else None
             create(
-                transaction, TYPE, held.resource_id, held.operation, held.status, target_host=ANY_SCHEDULER,
+                transaction, TYPE, held.resource_id, operation, held.status, target_host=host, only_if=only_if,
                 project_id=held.project_id,
             )  # fmt: skip
-        if result.holds is None:
+        if leaves := result.drops or (result.left if not result.keeps else ""):
+            create(
+                transaction, DEPARTURE, held.resource_id, "let_go", "leaving", target_host=leaves,
+                project_id=held.project_id,
+            )  # fmt: skip
+        if not _changes_claims(result):
             for consumer in result.releases:
                 self._tools.release(consumer, transaction, residents=result.leaves(consumer))
-        elif result.left:
-            # The source's host lets go of the instance.
-            create(
-                transaction, DEPARTURE, held.resource_id, "let_go", "leaving", target_host=result.left,
-                project_id=held.project_id,
-            )  # fmt: skip
+
+    @override
+    def failed(self, job: Job[Done], error: Exception) -> Done | None:
+        """The move of an instance ends when its commit is refused, for example because its destination was declared dead."""
+        held, instance = job.lease, job.item
+        if held.operation != TRANSFER or instance is None or not isinstance(error, errors.Conflict):
+            return None
+        mine = instance.host == self._tools.identity.host
+        return reverting(held, instance, f"The move cannot be committed: {error.message}") if mine else None
 
     @override
     def is_written(self, job: Job[Done], result: Done) -> bool:
@@ -479,7 +520,7 @@ class InstanceWork(Work[Done]):
         """Tells observers, every scheduler, and the host that an instance has left."""
         for job, done in written:
             # Observers know no event of power; the journal records it, and they are told of what failed.
-            silent = done.elsewhere or (done.held.operation in POWER and done.changes and not done.changes["fault"])
+            silent = done.goes_on or (done.held.operation in POWER and done.changes and not done.changes["fault"])
             if done.held.resource_type == TYPE and not silent:
                 with acting_for(job.context):
                     self._tools.tell(event_of(done, self._tools.identity.host))
@@ -490,9 +531,8 @@ class InstanceWork(Work[Done]):
         told: dict[str, list[Done]] = {}
         for each in written:
             told.setdefault(each.tell, []).append(each)
-            if each.left and each.left != self._tools.identity.host:
-                method = "look_at_instance" if each.holds is None else "let_go_instance"
-                self._tools.cast(each.left, method, each.held.resource_id)
+            for host, method in _messages(each):
+                self._tools.cast(host, method, each.held.resource_id)
         if created := told.pop("created", []):
             reporter.created([_now(each) for each in created])
         if gone := [*told.pop("deleted", []), *told.pop("left", [])]:
@@ -505,6 +545,32 @@ class InstanceWork(Work[Done]):
                     reporter.live_migrated(_now(each), source=False)
                 elif name:
                     getattr(reporter, name)(_now(each))
+
+
+def _messages(result: Done) -> Iterator[tuple[str, str]]:
+    """Which agents are asked to do something, and what."""
+    _, next_host = result.goes_on or ("", "")
+    for host, method in (
+        (next_host, "operate_instance"),
+        (result.drops or ("" if result.keeps else result.left), "let_go_instance"),
+        (result.looks, "look_at_instance"),
+    ):
+        if host not in ("", ANY_SCHEDULER):
+            yield host, method
+
+
+def _changes_claims(result: Done) -> bool:
+    """Whether claims change hands, and do not only go."""
+    return result.holds is not None or bool(result.left)
+
+
+def _stamped(transaction: Any, changes: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The fields to write. A resize that is not confirmed says since when, by the clock of the database."""
+    kept = kept_source(changes.get("pending") or {})
+    if not kept:
+        return changes
+    since = transaction.execute(_NOW).scalar()
+    return {**changes, "pending": {**changes["pending"], "kept": {**kept, "since": since}}}
 
 
 def _newest(driver: ComputeDriver, uuid: str) -> int:

@@ -4,9 +4,11 @@
 An agent that starts again goes on with its operations by itself. Who cleans after one that does not can reach no hypervisor: an
 instance that was being built gets the status ``error``, one that was being deleted goes; both give their claim back. One that was
 being unshelved or evacuated is on the dead host from the beginning of that and may run there, so it stays there, stopped with the
-actual state ``unknown``: only a fence of the host or its agent's return can tell. One that was being moved stays where it was, and
-what was done in place counts as not done: all with a fault's text. What really runs on the dead host is destroyed by its agent,
-should it ever start. Schedulers read the instances of a silent host again; observers are told of each.
+actual state ``unknown``: only a fence of the host or its agent's return can tell. So does one whose move the dead host had
+stopped or begun to start (:mod:`moorage.instances.moves`). One whose destination died before the move was committed stays active
+where it was, and what was done in place counts as not done: all with a fault's text. What a resize keeps for its revert stays kept,
+and the instance is ``resized`` again. What really runs on the dead host is
+destroyed by its agent, should it ever start. Schedulers read the instances of a silent host again; observers are told of each.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from typing_extensions import override
 
 from moorage import errors
 from moorage.cleanup.interface import SetCleanupHandler
-from moorage.instances.interface import move_consumer
+from moorage.instances.interface import DEPARTURE, move_consumer
+from moorage.instances.moves import ACTIVATE, REVERT, TRANSFER, acting_host, kept_elsewhere, still_kept
 from moorage.observers.interface import InstanceDeleted, InstanceFailed, ObserverEvent
 from moorage.work.interface import Lease
 from moorage_plugins.compute.tables import instances
@@ -32,6 +35,7 @@ _MAY_RUN = (
     "Its host died while it was being built there, and may run it. It is seen when the host is back; when the host is fenced, it "
     "can be evacuated."
 )
+_STOPPED = "Its host died while it moved. It is seen what runs there when the host is back; when it is fenced, it can be evacuated."
 _SETTLED: Mapping[str, Mapping[str, str]] = {
     "building": {"status": "error", "fault": _FAULT},
     "starting": {"status": "stopped", "fault": _UNDONE},
@@ -41,6 +45,15 @@ _SETTLED: Mapping[str, Mapping[str, str]] = {
     ),
 }
 _STAYS: Mapping[str, str] = {"status": "active", "fault": _UNDONE}
+#: By operation, before the status: what a host was doing of a move of the instance that is on it.
+_MOVING: Mapping[str, Mapping[str, str]] = dict.fromkeys(
+    (TRANSFER, REVERT, ACTIVATE),
+    {"status": "stopped", "fault": _STOPPED, "actual_state": "unknown", "actual_detail": ""},
+)
+
+
+def _settled(held: Lease) -> Mapping[str, str]:
+    return _MOVING.get(held.operation) or _SETTLED.get(held.status, _STAYS)
 
 
 class InstanceHandler(SetCleanupHandler):
@@ -71,19 +84,23 @@ class InstanceHandler(SetCleanupHandler):
         tools: Any = self.tools
         # Claims are given back in the order of their providers, so that two who do it do not wait for each other.
         for uuid in sorted(leases, key=lambda each: (resources[each].node_uuid, each)):
-            held = leases[uuid]
-            changes = _SETTLED.get(held.status, _STAYS)
+            held, row = leases[uuid], resources[uuid]
+            pending = row.pending or {}
             if held.status == "deleting":
                 written = tools.instances.remove(transaction, uuid, held.token)
             else:
-                written = tools.instances.change(transaction, uuid, held.token, {"pending": {}, **changes})
+                changes = {"pending": {}, **_settled(held), **still_kept(pending)}
+                written = tools.instances.change(transaction, uuid, held.token, changes)
             if not written:
                 raise errors.Fenced(f"Instance {uuid} was written by a later operation, or removed.")
-            row = resources[uuid]
+            if held.status == "deleting" and (kept := kept_elsewhere(row.host, pending)):
+                tools.workers.create(
+                    transaction, DEPARTURE, uuid, "let_go", "leaving", target_host=kept, project_id=held.project_id
+                )
             if held.status in ("building", "deleting"):
                 tools.release(uuid, transaction, residents=_nodes(row.node_uuid))
             if held.status in ("deleting", "resizing", "migrating"):
-                destination = (row.pending or {}).get("node_uuid", "")
+                destination = pending.get("node_uuid", "")
                 tools.release(move_consumer(uuid), transaction, residents=_nodes(destination))
 
     @override
@@ -101,6 +118,5 @@ def _event(held: Lease, row: Any) -> ObserverEvent:
     """What observers are told of an instance that was cleaned."""
     if held.status == "deleting":
         return InstanceDeleted(held.resource_id, row.host)
-    # What moves has its destination's agent do it.
-    host = (row.pending or {}).get("host", row.host)
-    return InstanceFailed(held.resource_id, host, held.operation, _SETTLED.get(held.status, _STAYS)["fault"])
+    host = acting_host(held.operation, row.host, row.pending or {})
+    return InstanceFailed(held.resource_id, host, held.operation, _settled(held)["fault"])

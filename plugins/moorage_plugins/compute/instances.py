@@ -5,14 +5,16 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 import sqlalchemy as sa
+from oslo_context.context import RequestContext
 from typing_extensions import override
 
 from moorage import errors
 from moorage.clock import Clock
+from moorage.context import acting_for
 from moorage.db import MICROSECONDS, Database, JournalEvent, now, record
 from moorage.instances.interface import (
     Instance,
@@ -20,6 +22,7 @@ from moorage.instances.interface import (
     Reassignable,
     move_consumer,
 )
+from moorage.instances.moves import MOVES, RESIZED, kept_source
 from moorage.scheduling.instance_fields import NO_FIELDS, declared_fields
 from moorage.scheduling.interface import InstanceRecord
 from moorage.work import lease
@@ -41,21 +44,24 @@ _TIMES = (instances.c.created_at, instances.c.updated_at)
 _INSERT_RETURNING = _INSERT.returning(*_TIMES)
 _GIVEN = tuple(column.name for column in _COLUMNS if column.name not in ("created_at", "updated_at"))
 _READ_TIMES = sa.select(*_TIMES).where(instances.c.uuid == sa.bindparam("of_uuid"))
+_READ_TIMES_OF = sa.select(instances.c.uuid, *_TIMES).where(
+    instances.c.uuid.in_(sa.bindparam("of_uuids", expanding=True))
+)
 _RECORD = (
     instances.c.uuid, instances.c.host, instances.c.node, instances.c.flavorid, instances.c.resources,
     instances.c.project_id, instances.c.status, instances.c.server_group,
 )  # fmt: skip
 #: What is read too when filters want more of an instance.
 _MORE = (instances.c.name, instances.c.user_id, instances.c.created_at, instances.c.request)
+#: Statuses in which instances can be given to another host: no operation is in progress, and no other place is kept.
+_REASSIGNABLE = frozenset({"active", "error", "stopped", "shelved_offloaded"})
 #: No operation is in progress.
-_SETTLED = frozenset({"active", "error", "stopped", "shelved_offloaded"})
-#: Statuses of an instance that may already run on its destination.
-MOVING = ("resizing", "migrating", "deleting")
-#: Operations that move an instance to ``pending["node_uuid"]``.
-_MOVES = frozenset({"resize", "live_migrate"})
+_SETTLED = _REASSIGNABLE | {RESIZED}
+#: Statuses of an instance that may already run on its destination, or may go back to its source.
+MOVING = ("resizing", "migrating", "deleting", RESIZED)
 #: An instance in error holds no room any more: its claim is given back when the build fails. One that is shelved has none.
 _OCCUPIES = instances.c.status.not_in(("error", "shelved_offloaded"))
-#: The node that an instance is on, and the node that it moves to.
+#: The node that an instance is on, and the node that it moves to or may go back to.
 _PLACES = (instances.c.node_uuid, instances.c.destination_uuid)
 _AFTER = instances.c.uuid > sa.bindparam("after", type_=sa.String)
 _LIMIT = sa.bindparam("page", type_=sa.Integer)
@@ -119,7 +125,7 @@ _PART = 1000
 _REASSIGNED = sa.and_(
     instances.c.uuid.in_(sa.bindparam("of_uuids", expanding=True)),
     instances.c.host == sa.bindparam("from_host"),
-    instances.c.status.in_(sorted(_SETTLED)),
+    instances.c.status.in_(sorted(_REASSIGNABLE)),
 )
 #: The driver of another host has not seen it yet.
 _REASSIGN = (
@@ -127,13 +133,19 @@ _REASSIGN = (
     .where(_REASSIGNED)
     .values(host=sa.bindparam("to_host"), updated_at=now(), actual_state="unknown", actual_detail="", actual_at=now())
 )
+#: An instance whose resize is not confirmed has its old node as the one to which it may go.
+_GOING_TO = sa.select(instances.c.uuid, instances.c.pending).where(
+    instances.c.destination_uuid.in_(sa.bindparam("of_nodes", expanding=True))
+)
 _REASSIGN_RETURNING = _REASSIGN.returning(*_STATE)
 _LOCK_REASSIGNED = sa.select(*_STATE).where(_REASSIGNED).with_for_update()
 
 
 #: Statuses in which what runs is compared with what should: no operation is in progress, and it has a place on a host.
-_COMPARED = ("active", "stopped")
-_SEEN = (instances.c.actual_state, instances.c.actual_detail, instances.c.actual_at, instances.c.restarts)
+_COMPARED = ("active", "stopped", RESIZED)
+_SEEN = (
+    instances.c.actual_state, instances.c.actual_detail, instances.c.actual_at, instances.c.restarts, instances.c.pending,
+)  # fmt: skip
 _COMPARE = sa.select(instances.c.uuid, instances.c.status, instances.c.fence, now().label("now"), *_SEEN).where(
     instances.c.host == sa.bindparam("of_host"), instances.c.status.in_(_COMPARED)
 )
@@ -162,6 +174,8 @@ class Compared:
     """An instance that is on a host and in no operation, as it was read: what was seen of it last, and how old that is.
 
     :param seconds: since ``actual_state`` was written, by the database's clock.
+    :param unconfirmed: seconds since its resize ended that is not confirmed, by the database's clock; None: there is none.
+    :param confirm_after: seconds after which that resize is confirmed; negative: never by itself.
     """
 
     uuid: str
@@ -172,6 +186,8 @@ class Compared:
     actual_at: int
     restarts: int
     seconds: float
+    unconfirmed: float | None = None
+    confirm_after: float = -1.0
 
 
 @functools.cache
@@ -232,17 +248,26 @@ class ComputeInstances(InstanceStore, Reassignable):
 
     @override
     def insert(self, transaction: Any, instance: Instance) -> Instance:
-        values = {name: getattr(instance, name) for name in _GIVEN}
-        values |= {"resources": dict(instance.resources), "request": dict(instance.request)}
-        values |= {"pending": dict(instance.pending) or None}
+        values = _values(instance)
         if self._returning:
             times = transaction.execute(_INSERT_RETURNING, values).one()
         else:
             transaction.execute(_INSERT, values)
             times = transaction.execute(_READ_TIMES, {"of_uuid": instance.uuid}).one()
-        state = {name: getattr(instance, name) for name in _SHOWN}
-        _record(transaction, "create", instance.uuid, instance.fence, {**state, "destination_uuid": ""})
-        return dataclasses.replace(instance, created_at=times.created_at, updated_at=times.updated_at)
+        return _inserted(transaction, instance, times)
+
+    @override
+    def insert_many(
+        self, transaction: Any, instances: Sequence[Instance], contexts: Sequence[RequestContext | None]
+    ) -> Sequence[Instance]:
+        transaction.execute(_INSERT, [_values(each) for each in sorted(instances, key=lambda each: each.uuid)])
+        rows = transaction.execute(_READ_TIMES_OF, {"of_uuids": [each.uuid for each in instances]})
+        times = {row.uuid: row for row in rows}
+        found = []
+        for each, context in zip(instances, contexts, strict=True):
+            with acting_for(context):
+                found.append(_inserted(transaction, each, times[each.uuid]))
+        return found
 
     @override
     def get(self, uuid: str) -> Instance:
@@ -372,13 +397,7 @@ class ComputeInstances(InstanceStore, Reassignable):
     def compared(self, host: str) -> Sequence[Compared]:
         """The instances of a host that should run there, or have ended there, and are in no operation. One statement."""
         with self._database.read() as tx:
-            return [
-                Compared(
-                    row.uuid, row.status, row.fence, row.actual_state, row.actual_detail, row.actual_at, row.restarts,
-                    (row.now - row.actual_at) / MICROSECONDS,
-                )
-                for row in tx.execute(_COMPARE, {"of_host": host})
-            ]  # fmt: skip
+            return [_compared(row) for row in tx.execute(_COMPARE, {"of_host": host})]
 
     def observe(
         self,
@@ -420,6 +439,15 @@ class ComputeInstances(InstanceStore, Reassignable):
             for start in range(0, len(uuids), _PART)
         )
 
+    @override
+    def kept_on(self, transaction: Any, node_uuids: Collection[str]) -> Sequence[str]:
+        wanted = sorted(node_uuids)
+        found = []
+        for start in range(0, len(wanted), _PART):
+            rows = transaction.execute(_GOING_TO, {"of_nodes": wanted[start : start + _PART]})
+            found += [row.uuid for row in rows if kept_source(row.pending or {}).get("node_uuid") in node_uuids]
+        return sorted(found)
+
     def _reassign(self, transaction: Any, source: str, uuids: Sequence[str], host: str) -> int:
         given = {"of_uuids": uuids, "from_host": source, "to_host": host}
         if self._returning:
@@ -437,13 +465,42 @@ def _record_row(transaction: Any, what: str, row: Any, version: int, **other: An
     _record(transaction, what, row.uuid, version, {**state, "destination_uuid": row.destination_uuid, **other})
 
 
+def _values(instance: Instance) -> dict[str, Any]:
+    """The columns of a new row."""
+    values = {name: getattr(instance, name) for name in _GIVEN}
+    # JSON is written as plain mappings.
+    values |= {"resources": dict(instance.resources), "request": dict(instance.request)}
+    return values | {"pending": dict(instance.pending) or None}
+
+
+def _inserted(transaction: Any, instance: Instance, times: Any) -> Instance:
+    """Record that an instance was created; the instance with its timestamps."""
+    state = {name: getattr(instance, name) for name in _SHOWN}
+    _record(transaction, "create", instance.uuid, instance.fence, {**state, "destination_uuid": ""})
+    return dataclasses.replace(instance, created_at=times.created_at, updated_at=times.updated_at)
+
+
 def _record(transaction: Any, what: str, uuid: str, version: int, state: Mapping[str, Any]) -> None:
     record(transaction, JournalEvent(f"instance.{what}", f"instance/{uuid}", version, state, state["project_id"]))
 
 
+def _compared(row: Any) -> Compared:
+    kept = kept_source(row.pending or {})
+    return Compared(
+        row.uuid, row.status, row.fence, row.actual_state, row.actual_detail, row.actual_at, row.restarts,
+        (row.now - row.actual_at) / MICROSECONDS,
+        (row.now - kept["since"]) / MICROSECONDS if row.status == RESIZED else None, kept.get("confirm_after", -1.0),
+    )  # fmt: skip
+
+
+def _other_place(pending: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Where an operation moves its instance, or where the revert of its resize would."""
+    return pending if pending.get("node_uuid") else kept_source(pending)
+
+
 def _destination(pending: Mapping[str, Any]) -> str:
-    """The node to which an operation moves its instance; empty when the instance stays."""
-    return str(pending.get("node_uuid") or "") if pending.get("operation") in _MOVES else ""
+    """The node to which an operation, or the revert of a resize, moves its instance; empty when the instance stays."""
+    return str(_other_place(pending).get("node_uuid") or "") if pending.get("operation") in MOVES else ""
 
 
 def _moved_in(record: InstanceRecord, pending: Mapping[str, Any], *, beside_itself: bool) -> InstanceRecord:
@@ -451,19 +508,20 @@ def _moved_in(record: InstanceRecord, pending: Mapping[str, Any], *, beside_itse
 
     :param beside_itself: it is resized on its own node, where it is a resident under its own uuid already.
     """
+    there = _other_place(pending)
     return dataclasses.replace(
         record,
         uuid=move_consumer(record.uuid) if beside_itself else record.uuid,
-        host=pending.get("host", record.host),
-        node=pending.get("node", record.node),
-        flavorid=pending.get("flavorid", record.flavorid),
-        resources=pending.get("resources", record.resources),
+        host=there.get("host", record.host),
+        node=there.get("node", record.node),
+        flavorid=there.get("flavorid", record.flavorid),
+        resources=there.get("resources", record.resources),
     )
 
 
 def _nodes(row: Any) -> set[str]:
-    """The node on which an instance is, and the one to which it moves."""
-    return {row.node_uuid, (row.pending or {}).get("node_uuid") or row.node_uuid}
+    """The node on which an instance is, and the one to which it moves or may go back."""
+    return {row.node_uuid, _other_place(row.pending or {}).get("node_uuid") or row.node_uuid}
 
 
 def _instance(row: Any) -> Instance:

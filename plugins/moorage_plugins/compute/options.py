@@ -57,6 +57,15 @@ OPTS: Sequence[cfg.Opt] = (
         help="Seconds that an instance must run before its restarts are forgotten. Needs a restart.",
     ),
     cfg.FloatOpt(
+        "resize_confirm_after",
+        default=0.0,
+        min=-1.0,
+        help="Seconds, by the clock of the database, after which a resize confirms itself. Until then the instance is ``resized``, "
+        "and its resize can be reverted: its old place is kept. 0: resizes are confirmed at once, and cannot be reverted. A "
+        "negative number: never by itself. A resize whose instance does not run, or has a fault, does not confirm itself. The "
+        "agent of the host to which an instance is resized decides. Needs a restart.",
+    ),
+    cfg.FloatOpt(
         "build_delay",
         default=0.0,
         min=0.0,

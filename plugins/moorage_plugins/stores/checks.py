@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from moorage import errors
 from moorage.allocation.interface import (
+    MOST_LEVELS,
     AllocationChange,
     CandidateQuery,
     ClaimRequest,
@@ -20,6 +21,7 @@ from moorage.allocation.interface import (
     InventoryChange,
     InventoryItem,
     ResourceProvider,
+    TreeTooDeep,
 )
 
 __all__ = [
@@ -36,6 +38,7 @@ __all__ = [
     "check_class",
     "check_classes",
     "check_inventories",
+    "check_levels",
     "check_provider_name",
     "check_providers",
     "check_request",
@@ -265,6 +268,22 @@ def check_providers(providers: Sequence[ResourceProvider]) -> None:
         if each.parent is not None:
             _check_text("parent", each.parent, _UUID_LENGTH)
         check_inventories(each.name, each.inventories)
+
+
+def check_levels(uuid: str, parent: str, levels: int, before: int = 0) -> None:
+    """Refuses a place in a tree that would get too many levels.
+
+    :param levels: those of the tree with the provider there; ``before``: those that it has now down to what is below the provider.
+        A provider of a tree that is too deep may move up.
+    :raises TreeTooDeep: says how many they would be.
+    """
+    if MOST_LEVELS < levels > before:
+        raise TreeTooDeep(
+            f"With provider {uuid} below provider {parent}, its tree would have {levels} levels; the most is {MOST_LEVELS}. Choose "
+            "a parent that is nearer to the root.",
+            path="parent",
+            levels=levels,
+        )
 
 
 def check_provider_name(name: str) -> None:

@@ -20,20 +20,25 @@ OPTS: Sequence[cfg.Opt] = (
         "between). Transactions that lose a race are counted by [database] attempts. Needs a restart.",
     ),
     cfg.IntOpt(
-        "group_commit",
-        default=1,
+        "claims_per_transaction",
         min=1,
-        max=64,
-        help="How many claims of new consumers on the same providers, which several threads of this process make at once, are "
-        "made in one transaction; 1 makes each in its own. It pays where many claim of one provider. Needs a restart.",
+        max=256,
+        sample_default="64 on SQLite, 1 on other databases",
+        help="How many claims of new consumers one transaction makes at most. Claims that come from several threads of one "
+        "process while a transaction runs share the next one. 1 makes each claim in a transaction of its own. SQLite makes one "
+        "transaction at a time anyway, so shared ones are faster there: with 8 clients on a busy machine, 485 instead of 103 "
+        "creates per second were measured. On PostgreSQL it was 17 instead of 50, with 2.2 instead of 3.7 ms of processor time "
+        "in this process for each create. So the default is 1 on database servers. A larger number is for processes that are "
+        "short of processor time. Needs a restart.",
     ),
 )
 
 
 def register_opts(conf: cfg.ConfigOpts) -> None:
     """Register the options on ``conf``."""
-    conf.register_group(GROUP)
-    conf.register_opts(OPTS, group=GROUP)
+    # A group of its own: what is set on one that is shared would be set in every configuration of the process.
+    conf.register_group(cfg.OptGroup(GROUP.name, title=GROUP.title))
+    conf.register_opts(OPTS, group=GROUP.name)
 
 
 def list_opts() -> Sequence[tuple[str, Sequence[cfg.Opt]]]:

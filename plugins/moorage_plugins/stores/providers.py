@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
 from moorage import errors
 from moorage.allocation.interface import InventoryItem, Merge, ResourceProvider
 from moorage.db import now
+from moorage_plugins.stores.checks import check_levels
 from moorage_plugins.stores.classes import ResourceClasses
 from moorage_plugins.stores.rows import insert_unless_taken
 from moorage_plugins.stores.statements import BUMP_GENERATION, PROVIDER_ROW, TOUCH
@@ -99,21 +100,46 @@ def _create(tx: sa.Connection, batch: Sequence[ResourceProvider]) -> tuple[dict[
     for _ in range(_TRIES):
         known = _known(tx, batch)
         fresh = [each for each in batch if each.uuid not in known]
-        roots: dict[str, str] = {}
+        places: dict[str, _Place] = {}
         rows = []
         for each in fresh:
-            roots[each.uuid] = _root(tx, each, roots)
-            rows.append(_provider_row(each, roots[each.uuid]))
+            places[each.uuid] = place = _place(tx, each, places)
+            rows.append(_provider_row(each, place.root))
         if not rows or insert_unless_taken(tx, _ADD_PROVIDERS, rows):
             return known, fresh
     raise errors.StoreBusy("Others create and delete the same providers all the time; try again later.")
 
 
-def _root(tx: sa.Connection, provider: ResourceProvider, roots: Mapping[str, str]) -> str:
-    if provider.parent is None:
-        return provider.uuid
-    # A parent that is created by the same statement: nobody else can move it yet.
-    return roots[provider.parent] if provider.parent in roots else join_tree(tx, provider.parent)
+class _Place(NamedTuple):
+    """The root of a provider's tree, and the level of the provider there; that of the root is 1."""
+
+    root: str
+    level: int
+
+
+def _place(tx: sa.Connection, provider: ResourceProvider, places: dict[str, _Place]) -> _Place:
+    """The place of a new provider, which stays as it is until ``tx`` ends.
+
+    :param places: of providers that were looked at before, those that the same statement creates among them; the parent is added.
+    :raises TreeTooDeep: it is below too many levels.
+    """
+    parent = provider.parent
+    if parent is None:
+        return _Place(provider.uuid, 1)
+    if parent not in places:
+        root = join_tree(tx, parent)
+        places[parent] = _Place(root, _level(tx, parent))
+    above = places[parent]
+    check_levels(provider.uuid, parent, above.level + 1)
+    return _Place(above.root, above.level + 1)
+
+
+def _level(tx: sa.Connection, uuid: str) -> int:
+    """The level of a provider, for who holds its tree as it is."""
+    level, at = 1, _existing(tx, uuid).parent_uuid
+    while at is not None:
+        level, at = level + 1, _existing(tx, at).parent_uuid
+    return level
 
 
 def _provider_row(provider: ResourceProvider, root: str) -> dict[str, Any]:
@@ -134,8 +160,7 @@ def add_provider(tx: sa.Connection, classes: ResourceClasses, provider: Resource
     if provider.parent == provider.uuid:
         raise errors.InvalidInput(f"Provider {provider.uuid} cannot be its own parent.", path="parent")
     numbers = classes.numbers(tx, (item.resource_class for item in provider.inventories))
-    root = provider.uuid if provider.parent is None else join_tree(tx, provider.parent)
-    tx.execute(_ADD_PROVIDERS, _provider_row(provider, root))
+    tx.execute(_ADD_PROVIDERS, _provider_row(provider, _place(tx, provider, {}).root))
     if provider.inventories:
         number = tx.execute(PROVIDER_ROW, {"of_uuid": provider.uuid}).one().id
         tx.execute(_ADD_INVENTORIES, [_row(numbers, number, item) | {"used": 0} for item in provider.inventories])
@@ -184,12 +209,15 @@ def move(tx: sa.Connection, uuid: str, parent: str | None, *, reparent: bool) ->
 
 def _move(tx: sa.Connection, uuid: str, parent: str | None, old_root: str, root: str) -> None:
     """For who holds both trees as they are."""
-    below = _subtree(uuid, tx.execute(_TREE, {"of_root": old_root}).all())
+    levels = _subtree(uuid, tx.execute(_TREE, {"of_root": old_root}).all())
+    below = [each for level in levels for each in level]
     if parent in below:
         raise errors.InvalidInput(
             f"Provider {parent} is, or lies below, provider {uuid}, so it cannot be its parent (that would be a loop).",
             path="parent",
         )
+    if parent is not None:
+        check_levels(uuid, parent, _level(tx, parent) + len(levels), _level(tx, uuid) - 1 + len(levels))
     tx.execute(_SET_PARENT, {"of_uuid": uuid, "new_parent": parent})
     for start in range(0, len(below), _BATCH):
         tx.execute(_SET_ROOT, {"uuids": below[start : start + _BATCH], "new_root": root})
@@ -202,13 +230,15 @@ def _existing(tx: sa.Connection, uuid: str) -> Any:
     return row
 
 
-def _subtree(uuid: str, tree: Sequence[Any]) -> list[str]:
+def _subtree(uuid: str, tree: Sequence[Any]) -> list[list[str]]:
+    """A provider and all below it, level by level."""
     children: dict[str, list[str]] = {}
     for each in tree:
         children.setdefault(each.parent_uuid, []).append(each.uuid)
-    found = [uuid]
-    for each in found:
-        found += children.get(each, ())
+    found, level = [], [uuid]
+    while level:
+        found.append(level)
+        level = [child for each in level for child in children.get(each, ())]
     return found
 
 

@@ -374,8 +374,9 @@ class QuotaCounter:
         :raises LimitsChangedError: others set or removed limits of the project meanwhile.
         """
         limited = self._limits(tx, project)
-        number = self._classes.numbers(tx, [name])[name] if limited else None
-        if number not in limited:
+        # By the shown names: the class may have been deleted by a version that did not look for limits.
+        number = next((each for each, shown in self._names(tx, limited).items() if shown == name), None)
+        if number is None:
             return False
         last = len(limited) == 1
         if last:
@@ -430,9 +431,9 @@ class QuotaCounter:
         return frozenset(row.resource_class_id for row in tx.execute(LIMITS, {"of_project": project}))
 
     def _names(self, tx: sa.Connection, numbers: Collection[int]) -> Mapping[int, str]:
-        """Names of classes by number. A number without a name, which only hands or a restored backup leave, is shown as it is."""
+        """Names of classes by number. A deleted class is shown by its number, under a name that no class can have."""
         names = self._classes.names(tx, numbers)
-        return {each: names.get(each, f"number {each}") for each in numbers}
+        return {each: names.get(each, f"DELETED_CLASS_{each}") for each in numbers}
 
     def _record(self, tx: sa.Connection, project: str, name: str, state: Mapping[str, int | None]) -> None:
         version = tx.execute(VERSION, {"of_project": project}).scalar_one()

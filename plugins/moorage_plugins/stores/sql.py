@@ -29,10 +29,10 @@ from moorage.clock import Clock
 from moorage.db import Database, Duplicate
 from moorage_plugins.stores import statements
 from moorage_plugins.stores.checks import as_change, check_changes, check_providers, check_request
+from moorage_plugins.stores.combiner import Combiner, is_combinable
 from moorage_plugins.stores.providers import DeletedMeanwhile, ensure
 from moorage_plugins.stores.sql_candidates import SqlCandidates
 from moorage_plugins.stores.sql_catalogue import SqlCatalogue
-from moorage_plugins.stores.sql_group import Group, Member, groupable
 from moorage_plugins.stores.sql_ledger import SqlAllocationLedger
 from moorage_plugins.stores.sql_names import SqlNames
 from moorage_plugins.stores.sql_part import no_such_provider, shown
@@ -46,6 +46,8 @@ __all__ = ["SqlStore"]
 LOG = logging.getLogger(__name__)
 #: How often providers are brought to their state in a transaction of its own when others write the same unique values.
 _ENSURE_TRIES = 3
+#: How many claims a transaction makes at most where transactions cannot run at the same time.
+_COMBINED = 64
 
 _PROVIDERS = (
     sa.select(*statements.provider_columns)
@@ -59,7 +61,8 @@ _PROVIDERS_OF = _PROVIDERS.where(resource_providers.c.uuid.in_(sa.bindparam("uui
 class SqlStore(SqlCatalogue, SqlNames, SqlAllocationLedger, SqlPools, SqlTrees, SqlQuotas, SqlCandidates, FullStore):
     """Claims in SQLite, PostgreSQL or MariaDB; several hosts may use it at once.
 
-    A claim of one provider costs four statements and a commit, one of k providers 2 + 2k, however many consumers they have.
+    A claim of one provider costs four statements and a commit, one of k providers 2 + 2k, however many consumers they have. Claims
+    of new consumers that come at once share them (:mod:`moorage_plugins.stores.combiner`).
     """
 
     api_version: ClassVar[tuple[int, int]] = (2, 0)
@@ -67,8 +70,9 @@ class SqlStore(SqlCatalogue, SqlNames, SqlAllocationLedger, SqlPools, SqlTrees, 
 
     def __init__(self, *, conf: Any, database: Database, clock: Clock) -> None:
         super().__init__(conf=conf, database=database, clock=clock)
-        largest = int(conf.allocation_sql.group_commit)
-        self._group = Group(self._alone, self._together, largest) if largest > 1 else None
+        largest = conf.allocation_sql.claims_per_transaction or (_COMBINED if database.dialect == "sqlite" else 1)
+        combiner = Combiner(self._alone, self._together, self._look_up, largest, database.lock_timeout)
+        self._combiner = combiner if largest > 1 else None
 
     # -- providers ------------------------------------------------------------------------------------------------
 
@@ -134,25 +138,18 @@ class SqlStore(SqlCatalogue, SqlNames, SqlAllocationLedger, SqlPools, SqlTrees, 
     def replace(
         self, changes: Sequence[AllocationChange], companion: Companion | None = None
     ) -> tuple[ClaimOutcome, ...]:
-        if self._group is not None and len(changes) == 1 and self._groupable(changes[0]):
+        if self._combiner is not None and len(changes) == 1 and is_combinable(changes[0], companion):
             check_changes(changes)
-            return (self._group.claim(changes[0], companion),)
+            return (self._combiner.claim(changes[0], companion),)
         return super().replace(changes, companion)
 
     @override
     def claim(self, request: ClaimRequest, companion: Companion | None = None) -> ClaimOutcome:
         check_request(request)
         change = as_change(request)
-        if self._group is not None and self._groupable(change):
-            return self._group.claim(change, companion)
+        if self._combiner is not None and is_combinable(change, companion):
+            return self._combiner.claim(change, companion)
         return self._persistently([change], (), companion)[0]
-
-    def _groupable(self, change: AllocationChange) -> bool:
-        """Claims of a project with limits are made alone: one that a limit refuses would undo all."""
-        return groupable(change) and not self._quotas.is_limited(change.project)
-
-    def _alone(self, member: Member) -> ClaimOutcome:
-        return self._persistently([member.change], (), member.companion)[0]
 
     @override
     def release(self, consumer: str, transaction: Any | None = None, *, residents: Sequence[str] = ()) -> bool:

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import collections
 import enum
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import sqlalchemy as sa
@@ -28,25 +28,33 @@ from moorage import errors
 from moorage.allocation.interface import (
     AllocationChange,
     AllocationItem,
+    BatchCompanion,
     ClaimOutcome,
     Companion,
     Expect,
     GenerationConflict,
     InventoryChange,
     InventoryItem,
+    RefusedTogether,
 )
 from moorage.context import acting_for
-from moorage.db import JournalEvent, record
+from moorage.db import Duplicate, JournalEvent, record
 from moorage_plugins.stores import providers, statements
 from moorage_plugins.stores.checks import check_changes, check_reshape, refusals, steps_of_reshape
+from moorage_plugins.stores.combiner import Member
 from moorage_plugins.stores.quota_counter import CountedBefore
-from moorage_plugins.stores.sql_group import Member
 from moorage_plugins.stores.sql_holdings import SqlHoldings, counted_before, microseconds, parameters
 from moorage_plugins.stores.sql_part import no_such_provider
 
 __all__ = ["SqlAllocationLedger"]
 
 LOG = logging.getLogger(__name__)
+#: How often a combined transaction is done again without the claims that it cannot make.
+_ROUNDS = 4
+#: How often a combined transaction that loses races is tried, before its claims are made one by one.
+_TRIES_TOGETHER = 3
+#: How often claims are looked up after a commit of unknown outcome. The claims that wait for the next transaction wait meanwhile.
+_LOOKS = 2
 
 
 class _RefusedError(Exception):
@@ -63,6 +71,14 @@ class _StaleError(Exception):
 
 class _LimitedError(Exception):
     """Inside of a change: no turn was taken, perhaps because a project has limits."""
+
+
+class _LeftOutError(Exception):
+    """Inside of a combined transaction: these claims cannot share it; undo it, and do it again without them."""
+
+    def __init__(self, members: Collection[Member]) -> None:
+        super().__init__(f"{len(members)} claims")
+        self.members = members
 
 
 class _Try(enum.Enum):
@@ -101,12 +117,26 @@ class SqlAllocationLedger(SqlHoldings):
         self._persistently(changes, inventories, None)
 
     def _persistently(
-        self, changes: Sequence[AllocationChange], inventories: Sequence[InventoryChange], companion: Companion | None
+        self,
+        changes: Sequence[AllocationChange],
+        inventories: Sequence[InventoryChange],
+        companion: Companion | None,
+        before_commit: Callable[[Sequence[ClaimOutcome]], object] = lambda outcomes: None,
     ) -> tuple[ClaimOutcome, ...]:
+        """Make the changes in a transaction, and in new ones as long as it loses races.
+
+        :param before_commit: called with the outcomes as the last thing in each transaction.
+        """
         how = _Try.OPTIMISTIC
+
+        def work(tx: sa.Connection) -> tuple[ClaimOutcome, ...]:
+            outcomes = self._change(tx, changes, inventories, companion, how)
+            before_commit(outcomes)
+            return outcomes
+
         for _ in range(self._attempts):
             try:
-                return self._database.run(lambda tx, how=how: self._change(tx, changes, inventories, companion, how))  # type: ignore[misc]
+                return self._database.run(work)
             except _RacedError:
                 how = _Try.CHECKED
             except GenerationConflict:
@@ -343,7 +373,11 @@ class SqlAllocationLedger(SqlHoldings):
             plan = plans.setdefault(row.id, _AtProvider(row.uuid))
             plan.gives[row.resource_class_id] = plan.gives.get(row.resource_class_id, 0) + row.used
         wanted = {uuid for each in changes for uuid in each.resources} | {each.provider for each in inventories}
-        seen = {uuid: version for each in changes for uuid, version in each.residents.items()}
+        seen: dict[str, int | None] = {}
+        for each in changes:
+            for uuid, version in each.residents.items():
+                if seen.get(uuid) is None:
+                    seen[uuid] = version
         wanted |= {uuid for uuid, version in seen.items() if version is not None}
         ids = self._provider_ids(tx, wanted)
         if not seen.keys() <= wanted:
@@ -457,43 +491,172 @@ class SqlAllocationLedger(SqlHoldings):
 
     # -- together -------------------------------------------------------------------------------------------------
 
-    def _together(self, members: Sequence[Member]) -> Sequence[ClaimOutcome] | None:
-        """Make claims of new consumers on the same providers in one transaction; None: undone, each must be tried alone."""
-        try:
-            return self._database.run(lambda tx: self._claim_together(tx, members))
-        except errors.StoreUnavailable:
-            raise
-        except Exception as error:  # noqa: BLE001  (alone, each learns what is wrong with it, and only with it)
-            LOG.debug("%d claims cannot be made together (%r).", len(members), error)
-            return None
+    def _alone(self, member: Member) -> ClaimOutcome:
+        """Make one claim. It may be that of another thread."""
+
+        def note(outcomes: Sequence[ClaimOutcome]) -> None:
+            member.written = outcomes[0]
+
+        with acting_for(member.context):
+            return self._persistently([member.change], (), member.companion, note)[0]
+
+    def _together(self, members: Sequence[Member]) -> None:
+        """Make claims of new consumers in one transaction; see :class:`moorage_plugins.stores.combiner.Combiner`."""
+        left = _without_rivals(members)
+        for _ in range(_ROUNDS):
+            if len(left) < 2:
+                break
+            try:
+                outcomes = self._database.run(
+                    lambda tx, left=left: self._claim_together(tx, left),  # type: ignore[misc]
+                    attempts=_TRIES_TOGETHER,
+                )
+            except _LeftOutError as error:
+                out = set(error.members)
+            except errors.QuotaExceeded as error:
+                out = {each for each in left if each.change.project == error.details["project"]}
+            except (_RefusedError, _StaleError, errors.NotFound, Duplicate) as error:
+                out = self._misfits(left)
+                if not out:
+                    raise
+                LOG.debug("%d of %d claims cannot be made together (%r).", len(out), len(left), error)
+            else:
+                for each, outcome in zip(left, outcomes, strict=True):
+                    each.outcome = outcome
+                break
+            left = [each for each in left if each not in out]
+        for each in members:
+            each.alone = each.outcome is None
 
     def _claim_together(self, tx: sa.Connection, members: Sequence[Member]) -> Sequence[ClaimOutcome]:
+        """Lock and write in the order of :meth:`_change`: consumers, providers, what the companions write; quotas are last."""
         changes = sorted((each.change for each in members), key=lambda each: each.consumer)
         leased = [_new_consumer(each) | {"new_lifetime": microseconds(each.lifetime)} for each in changes]
         tx.execute(statements.ADD_LEASED_CONSUMER, leased)
         plans, rows = self._plans(tx, changes, (), ())
         unlimited, limited = self._limits(tx, changes)
-        for number in sorted(plans):
-            plan = plans[number]
-            limited |= self._first_turn(tx, number, plan, unlimited)
-            unlimited = ""
-            # Those that want the same of it take it in one statement.
-            for amounts, times in collections.Counter(tuple(sorted(each.items())) for each in plan.takes).items():
-                taken = statements.take(len(amounts), self._step_rule, False, True)
-                values = {**parameters(number, dict(amounts)), "times": times}
-                if tx.execute(taken, values).rowcount != len(amounts):
-                    raise _RefusedError
+        if unlimited:
+            limited |= self._quotas.look(tx, [unlimited])
+        turns = [
+            {"of_provider": number, "of_uuid": plan.uuid, "of_residents": plan.seen}
+            for number, plan in sorted(plans.items())
+        ]
+        if tx.execute(statements.BUMP_GENERATIONS, turns).rowcount != len(turns):
+            raise _RefusedError
+        self._take_together(tx, plans)
         tx.execute(statements.ADD_ALLOCATIONS, rows)
         self._quotas.note(tx, changes, {}, limited)
-        for each in members:
-            if each.companion is not None:
-                with acting_for(each.context):
-                    each.companion(tx)
+        _accompany(tx, members)
         outcomes = self._outcomes(tx, [each.change for each in members], ())
         for each, outcome in zip(members, outcomes, strict=True):
             with acting_for(each.context):
                 _record(tx, each.change, outcome)
+            each.written = outcome
         return outcomes
+
+    def _take_together(self, tx: sa.Connection, plans: Mapping[int, _AtProvider]) -> None:
+        """Take what claims want of their providers: one statement for amounts of as many classes.
+
+        :raises _RefusedError: the count of rows says that not everything was taken.
+        """
+        takes: dict[int, list[Mapping[str, int]]] = {}
+        for number, plan in sorted(plans.items()):
+            # Claims that want the same of a provider are one row of the parameters.
+            for amounts, times in collections.Counter(tuple(sorted(each.items())) for each in plan.takes).items():
+                takes.setdefault(len(amounts), []).append({**parameters(number, dict(amounts)), "times": times})
+        for classes, rows in takes.items():
+            taken = tx.execute(statements.take(classes, self._step_rule, False, True), rows).rowcount
+            if taken != classes * len(rows):
+                raise _RefusedError
+
+    def _misfits(self, members: Sequence[Member]) -> set[Member]:
+        """The claims that a combined transaction was refused for, by what is read now: a hint, the next transaction decides.
+
+        The claims are looked at in their order; each takes the room that is left by those before it.
+        """
+        out: set[Member] = set()
+        uuids = sorted({uuid for each in members for uuid in (*each.change.resources, *each.change.residents)})
+        with self._database.read() as tx:
+            consumers = {"consumers": [each.change.consumer for each in members]}
+            known = {row.consumer_uuid for row in tx.execute(statements.CONSUMERS, consumers)}
+            rows = {row.uuid: row for row in tx.execute(statements.VERSIONS, {"uuids": uuids})}
+            found = self._inventory_rows(tx, [row.id for row in rows.values()])
+        self._forget(uuid for uuid in uuids if uuid not in rows or self._ids.get(uuid) != rows[uuid].id)
+        present = {
+            (uuid, item.resource_class): (item, used)
+            for uuid, row in rows.items()
+            for item, used in found.get(row.id, ())
+        }
+        for each in members:
+            change = each.change
+            outdated = any(
+                version is not None and (uuid not in rows or rows[uuid].residents != version)
+                for uuid, version in change.residents.items()
+            )
+            if outdated or change.consumer in known or any(refusals([change], present, {}, self._step_rule)):
+                out.add(each)
+                continue
+            for uuid, amounts in change.resources.items():
+                for name, amount in amounts.items():
+                    item, used = present[uuid, name]
+                    present[uuid, name] = (item, used + amount)
+        return out
+
+    def _look_up(self, members: Sequence[Member]) -> None:
+        """Set the outcomes of the claims that a transaction of unknown outcome has committed."""
+
+        def work(tx: sa.Connection) -> list[ClaimOutcome | None]:
+            return [self._committed(tx, each) for each in members]
+
+        found = self._database.read_run(work, attempts=_LOOKS, deadline=self._database.lock_timeout)
+        for each, outcome in zip(members, found, strict=True):
+            each.outcome = outcome
+
+    def _committed(self, tx: sa.Connection, member: Member) -> ClaimOutcome | None:
+        """The outcome of a claim if it is committed. Only a claim with a request key can be told from that of another request.
+
+        The claim is a repetition only if the transaction of unknown outcome has not made it.
+        """
+        try:
+            found = self._repeated(tx, [member.change]) if member.change.request_id is not None else None
+        except GenerationConflict:
+            return None
+        if not found:
+            return None
+        written = member.written
+        is_new = written is not None and not written.repeated and set(written.allocations) == set(found[0].allocations)
+        return replace(found[0], repeated=not is_new)
+
+
+def _without_rivals(members: Sequence[Member]) -> list[Member]:
+    """The claims without those that expect a version of a node's residents which an earlier claim changes.
+
+    A claim raises the version of each node that it names, whether it expects a version or not.
+    """
+    left, raised = [], set[str]()
+    for each in members:
+        expected = {uuid for uuid, version in each.change.residents.items() if version is not None}
+        if not expected & raised:
+            left.append(each)
+            raised |= {*each.change.resources, *each.change.residents}
+    return left
+
+
+def _accompany(tx: sa.Connection, members: Sequence[Member]) -> None:
+    """Call the companions of claims that share a transaction, those of a kind at once.
+
+    :raises _LeftOutError: a companion refuses claims.
+    """
+    sets: dict[type[BatchCompanion], list[Member]] = {}
+    for each in members:
+        if isinstance(each.companion, BatchCompanion):
+            sets.setdefault(type(each.companion), []).append(each)
+    for kind, alike in sets.items():
+        try:
+            kind.together(tx, [each.companion for each in alike])
+        except RefusedTogether as error:
+            out = [each for each in alike if each.companion in error.companions]
+            raise _LeftOutError(out or members) from error
 
 
 def _take_turn(tx: sa.Connection, number: int, plan: _AtProvider, unlimited: str = "") -> None:

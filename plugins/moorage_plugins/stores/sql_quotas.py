@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 from oslo_log import log as logging
@@ -37,7 +37,7 @@ class SqlQuotas(SqlPart, QuotaStore):
             return self._quotas.read(tx, project)
 
     @override
-    def set_quota(self, project: str, resource_class: str, limit: int) -> Quota:
+    def set_quota(self, project: str, resource_class: str, limit: int, transaction: Any | None = None) -> Quota:
         if not project or len(project) > 255 or project != project.strip():
             raise errors.InvalidInput(
                 f"{project!r:.80} is no project. Name one with 1 to 255 characters.", path="project"
@@ -51,20 +51,23 @@ class SqlQuotas(SqlPart, QuotaStore):
                 f"have {longest}.",
                 path="project",
             )
-        return self._change_limits(project, lambda tx: self._quotas.set(tx, project, resource_class, limit))
+        return self._change_limits(
+            project, lambda tx: self._quotas.set(tx, project, resource_class, limit), transaction
+        )
 
     @override
-    def unset_quota(self, project: str, resource_class: str) -> bool:
-        return self._change_limits(project, lambda tx: self._quotas.unset(tx, project, resource_class))
+    def unset_quota(self, project: str, resource_class: str, transaction: Any | None = None) -> bool:
+        return self._change_limits(project, lambda tx: self._quotas.unset(tx, project, resource_class), transaction)
 
-    def _change_limits(self, project: str, work: Callable[[sa.Connection], T]) -> T:
-        for _ in range(self._attempts):
+    def _change_limits(self, project: str, work: Callable[[sa.Connection], T], transaction: Any | None) -> T:
+        tries = self._attempts if transaction is None else 1
+        for _ in range(tries):
             try:
-                return self._database.run(work)
+                return self._database.run(work) if transaction is None else work(transaction)
             except LimitsChangedError:
                 LOG.debug("Others change the limits of project %s; beginning again.", project)
         raise errors.StoreBusy(
-            f"Others changed the limits of project {project} during each of {self._attempts} tries; try again."
+            f"Others changed the limits of project {project} during each of {tries} tries; try again."
         )
 
     @override

@@ -64,7 +64,9 @@ __all__ = [
     "RESIDENTS",
     "TOUCH",
     "BUMP_GENERATION",
+    "BUMP_GENERATIONS",
     "BUMP_GENERATION_IF_SEEN",
+    "VERSIONS",
     "change_consumer",
     "release",
     "project_usages",
@@ -188,6 +190,17 @@ BUMP_GENERATION = (
 BUMP_GENERATION_IF_SEEN = BUMP_GENERATION.where(
     resource_providers.c.residents == sa.bindparam("of_residents", type_=sa.BigInteger)
 )
+#: The turns of several providers, executed once for each in the order of their ids. ``of_residents`` may be None: any version.
+BUMP_GENERATIONS = (
+    sa.update(resource_providers)
+    .where(
+        resource_providers.c.id == _OF_PROVIDER,
+        resource_providers.c.uuid == sa.bindparam("of_uuid"),
+        resource_providers.c.residents
+        == sa.func.coalesce(sa.bindparam("of_residents", type_=sa.BigInteger), resource_providers.c.residents),
+    )
+    .values(NEXT_GENERATION)
+)
 #: Serializes a transaction that only releases: it waits, and makes others wait, as BUMP_GENERATION does. The generation stays,
 #: as it does for Placement's clients when allocations are deleted. It changes the row, since Galera compares only what
 #: transactions write.
@@ -199,6 +212,9 @@ GIVERS_TURN = (
 #: An instance left a node of which it may have held nothing itself.
 LEAVE = sa.update(resource_providers).where(resource_providers.c.uuid == sa.bindparam("of_uuid")).values(NEXT_RESIDENTS)
 RESIDENTS = sa.select(resource_providers.c.residents).where(resource_providers.c.uuid == sa.bindparam("of_uuid"))
+VERSIONS = sa.select(resource_providers.c.id, resource_providers.c.uuid, resource_providers.c.residents).where(
+    resource_providers.c.uuid.in_(sa.bindparam("uuids", expanding=True))
+)
 #: More steps of a reshape; for who has the turn.
 MORE_GENERATIONS = (
     sa.update(resource_providers)

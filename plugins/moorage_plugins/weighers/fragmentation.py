@@ -45,7 +45,7 @@ def fits(task: Task, shares: Floats, free: Mapping[str, Floats]) -> Mask:
     :param free: resource class -> what is free of it, a number for each node; 0 of classes that are not in it.
     """
     enough: Mask = _large_enough(task, shares).sum(axis=0) >= task.devices
-    return enough & _has_resources(task, free, shares.shape[1])
+    return enough & _has_resources(task.resources, free, shares.shape[1])
 
 
 def expected_fragmentation(
@@ -55,45 +55,69 @@ def expected_fragmentation(
 
     :param expected: tasks and their popularity, of any sum above 0.
     """
+    #: Many tasks want the same of devices, and differ in processors and memory.
+    groups: dict[tuple[int, float], list[tuple[Task, float]]] = {}
+    for task, popularity in expected:
+        groups.setdefault((task.devices, task.share), []).append((task, popularity))
+    least = {name: column.min(initial=np.inf) for name, column in free.items()}
     total = shares.sum(axis=0)
     found: Floats = np.zeros(shares.shape[1])
-    #: Many tasks want the same of devices, and differ in processors and memory.
-    of_devices: dict[tuple[int, float], tuple[Mask, Floats]] = {}
-    for task, popularity in expected:
-        known = of_devices.get((task.devices, task.share))
-        if known is None:
-            large = _large_enough(task, shares)
-            known = large.sum(axis=0) >= task.devices, np.where(large, 0.0, shares).sum(axis=0)
-            of_devices[task.devices, task.share] = known
-        enough, too_small = known
-        found += popularity * np.where(enough & _has_resources(task, free, shares.shape[1]), too_small, total)
+    for tasks in groups.values():
+        large = _large_enough(tasks[0][0], shares)
+        enough = large.sum(axis=0) >= tasks[0][0].devices
+        weight: Floats = np.zeros(shares.shape[1])
+        whole = 0.0
+        # Both sums add alike, so that a node on which all tasks fit has no remainder of rounding for a fragment.
+        for task, popularity in tasks:
+            # What all nodes have free need not be compared.
+            scarce = {name: units for name, units in task.resources.items() if units > least.get(name, 0.0)}
+            weight += popularity * (enough & _has_resources(scarce, free, shares.shape[1]))
+            whole += popularity
+        found += (whole - weight) * total + weight * np.where(large, 0.0, shares).sum(axis=0)
     return found / sum(popularity for _, popularity in expected)
 
 
 def increase(
-    task: Task, shares: Floats, free: Mapping[str, Floats], expected: Sequence[tuple[Task, float]]
+    task: Task,
+    shares: Floats,
+    free: Mapping[str, Floats],
+    expected: Sequence[tuple[Task, float]],
+    *,
+    tightest: bool = False,
 ) -> tuple[Floats, npt.NDArray[np.intp]]:
     """By how much a task raises the expected fragmentation of each node, and the device that it takes for that.
 
     Infinite on nodes on which it does not fit. The device is -1 for a task that needs none or several: of several, it takes the
     first that are large enough.
+
+    :param tightest: it takes those with the least left of the devices that are large enough, as claims do.
     """
     before = expected_fragmentation(shares, free, expected)
     left = {name: column - task.resources.get(name, 0.0) for name, column in free.items()}
     least: Floats = np.full(shares.shape[1], np.inf)
     device = np.full(shares.shape[1], -1, dtype=np.intp)
-    possible = _has_resources(task, free, shares.shape[1])
-    for chosen, here, after in _choices(task, shares):
+    possible = _has_resources(task.resources, free, shares.shape[1])
+    for chosen, here, after in [_tightest(task, shares)] if tightest else _choices(task, shares):
         rows = np.flatnonzero(here & possible)
         column = {name: values[rows] for name, values in left.items()}
         raised = expected_fragmentation(after[:, rows], column, expected) - before[rows]
         better = raised < least[rows]
         least[rows[better]] = raised[better]
-        device[rows[better]] = chosen
+        device[rows[better]] = chosen if isinstance(chosen, int) else chosen[rows[better]]
     return least, device
 
 
-def _choices(task: Task, shares: Floats) -> Iterator[tuple[int, Mask, Floats]]:
+def _tightest(task: Task, shares: Floats) -> tuple[int | npt.NDArray[np.intp], Mask, Floats]:
+    """As :func:`_choices`: the devices that are large enough and have the least left."""
+    sizes = np.where(_large_enough(task, shares), shares, np.inf)
+    order = np.argsort(sizes, axis=0, kind="stable")[: task.devices]
+    after, columns = shares.copy(), np.arange(shares.shape[1])
+    after[order, columns] -= task.share
+    here: Mask = np.isfinite(sizes).sum(axis=0) >= task.devices
+    return order[0] if task.devices == 1 and len(order) else -1, here, after
+
+
+def _choices(task: Task, shares: Floats) -> Iterator[tuple[int | npt.NDArray[np.intp], Mask, Floats]]:
     """Ways to take devices: the device, on which nodes it can be taken, and what is free then."""
     large = _large_enough(task, shares)
     if task.devices == 1:
@@ -114,8 +138,8 @@ def _large_enough(task: Task, shares: Floats) -> Mask:
     return (shares >= task.share) & (shares > 0)
 
 
-def _has_resources(task: Task, free: Mapping[str, Floats], nodes: int) -> Mask:
+def _has_resources(resources: Mapping[str, float], free: Mapping[str, Floats], nodes: int) -> Mask:
     enough: Mask = np.ones(nodes, dtype=np.bool_)
-    for name, units in task.resources.items():
+    for name, units in resources.items():
         enough &= (free[name] if name in free else np.zeros(nodes)) >= units
     return enough

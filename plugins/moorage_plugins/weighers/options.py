@@ -99,23 +99,31 @@ class _Expected(types.String):
         return str(text)
 
 
-def expected_request(setting: str) -> tuple[float, dict[str, int]]:
-    """Popularity and resources of ``popularity:CLASS=units:CLASS=units``.
+def expected_request(setting: str) -> tuple[float, dict[str, tuple[int, int]]]:
+    """Popularity of ``popularity:CLASS=units:CLASS=NxUNITS``, and its resources: class -> number of devices, units of each.
+
+    Units without a number are those of one device.
 
     :raises ValueError: it is not of that form, the popularity is not above 0, or units are not whole numbers above 0.
     """
     popularity, *parts = setting.split(":")
     try:
         weight = float(popularity)
-        resources = {name.strip(): int(units) for name, _, units in (part.partition("=") for part in parts)}
+        resources = {name.strip(): _amounts(text) for name, _, text in (part.partition("=") for part in parts)}
     except ValueError:
         weight, resources = math.nan, {}
-    if not (math.isfinite(weight) and weight > 0 and resources and all(resources) and min(resources.values()) > 0):
+    least = min((min(amounts) for amounts in resources.values()), default=0)
+    if not (math.isfinite(weight) and weight > 0 and all(resources) and least > 0):
         raise ValueError(
             f"{setting!r} is no expected request; write POPULARITY:CLASS=UNITS:CLASS=UNITS, for example "
-            "70:PGPU=1:VCPU=8:MEMORY_MB=32768"
+            "70:PGPU=1:VCPU=8:MEMORY_MB=32768, and NxUNITS for so many units of each of N devices"
         )
     return weight, resources
+
+
+def _amounts(text: str) -> tuple[int, int]:
+    number, times, units = text.partition("x")
+    return (int(number), int(units)) if times else (1, int(text))
 
 
 _GPU_FRAGMENTATION: Sequence[cfg.Opt] = (
@@ -123,7 +131,14 @@ _GPU_FRAGMENTATION: Sequence[cfg.Opt] = (
         "resource_class",
         mutable=True,
         default="PGPU",
-        help="The resource class of the devices, in whole devices.",
+        help="The resource class of the devices.",
+    ),
+    cfg.BoolOpt(
+        "shares",
+        mutable=True,
+        default=False,
+        help="Requests take shares of devices: each provider of the class is one device, for example a GPU with 1000 of "
+        "CUSTOM_GPU_MILLI. Otherwise each unit of the class is a whole device.",
     ),
     cfg.ListOpt(
         "expected",
@@ -133,7 +148,8 @@ _GPU_FRAGMENTATION: Sequence[cfg.Opt] = (
             f"{popularity}:PGPU={gpus}:VCPU={8 * gpus}:MEMORY_MB={32768 * gpus}" for popularity, gpus in _DEFAULT_GPUS
         ],
         help="Requests that are expected and how popular they are, POPULARITY:CLASS=UNITS:CLASS=UNITS each: the flavors with "
-        "GPUs, and how often each is asked for. Popularities are relative to each other.",
+        "GPUs, and how often each is asked for. Popularities are relative to each other. With shares, write "
+        "CUSTOM_GPU_MILLI=300 for a part of one device, and CUSTOM_GPU_MILLI=8x1000 for eight whole ones.",
     ),
 )
 #: Options of weighers beside the multiplier.

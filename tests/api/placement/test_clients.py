@@ -9,8 +9,6 @@ from __future__ import annotations
 import json
 import pathlib
 import signal
-import subprocess
-import sys
 import tempfile
 import unittest
 import warnings
@@ -24,6 +22,7 @@ from typing_extensions import override
 
 from tests.api.placement.wire import new_uuid
 from tests.commands import in_process
+from tests.forking import Command
 
 
 class _Running:
@@ -37,17 +36,11 @@ def setUpModule() -> None:
     folder = tempfile.TemporaryDirectory()
     unittest.addModuleCleanup(folder.cleanup)
     state = pathlib.Path(folder.name) / "state"
-    process = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "moorage.cli.main", "up", "--state-dir", str(state)),
-            *("--bind", "127.0.0.1:0", "--schedulers", "1", "--agents", "1"),
-        ],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
+    process = Command(
+        ["up", "--state-dir", str(state), "--bind", "127.0.0.1:0", "--schedulers", "1", "--agents", "1"],
+        pathlib.Path(folder.name) / "stderr",
     )
     unittest.addModuleCleanup(_stop, process)
-    assert process.stdout is not None
     line = process.stdout.readline()
     assert "moorage is ready at" in line, line
     client = json.loads((state / "client.json").read_text())
@@ -55,7 +48,7 @@ def setUpModule() -> None:
     _Running.user, _Running.password = client["username"], client["password"]
 
 
-def _stop(process: subprocess.Popen[str]) -> None:
+def _stop(process: Command) -> None:
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=120)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import requests
 
+from moorage.allocation.interface import MOST_LEVELS
 from tests.api.live import LiveDialect
 from tests.api.placement.wire import Wire, claim, code, new_uuid
 
@@ -70,6 +71,21 @@ class TestInput(unittest.TestCase):
             {"provider": self.provider, "resource_class": "VCPU", "asked": 11, "free": 10},
             found.json()["errors"][0]["moorage"],
         )
+
+    def test_a_provider_below_too_many_levels(self) -> None:
+        parent = None
+        for _ in range(MOST_LEVELS):
+            above, parent = parent, self.wire.provider(parent=parent)
+        refused = [
+            self.refused("POST", "/resource_providers", {"name": new_uuid(), "parent_provider_uuid": parent}),
+            self.refused(
+                "PUT", f"/resource_providers/{self.provider}", {"name": "moved", "parent_provider_uuid": parent}
+            ),
+        ]
+        for answer in refused:
+            self.assertIn(f"{MOST_LEVELS + 1} levels; the most is {MOST_LEVELS}", answer.text)
+        self.assertIsNone(self.wire.get(f"/resource_providers/{self.provider}")["parent_provider_uuid"])
+        self.assertTrue(self.wire.provider(parent=above))
 
     def test_inventories_that_can_never_be_right(self) -> None:
         path = f"/resource_providers/{self.provider}/inventories"

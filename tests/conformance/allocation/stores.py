@@ -17,9 +17,9 @@ from moorage.db import Database
 from moorage_plugins.schema import plugins_metadata
 from moorage_plugins.stores import options as sql_options
 from moorage_plugins.stores import tables
-from moorage_plugins.stores.memory import MemoryStore
 from moorage_plugins.stores.sql import SqlStore
 from tests import servers
+from tests.memory_store.store import MemoryStore
 
 
 def configuration(**values: Any) -> cfg.ConfigOpts:
@@ -38,10 +38,14 @@ def memory_store(**values: Any) -> MemoryStore:
     return MemoryStore(conf=configuration(**values))
 
 
-def sql_store(database: Database, *, group_commit: int = 1, **values: Any) -> SqlStore:
-    """A sql store on a database that has the tables."""
+def sql_store(database: Database, *, claims_per_transaction: int | None = None, **values: Any) -> SqlStore:
+    """A sql store on a database that has the tables.
+
+    :param claims_per_transaction: None: the default of the database.
+    """
     conf = configuration(**values)
-    conf.set_override("group_commit", group_commit, group="allocation_sql")
+    if claims_per_transaction is not None:
+        conf.set_override("claims_per_transaction", claims_per_transaction, group="allocation_sql")
     return SqlStore(conf=conf, database=database, clock=SystemClock())
 
 

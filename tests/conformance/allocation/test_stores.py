@@ -59,7 +59,7 @@ class GroupingStoreTests(SqliteStoreTests):
 
     @override
     def another_store(self) -> AllocationStore:
-        return sql_store(self.database, group_commit=8)
+        return sql_store(self.database, claims_per_transaction=8)
 
 
 class GroupingPostgresqlStoreTests(GroupingStoreTests):

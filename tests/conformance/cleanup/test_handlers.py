@@ -6,11 +6,13 @@ from __future__ import annotations
 import tempfile
 import unittest
 from typing import Any, ClassVar
+from unittest import mock
 
 import sqlalchemy as sa
 
 from moorage.cleanup.interface import CleanupHandler
 from moorage.db import Database
+from moorage.instances.moves import ACTIVATE, PREPARE, REVERT, TRANSFER
 from moorage.observers.interface import InstanceDeleted, InstanceFailed
 from moorage.services.interface import ServiceIdentity
 from moorage.testing.cleanup import CleanupHandlerTests
@@ -146,6 +148,10 @@ class BackupHandlerTests(_BlockStorageCase, unittest.TestCase):
         return self.begin("backup", made.uuid, identity)
 
 
+#: What the agent of an instance's destination does, and of a resize in its place.
+_OPERATION = {"migrating": PREPARE, "resizing": "resize"}
+
+
 class InstanceHandlerTests(CleanupHandlerTests, unittest.TestCase):
     resource_type = "instance"
     handler_class: type[CleanupHandler] = InstanceHandler
@@ -181,7 +187,9 @@ class InstanceHandlerTests(CleanupHandlerTests, unittest.TestCase):
         elif status != "building":
             host = self.fleet.instances.get(uuid).host
             with self.database.write() as tx:
-                token = self.fleet.workers.create(tx, "instance", uuid, status, status, target_host=host)
+                token = self.fleet.workers.create(
+                    tx, "instance", uuid, _OPERATION.get(status, status), status, target_host=host
+                )
                 assert self.fleet.instances.set_status(tx, uuid, status, token)
         assert self.fleet.workers.take("instance", uuid, identity) is not None
         return uuid
@@ -196,6 +204,18 @@ class InstanceHandlerTests(CleanupHandlerTests, unittest.TestCase):
             self.assertEqual((*place, "unknown"), (after.host, after.node, after.node_uuid, after.actual_state))
             self.assertIn("may run it", after.fault)
             self.assertEqual({}, after.pending)
+
+    def test_what_a_dead_host_had_stopped_for_a_move_or_begun_to_start_stays_there(self) -> None:
+        for operation in (TRANSFER, REVERT, ACTIVATE):
+            with self.subTest(operation), mock.patch.dict(_OPERATION, migrating=operation):
+                uuid = self.interrupted("migrating", self.dead)
+                self.clean()
+                after = self.fleet.instances.get(uuid)
+                self.assertEqual(
+                    ("stopped", HOST, "unknown", {}), (after.status, after.host, after.actual_state, after.pending)
+                )
+                self.assertIn("died while it moved", after.fault)
+                self.assert_tidy(uuid)
 
     def test_observers_are_told_of_what_nobody_else_can_tell_any_more(self) -> None:
         made = {status: self.interrupted(status, self.dead) for status in self.expected}
@@ -214,7 +234,7 @@ class InstanceHandlerTests(CleanupHandlerTests, unittest.TestCase):
                     continue
                 assert isinstance(event, InstanceFailed)
                 host = "host-2" if status == "migrating" else HOST
-                operation = "build" if status == "building" else status
+                operation = "build" if status == "building" else _OPERATION.get(status, status)
                 self.assertEqual((host, operation), (event.host, event.operation))
                 self.assertIn("died", event.fault)
         self.clean()

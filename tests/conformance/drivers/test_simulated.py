@@ -26,6 +26,7 @@ class SimulatedDriverTests(ComputeDriverTests, unittest.TestCase):
 
     @override
     def copies(self, host: str, uuid: str) -> Sequence[object]:
-        """The newest file of the instance is the instance; older ones are what was not removed yet."""
+        """The memories of what runs. A start of what was stopped makes another one."""
         folder = self.state_dir() / "hypervisors" / host / uuid
-        return sorted(path.name for path in folder.iterdir())[-1:] if folder.exists() else []
+        found = [path.read_text().split() for path in folder.glob("[0-9]*")] if folder.exists() else []
+        return [run for state, _, run in found if state == "running"]

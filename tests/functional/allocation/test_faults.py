@@ -6,14 +6,13 @@ A1 and A3 (many writers, the database killed) are in :mod:`tests.functional.allo
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import threading
 import time
 import unittest
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import psutil
 import sqlalchemy as sa
@@ -24,14 +23,13 @@ from moorage.db import Database
 from moorage.testing.allocation import all_allocations, held, inconsistencies, new_uuid, provider
 from moorage_plugins.stores import tables
 from moorage_plugins.stores.sql import SqlStore
-from tests import cases, seeded, servers
+from tests import cases, forking, seeded, servers
 from tests.conformance.allocation.stores import create_tables, sql_store, sqlite_url
 from tests.functional.allocation import victim
 from tests.servers.proxy import Proxy
 
 #: Processes are forked from one that has imported everything once.
-PROCESS = multiprocessing.get_context("forkserver")
-PROCESS.set_forkserver_preload([victim.__name__])
+PROCESS = forking.CONTEXT
 
 if TYPE_CHECKING:
     _Base = unittest.TestCase
@@ -40,7 +38,12 @@ else:
 
 
 class Faults(_Base):
-    """Mixed in; ``url()`` gives an empty database."""
+    """Mixed in; ``url()`` gives an empty database.
+
+    :cvar combined: how many claims a transaction makes; None: the default of the database.
+    """
+
+    combined: ClassVar[int | None] = None
 
     def url(self) -> str:
         raise NotImplementedError
@@ -48,7 +51,10 @@ class Faults(_Base):
     def opened(self, url: str, **more: Any) -> tuple[Database, SqlStore]:
         database = Database(url, **more)
         self.addCleanup(database.close)
-        return database, sql_store(database)
+        return database, self.store_on(database)
+
+    def store_on(self, database: Database) -> SqlStore:
+        return sql_store(database, claims_per_transaction=self.combined)
 
     def made(self, store: SqlStore, count: int = 2, total: int = 1000) -> list[str]:
         given = [provider(VCPU=total) for _ in range(count)]
@@ -143,28 +149,35 @@ class ServerFaults(Faults):
 
         told: list[str] = []
         unknown: list[Any] = []
+        repeated: list[bool] = []
 
         def claims(number: int) -> None:
-            database = Database(through.render_as_string(hide_password=False))
-            mine = sql_store(database)
+            mine = shared or self.opened(address)[1]
             for turn in range(cases(12)):
                 request = ClaimRequest(new_uuid(), {uuid: {"VCPU": 1} for uuid in uuids}, f"{number}/{turn}")
                 for _ in range(200):
                     try:
-                        mine.claim(request)
+                        repeated.append(mine.claim(request).repeated)
                         told.append(request.consumer)
                         break
                     except errors.StoreUnavailable as error:
                         unknown.append(error.details.get("outcome"))
-            database.close()
 
         with Proxy(parsed.host or "127.0.0.1", parsed.port or 0, lose) as proxy:
             through = parsed.set(host="127.0.0.1", port=proxy.port)
+            address = through.render_as_string(hide_password=False)
+            # Only the threads of one store share transactions.
+            shared = self.opened(address)[1] if self.combined else None
             with ThreadPoolExecutor(4) as pool:
                 list(pool.map(claims, range(4)))
             lost = proxy.lost
         self.assertGreater(lost, 0)
-        self.assertIn("unknown", unknown)
+        if not self.combined:
+            # Otherwise the store looks most of them up itself.
+            self.assertIn("unknown", unknown)
+        self.assertLessEqual(
+            repeated.count(True), unknown.count("unknown"), "what nobody doubted was called a repetition"
+        )
         self.assertEqual(4 * cases(12), len(told))
         stored = [item.consumer for item in all_allocations(store)]
         self.assertEqual(sorted(told * 2), sorted(stored), "exactly one claim for each request")
@@ -226,3 +239,11 @@ class PostgresqlFaults(ServerFaults, unittest.TestCase):
 class MariadbFaults(ServerFaults, unittest.TestCase):
     def url(self) -> str:
         return servers.fresh_database(servers.shared("mariadb"))
+
+
+class CombinedPostgresqlFaults(PostgresqlFaults):
+    combined = 16
+
+
+class CombinedMariadbFaults(MariadbFaults):
+    combined = 16

@@ -10,12 +10,14 @@ import unittest
 import sqlalchemy as sa
 
 from moorage import errors
+from moorage.allocation.audit import audit
 from moorage.db import Database
-from moorage.testing.allocation import all_allocations
+from moorage.testing.allocation import all_allocations, provider
 from tests import SOAK, servers
 from tests.conformance.allocation.stores import sql_store
+from tests.functional.allocation import claimer
 from tests.functional.allocation.test_failover import Generations
-from tests.functional.allocation.test_processes import Race, wait_for_claims
+from tests.functional.allocation.test_processes import Claimer, Race, wait_for_claims
 from tests.servers import galera
 from tests.servers.proxy import Proxy
 
@@ -89,6 +91,56 @@ class GaleraTests(unittest.TestCase):
             for url in urls:
                 servers.wait_until(lambda url=url: self.held(url) == 600, "the node has all of it", 120)  # type: ignore[misc]
             race.database.close()
+
+    def test_writers_on_three_nodes_fill_a_limit_exactly_and_leave_its_counter_right(self) -> None:
+        limit = 400
+        with galera.cluster(3) as nodes:
+            first = sa.make_url(servers.fresh_database(nodes[0]))
+            urls = [first.set(port=node.port).render_as_string(hide_password=False) for node in nodes]
+            race = Race(self, urls[0], 100_000)
+            given = [provider(VCPU=10_000, MEMORY_MB=10_000) for _ in range(2)]
+            race.store.ensure_providers(given)
+            race.store.set_quota("p", "VCPU", limit)
+            for url in urls:
+                # A claim on a node that has no limit yet began before the limit.
+                servers.wait_until(lambda url=url: self.limits(url) == [(limit, 0)], "the node has the limit", 60)  # type: ignore[misc]
+            claimers = [
+                Claimer(self, urls[number % 3], f"p{number}", [given[0].uuid], claimer.of_project)
+                for number in range(6)
+            ]
+            for each in claimers:
+                each.ready()
+            for each in claimers:
+                each.go()
+            wait_for_claims(claimers, 60)
+            claimers[1].signal(signal.SIGKILL)
+            for each in claimers:
+                each.join()
+            self.assertEqual({("full", "")}, {each.last for each in claimers if each is not claimers[1]})
+            for url in urls:
+                servers.wait_until(lambda url=url: self.limits(url) == [(limit, limit)], "the node has it full", 60)  # type: ignore[misc]
+                self.assertEqual(limit, self.held(url))
+            self.assertTrue(audit(race.store).clean)
+            churning = [
+                Claimer(self, urls[number % 3], f"c{number}", [each.uuid for each in given], claimer.churn)
+                for number in range(6)
+            ]
+            for each in churning:
+                each.ready()
+            for each in churning:
+                each.go()
+            for each in churning:
+                each.join()
+                self.assertEqual(("full", ""), each.last)
+            self.assertEqual([], race.store.quota_drift())
+            self.assertTrue(audit(race.store).clean)
+
+    def limits(self, url: str) -> list[tuple[int, int]]:
+        database = Database(url)
+        try:
+            return [(each.limit, each.used) for each in sql_store(database).quotas()]
+        finally:
+            database.close()
 
     def sees(self, url: str, providers: int) -> bool:
         database = Database(url)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import multiprocessing
 import os
 import signal
 import threading
@@ -16,14 +15,13 @@ from typing import TYPE_CHECKING
 from moorage.allocation.interface import InventoryItem, ResourceProvider
 from moorage.db import Database
 from moorage.testing.allocation import all_allocations, inconsistencies, provider
-from tests import SOAK, servers
+from tests import SOAK, forking, servers
 from tests.conformance.allocation.stores import create_tables, sql_store, sqlite_url
 from tests.functional.allocation import claimer
 
 PROCESSES = 32 if SOAK else 8
 #: Processes are forked from one that has imported everything once.
-PROCESS = multiprocessing.get_context("forkserver")
-PROCESS.set_forkserver_preload([claimer.__name__])
+PROCESS = forking.CONTEXT
 
 
 class Claimer:

@@ -6,15 +6,14 @@ from __future__ import annotations
 import json
 import pathlib
 import signal
-import subprocess
-import sys
 import tempfile
 import unittest
-from typing import IO, Any
+from typing import Any
 
 from moorage import client
-from moorage.cli import main
+from moorage.cli import main, roles
 from tests.commands import in_process
+from tests.forking import Command
 from tests.servers import wait_until
 
 __all__ = ["GIGABYTE", "SOON", "Plane"]
@@ -49,22 +48,18 @@ class Plane:
         self.conf = self.folder / "moorage.conf"
         self.conf.write_text(CONF + extra)
         self._test = test
-        self.process = subprocess.Popen(
+        said = self.folder / "stderr"
+        self.process = Command(
             [
-                *(sys.executable, "-m", "moorage.cli.main", "up", "--state-dir", self.state, "--bind", "127.0.0.1:0"),
-                *("--config-file", self.conf, "--auth-strategy", "noauth", "--agents", str(agents)),
-                *("--schedulers", str(schedulers)),
+                *("up", "--state-dir", str(self.state), "--bind", "127.0.0.1:0", "--config-file", str(self.conf)),
+                *("--auth-strategy", "noauth", "--agents", str(agents), "--schedulers", str(schedulers)),
             ],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
+            said,
         )
         test.addClassCleanup(self.end)
-        assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if "ready" not in line:
-            _, said = self.process.communicate(timeout=60)
-            raise AssertionError(f"{line}{said}")
+            raise AssertionError(f"{line}{said.read_text()}")
         data: dict[str, Any] = json.loads((self.state / "client.json").read_text())
         self.url = str(data["url"])
         self.api = client.connect(**data)
@@ -74,19 +69,11 @@ class Plane:
             self.process.send_signal(signal.SIGTERM)
         self.process.communicate(timeout=60)
 
-    def agent(self, name: str, *settings: str, wait: bool = True) -> subprocess.Popen[bytes]:
+    def agent(self, name: str, *settings: str, wait: bool = True) -> Command:
         """An agent that nobody starts again, once it is up unless ``wait`` is False."""
-        log: IO[bytes] = (self.folder / f"{name}.log").open("ab")
         given = [word for setting in settings for word in ("--set", setting)]
-        process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "moorage.cli.roles", "agent", "--name", name, "--state-dir", str(self.state)),
-                *("--config-file", str(self.conf), *given),
-            ],
-            stdout=log,
-            stderr=log,
-        )
-        log.close()
+        words = ["agent", "--name", name, "--state-dir", str(self.state), "--config-file", str(self.conf), *given]
+        process = Command(words, self.folder / f"{name}.log", program=roles.main)
 
         def end() -> None:
             if process.poll() is None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
 import time
 import unittest
 from collections import Counter
@@ -17,6 +16,7 @@ from typing import Any
 
 from moorage import errors
 from tests import SOAK, seeded
+from tests.forking import Command
 from tests.functional.block_storage.planes import SOON, Plane
 from tests.servers import wait_until
 
@@ -41,9 +41,7 @@ class ChaosTests(unittest.TestCase):
         print(f"MOORAGE_SEED={os.environ.get('MOORAGE_SEED', '1')}")  # noqa: T201
         plane = Plane(type(self), CONF, agents=1)
         settings = ("block_storage.chunk_delay=0.05", "block_storage.operations=4")
-        running: dict[str, subprocess.Popen[bytes]] = {
-            name: plane.agent(name, *settings, wait=False) for name in AGENTS
-        }
+        running: dict[str, Command] = {name: plane.agent(name, *settings, wait=False) for name in AGENTS}
         wait_until(lambda: all(plane.service(name).get("state") == "up" for name in AGENTS), "all are up", SOON)
         paused: dict[str, float] = {}
         asked: Counter[str] = Counter()

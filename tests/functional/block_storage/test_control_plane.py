@@ -6,19 +6,16 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import os
 import signal
-import subprocess
-import sys
 import unittest
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, ClassVar
 
 import openstack
 import requests
 from cinderclient import shell as cinder_shell
 from openstack import connection
+from openstackclient import shell as openstack_shell
 
 from moorage import errors
 from moorage.cli import main
@@ -199,13 +196,8 @@ class ControlPlaneTests(unittest.TestCase):
         )
 
     def openstack(self, *words: str) -> str:
-        # In a process of its own: it takes the logging over.
         given = ("--os-auth-type", "none", "--os-endpoint", self.endpoint, "--os-volume-api-version", "3.24")
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("OS_")}
-        command = [str(Path(sys.executable).parent / "openstack"), *given, *words]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=SOON, env=environment)
-        self.assertEqual(done.returncode, 0, done.stderr)
-        return done.stdout
+        return self.run_client(openstack_shell.main, *given, *words)
 
     def test_cinder_work_cleanup_with_every_option(self) -> None:
         number = str(self.service_id())

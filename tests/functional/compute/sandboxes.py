@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-__all__ = ["guardians_of", "kill_guardians", "pids_of", "require_bubblewrap"]
+__all__ = ["guardians_of", "guards", "kill_guardians", "pids_of", "pids_of_instance", "require_bubblewrap"]
 
-_GUARDIAN = "moorage_plugins.drivers.process.guardian"
+_GUARDIAN = "moorage_plugins.drivers.guarded.guardian"
 _TRY = (
     "bwrap",
     "--unshare-user",
@@ -58,11 +58,19 @@ def require_bubblewrap(test: unittest.TestCase) -> None:
 def pids_of(uuid: str, folder: Path) -> list[int]:
     """The commands of an instance that run: those that guardians of the folder guard, and those whose guardian is gone."""
     found = {pid for guardian in _guardians(f"{folder}/", uuid) for pid in _commands_below(guardian)}
+    return sorted(found.union(pid for pid in pids_of_instance(uuid) if _guardian_of(pid) is None))
+
+
+def pids_of_instance(uuid: str) -> list[int]:
+    """All processes that have the variable which names the instance in their environment."""
     wanted = f"MOORAGE_INSTANCE={uuid}".encode()
-    for pid in _pids():
-        if wanted in _read(pid, "environ").split(b"\0") and not _has_guardian(pid):
-            found.add(pid)
-    return sorted(found)
+    return [pid for pid in _pids() if wanted in _read(pid, "environ").split(b"\0")]
+
+
+def guards(folder: Path, pid: int) -> bool:
+    """Whether a guardian of this folder guards a process, or none does."""
+    guardian = _guardian_of(pid)
+    return guardian is None or f"{folder}/" in _read(guardian, "cmdline").decode(errors="replace")
 
 
 def guardians_of(uuid: str) -> list[int]:
@@ -94,16 +102,21 @@ def _commands_below(guardian: int) -> list[int]:
 
 
 def _children(pid: int) -> list[int]:
-    return [int(each) for each in _read(pid, f"task/{pid}/children").split()]
+    """Of all its threads."""
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return []
+    return [int(each) for thread in threads for each in _read(pid, f"task/{thread}/children").split()]
 
 
-def _has_guardian(pid: int) -> bool:
+def _guardian_of(pid: int) -> int | None:
     while pid > 1:
         if _GUARDIAN in _read(pid, "cmdline").decode(errors="replace").split("\0"):
-            return True
+            return pid
         fields = _read(pid, "stat").rpartition(b")")[2].split()
         pid = int(fields[1]) if fields else 0
-    return False
+    return None
 
 
 def _read(pid: int, name: str) -> bytes:

@@ -7,7 +7,7 @@ import tempfile
 
 from tests.functional.compute import process_tests
 from tests.functional.databases import MariadbCase, PostgresqlCase
-from tests.unit.compute import actual_tests, agent_tests
+from tests.unit.compute import actual_tests, agent_tests, move_tests, resize_tests
 
 
 class SqliteProcessTests(process_tests.ProcessTests):
@@ -47,4 +47,20 @@ class PostgresqlActualStateTests(PostgresqlCase, actual_tests.ActualStateTests):
 
 
 class MariadbActualStateTests(MariadbCase, actual_tests.ActualStateTests):
+    pass
+
+
+class PostgresqlMoveTests(PostgresqlCase, move_tests.MoveTests):
+    pass
+
+
+class MariadbMoveTests(MariadbCase, move_tests.MoveTests):
+    pass
+
+
+class PostgresqlResizeTests(PostgresqlCase, resize_tests.ResizeTests):
+    pass
+
+
+class MariadbResizeTests(MariadbCase, resize_tests.ResizeTests):
     pass

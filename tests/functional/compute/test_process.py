@@ -8,9 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import unittest
-import uuid as uuid_module
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,16 +19,17 @@ from typing_extensions import override
 
 from moorage import errors
 from moorage.clock import SystemClock
-from moorage.drivers.interface import ComputeDriver, DriverError, DriverTools, Observed, Workload, WorkloadState
+from moorage.drivers.interface import ComputeDriver, DriverError, DriverTools, Workload, WorkloadState
+from moorage.options import defaults
 from moorage.testing.drivers import ComputeDriverTests
 from moorage_plugins.drivers import options
-from moorage_plugins.drivers.process.driver import ProcessDriver, _usage
-from moorage_plugins.drivers.process.guardian import Guardian
+from moorage_plugins.drivers.guarded.driver import _usage
+from moorage_plugins.drivers.guarded.guardian import Guardian
+from moorage_plugins.drivers.process import ProcessDriver
+from tests.functional.compute import guarded
+from tests.functional.compute.guarded import LOGGER, SOON
 from tests.functional.compute.sandboxes import guardians_of, pids_of, require_bubblewrap
 from tests.servers import wait_until
-
-SOON = 90.0
-LOGGER = "moorage_plugins.drivers.process.driver"
 
 
 class KitTests(ComputeDriverTests, unittest.TestCase):
@@ -48,6 +47,10 @@ class KitTests(ComputeDriverTests, unittest.TestCase):
         return options.list_opts()
 
     @override
+    def turn_on_self_fence(self, conf: cfg.ConfigOpts, seconds: float) -> None:
+        conf.set_override("self_fence", seconds, group="driver_process")
+
+    @override
     def workload(self, uuid: str) -> Workload:
         command = ("sleep", "100000")
         return Workload(uuid=uuid, project_id="red", resources={"VCPU": 1, "MEMORY_MB": 64}, command=command)
@@ -57,42 +60,22 @@ class KitTests(ComputeDriverTests, unittest.TestCase):
         return pids_of(uuid, self.state_dir() / "processes" / host)
 
 
-class ProcessTests(unittest.TestCase):
-    """What is special about it. Each instance belongs to the project red."""
+class ProcessCase(guarded.GuardedCase):
+    kind = ProcessDriver
 
-    def setUp(self) -> None:
+    @override
+    def require(self) -> None:
         require_bubblewrap(self)
-        self.uuid = str(uuid_module.uuid4())
-        self.state_dir = Path(tempfile.mkdtemp(prefix="moorage-process-"))
-        self.addCleanup(shutil.rmtree, self.state_dir, ignore_errors=True)
-        self.drv = self.driver()
-        self.addCleanup(self.drv.destroy, self.uuid, 1000)
 
-    def driver(self, **settings: Any) -> ProcessDriver:
-        conf = cfg.ConfigOpts()
-        conf.register_opts([cfg.StrOpt("state_dir", default=str(self.state_dir))], group="control_plane")
-        conf.register_opts(options.OPTS, group="driver_process")
-        conf([], project="moorage", default_config_files=[], default_config_dirs=[])
-        for name, value in settings.items():
-            conf.set_override(name, value, group="driver_process")
-        return ProcessDriver(DriverTools(conf, SystemClock(), "host-1"))
-
-    def spawn(self, *command: str, token: int = 1, driver: ProcessDriver | None = None, **resources: int) -> None:
-        workload = Workload(uuid=self.uuid, name="web", project_id="red", resources=resources, command=command)
-        (driver or self.drv).spawn(workload, token)
-
-    def ended(self) -> Observed:
-        """What there is when the workload runs no more."""
-        wait_until(lambda: self.drv.inspect()[self.uuid].state is not WorkloadState.RUNNING, "the end", SOON)
-        return self.drv.inspect()[self.uuid]
-
-    def output(self, script: str) -> str:
-        self.spawn("sh", "-c", script)
-        self.ended()
-        return self.drv.console(self.uuid, 10_000)
-
-    def pids(self) -> list[int]:
+    @override
+    def copies(self) -> Sequence[int]:
         return pids_of(self.uuid, self.state_dir)
+
+
+class ProcessTests(ProcessCase, guarded.GuardedLaws):
+    """What is special about it."""
+
+    killed = "kill -KILL $$"
 
     # -- the sandbox ----------------------------------------------------------------------------------------------
 
@@ -152,38 +135,11 @@ class ProcessTests(unittest.TestCase):
 
     # -- its end --------------------------------------------------------------------------------------------------
 
-    def test_it_is_said_how_a_workload_ended(self) -> None:
-        for token, (command, state, text) in enumerate(
-            (
-                (("true",), WorkloadState.ENDED, "exit code 0"),
-                (("sh", "-c", "exit 3"), WorkloadState.FAILED, "exit code 3"),
-                (("sh", "-c", "kill -KILL $$"), WorkloadState.FAILED, "signal 9"),
-            ),
-            1,
-        ):
-            with self.subTest(command=command):
-                self.spawn(*command, token=token)
-                seen = self.ended()
-                self.assertEqual((token, state), (seen.token, seen.state), seen)
-                self.assertIn(text, seen.detail)
-                # Found so by an agent that starts later, and not begun again under its token.
-                self.spawn(*command, token=token)
-                self.assertEqual(seen, self.driver().inspect()[self.uuid])
-
     def test_a_workload_that_is_killed_by_hand(self) -> None:
         self.spawn("sleep", "100000")
         (pid,) = self.pids()
         os.kill(pid, signal.SIGKILL)
         self.assertEqual((WorkloadState.FAILED, True), ((seen := self.ended()).state, "signal 9" in seen.detail), seen)
-
-    def test_a_workload_dies_with_its_guardian(self) -> None:
-        self.spawn("sleep", "100000")
-        (guardian,) = guardians_of(self.uuid)
-        os.kill(guardian, signal.SIGKILL)
-        self.assertIn("guardian ended", self.ended().detail)
-        wait_until(lambda: not self.pids(), "the workload to end", SOON)
-        self.drv.start(self.uuid, 1, 1)
-        self.assertEqual(1, len(self.pids()))
 
     def test_what_ignores_its_end_is_killed(self) -> None:
         driver = self.driver(stop_timeout=0.1)
@@ -305,7 +261,7 @@ class ProcessTests(unittest.TestCase):
     def test_what_a_guardian_writes_beside_its_answer_is_in_the_log_and_not_in_faults(self) -> None:
         """As the traceback of a disk that is full."""
         with (
-            mock.patch.object(self.drv, "_spec", return_value={"memory_mb": 0}),
+            mock.patch.object(self.drv, "_limits", return_value={}),
             self.assertLogs(LOGGER, "WARNING") as logs,
             self.assertRaises(DriverError) as raised,
         ):
@@ -416,9 +372,6 @@ class ProcessTests(unittest.TestCase):
 
 class MissingTests(unittest.TestCase):
     def test_a_machine_without_bubblewrap(self) -> None:
-        conf = cfg.ConfigOpts()
-        conf.register_opts(options.OPTS, group="driver_process")
-        conf([], project="moorage", default_config_files=[], default_config_dirs=[])
-        conf.set_override("bwrap", "no-such-bwrap", group="driver_process")
+        conf = defaults(driver_process={"bwrap": "no-such-bwrap"})
         with self.assertRaisesRegex(errors.ConfigError, "no-such-bwrap.*Install the package bubblewrap"):
             ProcessDriver(DriverTools(conf, SystemClock(), "host-1"))

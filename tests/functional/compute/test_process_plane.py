@@ -1,21 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A control plane on one machine with the process driver: ``moorage up``, and processes that anybody sees with ps."""
+"""A control plane on one machine with the process or container driver: ``moorage up``, and processes that ps shows."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import shutil
 import signal
 import tempfile
+import threading
 import unittest
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from typing_extensions import override
+
+import tests
 from moorage import errors
 from moorage.cli import main
 from tests.commands import in_process
+from tests.functional.compute.images import copies_of, make_image, require_runc
 from tests.functional.compute.sandboxes import guardians_of, kill_guardians, pids_of, require_bubblewrap
 from tests.functional.control_plane.test_slice import Plane, SliceCase, flavor
 from tests.servers import wait_until
@@ -24,24 +30,33 @@ SOON = 120.0
 R = TypeVar("R")
 
 
-class ProcessPlaneTests(SliceCase):
+# Not a class of tests by itself.
+if TYPE_CHECKING:
+    _Base = SliceCase
+else:
+    _Base = object
+
+
+class DriverPlaneTests(_Base):
+    """What holds for each driver whose workloads have guardians. Subclasses give the driver and what an instance asks for."""
+
     agents = 1
-    SEEN = ("status", "actual_state", "fault", "restarts")
-    extra = (
-        "[agent]\nenrol = false\nsweep_interval = 0.5\n[compute]\ndriver = process\nrestart_delay = 0.1\n"
-        "[driver_process]\nstop_timeout = 2\n"
-    )
+    driver: str
+    #: What else a request has.
+    asked: Mapping[str, Any] = {}
 
     @classmethod
     def setUpClass(cls) -> None:
-        # A class cannot be skipped by the function that skips a test.
-        require_bubblewrap(unittest.TestCase())
+        cls.extra += (
+            f"[agent]\nenrol = false\nsweep_interval = 0.5\n[compute]\ndriver = {cls.driver}\nrestart_delay = 0.1\n"
+            f"[driver_{cls.driver}]\nstop_timeout = 2\n"
+        )
         super().setUpClass()
         # What a test that failed has left.
         cls.addClassCleanup(kill_guardians, cls.plane.state)
 
     def made(self, *command: str, restart: str = "never") -> str:
-        body: dict[str, Any] = {**flavor(VCPU=1), "command": list(command)}
+        body: dict[str, Any] = {**flavor(VCPU=1), "command": list(command), **self.asked}
         body["flavor"]["extra_specs"] = {"compute:restart": restart}
         made: dict[str, Any] = self.create(body)
         self.assertEqual(("active", ""), (made["status"], made["fault"]))
@@ -80,6 +95,17 @@ class ProcessPlaneTests(SliceCase):
         self.assertEqual([("failed", 0), ("failed", 1), ("running", 1)], told())
         self.delete(uuid)
         self.assertEqual([], self.pids(uuid))
+
+
+class ProcessPlaneTests(DriverPlaneTests, SliceCase):
+    driver = "process"
+    SEEN = ("status", "actual_state", "fault", "restarts")
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        # A class cannot be skipped by the function that skips a test.
+        require_bubblewrap(unittest.TestCase())
+        super().setUpClass()
 
     def test_a_workload_that_ends_becomes_stopped_with_the_reason(self) -> None:
         uuid = self.made("sleep", "100000")
@@ -148,6 +174,94 @@ class ProcessPlaneTests(SliceCase):
         self.assertIn("'no-such-program' is not found in the sandbox", found["fault"])
         found = self.create(flavor())
         self.assertIn("has no command", found["fault"])
+
+
+class ProcessMoveTests(SliceCase):
+    """Cold moves of real processes between two agents that are killed meanwhile."""
+
+    agents = 2
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        require_bubblewrap(unittest.TestCase())
+        cls.extra += (
+            "[agent]\nenrol = false\nsweep_interval = 0.5\n[compute]\ndriver = process\n"
+            "[driver_process]\nstop_timeout = 2\n"
+        )
+        super().setUpClass()
+        cls.addClassCleanup(kill_guardians, cls.plane.state)
+
+    def test_one_process_runs_at_most_while_agents_that_move_it_are_killed(self) -> None:
+        body = {**flavor(VCPU=1), "command": ["sleep", "100000"]}
+        uuid = str(self.create(body)["uuid"])
+        (first,) = pids_of(uuid, self.plane.state)
+        counts: list[int] = []
+        ended = threading.Event()
+
+        def watch() -> None:
+            while not ended.wait(0.01):
+                counts.append(len(pids_of(uuid, self.plane.state)))
+
+        witness = threading.Thread(target=watch)
+        witness.start()
+        self.addCleanup(witness.join)
+        self.addCleanup(ended.set)
+        chance = tests.seeded()
+        for number in range(tests.cases(4)):
+            host = {"agent-1": "agent-2", "agent-2": "agent-1"}[self.api.instance(uuid)["host"]]
+            # Refused until the source of the move before has let go.
+            wait_until(lambda host=host: self._begins(uuid, host), "the move to begin", SOON)  # type: ignore[misc]
+            if number:
+                ended.wait(chance.uniform(0, 0.6))
+                victim = self.plane.processes()[chance.choice(("agent-1", "agent-2"))]
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(victim["pid"], signal.SIGKILL)
+            wait_until(lambda: not self.api.instance(uuid)["pending"], "the move to end", SOON)
+            found = self.api.instance(uuid)
+            self.assertEqual(("active", ""), (found["status"], found["fault"]))
+            self.assertEqual(host, found["host"])
+            self.assertEqual(1, len(pids_of(uuid, self.plane.state)))
+        ended.set()
+        witness.join()
+        self.assertLessEqual(max(counts), 1)
+        (last,) = pids_of(uuid, self.plane.state)
+        self.assertNotEqual(first, last)
+        self.delete(uuid)
+        self.assertEqual([], pids_of(uuid, self.plane.state))
+
+    def _begins(self, uuid: str, host: str) -> bool:
+        try:
+            self.api.act_on_instance(uuid, "migrate", {"host": host})
+        except errors.MoorageError as error:
+            if not isinstance(error, errors.Conflict | errors.Unavailable | errors.NoValidHost):
+                raise
+            return False
+        return True
+
+
+class ContainerPlaneTests(DriverPlaneTests, SliceCase):
+    driver = "container"
+    asked = {"image": {"id": "busybox"}}
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        require_runc(unittest.TestCase())
+        images = Path(tempfile.mkdtemp(prefix="moorage-images-"))
+        cls.addClassCleanup(shutil.rmtree, images)
+        make_image(images)
+        cls.extra = f"[driver_container]\nimages = {images}\n"
+        super().setUpClass()
+
+    @override
+    def pids(self, uuid: str) -> list[int]:
+        return copies_of(uuid, self.plane.state)
+
+    def test_an_image_that_is_missing(self) -> None:
+        found = self.create({**flavor(VCPU=1), "image": {"id": "other"}})
+        self.assertEqual(
+            ("error", "there is no image 'other' on this host; an operator puts images there"),
+            (found["status"], found["fault"]),
+        )
 
 
 class EnrolledPlaneTests(unittest.TestCase):

@@ -66,8 +66,8 @@ class Script:
         self._come_to("stop")
 
 
-def main() -> int:
-    folder, words = Path(sys.argv[1]), set(sys.argv[2:])
+def main(argv: list[str]) -> int:
+    folder, words = Path(argv[0]), set(argv[1:])
     source = ConfigSource(
         lambda files, alone: config.load(files=files, alone=alone, state_dir=str(folder)),
         [str(folder / "moorage.conf")],
@@ -78,5 +78,5 @@ def main() -> int:
     return process.run(Script(folder, words), "one", source)
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+if __name__ == "__main__":  # it starts itself again where it takes the accepted copy
+    sys.exit(main(sys.argv[1:]))

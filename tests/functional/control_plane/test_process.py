@@ -21,6 +21,8 @@ from moorage.control_plane.supervisor import EXIT_CONFIG, EXIT_FATAL
 from moorage.db import Database, migrations
 from moorage.services.registry import ServiceRegistry
 from tests import servers
+from tests.forking import Command
+from tests.functional.control_plane import role_process
 
 #: It beats so that an eviction is seen at once, and is patient so that a loaded machine fences nobody.
 CONF = "[services]\nreport_interval = 0.1\nservice_down_time = 600\n[control_plane]\ndrain_timeout = 600\n"
@@ -37,15 +39,10 @@ class ProcessCase(unittest.TestCase):
         migrations.upgrade_all(database)
         self.registry = ServiceRegistry(database, SystemClock())
 
-    def begin(self, *words: str, conf: str = CONF) -> subprocess.Popen[str]:
+    def begin(self, *words: str, conf: str = CONF) -> Command:
         (self.folder / "moorage.conf").write_text(conf)
-        with (self.folder / "said").open("w") as said:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "tests.functional.control_plane.role_process", str(self.folder), *words],
-                stdout=said,
-                stderr=said,
-                text=True,
-            )
+        (self.folder / "said").write_text("")
+        process = Command([str(self.folder), *words], self.folder / "said", program=role_process.main)
 
         def end() -> None:
             process.kill()
@@ -57,7 +54,7 @@ class ProcessCase(unittest.TestCase):
     def said(self) -> str:
         return (self.folder / "said").read_text()
 
-    def await_place(self, process: subprocess.Popen[str], place: str, times: int = 1) -> None:
+    def await_place(self, process: Command, place: str, times: int = 1) -> None:
         progress = self.folder / "progress"
 
         def there() -> bool:
@@ -73,7 +70,7 @@ class ProcessCase(unittest.TestCase):
             lambda: self.registry.evict(row.uuid, row.epoch, self.registry.get(row.uuid).beat), "eviction"
         )
 
-    def assert_fenced(self, process: subprocess.Popen[str]) -> None:
+    def assert_fenced(self, process: Command) -> None:
         self.evict()
         self.assertEqual(EXIT_FATAL, process.wait(PATIENCE))
         self.assertIn("stops at once: epoch 1 of service", self.said())
@@ -154,7 +151,7 @@ class SilenceTests(ProcessCase):
         + "[database]\nlock_timeout = 1\nattempts = 1\n"
     )
 
-    def begin_and_lock(self, *words: str) -> tuple[subprocess.Popen[str], contextlib.ExitStack]:
+    def begin_and_lock(self, *words: str) -> tuple[Command, contextlib.ExitStack]:
         process = self.begin(*words, conf=self.conf)
         self.await_place(process, "ready")
         held = contextlib.ExitStack()
@@ -206,7 +203,7 @@ class AcceptedTests(ProcessCase):
     def conf_of(self, cluster: str) -> str:
         return f"{CONF}[agent]\ncluster = {cluster}\n"
 
-    def kill(self, process: subprocess.Popen[str]) -> None:
+    def kill(self, process: Command) -> None:
         process.kill()
         process.wait(PATIENCE)
 

@@ -29,6 +29,7 @@ from moorage.rpc import loading
 from moorage.rpc.client import RpcSender
 from tests import servers
 from tests.commands import in_process
+from tests.forking import Command
 
 CONF = """
 [scheduling]
@@ -70,7 +71,11 @@ class Old(Good):
 
 
 class Plane:
-    """``moorage up`` as a process, over a fleet of eight nodes."""
+    """``moorage up`` as a process, over a fleet of eight nodes.
+
+    :param path: with other distributions, for an interpreter of its own.
+    :param forked: not by an interpreter of its own, which takes several times as long (:mod:`tests.forking`).
+    """
 
     def __init__(
         self,
@@ -81,25 +86,27 @@ class Plane:
         schedulers: int = 1,
         agents: int = 1,
         python: pathlib.Path | str = sys.executable,
+        forked: bool = True,
     ) -> None:
         # Nothing may mind what a folder is called.
         self.state = folder / "state: $x, 100%41?"
         self.conf = folder / "moorage.conf"
         self.conf.write_text(CONF + extra)
         self.stderr = folder / f"stderr-{uuid.uuid4().hex}"
+        words = [
+            *("up", "--state-dir", str(self.state), "--bind", "127.0.0.1:0", "--config-file", str(self.conf)),
+            *("--schedulers", str(schedulers), "--agents", str(agents)),
+        ]
+        self.process: Command | subprocess.Popen[str]
+        if forked and path is None and python == sys.executable:
+            self.process = Command(words, self.stderr)
+            return
         environment = {**os.environ, **({"PYTHONPATH": str(path)} if path else {})}
         with self.stderr.open("w") as stderr:
             self.process = subprocess.Popen(
-                [
-                    *(python, "-m", "moorage.cli.main", "up", "--state-dir", self.state),
-                    *("--bind", "127.0.0.1:0", "--config-file", self.conf),
-                    *("--schedulers", str(schedulers), "--agents", str(agents)),
-                ],
-                stdout=subprocess.PIPE,
-                stderr=stderr,
-                text=True,
-                env=environment,
-            )
+                [python, "-m", "moorage.cli.main", *words],
+                stdout=subprocess.PIPE, stderr=stderr, text=True, env=environment,
+            )  # fmt: skip
 
     def wait_ready(self) -> str:
         assert self.process.stdout is not None
@@ -116,7 +123,7 @@ class Plane:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         self.process.communicate(timeout=120)
-        return self.process.returncode, self.said()
+        return int(self.process.returncode or 0), self.said()
 
     def said(self) -> str:
         return self.stderr.read_text() if self.stderr.exists() else ""
@@ -147,6 +154,8 @@ class SliceCase(unittest.TestCase):
     #: Two where a test kills or compares them; each is a process to start.
     schedulers = 1
     agents = 2
+    #: False where the start itself is tested.
+    forked = True
 
     @classmethod
     def setUpClass(cls) -> None:
@@ -154,7 +163,9 @@ class SliceCase(unittest.TestCase):
         cls.addClassCleanup(folder.cleanup)
         cls.folder = pathlib.Path(folder.name)
         cls.prepare()
-        cls.plane = Plane(cls.folder, cls.extra, cls.path, schedulers=cls.schedulers, agents=cls.agents)
+        cls.plane = Plane(
+            cls.folder, cls.extra, cls.path, schedulers=cls.schedulers, agents=cls.agents, forked=cls.forked
+        )
         cls.addClassCleanup(cls.plane.end)
         ready = cls.plane.wait_ready()
         assert ready.startswith("moorage is ready at http://127.0.0.1:"), (ready, cls.plane.end())
@@ -203,6 +214,7 @@ class SliceCase(unittest.TestCase):
 
 class TestSlice(SliceCase):
     schedulers = 2
+    forked = False
 
     def test_an_instance_is_claimed_built_deleted_and_its_claim_given_back(self) -> None:
         made = self.create(flavor(VCPU=3))
@@ -630,7 +642,7 @@ class TestSignals(unittest.TestCase):
 
     def test_sigterm_while_it_starts_ends_it_in_good_order(self) -> None:
         with tempfile.TemporaryDirectory() as name:
-            plane = Plane(pathlib.Path(name))
+            plane = Plane(pathlib.Path(name), forked=False)
             self.addCleanup(plane.end)
             servers.wait_until((plane.state / "run" / "processes.json").exists, "the first process", 90)
             status, said = plane.end()

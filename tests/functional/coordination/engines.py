@@ -3,19 +3,18 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 import tempfile
 import unittest
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import sqlalchemy as sa
 
+from moorage.cli import roles
 from moorage.db import Database, migrations
 from moorage.testing.coordination import SOON, wait_for
+from tests.forking import Command
 
 __all__ = ["LOG", "Engines"]
 
@@ -114,7 +113,7 @@ class Engines:
         self.conf = self.folder / "moorage.conf"
         self.conf.write_text(CONF.format(**values) + f"[database]\nconnection = {self.url}\n")
         self._write_plugin()
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.processes: dict[str, Command] = {}
 
     def _write_plugin(self) -> None:
         """A distribution beside the installed ones, as somebody else's would be."""
@@ -124,26 +123,16 @@ class Engines:
         (info / "entry_points.txt").write_text("[moorage.periodic_tasks]\nlogged = logged_task:Logged\n")
         (self.folder / "logged_task.py").write_text(PLUGIN)
 
-    def start(self, name: str, *options: str) -> subprocess.Popen[bytes]:
-        log: IO[bytes] = (self.folder / f"{name}.log").open("ab")
-        self._test.addCleanup(log.close)
-        path = os.pathsep.join([str(self.folder), str(ROOT), os.environ.get("PYTHONPATH", "")])
-        process = subprocess.Popen(
-            [
-                *(sys.executable, "-W", "ignore", "-m", "moorage.cli.roles", "engine", "--name", name),
-                *("--config-file", str(self.conf), "--state-dir", str(self.folder / "state"), *options),
-            ],
-            stdout=log,
-            stderr=log,
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": path},
-        )
+    def start(self, name: str, *options: str) -> Command:
+        words = ["engine", "--name", name, "--config-file", str(self.conf), "--state-dir", str(self.folder / "state")]
+        log = self.folder / f"{name}.log"
+        process = Command([*words, *options], log, program=roles.main, path=[str(self.folder)])
         self.processes[name] = process
         self._test.addCleanup(self._end, process)
         return process
 
     @staticmethod
-    def _end(process: subprocess.Popen[bytes]) -> None:
+    def _end(process: Command) -> None:
         if process.poll() is None:
             process.send_signal(signal.SIGCONT)
             process.kill()

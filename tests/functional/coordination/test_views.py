@@ -5,11 +5,8 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import pathlib
 import signal
-import subprocess
-import sys
 import tempfile
 import unittest
 import urllib.request
@@ -19,6 +16,7 @@ from typing import Any
 from moorage import client, errors
 from moorage.cli.main import main
 from moorage.testing.coordination import SOON, wait_for
+from tests.forking import Command
 
 CONF = """
 [services]
@@ -60,13 +58,8 @@ class ViewTests(unittest.TestCase):
         conf.write_text(CONF)
         arguments = ("--state-dir", str(cls.state), "--bind", "127.0.0.1:0", "--config-file", str(conf))
         counts = ("--engines", "2", "--schedulers", "1", "--agents", "1")
-        process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-m", "moorage.cli.main", "up", *arguments, *counts],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=dict(os.environ),
-        )
+        said = pathlib.Path(folder.name) / "stderr"
+        process = Command(["up", *arguments, *counts], said)
 
         def end() -> None:
             if process.poll() is None:
@@ -74,9 +67,8 @@ class ViewTests(unittest.TestCase):
             process.communicate(timeout=2 * SOON)
 
         cls.addClassCleanup(end)
-        assert process.stdout is not None
         ready = process.stdout.readline()
-        assert ready.startswith("moorage is ready"), (ready, process.communicate(timeout=SOON))
+        assert ready.startswith("moorage is ready"), (ready, said.read_text())
         known = json.loads((cls.state / "client.json").read_text())
         cls.api, cls.url = client.connect(**known), known["url"]
         wait_for(lambda: len(cls.members()) == 4, "four members")

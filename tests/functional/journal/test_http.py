@@ -91,14 +91,15 @@ class JournalOverHttpTests(unittest.TestCase):
         self.plane.wait_status(uuid, "active")
         self.ask("DELETE", f"/instances/{uuid}", "bob:blue", 202)
         self.plane.wait_status(uuid, "gone")
-        wait_until(lambda: len(self.kinds(uuid)) == 6, "all events", SOON)
+        wait_until(lambda: len(self.kinds(uuid)) == 8, "all events", SOON)
         words = ["--url", self.url, "--auth-type", "none", "--subject", f"instance/{uuid}"]
         status, printed, said = in_process(main.main, ["audit", "-f", "json", "--since", "1h", *words])
         self.assertEqual((0, ""), (status, said))
         rows = json.loads(printed)
         (moved,) = (row for row in rows if "host: h" in row["change"] and " -> " in row["change"])
         self.assertEqual("admin", moved["actor"])
-        self.assertIn("status: migrating -> active", moved["change"])
+        (ended,) = (row for row in rows if "status: migrating -> active" in row["change"])
+        self.assertEqual("admin", ended["actor"])
         (deleting,) = (row for row in rows if "status: active -> deleting" in row["change"])
         self.assertEqual(("bob", f"instance/{uuid}"), (deleting["actor"], deleting["subject"]))
         status, printed, said = in_process(main.main, ["audit", "-f", "json", "--actor", "bob", *words[:4]])
@@ -107,7 +108,7 @@ class JournalOverHttpTests(unittest.TestCase):
             {row["kind"] for row in json.loads(printed)},
         )
         status, printed, said = in_process(main.main, ["events", *words])
-        self.assertEqual(6, printed.count(" instance."), printed)
+        self.assertEqual(8, printed.count(" instance."), printed)
         self.assertIn(" instance.delete ", printed.splitlines()[-1])
         self.assertEqual(1, in_process(main.main, ["audit", "--since", "yesterday", *words])[0])
 
@@ -186,7 +187,9 @@ class JournalOverHttpTests(unittest.TestCase):
             ("operation.place", "build", "alice"),
             ("operation.end", "build", "alice"),
             ("operation.place", "live_migrate", "admin"),
-            ("operation.end", "live_migrate", "admin"),
+            ("operation.end", "prepare_move", "admin"),
+            ("operation.end", "transfer_move", "admin"),
+            ("operation.end", "activate_move", "admin"),
             ("operation.end", "delete", "admin"),
         ]
         wait_until(lambda: len(work("admin")) == len(done), "the events of all operations", SOON)
@@ -196,9 +199,9 @@ class JournalOverHttpTests(unittest.TestCase):
         of, subject = ["--url", self.url, "--auth-type", "none"], ["--subject", f"instance/{uuid}"]
         with mock.patch("keystoneauth1.noauth.NoAuth.get_token", return_value="alice:blue"):
             status, printed, said = in_process(main.main, ["events", *subject, *of])
-            self.assertEqual((0, 5), (status, printed.count(" operation.")), said)
+            self.assertEqual((0, 7), (status, printed.count(" operation.")), said)
             status, printed, said = in_process(main.main, ["audit", "-f", "json", "--actor", "admin", *subject, *of])
-            self.assertEqual((0, 3), (status, printed.count("operation.")), said)
+            self.assertEqual((0, 5), (status, printed.count("operation.")), said)
             self.assertEqual(
                 ["instance.change", "begun", "finished", "instance.delete"],
                 [row["step"] for row in self.traced(request_id) if row["step"] != "told"],
@@ -214,11 +217,12 @@ class JournalOverHttpTests(unittest.TestCase):
         self.ask("POST", f"/instances/{uuid}/action", "admin", 202, json={"live_migrate": {}})
         self.plane.wait_status(uuid, "active")
         query: dict[str, Any] = {"subject": f"instance/{uuid}", "kind": "instance.change", "before": "true"}
-        wait_until(lambda: len(self.events(**query)["events"]) == 3, "the events of all changes", SOON)
-        moved = self.events(**query)["events"][-1]
-        self.assertEqual({"status", "host", "node", "node_uuid", "destination_uuid"}, set(moved["before"]))
+        wait_until(lambda: len(self.events(**query)["events"]) == 5, "the events of all changes", SOON)
+        # It begins, is prepared, is committed, and ends.
+        moved, ended = self.events(**query)["events"][-2:]
+        self.assertEqual({"host", "node", "node_uuid", "destination_uuid"}, set(moved["before"]))
         self.assertNotEqual(moved["state"]["host"], moved["before"]["host"])
-        self.assertEqual("migrating", moved["before"]["status"])
+        self.assertEqual({"status": "migrating"}, ended["before"])
         seen = self.events(token="alice:blue", **query)["events"][-1]
         self.assertEqual({"status": "migrating"}, seen["before"])
         self.assertNotIn("before", self.events(subject=f"instance/{uuid}")["events"][-1])

@@ -19,7 +19,8 @@ import tests
 from tests import servers
 
 PASSWORD = "keystone-test"
-LIFETIME = 8
+#: Seconds that a token lives. Long enough for a busy machine.
+LIFETIME = 20
 
 KEYSTONE_CONF = """
 [database]
@@ -33,6 +34,8 @@ key_repository = {folder}/credential
 [token]
 expiration = {lifetime}
 allow_expired_window = 0
+[identity]
+password_hash_rounds = 4
 """
 
 MOORAGE_CONF = """
@@ -45,6 +48,15 @@ password = {password}
 project_name = admin
 user_domain_id = default
 project_domain_id = default
+[quota]
+source = keystone
+interval = 2
+[quota_keystone]
+auth_url = {url}
+username = admin
+password = {password}
+service = keystone
+timeout = 60
 """
 
 SERVE = """
@@ -140,6 +152,58 @@ class TestKeystone(unittest.TestCase):
         self.assertEqual(200, good.status_code, good.text)
         servers.wait_until(lambda: time.monotonic() - began > LIFETIME + 1, "the token's end", LIFETIME + 10)
         self.assertEqual(401, self.ask("/nodes", token).status_code)
+
+    def tell(self, method: str, path: str, body: Any = None, status: int = 201) -> Any:
+        """Ask Keystone as an administrator of the system."""
+        headers = {"X-Auth-Token": self.token({"system": {"all": True}})}
+        answer = requests.request(method, f"{self.keystone}{path}", json=body, headers=headers, timeout=60)
+        self.assertEqual(status, answer.status_code, answer.text)
+        return answer.json() if answer.content else None
+
+    def quotas(self, project: str) -> dict[str, int]:
+        for _ in range(3):
+            answer = self.ask(f"/quotas?project={project}", self.token({"system": {"all": True}}))
+            # The service's own token may have ended on its way: tokens live for seconds here.
+            if answer.status_code != 401:
+                break
+        self.assertEqual(200, answer.status_code, answer.text)
+        return {each["resource_class"]: each["limit"] for each in answer.json()["quotas"]}
+
+    def wait_quotas(self, project: str, limits: dict[str, int]) -> None:
+        servers.wait_until(lambda: self.quotas(project) == limits, f"project {project} has the limits {limits}", 120)
+
+    def test_unified_limits_become_limits_of_projects_and_are_not_set_by_hand(self) -> None:
+        first, second = (
+            self.tell("POST", "/projects", {"project": {"name": name, "domain_id": "default"}})["project"]["id"]
+            for name in ("first", "second")
+        )
+        service = self.tell("GET", "/services?name=keystone", status=200)["services"][0]["id"]
+        defaults = [
+            {"service_id": service, "resource_name": name, "default_limit": limit}
+            for name, limit in (("class:VCPU", 10), ("class:DISK_GB", -1))
+        ]
+        made = self.tell("POST", "/registered_limits", {"registered_limits": defaults})["registered_limits"]
+        self.wait_quotas(second, {"VCPU": 10})
+        more = [
+            {"service_id": service, "project_id": first, "resource_name": name, "resource_limit": 30}
+            for name in ("class:VCPU", "class:DISK_GB")
+        ]
+        own = self.tell("POST", "/limits", {"limits": more})["limits"]
+        self.wait_quotas(first, {"VCPU": 30, "DISK_GB": 30})
+        self.assertEqual({"VCPU": 10}, self.quotas(second))
+        headers = {"X-Auth-Token": self.token({"system": {"all": True}})}
+        path = f"{self.moorage}/scheduling/v1/quotas/{first}/VCPU"
+        refused = requests.put(path, json={"limit": 1}, headers=headers, timeout=60)
+        self.assertEqual(409, refused.status_code, refused.text)
+        self.assertIn("quota source keystone says the limits", refused.text)
+        self.tell("PATCH", f"/limits/{own[0]['id']}", {"limit": {"resource_limit": 5}}, 200)
+        self.wait_quotas(first, {"VCPU": 5, "DISK_GB": 30})
+        for each in own:
+            self.tell("DELETE", f"/limits/{each['id']}", status=204)
+        self.wait_quotas(first, {"VCPU": 10})
+        for each in made:
+            self.tell("DELETE", f"/registered_limits/{each['id']}", status=204)
+        self.wait_quotas(second, {})
 
     def test_no_token_and_a_made_up_one_get_401(self) -> None:
         self.assertEqual(401, self.ask("/nodes", None).status_code)

@@ -58,6 +58,8 @@ interval = 0.5
 unclaimed_timeout = 0.5
 [allocation]
 orphan_detectors = ghosts
+[quota]
+source = budget
 [observers]
 enabled = diary,refusals
 [compute]

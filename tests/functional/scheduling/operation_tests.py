@@ -7,14 +7,17 @@ import unittest
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
+from unittest import mock
 
 import sqlalchemy as sa
 
+from moorage import errors
 from moorage.control_plane.factories import open_workers
 from moorage.instances.actions import InPlace
 from moorage.instances.create import cast_to_agent
 from moorage.instances.interface import DEPARTURE, Instance
 from moorage.services.tables import services
+from moorage_plugins.compute.agent import InstanceWork
 from tests.functional.scheduling.plane import SOON, Plane
 from tests.servers import wait_until
 
@@ -51,12 +54,27 @@ class OperationTestCase(unittest.TestCase):
         return self.plane.instances.get(uuid)
 
     def running(self) -> dict[str, set[str]]:
-        """Host -> what its hypervisor runs."""
+        """Host -> what there is on its hypervisor."""
         found = {}
         for host in self.hosts:
             folder = Path(self.plane.folder, "hypervisors", host)
             found[host] = {each.name for each in folder.iterdir()} if folder.exists() else set()
         return found
+
+    def leave(self, uuid: str, host: str, request_id: str = "leave") -> None:
+        """The instance moves to a host; the agent of its present host stops before it has let go of the instance."""
+        source = self.instance(uuid).host
+        with mock.patch.object(InstanceWork, "_let_go", side_effect=errors.Unavailable("It cannot be destroyed now.")):
+            self.move(uuid, "live_migrate", request_id, host=host)
+            wait_until(
+                lambda: self.instance(uuid).host == host and self.plane.status(uuid) == "active", "it moved", SOON
+            )
+            self.plane.stop(source)
+
+    def executing(self, uuid: str) -> list[str]:
+        """The hosts whose hypervisors execute an instance."""
+        files = Path(self.plane.folder, "hypervisors").glob(f"*/{uuid}/[0-9]*")
+        return sorted(each.parts[-3] for each in files if each.read_text().startswith("running"))
 
     def assert_whole(self) -> None:
         """Rows, claims, hypervisors and the views of all schedulers agree, and nothing is in progress."""

@@ -37,6 +37,7 @@ from moorage.services.heartbeat import Heartbeat
 from moorage.services.registry import ServiceRegistry
 from moorage.testing.database import empty_tables
 from moorage.work.tables import workers
+from moorage_plugins.compute.agent import ComputeAgent
 from moorage_plugins.compute.instances import ComputeInstances
 from moorage_plugins.compute.tables import instances
 from moorage_plugins.migrations import MIGRATIONS
@@ -207,7 +208,12 @@ class Plane:
         transport = CountingTransport(self, self._open(self.conf, self.clock, self.folder))
         self.test.addCleanup(transport.close)
         cluster = (self.conf.agent.cluster or None) if binary == "agent" else None
-        identity = self.registry.enlist(binary, name, cluster=cluster, rpc_version="1.0")
+        offers = None
+        if binary == "agent":
+            # No driver here runs commands; agents of early releases do not say so.
+            powers = [*ComputeAgent.powers(self.conf), "compute.commands"]
+            offers = ["compute", "block_storage", "data_processing", *powers]
+        identity = self.registry.enlist(binary, name, cluster=cluster, rpc_version="1.0", offers=offers)
         heartbeat = Heartbeat(
             self.registry, identity, self.clock, interval=0.5, service_down_time=30.0, on_lost=self.lost.append
         )

@@ -6,7 +6,8 @@ from __future__ import annotations
 import json
 import pathlib
 import unittest
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 from unittest import mock
 
 import sqlalchemy as sa
@@ -31,21 +32,13 @@ FOLDER = pathlib.Path(__file__).parent / "gabbits"
 
 
 class _LivePlane(unittest.TestCase):
+    settings: ClassVar[Mapping[str, Any]] = {}
+
     def setUp(self) -> None:
-        self.plane = Plane(self, api__bind="127.0.0.1:0", api__auth_strategy="noauth").up(("h1", "h2"), schedulers=2)
+        plane = Plane(self, api__bind="127.0.0.1:0", api__auth_strategy="noauth", **self.settings)
+        self.plane = plane.up(("h1", "h2"), schedulers=2)
         self.url: str = self.plane.start(ApiRole(), "api-live").url
 
-
-class HttpTests(_LivePlane):
-    def test_every_file_holds(self) -> None:
-        files = sorted(FOLDER.glob("*.yaml"))
-        self.assertTrue(files)
-        for file in files:
-            with self.subTest(file.name):
-                run_file(self, self.url, file)
-
-
-class CommandTests(_LivePlane):
     def moorage(self, *words: str, status: int = 0) -> str:
         """What a command wrote: on its output when it succeeded, on stderr otherwise."""
         found, out, err = in_process(main.main, [*words, "--url", self.url, "--auth-type", "none"])
@@ -57,6 +50,42 @@ class CommandTests(_LivePlane):
         found: dict[str, Any] = json.loads(self.moorage(*words, "-f", "json"))
         return found
 
+
+class HttpTests(_LivePlane):
+    def test_every_file_holds(self) -> None:
+        files = sorted(FOLDER.glob("*.yaml"))
+        self.assertTrue(files)
+        for file in files:
+            with self.subTest(file.name):
+                run_file(self, self.url, file)
+
+
+class ResizeCommandTests(_LivePlane):
+    settings: ClassVar[Mapping[str, Any]] = {"compute__resize_confirm_after": -1.0}
+
+    def test_a_resize_is_reverted_and_the_next_one_confirmed(self) -> None:
+        made = self.shown("instance", "create", "--name", "one", "--resource", "VCPU=2", "--wait")
+        uuid, workers = made["uuid"], open_workers(self.plane.client, self.plane.conf)
+        resize = ("instance", "resize", uuid, "--flavor", "large", "--resource", "VCPU=4", "--wait")
+        resized = self.shown(*resize)
+        self.assertEqual(("resized", "large"), (resized["status"], resized["flavorid"]))
+        self.assertIn("Confirm its resize, or revert it", self.moorage("instance", "stop", uuid, status=1))
+        reverted = self.shown("instance", "revert-resize", uuid, "--wait")
+        self.assertEqual(
+            ("active", made["host"], made["flavorid"]), tuple(reverted[n] for n in ("status", "host", "flavorid"))
+        )
+        self.assertIn("There is no resize", self.moorage("instance", "revert-resize", uuid, status=1))
+        wait_until(lambda: workers.get(DEPARTURE, uuid) is None, "the other host", SOON)
+        self.assertEqual("resized", self.shown(*resize)["status"])
+        self.assertEqual("active", self.shown("instance", "confirm-resize", uuid)["status"])
+        wait_until(lambda: workers.get(DEPARTURE, uuid) is None, "the other host", SOON)
+        self.assertIn("There is no resize", self.moorage("instance", "confirm-resize", uuid, status=1))
+        # What the journal says of its status, in order.
+        events = self.shown("audit", "--subject", f"instance/{uuid}")
+        self.assertIn("resized", json.dumps(events))
+
+
+class CommandTests(_LivePlane):
     def test_every_operation_to_its_end(self) -> None:
         made = self.shown("instance", "create", "--name", "one", "--resource", "VCPU=2", "--wait")
         self.assertEqual("active", made["status"])

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import unittest
 from concurrent import futures
@@ -11,20 +12,26 @@ from typing import ClassVar
 from unittest import mock
 from uuid import uuid4
 
+import sqlalchemy as sa
+
 from moorage import errors
 from moorage.cleanup.requests import RequestStore
 from moorage.control_plane.agent_role import Agent
 from moorage.control_plane.enrolment import Enrolment
 from moorage.control_plane.factories import open_workers
+from moorage.db import MICROSECONDS, now
 from moorage.db.tables import events
 from moorage.drivers.interface import DriverError, Workload
 from moorage.fleet.interface import uuid_of_name
 from moorage.fleet.nodes import NodeStore
 from moorage.instances.departures import Departures
-from moorage.instances.interface import DEPARTURE, departed_consumer
+from moorage.instances.interface import DEPARTURE, departed_consumer, move_consumer
+from moorage.instances.moves import ACTIVATE, OF_PHASE, PREPARE, TRANSFER
 from moorage.instances.on_node import NodeContents
 from moorage.instances.reset_state import Resetter
-from moorage.services.interface import Service
+from moorage.services.interface import Service, ServiceIdentity
+from moorage.services.tables import services
+from moorage_plugins.compute import operations as compute_operations
 from moorage_plugins.drivers.simulated import SimulatedDriver
 from tests import servers
 from tests.functional.scheduling.operation_tests import OperationTestCase
@@ -36,8 +43,8 @@ _AWAY = DriverError("the hypervisor is away")
 _NODE = {host: uuid_of_name(f"{host}-node-0") for host in ("h1", "h2", "h3")}
 
 
-class _EvacuationCase(OperationTestCase):
-    hosts: ClassVar = ("h1", "h2", "h3")
+class EvacuationCase(OperationTestCase):
+    hosts: ClassVar[tuple[str, ...]] = ("h1", "h2", "h3")
 
     def agent(self, host: str) -> Service:
         return self.plane.registry.list(binary="agent", host=host)[0]
@@ -57,6 +64,17 @@ class _EvacuationCase(OperationTestCase):
     def evacuate(self, uuid: str, request_id: str = "evacuate", **wanted: str) -> None:
         self.move(uuid, "evacuate", f"{request_id}-{uuid}", **wanted)
 
+    def promising(self, host: str, lease: float | None, *, silent: float) -> Service:
+        """The agent of a host promised that the host fences itself, and was silent for some seconds."""
+        self.plane.stop(host)
+        agent = self.agent(host)
+        identity = ServiceIdentity(agent.uuid, host, agent.binary, None, agent.epoch)
+        self.assertTrue(self.plane.registry.beat_promising(identity, lease))
+        with self.plane.database.write() as tx:
+            mine = services.c.uuid == agent.uuid
+            tx.execute(sa.update(services).where(mine).values(beat_at=services.c.beat_at - int(silent * MICROSECONDS)))
+        return agent
+
     def wait_host(self, uuid: str, host: str) -> None:
         wait_until(
             lambda: (found := self.instance(uuid)).host == host and found.status == "active" and not found.pending,
@@ -65,7 +83,7 @@ class _EvacuationCase(OperationTestCase):
         )
 
 
-class _KeyEvacuationTests(_EvacuationCase):
+class _KeyEvacuationTests(EvacuationCase):
     def test_nothing_is_evacuated_from_a_host_that_may_run_it(self) -> None:
         uuid = self.on_h1()
         before, held = self.instance(uuid), self.held()
@@ -137,6 +155,97 @@ class _KeyEvacuationTests(_EvacuationCase):
         with self.assertRaisesRegex(errors.Conflict, "host h1 is not fenced"):
             self.evacuate(stays)
         self.assert_whole()
+
+    def test_a_host_that_fences_itself_is_fenced_when_its_lease_and_a_margin_are_over(self) -> None:
+        uuid = self.on_h1()
+        before = self.promising("h1", 600.0, silent=640.0)
+        self.assertFalse(self.agent("h1").self_fenced)
+        with self.assertRaisesRegex(
+            errors.Conflict,
+            r"h1 is not fenced. It fences itself 660 seconds after .* 64\d\.\d seconds ago. Try again in [12]\d\.\d seconds, at 2",
+        ):
+            self.plane.registry.fence_itself(before.uuid)
+        self.assertEqual((before.epoch, False), (self.agent("h1").epoch, self.agent("h1").forced_down))
+        with self.assertRaisesRegex(errors.Conflict, "host h1 is not fenced"):
+            self.evacuate(uuid)
+        self.promising("h1", 600.0, silent=661.0)
+        self.assertTrue(self.agent("h1").self_fenced)
+        first, second = (self.plane.registry.fence_itself(before.uuid) for _ in range(2))
+        self.assertEqual((True, True, before.epoch + 1), (first.fenced, first.forced_down, first.epoch))
+        self.assertEqual(first.epoch, second.epoch)
+        with self.plane.database.read() as tx:
+            told = [row.state for row in tx.execute(events.select()) if row.kind == "service.fence"]
+        self.assertEqual(
+            ["The host fenced itself: its agent did not renew the lease."], [e["fence_reason"] for e in told]
+        )
+        self.evacuate(uuid, host="h2")
+        self.wait_host(uuid, "h2")
+        self.come_back("h1")
+        self.assertIsNone(self.agent("h1").self_fence)
+        self.assert_whole()
+
+    def test_a_host_is_not_fenced_by_itself_without_the_promise_of_its_agent(self) -> None:
+        self.promising("h1", None, silent=10_000.0)
+        uuid = self.agent("h1").uuid
+        with self.assertRaisesRegex(errors.Conflict, "h1 is not fenced and does not fence itself.*--fenced --reason"):
+            self.plane.registry.fence_itself(uuid)
+        # A start ends the promise: the new agent may have workloads that go on.
+        for start in (self.start_now, self.start_of_an_earlier_release):
+            self.promising("h1", 10.0, silent=10_000.0)
+            start(uuid)
+            with self.plane.database.write() as tx:
+                tx.execute(sa.update(services).where(services.c.uuid == uuid).values(beat_at=0))
+            self.assertEqual((None, False), (self.agent("h1").self_fence, self.agent("h1").self_fenced))
+            with self.assertRaisesRegex(errors.Conflict, "does not fence itself"):
+                self.plane.registry.fence_itself(uuid)
+        scheduler = self.plane.registry.list(binary="scheduler")[0]
+        with self.assertRaisesRegex(errors.Conflict, "is no agent but scheduler"):
+            self.plane.registry.fence_itself(scheduler.uuid)
+
+    def start_now(self, uuid: str) -> None:
+        self.plane.registry.enlist("agent", "h1", rpc_version="1.0")
+
+    def start_of_an_earlier_release(self, uuid: str) -> None:
+        """It writes what it knows of, and leaves the promise as it is."""
+        with self.plane.database.write() as tx:
+            tx.execute(
+                sa.update(services)
+                .where(services.c.uuid == uuid)
+                .values(
+                    epoch=services.c.epoch + 1, beat=services.c.beat + 1, beat_at=now(), started_at=now(), fenced_epoch=None,
+                    fence_reason="",
+                )
+            )  # fmt: skip
+
+    def test_an_eviction_keeps_the_promise_of_the_host(self) -> None:
+        agent = self.promising("h1", 10.0, silent=100.0)
+        before = self.agent("h1")
+        self.assertTrue(self.plane.registry.evict(agent.uuid, before.epoch, before.beat))
+        self.assertTrue(self.plane.registry.fence_itself(agent.uuid).fenced)
+
+    def test_heartbeats_and_a_fence_of_the_host_by_itself_take_turns(self) -> None:
+        """Either the heartbeat comes first, and nothing is fenced, or the heartbeat changes no row."""
+        registry = self.plane.registry
+        for _ in range(12):
+            agent = self.promising("h2", 1.0, silent=1000.0)
+            identity = ServiceIdentity(agent.uuid, "h2", agent.binary, None, agent.epoch)
+            begun = threading.Barrier(2)
+
+            def fence(uuid: str = agent.uuid, begun: threading.Barrier = begun) -> bool:
+                begun.wait(SOON)
+                try:
+                    return registry.fence_itself(uuid).fenced
+                except errors.Conflict:
+                    return False
+
+            def beat(identity: ServiceIdentity = identity, begun: threading.Barrier = begun) -> bool:
+                begun.wait(SOON)
+                return registry.beat_promising(identity, 1.0)
+
+            with futures.ThreadPoolExecutor(2) as pool:
+                outcomes = [each.result(SOON) for each in (pool.submit(fence), pool.submit(beat))]
+            self.assertEqual(1, sum(outcomes), outcomes)
+            registry.set(agent.uuid, forced_down=False)
 
     def test_an_eviction_of_what_is_not_fenced_makes_no_fence(self) -> None:
         self.plane.stop("h1")
@@ -238,9 +347,7 @@ class _KeyEvacuationTests(_EvacuationCase):
 
     def test_a_host_that_may_run_what_left_it_before_keeps_an_instance_where_it_is(self) -> None:
         uuid = self.on_h1()
-        self.plane.stop("h1")
-        self.move(uuid, "live_migrate", "m", host="h2")
-        self.wait_host(uuid, "h2")
+        self.leave(uuid, "h2")
         self.die("h2")
         self.fence("h2")
         with self.assertRaisesRegex(errors.Conflict, "host h1 is not fenced"):
@@ -249,6 +356,69 @@ class _KeyEvacuationTests(_EvacuationCase):
         wait_until(lambda: self.held() == {(uuid, _NODE["h2"]): 2}, "h1 has let go", SOON)
         self.evacuate(uuid, "again", host="h3")
         self.wait_host(uuid, "h3")
+        self.come_back("h2")
+        self.assert_whole()
+
+    def waits_in(self, step: str, uuid: str, operation: str, request_id: str) -> contextlib.ExitStack:
+        """Begins a move to h2 that waits in a step until the stack is closed."""
+
+        def unable(held: object) -> None:
+            raise errors.Unavailable("The hypervisor is away.")
+
+        stack = contextlib.ExitStack()
+        self.addCleanup(stack.close)
+        stack.enter_context(mock.patch.dict(compute_operations.OPERATIONS, {step: unable}))
+        self.move(uuid, operation, request_id, host="h2")
+        phase = OF_PHASE[step]
+        wait_until(lambda: self.instance(uuid).pending.get("phase") == phase, f"it is in {phase}", SOON)
+        return stack
+
+    def test_an_instance_leaves_a_host_that_died_while_it_moved_away(self) -> None:
+        moving = {operation: self.on_h1() for operation in ("live_migrate", "migrate")}
+        with contextlib.ExitStack() as stack:
+            for operation, uuid in moving.items():
+                stack.enter_context(self.waits_in(TRANSFER, uuid, operation, f"away-{operation}"))
+            self.die("h1")
+            with self.assertRaisesRegex(errors.Conflict, "host h1 is not fenced"):
+                self.evacuate(moving["migrate"])
+            self.fence("h1")
+            for uuid in moving.values():
+                self.evacuate(uuid, host="h3")
+        for uuid in moving.values():
+            self.wait_host(uuid, "h3")
+            self.assertNotIn((move_consumer(uuid), _NODE["h2"]), self.held())
+        wait_until(lambda: not self.running()["h2"], "h2 has removed what it had prepared", SOON)
+        self.come_back("h1")
+        self.assert_whole()
+
+    def test_an_instance_leaves_a_destination_that_died_after_the_commit(self) -> None:
+        uuid = self.on_h1()
+        stack = self.waits_in(ACTIVATE, uuid, "migrate", "to")
+        wait_until(lambda: uuid not in self.running()["h1"], "the source has let go", SOON)
+        self.die("h2")
+        self.fence("h2")
+        with self.assertRaisesRegex(errors.Conflict, "cannot be active yet"):
+            Resetter(
+                self.plane.database, self.plane.instances, open_workers(self.plane.client, self.plane.conf),
+                self.plane.store,
+            ).reset(uuid, "active")  # fmt: skip
+        with self.assertRaisesRegex(errors.Conflict, "has passed the point of no return"):
+            self.in_place.revert_move(uuid, "no")
+        self.evacuate(uuid, host="h3")
+        stack.close()
+        self.wait_host(uuid, "h3")
+        self.come_back("h2")
+        self.assert_whole()
+
+    def test_a_move_to_a_host_that_is_declared_dead_is_reverted_without_a_request(self) -> None:
+        uuid = self.on_h1()
+        stack = self.waits_in(PREPARE, uuid, "live_migrate", "to")
+        self.die("h2")
+        wait_until(lambda: not self.instance(uuid).pending, "the move has ended", SOON)
+        found = self.instance(uuid)
+        self.assertEqual(("active", "h1"), (found.status, found.host))
+        self.assertIn("declared dead before it had prepared the move", found.fault)
+        stack.close()
         self.come_back("h2")
         self.assert_whole()
 
@@ -361,7 +531,9 @@ class _KeyEvacuationTests(_EvacuationCase):
         # Agents of earlier releases know no other word for it.
         self.assertEqual(("unshelve", "evacuating", "h2"), (begun.operation, begun.status, begun.target_host))
         resetter = Resetter(self.plane.database, self.plane.instances, workers, self.plane.store)
-        with self.assertRaisesRegex(errors.Conflict, "is being built on its new host, so it cannot be active yet"):
+        with self.assertRaisesRegex(
+            errors.Conflict, "is being built or started on its new host, so it cannot be active yet"
+        ):
             resetter.reset(uuid, "active")
         self.wait_host(uuid, "h2")
         self.come_back("h1")
@@ -432,7 +604,7 @@ class _KeyEvacuationTests(_EvacuationCase):
         self.assertEqual(set(found), self.running()["h1"])
 
 
-class _KeyDestinationTests(_EvacuationCase):
+class _KeyDestinationTests(EvacuationCase):
     """The destination of an evacuation, or of an unshelving, dies in the midst of it and is not fenced."""
 
     settings: ClassVar = {"agent__cluster": "c", "cleanup__lease_seconds": 2, "cleanup__interval": 1}

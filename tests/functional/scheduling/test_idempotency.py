@@ -201,6 +201,32 @@ class IdempotencyTests(_LivePlane):
         self.assertEqual(202, made.status_code, made.text)
         self.assertEqual(2, len(self.instances()))
 
+    def test_a_claim_that_may_have_been_made_is_given_back_with_the_others(self) -> None:
+        class SecondAnswerIsLost:
+            claims = 0
+
+            def __init__(self, real: Any) -> None:
+                self.real = real
+
+            def __getattr__(self, name: str) -> Any:
+                return getattr(self.real, name)
+
+            def claim(self, *arguments: Any) -> Any:
+                type(self).claims += 1
+                made = self.real.claim(*arguments)
+                if self.claims == 2:
+                    raise errors.StoreUnavailable("away at the commit", outcome="unknown")
+                return made
+
+        for name in ("scheduler-1", "scheduler-2"):
+            scheduler = self.plane.roles[name]._scheduler
+            scheduler._claimer = SecondAnswerIsLost(scheduler._claimer)
+        body = {"flavor": FLAVOR, "count": 2}
+        self.assertEqual((503, []), (self.ask("POST", "/instances", body, "many").status_code, self.instances()))
+        made = self.ask("POST", "/instances", body, "many")
+        self.assertEqual(202, made.status_code, made.text)
+        self.assertEqual(2, len(self.instances()))
+
     def test_an_instance_that_is_deleted_while_others_are_created_is_told(self) -> None:
         def delete_one(method: str) -> bool:
             if method == "create_instances":

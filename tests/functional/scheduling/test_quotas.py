@@ -55,6 +55,23 @@ class QuotaPathTests(unittest.TestCase):
     def wait_used(self, used: int) -> None:
         servers.wait_until(lambda: self.used() == used, f"{used} VCPU are used", SOON)
 
+    def test_instances_in_error_count_while_they_hold_resources(self) -> None:
+        self.ask("PUT", "/quotas/p/VCPU", {"limit": 3}, who="admin")
+        failing = {**SMALL, "extra_specs": {"sim:fail": "no disk"}}
+        failed = str(self.ask("POST", "/instances", {"flavor": failing})["uuid"])
+        self.plane.wait_status(failed, "error")
+        self.wait_used(0)
+        reset = self.create()
+        self.ask("POST", f"/instances/{reset}/reset-state", {"status": "error"}, who="admin")
+        # It may run, and may become active again without a claim.
+        self.assertEqual(1, self.used())
+        self.ask("POST", f"/instances/{reset}/reset-state", {"status": "active"}, who="admin")
+        self.assertEqual(1, self.used())
+        self.ask("POST", f"/instances/{reset}/reset-state", {"status": "error"}, who="admin")
+        for uuid in (failed, reset):
+            self.ask("DELETE", f"/instances/{uuid}")
+        self.wait_used(0)
+
     def test_a_limit_holds_on_the_whole_way(self) -> None:
         self.ask("PUT", "/quotas/p/VCPU", {"limit": 1}, status=403)
         self.ask("PUT", "/quotas/p/VCPU", {"limit": 3}, who="admin")

@@ -12,10 +12,12 @@ from unittest import mock
 from moorage import errors
 from moorage.control_plane.agent_role import Agent
 from moorage.control_plane.enrolment import Enrolment
+from moorage.control_plane.factories import open_workers
 from moorage.control_plane.scheduler_client import Schedulers
 from moorage.control_plane.scheduler_role import SchedulerRole
 from moorage.fleet.interface import uuid_of_name
 from moorage.fleet.nodes import NodeStore
+from moorage.instances.actions import InPlace
 from tests.functional.scheduling.plane import SOON, Plane
 from tests.servers import wait_until
 
@@ -121,6 +123,44 @@ class RequestTests(unittest.TestCase):
         with self.assertRaises(errors.NoValidHost):
             plane.create()
         self.assertEqual(len(plane.instances.list()), 3)
+
+    def test_a_repetition_finds_an_instance_that_has_lost_its_claim(self) -> None:
+        # Found by the simulation: a build that had failed was refused as deleted when its create was repeated.
+        plane = Plane(self, scheduling__alternates=0)
+        plane.enrol({"h1": 1}, vcpus=3)
+        plane.start(Agent(), "h1")
+        for name in ("scheduler-1", "scheduler-2"):
+            plane.start(SchedulerRole(), name)
+        failing = plane.request(1)
+        failing["flavor"]["extra_specs"] = {"sim:fail": "no such image"}
+        uuids = [str(uuid_module.uuid4()) for _ in range(2)]
+        single = {"request": failing, "request_id": failing["uuid"]}
+        many = {"request": plane.request(1), "uuids": uuids, "request_id": uuids[0]}
+        plane.ask("create_instance", single)
+        plane.wait_status(failing["uuid"], "error")
+        plane.ask("create_instances", many)
+        for uuid in uuids:
+            plane.wait_status(uuid, "active")
+        actions = InPlace(plane.database, plane.instances, open_workers(plane.client, plane.conf), lambda *cast: None)
+        actions.begin(uuids[1], "shelve_offload", {})
+        plane.wait_status(uuids[1], "shelved_offloaded")
+        for _ in range(2):
+            # With room on the node, and then without.
+            plane.wait_agreement()
+            for name in ("scheduler-1", "scheduler-2"):
+                answer = plane.ask("create_instance", single, scheduler=name)
+                self.assertEqual((answer["uuid"], answer["host"], answer["instance"]), (failing["uuid"], "", {}))
+                self.assertEqual(plane.ask("create_instances", many, scheduler=name), uuids)
+                self.assertEqual(plane.view(name).keys(), plane.records().keys())
+                self.assertEqual(
+                    plane.ask("decision", {"request_id": failing["uuid"]}, scheduler=name)["outcome"], "exists"
+                )
+            self.assertEqual(plane.status(failing["uuid"]), "error")
+            if len(plane.instances.list()) == 3:
+                plane.wait_status(plane.create(2)["uuid"], "active")
+        self.assertEqual(
+            sorted(each.status for each in plane.instances.list()), ["active", "active", "error", "shelved_offloaded"]
+        )
 
     def test_a_refusal_waits_for_nodes_that_were_enrolled_before_it_was_asked_for(self) -> None:
         plane = Plane(self, scheduling__refresh_interval=600.0)

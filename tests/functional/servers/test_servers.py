@@ -140,6 +140,22 @@ class TestRedis(ServerLife, unittest.TestCase):
         servers.wait_until(lambda: not Path(folder).exists(), "its folder is removed")
 
 
+class TestRedfish(ServerLife, unittest.TestCase):
+    kind = "redfish"
+
+    def test_machines_survive_a_kill_of_their_bmc(self):
+        with servers.redfish() as server:
+            machine = next(iter(server.machines()))
+            server.change(machine, power_state="On")
+            server.kill()
+            server.restart()
+            self.assertEqual(("On", 1), tuple(server.machines()[machine][each] for each in ("power_state", "boots")))
+
+
+class TestLibvirt(ServerLife, unittest.TestCase):
+    kind = "libvirt"
+
+
 class TestMemcached(ServerLife, unittest.TestCase):
     kind = "memcached"
 

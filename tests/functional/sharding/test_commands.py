@@ -10,7 +10,6 @@ import re
 import signal
 import sqlite3
 import subprocess
-import sys
 import tempfile
 import unittest
 import uuid
@@ -23,6 +22,7 @@ from moorage.cli import main as cli
 from moorage.client.baremetal import ShardConsumer
 from tests import servers
 from tests.commands import in_process
+from tests.forking import Command
 
 
 class TestCommands(unittest.TestCase):
@@ -36,23 +36,19 @@ class TestCommands(unittest.TestCase):
         cls.addClassCleanup(temporary.cleanup)
         cls.folder = pathlib.Path(temporary.name)
         cls.state = cls.folder / "state"
-        command: list[str | pathlib.Path] = [
-            *(sys.executable, "-m", "moorage.cli.main", "up", "--state-dir", cls.state, "--bind", "127.0.0.1:0"),
-            *("--schedulers", "1", "--agents", "1"),
-        ]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        words = ["up", "--state-dir", str(cls.state), "--bind", "127.0.0.1:0", "--schedulers", "1", "--agents", "1"]
+        process = Command(words, cls.folder / "stderr")
         cls.addClassCleanup(cls.end, process)
-        assert process.stdout is not None
         if "is ready" not in process.stdout.readline():
             raise AssertionError("moorage up did not start")
 
     @staticmethod
-    def end(process: subprocess.Popen[str]) -> None:
+    def end(process: Command) -> None:
         process.send_signal(signal.SIGTERM)
         try:
             process.communicate(timeout=60)
         except subprocess.TimeoutExpired:
-            process.kill()
+            process.send_signal(signal.SIGKILL)
             process.communicate()
 
     def run_command(self, *words: str, status: int = 0) -> str:

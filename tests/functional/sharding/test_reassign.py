@@ -4,23 +4,34 @@
 from __future__ import annotations
 
 import unittest
+import uuid as uuid_module
 from typing import Any
 
 import sqlalchemy as sa
 
 from moorage import errors
+from moorage.allocation.interface import ClaimRequest, InventoryItem, ResourceProvider
 from moorage.cli import manage
+from moorage.clock import SystemClock
 from moorage.control_plane.agent_role import nodes_of_agent
+from moorage.fleet.interface import uuid_of_name
 from moorage.fleet.tables import nodes
+from moorage.instances.departures import Departures
+from moorage.instances.interface import DEPARTURE, departed_consumer
 from moorage.instances.reassign import Reassignment
+from moorage.work.operations import SqlOperationStore
 from tests.commands import in_process
+from tests.conformance.allocation.stores import sql_store
 from tests.functional.sharding.case import FleetCase
 
 
 class ReassignCase(FleetCase):
     def setUp(self) -> None:
         super().setUp()
-        self.work = Reassignment(self.database, self.registry, self.nodes, self.instances)
+        self.store = sql_store(self.database)
+        self.workers = SqlOperationStore(self.database, lease_seconds=60.0, clock=SystemClock())
+        self.departures = Departures(self.database, self.store, self.workers, self.registry)
+        self.work = Reassignment(self.database, self.registry, self.nodes, self.instances, self.departures)
         self.agents = {
             host: self.registry.enlist("agent", host, rpc_version="1.0") for host in ("old-1", "old-2", "new")
         }
@@ -71,6 +82,7 @@ class ReassignCase(FleetCase):
             ("Agent new is declared dead", lambda: self.force_down("old-1", "old-2", "new")),
             ("More than one instance is on 1 nodes: a-000", self.crowd),
             ("are being built or deleted", lambda: self.instance("a-001", "old-1", "building")),
+            ("The resizes of 1 instances are not confirmed", self.keep),
         ]
         for words, prepare in cases:
             prepare()
@@ -81,6 +93,62 @@ class ReassignCase(FleetCase):
             self.assertEqual(before, self.hosts())
         self.assertIn("There is no agent nobody", " ".join(self.work.preview("a", "nobody").problems))
         self.assertIn("No node is in shard zzz", " ".join(self.work.preview("zzz", "new").problems))
+
+    def keep(self, status: str = "resized") -> None:
+        """An instance of another shard may go back to a node of this one."""
+        self._set_kept(self.instance("b-001", "old-2"), status)
+
+    def _set_kept(self, uuid: str, status: str) -> None:
+        (node,) = [node for node in self.nodes.list() if node.name == "a-002"]
+        place = {"host": "old-2", "node": node.name, "node_uuid": node.uuid}
+        pending = {"operation": "resize", "kept": place}
+        if status == "resizing":
+            # Its revert, which goes there.
+            pending |= {"operation": "revert_resize", "phase": "transfer", **place}
+        with self.database.write() as tx:
+            self.assertTrue(self.instances.change(tx, uuid, 0, {"status": status, "pending": pending}))
+
+    def test_a_place_that_is_kept_for_a_revert_is_not_given_away_whatever_is_in_progress(self) -> None:
+        self.force_down("old-1", "old-2")
+        before = self.hosts()
+        uuid = self.instance("b-001", "new")
+        for status in ("resized", "resizing", "deleting"):
+            with self.subTest(status=status):
+                self._set_kept(uuid, "active")
+                with self.database.write() as tx:
+                    self.assertTrue(self.instances.change(tx, uuid, 0, {"pending": {}}))
+                preview = self.work.preview("a", "new")
+                self.assertEqual((), preview.problems)
+                self._set_kept(uuid, status)
+                self.assertIn(
+                    f"1 instances are not confirmed: {uuid}", " ".join(self.work.preview("a", "new").problems)
+                )
+                # It was kept after the preview.
+                with self.assertRaisesRegex(errors.Conflict, uuid):
+                    self.work.execute(preview)
+                self.assertEqual(before, self.hosts())
+
+    def test_what_departs_from_the_nodes_goes_to_their_new_host(self) -> None:
+        inside, outside = (str(uuid_module.uuid4()) for _ in range(2))
+        tokens = {}
+        for uuid, node in ((inside, "a-000"), (outside, "b-000")):
+            provider = ResourceProvider(uuid_of_name(node), node, inventories=(InventoryItem("VCPU", 4),))
+            self.store.ensure_providers([provider])
+            self.store.claim(ClaimRequest(departed_consumer(uuid), {provider.uuid: {"VCPU": 1}}, f"departs-{uuid}"))
+            with self.database.write() as tx:
+                tokens[uuid] = self.workers.create(tx, DEPARTURE, uuid, "let_go", "leaving", target_host="old-1")
+        self.force_down("old-1", "old-2")
+        self.work.execute(self.work.preview("a", "new"))
+        found = {uuid: self.workers.get(DEPARTURE, uuid) for uuid in (inside, outside)}
+        self.assertEqual({inside: "new", outside: "old-1"}, {uuid: each.target_host for uuid, each in found.items()})  # type: ignore[union-attr]
+        self.assertGreater(found[inside].token, tokens[inside])  # type: ignore[union-attr]
+        # Where the new host is lost, too, its fence can end the departure.
+        self.assertEqual(("new", [inside]), self._departures_of("a-000"))
+        self.assertEqual(("old-1", [outside]), self._departures_of("b-000"))
+
+    def _departures_of(self, node: str) -> tuple[str, list[str]]:
+        found = self.departures.of_node(uuid_of_name(node))
+        return found.host, list(found.instances)
 
     def crowd(self) -> None:
         self.force_down("new", down=False)

@@ -4,21 +4,28 @@
 from __future__ import annotations
 
 import unittest
+import uuid as uuid_module
 from types import SimpleNamespace
 from typing import Any
 
 import sqlalchemy as sa
 
 from moorage import errors
+from moorage.allocation.interface import ClaimRequest, InventoryItem, ResourceProvider
+from moorage.clock import SystemClock
 from moorage.control_plane.agent_role import nodes_of_agent
 from moorage.control_plane.shard_hosts import ShardHosts
 from moorage.control_plane.sharding import declared_shard, open_mover
 from moorage.fleet.interface import ShardMove, uuid_of_name
 from moorage.fleet.tables import nodes
+from moorage.instances.departures import Departures
+from moorage.instances.interface import DEPARTURE, departed_consumer
 from moorage.instances.reassign import Reassignment
 from moorage.services.interface import ServiceIdentity
 from moorage.sharding.checks import agents_of_shards, problems
 from moorage.sharding.collector import ShardCollector
+from moorage.work.operations import SqlOperationStore
+from tests.conformance.allocation.stores import sql_store
 from tests.functional.sharding.case import FleetCase
 
 
@@ -26,7 +33,10 @@ class ShardHostsCase(FleetCase):
     def setUp(self) -> None:
         super().setUp()
         self.mover = open_mover(self.instances)
-        self.shard_hosts = ShardHosts(self.database, self.registry, self.instances, self.mover)
+        self.store = sql_store(self.database)
+        self.workers = SqlOperationStore(self.database, lease_seconds=60.0, clock=SystemClock())
+        self.departures = Departures(self.database, self.store, self.workers, self.registry)
+        self.shard_hosts = ShardHosts(self.database, self.registry, self.instances, self.mover, self.departures)
 
     def agent(self, host: str, shard: str | None = None) -> ServiceIdentity:
         return self.registry.enlist("agent", host, shard=shard, rpc_version="1.0")
@@ -124,6 +134,34 @@ class ShardHostsCase(FleetCase):
         self.assertEqual("a1", self.instances.get(busy).host)
         self.assertEqual([], problems(self.database))
 
+    def test_what_departs_from_a_node_goes_with_it_and_what_a_resize_keeps_stays(self) -> None:
+        self.fleet(a=2, b=1)
+        old = self.agent("old")
+        self.enrolment.assign()
+        uuid, resized = self.instance("a-000", "old"), self.instance("b-000", "old")
+        provider = ResourceProvider(uuid_of_name("a-000"), "a-000", inventories=(InventoryItem("VCPU", 4),))
+        self.store.ensure_providers([provider])
+        left = str(uuid_module.uuid4())
+        self.store.claim(ClaimRequest(departed_consumer(left), {provider.uuid: {"VCPU": 1}}, f"departs-{left}"))
+        with self.database.write() as tx:
+            token = self.workers.create(tx, DEPARTURE, left, "let_go", "leaving", target_host="old")
+            kept = {"host": "old", "node": "a-001", "node_uuid": uuid_of_name("a-001")}
+            change = {"status": "resized", "pending": {"operation": "resize", "kept": kept}}
+            self.assertTrue(self.instances.change(tx, resized, 0, change))
+        self.agent("a1", "a")
+        self.agent("b1", "b")
+        self.registry.set(old.uuid, forced_down=True)
+        self.assertEqual(1, self.correct())
+        self.assertEqual({"a-000": "a1", "a-001": "old", "b-000": "old"}, self.hosts())
+        self.assertEqual("a1", self.instances.get(uuid).host)
+        departure = self.workers.get(DEPARTURE, left)
+        assert departure is not None
+        self.assertEqual(("a1", True), (departure.target_host, departure.token > token))
+        with self.database.write() as tx:
+            self.assertTrue(self.instances.change(tx, resized, 0, {"status": "active", "pending": {}}))
+        self.assertEqual(2, self.correct())
+        self.assertEqual({"a-000": "a1", "a-001": "a1", "b-000": "b1"}, self.hosts())
+
     def test_a_shard_without_an_agent_is_reported(self) -> None:
         self.fleet(a=2, b=1)
         self.assertEqual([], problems(self.database))
@@ -167,15 +205,20 @@ class ShardHostsCase(FleetCase):
             finally:
                 sa.event.remove(sa.Engine, "before_cursor_execute", note)
             self.assertLess(len(executed), most)
-            # MariaDB locks the instances that it gives away, for their events.
-            lists = [each for each in executed if each.startswith("SELECT instances.uuid") and "FOR UPDATE" not in each]
+            # MariaDB locks the instances that it gives away, for their events; places that are kept are looked for node by node.
+            lists = [
+                each
+                for each in executed
+                if each.startswith("SELECT instances.uuid") and "FOR UPDATE" not in each and "destination" not in each
+            ]
             self.assertEqual(1 if dead else 0, len(lists))
         self.assertEqual({"a1"}, self.hosts_of("a") | {each.host for each in self.instances.list()})
 
     def test_a_shard_is_not_reassigned_to_an_agent_that_declares_another_one(self) -> None:
         self.fleet(a=1)
         self.agent("b1", "b")
-        preview = Reassignment(self.database, self.registry, self.nodes, self.instances).preview("a", "b1")
+        work = Reassignment(self.database, self.registry, self.nodes, self.instances, self.departures)
+        preview = work.preview("a", "b1")
         self.assertIn("Agent b1 serves shard b", "".join(preview.problems))
 
     def test_a_declared_shard_must_be_a_name_that_nodes_can_have(self) -> None:

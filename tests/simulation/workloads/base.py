@@ -94,7 +94,8 @@ class Workload(abc.ABC):
         )
         self.faults.end()
         self.kernel.note("healed")
-        self._sleep_until(lambda: not self._running, 600.0, "clients did not end")
+        # A policy may have a client wait for thousands of steps, which this loop makes alone when all others have ended.
+        self._sleep_until(lambda: not self._running, 3000.0, "clients did not end")
         deadline = self.kernel.now + self.healing
         while (why := self.quiet()) and self.kernel.now < deadline:
             self.kernel.block(None, 1.0, "sleep")
@@ -139,7 +140,7 @@ class Workload(abc.ABC):
 
         def work() -> None:
             role = make()
-            platform = self.world.platform(process, role.binary, cluster=self.cluster_of(name))
+            platform = self.make_platform(role, process, name)
             role.start(platform, self.world.conf)
             if number == self._numbers[name]:
                 self.roles[name] = role
@@ -170,6 +171,10 @@ class Workload(abc.ABC):
         if process.lost:
             # It ended by itself; a service manager starts it again.
             self.kernel.later(1.0, lambda: self.restart(process))
+
+    def make_platform(self, role: Any, process: Process, name: str) -> Any:
+        """What the role of a process stands on; called in a thread of the process."""
+        return self.world.platform(process, role.binary, cluster=self.cluster_of(name))
 
     def cluster_of(self, name: str) -> str | None:
         """The cluster of a role."""

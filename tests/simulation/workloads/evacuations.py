@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 from typing_extensions import override
@@ -13,6 +12,7 @@ from typing_extensions import override
 from moorage import errors
 from moorage.control_plane.factories import open_instances
 from moorage.db import Database
+from moorage.instances.moves import kept_source
 from moorage.services.registry import ServiceRegistry
 from tests.simulation.kernel import Process
 from tests.simulation.workloads.placement import HOSTS, Placement, enrol
@@ -23,6 +23,12 @@ __all__ = ["Evacuations"]
 class Evacuations(Placement):
     """As :class:`Placement`, with larger nodes, and an operator in place of a client."""
 
+    settings: ClassVar[dict[tuple[str, str], Any]] = {
+        **Placement.settings,
+        # Some instances are evacuated while another host keeps a copy of them.
+        ("compute", "resize_confirm_after"): 6.0,
+    }
+    operations: ClassVar[tuple[str, ...]] = ("live_migrate", "migrate", "resize", "resize")
     seconds: ClassVar[float] = 40.0
     points: ClassVar[int] = 800
     steps: ClassVar[int] = 2000
@@ -48,6 +54,7 @@ class Evacuations(Placement):
         for number in range(1, 3):
             self.client(f"client-{number}", self._client)
         self.client("operator", self._operator)
+        self.client("owner", self._owner)
 
     @override
     def restart(self, process: Process) -> None:
@@ -84,28 +91,6 @@ class Evacuations(Placement):
                 platform.clock.sleep(0.5)
             else:
                 return
-
-    def _until(self, platform: Any, call: Callable[[], Any]) -> Any:
-        """What the call returns when the store answers at last."""
-        while True:
-            try:
-                return call()
-            except errors.Unavailable:
-                platform.clock.sleep(0.5)
-
-    def _evacuate(self, platform: Any, uuid: str) -> None:
-        request = f"evacuate-{self.random.getrandbits(32):08x}"
-        args = {"instance_uuid": uuid, "operation": "evacuate", "wanted": {}, "request_id": request}
-        for _ in range(self.random.randint(1, 3)):
-            try:
-                platform.sender.call("scheduler", "move_instance", args)
-            except errors.MoorageError as error:
-                if isinstance(error, errors.NotFound | errors.Conflict | errors.NoValidHost):
-                    break
-            else:
-                self.kernel.note("acknowledged", f"evacuate {uuid}")
-                self.facts["evacuations"] = self.facts.get("evacuations", 0) + 1
-                break
 
     def _power_off(self, host: str) -> None:
         """Nothing runs on the host from here on, also nothing that stood still."""
@@ -150,6 +135,9 @@ class Evacuations(Placement):
         """An agent that serves has destroyed what was evacuated from its host, unless that has come back or does so."""
         here = {uuid for uuid, hosts in self._effects().items() if name in hosts} & self._left.get(name, set())
         belong = {row[0] for row in self.rows("SELECT uuid FROM instances WHERE host = ?", name)}
+        for uuid, pending in self.rows("SELECT uuid, pending FROM instances WHERE destination_uuid > ''"):
+            if kept_source(json.loads(pending)).get("host") == name:
+                belong.add(uuid)
         coming = self.rows(
             "SELECT resource_id FROM workers WHERE resource_type = 'instance' AND addressed_to = ?", name
         )

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -17,11 +19,13 @@ from moorage.control_plane.enrolment import Enrolment
 from moorage.control_plane.factories import load_store, open_instances, open_workers
 from moorage.control_plane.scheduler_role import SchedulerRole
 from moorage.db import Database
+from moorage.drivers.interface import WorkloadState
 from moorage.fleet.interface import InventoryItem, NodeSpec, uuid_of_name
 from moorage.fleet.nodes import NodeStore
 from moorage.instances.actions import InPlace
 from moorage.instances.create import Deleter, cast_to_agent
 from moorage.instances.interface import departed_consumer, move_consumer
+from moorage.instances.resizes import Resizes
 from moorage.services.registry import ServiceRegistry
 from moorage_plugins.stores.classes import STANDARD_CLASSES
 from tests.simulation.kernel import Process
@@ -86,6 +90,11 @@ class Placement(Workload):
     points: ClassVar[int] = 600
     steps: ClassVar[int] = 1500
     seconds: ClassVar[float] = 20.0
+    #: What clients do, and how often an operator asks for one evacuation at most.
+    asks: ClassVar[Sequence[str]] = ("create", "create", "delete", "move", "rebuild")
+    patience: ClassVar[int] = 3
+    #: What clients ask for that moves instances.
+    operations: ClassVar[tuple[str, ...]] = ("live_migrate", "migrate", "resize")
 
     @staticmethod
     @override
@@ -117,7 +126,7 @@ class Placement(Workload):
         mine: list[_History] = []
         for _ in range(self.random.randint(2, 5)):
             living = [each for each in mine if each.asked and not each.delete_asked]
-            what = self.random.choice(("create", "create", "delete", "move", "rebuild")) if living else "create"
+            what = self.random.choice(self.asks) if living else "create"
             if what == "create":
                 mine.append(self._create(platform))
             elif what == "delete":
@@ -161,7 +170,7 @@ class Placement(Workload):
                 break
 
     def _move(self, platform: Any, of: _History) -> None:
-        operation = self.random.choice(("live_migrate", "resize"))
+        operation = self.random.choice(self.operations)
         vcpus = self.random.choice((1, 2))
         flavor = {"flavorid": f"f{vcpus}", "resources": {"VCPU": vcpus}}
         args = {
@@ -171,6 +180,50 @@ class Placement(Workload):
         for _ in range(self.random.randint(1, 3)):
             if self._attempt(of, operation, lambda uuid: platform.sender.call("scheduler", "move_instance", args)):
                 break
+
+    def _owner(self, process: Process) -> None:
+        """Reverts the resizes that do not confirm themselves, because their instance does not run or has a fault."""
+        platform = self.world.platform(process, "api", beats=False)
+        conf = self.world.conf
+        resizes = Resizes(
+            platform.database, open_instances(platform, conf), open_workers(platform, conf),
+            load_store(conf, platform.database, platform.clock), cast_to_agent(platform.sender),
+        )  # fmt: skip
+        while self._running - {process.name} or self.rows(
+            "SELECT uuid FROM instances WHERE status IN ('resized', 'resizing')"
+        ):
+            platform.clock.sleep(5.0)
+            for (uuid,) in self.rows(
+                "SELECT uuid FROM instances WHERE status = 'resized'"
+                " AND (fault <> '' OR actual_state NOT IN ('running', 'unknown')) ORDER BY uuid"
+            ):
+                with contextlib.suppress(errors.MoorageError):
+                    resizes.revert(uuid, f"owner-{self.random.getrandbits(32):08x}")
+                    self.facts["owner"] = self.facts.get("owner", 0) + 1
+
+    def _evacuate(self, platform: Any, uuid: str) -> None:
+        """As an operator does for each instance of a fenced host."""
+        request = f"evacuate-{self.random.getrandbits(32):08x}"
+        args = {"instance_uuid": uuid, "operation": "evacuate", "wanted": {}, "request_id": request}
+        for _ in range(self.random.randint(1, self.patience)):
+            try:
+                platform.sender.call("scheduler", "move_instance", args)
+            except errors.MoorageError as error:
+                if isinstance(error, errors.NotFound | errors.Conflict | errors.NoValidHost):
+                    break
+            else:
+                self.kernel.note("acknowledged", f"evacuate {uuid}")
+                self.facts["evacuations"] = self.facts.get("evacuations", 0) + 1
+                break
+
+    @staticmethod
+    def _until(platform: Any, call: Callable[[], Any]) -> Any:
+        """What the call returns when the store answers at last."""
+        while True:
+            try:
+                return call()
+            except errors.Unavailable:
+                platform.clock.sleep(0.5)
 
     def _attempt(self, of: _History, what: str, call: Any) -> bool:
         """Whether it was acknowledged, or refused for good."""
@@ -204,11 +257,18 @@ class Placement(Workload):
         )
         self.require(not over, f"over the limit: provider, used, total = {over}")
 
+    def may_be_gone(self, uuid: str) -> bool:
+        """Whether nothing may be left of an instance that has a host, when all is at rest."""
+        return False
+
     @override
     def quiet(self) -> str:
         left = self.rows("SELECT resource_id, operation, phase FROM workers")
         if left:
             return f"operations are left: {left}"
+        waiting = self.rows("SELECT uuid FROM instances WHERE status = 'resized'")
+        if waiting:
+            return f"resizes have not confirmed themselves: {waiting}"
         stored = sorted(
             self.rows("SELECT uuid, host, flavorid FROM instances WHERE status NOT IN ('error', 'shelved_offloaded')")
         )
@@ -223,10 +283,22 @@ class Placement(Workload):
                 return f"{name} believes {seen}, the store has {stored}"
         running = self._effects()
         for uuid, host, _ in stored:
-            if sorted(running.get(uuid, {})) != [host]:
+            if sorted(running.get(uuid, {})) != [host] and (running.get(uuid) or not self.may_be_gone(uuid)):
                 return f"instance {uuid} of {host} runs on {running.get(uuid)}"
+        executing, active = self.executing(), self.rows("SELECT uuid, host FROM instances WHERE status = 'active'")
+        for uuid, host in active:
+            if executing.get(uuid) != [host]:
+                return f"instance {uuid} of {host} is active and executes on {executing.get(uuid)}"
         strangers = running.keys() - {row[0] for row in stored}
         return f"instances run that do not exist: {sorted(strangers)}" if strangers else ""
+
+    def executing(self) -> dict[str, list[str]]:
+        """Uuid -> hosts whose hypervisors execute it, each as often as it does."""
+        found: dict[str, list[str]] = {}
+        for each in sorted((self.world.folder / "hypervisors").glob("*/*/[0-9]*")):
+            if each.read_text().startswith(WorkloadState.RUNNING.value):
+                found.setdefault(each.parts[-2], []).append(each.parts[-3])
+        return found
 
     def _effects(self) -> dict[str, dict[str, list[int]]]:
         """Uuid -> host -> tokens of what the hypervisors run."""
@@ -234,7 +306,7 @@ class Placement(Workload):
         for host in HOSTS:
             folder = self.world.folder / "hypervisors" / host
             for uuid in sorted(os.listdir(folder)) if folder.exists() else ():
-                tokens = sorted(int(each) for each in os.listdir(folder / uuid))
+                tokens = sorted(int(each) for each in os.listdir(folder / uuid) if each.isdigit())
                 if tokens:
                     found.setdefault(uuid, {})[host] = tokens
         return found

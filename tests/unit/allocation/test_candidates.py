@@ -25,9 +25,9 @@ from moorage.allocation.interface import (
 from moorage.testing.allocation import new_uuid
 from moorage_plugins.stores.candidates import SHARING, ProviderForest, ProviderNode, Search, find
 from moorage_plugins.stores.checks import SEED_RULE
-from moorage_plugins.stores.memory import MemoryStore
 from moorage_plugins.stores.sql import SqlStore
 from tests.conformance.allocation.stores import SqlCase, memory_store, sql_store
+from tests.memory_store.store import MemoryStore
 
 A, B = "agg-a", "agg-b"
 

@@ -33,9 +33,9 @@ from moorage.allocation.interface import (
 from moorage.db import Database
 from moorage.testing.allocation import new_uuid, provider
 from moorage_plugins.stores import tables
+from moorage_plugins.stores.combiner import Member
 from moorage_plugins.stores.quota_counter import LimitsChangedError
 from moorage_plugins.stores.sql import SqlStore
-from moorage_plugins.stores.sql_group import Member
 from tests import cases
 from tests.conformance.allocation.stores import SqlCase, create_tables, sql_store, sqlite_url
 from tests.unit.allocation.test_sql import statements
@@ -311,12 +311,12 @@ class QuotaTests(SqlCase, unittest.TestCase):
         self.assertEqual({"VCPU": 3}, self.used())
 
     def test_grouped_claims_keep_the_limit(self) -> None:
-        store = sql_store(self.database, group_commit=8)
+        store = sql_store(self.database, claims_per_transaction=8)
         store.set_quota("p", "VCPU", 2)
         self.store = store
         self.claim(VCPU=2)
         self.assertRaises(errors.QuotaExceeded, self.claim, VCPU=1)
-        fresh = sql_store(self.database, group_commit=8)
+        fresh = sql_store(self.database, claims_per_transaction=8)
         changes = [
             AllocationChange(new_uuid(), {self.node.uuid: {"VCPU": 1}}, Expect.NOTHING, name, enforce_quota=True)
             for name in ("p", "q")
@@ -333,31 +333,39 @@ class QuotaTests(SqlCase, unittest.TestCase):
         ]
         return [Member(each, None) for each in changes]
 
+    def made(self, store: SqlStore, *projects: str) -> list[str]:
+        """Claims that one transaction made, by project."""
+        members = self.members(*projects)
+        store._together(members)
+        for each in members:
+            self.assertNotEqual(each.alone, each.outcome is not None)
+        return [each.change.project or "" for each in members if each.outcome is not None]
+
     def test_claims_made_together_are_counted_together_and_refused_together(self) -> None:
-        store = sql_store(self.database, group_commit=8)
-        self.assertEqual(1, len(store._together(self.members("q")) or ()))
-        # Set by another process, so the first turn finds it.
+        store = sql_store(self.database)
+        self.assertEqual(["q", "q"], self.made(store, "q", "q"))
+        # Set by another process.
         self.store.set_quota("p", "VCPU", 3)
-        self.assertIsNone(store._together(self.members(*"pppp")))
+        self.assertEqual([], self.made(store, *"pppp"))
         self.assertEqual({"VCPU": 0}, self.used())
-        self.assertEqual(3, len(store._together(self.members(*"ppp")) or ()))
+        self.assertEqual(["p"] * 3, self.made(store, *"ppp"))
         self.assertEqual({"VCPU": 3}, self.used())
         with self.database.read() as tx:
             counted = sa.select(tables.consumers.c.project_id).where(tables.consumers.c.counted == 1)
             self.assertEqual(["p"] * 3, list(tx.execute(counted).scalars()))
 
-    def test_claims_of_several_projects_made_together_are_counted_in_each(self) -> None:
+    def test_a_limit_refuses_no_claims_of_other_projects(self) -> None:
         for known in (False, True):
             with self.subTest(known=known):
                 self.setUp()
-                store = sql_store(self.database, group_commit=8)
+                store = sql_store(self.database)
                 self.store.set_quota("p", "VCPU", 2)
                 self.store.set_quota("q", "VCPU", 1)
                 if known:
                     store.recount_quotas("p")
-                self.assertIsNone(store._together(self.members("p", "q", "q")))
-                self.assertEqual(({"VCPU": 0}, {"VCPU": 0}), (self.used("p"), self.used("q")))
-                self.assertEqual(4, len(store._together(self.members("p", "q", "p", "r")) or ()))
+                self.assertEqual(["p", "r"], self.made(store, "p", "q", "q", "r"))
+                self.assertEqual(({"VCPU": 1}, {"VCPU": 0}), (self.used("p"), self.used("q")))
+                self.assertEqual(["p", "q", "r"], self.made(store, "p", "q", "r"))
                 self.assertEqual(({"VCPU": 2}, {"VCPU": 1}), (self.used("p"), self.used("q")))
 
     def test_a_reshape_of_all_its_providers_counts_what_it_gives(self) -> None:
@@ -473,7 +481,7 @@ class QuotaTests(SqlCase, unittest.TestCase):
         self.assertEqual(1, len(found))
         self.assertEqual([], self.store.quotas())
 
-    def test_shows_a_limit_of_a_class_that_is_gone(self) -> None:
+    def test_shows_and_removes_a_limit_of_a_class_that_is_gone(self) -> None:
         name = "CUSTOM_LICENSE"
         self.store.create_resource_class(name)
         self.store.set_quota("p", name, 5)
@@ -481,8 +489,13 @@ class QuotaTests(SqlCase, unittest.TestCase):
             tx.execute(sa.update(tables.resource_classes).values(name=None))
             tx.execute(sa.update(tables.quotas).values(used=1))
             number = tx.execute(sa.select(tables.quotas.c.resource_class_id)).scalar()
-        self.assertEqual([Quota("p", f"number {number}", 5, 1)], self.store.quotas())
-        self.assertEqual([QuotaDrift("p", f"number {number}", 1, 0)], self.store.quota_drift())
+        shown = f"DELETED_CLASS_{number}"
+        self.assertEqual([Quota("p", shown, 5, 1)], self.store.quotas())
+        self.assertEqual([QuotaDrift("p", shown, 1, 0)], self.store.quota_drift())
+        self.assertRaises(errors.NotFound, self.store.set_quota, "p", shown, 6)
+        self.assertFalse(self.store.unset_quota("p", name))
+        self.assertTrue(self.store.unset_quota("p", shown))
+        self.assertEqual([], self.store.quotas())
 
     def test_gives_up_where_the_limits_change_all_the_time(self) -> None:
         store = sql_store(self.database)
@@ -628,7 +641,7 @@ class QuotaMachine(stateful.RuleBasedStateMachine):
         case.database = self.database
         case.empty()
         self.model = Model()
-        self.stores = (sql_store(self.database), sql_store(self.database, group_commit=4))
+        self.stores = (sql_store(self.database), sql_store(self.database, claims_per_transaction=4))
         self.nodes = [provider(VCPU=10_000, MEMORY_MB=10_000) for _ in range(2)]
         self.stores[0].ensure_providers(self.nodes)
 

@@ -25,10 +25,10 @@ from moorage.allocation.interface import (
 )
 from moorage.db import Database
 from moorage.testing.allocation import all_allocations, all_usages
-from moorage_plugins.stores.memory import MemoryStore
 from moorage_plugins.stores.sql import SqlStore
 from tests import cases
 from tests.conformance.allocation.stores import SqlCase, create_tables, memory_store, sql_store, sqlite_url
+from tests.memory_store.store import MemoryStore
 
 PROVIDERS = tuple(str(uuid.UUID(int=number)) for number in range(1, 5))
 CONSUMERS = tuple(str(uuid.UUID(int=number)) for number in range(100, 104))

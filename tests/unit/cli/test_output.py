@@ -14,6 +14,7 @@ import unittest
 from pathlib import Path
 
 from moorage import errors
+from moorage.cli import base
 from moorage.cli.up import ControlPlane, LaunchPlan
 from moorage.http.server import Server
 
@@ -28,6 +29,24 @@ class NoiseTests(unittest.TestCase):
         )
         self.assertEqual((0, ""), (done.returncode, done.stderr))
         self.assertIn('"moorage.transports","oslo","ready"', done.stdout)
+
+
+class TimesTests(unittest.TestCase):
+    def test_times_are_dates_at_every_depth_and_nothing_else_is(self) -> None:
+        micros = 1_700_000_000_123_456
+        given = {
+            "created_at": micros,
+            "never_at": 0,
+            "unknown_at": None,
+            "token": micros,
+            "operation": {"begun_at": micros},
+        }
+        shown = dict(zip(*base.one(given), strict=True))
+        moment = "2023-11-14T22:13:20.123+00:00"
+        self.assertEqual((moment, "", "", micros), tuple(shown.values())[:4])
+        self.assertEqual({"begun_at": moment}, json.loads(shown["operation"]))
+        columns, rows = base.table(("uuid", "updated_at"), [{"uuid": "a", "updated_at": micros}])
+        self.assertEqual((("uuid", "updated_at"), [("a", moment)]), (columns, rows))
 
 
 class PrintingTests(unittest.TestCase):

@@ -18,7 +18,15 @@ from typing_extensions import override
 
 from moorage import errors
 from moorage.clock import Clock
-from moorage.drivers.interface import DriverError, DriverTools, Observed, Workload, WorkloadState
+from moorage.drivers.interface import (
+    API_VERSION,
+    ComputeDriver,
+    DriverError,
+    DriverTools,
+    Observed,
+    Workload,
+    WorkloadState,
+)
 from moorage.journal.reader import EventFilter, JournalReader
 from moorage.journal.sequencer import Sequencer
 from moorage.testing.clock import ManualClock
@@ -111,6 +119,28 @@ class Mortal(SimulatedDriver):
         self.orders.append(order)
         self._check_power(uuid, token)
         self._run_again(uuid)
+
+
+class Powerless(ComputeDriver):
+    """Can do what every driver can, and nothing else."""
+
+    api_version = API_VERSION
+
+    def __init__(self, tools: DriverTools) -> None:
+        super().__init__(tools)
+        self._real = SimulatedDriver(tools)
+
+    @override
+    def spawn(self, workload: Workload, token: int) -> None:
+        self._real.spawn(workload, token)
+
+    @override
+    def destroy(self, uuid: str, up_to_token: int) -> None:
+        self._real.destroy(uuid, up_to_token)
+
+    @override
+    def inspect(self) -> Mapping[str, Observed]:
+        return self._real.inspect()
 
 
 class ActualStateTests(unittest.TestCase):
@@ -213,7 +243,7 @@ class ActualStateTests(unittest.TestCase):
         self.driver.destroy(uuid, token)
         self.actual.compare()
         self.assertEqual(("active", "unknown", "", 0), self.row(uuid))
-        self.driver._create(uuid, token)
+        SimulatedDriver.spawn(self.driver, Workload(uuid=uuid), token)
         self.actual.compare()
         self.assertEqual(("active", "running", "", 0), self.row(uuid))
 
@@ -300,7 +330,7 @@ class ActualStateTests(unittest.TestCase):
         status, state, fault, _ = self.power(uuid, "start")
         self.assertEqual(("stopped", "gone"), (status, state))
         self.assertIn("there is nothing of the instance on its host; rebuild it", fault)
-        simple = SimulatedDriver(DriverTools(self.fleet.conf, self.fleet.clock, HOST))
+        simple = Powerless(DriverTools(self.fleet.conf, self.fleet.clock, HOST))
         other = self.active()
         self.work = InstanceWork(self.tools, simple)
         fault = "the compute driver of its host does not have the power compute.power"
@@ -357,9 +387,9 @@ class ActualStateTests(unittest.TestCase):
             self.assertTrue(self.fleet.instances.change(tx, uuid, token, values))
 
         self.fleet.database.run(begin)
-        with mock.patch.object(Mortal, "live_migrates", False):
-            self.operate(uuid)
-        fault = "the compute driver of its destination does not have the power live_migrate"
+        self.work = InstanceWork(self.tools, Powerless(DriverTools(self.fleet.conf, self.fleet.clock, HOST)))
+        self.operate(uuid)
+        fault = "the compute driver of its destination does not have the power compute.live_migrate"
         self.assertEqual(("active", "running", fault, 0), self.row(uuid))
         self.assertEqual((before, 0), (self.fleet.running(), self.fleet.rows()))
 
@@ -369,7 +399,7 @@ class ActualStateTests(unittest.TestCase):
         worker = self.fleet.workers.get("instance", uuid)
         assert worker is not None
         token = worker.token
-        self.driver._create(uuid, token)
+        SimulatedDriver.spawn(self.driver, Workload(uuid=uuid), token)
         self.driver.stuck = set(range(token, token + 3))
         with self.assertLogs("moorage.work", "WARNING") as logs:
             self.operate(uuid)

@@ -34,6 +34,7 @@ from moorage.instances.availability import Availability
 from moorage.instances.create import Deleter, StoreClaimer
 from moorage.instances.interface import Instance, move_consumer
 from moorage.instances.reset_state import Resetter
+from moorage.instances.resizes import Resizes
 from moorage.journal.reader import EventFilter, JournalReader
 from moorage.journal.sequencer import Sequencer
 from moorage.observers.interface import InstanceCreated, InstanceDeleted, InstanceFailed, InstanceRebuilt, ObserverEvent
@@ -160,6 +161,7 @@ class Fleet:
         cast = lambda *cast: self.casts.append(cast)  # noqa: E731
         self.deleter = Deleter(self.database, self.instances, self.workers, cast, self.gone.append)
         self.in_place = InPlace(self.database, self.instances, self.workers, cast)
+        self.resizes = Resizes(self.database, self.instances, self.workers, self.store, cast)
         self.claimer = StoreClaimer(
             self.store, self.instances, self.workers, NodeNames(), GroupStore(self.database),
             Availability(self.database, 3600.0),
@@ -193,6 +195,7 @@ class Fleet:
             release=self.store.release,
             reporter=Reporter(self.told, HOST),
             store=self.store,
+            confirm_resize=self.resizes.confirm_seen,
             tell=self.events.append,
         )
 
@@ -420,6 +423,10 @@ class AgentTests(unittest.TestCase):
         self.assertEqual((self.fleet.used(), self.fleet.running()), (0, {}))
         self.assertEqual(self.fleet.instances.by_hosts([HOST]), [])
         wait_until(lambda: set(self.fleet.told.deleted()) == set(faults), "schedulers were told", SOON)
+        for uuid in faults:
+            spec = RequestSpec(uuid, Flavor("small", {"VCPU": 2}, {}))
+            repeated = self.fleet.claimer.claim(spec, NODE, HOST, f"req-{uuid}")
+            self.assertEqual((repeated.node_uuid, repeated.repeated, self.fleet.used()), ("", True, 0))
         for uuid in faults:
             self.fleet.deleter.delete(uuid)
             agent.delete_instance(uuid)
@@ -726,7 +733,8 @@ class AgentTests(unittest.TestCase):
 
         def is_on(host: str) -> None:
             with fleet.database.write() as tx:
-                tx.execute(sa.update(instances).where(instances.c.uuid == uuid).values(host=host))
+                moves = {} if host == HOST else {"operation": "live_migrate", "host": HOST}
+                tx.execute(sa.update(instances).where(instances.c.uuid == uuid).values(host=host, pending=moves))
                 if host == HOST:
                     tx.execute(sa.delete(workers_table).where(workers_table.c.resource_id == uuid))
 

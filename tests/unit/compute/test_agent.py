@@ -6,7 +6,7 @@ from __future__ import annotations
 import tempfile
 import unittest
 
-from tests.unit.compute import actual_tests, agent_tests
+from tests.unit.compute import actual_tests, agent_tests, move_tests, resize_tests
 
 
 class _Sqlite(unittest.TestCase):
@@ -26,4 +26,12 @@ class SqliteInstanceStoreTests(_Sqlite, agent_tests.InstanceStoreTests):
 
 
 class SqliteActualStateTests(_Sqlite, actual_tests.ActualStateTests):
+    pass
+
+
+class SqliteMoveTests(_Sqlite, move_tests.MoveTests):
+    pass
+
+
+class SqliteResizeTests(_Sqlite, resize_tests.ResizeTests):
     pass

@@ -10,7 +10,7 @@ import tempfile
 import unittest
 from pathlib import Path
 
-from moorage_plugins.drivers.process.limits import Limits, groups_for
+from moorage_plugins.drivers.guarded.limits import Limits, groups_for
 
 
 class LimitsTests(unittest.TestCase):

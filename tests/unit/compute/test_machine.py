@@ -11,7 +11,7 @@ from unittest import mock
 
 import os_traits
 
-from moorage_plugins.drivers.process import machine
+from moorage_plugins.drivers.guarded import machine
 
 _MIB = 2**20
 

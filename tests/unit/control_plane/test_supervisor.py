@@ -160,6 +160,18 @@ signal.pause()
         self.assertEqual("the plugin x is missing", caught.exception.message)
         self.assertIsNone(keeper._children[0].pid, "the other process was left running")
 
+    def test_a_process_that_was_ready_before_the_others_and_ended_is_started_again(self) -> None:
+        marks = str(self.folder / "marks")
+        early = (
+            READY
+            + f"open({marks!r}, 'a').write('x')\nif len(open({marks!r}).read()) < 3: sys.exit(1)\ntime.sleep(600)\n"
+        )
+        wait = f"import os, time\nwhile not os.path.exists({marks!r}) or len(open({marks!r}).read()) < 3: time.sleep(0.02)\n"
+        keeper = self.make({"early": early, "late": wait + SLEEP})
+        self.run_in_thread(keeper)
+        self.assertEqual([True, True], [child.ready for child in keeper._children])
+        self.assertEqual(2, self.table()["early"]["restarts"])
+
     def test_a_process_that_is_never_ready_fails_the_start_by_name(self) -> None:
         keeper = self.make({"slow": "import time; time.sleep(600)"}, start_timeout=0.5)
         with self.assertRaises(errors.Unavailable) as caught:

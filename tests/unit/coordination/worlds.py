@@ -47,6 +47,9 @@ class FakeClock:
     def wait(self, event: threads.Event, seconds: float | None) -> bool:
         raise AssertionError("nothing waits here")
 
+    def boottime(self) -> float:
+        return self.now
+
     def wall(self) -> float:
         return self.now
 

@@ -8,6 +8,7 @@ import unittest
 from typing import Any
 from unittest import mock
 
+import jsonschema
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -70,6 +71,22 @@ class ValidatorTests(unittest.TestCase):
                 ("colour", "red"),
             ):
                 self.assertRaises(errors.InvalidInput, validator.read_query, {name: [value]})
+
+    def test_both_refuse_a_schema_with_a_mistake_at_once_and_say_where(self) -> None:
+        mistakes: list[tuple[dict[str, Any], str]] = [
+            ({"type": "strin"}, "'strin'"),
+            ({"properties": {"name": {"minLength": "x"}}}, "minLength"),
+            ({"properties": {"name": {"pattern": "("}}}, "pattern"),
+            ({"required": "name"}, "'name'"),
+        ]
+        for library in (validation.jsonschema_rs, None):
+            for schema, said in mistakes:
+                with (
+                    self.subTest(fast=library is not None, schema=schema),
+                    mock.patch.object(validation, "jsonschema_rs", library),
+                    self.assertRaisesRegex(jsonschema.SchemaError, said),
+                ):
+                    Validator(schema, "body")
 
     def test_what_is_given_twice_is_told_so(self) -> None:
         with self.assertRaisesRegex(errors.InvalidInput, "query/limit: it is given 2 times"):

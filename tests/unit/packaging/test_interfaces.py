@@ -58,6 +58,10 @@ DEMANDS: dict[int, dict[str, set[str]]] = {
             "drift()",
             "recount(provider)",
         },
+        "moorage.allocation.interface.claims.BatchCompanion": {
+            "__call__(transaction)",
+            "together(companions)",
+        },
         "moorage.allocation.interface.detectors.OrphanDetector": {
             "missing(consumers)",
         },
@@ -83,12 +87,15 @@ DEMANDS: dict[int, dict[str, set[str]]] = {
             "nested(roots)",
             "roots_of(providers)",
         },
+        "moorage.allocation.interface.quotas.QuotaSource": {
+            "limits()",
+        },
         "moorage.allocation.interface.quotas.QuotaStore": {
             "quota_drift()",
             "quotas(project)",
             "recount_quotas(project)",
-            "set_quota(project, resource_class, limit)",
-            "unset_quota(project, resource_class)",
+            "set_quota(project, resource_class, limit, transaction)",
+            "unset_quota(project, resource_class, transaction)",
         },
         "moorage.cleanup.interface.CleanupHandler": {
             "cleanup(lease, resource)",
@@ -137,6 +144,9 @@ DEMANDS: dict[int, dict[str, set[str]]] = {
             "destroy(uuid, up_to_token)",
             "inspect()",
             "spawn(workload, token)",
+        },
+        "moorage.drivers.interface.FencingDriver": {
+            "turn_off(machine)",
         },
         "moorage.observers.interface.Observer": {
             "observe(notice)",

@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[3]
 #: The libraries of the extras, as modules.
 OPTIONAL = (
     *("psycopg2", "pymysql", "oslo_messaging", "keystonemiddleware"),
-    *("kazoo", "etcd3gw", "redis", "pymemcache", "tooz", "jsonschema_rs"),
+    *("kazoo", "etcd3gw", "redis", "pymemcache", "tooz", "jsonschema_rs", "sushy"),
 )
 
 #: Files of etc that somebody wrote, and no program.

@@ -12,7 +12,7 @@ from typing_extensions import override
 from moorage import errors
 from moorage.scheduling.fleet_refresher import FleetRefresher
 from moorage.scheduling.fleet_view import FleetView
-from moorage.scheduling.interface import ExcludedTargets, FleetChanges, NodeState
+from moorage.scheduling.interface import ExcludedTargets, Flavor, FleetChanges, NodeState, RequestSpec
 from moorage.testing.clock import ManualClock
 from tests.servers import wait_until
 
@@ -23,10 +23,11 @@ class Source:
     def __init__(self) -> None:
         self.readings: list[str] = []
         self.fails = False
+        self.used: dict[str, int] = {}
 
     def nodes(self) -> list[NodeState]:
         self.readings.append("all")
-        return [NodeState(f"u{number}", f"n{number}", "h", {"VCPU": 4.0}, {}) for number in range(3)]
+        return [NodeState(f"u{number}", f"n{number}", "h", {"VCPU": 4.0}, dict(self.used)) for number in range(3)]
 
     def changes(self, *, compare: bool = False) -> FleetChanges | None:
         self.readings.append("compare" if compare else "changes")
@@ -90,6 +91,20 @@ class FreshnessTests(unittest.TestCase):
         self.source.fails = False
         self.freshness.refresh()
         self.assertEqual(["changes", "changes"], self.source.readings)
+
+    def test_use_that_no_instance_explains_is_read_again_before_a_refusal(self) -> None:
+        """A reading in the midst of a move sees both of its sides; the move may have ended since."""
+        for used, expected in (({}, []), ({"VCPU": 4}, ["changes"])):
+            source, view = Source(), FleetView()
+            source.used = used
+            freshness = FleetRefresher(view, source, self.clock)
+            freshness.refresh()
+            # Use is believed to be nobody's when two readings agree.
+            freshness._whole = False
+            freshness.refresh()
+            source.readings.clear()
+            freshness.before_refusal(view.snapshot(), RequestSpec("i1", Flavor("small", {"VCPU": 2}, {})))
+            self.assertEqual(expected, source.readings)
 
     def test_changes_that_the_view_did_not_take_over_have_all_nodes_read(self) -> None:
         with mock.patch.object(FleetView, "change_nodes", side_effect=MemoryError), self.assertRaises(MemoryError):

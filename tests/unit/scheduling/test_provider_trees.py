@@ -16,6 +16,7 @@ from moorage.allocation.interface import (
     SHARES,
     CandidateQuery,
     ClaimRequest,
+    FullStore,
     InventoryItem,
     RequestGroup,
     ResourceProvider,
@@ -30,7 +31,7 @@ from moorage.scheduling.resource_request import with_held_resources
 from moorage.testing.allocation import new_uuid
 from moorage_plugins.filters.capacity import CapacityFilter
 from moorage_plugins.filters.traits import RequiredTraitsFilter
-from tests.conformance.allocation.stores import memory_store
+from tests.conformance.allocation.stores import SqlCase, memory_store, sql_store
 
 CLASSES = ("VCPU", "MEMORY_MB", "PGPU")
 TRAITS = ("HW_CPU_X86_AVX2", "HW_CPU_X86_SSE", "HW_CPU_X86_MMX")
@@ -113,10 +114,10 @@ def spec_of(query: CandidateQuery) -> RequestSpec:
 
 
 class Fleet:
-    """Trees in a memory store, and the columns that a scheduler has of them."""
+    """Trees in a store, and the columns that a scheduler has of them."""
 
-    def __init__(self, trees: list[Any], pool: Any, *, rule: str = "seed") -> None:
-        self.store, self.rule = memory_store(step_size_rule=rule), rule
+    def __init__(self, trees: list[Any], pool: Any, *, rule: str = "seed", store: FullStore | None = None) -> None:
+        self.store, self.rule = store or memory_store(step_size_rule=rule), rule
         self.roots: list[str] = []
         aggregate = new_uuid()
         for tree in trees:
@@ -179,7 +180,7 @@ def searched(query: CandidateQuery, node: NodeState, rule: str) -> Any:
     return Search(query, node.own_and_nested, lambda each, name: each.used.get(name, 0), rule).run()
 
 
-class TestLaws(unittest.TestCase):
+class TestLaws(SqlCase, unittest.TestCase):
     @settings(max_examples=tests.cases(150), deadline=None)
     @given(
         st.lists(_tree, min_size=1, max_size=4),
@@ -190,8 +191,20 @@ class TestLaws(unittest.TestCase):
     def test_places_are_found_where_the_store_finds_candidates(
         self, trees: Any, pool: Any, data: Any, rule: str
     ) -> None:
-        fleet = Fleet(trees, pool, rule=rule)
-        nodes = fleet.nodes()
+        self.check(Fleet(trees, pool, rule=rule), trees, data)
+
+    @settings(max_examples=tests.cases(15), deadline=None)
+    @given(
+        st.lists(_tree, min_size=1, max_size=3), st.none() | _provider, st.data(), st.sampled_from(("seed", "modulo"))
+    )
+    def test_places_are_found_where_the_sql_store_finds_candidates(
+        self, trees: Any, pool: Any, data: Any, rule: str
+    ) -> None:
+        self.empty()
+        self.check(Fleet(trees, pool, rule=rule, store=sql_store(self.database, step_size_rule=rule)), trees, data)
+
+    def check(self, fleet: Fleet, trees: Any, data: Any) -> None:
+        rule, nodes = fleet.rule, fleet.nodes()
         view = FleetView(step_rule=rule)
         view.set_nodes(nodes)
         snapshot = view.snapshot()
@@ -332,6 +345,47 @@ class TestExamples(unittest.TestCase):
             search = Search(query, tree(*own, *gpus).providers, lambda each, name: 0, "seed")
             self.assertEqual(missing == 0, search.run() is not None)
             self.assertFalse(search.is_exhausted, missing)
+
+    @settings(max_examples=tests.cases(100), deadline=None)
+    @given(
+        st.lists(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), min_size=1, max_size=4), min_size=1),
+        st.integers(1, 3),
+        st.booleans(),
+        st.booleans(),
+    )
+    def test_equal_subtrees_pass_where_a_search_finds_them(
+        self, fleet: list[list[tuple[int, int]]], count: int, isolate: bool, third: bool
+    ) -> None:
+        """Cells with processors and as many GPUs below them as is drawn; pairs of both, and a group outside of them."""
+        nodes = []
+        for number, cells in enumerate(fleet):
+            providers: list[Any] = [(f"n{number}", None, {"MEMORY_MB": 1}, NONE)]
+            for cell, (processors, gpus) in enumerate(cells):
+                name = f"n{number}c{cell}"
+                own = {"VCPU": processors} if processors else {}
+                providers.append((name, f"n{number}c0" if cell == 3 else f"n{number}", own, NONE))
+                providers += [(f"{name}g{gpu}", name, {"PGPU": 1}, NONE) for gpu in range(gpus)]
+            nodes.append(tree(*providers))
+        groups = [{"VCPU": 1}, {"PGPU": 1}] * count + [{"MEMORY_MB": 1}] * third
+        query = query_of(*groups, isolate=isolate, subtrees=("ab", "cd", "ef")[:count])
+        expected = [searched(query, node, "seed") is not None for node in nodes]
+        columns = ProviderColumns.of(nodes)
+        self.assertEqual(expected, columns.fits(query, {}, "seed").tolist())
+        # What was claimed since the reading counts as what was used before it.
+        sums = {(node.providers[-1].uuid, "PGPU"): 1 for node in nodes if node.providers[-1].inventories}
+        used = [
+            replace(
+                node,
+                providers=tuple(
+                    replace(each, used={name: units for (uuid, name), units in sums.items() if uuid == each.uuid})
+                    for each in node.providers
+                ),
+            )
+            for node in nodes
+        ]
+        self.assertEqual(
+            ProviderColumns.of(used).fits(query, {}, "seed").tolist(), columns.fits(query, sums, "seed").tolist()
+        )
 
 
 class TestView(unittest.TestCase):

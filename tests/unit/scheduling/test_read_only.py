@@ -144,6 +144,8 @@ ARGUMENTS: Mapping[str, tuple[tuple[Any, ...], ...]] = {
     "rows_where": (),  # answers a new array
     "get_scheduler_hint": (),  # answers a copy
     "fits": ((request(),), (grouped(),)),
+    "free_by_provider": (("VCPU",), ("NONE",)),
+    "asked_of_providers": ((grouped(), "VCPU"),),
     "have_trait": ((frozenset({"HW_GPU"}),),),
     "proposal": (),  # answers new data
     "shortage": (),  # answers text

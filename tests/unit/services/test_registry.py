@@ -8,6 +8,8 @@ import tempfile
 import threading
 import unittest
 from concurrent import futures
+from typing import Any
+from unittest import mock
 
 import sqlalchemy as sa
 
@@ -152,6 +154,92 @@ class TestHeartbeat(RegistryCase):
             Heartbeat(
                 self.registry, agent, SystemClock(), interval=10, service_down_time=20, on_lost=lambda reason: None
             )
+
+
+class _Lease:
+    def __init__(self, seconds: float | None = 60.0) -> None:
+        self.seconds = seconds
+        self.moments: list[float] = []
+        self.told = threading.Event()
+        self.over = threading.Event()
+
+    def promised(self) -> float | None:
+        return self.seconds
+
+    def renewed(self, moment: float) -> None:
+        self.moments.append(moment)
+        self.told.set()
+
+    def ended(self) -> None:
+        self.over.set()
+
+
+class TestLease(RegistryCase):
+    """What heartbeats tell of a host that fences itself."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.agent = self.registry.enlist("agent", "a", rpc_version="1.0")
+        self.clock = ManualClock(100.0)
+        self.lease = _Lease()
+        self.heartbeat = Heartbeat(
+            self.registry, self.agent, self.clock, interval=0.02, service_down_time=1e6, on_lost=lambda reason: None
+        )
+        self.heartbeat.renew(self.lease)
+        self.lease.moments.clear()
+
+    def test_the_moment_is_from_before_the_heartbeat_is_sent(self) -> None:
+        beat = self.registry.beat_promising
+
+        def slow(*given: Any) -> bool:
+            self.clock.advance(40.0)
+            done = beat(*given)
+            self.clock.advance(40.0)
+            return done
+
+        with mock.patch.object(self.registry, "beat_promising", slow):
+            self.assertTrue(self.heartbeat._beat())
+        self.assertEqual([100.0], self.lease.moments)
+        self.assertEqual(60_000_000, self.registry.get(self.agent.uuid).self_fence)
+
+    def test_a_lease_begins_with_the_last_heartbeat_that_was_confirmed_and_ends_with_the_last(self) -> None:
+        for since in (0.0, 50.0):
+            self.clock.advance(since)
+            self.assertTrue(self.heartbeat._beat())
+            self.clock.advance(7.0)
+        lease = _Lease()
+        self.heartbeat.renew(lease)
+        self.assertEqual([157.0], lease.moments)
+        self.assertFalse(lease.over.is_set())
+        self.heartbeat.stop()
+        self.assertTrue(lease.over.is_set())
+
+    def test_a_heartbeat_of_unknown_outcome_renews_nothing(self) -> None:
+        def lost(*given: Any) -> bool:
+            raise errors.StoreUnavailable("The connection ended after COMMIT.", outcome="unknown")
+
+        with mock.patch.object(self.registry, "beat_promising", lost), self.assertRaises(errors.Unavailable):
+            self.heartbeat._beat()
+        self.assertEqual([], self.lease.moments)
+
+    def test_an_agent_that_was_replaced_renews_nothing(self) -> None:
+        self.registry.enlist("agent", "a", rpc_version="1.0")
+        self.assertFalse(self.heartbeat._beat())
+        self.assertEqual([], self.lease.moments)
+        self.assertIsNone(self.registry.get(self.agent.uuid).self_fence)
+
+    def test_each_heartbeat_renews_and_says_what_the_host_promises_now(self) -> None:
+        self.lease.seconds = None
+        self.heartbeat.start()
+        self.addCleanup(self.heartbeat.stop)
+        self.assertTrue(self.lease.told.wait(60))
+        self.assertIsNone(self.registry.get(self.agent.uuid).self_fence)
+        self.lease.seconds = 30.0
+        # One may have been under way.
+        for _ in range(2):
+            self.lease.told.clear()
+            self.assertTrue(self.lease.told.wait(60))
+        self.assertEqual(30_000_000, self.registry.get(self.agent.uuid).self_fence)
 
 
 class TestObserver(RegistryCase):

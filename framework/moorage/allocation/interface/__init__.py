@@ -33,9 +33,11 @@ from moorage.allocation.interface.catalogue import (
 from moorage.allocation.interface.changes import ChangeSource
 from moorage.allocation.interface.claims import (
     API_VERSION,
+    MOST_LEVELS,
     AllocationItem,
     AllocationStore,
     Auditable,
+    BatchCompanion,
     ClaimOutcome,
     ClaimRequest,
     Companion,
@@ -44,8 +46,10 @@ from moorage.allocation.interface.claims import (
     InventoryItem,
     Merge,
     ProviderUsage,
+    RefusedTogether,
     ResourceProvider,
     StoreCapability,
+    TreeTooDeep,
 )
 from moorage.allocation.interface.detectors import OrphanDetector
 from moorage.allocation.interface.ledger import (
@@ -59,7 +63,7 @@ from moorage.allocation.interface.ledger import (
     UsageTotal,
 )
 from moorage.allocation.interface.pools import SHARES, PoolSource
-from moorage.allocation.interface.quotas import Quota, QuotaDrift, QuotaStore
+from moorage.allocation.interface.quotas import Quota, QuotaDrift, QuotaSource, QuotaStore
 from moorage.allocation.interface.trees import TreeSource
 from moorage.extensions import ExtensionPoint
 
@@ -67,6 +71,7 @@ __all__ = [
     "API_VERSION",
     "DETECTORS",
     "KEEP",
+    "QUOTA_SOURCES",
     "SHARES",
     "STORES",
     "AllocationChange",
@@ -74,6 +79,7 @@ __all__ = [
     "AllocationLedger",
     "AllocationStore",
     "Auditable",
+    "BatchCompanion",
     "Candidate",
     "CandidateQuery",
     "CandidateSet",
@@ -90,6 +96,8 @@ __all__ = [
     "FullStore",
     "GenerationConflict",
     "HasChildren",
+    "MOST_LEVELS",
+    "TreeTooDeep",
     "InventoryChange",
     "InventoryItem",
     "Keep",
@@ -104,7 +112,9 @@ __all__ = [
     "ProviderUsage",
     "Quota",
     "QuotaDrift",
+    "QuotaSource",
     "QuotaStore",
+    "RefusedTogether",
     "RequestGroup",
     "ResourceClass",
     "ResourceProvider",
@@ -127,4 +137,8 @@ DETECTORS: ExtensionPoint[OrphanDetector] = ExtensionPoint(
 #: Chosen by ``[allocation] store``.
 STORES: ExtensionPoint[AllocationStore] = ExtensionPoint(
     "moorage.allocation_stores", AllocationStore, API_VERSION, "[allocation] store"
+)
+#: Chosen by ``[quota] source``.
+QUOTA_SOURCES: ExtensionPoint[QuotaSource] = ExtensionPoint(
+    "moorage.quota_sources", QuotaSource, API_VERSION, "[quota] source"
 )

@@ -97,6 +97,7 @@ class ProviderCatalogue(abc.ABC):
         :returns: it as it is stored.
         :raises AlreadyExists: the uuid or the name is taken; ``details['field']`` says which (``uuid`` or ``name``).
         :raises InvalidInput: the parent does not exist, or is the provider itself; path ``parent``.
+        :raises TreeTooDeep: it would be below :data:`~moorage.allocation.interface.MOST_LEVELS` levels.
         """
 
     @abc.abstractmethod
@@ -133,6 +134,8 @@ class ProviderCatalogue(abc.ABC):
         :raises AlreadyExists: the name is taken.
         :raises InvalidInput: no such parent, a parent below the provider itself, or a change that ``reparent`` forbids; path
             ``parent``.
+        :raises TreeTooDeep: a provider would be below :data:`~moorage.allocation.interface.MOST_LEVELS` levels, and deeper than it
+            was.
         """
 
     @abc.abstractmethod

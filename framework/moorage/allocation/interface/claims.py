@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import abc
 import enum
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -17,6 +17,7 @@ __all__ = [
     "AllocationItem",
     "AllocationStore",
     "Auditable",
+    "BatchCompanion",
     "StoreCapability",
     "ClaimOutcome",
     "ClaimRequest",
@@ -24,17 +25,53 @@ __all__ = [
     "Drift",
     "HasChildren",
     "InventoryItem",
+    "MOST_LEVELS",
     "Merge",
     "ProviderUsage",
+    "RefusedTogether",
     "ResourceProvider",
+    "TreeTooDeep",
 ]
 
 API_VERSION = (2, 0)
+
+#: Levels of a tree of providers, its root included. The levels of a machine (node, NUMA cell, device, function) are fewer than ten.
+MOST_LEVELS = 64
 
 #: Writes that shall happen in the claim's own transaction: called with the store's transaction (an SQLAlchemy connection for
 #: stores with SHARED_TRANSACTION) after the room is taken and before the commit. It may be called again for a retried
 #: transaction; raising an error undoes the claim and is passed on to the caller.
 Companion = Callable[[Any], None]
+
+
+class BatchCompanion(abc.ABC):
+    """A companion that can be written together with others of its class: a store may make several claims in one transaction.
+
+    A claim with another companion has a transaction of its own.
+    """
+
+    @abc.abstractmethod
+    def __call__(self, transaction: Any) -> None:
+        """Write what belongs to this claim alone; see :data:`Companion`."""
+
+    @classmethod
+    @abc.abstractmethod
+    def together(cls, transaction: Any, companions: Sequence[Any]) -> None:
+        """Write what belongs to several claims, with the outcome that calling them one after the other would have.
+
+        :param companions: of this class, in the order in which the claims came. It may be called again, with fewer of them.
+        :raises RefusedTogether: names the companions that cannot be written. Any other error is taken for one of all.
+        """
+
+
+class RefusedTogether(Exception):
+    """Some of the companions of a combined transaction refuse their claims; the transaction is done again without them."""
+
+    def __init__(self, companions: Collection[BatchCompanion]) -> None:
+        super().__init__(f"{len(companions)} companions refuse their claims")
+        self.companions = companions
+
+
 #: Returns the inventories that a provider shall have: ``merge(uuid, present)``. ``present`` are its inventories by class; no other
 #: transaction can change them meanwhile. It may be called several times and must change nothing.
 Merge = Callable[[str, Mapping[str, InventoryItem]], Sequence[InventoryItem]]
@@ -53,6 +90,10 @@ class StoreCapability(enum.Enum):
 
 class HasChildren(errors.InUse):
     """A provider that is the parent of others cannot go; details: ``provider``, ``holder`` (how many children)."""
+
+
+class TreeTooDeep(errors.InvalidInput):
+    """A tree would get more than :data:`MOST_LEVELS` levels; details: ``path`` (``parent``), ``levels``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +202,7 @@ class AllocationStore(abc.ABC):
         :raises InUse: an inventory would vanish that has allocations.
         :raises AlreadyExists: another provider has the name.
         :raises InvalidInput: a number, name or class that can never be right.
+        :raises TreeTooDeep: a provider that is created would be below :data:`MOST_LEVELS` levels.
         """
 
     def merge_providers(

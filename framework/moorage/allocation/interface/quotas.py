@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import abc
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
-__all__ = ["Quota", "QuotaDrift", "QuotaStore"]
+__all__ = ["Quota", "QuotaDrift", "QuotaSource", "QuotaStore"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +50,18 @@ class QuotaStore(abc.ABC):
         """Limits with what is used, ordered by project and class; None: of all projects."""
 
     @abc.abstractmethod
-    def set_quota(self, project: str, resource_class: str, limit: int) -> Quota:
+    def set_quota(self, project: str, resource_class: str, limit: int, transaction: Any | None = None) -> Quota:
         """Sets a limit. The first limit of a class counts what the project holds of it already.
 
+        :param transaction: an open one of the store's database to write in; None: one of its own.
+        :raises StoreBusy: others changed the limits of the project meanwhile; begin a new transaction.
         :raises NotFound: there is no such resource class.
         :raises InvalidInput: no project, or a limit that is no whole number from 0 to 2**31 - 1.
         """
 
     @abc.abstractmethod
-    def unset_quota(self, project: str, resource_class: str) -> bool:
-        """Removes a limit; False when there is none."""
+    def unset_quota(self, project: str, resource_class: str, transaction: Any | None = None) -> bool:
+        """Removes a limit; False when there is none. ``transaction`` and StoreBusy as for :meth:`set_quota`."""
 
     @abc.abstractmethod
     def quota_drift(self) -> list[QuotaDrift]:
@@ -66,3 +70,20 @@ class QuotaStore(abc.ABC):
     @abc.abstractmethod
     def recount_quotas(self, project: str) -> bool:
         """Sets the counters of a project to what its consumers hold, while none of them is changed; False without limits."""
+
+
+class QuotaSource(abc.ABC):
+    """Says which limits projects have, where another service keeps them. Built by the loader as ``plugin(conf=...)``.
+
+    The periodic task ``read_quotas`` asks it in the background and writes the limits into the store. No claim and no transaction
+    waits for a source. The constructor must not connect; it raises ConfigError for what can never work.
+    """
+
+    api_version: ClassVar[tuple[int, int]]
+
+    @abc.abstractmethod
+    def limits(self) -> Mapping[str, Mapping[str, int]]:
+        """Returns all limits: project -> resource class -> units. What it leaves out is not limited.
+
+        :raises Unavailable: the limits are not known now. The store keeps the last ones.
+        """

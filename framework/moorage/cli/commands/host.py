@@ -59,7 +59,10 @@ class HostShow(base.ApiShow):
 
 
 class HostFence(base.ApiShow):
-    """Say that nothing runs on the host of an agent that is declared dead; its instances may then be evacuated."""
+    """Say that nothing runs on the host of an agent that is declared dead; its instances may then be evacuated.
+
+    With --power-off the command sees to that first, through the BMCs of the host's nodes.
+    """
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Adds the host and the reason."""
@@ -68,16 +71,25 @@ class HostFence(base.ApiShow):
         parser.add_argument(
             "--reason", required=True, type=_reason, help="how you know, for other operators and the journal"
         )
+        parser.add_argument(
+            "--power-off",
+            action="store_true",
+            help="turn the machines of its nodes off first; the host is fenced only if they are seen to be off",
+        )
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Sends the request and prints the agent."""
         api = base.connection(parsed_args)
-        return base.one(api.fence_service(_agent(api, parsed_args.host)["uuid"], parsed_args.reason))
+        fence = api.turn_off_and_fence if parsed_args.power_off else api.fence_service
+        return base.one(fence(_agent(api, parsed_args.host)["uuid"], parsed_args.reason))
 
 
 class HostEvacuate(base.ApiCommand):
-    """Have the instances of a dead host built on other hosts. Repeated it goes on with those that are left."""
+    """Have the instances of a dead host built on other hosts. Repeated it goes on with those that are left.
+
+    The host must be fenced: by an operator's word (--fenced), or by itself where its compute driver does that.
+    """
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Adds the host, the fence and the destination."""
@@ -97,12 +109,10 @@ class HostEvacuate(base.ApiCommand):
         api, host = base.connection(parsed_args), parsed_args.host
         agent = _agent(api, host)
         if parsed_args.fenced:
-            agent = api.fence_service(agent["uuid"], parsed_args.reason)
-        if not agent["fenced"] and not parsed_args.dry_run:
-            raise errors.Conflict(
-                f"Host {host} is not fenced, so instances may run there. Make sure that it is off, declare its agent dead "
-                f"(moorage service set agent:{host} --forced-down), and repeat the command with --fenced --reason TEXT."
-            )
+            api.fence_service(agent["uuid"], parsed_args.reason)
+        elif not agent["fenced"] and not parsed_args.dry_run:
+            # A host that fences itself needs no word.
+            api.fence_service_by_itself(agent["uuid"])
         found = list(api.pages("/instances", "instances", {"host": host}))
         failed = 0
         for instance in found:

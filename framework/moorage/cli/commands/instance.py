@@ -14,6 +14,7 @@ from moorage.foreign import escape_unprintable
 
 __all__ = [
     "DecisionShow",
+    "InstanceConfirmResize",
     "InstanceConsole",
     "InstanceCreate",
     "InstanceDelete",
@@ -23,6 +24,8 @@ __all__ = [
     "InstanceRebuild",
     "InstanceReset",
     "InstanceResize",
+    "InstanceRevertMove",
+    "InstanceRevertResize",
     "InstanceShelve",
     "InstanceShow",
     "InstanceStart",
@@ -285,7 +288,7 @@ class _Action(base.ApiShow):
         """Begin it."""
         api = base.connection(parsed_args)
         found = api.act_on_instance(parsed_args.instance, self.action, self.body(parsed_args))
-        while parsed_args.wait and found["pending"]:
+        while parsed_args.wait and found["pending"] and found["status"] != "resized":
             _CLOCK.sleep(0.2)
             found = api.instance(parsed_args.instance)
         return base.one(found)
@@ -352,9 +355,43 @@ class InstanceUnshelve(_Move):
 
 
 class InstanceMigrate(_Move):
-    """Move an instance to another node while it runs."""
+    """Move an instance to another node: while it runs, or cold."""
 
     action = "live_migrate"
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Adds the kind of move."""
+        parser = super().get_parser(prog_name)
+        parser.add_argument(
+            "--cold",
+            action="store_true",
+            help="stop it first and start it there; for drivers that cannot move what runs",
+        )
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> Any:
+        """Begins the move."""
+        if parsed_args.cold:
+            self.action = "migrate"
+        return super().take_action(parsed_args)
+
+
+class InstanceRevertMove(_Action):
+    """End a move that is in progress and not committed; the instance goes on where it was."""
+
+    action = "revert_move"
+
+
+class InstanceConfirmResize(_Action):
+    """Keep the new flavor of an instance that is resized. What its old place holds is given back."""
+
+    action = "confirm_resize"
+
+
+class InstanceRevertResize(_Action):
+    """Bring an instance that is resized back to its old place and its old flavor."""
+
+    action = "revert_resize"
 
 
 class InstanceResize(_Move):

@@ -106,7 +106,9 @@ class Trace(base.ApiLister):
                     f"The journal has no event of {name} (any more), and no scheduler remembers a decision on it."
                 ) from error
         began = steps[0]["time"]
-        rows = [{**step, "at": _time(step["time"]), "seconds": _since_first(step["time"], began)} for step in steps]
+        rows = [
+            {**step, "at": base.time_text(step["time"]), "seconds": _since_first(step["time"], began)} for step in steps
+        ]
         return base.table(TRACE_COLUMNS, rows)
 
 
@@ -177,7 +179,7 @@ def _audited(event: Mapping[str, Any]) -> dict[str, Any]:
         change = _change({}, state)
     else:
         change = _change(before, {name: state.get(name) for name in before})
-    return {**event, "at": _time(event["at"]), "change": change}
+    return {**event, "at": base.time_text(event["at"]), "change": change}
 
 
 def _change(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
@@ -235,15 +237,8 @@ def _pages(
         cursor = page["next_after"]
 
 
-def _time(micros: int | None) -> str:
-    """A time for people; empty when it is not known."""
-    if micros is None:
-        return ""
-    return datetime.datetime.fromtimestamp(micros / 1_000_000, datetime.UTC).isoformat(timespec="milliseconds")
-
-
 def _line(event: dict[str, Any]) -> str:
-    parts = [str(event["number"]), _time(event["at"]), event["kind"], event["subject"]]
+    parts = [str(event["number"]), base.time_text(event["at"]), event["kind"], event["subject"]]
     state = " ".join(f"{name}={value}" for name, value in sorted(event["state"].items()) if value not in ("", None))
     by = {"by": event["actor"], "through": event.get("service"), "request": event["request_id"]}
     return " ".join([*parts, state, *(f"{name} {value}" for name, value in by.items() if value)])

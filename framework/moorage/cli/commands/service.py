@@ -13,7 +13,8 @@ from moorage.client.client import Client
 __all__ = ["ServiceList", "ServiceSet", "ServiceShow"]
 
 COLUMNS = (
-    "uuid", "binary", "host", "cluster", "state", "disabled", "forced_down", "fenced", "epoch", "rpc_version", "offers",
+    "uuid", "binary", "host", "cluster", "state", "disabled", "forced_down", "fenced", "self_fenced", "epoch", "rpc_version",
+    "offers",
 )  # fmt: skip
 _IDENT = "uuid, or BINARY:HOST (agent:agent-1)"
 

@@ -47,7 +47,7 @@ _ALL = (
         "allocation-store",
         "moorage.allocation_stores",
         "Store",
-        "``moorage plugin check`` loads it; the roles use it once it declares SHARED_TRANSACTION, and say so until then.",
+        "``moorage plugin check`` loads it; with ``[allocation] store`` the roles use it.",
     ),
     Family(
         "shard-strategy",
@@ -104,6 +104,12 @@ _ALL = (
         ("with-table",),
     ),
     Family(
+        "quota-source",
+        "moorage.quota_sources",
+        "Source",
+        "``moorage quota show`` lists the limits that it says, after the first reading by an engine.",
+    ),
+    Family(
         "observer",
         "moorage.observers",
         "Observer",
@@ -124,6 +130,7 @@ EXCEPTIONS: Mapping[str, str] = {
     "reference service, moorage_plugins.compute.",
     "moorage.agent_services": "It belongs to a table and a request of its own: begin with examples/acme/acme_moorage/agent.py, "
     "which the how-to page on agent services explains.",
+    "moorage.fencing_drivers": "It is one method: begin with a copy of moorage_plugins/drivers/redfish/fencing.py.",
     "moorage.parts": "It comes with what has options or tables: weigher, observer, cleanup-handler, periodic-task and "
     "orphan-detector write it.",
 }

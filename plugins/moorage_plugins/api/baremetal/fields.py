@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The fields of nodes, ports and portgroups: name, column, kind, and the microversion they came with.
 
-The versions are Ironic's, as its clients expect them. What is not kept here, since Moorage neither deploys nor powers machines, is
-shown as empty.
+The versions are Ironic's, as its clients expect them. What is not kept here, since Moorage deploys no images, is shown as
+empty.
 """
 
 from __future__ import annotations

@@ -7,7 +7,15 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from moorage import errors, randomness
-from moorage.allocation.interface import KEEP, FullStore, HasChildren, Keep, ProviderFilter, ResourceProvider
+from moorage.allocation.interface import (
+    KEEP,
+    FullStore,
+    HasChildren,
+    Keep,
+    ProviderFilter,
+    ResourceProvider,
+    TreeTooDeep,
+)
 from moorage.http.routes import Request, Response, Route, Version
 from moorage_plugins.api.placement import policies, queries, schemas
 from moorage_plugins.api.placement.application import cached
@@ -138,12 +146,12 @@ class _Providers:
         except errors.InvalidInput as error:
             if error.details.get("path") != "parent":
                 raise
-            same = parent is not None and canonical_uuid(parent) == uuid
-            reason = (
-                "parent provider UUID cannot be same as UUID. A provider cannot be its own parent."
-                if same
-                else "parent provider UUID does not exist."
-            )
+            if isinstance(error, TreeTooDeep):
+                reason = error.message
+            elif parent is not None and canonical_uuid(parent) == uuid:
+                reason = "parent provider UUID cannot be same as UUID. A provider cannot be its own parent."
+            else:
+                reason = "parent provider UUID does not exist."
             why = _WHY.format(action="create", reason=reason)
             raise errors.InvalidInput(
                 f'Unable to create resource provider "{name}", {uuid}: {why}', path="parent_provider_uuid"
@@ -177,7 +185,8 @@ class _Providers:
         except errors.InvalidInput as error:
             if error.details.get("path") != "parent":
                 raise
-            why = _WHY.format(action="update", reason=self._why_not(uuid, parent))
+            reason = error.message if isinstance(error, TreeTooDeep) else self._why_not(uuid, parent)
+            why = _WHY.format(action="update", reason=reason)
             raise errors.InvalidInput(
                 f"Unable to save resource provider {uuid}: {why}", path="parent_provider_uuid"
             ) from error

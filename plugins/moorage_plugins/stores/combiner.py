@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Combines the claims of several threads into few transactions: the claims that wait while a transaction runs share the next one.
+
+A claim that meets no other is made at once. Of the claims that wait, the first one leads: its thread makes all of them, up to a
+limit. So a claim is in the first or second transaction after it came, as long as the limit is not reached.
+
+A combined transaction is all or nothing, yet each claim has its own outcome. Claims that cannot share the transaction are left out,
+and their own threads make them one by one. A transaction that fails for an unknown reason is halved until the claim that causes it
+is alone. After a commit of unknown outcome every claim is looked up before any of their threads is answered.
+
+No thread waits without limit. A claim that waits too long for its transaction to begin is made alone by its own thread. A claim
+whose transaction does not end in time has an unknown outcome.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from oslo_context import context as oslo_context
+from oslo_log import log as logging
+
+from moorage import errors, threads
+from moorage.allocation.interface import AllocationChange, BatchCompanion, ClaimOutcome, Companion, Expect
+
+__all__ = ["Combiner", "Member", "is_combinable"]
+
+LOG = logging.getLogger(__name__)
+#: For how many times the patience of the combiner a claim waits for the end of its transaction.
+_UNTIL_END = 5
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """A claim that waits for its transaction, or is in it."""
+
+    change: AllocationChange
+    companion: Companion | None
+    #: The request of the claim; the thread of another request may make the claim.
+    context: oslo_context.RequestContext | None = field(default_factory=oslo_context.get_current)
+    outcome: ClaimOutcome | None = None
+    error: BaseException | None = None
+    #: What its last transaction was about to commit.
+    written: ClaimOutcome | None = None
+    #: It cannot share a transaction: its own thread makes it.
+    alone: bool = False
+    #: Set when the claim is decided, and when its thread has to lead.
+    woken: threads.Event = field(default_factory=threads.event)
+
+    @property
+    def decided(self) -> bool:
+        """Whether the claim was made or refused."""
+        return self.outcome is not None or self.error is not None
+
+    @property
+    def done(self) -> bool:
+        """Whether no other thread does anything for the claim any more."""
+        return self.decided or self.alone
+
+
+def is_combinable(change: AllocationChange, companion: Companion | None) -> bool:
+    """Whether a claim may share a transaction.
+
+    Claims of existing consumers may not: they have resources to give back. Nor may claims with a companion that is written alone:
+    it would lock its rows before those of other companions, whatever their order.
+    """
+    is_new = change.expected is Expect.NOTHING and bool(change.resources)
+    return is_new and (companion is None or isinstance(companion, BatchCompanion))
+
+
+class Combiner:
+    """The claims of one store in one process. Safe for use by several threads.
+
+    :param alone: makes one claim in a transaction of its own.
+    :param together: makes claims of different consumers in one transaction. After the commit it sets the outcome of each claim that
+        was made, and :attr:`Member.alone` of the others. An error means that it has made none of the others.
+    :param look_up: sets the outcomes of those claims that an earlier transaction has committed.
+    :param largest: how many claims one transaction makes.
+    :param patience: seconds that a claim waits for its transaction to begin before it is made alone. It waits five times as long
+        for the transaction to end.
+    """
+
+    def __init__(
+        self,
+        alone: Callable[[Member], ClaimOutcome],
+        together: Callable[[Sequence[Member]], None],
+        look_up: Callable[[Sequence[Member]], None],
+        largest: int,
+        patience: float,
+    ) -> None:
+        self._alone = alone
+        self._together = together
+        self._look_up = look_up
+        self._largest = largest
+        self._patience = patience
+        self._begin()
+        _LIVING.add(self)
+
+    def _begin(self) -> None:
+        """Begin without claims. A forked child has none of the threads that make claims in its parent."""
+        #: How many claims the next transaction makes: halved by each conflict, doubled by each success.
+        self._size = self._largest
+        self._lock = threads.lock()
+        self._busy = False
+        self._waiting: list[Member] = []
+
+    def claim(self, change: AllocationChange, companion: Companion | None) -> ClaimOutcome:
+        """Make a claim, perhaps together with others; raises what it would raise alone.
+
+        :raises StoreUnavailable: also if the transaction of the claim does not end in time; ``details['outcome']`` is ``unknown``.
+        """
+        member = Member(change, companion)
+        with self._lock:
+            leads = not self._busy
+            self._busy = True
+            if not leads:
+                self._waiting.append(member)
+        if not leads:
+            self._wait(member)
+        if not member.done:
+            self._lead(member)
+        if member.alone:
+            self._make([member])
+        if member.outcome is None:
+            raise member.error or AssertionError("a claim that was not decided")
+        return member.outcome
+
+    def _wait(self, member: Member) -> None:
+        """Wait until another thread has made the claim, or until this thread has to lead or to make the claim alone."""
+        if member.woken.wait(self._patience):
+            return
+        with self._lock:
+            if member in self._waiting:
+                self._waiting.remove(member)
+                member.alone = True
+                return
+        if member.woken.wait(_UNTIL_END * self._patience):
+            return
+        with self._lock:
+            # A thread that has to lead was woken under the lock.
+            if not member.woken.is_set():
+                raise errors.StoreUnavailable(
+                    f"The transaction with the claim of {member.change.consumer} has not ended for "
+                    f"{(1 + _UNTIL_END) * self._patience:g} seconds; whether the claim is made is unknown. Try again.",
+                    outcome="unknown",
+                )
+
+    def _lead(self, member: Member) -> None:
+        """Make this claim and those that wait, then let the next one lead."""
+        batch = [member]
+        try:
+            batch = self._batch(member)
+            self._make(batch)
+        except BaseException as error:  # noqa: BLE001  (each thread must hear of it, whatever it is)
+            for each in batch:
+                if not each.done:
+                    each.error = error if each is member else _copy(error)
+        finally:
+            with self._lock:
+                following = self._waiting.pop(0) if self._waiting else None
+                self._busy = following is not None
+                if following is not None:
+                    following.woken.set()
+            for each in batch:
+                each.woken.set()
+
+    def _batch(self, member: Member) -> list[Member]:
+        """The claims of the next transaction. A repetition of one of them waits for the next one, where it finds the claim."""
+        batch, left, consumers = [member], [], {member.change.consumer}
+        with self._lock:
+            for each in self._waiting:
+                if len(batch) < self._size and each.change.consumer not in consumers:
+                    batch.append(each)
+                    consumers.add(each.change.consumer)
+                else:
+                    left.append(each)
+            self._waiting = left
+        return batch
+
+    def _make(self, batch: Sequence[Member]) -> None:
+        """Make the claims of a batch; those that fail together for an unknown reason in halves."""
+        if len(batch) == 1:
+            self._make_one(batch[0])
+            return
+        try:
+            self._together(batch)
+        except errors.StoreUnavailable as error:
+            self._settle(batch, error)
+        except errors.StoreBusy:
+            # Other processes write the same rows. The threads try again, and the next transactions touch fewer rows.
+            self._size = max(1, min(self._size, len(batch)) // 2)
+            for each in batch:
+                each.alone = not each.decided
+        except Exception as error:  # noqa: BLE001  (alone, each learns what is wrong with it, and only with it)
+            LOG.debug("%d claims cannot be made together (%r).", len(batch), error)
+            left = [each for each in batch if not each.done]
+            for half in (left[: len(left) // 2], left[len(left) // 2 :]):
+                if len(half) > 1:
+                    self._make(half)
+                else:
+                    for each in half:
+                        each.alone = True
+        else:
+            self._grow(len(batch))
+
+    def _make_one(self, member: Member) -> None:
+        try:
+            member.outcome = self._alone(member)
+        except errors.StoreUnavailable as error:
+            self._settle([member], error)
+        except Exception as error:  # noqa: BLE001  (it is raised in the thread that asked)
+            member.error = error
+        else:
+            self._grow(1)
+
+    def _grow(self, made: int) -> None:
+        if made >= self._size:
+            self._size = min(self._largest, 2 * self._size)
+
+    def _settle(self, batch: Sequence[Member], error: errors.StoreUnavailable) -> None:
+        """Decide claims whose transaction failed with the store. If the outcome of the commit is unknown, they are looked up."""
+        left = [each for each in batch if not each.decided]
+        if error.details.get("outcome") == "unknown":
+            try:
+                self._look_up(left)
+            except Exception as failure:  # noqa: BLE001  (the outcome stays unknown, which is what the callers are told)
+                LOG.warning(
+                    "%d claims could not be looked up after a commit of unknown outcome: %s", len(left), failure
+                )
+        for each in left:
+            each.error = None if each.decided else _copy(error)
+
+
+def _copy(error: BaseException) -> errors.MoorageError:
+    """An error of its own for a thread: callers change the message and the details of what they catch."""
+    if isinstance(error, errors.MoorageError):
+        found = type(error).__new__(type(error), *error.args)
+        found.__dict__.update(error.__dict__, details=dict(error.details))
+    else:
+        found = errors.StoreUnavailable(
+            f"The thread that made the claim together with others failed ({error!r}); whether the claim is made is unknown. "
+            "Try again.",
+            outcome="unknown",
+        )
+    found.__cause__ = error
+    return found
+
+
+#: All combiners of this process, for the moment after a fork.
+_LIVING: weakref.WeakSet[Combiner] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for combiner in list(_LIVING):
+        combiner._begin()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

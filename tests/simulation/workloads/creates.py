@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Creates and deletes by many clients at once on a fleet that is too small for all: claims share transactions."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from typing_extensions import override
+
+from moorage.control_plane.factories import open_instances, open_workers
+from moorage.instances.create import Deleter, cast_to_agent
+from tests.simulation.kernel import Process
+from tests.simulation.store import Fault
+from tests.simulation.workloads.placement import SCHEDULERS, Placement, _History
+
+__all__ = ["Creates"]
+
+CLIENTS = 10
+
+
+class Creates(Placement):
+    """As :class:`Placement`, with more clients that only create and delete."""
+
+    settings: ClassVar[dict[tuple[str, str], Any]] = {
+        **Placement.settings,
+        ("allocation_sql", "claims_per_transaction"): 8,
+    }
+    points: ClassVar[int] = 600
+    steps: ClassVar[int] = 1500
+
+    @override
+    def begin_clients(self) -> None:
+        self.world.site.fault = self._with_failing_commits(self.world.site.fault)
+        for number in range(1, CLIENTS + 1):
+            self.client(f"client-{number}", self._client)
+
+    def _with_failing_commits(self, usual: Fault) -> Fault:
+        """Besides the usual faults, end connections of schedulers just before or after a commit: few other faults strike there."""
+        left = self.random.choice((0, 1, 3))
+
+        def fault(kind: str, writer: bool) -> str | None:
+            nonlocal left
+            what, me = usual(kind, writer), self.kernel.current
+            is_commit = writer and kind in ("commit", "committed") and me is not None and me.process.name in SCHEDULERS
+            if what is None and left and is_commit and self.random.random() < 0.1:
+                left -= 1
+                what = "lost" if kind == "commit" else "unknown"
+                self.faults.counts[f"{what} at a commit"] += 1
+                self.kernel.note("fault", what)
+            return what
+
+        return fault
+
+    @override
+    def _client(self, process: Process) -> None:
+        platform = self.world.platform(process, "api", beats=False)
+        conf = self.world.conf
+        cast = cast_to_agent(platform.sender)
+        deleter = Deleter(platform.database, open_instances(platform, conf), open_workers(platform, conf), cast)
+        mine: list[_History] = []
+        for _ in range(self.random.randint(1, 3)):
+            living = [each for each in mine if each.asked and not each.delete_asked]
+            if living and self.random.random() < 0.4:
+                self._delete(deleter, self.random.choice(living))
+            else:
+                mine.append(self._create(platform))

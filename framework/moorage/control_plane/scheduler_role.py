@@ -101,6 +101,7 @@ class SchedulerRole:
             residents=read_residents(platform.database, store, instances),
             fields=read_fields(declared_fields(conf), platform.clock),
             lacking=availability.lacking,
+            recount=functools.partial(tracker.reload_hosts, instances) if section.track_instance_changes else None,
         )
 
         def placed(selection: Selection) -> None:

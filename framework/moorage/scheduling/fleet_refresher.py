@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from oslo_log import log as logging
 
 from moorage import errors, threads
@@ -16,9 +18,13 @@ __all__ = ["FleetRefresher"]
 
 LOG = logging.getLogger(__name__)
 
-#: A refusal is not believed when the view is older than this many seconds: it is read again first. But no more than one part in so
-#: many of the time is spent on such readings, however many requests are refused.
-_REFUSAL_AGE, _REFUSAL_PART = 1.0, 10
+#: Before a refusal the view is read again. But no more than one part in so many of the time is spent on such readings, however many
+#: requests are refused.
+_REFUSAL_PART = 10
+#: What was read within so many seconds is not stale.
+_STALE = 1.0
+#: Hosts whose instances are read before a refusal at most.
+_RECOUNTED = 500
 
 #: Seconds between comparisons of all versions; they find what was committed more than a minute after it was written.
 _COMPARISON = 600.0
@@ -30,14 +36,23 @@ class FleetRefresher:
     """Reads the nodes into a view: one reading at a time, however many threads ask. Safe for use by several threads.
 
     After the first one, a reading costs what changed since the last one.
+
+    :param recount: reads the instances of some hosts into the view. None: the view keeps no instances.
     """
 
-    def __init__(self, view: FleetView, source: FleetSource, clock: Clock) -> None:
+    def __init__(
+        self,
+        view: FleetView,
+        source: FleetSource,
+        clock: Clock,
+        recount: Callable[[Sequence[str]], object] | None = None,
+    ) -> None:
         self._view = view
         self._source = source
         self._clock = clock
+        self._recount = recount
         self._refreshing = threads.lock()
-        self._refreshed_at = -1e9
+        self._refreshed_at = self._recounted_at = -1e9
         self._reading_took = 0.0
         #: The view has all that the source has read.
         self._whole = False
@@ -73,20 +88,35 @@ class FleetRefresher:
         """A claim was refused for the state of an agent or a node: read the states before nodes are ranked again."""
         self._states_outdated = True
 
-    def refresh(self, *, older_than: float = 0.0) -> bool:
-        """Read the nodes again, unless that was done within ``older_than`` seconds; True when it was done now."""
+    def refresh(self, *, older_than: float = 0.0, recount: bool = False) -> bool:
+        """Read the nodes again, unless that was done within ``older_than`` seconds; True when it was done now.
+
+        :param recount: also read the instances of hosts that use less by the store than by the instances of the view: the message
+            that some are gone was lost, or is on its way.
+        """
         asked_at = self._clock.monotonic()
         with self._refreshing:
-            if self._refreshed_at > asked_at - older_than or self._refreshed_at > asked_at:
+            last = self._recounted_at if recount else self._refreshed_at
+            if last > asked_at - older_than or last > asked_at:
                 return False
             began = self._clock.monotonic()
             self._outdated = self._providers_outdated = False
             self._read(began)
             self._refreshed_at = began
+            if recount:
+                self._recount_hosts()
+                self._recounted_at = began
             self._reading_took = self._clock.monotonic() - began
             # The states that were read with the nodes are as old as the beginning of the reading.
             self.observe()
             return True
+
+    def _recount_hosts(self) -> None:
+        if self._recount is None:
+            return
+        overcounted = self._view.overcounted()
+        if overcounted:
+            self._recount(overcounted[:_RECOUNTED])
 
     def _read(self, began: float) -> None:
         """Bring the view in line with the store: by what changed, or by all nodes where the source cannot tell."""
@@ -159,22 +189,18 @@ class FleetRefresher:
 
     def refresh_if_stale(self) -> None:
         """Something does not agree with the view: read it again, unless that was done a moment ago."""
-        self.refresh(older_than=_REFUSAL_AGE)
+        self.refresh(older_than=_STALE)
 
     def before_refusal(self, fleet: Snapshot, spec: RequestSpec) -> None:
         """Read the fleet again before a request is refused, unless that cannot help or was done lately.
 
         A fleet that refuses is full, so many requests come here: they must not keep a scheduler reading all the time.
         """
-        # Which devices an instance has freed only the store knows; messages tell of the sums of nodes. So it is with use that no
-        # known instance explains: the last reading may have seen both sides of a move that has ended since.
-        unexplained = fleet.nested.any() or any(each.any() for each in fleet.foreign.values())
-        least = 0.0 if unexplained else _REFUSAL_AGE
-        age = max(least, _REFUSAL_PART * self._reading_took)
+        age = _REFUSAL_PART * self._reading_took
         if self._changed_at > self._refreshed_at:
             age = self._clock.monotonic() - self._changed_at
         elif not fleet.size:
             age = 0.0
         elif not spec.rebuild and not could_fit_when_empty(fleet, spec):
             return
-        self.refresh(older_than=age)
+        self.refresh(older_than=age, recount=True)

@@ -301,6 +301,15 @@ class FleetView:
             if name in self._used:
                 self._used[name] = plus(self._used[name], row, sign * amount)
 
+    def overcounted(self) -> list[str]:
+        """The hosts with nodes of which the known instances use more than the store said last."""
+        with self._lock:
+            self._fold()
+            more = np.zeros(len(self._nodes), dtype=np.bool_)
+            for name, used in self._used.items():
+                more |= used > self._stored[name]
+            return sorted({self._nodes[row].host for row in np.flatnonzero(more)})
+
     def of_host(self, host: str) -> dict[str, InstanceRecord]:
         """The known instances of a host by uuid."""
         with self._lock:

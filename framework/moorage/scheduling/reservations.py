@@ -46,6 +46,11 @@ class Reservations:
                 del self._held[number]
             mine.ended.set()
 
+    def instances(self) -> set[str]:
+        """The uuids of what is reserved."""
+        with self._lock:
+            return {each.record.uuid for each in self._held.values()}
+
     def beside(self, number: int) -> tuple[list[InstanceRecord], list[Reservation]]:
         """What later requests have reserved, and what earlier ones have, the earliest first."""
         with self._lock:

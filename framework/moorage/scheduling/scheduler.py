@@ -147,6 +147,8 @@ class Scheduler:
     :param fields: the declared fields of the instance of a request on a node, as its agent is going to report them. None: no filter
         reads any.
     :param lacking: the hosts whose agents lack one of some powers; asked for requests that need some.
+    :param recount: reads the instances of some hosts from the store into the view, but for those that are being claimed; see
+        :meth:`moorage.scheduling.tracking.InstanceTracker.reload_hosts`. None: the view keeps no instances.
     """
 
     def __init__(
@@ -166,6 +168,7 @@ class Scheduler:
         residents: Callable[[str], Residents] | None = None,
         fields: Callable[[RequestSpec, NodeState], Mapping[str, Any]] | None = None,
         lacking: Callable[[Collection[str]], Collection[str]] = lambda powers: (),
+        recount: Callable[[Sequence[str], Callable[[], Collection[str]]], object] | None = None,
     ) -> None:
         self.view = view
         self._claimer = claimer
@@ -178,7 +181,8 @@ class Scheduler:
         self._fields = fields
         self._numbers = itertools.count(1)
         self._reservations = Reservations()
-        self._freshness = FleetRefresher(view, source, clock)
+        read = None if recount is None else lambda hosts: recount(hosts, self._reservations.instances)
+        self._freshness = FleetRefresher(view, source, clock, read)
         self._ranker = Ranker(view, self._freshness, self._reservations, clock, freshen, lacking)
         self._decisions = Decisions(decisions)
 

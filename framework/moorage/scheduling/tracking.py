@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from oslo_log import log as logging
@@ -123,9 +123,16 @@ class InstanceTracker:
                     return count
                 after = page[-1].uuid
 
-    def reload_hosts(self, source: InstanceSource, hosts: Sequence[str]) -> None:
-        """Make the view of these hosts equal to the store's, by one query; it is no longer stale."""
+    def reload_hosts(
+        self, source: InstanceSource, hosts: Sequence[str], claiming: Callable[[], Collection[str]] | None = None
+    ) -> None:
+        """Make the view of these hosts equal to the store's, by one query; it is no longer stale.
+
+        :param claiming: the instances that are being claimed at that moment, which stay. None: the caller does not know, and what
+            was claimed a few seconds ago stays.
+        """
         with self._reading() as touched:
+            claimed = None if claiming is None else claiming()
             records = source.by_hosts(hosts)
             of_host: dict[str, list[InstanceRecord]] = {host: [] for host in hosts}
             for record in records:
@@ -136,7 +143,9 @@ class InstanceTracker:
                     given = {record.uuid for record in found}
                     self._stale.pop(host, None)
                     for uuid in self._view.of_host(host).keys() - given - spared:
-                        if self._just_claimed(uuid):
+                        if claimed is not None and uuid in claimed:
+                            continue
+                        if claimed is None and self._just_claimed(uuid):
                             self._doubt(host)
                         else:
                             self._drop(uuid)

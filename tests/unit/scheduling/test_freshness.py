@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import unittest
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from unittest import mock
 
 from typing_extensions import override
@@ -12,7 +12,14 @@ from typing_extensions import override
 from moorage import errors
 from moorage.scheduling.fleet_refresher import FleetRefresher
 from moorage.scheduling.fleet_view import FleetView
-from moorage.scheduling.interface import ExcludedTargets, Flavor, FleetChanges, NodeState, RequestSpec
+from moorage.scheduling.interface import (
+    ExcludedTargets,
+    Flavor,
+    FleetChanges,
+    InstanceRecord,
+    NodeState,
+    RequestSpec,
+)
 from moorage.testing.clock import ManualClock
 from tests.servers import wait_until
 
@@ -24,6 +31,7 @@ class Source:
         self.readings: list[str] = []
         self.fails = False
         self.used: dict[str, int] = {}
+        self.happens: Callable[[], object] = lambda: None
 
     def nodes(self) -> list[NodeState]:
         self.readings.append("all")
@@ -31,6 +39,7 @@ class Source:
 
     def changes(self, *, compare: bool = False) -> FleetChanges | None:
         self.readings.append("compare" if compare else "changes")
+        self.happens()
         if self.fails:
             raise errors.StoreUnavailable("the store is away")
         return FleetChanges()
@@ -58,7 +67,8 @@ class TellingClock(ManualClock):
 class FreshnessTests(unittest.TestCase):
     def setUp(self) -> None:
         self.source, self.clock = Source(), TellingClock()
-        self.freshness = FleetRefresher(FleetView(), self.source, self.clock)
+        self.view = FleetView()
+        self.freshness = FleetRefresher(self.view, self.source, self.clock)
         self.clock.happens = self.freshness.changed
         self.freshness.refresh()
         self.source.readings.clear()
@@ -92,19 +102,41 @@ class FreshnessTests(unittest.TestCase):
         self.freshness.refresh()
         self.assertEqual(["changes", "changes"], self.source.readings)
 
-    def test_use_that_no_instance_explains_is_read_again_before_a_refusal(self) -> None:
-        """A reading in the midst of a move sees both of its sides; the move may have ended since."""
-        for used, expected in (({}, []), ({"VCPU": 4}, ["changes"])):
-            source, view = Source(), FleetView()
-            source.used = used
-            freshness = FleetRefresher(view, source, self.clock)
-            freshness.refresh()
-            # Use is believed to be nobody's when two readings agree.
-            freshness._whole = False
-            freshness.refresh()
-            source.readings.clear()
-            freshness.before_refusal(view.snapshot(), RequestSpec("i1", Flavor("small", {"VCPU": 2}, {})))
-            self.assertEqual(expected, source.readings)
+    def test_no_refusal_comes_from_what_is_older_than_ten_readings_take(self) -> None:
+        spec = RequestSpec("i1", Flavor("small", {"VCPU": 2}, {}))
+        self.source.happens = lambda: self.clock.advance(0.5)
+        self.freshness.refresh()
+        self.source.readings.clear()
+        for _ in range(20):
+            self.freshness.before_refusal(self.view.snapshot(), spec)
+            self.clock.advance(0.5)
+        # The first one at once, then each after five seconds.
+        self.assertEqual(["changes"] * 3, self.source.readings)
+
+    def test_a_refusal_recounts_the_hosts_that_use_less_by_the_store(self) -> None:
+        """The message that an instance is gone was lost; its host is read, and a request finds its room."""
+        recounted: list[str] = []
+        view = FleetView()
+
+        def recount(hosts: Sequence[str]) -> None:
+            recounted.extend(hosts)
+            view.drop("gone")
+
+        freshness = FleetRefresher(view, self.source, self.clock, recount)
+        spec = RequestSpec("i1", Flavor("small", {"VCPU": 2}, {}))
+        self.source.used = {"VCPU": 3}
+        freshness.refresh()
+        view.put(InstanceRecord("there", "h", "n0", "large", {"VCPU": 3}, "p"))
+        freshness.before_refusal(view.snapshot(), spec)
+        self.assertEqual([], recounted, "the store says the same")
+        view.put(InstanceRecord("gone", "h", "n1", "large", {"VCPU": 4}, "p"))
+        # A periodic reading in between does not count as one for a refusal.
+        freshness.refresh()
+        self.assertEqual([], recounted)
+        freshness.before_refusal(view.snapshot(), spec)
+        self.assertEqual(["h"], recounted)
+        freshness.before_refusal(view.snapshot(), spec)
+        self.assertEqual(["h"], recounted)
 
     def test_changes_that_the_view_did_not_take_over_have_all_nodes_read(self) -> None:
         with mock.patch.object(FleetView, "change_nodes", side_effect=MemoryError), self.assertRaises(MemoryError):

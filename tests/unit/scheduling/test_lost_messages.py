@@ -4,7 +4,12 @@
 from __future__ import annotations
 
 import unittest
+from collections.abc import Sequence
 
+from moorage.scheduling.fleet_view import FleetView
+from moorage.scheduling.interface import InstanceRecord
+from moorage.scheduling.tracking import InstanceTracker
+from moorage.testing.clock import ManualClock
 from tests import cases, seeded
 from tests.unit.scheduling.simulation import SIZES, Simulation
 
@@ -92,3 +97,19 @@ class LostMessageTests(unittest.TestCase):
         # One query for all of them; the one that answers is not read.
         self.assertEqual(simulation.store.queries, [["h1", "h2"]])
         self.assert_agrees(simulation)
+
+    def test_a_reading_for_a_refusal_keeps_what_is_being_claimed_at_that_moment_only(self) -> None:
+        view = FleetView()
+        tracker = InstanceTracker(view, ManualClock())
+        for uuid in ("claiming", "deleted", "other"):
+            tracker.reserve(InstanceRecord(uuid, "h", "n", "small", {"VCPU": 1}, "p"))
+
+        class Instances:
+            """Another scheduler's claim is heard of while the instances are read."""
+
+            def by_hosts(self, hosts: Sequence[str]) -> list[InstanceRecord]:
+                tracker.claimed(InstanceRecord("new", "h", "n", "small", {"VCPU": 1}, "p"))
+                return [InstanceRecord("other", "h", "n", "small", {"VCPU": 1}, "p")]
+
+        tracker.reload_hosts(Instances(), ["h"], lambda: {"claiming"})  # type: ignore[arg-type]
+        self.assertEqual({"claiming", "other", "new"}, set(view.of_host("h")))

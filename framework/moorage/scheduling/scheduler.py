@@ -482,7 +482,7 @@ class Scheduler:
         )
 
     def _unplaced(self, work: _Work, result: ClaimResult) -> Selection:
-        """The answer to the repetition of a request whose instance exists and is on no node any more."""
+        """Answers a repeated request whose instance exists and has left its node."""
         work.decision.outcome = "exists"
         flavor = work.spec.flavor
         record = InstanceRecord(

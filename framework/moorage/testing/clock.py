@@ -31,11 +31,11 @@ class ManualClock(SystemClock):
         return self.now
 
     def boottime(self) -> float:
-        """The same."""
+        """What it shows: this clock knows no suspended time."""
         return self.now
 
     def wall(self) -> float:
-        """The same."""
+        """What it shows, as seconds since 1970."""
         return self.now
 
     def sleep(self, seconds: float) -> None:

@@ -17,7 +17,7 @@ from moorage.instances.actions import InPlace
 from moorage.instances.create import cast_to_agent
 from moorage.instances.interface import DEPARTURE, Instance
 from moorage.services.tables import services
-from moorage_plugins.compute.agent import InstanceWork
+from moorage_plugins.drivers.simulated import SimulatedDriver
 from tests.functional.scheduling.plane import SOON, Plane
 from tests.servers import wait_until
 
@@ -64,7 +64,11 @@ class OperationTestCase(unittest.TestCase):
     def leave(self, uuid: str, host: str, request_id: str = "leave") -> None:
         """The instance moves to a host; the agent of its present host stops before it has let go of the instance."""
         source = self.instance(uuid).host
-        with mock.patch.object(InstanceWork, "_let_go", side_effect=errors.Unavailable("It cannot be destroyed now.")):
+        refuse = mock.patch.object(
+            SimulatedDriver, "destroy", side_effect=errors.DriverError("It cannot be destroyed now.")
+        )
+        # Neither by the operation nor by a sweep.
+        with refuse:
             self.move(uuid, "live_migrate", request_id, host=host)
             wait_until(
                 lambda: self.instance(uuid).host == host and self.plane.status(uuid) == "active", "it moved", SOON

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import threading
@@ -177,34 +178,16 @@ class IdempotencyTests(_LivePlane):
         self.assertEqual("tiny", self.settled(made["uuid"])["flavorid"])
 
     def test_what_was_undone_after_an_error_is_done_by_the_next_request_with_the_key(self) -> None:
-        class SecondClaimFails:
-            claims = 0
-
-            def __init__(self, real: Any) -> None:
-                self.real = real
-
-            def __getattr__(self, name: str) -> Any:
-                return getattr(self.real, name)
-
-            def claim(self, *arguments: Any) -> Any:
-                type(self).claims += 1
-                if self.claims == 2:
-                    raise errors.StoreUnavailable("away, for a moment")
-                return self.real.claim(*arguments)
-
-        for name in ("scheduler-1", "scheduler-2"):
-            scheduler = self.plane.roles[name]._scheduler
-            scheduler._claimer = SecondClaimFails(scheduler._claimer)
-        body = {"flavor": FLAVOR, "count": 2}
-        self.assertEqual((503, []), (self.ask("POST", "/instances", body, "many").status_code, self.instances()))
-        made = self.ask("POST", "/instances", body, "many")
-        self.assertEqual(202, made.status_code, made.text)
-        self.assertEqual(2, len(self.instances()))
+        self.assert_undone_and_done_again(before=errors.StoreUnavailable("away, for a moment"))
 
     def test_a_claim_that_may_have_been_made_is_given_back_with_the_others(self) -> None:
-        class SecondAnswerIsLost:
-            claims = 0
+        self.assert_undone_and_done_again(after=errors.StoreUnavailable("away at the commit", outcome="unknown"))
 
+    def assert_undone_and_done_again(self, *, before: Exception | None = None, after: Exception | None = None) -> None:
+        """Of two instances alike the second claim fails: ``before`` it was made, or ``after``."""
+        claims = itertools.count(1)
+
+        class SecondClaimFails:
             def __init__(self, real: Any) -> None:
                 self.real = real
 
@@ -212,15 +195,17 @@ class IdempotencyTests(_LivePlane):
                 return getattr(self.real, name)
 
             def claim(self, *arguments: Any) -> Any:
-                type(self).claims += 1
+                second = next(claims) == 2
+                if second and before is not None:
+                    raise before
                 made = self.real.claim(*arguments)
-                if self.claims == 2:
-                    raise errors.StoreUnavailable("away at the commit", outcome="unknown")
+                if second and after is not None:
+                    raise after
                 return made
 
         for name in ("scheduler-1", "scheduler-2"):
             scheduler = self.plane.roles[name]._scheduler
-            scheduler._claimer = SecondAnswerIsLost(scheduler._claimer)
+            scheduler._claimer = SecondClaimFails(scheduler._claimer)
         body = {"flavor": FLAVOR, "count": 2}
         self.assertEqual((503, []), (self.ask("POST", "/instances", body, "many").status_code, self.instances()))
         made = self.ask("POST", "/instances", body, "many")

@@ -20,7 +20,7 @@ SOON = 60.0
 
 
 class _Driver:
-    """Keeps what it is told."""
+    """A driver that keeps the renewals that it gets."""
 
     def __init__(self, seconds: float) -> None:
         self.self_fence = seconds

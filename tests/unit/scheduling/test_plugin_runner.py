@@ -59,7 +59,7 @@ class SteppedClock(SystemClock):
 
 
 class Leaves(HostFilter):
-    """Raises what it is given."""
+    """A filter that raises a given error."""
 
     api_version = (1, 0)
 
@@ -73,7 +73,7 @@ class Leaves(HostFilter):
 
 
 class Weighs(HostWeigher):
-    """The same."""
+    """A weigher that raises a given error."""
 
     api_version = (1, 0)
 

@@ -89,7 +89,7 @@ class Virsh:
         }
 
     def usage(self, prefix: str) -> Mapping[str, tuple[float, int]]:
-        """Name -> seconds of processor time and bytes of memory, of those that run.
+        """Returns the seconds of processor time and the bytes of memory that each running domain has used, by name.
 
         :raises DriverError: libvirt does not answer.
         """

@@ -130,9 +130,9 @@ class RedfishDriver(ComputeDriver):
 
     @override
     def inspect(self) -> Mapping[str, Observed]:
-        """What there is, of one pass over all machines. A BMC is asked every ``[driver_redfish] poll_interval`` seconds at most.
+        """Looks at all machines. It asks a BMC every ``[driver_redfish] poll_interval`` seconds at most.
 
-        A machine that cannot be seen is as it was seen last.
+        A machine whose BMC does not answer is reported as it was seen last.
         """
         found: dict[str, Observed] = {}
         with self._faults():

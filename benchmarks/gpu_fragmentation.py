@@ -41,7 +41,7 @@ from moorage import options
 from moorage.clock import SystemClock
 from moorage.instances.providers import offer
 from moorage.inventory import InventoryItem
-from moorage.scheduling import pipeline
+from moorage.scheduling import filter_and_weigh
 from moorage.scheduling.fleet_view import FleetView
 from moorage.scheduling.interface import Flavor, FleetChanges, InstanceRecord, NodeState, ProviderState, RequestSpec
 from moorage.scheduling.plugin_runner import PluginRunner
@@ -180,7 +180,7 @@ def production(expected: Sequence[tuple[Task, float]], **scheduling: Any) -> Cal
         for task, popularity in expected
     ]
     options_of_weigher = {"resource_class": MILLI, "shares": True, "expected": texts}
-    line = pipeline.load(
+    line = filter_and_weigh.load(
         options.defaults(
             scheduling={"enabled_filters": ["compute", "capacity"], **scheduling},
             weigher_gpu_fragmentation=options_of_weigher,

@@ -27,7 +27,7 @@ from moorage import options
 from moorage.client.workload import WorkloadRequest, read_requests
 from moorage.clock import SystemClock
 from moorage.fleet.importer import read_nodes
-from moorage.scheduling import pipeline
+from moorage.scheduling import filter_and_weigh
 from moorage.scheduling.fleet_view import FleetView
 from moorage.scheduling.interface import Flavor, InstanceRecord, NodeState, RequestSpec
 from moorage.scheduling.plugin_runner import PluginRunner
@@ -65,7 +65,7 @@ def fleet_of(path: Path) -> list[NodeState]:
 
 def saturate(preset: str, nodes: list[NodeState], requests: list[WorkloadRequest], seed: int) -> dict[str, Any]:
     """Fill the fleet under a preset."""
-    line = pipeline.load(
+    line = filter_and_weigh.load(
         options.defaults(scheduling={"preset": preset, "enabled_filters": ["compute", "capacity", "required_traits"]})
     )
     runner = PluginRunner(

@@ -27,11 +27,13 @@ from oslo_config import cfg
 from moorage.clock import SystemClock
 from moorage.rpc.interface import Message, Origin
 from moorage.rpc.server import RpcDispatcher, endpoints_of
+from moorage.scheduling import filter_and_weigh as pipelines
 from moorage.scheduling import options as scheduling_options
-from moorage.scheduling import pipeline as pipelines
 from moorage.scheduling.decisions import Decision, Decisions
 from moorage.scheduling.digest import instance_digest
+from moorage.scheduling.filter_and_weigh import Pipeline
 from moorage.scheduling.fleet_view import FleetView
+from moorage.scheduling.instance_tracker import InstanceTracker
 from moorage.scheduling.interface import (
     ClaimResult,
     ExcludedTargets,
@@ -43,12 +45,10 @@ from moorage.scheduling.interface import (
     NodeState,
     RequestSpec,
 )
-from moorage.scheduling.pipeline import Pipeline
 from moorage.scheduling.plugin_runner import PluginRunner
 from moorage.scheduling.rpc import SchedulerEndpoint
 from moorage.scheduling.scheduler import Scheduler
 from moorage.scheduling.scheduling_policy import SchedulingPolicy
-from moorage.scheduling.tracking import InstanceTracker
 from moorage_plugins.filters.affinity import DifferentHostFilter, SameHostFilter
 from moorage_plugins.filters.capacity import CapacityFilter
 from moorage_plugins.filters.compute import ComputeFilter

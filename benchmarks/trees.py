@@ -37,7 +37,7 @@ from moorage.client.workload import WorkloadRequest, read_requests
 from moorage.clock import SystemClock
 from moorage.fleet.importer import read_nodes
 from moorage.instances.providers import offer, read_providers
-from moorage.scheduling import pipeline
+from moorage.scheduling import filter_and_weigh
 from moorage.scheduling.fleet_view import FleetView
 from moorage.scheduling.interface import Flavor, InstanceRecord, NodeState, ProviderState, RequestSpec
 from moorage.scheduling.plugin_runner import PluginRunner
@@ -158,7 +158,7 @@ def _request(resources: dict[str, int], specs: dict[str, str]) -> RequestSpec:
 
 def measure(nodes: Sequence[NodeState], specs: dict[str, RequestSpec], rounds: int) -> dict[str, float]:
     """Median milliseconds of a decision of each request; the requests take turns. A claim changes the view before each."""
-    line = pipeline.load(options.defaults())
+    line = filter_and_weigh.load(options.defaults())
     view = FleetView()
     view.set_nodes(nodes)
     taken: dict[str, list[float]] = {name: [] for name in specs}
@@ -215,7 +215,7 @@ def differences(nodes: Path, requests: Sequence[WorkloadRequest], cases: int, se
             providers = read_providers(store, store.usages(providers=roots))
             view.set_nodes([node_of(uuid, providers[uuid]) for uuid in sorted(roots)])
             fleet = view.snapshot()
-            line = pipeline.of(_filters())
+            line = filter_and_weigh.of(_filters())
             passed = _passed(line, fleet, asked)
             proposed = (
                 _proposals_fit(fleet, passed, asked, found) if whole else _can_be_claimed(store, fleet, passed, asked)

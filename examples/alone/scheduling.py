@@ -8,7 +8,7 @@ import random
 
 from moorage import options
 from moorage.clock import SystemClock
-from moorage.scheduling import pipeline
+from moorage.scheduling import filter_and_weigh
 from moorage.scheduling.fleet_view import FleetView
 from moorage.scheduling.interface import ClaimResult, ExcludedTargets, Flavor, FleetChanges, NodeState, RequestSpec
 from moorage.scheduling.plugin_runner import PluginRunner
@@ -52,7 +52,7 @@ class Fleet:
 clock, fleet = SystemClock(), Fleet()
 conf = options.defaults(scheduling={"enabled_filters": ["compute", "capacity"], "enabled_weighers": ["cpu"]})
 guard = PluginRunner(clock, fleet, lambda why: os._exit(70), deadline=10, threshold=3, window=600, skip_advisory=False)
-policy = SchedulingPolicy(pipeline.load(conf), guard, host_subset_size=1, max_attempts=3)
+policy = SchedulingPolicy(filter_and_weigh.load(conf), guard, host_subset_size=1, max_attempts=3)
 scheduler = Scheduler(FleetView(), fleet, fleet, lambda: policy, clock, random.Random())
 scheduler.refresh()
 for number in range(6):

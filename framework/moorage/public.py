@@ -62,6 +62,7 @@ PUBLIC: dict[str, Audience] = {
     "moorage.rpc.wire": Audience.PLUGINS,
     "moorage.http.application": Audience.PLUGINS,
     "moorage.http.dialect": Audience.PLUGINS,
+    "moorage.http.error_statuses": Audience.PLUGINS,
     "moorage.http.validation": Audience.PLUGINS,
     "moorage.wsgi": Audience.PLUGINS,
     # What commands are made with.
@@ -71,7 +72,7 @@ PUBLIC: dict[str, Audience] = {
     # The families as libraries.
     "moorage.scheduling.fleet_view": Audience.PROGRAMS,
     "moorage.scheduling.plugin_runner": Audience.PROGRAMS,
-    "moorage.scheduling.pipeline": Audience.PROGRAMS,
+    "moorage.scheduling.filter_and_weigh": Audience.PROGRAMS,
     "moorage.scheduling.scheduler": Audience.PROGRAMS,
     "moorage.scheduling.scheduling_policy": Audience.PROGRAMS,
     "moorage.sharding.planner": Audience.PROGRAMS,

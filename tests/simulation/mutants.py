@@ -16,8 +16,8 @@ import sqlalchemy as sa
 
 from moorage.cleanup import coordinator as supervisor
 from moorage.cleanup import orphans, requests
-from moorage.control_plane import evacuation
-from moorage.coordination import ledger, tick_leases
+from moorage.control_plane import evacuation_task
+from moorage.coordination import ring_ledger, tick_leases
 from moorage.coordination.ring_manager import RingManager
 from moorage.db import database, events
 from moorage.instances import actions as operations
@@ -25,7 +25,7 @@ from moorage.instances import create as placing
 from moorage.instances import resizes
 from moorage.instances.availability import Availability
 from moorage.journal import delivery, subscriptions
-from moorage.scheduling.view_reconciler import UntrackedHosts
+from moorage.scheduling.view_repair import UntrackedHosts
 from moorage.services import automatic_fences, registry
 from moorage.services.automatic_fences import AutomaticFences
 from moorage.services.heartbeat import Heartbeat
@@ -37,7 +37,7 @@ from moorage.work import operations as workers
 from moorage_plugins.compute import agent, cleanup, instances, self_fence
 from moorage_plugins.compute import operations as compute_operations
 from moorage_plugins.drivers import simulated
-from moorage_plugins.stores import quota_counter, sql_holdings, sql_ledger, statements, tables
+from moorage_plugins.stores import quota_enforcement, sql_holdings, sql_ledger, statements, tables
 from tests.simulation import planting, runner
 from tests.simulation.planting import (
     both,
@@ -238,7 +238,7 @@ MUTANTS: Sequence[Mutant] = (
         drop(registry, "_FENCE_ITSELF_AT", "beat ="),
         "the time since the heartbeat is a condition, too; both fail when the database's clock jumps in the same moment",
     ),
-    Mutant("fenced hosts are not evacuated", _A, put(evacuation.EvacuateHosts, "_left", lambda self, host: ())),
+    Mutant("fenced hosts are not evacuated", _A, put(evacuation_task.EvacuateHosts, "_left", lambda self, host: ())),
     Mutant("hosts are fenced by themselves at any time", _F, drop(registry, "_FENCE_ITSELF", "self_fence +")),
     Mutant(
         "tokens that do not rise, write without fence",
@@ -454,8 +454,8 @@ MUTANTS: Sequence[Mutant] = (
         both(drop(subscriptions, "_DELIVERED", "token"), drop(subscriptions, "_DELIVERED", "position")),
     ),
     # Limits of projects.
-    Mutant("limits count and do not refuse", _Q, drop(quota_counter, "COUNT_WITHIN", "maximum")),
-    Mutant("a move counts twice", _Q, put(quota_counter, "_most", planting.count_sides)),
+    Mutant("limits count and do not refuse", _Q, drop(quota_enforcement, "COUNT_WITHIN", "maximum")),
+    Mutant("a move counts twice", _Q, put(quota_enforcement, "_most", planting.count_sides)),
     Mutant(
         "a release gives nothing back to limits",
         _Q,
@@ -468,14 +468,14 @@ MUTANTS: Sequence[Mutant] = (
     Mutant(
         "claims that began before a limit are never counted",
         _Q,
-        lambda: planting.everywhere(quota_counter.UNCOUNTED, quota_counter.UNCOUNTED.where(sa.false())),
+        lambda: planting.everywhere(quota_enforcement.UNCOUNTED, quota_enforcement.UNCOUNTED.where(sa.false())),
     ),
     Mutant(
         "limits refuse their last unit",
         _Q,
         lambda: planting.everywhere(
-            quota_counter.COUNT_WITHIN,
-            quota_counter.COUNT_WITHIN.where(tables.quotas.c.used + 1 < tables.quotas.c.maximum),
+            quota_enforcement.COUNT_WITHIN,
+            quota_enforcement.COUNT_WITHIN.where(tables.quotas.c.used + 1 < tables.quotas.c.maximum),
         ),
     ),
     Mutant("no turn at the project", _Q, planting.no_project_turn, _ONE_WRITER),
@@ -538,7 +538,7 @@ MUTANTS: Sequence[Mutant] = (
         _T,
         both(_ANY_RING, drop(tick_leases, "_END", "sweep")),
     ),
-    Mutant("rings are proposed over each other", _T, drop(ledger, "_MOVE", "token"), _OTHER),
+    Mutant("rings are proposed over each other", _T, drop(ring_ledger, "_MOVE", "token"), _OTHER),
     Mutant(
         "handlings are finished without a claim",
         _T,

@@ -28,7 +28,7 @@ from moorage_plugins.block_storage.outcomes import ROWS
 from moorage_plugins.compute import instances
 from moorage_plugins.drivers.guarded import lease as lease_files
 from moorage_plugins.drivers.simulated import SimulatedDriver
-from moorage_plugins.stores import quota_counter, sql_holdings, sql_ledger, statements
+from moorage_plugins.stores import quota_enforcement, sql_holdings, sql_ledger, statements
 
 _DIALECT = sqlite_dialect.dialect()
 
@@ -461,17 +461,17 @@ def uncounted_release(give_back: Any) -> Any:
 
 def looked_up_limits() -> None:
     """Claims read whether a limit has room, and then count whatever it has by then."""
-    counting, within = quota_counter.COUNT, quota_counter.COUNT_WITHIN
+    counting, within = quota_enforcement.COUNT, quota_enforcement.COUNT_WITHIN
 
     def write(self: Any, tx: Any, project: str, more: Any, enforced: Any) -> None:
-        for row in tx.execute(quota_counter.LIMITS, {"of_project": project}).all():
+        for row in tx.execute(quota_enforcement.LIMITS, {"of_project": project}).all():
             amount = more.get(row.resource_class_id, 0)
             if amount > 0 and enforced.get(row.resource_class_id, 0) > 0 and row.used + amount > row.maximum:
                 raise self._exceeded(tx, project, row, amount)
         write_all(self, tx, project, more, {})
 
-    write_all = quota_counter.QuotaCounter._write
-    quota_counter.QuotaCounter._write = write  # type: ignore[method-assign]
+    write_all = quota_enforcement.QuotaCounter._write
+    quota_enforcement.QuotaCounter._write = write  # type: ignore[method-assign]
     everywhere(within, counting)
     no_project_turn()
 
@@ -480,9 +480,9 @@ def no_project_turn() -> None:
     """Transactions that count for one project take no turn."""
 
     def look(self: Any, tx: Any, project: str) -> bool:
-        return bool(tx.execute(quota_counter.VERSION, {"of_project": project}).first())
+        return bool(tx.execute(quota_enforcement.VERSION, {"of_project": project}).first())
 
-    quota_counter.QuotaCounter._hold = look  # type: ignore[method-assign]
+    quota_enforcement.QuotaCounter._hold = look  # type: ignore[method-assign]
 
 
 # -- races between write transactions ----------------------------------------------------------------------------

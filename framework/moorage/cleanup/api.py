@@ -14,7 +14,7 @@ from moorage.cleanup.views import OperationViews
 from moorage.http.routes import PolicyRule, Request, Response, Route
 from moorage.work.interface import Phase
 
-__all__ = ["POLICIES", "SupervisorClient", "routes"]
+__all__ = ["POLICIES", "CleanupClient", "routes"]
 
 POLICIES = (
     PolicyRule(
@@ -90,7 +90,7 @@ _ANSWER = {
 }
 
 
-class SupervisorClient(Protocol):
+class CleanupClient(Protocol):
     """How the API reaches a scheduler; bound by the control plane."""
 
     def ask(self, method: str, args: Mapping[str, Any]) -> Any:
@@ -130,7 +130,7 @@ class _Types:
 def routes(
     views: OperationViews,
     requests: RequestStore,
-    schedulers: SupervisorClient,
+    schedulers: CleanupClient,
     types: Sequence[str],
     blocked_reason: Callable[[str], str] = lambda resource_type: "",
 ) -> Sequence[Route]:

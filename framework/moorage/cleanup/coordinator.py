@@ -20,7 +20,7 @@ from moorage.services.liveness import LivenessObserver
 from moorage.services.registry import ServiceRegistry
 from moorage.work.interface import Phase
 
-__all__ = ["Filters", "CleanupCoordinator"]
+__all__ = ["CleanupFilter", "CleanupCoordinator"]
 
 LOG = logging.getLogger(__name__)
 #: The services that work on resources.
@@ -28,7 +28,7 @@ BINARY = "agent"
 
 
 @dataclass(frozen=True, slots=True)
-class Filters:
+class CleanupFilter:
     """What a person asks for; None and empty: all. Without any, every dead service.
 
     :param service: uuid, or number, of a service.
@@ -93,7 +93,7 @@ class CleanupCoordinator:
         announce: Callable[[str, int], None],
         checks: Callable[[], int],
         automatic: Callable[[], bool],
-        predict: Callable[[str, Service, bool, Filters], Forecast] | None = None,
+        predict: Callable[[str, Service, bool, CleanupFilter], Forecast] | None = None,
         requested: Callable[[Service, CleanupRequest], None] = lambda service, request: None,
         changed: Callable[[Service, bool], None] = lambda service, up: None,
     ) -> None:
@@ -114,7 +114,7 @@ class CleanupCoordinator:
 
     # -- on request -----------------------------------------------------------------------------------------------
 
-    def request(self, filters: Filters, requested_by: str, *, dry_run: bool = False) -> dict[str, Any]:
+    def request(self, filters: CleanupFilter, requested_by: str, *, dry_run: bool = False) -> dict[str, Any]:
         """Have those cleaned after that the filters name.
 
         :returns: ``cleaning`` and ``unavailable`` (nobody of their cluster can do it now) with a service in each item,
@@ -130,7 +130,7 @@ class CleanupCoordinator:
         chosen = [row for row in rows if _relevant(row, left) and filters.match(row) and up[row.uuid] == filters.is_up]
         return self._all(chosen, rows, up, filters, requested_by, kind="manual", dry_run=dry_run)
 
-    def _of_resource(self, filters: Filters) -> Filters:
+    def _of_resource(self, filters: CleanupFilter) -> CleanupFilter:
         """A resource alone names its service, as its row knows it."""
         if not filters.resource_id or filters.service or filters.cluster or filters.host:
             return filters
@@ -152,8 +152,8 @@ class CleanupCoordinator:
                 "[cleanup] unclaimed_timeout.",
                 path="resource_id",
             )
-        values = {name: getattr(filters, name) for name in Filters.__dataclass_fields__}
-        return Filters(**{**values, "service": owner})
+        values = {name: getattr(filters, name) for name in CleanupFilter.__dataclass_fields__}
+        return CleanupFilter(**{**values, "service": owner})
 
     # -- automatically --------------------------------------------------------------------------------------------
 
@@ -195,7 +195,7 @@ class CleanupCoordinator:
                 or (row.binary == BINARY and row.host in queues)
             )
         ]
-        return self._all(due, rows, up, Filters(), requested_by, kind="automatic", dry_run=dry_run)
+        return self._all(due, rows, up, CleanupFilter(), requested_by, kind="automatic", dry_run=dry_run)
 
     def heard(self, service: str, epoch: int) -> None:
         """Another scheduler has requested it: begin to count again."""
@@ -236,7 +236,7 @@ class CleanupCoordinator:
         chosen: Sequence[Service],
         rows: Sequence[Service],
         up: Mapping[str, bool],
-        filters: Filters,
+        filters: CleanupFilter,
         requested_by: str,
         *,
         kind: str,
@@ -275,7 +275,7 @@ class CleanupCoordinator:
         found: dict[str, Any] = asdict(answer)
         return {**found, "would_clean": would, "left_out": left_out} if dry_run else found
 
-    def _by_rows(self, host: str, row: Service, dead: bool, filters: Filters) -> Forecast:
+    def _by_rows(self, host: str, row: Service, dead: bool, filters: CleanupFilter) -> Forecast:
         return self._views.would_clean(row, dead, filters.resource_type, filters.resource_id)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from oslo_config import cfg
 
 from moorage.control_plane import config, process
-from moorage.control_plane.accepted import ConfigSource
+from moorage.control_plane.accepted_config import ConfigSource
 
 __all__ = ["ROLES", "add_role_arguments", "load", "main", "run"]
 

@@ -21,7 +21,7 @@ from moorage import errors, foreign, threads
 from moorage.cli import validation
 from moorage.clock import SystemClock
 from moorage.control_plane import config
-from moorage.control_plane.accepted import AcceptedCopy, load_unchanged
+from moorage.control_plane.accepted_config import AcceptedCopy, load_unchanged
 from moorage.control_plane.supervisor import Program, Supervisor, command, writer_limit
 from moorage.db import Database, migrations
 from moorage.drivers.interface import COMPUTE_DRIVERS, ComputeDriver

@@ -13,7 +13,7 @@ from oslo_log import log as logging
 from moorage import errors, randomness, threads
 from moorage.allocation.interface import AllocationStore
 from moorage.bounded_pool import BoundedPool
-from moorage.control_plane.cleaning import AgentCleaning
+from moorage.control_plane.cleanup_endpoints import AgentCleaning
 from moorage.control_plane.enrolment import Enrolment
 from moorage.control_plane.factories import open_instances, open_store, open_workers
 from moorage.control_plane.host_enrolment import HostEnrolment, gathered
@@ -22,7 +22,7 @@ from moorage.control_plane.node_machines import machines_of, observe_nodes
 from moorage.control_plane.notifications import tell_schedulers
 from moorage.control_plane.periodic_loop import PeriodicLoop, run_logged
 from moorage.control_plane.process import Platform
-from moorage.control_plane.sharding import open_mover
+from moorage.control_plane.sharding_factories import open_mover
 from moorage.fleet.interface import Node, check_shard
 from moorage.fleet.nodes import NodeStore
 from moorage.instances.create import cast_to_agent

@@ -37,9 +37,9 @@ from moorage.control_plane.policies import core_policies
 from moorage.control_plane.process import Platform
 from moorage.control_plane.scheduler_client import Schedulers
 from moorage.control_plane.shard_hosts import ShardHosts
-from moorage.control_plane.sharding import open_mover, open_plans, shards_for_new
+from moorage.control_plane.sharding_factories import open_mover, open_plans, shards_for_new
 from moorage.coordination import api as coordination_api
-from moorage.coordination.ledger import SqlRingLedger
+from moorage.coordination.ring_ledger import SqlRingLedger
 from moorage.coordination.task_store import TaskStore
 from moorage.extensions import Loaded
 from moorage.fleet import api as fleet_api
@@ -68,7 +68,8 @@ from moorage.instances.reset_state import Resetter
 from moorage.instances.resizes import Resizes
 from moorage.journal import api as journal_api
 from moorage.journal import webhooks_api
-from moorage.journal.reader import JournalReader, Tail
+from moorage.journal.reader import JournalReader
+from moorage.journal.tail import Tail
 from moorage.journal.webhooks import WebhookStore
 from moorage.observers.interface import InstanceDeleted, ShardReassigned
 from moorage.part import parts

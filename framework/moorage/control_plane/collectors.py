@@ -11,8 +11,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from moorage import errors
 from moorage.coordination.api import EngineDirectory
-from moorage.coordination.ledger import Adoption, RingRow, SqlRingLedger
 from moorage.coordination.membership import MemberId
+from moorage.coordination.ring_ledger import Adoption, RingRow, SqlRingLedger
 from moorage.coordination.task_store import COUNTS, TaskStore
 from moorage.db import MICROSECONDS, Database
 from moorage.services.interface import Service

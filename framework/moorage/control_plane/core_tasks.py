@@ -18,7 +18,7 @@ from moorage.control_plane.idempotency import IdempotencyKeys
 from moorage.control_plane.notifications import tell_schedulers
 from moorage.control_plane.process import Platform
 from moorage.control_plane.shard_hosts import ShardHosts
-from moorage.control_plane.sharding import open_mover
+from moorage.control_plane.sharding_factories import open_mover
 from moorage.coordination.interface import PeriodicTask, TaskLease, TaskTools
 from moorage.fleet.nodes import NodeStore
 from moorage.journal.purge import purge

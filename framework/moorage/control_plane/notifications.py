@@ -9,10 +9,10 @@ from oslo_log import log as logging
 
 from moorage import errors
 from moorage.control_plane.process import Platform
+from moorage.scheduling.instance_tracker import record_to_json
 from moorage.scheduling.reporter import AGENTS
 from moorage.scheduling.reporter import TOPIC as SCHEDULERS
 from moorage.scheduling.scheduler import Selection
-from moorage.scheduling.tracking import record_to_json
 
 __all__ = ["ask_agent", "ask_agents", "ask_to_sync", "tell_of_claim", "tell_schedulers"]
 

@@ -28,9 +28,9 @@ from moorage.coordination.interface import (
     ServiceLives,
     TaskTools,
 )
-from moorage.coordination.ledger import SqlRingLedger
 from moorage.coordination.loading import Factory, chosen, factory_from_config
 from moorage.coordination.membership import MemberId, Membership, Timing
+from moorage.coordination.ring_ledger import SqlRingLedger
 from moorage.coordination.ring_manager import RingManager, RingSettings
 from moorage.coordination.runner import Runner, Settings, TaskRunner
 from moorage.coordination.task_run import Ownership, OwnsAll, RingOwnership

@@ -21,10 +21,10 @@ from oslo_log import log as logging
 from moorage import errors, foreign, randomness, threads
 from moorage.clock import Clock, SystemClock
 from moorage.control_plane import logs, systemd
-from moorage.control_plane.accepted import ConfigSource
+from moorage.control_plane.accepted_config import ConfigSource
 from moorage.control_plane.interface import AGENT_SERVICES
 from moorage.control_plane.observing import close_unused, open_observers, settings_of, source_of
-from moorage.control_plane.sharding import declared_shard
+from moorage.control_plane.sharding_factories import declared_shard
 from moorage.control_plane.supervisor import EXIT_CONFIG, EXIT_FATAL
 from moorage.db import Database, migrations
 from moorage.observers.hub import ObserverHub

@@ -9,7 +9,7 @@ from oslo_config import cfg
 from oslo_log import log as logging
 
 from moorage import randomness
-from moorage.control_plane.cleaning import SupervisorEndpoint
+from moorage.control_plane.cleanup_endpoints import CleanupEndpoint
 from moorage.control_plane.factories import open_instances, open_store, open_workers
 from moorage.control_plane.notifications import ask_agent, ask_agents, tell_of_claim
 from moorage.control_plane.observing import of_decision
@@ -27,20 +27,20 @@ from moorage.instances.move_reverts import MoveReverts
 from moorage.instances.observed_claims import ObservedClaimer
 from moorage.journal.sequencer import GATHER, POLL, Sequencer
 from moorage.rpc.server import RpcDispatcher, endpoints_of
-from moorage.scheduling import pipeline
+from moorage.scheduling import filter_and_weigh
 from moorage.scheduling.decisions import StoredRefusals
 from moorage.scheduling.epochs import ConfirmedEpochs
 from moorage.scheduling.fleet_view import FleetView
 from moorage.scheduling.groups import GroupStore
 from moorage.scheduling.instance_fields import declared_fields
+from moorage.scheduling.instance_tracker import InstanceTracker
 from moorage.scheduling.plugin_failures import REFRESH_INTERVAL, StoredPluginFailures
 from moorage.scheduling.plugin_runner import PluginRunner
 from moorage.scheduling.reporter import TOPIC as SCHEDULERS
 from moorage.scheduling.rpc import SchedulerEndpoint
 from moorage.scheduling.scheduler import Scheduler, Selection
 from moorage.scheduling.scheduling_policy import SchedulingPolicy
-from moorage.scheduling.tracking import InstanceTracker
-from moorage.scheduling.view_reconciler import UntrackedHosts, ViewReconciler
+from moorage.scheduling.view_repair import UntrackedHosts, ViewReconciler
 from moorage.services.liveness import LivenessObserver
 
 __all__ = ["SchedulerRole"]
@@ -122,7 +122,7 @@ class SchedulerRole:
             in_place,
             functools.partial(holds_of, store),
         )
-        self._cleanup = SupervisorEndpoint(platform, conf, open_workers(platform, conf), observer)
+        self._cleanup = CleanupEndpoint(platform, conf, open_workers(platform, conf), observer)
         # Messages are applied while instances are being loaded; the loader does not overwrite them.
         self._subscription = platform.transport.serve(
             SCHEDULERS,
@@ -189,7 +189,7 @@ class SchedulerRole:
 
     def _make_policy(self, conf: cfg.ConfigOpts) -> SchedulingPolicy:
         section = conf.scheduling
-        loaded = pipeline.load(conf)
+        loaded = filter_and_weigh.load(conf)
         self._breaker_window = section.breaker_window
         guard = PluginRunner(
             self._platform.clock,

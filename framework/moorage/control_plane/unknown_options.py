@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds unknown sections and options in configuration files, deprecated names, and options that are set twice.
 
-It refuses nothing: ``moorage config check --strict`` does, and ``moorage-status`` warns.
+It refuses nothing: ``moorage config validate --strict`` does, and ``moorage-status`` warns.
 """
 
 from __future__ import annotations

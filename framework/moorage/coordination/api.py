@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from moorage import errors
-from moorage.coordination.ledger import Adoption, RingRow, SqlRingLedger
 from moorage.coordination.membership import MemberId
+from moorage.coordination.ring_ledger import Adoption, RingRow, SqlRingLedger
 from moorage.coordination.ring_manager import ring_of
 from moorage.coordination.task_store import Control, Run, TaskStore
 from moorage.http.routes import PolicyRule, Request, Response, Route

@@ -20,8 +20,8 @@ from oslo_log import log as logging
 from moorage import errors, foreign, threads
 from moorage.clock import Clock
 from moorage.coordination.interface import View
-from moorage.coordination.ledger import Ledger, RingRow
 from moorage.coordination.membership import MemberId, Membership
+from moorage.coordination.ring_ledger import Ledger, RingRow
 from moorage.ring import Ring
 
 __all__ = ["RingManager", "RingSettings", "RingSnapshot", "InFlight", "ring_of"]

@@ -19,7 +19,8 @@ from moorage import errors, foreign
 from moorage.clock import Clock
 from moorage.context import RequestContext, anonymous, global_request_id, new_request_id, trace_parent
 from moorage.http.authentication import Authenticator, challenge
-from moorage.http.dialect import Dialect, MethodNotAllowed, UnsupportedMediaType
+from moorage.http.dialect import Dialect
+from moorage.http.error_statuses import MethodNotAllowed, UnsupportedMediaType
 from moorage.http.route_table import PathRoutes, RouteTable
 from moorage.http.routes import PolicyCheck, Request, Response, Route, Schema, Version
 from moorage.http.validation import Validator, parse_json, refuse_unstorable

@@ -12,7 +12,7 @@ from oslo_log import log as logging
 
 from moorage import errors, foreign
 from moorage.extensions import Loaded
-from moorage.http.dialect import core_shape
+from moorage.http.error_statuses import core_shape
 from moorage.http.routes import Wsgi
 
 __all__ = ["MountDispatcher", "IsolatedApp", "resolve_mounts"]

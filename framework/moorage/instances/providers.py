@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from moorage import errors
 from moorage.allocation.interface import AllocationStore, PoolSource, ProviderCatalogue, ProviderUsage, TreeSource
-from moorage.frozen import frozen_mapping
+from moorage.read_only import frozen_mapping
 from moorage.scheduling.interface import Holds, Propose, ProviderState
 
 __all__ = ["claim_of_node", "offer", "read_providers"]

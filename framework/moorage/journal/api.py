@@ -12,8 +12,9 @@ from moorage import errors
 from moorage.clock import Clock
 from moorage.db import RecordedEvent
 from moorage.http.routes import PolicyRule, Request, Response, Route
-from moorage.journal.reader import EventFilter, EventPage, JournalReader, Tail
-from moorage.journal.waiters import Waiters
+from moorage.journal.reader import EventFilter, EventPage, JournalReader
+from moorage.journal.tail import Tail
+from moorage.journal.waiting_limit import WaitingLimit
 from moorage.scheduling.api import allowed
 
 __all__ = ["POLICIES", "routes"]
@@ -91,7 +92,7 @@ class _EventsApi:
         self._reader = reader
         self._tail = tail
         self._clock = clock
-        self._of_projects, self._of_readers = Waiters(_MOST_OF_PROJECT), Waiters(_MOST_OF_READER)
+        self._of_projects, self._of_readers = WaitingLimit(_MOST_OF_PROJECT), WaitingLimit(_MOST_OF_READER)
 
     def read(self, request: Request) -> Response:
         """A page; with ``wait`` and no event yet, a stream that ends with the page."""

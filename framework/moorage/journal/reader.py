@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads numbered events: pages from the database, and the newest events for many watchers by one reader."""
+"""Reads pages of numbered events from the database; what happens while a request waits: :mod:`moorage.journal.tail`."""
 
 from __future__ import annotations
 
-import bisect
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,13 +11,12 @@ from typing import Any, TypeVar
 import sqlalchemy as sa
 from oslo_log import log as logging
 
-from moorage import errors, threads
-from moorage.clock import Clock
+from moorage import errors
 from moorage.db import Database, RecordedEvent
 from moorage.db.galera import causal_read
 from moorage.db.tables import event_sequence, events
 
-__all__ = ["EventFilter", "JournalReader", "EventPage", "Tail"]
+__all__ = ["EventFilter", "JournalReader", "EventPage", "page_statement"]
 
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -27,8 +25,6 @@ _COLUMNS = (
     events.c.number, events.c.kind, events.c.subject, events.c.version, events.c.at, events.c.actor, events.c.service,
     events.c.project_id, events.c.request_id, events.c.global_request_id, events.c.state,
 )  # fmt: skip
-#: Readings without a watcher after which the reader ends; a watcher that has its answer asks again at once.
-_IDLE_ROUNDS = 4
 _KEPT = sa.select(event_sequence.c.purged, event_sequence.c.last)
 _AFTER = events.c.number > sa.bindparam("after", type_=sa.BigInteger)
 _LIMIT = sa.bindparam("page", type_=sa.Integer)
@@ -101,7 +97,7 @@ class EventPage:
 
 
 @functools.cache
-def _page(names: tuple[str, ...], since: bool) -> sa.Select[Any]:
+def page_statement(names: tuple[str, ...], since: bool) -> sa.Select[Any]:
     """A page of the events whose fields of these names have given values; built once."""
     few = _FEW.intersection(names)
     conditions = [
@@ -136,7 +132,9 @@ class JournalReader:
 
         def read(tx: sa.Connection, begin: int, last: int) -> EventPage:
             given = values | {"after": begin, "page": limit, "since": wanted.since}
-            found = [RecordedEvent(*row) for row in tx.execute(_page(tuple(equal), wanted.since is not None), given)]
+            found = [
+                RecordedEvent(*row) for row in tx.execute(page_statement(tuple(equal), wanted.since is not None), given)
+            ]
             return EventPage(found, found[-1].number if len(found) == limit else last)
 
         return self._from(after, read)
@@ -209,104 +207,3 @@ def _check(cursor: int, purged: int, last: int) -> None:
         oldest=purged + 1,
         newest=last,
     )
-
-
-class Tail:
-    """Keeps the newest events of the journal in memory for requests that wait.
-
-    One thread reads them for all requests, and only while a request waits.
-
-    :param poll: seconds between readings.
-    :param kept: number of events that are kept in memory.
-    """
-
-    def __init__(self, database: Database, clock: Clock, *, poll: float = 0.25, kept: int = 5000) -> None:
-        self._database = database
-        self._reader = JournalReader(database)
-        self._clock = clock
-        self._poll = poll
-        self._kept = kept
-        self._changed = threads.condition()
-        self._waiting = 0
-        self._stopping = threads.event()
-        self._thread: threads.Thread | None = None
-        #: The events above ``_floor``, without a gap, up to ``_last``.
-        self._events: list[RecordedEvent] = []
-        self._floor = 0
-        self._last = 0
-
-    def after(self, cursor: int, seconds: float) -> Sequence[RecordedEvent] | None:
-        """Waits until there are events after the cursor, and returns them; empty after so many seconds without one.
-
-        None: they are not in memory. The caller reads them from the database.
-        """
-        with self._changed:
-            self._waiting += 1
-            try:
-                if self._thread is None and not self._stopping.is_set():
-                    self._thread = threads.start(self._run, name="journal-tail")
-                if self._last <= cursor and not self._stopping.is_set():
-                    self._changed.wait(seconds)
-                if self._last <= cursor:
-                    return ()
-                if cursor < self._floor:
-                    return None
-                return self._events[bisect.bisect_right(self._events, cursor, key=lambda each: each.number) :]
-            finally:
-                self._waiting -= 1
-
-    def stop(self) -> None:
-        """Answer what waits, and return when nothing is read any more."""
-        with self._changed:
-            self._stopping.set()
-            self._changed.notify_all()
-            reader = self._thread
-        if reader is not None:
-            reader.join()
-
-    def _run(self) -> None:
-        idle = 0
-        self._restart()
-        while True:
-            with self._changed:
-                idle = 0 if self._waiting else idle + 1
-                if idle > _IDLE_ROUNDS or self._stopping.is_set():
-                    self._thread = None
-                    return
-            try:
-                self._read()
-            except errors.Unavailable as error:
-                LOG.warning("The newest events cannot be read: %s", error.message)
-            except Exception:
-                LOG.exception("The newest events cannot be read.")
-            self._clock.wait(self._stopping, self._poll)
-
-    def _restart(self) -> None:
-        """Begin at the end: who waits for older events reads them from the database."""
-        try:
-            last = self._reader.last()
-        except Exception as error:  # noqa: BLE001  (the next reading says it)
-            LOG.debug("The end of the journal cannot be read: %s", error)
-            last = self._last
-        with self._changed:
-            self._events, self._floor, self._last = [], last, last
-            self._changed.notify_all()
-
-    def _read(self) -> None:
-        values = {"after": self._last, "page": self._kept, "since": None}
-        rows = self._database.read_run(lambda tx: tx.execute(_page((), False), values).all())
-        if not rows:
-            return
-        found = [RecordedEvent(*row) for row in rows]
-        with self._changed:
-            if found[0].number != self._last + 1:
-                # Numbers have no gaps, so this reader stood still until events between were purged: who waits for them must
-                # learn it from the database.
-                self._events, self._floor = [], found[0].number - 1
-            self._events += found
-            surplus = len(self._events) - self._kept
-            if surplus > 0:
-                self._floor = self._events[surplus - 1].number
-                del self._events[:surplus]
-            self._last = found[-1].number
-            self._changed.notify_all()

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from moorage import threads
-from moorage.frozen import frozen_array
+from moorage.read_only import frozen_array
 from moorage.scheduling.digest import instance_digest
 from moorage.scheduling.instance_index import InstanceIndex
 from moorage.scheduling.interface import ExcludedTargets, FleetChanges, InstanceRecord, NodeState, Rows

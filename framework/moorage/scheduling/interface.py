@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from moorage.extensions import ExtensionPoint
-from moorage.frozen import FrozenDict, freeze_fields, frozen_mapping
 from moorage.inventory import InventoryItem
+from moorage.read_only import FrozenDict, freeze_fields, frozen_mapping
 
 __all__ = [
     "API_VERSION",

@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from moorage.frozen import FrozenDict, frozen_mapping
+from moorage.read_only import FrozenDict, frozen_mapping
 
 __all__ = ["NovaNames"]
 

@@ -9,9 +9,9 @@ PART = Part(
     interface="moorage.scheduling.interface",
     options="moorage.scheduling.options",
     checks={
-        "filters": "moorage.scheduling.pipeline:load_filters",
-        "weighers": "moorage.scheduling.pipeline:load_weighers",
-        "filters and weighers": "moorage.scheduling.pipeline:load",
+        "filters": "moorage.scheduling.filter_and_weigh:load_filters",
+        "weighers": "moorage.scheduling.filter_and_weigh:load_weighers",
+        "filters and weighers": "moorage.scheduling.filter_and_weigh:load",
     },
     api=("moorage.scheduling.api", "moorage.scheduling.flavors_api"),
 )

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from moorage.frozen import frozen_array
 from moorage.inventory import InventoryItem
+from moorage.read_only import frozen_array
 from moorage.request_groups import CandidateQuery, RequestGroup
 from moorage.scheduling.assignment import STEPS, Demand, Search, takes_amount
 from moorage.scheduling.interface import Mask, NodeState, ProviderState, Rows

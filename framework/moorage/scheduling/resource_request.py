@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NewType
 
 from moorage import errors
-from moorage.frozen import FrozenDict
+from moorage.read_only import FrozenDict
 from moorage.request_groups import CandidateQuery, RequestGroup
 from moorage.scheduling.interface import RequestSpec
 from moorage.scheduling.request_words import (

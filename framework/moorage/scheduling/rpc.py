@@ -12,10 +12,10 @@ from oslo_log import log as logging
 from moorage import errors, threads
 from moorage.rpc.server import incoming, rpc_method
 from moorage.scheduling.hosts import host_page, one_host
+from moorage.scheduling.instance_tracker import InstanceTracker, record_from_json
 from moorage.scheduling.interface import RequestSpec
 from moorage.scheduling.request import spec_from_json
 from moorage.scheduling.scheduler import Scheduler, Selection
-from moorage.scheduling.tracking import InstanceTracker, record_from_json
 
 __all__ = ["SchedulerEndpoint"]
 

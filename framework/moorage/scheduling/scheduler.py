@@ -17,8 +17,10 @@ from moorage.rpc.server import request_id as id_of_request
 from moorage.scheduling.constraints import scarce_resources, unfiltered
 from moorage.scheduling.decisions import Decision, Decisions
 from moorage.scheduling.dry_run import dry_run, reasons_of_node
+from moorage.scheduling.filter_and_weigh import Ranking
 from moorage.scheduling.fleet_refresher import FleetRefresher
 from moorage.scheduling.fleet_view import FleetView
+from moorage.scheduling.fresh_ranking import Ranker
 from moorage.scheduling.interface import (
     Claimer,
     ClaimResult,
@@ -28,8 +30,6 @@ from moorage.scheduling.interface import (
     RequestSpec,
     Residents,
 )
-from moorage.scheduling.pipeline import Ranking
-from moorage.scheduling.ranker import Ranker
 from moorage.scheduling.reservations import Reservations
 from moorage.scheduling.resource_request import needed_powers
 from moorage.scheduling.scheduling_policy import SchedulingPolicy
@@ -148,7 +148,7 @@ class Scheduler:
         reads any.
     :param lacking: the hosts whose agents lack one of some powers; asked for requests that need some.
     :param recount: reads the instances of some hosts from the store into the view, but for those that are being claimed; see
-        :meth:`moorage.scheduling.tracking.InstanceTracker.reload_hosts`. None: the view keeps no instances.
+        :meth:`moorage.scheduling.instance_tracker.InstanceTracker.reload_hosts`. None: the view keeps no instances.
     """
 
     def __init__(

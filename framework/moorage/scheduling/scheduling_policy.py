@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from moorage.scheduling.pipeline import Pipeline
+from moorage.scheduling.filter_and_weigh import Pipeline
 from moorage.scheduling.plugin_runner import PluginRunner
 
 __all__ = ["SchedulingPolicy"]

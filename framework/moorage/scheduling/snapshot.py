@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from moorage.frozen import frozen_array
+from moorage.read_only import frozen_array
 from moorage.request_groups import CandidateQuery
 from moorage.scheduling.assignment import Search, proposal
 from moorage.scheduling.instance_index import Overlay, Places

@@ -17,7 +17,7 @@ from typing import Any
 
 from moorage import errors, foreign
 from moorage.extensions import origin_of
-from moorage.frozen import frozen_mapping
+from moorage.read_only import frozen_mapping
 from moorage.sharding.interface import ShardNode, ShardStrategy
 
 __all__ = ["Move", "Plan", "ShardLine", "imbalance", "level", "lower_bound", "make_plan"]

@@ -29,7 +29,7 @@ import numpy as np
 
 from moorage import errors
 from moorage.clock import SystemClock
-from moorage.scheduling import pipeline
+from moorage.scheduling import filter_and_weigh
 from moorage.scheduling.fleet_view import FleetView
 from moorage.scheduling.interface import (
     SKIP,
@@ -82,7 +82,7 @@ class _FleetCases(_Base):
         self.addCleanup(made.close)
         return made
 
-    def ranked(self, line: pipeline.Pipeline, fleet: Snapshot, spec: RequestSpec) -> list[int]:
+    def ranked(self, line: filter_and_weigh.Pipeline, fleet: Snapshot, spec: RequestSpec) -> list[int]:
         """The rows that the scheduler's own runner finds, best first."""
         return [int(row) for row in line.run(self.guard(), fleet, np.arange(fleet.size, dtype=np.intp), spec).rows]
 
@@ -194,7 +194,7 @@ class HostFilterTests(_FleetCases):
 
     def test_the_runner_finds_what_the_loop_finds(self) -> None:
         plugin = self.make_filter()
-        line = pipeline.of([plugin])
+        line = filter_and_weigh.of([plugin])
         for fleet, spec, _, passing in self.asked(plugin):
             asked = plugin.RUN_ON_REBUILD or not spec.rebuild
             wanted = passing if asked else list(range(fleet.size))
@@ -204,7 +204,7 @@ class HostFilterTests(_FleetCases):
 
     def test_it_passes_again_what_it_passed_while_nothing_changes(self) -> None:
         plugin, guard = self.make_filter(), self.guard()
-        line = pipeline.of([plugin])
+        line = filter_and_weigh.of([plugin])
         for fleet, spec, _, _ in self.asked(plugin):
             ranking = line.run(guard, fleet, np.arange(fleet.size, dtype=np.intp), spec)
             for row in ranking.rows.tolist():
@@ -273,7 +273,7 @@ class HostWeigherTests(_FleetCases):
 
     def test_the_runner_ranks_by_it(self) -> None:
         plugin = self.make_weigher()
-        line = pipeline.of([], [plugin])
+        line = filter_and_weigh.of([], [plugin])
         for fleet, spec in self.fleets_and_requests():
             rows = np.arange(fleet.size, dtype=np.intp)
             if not spec.rebuild:

@@ -23,8 +23,8 @@ from moorage.work.interface import Lease, Operation, Phase
 from moorage.work.job import Job, Key, Work
 from moorage_plugins.block_storage import outcomes
 from moorage_plugins.block_storage.backend import DirectoryBackend
-from moorage_plugins.block_storage.collector import Collector
 from moorage_plugins.block_storage.configuration import open_backend
+from moorage_plugins.block_storage.leftover_files import Collector
 from moorage_plugins.block_storage.mount import Mount
 from moorage_plugins.block_storage.operations import PAIRED_ROWS, WITH_BACKUP, Task, Write, are_paired, run
 from moorage_plugins.block_storage.outcomes import ROWS

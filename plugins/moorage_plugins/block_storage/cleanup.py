@@ -18,8 +18,8 @@ from moorage.cleanup.interface import CleanupTools, SetCleanupHandler
 from moorage.work.interface import Lease, by_status_and_token
 from moorage_plugins.block_storage import outcomes
 from moorage_plugins.block_storage.backend import DirectoryBackend
-from moorage_plugins.block_storage.collector import Collector
 from moorage_plugins.block_storage.configuration import open_backend
+from moorage_plugins.block_storage.leftover_files import Collector
 from moorage_plugins.block_storage.rows import BACKUP, SNAPSHOT, VOLUME
 
 __all__ = ["BackupHandler", "SnapshotHandler", "VolumeHandler"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Actual state: compares what the driver sees with what the store says, and starts again what ended. Confirms resizes in time.
+"""Actual state: compares what the driver sees with what the store says, and starts again what ended.
 
 Rows are read first, then the driver is asked: an instance that the store calls active was running when it was read, so what the
 driver does not see has ended since, or is in an operation by now. An operation writes its row before it touches the workload, and
@@ -9,9 +9,6 @@ A workload that ended is started again where the flavor's extra spec ``compute:r
 ``always``), after a delay that doubles, ``[compute] restart_limit`` times. Otherwise the instance becomes ``stopped``, with the
 reason where it failed. It keeps its resources. An instance that nobody has seen running yet (``unknown``) is not judged when it is
 absent: it may be on another host. An instance whose resize is not confirmed stays ``resized``, whatever is seen of it.
-
-A resize is confirmed after its time only while the instance has no fault and the driver sees that it runs: the confirmation removes
-the old copy, which may be the only good one. So none is confirmed while the driver does not answer.
 """
 
 from __future__ import annotations
@@ -29,6 +26,7 @@ from moorage.control_plane.interface import AgentTools
 from moorage.drivers.interface import ComputeDriver, DriverError, NodeReport, Observed, PowerControl, WorkloadState
 from moorage.instances.moves import RESIZED
 from moorage_plugins.compute.instances import Compared, ComputeInstances
+from moorage_plugins.compute.resize_confirmation import DueResizes
 
 __all__ = ["GONE", "LATE", "RESTARTS", "ActualStates", "restart_policy"]
 
@@ -88,8 +86,7 @@ class ActualStates:
         #: The workloads that are being started, by instance and token: an instance may be replaced while the start hangs.
         self._starting: set[tuple[str, int]] = set()
         self._calls: set[_Call] = set()
-        #: The resizes of which the log has said why they are not confirmed, by instance and fence.
-        self._held_back: set[tuple[str, int]] = set()
+        self._resizes = DueResizes(tools)
 
     def compare(self) -> None:
         """Compares all instances of the host; one read, one call of the driver, and a write for each instance that changed.
@@ -116,43 +113,9 @@ class ActualStates:
             return
         if instances is not None:
             self._judge_all(instances, rows, found, starting)
-            self._confirm_due(rows, found)
+            self._resizes.confirm(rows, found)
         if driver is not None and write_nodes is not None:
             write_nodes(driver.nodes())
-
-    def _confirm_due(self, rows: Sequence[Compared], found: Mapping[str, Observed]) -> None:
-        """Confirms the resizes whose time is over; see the module's text for those that wait for a person.
-
-        :param found: what the driver saw after the rows had been read.
-        """
-        held_back: set[tuple[str, int]] = set()
-        for row in rows:
-            if row.unconfirmed is not None and 0 <= row.confirm_after <= row.unconfirmed:
-                why = self._confirm(row, found.get(row.uuid))
-                if why:
-                    held_back.add((row.uuid, row.fence))
-                if why and (row.uuid, row.fence) not in self._held_back:
-                    LOG.warning(
-                        "The resize of instance %s is not confirmed after its time, so its old place stays: %s Confirm it or "
-                        "revert it.",
-                        row.uuid, why,
-                    )  # fmt: skip
-        self._held_back = held_back
-
-    def _confirm(self, row: Compared, seen: Observed | None) -> str:
-        """Confirms a resize unless something has become of the instance since its row was read; says why it needs a person."""
-        if seen is None or seen.state is not WorkloadState.RUNNING:
-            return f"the instance does not run ({GONE if seen is None else seen.state.value})."
-        try:
-            found = self._tools.instances.get(row.uuid)
-            if found.fence == row.fence:
-                if found.fault:
-                    return f"the instance has a fault: {found.fault.removesuffix('.')}."
-                self._tools.confirm_resize(found)
-                LOG.info("The resize of instance %s was confirmed after %g seconds.", row.uuid, row.confirm_after)
-        except errors.MoorageError as error:
-            LOG.warning("The resize of instance %s is not confirmed now: %s", row.uuid, error)
-        return ""
 
     def _judge_all(
         self,

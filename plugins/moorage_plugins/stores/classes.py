@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from moorage import errors
 from moorage.db import now
 from moorage_plugins.stores.checks import check_class
-from moorage_plugins.stores.rows import insert_unless_taken
+from moorage_plugins.stores.insert_unless_taken import insert_unless_taken
 from moorage_plugins.stores.tables import resource_classes
 
 __all__ = ["FIRST_CUSTOM", "STANDARD_CLASSES", "ResourceClasses", "no_such_class"]

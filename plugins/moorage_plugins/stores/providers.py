@@ -13,7 +13,7 @@ from moorage.allocation.interface import InventoryItem, Merge, ResourceProvider
 from moorage.db import now
 from moorage_plugins.stores.checks import check_levels
 from moorage_plugins.stores.classes import ResourceClasses
-from moorage_plugins.stores.rows import insert_unless_taken
+from moorage_plugins.stores.insert_unless_taken import insert_unless_taken
 from moorage_plugins.stores.statements import BUMP_GENERATION, PROVIDER_ROW, TOUCH
 from moorage_plugins.stores.tables import inventories, resource_providers
 

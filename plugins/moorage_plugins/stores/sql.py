@@ -37,7 +37,7 @@ from moorage_plugins.stores.sql_ledger import SqlAllocationLedger
 from moorage_plugins.stores.sql_names import SqlNames
 from moorage_plugins.stores.sql_part import no_such_provider, shown
 from moorage_plugins.stores.sql_pools import SqlPools
-from moorage_plugins.stores.sql_quotas import SqlQuotas
+from moorage_plugins.stores.sql_quota_limits import SqlQuotas
 from moorage_plugins.stores.sql_trees import SqlTrees
 from moorage_plugins.stores.tables import allocations, resource_providers
 

@@ -19,7 +19,7 @@ from moorage.allocation.interface import (
 )
 from moorage.db import MICROSECONDS, JournalEvent, record
 from moorage_plugins.stores import statements
-from moorage_plugins.stores.quota_counter import CountedBefore
+from moorage_plugins.stores.quota_enforcement import CountedBefore
 from moorage_plugins.stores.sql_part import SqlPart, shown
 
 __all__ = ["SqlHoldings", "counted_before", "microseconds", "parameters"]

@@ -42,7 +42,7 @@ from moorage.db import Duplicate, JournalEvent, record
 from moorage_plugins.stores import providers, statements
 from moorage_plugins.stores.checks import check_changes, check_reshape, refusals, steps_of_reshape
 from moorage_plugins.stores.combiner import Member
-from moorage_plugins.stores.quota_counter import CountedBefore
+from moorage_plugins.stores.quota_enforcement import CountedBefore
 from moorage_plugins.stores.sql_holdings import SqlHoldings, counted_before, microseconds, parameters
 from moorage_plugins.stores.sql_part import no_such_provider
 

@@ -17,7 +17,7 @@ from moorage.allocation.interface import NameCatalogue, ResourceClass, Trait
 from moorage.db import Duplicate, now
 from moorage_plugins.stores.checks import check_class
 from moorage_plugins.stores.classes import STANDARD_CLASSES, no_such_class
-from moorage_plugins.stores.rows import insert_unless_taken
+from moorage_plugins.stores.insert_unless_taken import insert_unless_taken
 from moorage_plugins.stores.sql_part import SqlPart
 from moorage_plugins.stores.tables import inventories, provider_traits, quotas, resource_classes, traits
 from moorage_plugins.stores.trait_names import STANDARD_TRAITS, check_trait, no_such_traits

@@ -14,7 +14,7 @@ from moorage.clock import Clock
 from moorage.db import Database
 from moorage_plugins.stores import statements
 from moorage_plugins.stores.classes import ResourceClasses
-from moorage_plugins.stores.quota_counter import QuotaCounter
+from moorage_plugins.stores.quota_enforcement import QuotaCounter
 from moorage_plugins.stores.tables import resource_providers
 
 __all__ = ["SqlPart", "no_such_provider", "shown"]

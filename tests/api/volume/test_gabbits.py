@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The YAML files beside this module, each against a dialect of its own: services, one of them dead, and what it left.
 
-Behind the dialect is the real supervisor, reached as by messages, with a clock that the test moves.
+Behind the dialect is the real coordinator, reached as by messages, with a clock that the test moves.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from moorage.cleanup.coordinator import CleanupCoordinator, Filters
+from moorage.cleanup.coordinator import CleanupCoordinator, CleanupFilter
 from moorage.cleanup.requests import RequestStore
 from moorage.cleanup.views import OperationViews
 from moorage.services.interface import ServiceIdentity
@@ -52,11 +52,11 @@ class Schedulers:
     def call(self, topic: str, method: str, args: Mapping[str, Any], **_: Any) -> Any:
         assert topic == "scheduler"
         given = json.loads(json.dumps(args))
-        supervisor, by, dry_run = self._test.supervisor, given["requested_by"], given["dry_run"]
+        coordinator, by, dry_run = self._test.coordinator, given["requested_by"], given["dry_run"]
         if method == "request_cleanup":
-            found = supervisor.request(Filters(**given["filters"]), by, dry_run=dry_run)
+            found = coordinator.request(CleanupFilter(**given["filters"]), by, dry_run=dry_run)
         else:
-            found = supervisor.automatic(by, dry_run=dry_run)
+            found = coordinator.automatic(by, dry_run=dry_run)
         return json.loads(json.dumps(found))
 
     def cast(self, topic: str, method: str, args: Mapping[str, Any], server: str) -> None:
@@ -64,7 +64,7 @@ class Schedulers:
 
 
 class TestGabbits(unittest.TestCase):
-    supervisor: CleanupCoordinator
+    coordinator: CleanupCoordinator
 
     def world(self) -> LiveDialect:
         """Three services of a cluster; one has been dead for long, with a volume that it was creating and one that waits."""
@@ -75,7 +75,7 @@ class TestGabbits(unittest.TestCase):
         database, registry = live.database, ServiceRegistry(live.database, clock)
         store = SqlOperationStore(database, lease_seconds=60)
         requests, views = RequestStore(database, registry), OperationViews(database, store)
-        self.supervisor = CleanupCoordinator(
+        self.coordinator = CleanupCoordinator(
             registry,
             LivenessObserver(clock, 10.0),
             requests,
@@ -94,12 +94,12 @@ class TestGabbits(unittest.TestCase):
             self.volume(database, store, uuid, owner)
         for uuid, status in ((SAVED, "active"), (SAVING, "saving")):
             self.image(database, uuid, status)
-        self.supervisor.sample()
+        self.coordinator.sample()
         clock.now += 11
         for name in names[::2]:
             self.assertTrue(registry.beat(who[name]))
         for _ in range(2):
-            self.supervisor.sample()
+            self.coordinator.sample()
         return live
 
     def image(self, database: Any, uuid: str, status: str) -> None:

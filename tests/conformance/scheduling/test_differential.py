@@ -17,7 +17,7 @@ import numpy as np
 import tests
 from moorage import errors
 from moorage.clock import SystemClock
-from moorage.scheduling import pipeline
+from moorage.scheduling import filter_and_weigh
 from moorage.scheduling.interface import RequestSpec
 from moorage.scheduling.plugin_runner import PluginRunner
 from moorage.testing import fleets
@@ -82,7 +82,7 @@ class TestDifferential(unittest.TestCase):
         for number in range(cases):
             if number % OF_ONE_CONFIGURATION == 0:
                 conf = random_configuration(random_)
-                line = pipeline.load(conf)
+                line = filter_and_weigh.load(conf)
             if number % OF_ONE_FLEET == 0:
                 fleet = fleets.random_fleet(random_, random_.choice((0, 1, 3, 9, 25))).snapshot()
                 hosts = [fleet.host_state(row) for row in range(fleet.size)]

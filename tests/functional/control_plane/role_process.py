@@ -12,7 +12,7 @@ from oslo_config import cfg
 
 from moorage import errors
 from moorage.control_plane import config, process
-from moorage.control_plane.accepted import ConfigSource
+from moorage.control_plane.accepted_config import ConfigSource
 
 
 class Script:

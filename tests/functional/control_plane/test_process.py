@@ -15,7 +15,7 @@ from unittest import mock
 
 from moorage.clock import SystemClock
 from moorage.control_plane import process
-from moorage.control_plane.accepted import AcceptedCopy, ConfigSource
+from moorage.control_plane.accepted_config import AcceptedCopy, ConfigSource
 from moorage.control_plane.agent_role import Agent
 from moorage.control_plane.supervisor import EXIT_CONFIG, EXIT_FATAL
 from moorage.db import Database, migrations

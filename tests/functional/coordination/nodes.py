@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from moorage.clock import SystemClock
-from moorage.coordination.ledger import SqlRingLedger
 from moorage.coordination.loading import client_factory
 from moorage.coordination.membership import MemberId, Membership, Timing
+from moorage.coordination.ring_ledger import SqlRingLedger
 from moorage.coordination.ring_manager import RingManager, RingSettings
 from moorage.db import Database
 from moorage.services.interface import ServiceIdentity

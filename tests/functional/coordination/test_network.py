@@ -23,9 +23,9 @@ from kazoo.security import OPEN_ACL_UNSAFE
 import tests
 from moorage import errors
 from moorage.clock import SystemClock
-from moorage.coordination.ledger import SqlRingLedger
 from moorage.coordination.loading import client_factory
 from moorage.coordination.membership import MemberId
+from moorage.coordination.ring_ledger import SqlRingLedger
 from moorage.coordination.ring_manager import ring_of
 from moorage.testing.coordination import SOON, wait_for
 from tests import servers

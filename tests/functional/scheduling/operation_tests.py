@@ -11,8 +11,8 @@ from unittest import mock
 
 import sqlalchemy as sa
 
-from moorage import errors
 from moorage.control_plane.factories import open_workers
+from moorage.drivers.interface import DriverError
 from moorage.instances.actions import InPlace
 from moorage.instances.create import cast_to_agent
 from moorage.instances.interface import DEPARTURE, Instance
@@ -64,9 +64,7 @@ class OperationTestCase(unittest.TestCase):
     def leave(self, uuid: str, host: str, request_id: str = "leave") -> None:
         """The instance moves to a host; the agent of its present host stops before it has let go of the instance."""
         source = self.instance(uuid).host
-        refuse = mock.patch.object(
-            SimulatedDriver, "destroy", side_effect=errors.DriverError("It cannot be destroyed now.")
-        )
+        refuse = mock.patch.object(SimulatedDriver, "destroy", side_effect=DriverError("It cannot be destroyed now."))
         # Neither by the operation nor by a sweep.
         with refuse:
             self.move(uuid, "live_migrate", request_id, host=host)

@@ -12,8 +12,8 @@ from unittest import mock
 import sqlalchemy as sa
 
 from moorage import errors
-from moorage.control_plane import evacuation
-from moorage.control_plane.evacuation import EvacuateHosts
+from moorage.control_plane import evacuation_task
+from moorage.control_plane.evacuation_task import EvacuateHosts
 from moorage.control_plane.factories import open_workers
 from moorage.coordination.interface import TaskTools
 from moorage.db import MICROSECONDS
@@ -31,7 +31,7 @@ from tests.functional.scheduling import test_evacuation
 from tests.functional.scheduling.plane import SOON
 from tests.servers import wait_until
 
-LOGGER = evacuation.LOG.logger
+LOGGER = evacuation_task.LOG.logger
 PERIOD = 3600.0
 
 

@@ -28,7 +28,7 @@ from moorage.instances.interface import (
 from moorage.scheduling.groups import GroupStore
 from moorage.scheduling.resource_request import with_held_resources
 from moorage.services.tables import services
-from moorage_plugins.compute.orphans import InstanceDetector
+from moorage_plugins.compute.orphaned_claims import InstanceDetector
 from moorage_plugins.compute.tables import instances
 from moorage_plugins.drivers.simulated import SimulatedDriver
 from tests import servers

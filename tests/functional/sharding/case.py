@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from moorage.clock import SystemClock
 from moorage.control_plane.enrolment import Enrolment
-from moorage.control_plane.sharding import open_mover
+from moorage.control_plane.sharding_factories import open_mover
 from moorage.db import Database
 from moorage.fleet.interface import NodeSpec, uuid_of_name
 from moorage.fleet.nodes import NodeStore

@@ -15,7 +15,7 @@ from moorage.allocation.interface import ClaimRequest, InventoryItem, ResourcePr
 from moorage.clock import SystemClock
 from moorage.control_plane.agent_role import nodes_of_agent
 from moorage.control_plane.shard_hosts import ShardHosts
-from moorage.control_plane.sharding import declared_shard, open_mover
+from moorage.control_plane.sharding_factories import declared_shard, open_mover
 from moorage.fleet.interface import ShardMove, uuid_of_name
 from moorage.fleet.tables import nodes
 from moorage.instances.departures import Departures

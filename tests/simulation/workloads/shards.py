@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from typing_extensions import override
 
 from moorage import errors
-from moorage.control_plane.sharding import open_mover
+from moorage.control_plane.sharding_factories import open_mover
 from moorage.db import Database
 from moorage.fleet.interface import NodeSpec, uuid_of_name
 from moorage.fleet.nodes import NodeStore

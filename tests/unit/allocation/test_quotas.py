@@ -34,7 +34,7 @@ from moorage.db import Database
 from moorage.testing.allocation import new_uuid, provider
 from moorage_plugins.stores import tables
 from moorage_plugins.stores.combiner import Member
-from moorage_plugins.stores.quota_counter import LimitsChangedError
+from moorage_plugins.stores.quota_enforcement import LimitsChangedError
 from moorage_plugins.stores.sql import SqlStore
 from tests import cases
 from tests.conformance.allocation.stores import SqlCase, create_tables, sql_store, sqlite_url

@@ -14,7 +14,7 @@ from moorage.allocation.interface import ClaimRequest
 from moorage.context import RequestContext
 from moorage.http.routes import Request, Route
 from moorage.testing.allocation import new_uuid, provider
-from moorage_plugins.api.placement import classes
+from moorage_plugins.api.placement import resource_classes
 from tests.conformance.allocation.stores import SqlCase, memory_store, sql_store
 
 SYSTEM = context.internal("test")
@@ -76,7 +76,7 @@ class QuotaApiTests(SqlCase, unittest.TestCase):
     def test_placement_says_that_a_limit_keeps_a_class(self) -> None:
         self.store.create_resource_class("CUSTOM_LICENSE")
         self.set("p", "CUSTOM_LICENSE", 5)
-        (delete,) = (each for each in classes.routes(self.store) if each.method == "DELETE")
+        (delete,) = (each for each in resource_classes.routes(self.store) if each.method == "DELETE")
         with self.assertRaisesRegex(errors.InUse, "Class is in use in limits of projects"):
             delete.handler(Request(context=SYSTEM, path_params={"name": "CUSTOM_LICENSE"}))
 

@@ -110,7 +110,7 @@ class StorageTests(StorageCase):
         # A try that was paused all the while writes it once more.
         before.parent.mkdir()
         before.write_bytes(b"late")
-        with self.assertNoLogs("moorage_plugins.block_storage.collector", "ERROR"):
+        with self.assertNoLogs("moorage_plugins.block_storage.leftover_files", "ERROR"):
             agent.work.collector.collect()
         self.assertEqual(self.storage.backend.uuids("image"), [kept])
 

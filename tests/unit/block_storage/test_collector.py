@@ -15,10 +15,10 @@ from typing import Any
 from unittest import mock
 
 from moorage.cleanup.conditions import NeverStarted
-from moorage_plugins.block_storage.collector import Collector
+from moorage_plugins.block_storage.leftover_files import Collector
 from tests.unit.block_storage.storages import CLUSTER, SIZE, Storage
 
-LOGGER = "moorage_plugins.block_storage.collector"
+LOGGER = "moorage_plugins.block_storage.leftover_files"
 
 
 class CollectorTests(unittest.TestCase):

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from moorage import errors
 from moorage.cleanup import totals
 from moorage.cleanup.conditions import OrphansOfService
-from moorage.cleanup.coordinator import CleanupCoordinator, Filters
+from moorage.cleanup.coordinator import CleanupCoordinator, CleanupFilter
 from moorage.cleanup.requests import RequestStore
 from moorage.cleanup.tables import cleanup_history
 from moorage.cleanup.views import OperationViews
@@ -28,7 +28,7 @@ DOWN_TIME = 10.0
 
 
 class SupervisorCase(CleanerCase):
-    """A register of five services, and a supervisor; subclasses give ``url``."""
+    """A register of five services, and a coordinator; subclasses give ``url``."""
 
     def setUp(self) -> None:
         super().setUp()
@@ -41,12 +41,12 @@ class SupervisorCase(CleanerCase):
         self.automatic_enabled = False
         self.requests = RequestStore(self.database, self.registry)
         self.views = OperationViews(self.database, self.store)
-        self.supervisor = self.another()
+        self.coordinator = self.another()
         self.who = {
             name: self.registry.enlist("agent", name, cluster=cluster, rpc_version="1.0")
             for name, cluster in (("a", "one"), ("b", "one"), ("c", "one"), ("d@ceph", "two"), ("alone", None))
         }
-        self.supervisor.sample()
+        self.coordinator.sample()
 
     def another(self, registry: ServiceRegistry | None = None) -> CleanupCoordinator:
         return CleanupCoordinator(
@@ -82,8 +82,8 @@ class SupervisorCase(CleanerCase):
 
     def die(self, *names: str, watching: tuple[CleanupCoordinator, ...] = ()) -> None:
         """All but these beat on, for longer than it takes to be taken for dead."""
-        for supervisor in (self.supervisor, *watching):
-            supervisor.sample()
+        for coordinator in (self.coordinator, *watching):
+            coordinator.sample()
         self.clock.now += DOWN_TIME + 1
         for name, who in self.who.items():
             if name not in names:
@@ -94,9 +94,9 @@ class SupervisorCase(CleanerCase):
         self.taken(uuid, self.who[name])
 
     def ask(
-        self, supervisor: CleanupCoordinator | None = None, *, dry_run: bool = False, **filters: Any
+        self, coordinator: CleanupCoordinator | None = None, *, dry_run: bool = False, **filters: Any
     ) -> dict[str, Any]:
-        return (supervisor or self.supervisor).request(Filters(**filters), "me", dry_run=dry_run)
+        return (coordinator or self.coordinator).request(CleanupFilter(**filters), "me", dry_run=dry_run)
 
     def hosts(self, answer: dict[str, Any], kind: str = "cleaning") -> list[str]:
         return [each["host"] for each in answer[kind]]
@@ -126,13 +126,13 @@ class SupervisorTests(SupervisorCase):
         self.assertEqual([], self.changed, "of one that is seen for the first time nothing has changed")
         self.left_by("a")
         self.die("a", "alone")
-        self.supervisor.sample()
+        self.coordinator.sample()
         self.assertEqual([("a", False), ("alone", False)], sorted(self.changed))
-        self.supervisor.sample()
+        self.coordinator.sample()
         self.ask()
         self.assertEqual([("a", 2, "manual")], self.requested)
         self.registry.enlist("agent", "alone", rpc_version="1.0")
-        self.supervisor.sample()
+        self.coordinator.sample()
         self.assertEqual([("alone", True)], self.changed[2:])
 
     def test_only_a_write_makes_it_dead(self) -> None:
@@ -211,7 +211,7 @@ class SupervisorTests(SupervisorCase):
 
     def test_during_an_upgrade_nothing_can_be_requested(self) -> None:
         self.registry.enlist("agent", "new", cluster="one", rpc_version="2.0")
-        for ask in (self.ask, lambda: self.supervisor.automatic("me")):
+        for ask in (self.ask, lambda: self.coordinator.automatic("me")):
             with self.assertRaisesRegex(errors.Unavailable, "agent a.*; 2.0: agent new"):
                 ask()
         self.die("new")
@@ -305,45 +305,45 @@ class SupervisorTests(SupervisorCase):
         self.die("a")
         for number in range(3):
             self.assertEqual(self.requests.page(), [], number)
-            self.supervisor.sample()
+            self.coordinator.sample()
         (request,) = self.requests.page()
         self.assertEqual((request.kind, request.service, request.epoch), ("automatic", self.who["a"].uuid, 2))
         self.cleaner(self.who["b"])[0].clean(request.target)
         self.requests.close_if_done(request)
         for _ in range(5):
-            self.supervisor.sample()
+            self.coordinator.sample()
         self.assertEqual([each.done_at is not None for each in self.requests.page()], [True])
         self.assertEqual(self.epoch("a"), 2)
 
     def test_what_is_not_enabled_can_be_asked_for(self) -> None:
         self.left_by("a")
         self.die("a")
-        self.assertEqual(self.hosts(self.supervisor.automatic("me")), [])
+        self.assertEqual(self.hosts(self.coordinator.automatic("me")), [])
         for _ in range(3):
-            self.supervisor.sample()
+            self.coordinator.sample()
         self.assertEqual(self.requests.page(), [])
-        self.assertEqual(self.hosts(self.supervisor.automatic("me", dry_run=True)), ["a"])
-        self.assertEqual(self.hosts(self.supervisor.automatic("me")), ["a"])
+        self.assertEqual(self.hosts(self.coordinator.automatic("me", dry_run=True)), ["a"])
+        self.assertEqual(self.hosts(self.coordinator.automatic("me")), ["a"])
 
     def test_one_that_comes_back_is_counted_anew(self) -> None:
         self.automatic_enabled = True
         self.left_by("a")
         self.die("a")
         for _ in range(2):
-            self.supervisor.sample()
+            self.coordinator.sample()
         self.assertTrue(self.registry.beat(self.who["a"]))
-        self.supervisor.sample()
+        self.coordinator.sample()
         self.die("a")
-        self.supervisor.sample()
+        self.coordinator.sample()
         self.assertEqual(self.requests.page(), [])
 
     def test_what_another_scheduler_has_requested_is_counted_anew(self) -> None:
         self.left_by("a")
         self.die("a")
         for _ in range(3):
-            self.supervisor.sample()
-        self.supervisor.heard(self.who["a"].uuid, 2)
-        self.assertEqual(self.hosts(self.supervisor.automatic("me")), [])
+            self.coordinator.sample()
+        self.coordinator.heard(self.who["a"].uuid, 2)
+        self.assertEqual(self.hosts(self.coordinator.automatic("me")), [])
 
     # -- what people see ------------------------------------------------------------------------------------------
 

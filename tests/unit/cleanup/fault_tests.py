@@ -43,7 +43,7 @@ from moorage.cleanup.requests import BATCH
 from moorage.cleanup.views import OperationViews
 from moorage.clock import SystemClock
 from moorage.control_plane import options as control_plane_options
-from moorage.control_plane.cleaning import AgentCleaning, SupervisorEndpoint
+from moorage.control_plane.cleanup_endpoints import AgentCleaning, CleanupEndpoint
 from moorage.control_plane.process import Platform
 from moorage.services.interface import ServiceIdentity
 from moorage.services.liveness import LivenessObserver
@@ -104,7 +104,7 @@ class FaultTests(SupervisorCase):
         nobody: Any = None
         who, clock = self.who["a"], SystemClock()
         platform = Platform(who.host, clock, self.database, self.registry, who, nobody, nobody, lambda reason: None)
-        scheduler = SupervisorEndpoint(platform, conf, self.store, LivenessObserver(clock, 60))
+        scheduler = CleanupEndpoint(platform, conf, self.store, LivenessObserver(clock, 60))
         self.lines(BATCH + 1, days=40)
         self.lines(1, days=20)
         scheduler.purge()
@@ -234,7 +234,7 @@ class FaultTests(SupervisorCase):
                 self.create("waits", host="b")
             self.die("a")
             with mock.patch("time.time", lambda skew=skew: real() - skew):
-                self.supervisor.sample()
+                self.coordinator.sample()
                 (request,) = self.ask()["requests"]
                 cleaner, _ = self.cleaner(self.who["b"], clock=SkewedClock(-skew))
                 target = self.requests.get(request["uuid"]).target
@@ -292,8 +292,8 @@ class FaultTests(SupervisorCase):
                 into.append(statement)
 
             sa.event.listen(sa.Engine, "before_cursor_execute", count)
-            self.supervisor.sample()
-            self.supervisor.automatic("me")
+            self.coordinator.sample()
+            self.coordinator.automatic("me")
             self.ask(dry_run=True)
             sa.event.remove(sa.Engine, "before_cursor_execute", count)
             counts.append(len(statements))
@@ -392,11 +392,11 @@ class FaultTests(SupervisorCase):
         self.create("waits", host="a")
         self.die("a")
         for _ in range(3):
-            self.supervisor.sample()
-        (request,) = self.supervisor.automatic("me")["requests"]
+            self.coordinator.sample()
+        (request,) = self.coordinator.automatic("me")["requests"]
         self.cleaning(self.who["b"]).look()
         self.assertEqual((self.rows(), self.requests.get(request["uuid"]).done_at is None), ({}, False))
-        self.assertEqual(self.supervisor.automatic("me")["requests"], [])
+        self.assertEqual(self.coordinator.automatic("me")["requests"], [])
 
     def test_a_dry_run_of_a_living_service_says_what_the_request_would_do(self) -> None:
         self.left_by("a")

@@ -12,7 +12,7 @@ import jsonschema
 
 from moorage import context, errors
 from moorage.cleanup import api
-from moorage.cleanup.coordinator import Filters
+from moorage.cleanup.coordinator import CleanupFilter
 from moorage.http.routes import Request, Response, Route
 from tests.unit.cleanup import coordinator_tests
 from tests.unit.work.operation_tests import TYPE
@@ -34,9 +34,9 @@ class CleanupApiTests(coordinator_tests.SupervisorCase):
             return super().ask(method, **more)
         given: Mapping[str, Any] = json.loads(json.dumps(args))
         if method == "request_cleanup":
-            filters = Filters(**given["filters"])
-            return self.supervisor.request(filters, given["requested_by"], dry_run=given["dry_run"])
-        return self.supervisor.automatic(given["requested_by"], dry_run=given["dry_run"])
+            filters = CleanupFilter(**given["filters"])
+            return self.coordinator.request(filters, given["requested_by"], dry_run=given["dry_run"])
+        return self.coordinator.automatic(given["requested_by"], dry_run=given["dry_run"])
 
     def call(self, method: str, path: str, body: Any = None, query: Any = None, **parts: str) -> Response:
         route = self.routes[method, path]
@@ -85,7 +85,7 @@ class CleanupApiTests(coordinator_tests.SupervisorCase):
         self.left_by("a")
         self.die("a")
         for _ in range(3):
-            self.supervisor.sample()
+            self.coordinator.sample()
         self.assertEqual(self.call("POST", "/cleanup/auto", {"dry_run": True}).status, 200)
         answer = self.call("POST", "/cleanup/auto", {})
         self.assertEqual((answer.status, len(answer.body["requests"])), (202, 1))

@@ -259,14 +259,14 @@ class ResizeTests(TwoHosts):
         ):
             with self.subTest(lost=lost):
                 self._lose(lost)
-                with self.assertLogs("moorage_plugins.compute.actual_state", "WARNING") as log:
+                with self.assertLogs("moorage_plugins.compute.resize_confirmation", "WARNING") as log:
                     self._compare(OTHER)
                 self.assertIn("is not confirmed after its time", str(log.output))
                 self.finish()
                 self.assertEqual(("resized", OTHER), (self.found().status, self.found().host))
                 self.assertIn(HOST, self.copies())
                 # The log says it once.
-                with self.assertNoLogs("moorage_plugins.compute.actual_state", "WARNING"):
+                with self.assertNoLogs("moorage_plugins.compute.resize_confirmation", "WARNING"):
                     self.comparison.compare()
                 self.revert()
                 self.assert_settled()

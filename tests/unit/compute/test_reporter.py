@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from moorage import errors
 from moorage.scheduling.digest import instance_digest
+from moorage.scheduling.instance_tracker import record_from_json
 from moorage.scheduling.interface import InstanceRecord
 from moorage.scheduling.reporter import Reporter
-from moorage.scheduling.tracking import record_from_json
 
 ONE = InstanceRecord("u1", "h", "n", "small", {"VCPU": 1}, "p", {"image": "x"})
 TWO = InstanceRecord("u2", "h", "n", "big", {"VCPU": 4}, "p")

@@ -19,8 +19,8 @@ from typing_extensions import override
 
 from moorage import foreign
 from moorage.coordination.interface import PeriodicTask, TaskLease, TaskTools
-from moorage.coordination.ledger import RingRow
 from moorage.coordination.membership import Timing
+from moorage.coordination.ring_ledger import RingRow
 from moorage.coordination.ring_manager import RingSettings
 from moorage.coordination.task_run import (
     AcquiredTick,

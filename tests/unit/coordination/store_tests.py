@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from moorage import errors
 from moorage.coordination import tables
-from moorage.coordination.ledger import RingRow, SqlRingLedger
+from moorage.coordination.ring_ledger import RingRow, SqlRingLedger
 from moorage.coordination.task_store import Run, TaskStore
 from moorage.coordination.tick_leases import SqlTickLeases, TickLease
 from moorage.db import Database, now, read_now

@@ -6,7 +6,7 @@ from __future__ import annotations
 import unittest
 from collections.abc import Sequence
 
-from moorage.coordination.ledger import RingRow
+from moorage.coordination.ring_ledger import RingRow
 from moorage.coordination.ring_manager import RingSettings, RingSnapshot
 from tests.unit.coordination.worlds import GROUP, Member, World
 

@@ -10,8 +10,8 @@ from typing_extensions import override
 
 from moorage import errors, threads
 from moorage.coordination.interface import BackendTools
-from moorage.coordination.ledger import Ledger, RingRow
 from moorage.coordination.membership import MemberId, Membership, Timing
+from moorage.coordination.ring_ledger import Ledger, RingRow
 from moorage.coordination.ring_manager import RingManager, RingSettings
 from moorage.coordination.tick_leases import (
     CLAIM,

@@ -23,8 +23,9 @@ from moorage.db.tables import event_sequence
 from moorage.db.tables import events as event_table
 from moorage.journal import reader as reading
 from moorage.journal.purge import purge
-from moorage.journal.reader import EventFilter, JournalReader, Tail
+from moorage.journal.reader import EventFilter, JournalReader
 from moorage.journal.sequencer import Sequencer
+from moorage.journal.tail import Tail
 from moorage.testing.database import empty_tables
 from tests.servers import wait_until
 
@@ -306,7 +307,7 @@ class JournalTests(JournalCase):
         chosen |= {("project_id", name): f"ix_events_{name}" for name in ("subject", "request_id", "global_request_id")}
         for names, index in chosen.items():
             given = {f"of_{name}": f"{values[name]}7" for name in names} | {"after": 5000, "page": 100, "since": None}
-            self.assertIn(index, self.plan(reading._page(names, False), given), names)
+            self.assertIn(index, self.plan(reading.page_statement(names, False), given), names)
 
     def plan(self, statement: sa.Select[Any], given: dict[str, Any]) -> str:
         """What the database says of how it reads a page."""

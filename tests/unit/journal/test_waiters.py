@@ -7,12 +7,12 @@ import unittest
 from collections.abc import Generator, Iterator
 
 from moorage import errors
-from moorage.journal.waiters import Waiters
+from moorage.journal.waiting_limit import WaitingLimit
 
 
 class WaitersTests(unittest.TestCase):
     def setUp(self) -> None:
-        self.waiters = Waiters(2)
+        self.waiters = WaitingLimit(2)
         self.ended: list[int] = []
 
     def parts(self, number: int) -> Generator[bytes, None, None]:

@@ -16,11 +16,11 @@ from moorage.rpc.client import RpcSender
 from moorage.rpc.server import RpcDispatcher, endpoints_of, rpc_method
 from moorage.scheduling.epochs import ConfirmedEpochs
 from moorage.scheduling.fleet_view import FleetView
+from moorage.scheduling.instance_tracker import InstanceTracker
 from moorage.scheduling.interface import ExcludedTargets, FleetChanges, InstanceRecord, InstanceSource, NodeState
 from moorage.scheduling.reporter import AGENTS, TOPIC, Reporter
 from moorage.scheduling.rpc import SchedulerEndpoint
-from moorage.scheduling.tracking import InstanceTracker
-from moorage.scheduling.view_reconciler import UntrackedHosts, ViewReconciler
+from moorage.scheduling.view_repair import UntrackedHosts, ViewReconciler
 from moorage.testing.clock import ManualClock
 from moorage_plugins.transports.memory import MemoryTransport, MessageHub
 from moorage_plugins.transports.memory_network import ScriptedNetwork

@@ -9,8 +9,8 @@ from moorage import errors
 from moorage.rpc.interface import Origin
 from moorage.scheduling.epochs import ConfirmedEpochs
 from moorage.scheduling.fleet_view import FleetView
+from moorage.scheduling.instance_tracker import InstanceTracker
 from moorage.scheduling.interface import InstanceRecord
-from moorage.scheduling.tracking import InstanceTracker
 from moorage.testing.clock import ManualClock
 
 

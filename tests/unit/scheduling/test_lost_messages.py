@@ -7,8 +7,8 @@ import unittest
 from collections.abc import Sequence
 
 from moorage.scheduling.fleet_view import FleetView
+from moorage.scheduling.instance_tracker import InstanceTracker
 from moorage.scheduling.interface import InstanceRecord
-from moorage.scheduling.tracking import InstanceTracker
 from moorage.testing.clock import ManualClock
 from tests import cases, seeded
 from tests.unit.scheduling.simulation import SIZES, Simulation

@@ -20,7 +20,7 @@ from typing_extensions import override
 
 from moorage import errors
 from moorage.clock import SystemClock
-from moorage.scheduling import pipeline
+from moorage.scheduling import filter_and_weigh
 from moorage.scheduling.interface import HostFilter, HostWeigher, RequestSpec
 from moorage.scheduling.nova.adapter import adapted_filter, adapted_weigher
 from moorage.scheduling.plugin_runner import PluginRunner
@@ -51,7 +51,7 @@ def run(fleet: Any, spec: RequestSpec, filters: Sequence[str], weighers: Sequenc
     )
     guard = PluginRunner(SystemClock(), NoIncidents(), print, deadline=600, threshold=1, window=60, skip_advisory=False)
     try:
-        return pipeline.load(conf).run(guard, fleet, np.arange(fleet.size, dtype=np.intp), spec)
+        return filter_and_weigh.load(conf).run(guard, fleet, np.arange(fleet.size, dtype=np.intp), spec)
     finally:
         guard.close()
 
@@ -144,7 +144,7 @@ class TestWrongPaths(unittest.TestCase):
     def refused(self, text: str, *filters: str) -> None:
         conf = scheduling_conf(scheduling__enabled_filters=list(filters), scheduling__enabled_weighers=[])
         with self.assertRaisesRegex(errors.PluginLoadError, text):
-            pipeline.load(conf)
+            filter_and_weigh.load(conf)
 
     def test_each_is_named_with_what_is_wrong(self) -> None:
         self.refused(

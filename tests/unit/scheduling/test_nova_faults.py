@@ -13,9 +13,9 @@ from typing_extensions import override
 
 from moorage.rpc.interface import Origin
 from moorage.scheduling.fleet_view import FleetView
+from moorage.scheduling.instance_tracker import InstanceTracker
 from moorage.scheduling.interface import InstanceRecord, NodeState
-from moorage.scheduling.tracking import InstanceTracker
-from moorage.scheduling.view_reconciler import UntrackedHosts
+from moorage.scheduling.view_repair import UntrackedHosts
 from tests.unit.scheduling.simulation import SIZES, DictStore, Simulation
 
 

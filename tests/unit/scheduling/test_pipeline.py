@@ -15,7 +15,8 @@ from typing_extensions import override
 
 from moorage import errors
 from moorage.clock import SystemClock
-from moorage.scheduling import pipeline as pipelines
+from moorage.scheduling import filter_and_weigh as pipelines
+from moorage.scheduling.filter_and_weigh import Pipeline
 from moorage.scheduling.interface import (
     SKIP,
     Fleet,
@@ -28,7 +29,6 @@ from moorage.scheduling.interface import (
     Skip,
     Where,
 )
-from moorage.scheduling.pipeline import Pipeline
 from moorage.scheduling.plugin_runner import PluginRunner
 from moorage.scheduling.snapshot import Snapshot
 from moorage.testing import fleets

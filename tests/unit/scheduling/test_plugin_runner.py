@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from moorage import errors, foreign
 from moorage.clock import SystemClock
-from moorage.scheduling import pipeline
+from moorage.scheduling import filter_and_weigh
 from moorage.scheduling.interface import HostFilter, HostWeigher
 from moorage.scheduling.plugin_runner import PluginRunner
 from moorage.testing import fleets
@@ -188,7 +188,10 @@ class GuardTests(unittest.TestCase):
         fleet = fleets.random_fleet(random.Random(1), 30).snapshot()
         spec = fleets.random_request(random.Random(1))
         for error in (SystemExit(5), KeyboardInterrupt()):
-            for made, name in ((pipeline.of([Leaves(error)]), "Leaves"), (pipeline.of([], [Weighs(error)]), "Weighs")):
+            for made, name in (
+                (filter_and_weigh.of([Leaves(error)]), "Leaves"),
+                (filter_and_weigh.of([], [Weighs(error)]), "Weighs"),
+            ):
                 self.incidents.recorded = []
                 with self.assertRaises(errors.PluginFailed) as caught, self.assertLogs("moorage.scheduling", "ERROR"):
                     guard.request(lambda: made.run(guard, fleet, fleet.all_rows, spec))  # noqa: B023

@@ -16,8 +16,9 @@ from typing_extensions import override
 
 from moorage import errors
 from moorage.clock import SystemClock
-from moorage.scheduling import pipeline
+from moorage.scheduling import filter_and_weigh
 from moorage.scheduling.fleet_view import FleetView
+from moorage.scheduling.instance_tracker import InstanceTracker
 from moorage.scheduling.interface import (
     ClaimResult,
     ExcludedTargets,
@@ -35,7 +36,6 @@ from moorage.scheduling.nova.adapter import adapted_filter
 from moorage.scheduling.plugin_runner import PluginRunner
 from moorage.scheduling.scheduler import Scheduler
 from moorage.scheduling.scheduling_policy import SchedulingPolicy
-from moorage.scheduling.tracking import InstanceTracker
 from moorage_plugins.filters.affinity import DifferentHostFilter, SameHostFilter
 from moorage_plugins.filters.limits import IoOpsFilter, NumInstancesFilter
 from moorage_plugins.filters.server_groups import ServerGroupAffinityFilter, ServerGroupAntiAffinityFilter
@@ -164,7 +164,7 @@ class PromiseTests(unittest.TestCase):
         self.view = FleetView()
         self.view.set_nodes([node_of(row) for row in range(rows)])
         self.tracker = InstanceTracker(self.view)
-        policy = SchedulingPolicy(pipeline.of(filters), self.guard, host_subset_size=1, max_attempts=16)
+        policy = SchedulingPolicy(filter_and_weigh.of(filters), self.guard, host_subset_size=1, max_attempts=16)
         return Scheduler(
             self.view,
             Nodes(rows),
@@ -347,7 +347,7 @@ class PromiseTests(unittest.TestCase):
         view = FleetView()
         view.set_nodes([node_of(row) for row in range(rows)])
         view.put_many(records)
-        fleet, line = view.snapshot(), pipeline.of(chosen)
+        fleet, line = view.snapshot(), filter_and_weigh.of(chosen)
         ranking = line.run(self.guard, fleet, fleet.all_rows, spec)
         for row in ranking.rows.tolist():
             # As the store has them: other objects, in another order.

@@ -17,8 +17,8 @@ from typing_extensions import override
 
 from moorage import errors
 from moorage.clock import SystemClock
-from moorage.frozen import FrozenDict, FrozenList, frozen
-from moorage.scheduling import pipeline as pipelines
+from moorage.read_only import FrozenDict, FrozenList, frozen
+from moorage.scheduling import filter_and_weigh as pipelines
 from moorage.scheduling.fleet_view import FleetView
 from moorage.scheduling.interface import (
     Aggregate,

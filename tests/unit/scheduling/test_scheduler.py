@@ -17,7 +17,7 @@ from typing_extensions import override
 from moorage import errors
 from moorage.clock import SystemClock
 from moorage.inventory import InventoryItem
-from moorage.scheduling import pipeline
+from moorage.scheduling import filter_and_weigh
 from moorage.scheduling.fleet_view import FleetView
 from moorage.scheduling.interface import (
     ClaimResult,
@@ -126,7 +126,7 @@ class CandidateTests(unittest.TestCase):
             [NodeState(f"u{row}", f"n{row}", f"h{row}", {"VCPU": amount}, {}) for row, amount in enumerate(vcpus)]
         )
         base = SchedulingPolicy(
-            pipeline.of(filters, [MostCapacity(conf=None)]), self.guard, host_subset_size=1, max_attempts=16
+            filter_and_weigh.of(filters, [MostCapacity(conf=None)]), self.guard, host_subset_size=1, max_attempts=16
         )
         made = dataclasses.replace(base, **policy)
         self.source = Nodes()

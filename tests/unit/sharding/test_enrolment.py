@@ -14,7 +14,7 @@ from moorage import errors
 from moorage.cli import status
 from moorage.clock import SystemClock
 from moorage.control_plane.enrolment import Enrolment
-from moorage.control_plane.sharding import shards_for_new
+from moorage.control_plane.sharding_factories import shards_for_new
 from moorage.fleet.interface import NodeSpec, uuid_of_name
 from moorage.fleet.nodes import NodeStore
 from moorage.fleet.tables import nodes

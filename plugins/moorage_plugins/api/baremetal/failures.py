@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 
-from moorage.http.dialect import NotAcceptable
+from moorage.http.error_statuses import NotAcceptable
 from moorage.http.routes import Version
 
 __all__ = ["fault", "needs_version"]

@@ -14,11 +14,11 @@ from moorage.http.routes import Route, Wsgi
 from moorage_plugins.api.placement import (
     allocations,
     candidates,
-    classes,
-    features,
     inventories,
     policies,
     providers,
+    resource_classes,
+    traits_and_aggregates,
     usages,
 )
 from moorage_plugins.api.placement.application import PlacementApplication, versions_document
@@ -46,8 +46,8 @@ class PlacementApi(ApiExtension):
             *(Route("GET", path, versions_document, public=True) for path in ("", "/")),
             *providers.routes(store),
             *inventories.routes(store),
-            *features.routes(store),
-            *classes.routes(store),
+            *traits_and_aggregates.routes(store),
+            *resource_classes.routes(store),
             *usages.routes(store),
             *allocations.routes(store),
             *candidates.routes(store),

@@ -11,7 +11,8 @@ from typing_extensions import override
 
 from moorage import errors
 from moorage.http.application import Application
-from moorage.http.dialect import STATUSES, Dialect
+from moorage.http.dialect import Dialect
+from moorage.http.error_statuses import STATUSES
 from moorage.http.routes import Request, Response, Schema
 from moorage.http.validation import Validator
 from moorage_plugins.api.volume.schemas import VolumeValidator

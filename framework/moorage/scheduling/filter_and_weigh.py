@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from moorage import errors, foreign
-from moorage.frozen import frozen_array
+from moorage.read_only import frozen_array
 from moorage.scheduling.interface import (
     SKIP,
     HostFilter,

@@ -38,7 +38,7 @@ from moorage import errors, threads
 from moorage.allocation.interface import AllocationChange, Quota, QuotaDrift
 from moorage.db import JournalEvent, record, write_last
 from moorage_plugins.stores.classes import ResourceClasses
-from moorage_plugins.stores.rows import insert_unless_taken
+from moorage_plugins.stores.insert_unless_taken import insert_unless_taken
 from moorage_plugins.stores.tables import allocations, consumers, quota_projects, quotas
 
 __all__ = ["CountedBefore", "LimitsChangedError", "LONGEST_SUBJECT", "QuotaCounter", "QuotaTally", "subject_of"]

@@ -10,10 +10,10 @@ from typing_extensions import override
 
 from moorage import errors, threads
 
-__all__ = ["Waiters"]
+__all__ = ["WaitingLimit"]
 
 
-class Waiters:
+class WaitingLimit:
     """The requests of a process that wait for events. Safe for use by several threads.
 
     :param most: requests of one caller that may wait at the same time.
@@ -53,7 +53,7 @@ class Waiters:
 
 
 class _Waiting(Iterator[bytes]):
-    def __init__(self, waiters: Waiters, caller: str, parts: Generator[bytes, None, None]) -> None:
+    def __init__(self, waiters: WaitingLimit, caller: str, parts: Generator[bytes, None, None]) -> None:
         self._waiters = waiters
         self._caller = caller
         self._parts = parts

@@ -21,7 +21,7 @@ from oslo_log import log as logging
 
 from moorage import errors, threads
 from moorage.clock import Clock, SystemClock
-from moorage.frozen import FrozenDict, frozen_mapping
+from moorage.read_only import FrozenDict, frozen_mapping
 from moorage.rpc.interface import Origin
 from moorage.scheduling.epochs import ConfirmedEpochs
 from moorage.scheduling.fleet_view import FleetView

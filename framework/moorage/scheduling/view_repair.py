@@ -13,8 +13,8 @@ from oslo_log import log as logging
 
 from moorage import errors, threads
 from moorage.clock import Clock
+from moorage.scheduling.instance_tracker import InstanceTracker
 from moorage.scheduling.interface import InstanceSource
-from moorage.scheduling.tracking import InstanceTracker
 
 __all__ = ["ViewReconciler", "UntrackedHosts"]
 

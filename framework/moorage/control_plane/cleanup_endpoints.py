@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cleanup in the roles: the supervisor in schedulers, the cleaner in agents."""
+"""Cleanup in the roles: the coordinator in schedulers, the cleaner in agents."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from moorage.cleanup.conditions import (
     OrphanSelector,
     OrphansOfService,
 )
-from moorage.cleanup.coordinator import CleanupCoordinator, Filters
+from moorage.cleanup.coordinator import CleanupCoordinator, CleanupFilter
 from moorage.cleanup.dry_run import Key
 from moorage.cleanup.interface import CLEANUP_HANDLERS, CleanupHandler, CleanupTools
 from moorage.cleanup.orphans import OrphanStore
@@ -38,7 +38,7 @@ from moorage.work.fences import FencePurge
 from moorage.work.interface import Operation
 from moorage.work.operations import SqlOperationStore
 
-__all__ = ["AgentCleaning", "SupervisorEndpoint", "check"]
+__all__ = ["AgentCleaning", "CleanupEndpoint", "check"]
 
 LOG = logging.getLogger(__name__)
 #: Seconds for which the end of what is being cleaned is waited for when the agent stops.
@@ -219,8 +219,8 @@ class AgentCleaning:
                 self._tell(CleanupFinished(request.uuid, request.service, request.epoch))
 
 
-class SupervisorEndpoint:
-    """The supervisor of one scheduler, and what is asked of it by messages."""
+class CleanupEndpoint:
+    """The coordinator of one scheduler, and what is asked of it by messages."""
 
     def __init__(
         self, platform: Platform, conf: cfg.ConfigOpts, workers: SqlOperationStore, observer: LivenessObserver
@@ -230,7 +230,7 @@ class SupervisorEndpoint:
         self._requests = RequestStore(platform.database, platform.registry)
         self._fences = FencePurge(platform.database, platform.clock)
         self._stopping = threads.event()
-        self.supervisor = CleanupCoordinator(
+        self.coordinator = CleanupCoordinator(
             platform.registry,
             observer,
             self._requests,
@@ -251,7 +251,7 @@ class SupervisorEndpoint:
 
     def sample(self) -> None:
         """What is done every ``service_down_time`` seconds."""
-        self.supervisor.sample()
+        self.coordinator.sample()
 
     def purge(self) -> None:
         """Removes history, ended requests and unused fences older than ``[cleanup] history_days``, in short transactions."""
@@ -268,18 +268,18 @@ class SupervisorEndpoint:
     @rpc_method
     def request_cleanup(self, filters: Mapping[str, Any], requested_by: str, dry_run: bool = False) -> dict[str, Any]:
         """Have those cleaned after that the filters name."""
-        return self.supervisor.request(Filters(**filters), requested_by, dry_run=dry_run)
+        return self.coordinator.request(CleanupFilter(**filters), requested_by, dry_run=dry_run)
 
     @rpc_method
     def auto_cleanup(self, requested_by: str, dry_run: bool = False) -> dict[str, Any]:
         """Have those cleaned after that stayed dead for long enough."""
-        return self.supervisor.automatic(requested_by, dry_run=dry_run)
+        return self.coordinator.automatic(requested_by, dry_run=dry_run)
 
     @rpc_method
     def cleanup_requested(self, service: str, epoch: int, by: str) -> None:
         """A scheduler has requested it."""
         if by != self._platform.identity.uuid:
-            self.supervisor.heard(service, epoch)
+            self.coordinator.heard(service, epoch)
 
     def _tell(self, host: str, request: str) -> None:
         try:
@@ -287,7 +287,7 @@ class SupervisorEndpoint:
         except errors.TransportError as error:
             LOG.warning("%s was not told of cleanup request %s (%s); it will find it by itself.", host, request, error)
 
-    def _foresee(self, host: str, service: Service, dead: bool, filters: Filters) -> Forecast:
+    def _foresee(self, host: str, service: Service, dead: bool, filters: CleanupFilter) -> Forecast:
         of_type, of_id = filters.resource_type, filters.resource_id
         args = {"service": service.uuid, "dead": dead, "resource_type": of_type, "resource_id": of_id}
         try:

@@ -13,7 +13,7 @@ from typing_extensions import override
 from moorage import errors
 from moorage.allocation.interface import Quota, QuotaDrift, QuotaStore
 from moorage_plugins.stores.checks import LARGEST
-from moorage_plugins.stores.quota_counter import LONGEST_SUBJECT, LimitsChangedError, QuotaTally, subject_of
+from moorage_plugins.stores.quota_enforcement import LONGEST_SUBJECT, LimitsChangedError, QuotaTally, subject_of
 from moorage_plugins.stores.sql_part import SqlPart
 
 __all__ = ["SqlQuotas"]

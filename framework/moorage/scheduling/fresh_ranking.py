@@ -9,10 +9,10 @@ from dataclasses import replace
 from moorage import errors
 from moorage.clock import Clock
 from moorage.scheduling.constraints import requested_rows, unfiltered
+from moorage.scheduling.filter_and_weigh import Ranking
 from moorage.scheduling.fleet_refresher import FleetRefresher
 from moorage.scheduling.fleet_view import FleetView
 from moorage.scheduling.interface import RequestSpec
-from moorage.scheduling.pipeline import Ranking
 from moorage.scheduling.reservations import Reservations
 from moorage.scheduling.resource_request import needed_powers
 from moorage.scheduling.scheduling_policy import SchedulingPolicy

@@ -20,9 +20,8 @@ from moorage.control_plane import evacuation_task
 from moorage.coordination import ring_ledger, tick_leases
 from moorage.coordination.ring_manager import RingManager
 from moorage.db import database, events
-from moorage.instances import actions as operations
 from moorage.instances import create as placing
-from moorage.instances import resizes
+from moorage.instances import in_place, move_claims, resizes
 from moorage.instances.availability import Availability
 from moorage.journal import delivery, subscriptions
 from moorage.scheduling.view_repair import UntrackedHosts
@@ -133,7 +132,7 @@ MUTANTS: Sequence[Mutant] = (
     Mutant(
         "a move is reverted after its commit",
         _M,
-        put(operations, "is_revertible", lambda pending: bool(pending.get("phase"))),
+        put(in_place, "is_revertible", lambda pending: bool(pending.get("phase"))),
     ),
     Mutant(
         "a destination starts before it has the operation",
@@ -312,7 +311,7 @@ MUTANTS: Sequence[Mutant] = (
     Mutant(
         "a move keeps the room that it held meanwhile",
         _P,
-        put(operations, "move_consumer", lambda uuid: uuid[:-1] + "f"),
+        put(move_claims, "move_consumer", lambda uuid: uuid[:-1] + "f"),
     ),
     Mutant(
         "lost messages are found by no sweep",

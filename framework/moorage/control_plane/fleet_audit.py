@@ -14,8 +14,8 @@ from moorage.allocation.interface import AllocationStore, ClaimRequest, Provider
 from moorage.control_plane.enrolment import Enrolment
 from moorage.db import Database
 from moorage.fleet.nodes import NodeStore
-from moorage.instances.actions import spec_of
 from moorage.instances.interface import Instance, InstanceStore
+from moorage.instances.move_requests import spec_of
 from moorage.instances.providers import claim_of_node, read_providers
 from moorage.scheduling.assignment import proposal
 from moorage.scheduling.interface import Propose

@@ -18,11 +18,13 @@ from moorage.control_plane.process import Platform, exempt_from_collection
 from moorage.control_plane.store_fleet import StoreFleet
 from moorage.fleet.aggregates import AggregateStore
 from moorage.fleet.nodes import NodeStore
-from moorage.instances.actions import InPlace, MoveClaimer, MovesEndpoint
 from moorage.instances.availability import Availability
 from moorage.instances.build_retries import BuildRetries, RetryStores
 from moorage.instances.create import StoreClaimer, cast_to_agent, read_fields, read_residents
+from moorage.instances.in_place import InPlace
 from moorage.instances.interface import holds_of
+from moorage.instances.move_claims import MoveClaimer
+from moorage.instances.move_requests import MovesEndpoint
 from moorage.instances.move_reverts import MoveReverts
 from moorage.instances.observed_claims import ObservedClaimer
 from moorage.journal.sequencer import GATHER, POLL, Sequencer

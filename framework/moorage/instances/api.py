@@ -10,8 +10,9 @@ from typing import Any, Protocol
 
 from moorage import errors, randomness
 from moorage.http.routes import PolicyRule, Request, Response, Route
-from moorage.instances.actions import OPERATIONS, InPlace
+from moorage.instances.action_kinds import OPERATIONS
 from moorage.instances.create import Deleter
+from moorage.instances.in_place import InPlace
 from moorage.instances.interface import Instance, InstanceStore
 from moorage.instances.reset_state import RESETTABLE, Resetter
 from moorage.instances.resizes import Resizes

@@ -21,10 +21,10 @@ from moorage.allocation.interface import AllocationChange, AllocationLedger, All
 from moorage.clock import Clock
 from moorage.context import acting_for, from_text
 from moorage.db import Database
-from moorage.instances.actions import spec_of
 from moorage.instances.availability import Availability
 from moorage.instances.create import BUILD, NodeNames, check_neighbours, pending_holds, record_placement
 from moorage.instances.interface import Instance, InstanceStore
+from moorage.instances.move_requests import spec_of
 from moorage.instances.observed_claims import ObservedClaimer
 from moorage.instances.providers import claim_of_node
 from moorage.observers.interface import InstanceFailed, ObserverEvent

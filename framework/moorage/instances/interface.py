@@ -46,8 +46,8 @@ class Instance:
     """An instance in full. Timestamps are microseconds since the Unix epoch, of the database's clock.
 
     :param status: building, active, deleting, error, or stopped (it ended on its host and keeps its resources); during the
-        operations of :mod:`moorage.instances.actions` theirs, and shelved_offloaded (a plugin may add others). resized: it runs
-        with its new flavor, and :mod:`moorage.instances.resizes` can bring it back.
+        operations of :mod:`moorage.instances.action_kinds` theirs, and shelved_offloaded (a plugin may add others). resized: it
+        runs with its new flavor, and :mod:`moorage.instances.resizes` can bring it back.
     :param node: name of the node; ``node_uuid`` its uuid. Empty, as ``host``, while it is on none.
     :param fence: the token of the last operation that wrote the row.
     :param request: what was asked for: extra_specs, hints, image, availability_zone, server_group, command.

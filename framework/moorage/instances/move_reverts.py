@@ -11,7 +11,7 @@ from oslo_log import log as logging
 from moorage import errors
 from moorage.clock import Clock
 from moorage.context import acting_for, from_text
-from moorage.instances.actions import InPlace
+from moorage.instances.in_place import InPlace
 from moorage.instances.moves import PREPARE
 from moorage.services.interface import AGENT
 from moorage.services.tables import services

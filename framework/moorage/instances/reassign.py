@@ -18,7 +18,7 @@ from moorage import errors
 from moorage.db import Database
 from moorage.fleet.interface import Node
 from moorage.fleet.nodes import NodeStore
-from moorage.instances.actions import OPERATIONS
+from moorage.instances.action_kinds import OPERATIONS
 from moorage.instances.departures import Departures
 from moorage.instances.interface import Instance, InstanceStore, Reassignable
 from moorage.instances.moves import RESIZED

@@ -360,7 +360,7 @@ class RequestIdTests(_LivePlane):
                 self.settled(instance)
             names = {"moorage.http.application", "moorage.work.work_loop"}
             if body and "shelve_offload" not in body:
-                names.add("moorage.instances.actions")
+                names.add("moorage.instances.move_requests")
             wait_until(lambda ids=wanted, of=names: of <= {name for name, *found in lines if tuple(found) == ids},  # type: ignore[misc]
                        f"lines of {names}", SOON)  # fmt: skip
         first = {name for name, request_id, _ in lines if request_id == answer.headers["X-OpenStack-Request-ID"]}

@@ -24,8 +24,8 @@ from moorage.allocation.pools import PoolKeeper
 from moorage.control_plane.agent_role import Agent
 from moorage.control_plane.factories import open_workers
 from moorage.fleet.interface import uuid_of_name
-from moorage.instances.actions import InPlace
 from moorage.instances.create import cast_to_agent, read_residents
+from moorage.instances.in_place import InPlace
 from moorage.scheduling.interface import Residents
 from tests import SOAK, servers
 from tests.functional.scheduling.plane import Plane

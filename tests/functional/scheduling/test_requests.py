@@ -17,7 +17,7 @@ from moorage.control_plane.scheduler_client import Schedulers
 from moorage.control_plane.scheduler_role import SchedulerRole
 from moorage.fleet.interface import uuid_of_name
 from moorage.fleet.nodes import NodeStore
-from moorage.instances.actions import InPlace
+from moorage.instances.in_place import InPlace
 from tests.functional.scheduling.plane import SOON, Plane
 from tests.servers import wait_until
 

@@ -12,8 +12,8 @@ from unittest import mock
 
 from moorage import errors
 from moorage.control_plane.scheduler_role import SchedulerRole
-from moorage.instances.actions import MoveClaimer
 from moorage.instances.create import StoreClaimer
+from moorage.instances.move_claims import MoveClaimer
 from moorage.scheduling.interface import ClaimResult, InstanceRecord, RequestSpec
 from moorage_plugins.compute.instances import ComputeInstances
 from tests.functional.scheduling.plane import SOON, Plane

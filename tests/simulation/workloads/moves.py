@@ -15,8 +15,8 @@ from typing_extensions import override
 
 from moorage.control_plane.factories import load_store, open_instances, open_workers
 from moorage.db import Database
-from moorage.instances.actions import InPlace
 from moorage.instances.create import Deleter, cast_to_agent
+from moorage.instances.in_place import InPlace
 from moorage.instances.interface import departed_consumer
 from moorage.instances.resizes import Resizes
 from moorage.services.registry import ServiceRegistry

@@ -29,9 +29,9 @@ from moorage.control_plane.interface import AgentTools
 from moorage.db import Database
 from moorage.db.schema import core_metadata
 from moorage.drivers.interface import Workload
-from moorage.instances.actions import InPlace
 from moorage.instances.availability import Availability
 from moorage.instances.create import Deleter, StoreClaimer
+from moorage.instances.in_place import InPlace
 from moorage.instances.interface import Instance, move_consumer
 from moorage.instances.reset_state import Resetter
 from moorage.instances.resizes import Resizes

@@ -22,9 +22,10 @@ import tests
 from moorage import errors
 from moorage.allocation.interface import InventoryItem, ResourceProvider
 from moorage.drivers.interface import DriverError, DriverTools
-from moorage.instances.actions import OPERATIONS, MoveClaimer
+from moorage.instances.action_kinds import OPERATIONS
 from moorage.instances.availability import Availability
 from moorage.instances.interface import DEPARTURE, Instance
+from moorage.instances.move_claims import MoveClaimer
 from moorage.scheduling.groups import GroupStore
 from moorage.scheduling.interface import Flavor, RequestSpec
 from moorage.scheduling.reporter import Reporter

@@ -18,10 +18,11 @@ import tests
 from moorage import errors
 from moorage.allocation.interface import InventoryItem, ResourceProvider
 from moorage.drivers.interface import DriverError, Workload
-from moorage.instances.actions import OPERATIONS, MoveClaimer
+from moorage.instances.action_kinds import OPERATIONS
 from moorage.instances.availability import Availability
 from moorage.instances.departures import Departures
 from moorage.instances.interface import DEPARTURE, Instance, departed_consumer, holds_of
+from moorage.instances.move_claims import MoveClaimer
 from moorage.instances.move_reverts import MoveReverts
 from moorage.instances.on_node import NodeContents
 from moorage.instances.reset_state import Resetter

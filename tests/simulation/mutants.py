@@ -33,7 +33,7 @@ from moorage.services.registry import ServiceRegistry
 from moorage.sharding import plans
 from moorage.work import fences as work_fences
 from moorage.work import operations as workers
-from moorage_plugins.compute import agent, cleanup, instances, self_fence
+from moorage_plugins.compute import agent, cleanup, instances, self_fence, unknown_workloads
 from moorage_plugins.compute import operations as compute_operations
 from moorage_plugins.drivers import simulated
 from moorage_plugins.stores import quota_enforcement, sql_holdings, sql_ledger, statements, tables
@@ -124,7 +124,7 @@ MUTANTS: Sequence[Mutant] = (
     Mutant(
         "agents serve before they destroy what was evacuated",
         _E,
-        put(agent.ComputeAgent, "_remove_unknown_instances", lambda self, known: {}),
+        put(unknown_workloads.UnknownWorkloads, "remove_all", lambda self, known: {}),
     ),
     # Moves.
     Mutant("a move is committed before its source has stopped", _M, put(simulated.SimulatedDriver, "stop", nothing)),
@@ -148,7 +148,14 @@ MUTANTS: Sequence[Mutant] = (
         put(agent, "_changes_claims", lambda result: False),
     ),
     # Resizes.
-    Mutant("a source removes the copy that it keeps", _M, wrap(agent, "_belongs_here", planting.without_kept_copies)),
+    Mutant(
+        "a source removes the copy that it keeps",
+        _M,
+        both(
+            wrap(agent, "belongs_here", planting.without_kept_copies),
+            wrap(unknown_workloads, "belongs_here", planting.without_kept_copies),
+        ),
+    ),
     Mutant(
         "a source lets go before the resize is confirmed", _M, wrap(agent.InstanceWork, "finish", planting.not_keeping)
     ),
@@ -295,7 +302,7 @@ MUTANTS: Sequence[Mutant] = (
     Mutant(
         "what moved away stays on its old host",
         _P,
-        put(agent.ComputeAgent, "_remove_unknown_instance", lambda self, uuid, token: False),
+        put(unknown_workloads.UnknownWorkloads, "remove", lambda self, uuid, token: False),
         "the source removes it by an operation of its own; this look is for what that missed",
     ),
     Mutant(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import sqlalchemy as sa
@@ -55,6 +55,7 @@ from moorage_plugins.compute.actual_state import RESTARTS, ActualStates
 from moorage_plugins.compute.operations import OPERATIONS, POWER, Done, Held, event_of, reverting
 from moorage_plugins.compute.questions import Questions
 from moorage_plugins.compute.self_fence import SelfFence
+from moorage_plugins.compute.unknown_workloads import UnknownWorkloads, belongs_here, newest_token
 
 __all__ = ["ComputeAgent", "InstanceWork"]
 
@@ -105,8 +106,7 @@ class ComputeAgent(LoopService):
         self._questions = Questions(self._driver, tools.clock)
         self._self_fence = SelfFence(tools, self._driver) if isinstance(self._driver, SelfFencing) else None
         self._sweeps = 0
-        #: Workloads that the log has named because nobody here made them.
-        self._unknown: set[str] = set()
+        self._unknown = UnknownWorkloads(tools, self._driver)
         self._lock = threads.lock()
         #: Whether a report to the schedulers waits for the finishing thread, and whether of all instances. None: none waits.
         self._report_all: bool | None = None
@@ -133,13 +133,13 @@ class ComputeAgent(LoopService):
         host = self._tools.identity.host
         records = self._tools.instances.by_hosts([host])
         try:
-            stuck = self._remove_unknown_instances({record.uuid for record in records})
+            stuck = self._unknown.remove_all({record.uuid for record in records})
         except DriverError as error:
             raise errors.Unavailable(
                 f"It cannot be seen what runs on host {host}, so its agent takes no work: {error}"
             ) from error
         for uuid, failed in stuck.items():
-            if self._has_left(uuid):
+            if self._unknown.has_left(uuid):
                 raise errors.Unavailable(
                     f"Instance {uuid} has left host {host}, and what is left of it there cannot be destroyed, so the agent of the "
                     f"host takes no work: {failed}"
@@ -161,7 +161,7 @@ class ComputeAgent(LoopService):
         if self._sweeps % _UNKNOWN_INSTANCES == 0:
             records = self._tools.instances.by_hosts([self._tools.identity.host])
             try:
-                self._remove_unknown_instances({each.uuid for each in records})
+                self._unknown.remove_all({each.uuid for each in records})
             except DriverError as error:
                 LOG.warning("It cannot be seen what runs on host %s: %s", self._tools.identity.host, error)
 
@@ -225,71 +225,6 @@ class ComputeAgent(LoopService):
         """What an instance uses now."""
         return self._questions.usage(instance_uuid)
 
-    def _remove_unknown_instances(self, known: Set[str]) -> Mapping[str, DriverError]:
-        """Destroys what runs here and belongs elsewhere: left by a try that was taken over, or by an instance that moved away.
-
-        Returns why each of those that cannot be destroyed is still there. The others are destroyed all the same.
-
-        :raises DriverError: it cannot be seen what runs here.
-        """
-        stuck = {}
-        for uuid, seen in self._driver.inspect().items():
-            if uuid not in known:
-                try:
-                    self._remove_unknown_instance(uuid, seen.token)
-                except DriverError as error:
-                    LOG.warning("What is left of instance %s cannot be destroyed now: %s", uuid, error)
-                    stuck[uuid] = error
-        return stuck
-
-    def _has_left(self, uuid: str) -> bool:
-        """Whether an instance was here before, or is elsewhere now: it was moved, evacuated or shelved."""
-        here = self._tools.identity.host
-        departure = self._tools.workers.get(DEPARTURE, uuid)
-        if departure is not None and departure.target_host == here:
-            return True
-        # An instance that was evacuated from its next host, too, has a departure of that host alone.
-        return _belongs_here(self._tools, uuid) is False
-
-    def _remove_unknown_instance(self, uuid: str, token: int) -> bool:
-        here = _belongs_here(self._tools, uuid)
-        if here:
-            if not self._holds_nothing(uuid):
-                return False
-            LOG.info("Instance %s is in error and holds no claim; what is left of it on this host is destroyed.", uuid)
-        elif here is not None:
-            LOG.info("Instance %s is on this host no more; what it left is destroyed.", uuid)
-        elif self._is_ours(uuid, token):
-            LOG.warning("Instance %s runs here but does not exist; it is destroyed.", uuid)
-        else:
-            return False
-        self._driver.destroy(uuid, token)
-        return True
-
-    def _holds_nothing(self, uuid: str) -> bool:
-        """Whether an instance is in error without a claim: its build failed, and it can only be deleted."""
-        try:
-            failed = self._tools.instances.get(uuid).status == "error"
-        except errors.NotFound:
-            return False
-        return failed and not self._tools.store.allocations(consumers=[uuid])
-
-    def _is_ours(self, uuid: str, token: int) -> bool:
-        """Whether this control plane made a workload that has no instance, or destroys what others made; reports it if not."""
-        tools = self._tools
-        with tools.database.read() as transaction:
-            last = tools.workers.tokens(transaction, TYPE, [uuid]).get(uuid, 0)
-        if token <= last or tools.conf.compute.destroy_unknown:
-            return True
-        if uuid not in self._unknown:
-            self._unknown.add(uuid)
-            LOG.warning(
-                "A workload %s with token %d runs on host %s, and this control plane never made it. It is left alone. Remove it "
-                "by hand, or have agents remove such workloads with [compute] destroy_unknown = true.",
-                uuid, token, tools.identity.host,
-            )  # fmt: skip
-        return False
-
     def _tell(self) -> None:
         """Tells schedulers the instances of this host."""
         with self._lock:
@@ -306,29 +241,17 @@ class ComputeAgent(LoopService):
         try:
             instance = tools.instances.get(uuid)
         except errors.NotFound:
-            self._driver.destroy(uuid, _newest(self._driver, uuid))
+            self._driver.destroy(uuid, newest_token(self._driver, uuid))
             tools.reporter.deleted([uuid])
             return
         if instance.host == tools.identity.host and instance.status == "error":
             # A scheduler gave up its build; it occupies nothing.
             tools.reporter.deleted([uuid])
-            self._remove_unknown_instance(uuid, _newest(self._driver, uuid))
+            self._unknown.remove(uuid, newest_token(self._driver, uuid))
         elif instance.host == tools.identity.host:
             tools.reporter.created([instance])
-        elif self._remove_unknown_instance(uuid, _newest(self._driver, uuid)):
+        elif self._unknown.remove(uuid, newest_token(self._driver, uuid)):
             tools.reporter.live_migrated(instance, source=True)
-
-
-def _belongs_here(tools: AgentTools, uuid: str) -> bool | None:
-    """Whether an instance is on this host, moves to it or may go back to it; None when there is no such instance.
-
-    One row says both, since a move may end at any moment.
-    """
-    try:
-        found = tools.instances.get(uuid)
-    except errors.NotFound:
-        return None
-    return tools.identity.host in (found.host, found.pending.get("host"), kept_source(found.pending).get("host"))
 
 
 class InstanceWork(Work[Done]):
@@ -393,8 +316,8 @@ class InstanceWork(Work[Done]):
         """Removes what a move left on this host. The end of the operation releases the resources on this host."""
         try:
             # The token first: this agent may stand still for so long that the instance comes back with a later one.
-            token = _newest(self._driver, uuid)
-            if not _belongs_here(self._tools, uuid):
+            token = newest_token(self._driver, uuid)
+            if not belongs_here(self._tools, uuid):
                 self._driver.destroy(uuid, token)
         except DriverError as error:
             raise errors.Unavailable(
@@ -571,12 +494,6 @@ def _stamped(transaction: Any, changes: Mapping[str, Any]) -> Mapping[str, Any]:
         return changes
     since = transaction.execute(_NOW).scalar()
     return {**changes, "pending": {**changes["pending"], "kept": {**kept, "since": since}}}
-
-
-def _newest(driver: ComputeDriver, uuid: str) -> int:
-    """The newest token of what runs here of an instance; 0 when nothing does."""
-    seen = driver.inspect().get(uuid)
-    return seen.token if seen is not None else 0
 
 
 def _now(done: Done) -> Instance:

@@ -723,7 +723,7 @@ class AgentTests(unittest.TestCase):
         folder = self.fleet.folder / uuid
         folder.mkdir(parents=True)
         (folder / "3").touch()
-        with self.assertLogs("moorage_plugins.compute.agent", "WARNING"):
+        with self.assertLogs("moorage_plugins.compute.unknown_workloads", "WARNING"):
             self.started()
         self.assert_consistent(0)
 
@@ -755,7 +755,7 @@ class AgentTests(unittest.TestCase):
             mock.patch.object(fleet.workers, "get", ending(fleet.workers.get)),
             mock.patch.object(fleet.instances, "get", ending(fleet.instances.get)),
         ):
-            agent._remove_unknown_instances(set())
+            agent._unknown.remove_all(set())
         self.assertEqual({uuid: [1]}, fleet.running())
 
     def test_what_is_left_of_an_instance_in_error_goes_with_its_claim(self) -> None:
@@ -768,10 +768,10 @@ class AgentTests(unittest.TestCase):
         # An operator's word keeps the claim, and with it what runs.
         for each in (uuid, other):
             self.resetter().reset(each, "error")
-        agent._remove_unknown_instances(set())
+        agent._unknown.remove_all(set())
         self.assertEqual({uuid, other}, fleet.running().keys())
         fleet.store.release(uuid)
-        agent._remove_unknown_instances(set())
+        agent._unknown.remove_all(set())
         self.assertEqual({other}, fleet.running().keys())
         fleet.store.release(other)
         agent.look_at_instance(other)
@@ -795,10 +795,10 @@ class AgentTests(unittest.TestCase):
         for uuid, token in ((deleted, 2), (strange, 1), (late, 3)):
             agent._driver.spawn(Workload(uuid=uuid), token)
         for _ in range(2):
-            agent._remove_unknown_instances(set())
+            agent._unknown.remove_all(set())
         self.assertEqual({strange: [1], late: [3]}, self.fleet.running())
         self.fleet.conf.set_override("destroy_unknown", True, group="compute")
-        agent._remove_unknown_instances(set())
+        agent._unknown.remove_all(set())
         self.assertEqual({}, self.fleet.running())
 
     def test_stop_ends_what_runs_and_leaves_what_waits_to_the_next_epoch(self) -> None:

@@ -34,6 +34,7 @@ from moorage.services.registry import ServiceRegistry
 from moorage.work.job import Job
 from moorage.work.work_loop import WorkLoop
 from moorage_plugins.compute.agent import InstanceWork
+from moorage_plugins.compute.unknown_workloads import UnknownWorkloads
 from moorage_plugins.drivers.simulated import SimulatedDriver
 from tests.ready import ready_node
 from tests.unit.compute.agent_tests import HOST, NODE, SOON, Fleet, NodeNames
@@ -159,9 +160,10 @@ class TwoHosts(unittest.TestCase):
     def remove_strays(self) -> None:
         """What a sweep of the agents does."""
         for host in self.epochs:
-            agent = self.fleet.agent()
-            agent._tools, agent._driver = self.work(host)._tools, self.work(host)._driver
-            agent._remove_unknown_instances({each.uuid for each in self.fleet.instances.by_hosts([host])})
+            work = self.work(host)
+            UnknownWorkloads(work._tools, work._driver).remove_all(
+                {each.uuid for each in self.fleet.instances.by_hosts([host])}
+            )
 
     def begin(self, operation: str, to: str = OTHER, extra_specs: Mapping[str, str] | None = None) -> Instance:
         """An instance that runs on the first host and begins to move, to the other one unless said otherwise.

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Removes the workloads of a host that have no instance there: what moved away, what a lost try left, what was deleted.
+
+A workload that this control plane never made is left alone unless ``[compute] destroy_unknown`` says otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+
+from oslo_log import log as logging
+
+from moorage import errors
+from moorage.control_plane.interface import AgentTools
+from moorage.drivers.interface import ComputeDriver, DriverError
+from moorage.instances.interface import DEPARTURE
+from moorage.instances.moves import kept_source
+
+__all__ = ["UnknownWorkloads", "belongs_here", "newest_token"]
+
+LOG = logging.getLogger(__name__)
+
+
+class UnknownWorkloads:
+    """The workloads of one host of which the store says that they are not there. Used by one thread at a time."""
+
+    def __init__(self, tools: AgentTools, driver: ComputeDriver) -> None:
+        self._tools = tools
+        self._driver = driver
+        #: Workloads that the log has named because this control plane never made them.
+        self._named: set[str] = set()
+
+    def remove_all(self, known: Set[str]) -> Mapping[str, DriverError]:
+        """Destroys what runs here and belongs elsewhere: left by a try that was taken over, or by an instance that moved away.
+
+        Returns why each of those that cannot be destroyed is still there. The others are destroyed all the same.
+
+        :raises DriverError: it cannot be seen what runs here.
+        """
+        stuck = {}
+        for uuid, seen in self._driver.inspect().items():
+            if uuid not in known:
+                try:
+                    self.remove(uuid, seen.token)
+                except DriverError as error:
+                    LOG.warning("What is left of instance %s cannot be destroyed now: %s", uuid, error)
+                    stuck[uuid] = error
+        return stuck
+
+    def has_left(self, uuid: str) -> bool:
+        """Whether an instance was here before, or is elsewhere now: it was moved, evacuated or shelved."""
+        here = self._tools.identity.host
+        departure = self._tools.workers.get(DEPARTURE, uuid)
+        if departure is not None and departure.target_host == here:
+            return True
+        # An instance that was evacuated from its next host, too, has a departure of that host alone.
+        return belongs_here(self._tools, uuid) is False
+
+    def remove(self, uuid: str, token: int) -> bool:
+        """Destroy what is here of an instance that is elsewhere, was deleted, or failed to be built; whether that was done.
+
+        :raises DriverError: it cannot be destroyed now.
+        """
+        here = belongs_here(self._tools, uuid)
+        if here:
+            if not self._holds_nothing(uuid):
+                return False
+            LOG.info("Instance %s is in error and holds no claim; what is left of it on this host is destroyed.", uuid)
+        elif here is not None:
+            LOG.info("Instance %s is on this host no more; what it left is destroyed.", uuid)
+        elif self._is_ours(uuid, token):
+            LOG.warning("Instance %s runs here but does not exist; it is destroyed.", uuid)
+        else:
+            return False
+        self._driver.destroy(uuid, token)
+        return True
+
+    def _holds_nothing(self, uuid: str) -> bool:
+        """Whether an instance is in error without a claim: its build failed, and it can only be deleted."""
+        try:
+            failed = self._tools.instances.get(uuid).status == "error"
+        except errors.NotFound:
+            return False
+        return failed and not self._tools.store.allocations(consumers=[uuid])
+
+    def _is_ours(self, uuid: str, token: int) -> bool:
+        """Whether this control plane made a workload that has no instance, or destroys what others made; reports it if not."""
+        tools = self._tools
+        with tools.database.read() as transaction:
+            last = tools.workers.tokens(transaction, tools.instances.resource_type, [uuid]).get(uuid, 0)
+        if token <= last or tools.conf.compute.destroy_unknown:
+            return True
+        if uuid not in self._named:
+            self._named.add(uuid)
+            LOG.warning(
+                "A workload %s with token %d runs on host %s, and this control plane never made it. It is left alone. Remove it "
+                "by hand, or have agents remove such workloads with [compute] destroy_unknown = true.",
+                uuid, token, tools.identity.host,
+            )  # fmt: skip
+        return False
+
+
+def belongs_here(tools: AgentTools, uuid: str) -> bool | None:
+    """Whether an instance is on this host, moves to it or may go back to it; None when there is no such instance.
+
+    One row says both, since a move may end at any moment.
+    """
+    try:
+        found = tools.instances.get(uuid)
+    except errors.NotFound:
+        return None
+    return tools.identity.host in (found.host, found.pending.get("host"), kept_source(found.pending).get("host"))
+
+
+def newest_token(driver: ComputeDriver, uuid: str) -> int:
+    """The newest token of what runs here of an instance; 0 when nothing does."""
+    seen = driver.inspect().get(uuid)
+    return seen.token if seen is not None else 0

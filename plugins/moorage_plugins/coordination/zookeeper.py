@@ -55,9 +55,10 @@ class ZooKeeperBackend(ToozBackend):
 
     @override
     def options(self) -> dict[str, Any]:
-        # Kazoo's own pauses between tries grow until sessions end in them.
-        retry = {"max_tries": -1, "delay": 0.1, "backoff": 1, "max_delay": 0.5}
-        once = {"max_tries": 1, "delay": 0.1, "backoff": 1, "max_delay": 0.5}
+        # Kazoo's own pauses between tries grow until sessions end in them. Without max_jitter = 0 they would shrink: kazoo makes
+        # each pause from the one before it, by chance, and after some seconds without a server the tries take a whole processor.
+        retry = {"max_tries": -1, "delay": 0.1, "backoff": 1, "max_delay": 0.5, "max_jitter": 0.0}
+        once = {**retry, "max_tries": 1}
         return {**super().options(), "connection_retry": retry, "command_retry": once}
 
     @override

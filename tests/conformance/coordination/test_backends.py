@@ -10,6 +10,7 @@ import threading
 import unittest
 import uuid
 
+from kazoo.retry import ForceRetryError
 from typing_extensions import override
 
 from moorage import errors
@@ -58,6 +59,24 @@ class ZookeeperTests(UrlTests, unittest.TestCase):
         connection._connect_attempt = lambda *_: dead.wait()
         connection._socket.shutdown(socket.SHUT_RDWR)
         self.addCleanup(dead.set)
+        # Afterwards it connects again and can end: until then its threads would go on for the rest of the run.
+        self.addCleanup(delattr, connection, "_connect_attempt")
+
+    def test_pauses_between_tries_to_connect_stay_as_they_are(self) -> None:
+        """Kazoo's grow or shrink at every try unless it is told otherwise."""
+        made = self.make_client(self.session_timeout)
+        assert isinstance(made, ZooKeeperBackend)
+        retry, tries = made._made(b"moorage.x")._coord._conn_retry.copy(), iter(range(1000))
+        pauses: list[float] = []
+        retry.sleep_func, retry.interrupt = pauses.append, None
+
+        def connect() -> int:
+            if (number := next(tries)) < 999:
+                raise ForceRetryError
+            return number
+
+        self.assertEqual(999, retry(connect))
+        self.assertEqual([0.1] * 999, pauses)
 
 
 class EtcdTests(UrlTests, unittest.TestCase):

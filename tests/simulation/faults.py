@@ -72,41 +72,41 @@ class Faults:
             # In the midst of work on a hypervisor, after a commit, before a message, anywhere.
             where = draw.choice(("", "", "sleep", "sleep", "sleep", "committed", "send", "commit", "writer"))
             what = draw.choice(("kill", "kill", "freeze", "replace", "replace"))
-            self._add(f"{what} at step {step} {where}", functools.partial(self._strikes, step, what, where))
+            self.add(f"{what} at step {step} {where}", functools.partial(self._strikes, step, what, where))
         for _ in range(draw.choice((0, 0, 1, 3))):
             step = kernel.steps + draw.randrange(1, self._steps)
             what = draw.choice(("busy", "lost", "full", "unknown"))
-            self._add(f"{what} at step {step}", functools.partial(self._fails, step, what))
+            self.add(f"{what} at step {step}", functools.partial(self._fails, step, what))
         for _ in range(draw.choice((0, 0, 1, 2))):
             after = draw.uniform(0, self._seconds)
-            self._add(f"partition after {after:.3f} s", functools.partial(self._later, after, self._partition))
+            self.add(f"partition after {after:.3f} s", functools.partial(self._later, after, self._partition))
         jump, when = self.jumps and draw.random() < 0.2, draw.uniform(0, self._seconds)
         if jump:
-            self._add(f"jump after {when:.3f} s", functools.partial(self._later, when, self._jump))
+            self.add(f"jump after {when:.3f} s", functools.partial(self._later, when, self._jump))
         if draw.random() < 0.5:
             weather = Weather(
                 lost=draw.choice((0.0, 0.05, 0.2)), doubled=draw.choice((0.0, 0.1)), late=draw.choice((0.0, 0.1, 0.3)),
                 reply_lost=draw.choice((0.0, 0.05, 0.2)),
             )  # fmt: skip
-            self._add(f"{weather}", lambda own: setattr(self._world.network, "weather", weather))
+            self.add(f"{weather}", lambda own: setattr(self._world.network, "weather", weather))
         if draw.random() < 0.15 and self.jumps_of_database:
             moment = draw.uniform(0, self._seconds)
-            self._add(
+            self.add(
                 f"jump of the database after {moment:.3f} s",
                 functools.partial(self._later, moment, self._jump_of_database),
             )
         if self._reload is not None:
             for _ in range(draw.choice((0, 0, 0, 1, 3))):
                 moment = draw.uniform(0, self._seconds)
-                self._add(f"reload after {moment:.3f} s", functools.partial(self._later, moment, self._change_options))
+                self.add(f"reload after {moment:.3f} s", functools.partial(self._later, moment, self._change_options))
         for _ in range(draw.choice((0, 0, 0, 1, 2))):
             moment, what = kernel.now + draw.uniform(0, self._seconds), draw.choice(("raise", "raise", "hang"))
-            self._add(f"{what} in a plugin from {moment:.3f} s", functools.partial(self._misbehaves, moment, what))
+            self.add(f"{what} in a plugin from {moment:.3f} s", functools.partial(self._misbehaves, moment, what))
         kernel.at_point = self._strike
         self._world.site.fault = self._fault
         self._world.at_plugin = self._in_plugin
 
-    def _add(self, name: str, plan: Callable[[random.Random], object]) -> None:
+    def add(self, name: str, plan: Callable[[random.Random], object]) -> None:
         """Plan a fault. Each has random numbers of its own, so that the others stay as they are without it."""
         if name not in self._world.case.without_faults:
             self.planned.append(name)
@@ -120,6 +120,15 @@ class Faults:
 
     def _misbehaves(self, moment: float, what: str, own: random.Random) -> None:
         self._plugins.append((moment, what, own))
+
+    def later(self, seconds: float, strike: Callable[[random.Random], bool], own: random.Random) -> None:
+        """Strike after true seconds, and again each half second until it has struck or all faults are over."""
+
+        def once() -> None:
+            if self._on and not strike(own):
+                self._world.kernel.later(0.5, once)
+
+        self._world.kernel.later(seconds, once)
 
     def _later(self, seconds: float, strike: Callable[[random.Random], None], own: random.Random) -> None:
         self._world.kernel.later(seconds, lambda: strike(own))

@@ -53,6 +53,16 @@ INVARIANTS: Sequence[Invariant] = (
     ),
     Invariant("What was acknowledged exists exactly once", "scheduling", "Placement.check: at rest"),
     Invariant("What was deleted stays deleted", "scheduling", "Placement.check: at rest"),
+    Invariant(
+        "A request is refused only if each node that it might have had no room at some moment of it",
+        "scheduling",
+        "Placement.check_refusal: at each refusal",
+    ),
+    Invariant(
+        "What a scheduler has claimed is in its view",
+        "scheduling",
+        "Placement.check_claimed: after each claim",
+    ),
     Invariant("What a filter promised is true", "scheduling", "Promises.check_step: after each commit"),
     Invariant(
         "At most one copy of an instance executes while it moves",
@@ -64,6 +74,12 @@ INVARIANTS: Sequence[Invariant] = (
         "moves",
         "Moves.check_kept: after each commit",
     ),
+    Invariant(
+        "A resize confirms itself only when the agent has seen its instance run",
+        "moves",
+        "Moves.check_ends: after each commit",
+    ),
+    Invariant("A move is committed only to a copy that is there", "moves", "Moves.check_ends: after each commit"),
     Invariant("An instance runs on its host, and nowhere else", "scheduling", "Placement.quiet: at rest"),
     Invariant(
         "Nothing is evacuated from a host whose agent has started again",

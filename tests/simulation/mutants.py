@@ -24,6 +24,9 @@ from moorage.instances import create as placing
 from moorage.instances import in_place, move_claims, resizes
 from moorage.instances.availability import Availability
 from moorage.journal import delivery, subscriptions
+from moorage.scheduling.epochs import ConfirmedEpochs
+from moorage.scheduling.fleet_refresher import FleetRefresher
+from moorage.scheduling.reservations import Reservations
 from moorage.scheduling.view_repair import UntrackedHosts
 from moorage.services import automatic_fences, registry
 from moorage.services.automatic_fences import AutomaticFences
@@ -33,7 +36,7 @@ from moorage.services.registry import ServiceRegistry
 from moorage.sharding import plans
 from moorage.work import fences as work_fences
 from moorage.work import operations as workers
-from moorage_plugins.compute import agent, cleanup, instances, self_fence, unknown_workloads
+from moorage_plugins.compute import agent, cleanup, instances, resize_confirmation, self_fence, unknown_workloads
 from moorage_plugins.compute import operations as compute_operations
 from moorage_plugins.drivers import simulated
 from moorage_plugins.stores import quota_enforcement, sql_holdings, sql_ledger, statements, tables
@@ -168,6 +171,16 @@ MUTANTS: Sequence[Mutant] = (
         put(compute_operations, "_larger", lambda one, other: other),
     ),
     Mutant("an operation forgets what is kept", _M, put(compute_operations, "still_kept", lambda pending: {})),
+    Mutant(
+        "a resize confirms itself whatever runs",
+        _M,
+        put(resize_confirmation.DueResizes, "_confirm", planting.confirmed),
+    ),
+    Mutant(
+        "a revert does not look for the copy that was kept",
+        _M,
+        put(compute_operations, "_find_kept", planting.any_kept),
+    ),
     Mutant("a deletion forgets what is kept", _M, put(compute_operations, "kept_elsewhere", lambda host, pending: "")),
     # Hosts that fence themselves.
     Mutant("a lease counts from the answer of its heartbeat", _F, put(Heartbeat, "_beat", planting.late_moment)),
@@ -370,6 +383,24 @@ MUTANTS: Sequence[Mutant] = (
         "claims of a commit of unknown outcome are not looked up",
         _B,
         put(sql_ledger.SqlAllocationLedger, "_look_up", planting.believe_committed),
+    ),
+    # Refusals.
+    Mutant("refusals are not verified by the store", _B, put(FleetRefresher, "before_refusal", nothing)),
+    Mutant("refusals recount no instances", _B, put(FleetRefresher, "_recount_hosts", nothing)),
+    Mutant("a recount drops what is being claimed", _B, put(Reservations, "instances", lambda self: set())),
+    Mutant(
+        "epochs of services that have started are not looked up",
+        _B,
+        wrap(ConfirmedEpochs, "confirms", planting.late_epochs),
+        "the host is asked for its instances some seconds later, and refusals recount them",
+    ),
+    Mutant(
+        "epochs of services that have started are not looked up, refusals recount no instances",
+        _B,
+        both(
+            wrap(ConfirmedEpochs, "confirms", planting.late_epochs),
+            put(FleetRefresher, "_recount_hosts", nothing),
+        ),
     ),
     # Claims.
     Mutant(

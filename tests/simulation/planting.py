@@ -16,6 +16,7 @@ from moorage.allocation.interface import ClaimOutcome, Expect
 from moorage.cleanup import orphans
 from moorage.cleanup.tables import cleanup_requests
 from moorage.db import database, failures
+from moorage.instances.moves import OF_PHASE, TRANSFER, kept_source
 from moorage.services import automatic_fences, registry
 from moorage.services.tables import automatic_fences as fence_slots
 from moorage.services.tables import services
@@ -26,6 +27,7 @@ from moorage.work import operations as workers
 from moorage.work.tables import fences as fence_rows
 from moorage_plugins.block_storage.outcomes import ROWS
 from moorage_plugins.compute import instances
+from moorage_plugins.compute.operations import Done
 from moorage_plugins.drivers.guarded import lease as lease_files
 from moorage_plugins.drivers.simulated import SimulatedDriver
 from moorage_plugins.stores import quota_enforcement, sql_holdings, sql_ledger, statements
@@ -713,3 +715,32 @@ def silent_drop(drop_consumer: Any) -> Any:
         return False
 
     return mutant
+
+
+def late_epochs(confirms: Any) -> Any:
+    """A mutant: a message with a new epoch is refused, and the table of services is read later."""
+
+    def mutant(self: Any, origin: Any, host: str) -> bool:
+        later, self._next = self._next, float("inf")
+        try:
+            return bool(confirms(self, origin, host))
+        finally:
+            self._next = later
+
+    return mutant
+
+
+def confirmed(self: Any, row: Any, seen: Any) -> str:
+    """A mutant: the time decides alone."""
+    self._tools.confirm_resize(self._tools.instances.get(row.uuid))
+    return ""
+
+
+def any_kept(held: Any) -> Any:
+    """A mutant: the first step of the revert of a resize does nothing."""
+    pending = {
+        **held.instance.pending,
+        "phase": OF_PHASE[TRANSFER],
+        "prepared": kept_source(held.instance.pending)["token"],
+    }
+    return Done(held.lease, held.instance, {"pending": pending}, goes_on=(TRANSFER, held.instance.host))

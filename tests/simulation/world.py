@@ -25,6 +25,7 @@ from moorage.control_plane.process import Platform
 from moorage.db import Database, migrations
 from moorage.rpc.client import RpcSender
 from moorage.scheduling import plugin_runner
+from moorage.scheduling.scheduler import Scheduler
 from moorage.services.heartbeat import Heartbeat
 from moorage.services.interface import ServiceIdentity
 from moorage.services.registry import ServiceRegistry
@@ -210,10 +211,16 @@ class World:
         #: Facts that checkers collect.
         self.facts: dict[str, Any] = {}
         self.platforms: dict[str, Platform] = {}
+        #: Decisions by their ids, and when they began.
+        self._began: dict[int, tuple[Any, float]] = {}
         #: Called in filters and drivers with what is called: raises, or takes its time.
         self.at_plugin: Callable[[str], None] = lambda name: None
-        #: Called when they have returned.
-        self.after_plugin: Callable[[], None] = lambda: None
+        #: Called with the same when they have returned.
+        self.after_plugin: Callable[[str], None] = lambda name: None
+        #: Called with a scheduler, the fleet that it has ranked, its work, and when that work began: it refuses the request.
+        self.at_refusal: Callable[[Scheduler, Any, Any, float], None] = lambda scheduler, fleet, work, began: None
+        #: Called with a scheduler, its work, and a claim of it that holds.
+        self.at_claim: Callable[[Scheduler, Any, Any], None] = lambda scheduler, work, node: None
 
     # -- processes ------------------------------------------------------------------------------------------------
 
@@ -314,6 +321,9 @@ class World:
                     (scheduler_role, "_STATES", 4.0),
                     (scheduler_role, "_HEALING", 2.0),
                     (bounded_pool, "ThreadTime", _NoProcessorTime),
+                    (Scheduler, "_work", self._timed(Scheduler._work)),
+                    (Scheduler, "_refusal", self._watched_refusal(Scheduler._refusal)),
+                    (Scheduler, "_placed", self._watched_claim(Scheduler._placed)),
                     *((owner, name, self._misbehaving(owner, name)) for owner, name in _PLUGIN_CALLS),
                 ):
                     patched.enter_context(mock.patch.object(owner, name, new))
@@ -338,10 +348,35 @@ class World:
         def call(*args: Any) -> Any:
             self.at_plugin(f"{owner.__name__}.{name}")
             result = method(*args)
-            self.after_plugin()
+            self.after_plugin(f"{owner.__name__}.{name}")
             return result
 
         return call
+
+    def _timed(self, make: Any) -> Any:
+        """The method that begins a scheduler's work, which notes when that was."""
+
+        def work(*args: Any) -> Any:
+            made = make(*args)
+            self._began[id(made.decision)] = made.decision, self.kernel.now
+            return made
+
+        return work
+
+    def _watched_refusal(self, refuse: Any) -> Any:
+        def refusal(scheduler: Scheduler, fleet: Any, ranking: Any, work: Any) -> Any:
+            self.at_refusal(scheduler, fleet, work, self._began[id(work.decision)][1])
+            return refuse(scheduler, fleet, ranking, work)
+
+        return refusal
+
+    def _watched_claim(self, place: Any) -> Any:
+        def placed(scheduler: Scheduler, work: Any, node: Any, result: Any) -> Any:
+            made = place(scheduler, work, node, result)
+            self.at_claim(scheduler, work, made)
+            return made
+
+        return placed
 
     def _cached(self, load: Any) -> Any:
         """Plugins are imported once: importing is no part of a schedule."""

@@ -39,6 +39,7 @@ from moorage.scheduling.instance_tracker import InstanceTracker
 from moorage.scheduling.plugin_failures import REFRESH_INTERVAL, StoredPluginFailures
 from moorage.scheduling.plugin_runner import PluginRunner
 from moorage.scheduling.reporter import TOPIC as SCHEDULERS
+from moorage.scheduling.reservations import Reservations
 from moorage.scheduling.rpc import SchedulerEndpoint
 from moorage.scheduling.scheduler import Scheduler, Selection
 from moorage.scheduling.scheduling_policy import SchedulingPolicy
@@ -79,7 +80,8 @@ class SchedulerRole:
         source = StoreFleet(NodeStore(platform.database), store, availability, aggregates)
         view = FleetView(tracked=section.track_instance_changes, step_rule=conf.allocation.step_size_rule)
         epochs = ConfirmedEpochs(platform.registry.epochs, platform.clock)
-        tracker = InstanceTracker(view, platform.clock, epochs)
+        reservations = Reservations()
+        tracker = InstanceTracker(view, platform.clock, epochs, reservations.instances)
         silent = UntrackedHosts(tracker, instances, platform.clock, max_age=section.silent_hosts_age)
         cast = cast_to_agent(platform.sender)
         groups = GroupStore(platform.database)
@@ -104,6 +106,7 @@ class SchedulerRole:
             fields=read_fields(declared_fields(conf), platform.clock),
             lacking=availability.lacking,
             recount=functools.partial(tracker.reload_hosts, instances) if section.track_instance_changes else None,
+            reservations=reservations,
         )
 
         def placed(selection: Selection) -> None:

@@ -3,8 +3,8 @@
 
 A message may claim any epoch. If a receiver believed a forged one, it would take every later message of the real service for one of
 an earlier incarnation. So an epoch counts only when the table has it, or a later one. The table is read when an epoch is not
-known: at once for a service that has just started, but for no more than one part in ten of the time, and once a second when the
-last reading did not know the epoch either, however many messages come.
+known: at once for a service that has just started, but ten times as long as a reading took after it, or a second if that is less;
+and a second after a reading that did not know the epoch either, however many messages come.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from moorage.rpc.interface import Origin
 __all__ = ["ConfirmedEpochs"]
 
 LOG = logging.getLogger(__name__)
-#: Seconds between two readings of the table at most. It is less after one that confirmed what it was asked: so many times as long
-#: as it took.
+#: Seconds from the end of a reading of the table to the next one at most. It is less after one that confirmed what it was asked:
+#: so many times as long as it took.
 _PAUSE, _PART = 1.0, 10
 #: How many services with an unconfirmed epoch are remembered between two readings.
 _MOST = 1000
@@ -54,9 +54,9 @@ class ConfirmedEpochs:
             began = self._clock.monotonic()
             read = self._refresh()
             if self._known(origin.service, origin.epoch):
-                now = self._clock.monotonic()
                 if read:
-                    self._next = min(self._next, now + _PART * (now - began))
+                    took = self._clock.monotonic() - began
+                    self._next = began + took + min(_PAUSE, _PART * took)
                 return True
             if len(self._refused) < _MOST:
                 self._refused[origin.service] = origin.epoch, host
@@ -69,23 +69,28 @@ class ConfirmedEpochs:
         Call it periodically.
         """
         with self._lock:
-            if not self._refused or not self._refresh():
+            if not self._refused:
                 return set()
-            refused, self._refused = self._refused, {}
-            return {host for service, (epoch, host) in refused.items() if self._known(service, epoch)}
+            read = self._refresh()
+            refused = self._refused
+            confirmed = {service for service, (epoch, _) in refused.items() if self._known(service, epoch)}
+            # Unless the table was read, the next reading may have the others.
+            left = () if read else refused.keys() - confirmed
+            self._refused = {service: refused[service] for service in left}
+            return {refused[service][1] for service in confirmed}
 
     def _known(self, service: str, epoch: int) -> bool:
         return self._epochs.get(service, -1) >= epoch
 
     def _refresh(self) -> bool:
         """Read the table unless that was done a moment ago; whether it was read."""
-        now = self._clock.monotonic()
-        if now < self._next:
+        if self._clock.monotonic() < self._next:
             return False
-        self._next = now + _PAUSE
         try:
             self._epochs = self._read()
         except errors.Unavailable as error:
             LOG.warning("The epochs of services cannot be read: %s", error.message)
             return False
+        finally:
+            self._next = self._clock.monotonic() + _PAUSE
         return True

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Callable, Sequence
 
 from oslo_log import log as logging
@@ -23,7 +24,7 @@ LOG = logging.getLogger(__name__)
 _REFUSAL_PART = 10
 #: What was read within so many seconds is not stale.
 _STALE = 1.0
-#: Hosts whose instances are read before a refusal at most.
+#: Hosts whose instances are read before a refusal at most; the reading for the next refusal has the others.
 _RECOUNTED = 500
 
 #: Seconds between comparisons of all versions; they find what was committed more than a minute after it was written.
@@ -53,6 +54,10 @@ class FleetRefresher:
         self._recount = recount
         self._refreshing = threads.lock()
         self._refreshed_at = self._recounted_at = -1e9
+        #: The last host that was recounted.
+        self._recounted_to = ""
+        #: Seconds that the last reading for a request took. Periodic readings do not count: the first one has all nodes, and of a
+        #: large fleet it takes some hundred times as long as those that follow.
         self._reading_took = 0.0
         #: The view has all that the source has read.
         self._whole = False
@@ -88,8 +93,17 @@ class FleetRefresher:
         """A claim was refused for the state of an agent or a node: read the states before nodes are ranked again."""
         self._states_outdated = True
 
-    def refresh(self, *, older_than: float = 0.0, recount: bool = False) -> bool:
-        """Read the nodes again, unless that was done within ``older_than`` seconds; True when it was done now.
+    def refresh(self, *, older_than: float = 0.0) -> bool:
+        """Read the nodes again, unless that was done within ``older_than`` seconds; True when it was done now."""
+        return self._refresh(older_than) is not None
+
+    def _refresh_for_request(self, older_than: float, *, recount: bool = False) -> None:
+        took = self._refresh(older_than, recount=recount)
+        if took is not None:
+            self._reading_took = took
+
+    def _refresh(self, older_than: float, *, recount: bool = False) -> float | None:
+        """Read the nodes again, unless that was done lately; how many seconds it took, None when it was not done.
 
         :param recount: also read the instances of hosts that use less by the store than by the instances of the view: the message
             that some are gone was lost, or is on its way.
@@ -98,7 +112,7 @@ class FleetRefresher:
         with self._refreshing:
             last = self._recounted_at if recount else self._refreshed_at
             if last > asked_at - older_than or last > asked_at:
-                return False
+                return None
             began = self._clock.monotonic()
             self._outdated = self._providers_outdated = False
             self._read(began)
@@ -106,17 +120,22 @@ class FleetRefresher:
             if recount:
                 self._recount_hosts()
                 self._recounted_at = began
-            self._reading_took = self._clock.monotonic() - began
+            took = self._clock.monotonic() - began
             # The states that were read with the nodes are as old as the beginning of the reading.
             self.observe()
-            return True
+            return took
 
     def _recount_hosts(self) -> None:
         if self._recount is None:
             return
-        overcounted = self._view.overcounted()
-        if overcounted:
-            self._recount(overcounted[:_RECOUNTED])
+        hosts = self._view.overcounted()
+        # After the host where the last reading ended, so that each one has its turn.
+        first = bisect.bisect_right(hosts, self._recounted_to)
+        hosts = [*hosts[first:], *hosts[:first]][:_RECOUNTED]
+        if hosts:
+            self._recounted_to = hosts[-1]
+            self._recount(hosts)
+            self._view.limit_foreign()
 
     def _read(self, began: float) -> None:
         """Bring the view in line with the store: by what changed, or by all nodes where the source cannot tell."""
@@ -183,7 +202,7 @@ class FleetRefresher:
         if self._outdated:
             self.refresh_if_stale()
         if self._providers_outdated:
-            self.refresh(older_than=_REFUSAL_PART * self._reading_took)
+            self._refresh_for_request(_REFUSAL_PART * self._reading_took)
         if self._states_outdated:
             self.observe()
 
@@ -203,4 +222,4 @@ class FleetRefresher:
             age = 0.0
         elif not spec.rebuild and not could_fit_when_empty(fleet, spec):
             return
-        self.refresh(older_than=age, recount=True)
+        self._refresh_for_request(age, recount=True)

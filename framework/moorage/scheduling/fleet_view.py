@@ -230,6 +230,16 @@ class FleetView:
         self._foreign = foreign
         self._last_foreign, self._last_rows = measured, self._row_of_node
 
+    def limit_foreign(self) -> None:
+        """Count no use as foreign that the known instances explain by now; called when instances were read after the nodes."""
+        with self._lock:
+            self._fold()
+            self._foreign = {
+                name: frozen_array(np.minimum(foreign, np.maximum(self._stored[name] - self._used[name], 0.0)))
+                for name, foreign in self._foreign.items()
+            }
+            self._snapshot = None
+
     def _foreign_before(self, name: str) -> Floats:
         """What the last reading found, by today's rows."""
         before = self._last_foreign.get(name)

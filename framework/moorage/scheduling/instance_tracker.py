@@ -6,8 +6,8 @@ to instances of which nothing newer was said: the last word on each is remembere
 A message without an origin (the seed's bare form) is applied in the order in which it arrives.
 
 What is read from the store has no such number. While it is being read, messages note which instances they speak of, and the
-reading leaves those alone. A full list of a host may have been made before a claim that this process knows of; so a claim stays
-for a few seconds although a list lacks it.
+reading leaves those alone. What this process is claiming at that moment stays, also if the claim takes long. A full list that an
+agent tells may have been made before a claim that this process knows of, so a claim stays for a few seconds without being on it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LOG = logging.getLogger(__name__)
 #: Of how many instances the last word is remembered at least, against messages that come late.
 _REMEMBERED = 20_000
 _PAGE = 5_000
-#: Seconds for which a claim stays although a list of its host lacks it.
+#: Seconds for which a claim stays although a list that its agent tells lacks it.
 _GRACE = 5.0
 #: A message's number: the service in the high bits, then the epoch, then the sequence.
 _SERVICE_SHIFT, _EPOCH_SHIFT = 96, 48
@@ -56,11 +56,19 @@ class InstanceTracker:
     """Feeds a view. Safe for use by several threads.
 
     :param epochs: confirms the epochs of messages; None believes every epoch.
+    :param claiming: the uuids of what this process is claiming at the moment.
     """
 
-    def __init__(self, view: FleetView, clock: Clock | None = None, epochs: ConfirmedEpochs | None = None) -> None:
+    def __init__(
+        self,
+        view: FleetView,
+        clock: Clock | None = None,
+        epochs: ConfirmedEpochs | None = None,
+        claiming: Callable[[], Collection[str]] = tuple,
+    ) -> None:
         self._view = view
         self._epochs = epochs
+        self._claiming = claiming
         self._clock: Clock = clock or SystemClock()
         self._lock = threads.lock()
         self._services: dict[str, _Service] = {}
@@ -123,34 +131,27 @@ class InstanceTracker:
                     return count
                 after = page[-1].uuid
 
-    def reload_hosts(
-        self, source: InstanceSource, hosts: Sequence[str], claiming: Callable[[], Collection[str]] | None = None
-    ) -> None:
+    def reload_hosts(self, source: InstanceSource, hosts: Sequence[str]) -> None:
         """Make the view of these hosts equal to the store's, by one query; it is no longer stale.
 
-        :param claiming: the instances that are being claimed at that moment, which stay. None: the caller does not know, and what
-            was claimed a few seconds ago stays.
+        What is being claimed at that moment stays.
         """
         with self._reading() as touched:
-            claimed = None if claiming is None else claiming()
+            # Before the store is read: a claim that ends meanwhile is in the reading, or was taken back.
+            claiming = self._claiming()
             records = source.by_hosts(hosts)
             of_host: dict[str, list[InstanceRecord]] = {host: [] for host in hosts}
             for record in records:
                 of_host.setdefault(record.host, []).append(_own(record))
             with self._lock:
-                spared = frozenset(touched)
+                spared = touched.union(claiming)
                 for host, found in of_host.items():
                     given = {record.uuid for record in found}
                     self._stale.pop(host, None)
                     for uuid in self._view.of_host(host).keys() - given - spared:
-                        if claimed is not None and uuid in claimed:
-                            continue
-                        if claimed is None and self._just_claimed(uuid):
-                            self._doubt(host)
-                        else:
-                            self._drop(uuid)
-                            self._remember(uuid, 0)
-                    self._settle([record for record in found if record.uuid not in spared])
+                        self._drop(uuid)
+                        self._remember(uuid, 0)
+                    self._settle([record for record in found if record.uuid not in touched])
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[set[str]]:
@@ -260,7 +261,8 @@ class InstanceTracker:
         self._touch(record.uuid)
         now = self._clock.monotonic()
         if len(self._claimed) > 1000:
-            self._claimed = {uuid: at for uuid, at in self._claimed.items() if at > now - _GRACE}
+            claiming = self._claiming()
+            self._claimed = {uuid: at for uuid, at in self._claimed.items() if at > now - _GRACE or uuid in claiming}
         self._claimed[record.uuid] = now
         self._view.put(_own(record))
 
@@ -335,10 +337,11 @@ class InstanceTracker:
     def _replace(self, host: str, records: Sequence[InstanceRecord], number: int) -> None:
         """A message says that these and no others are on the host."""
         given = {record.uuid for record in records}
+        claiming = self._claiming()
         for uuid in self._view.of_host(host).keys() - given:
             if self._late and self._outdated(uuid, number):
                 continue
-            if self._just_claimed(uuid):
+            if uuid in claiming or self._just_claimed(uuid):
                 self._doubt(host)
                 continue
             self._drop(uuid)

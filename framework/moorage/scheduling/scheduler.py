@@ -149,6 +149,7 @@ class Scheduler:
     :param lacking: the hosts whose agents lack one of some powers; asked for requests that need some.
     :param recount: reads the instances of some hosts from the store into the view, but for those that are being claimed; see
         :meth:`moorage.scheduling.instance_tracker.InstanceTracker.reload_hosts`. None: the view keeps no instances.
+    :param reservations: where the scheduler keeps what it is claiming; one that nothing else writes.
     """
 
     def __init__(
@@ -168,7 +169,8 @@ class Scheduler:
         residents: Callable[[str], Residents] | None = None,
         fields: Callable[[RequestSpec, NodeState], Mapping[str, Any]] | None = None,
         lacking: Callable[[Collection[str]], Collection[str]] = lambda powers: (),
-        recount: Callable[[Sequence[str], Callable[[], Collection[str]]], object] | None = None,
+        recount: Callable[[Sequence[str]], object] | None = None,
+        reservations: Reservations | None = None,
     ) -> None:
         self.view = view
         self._claimer = claimer
@@ -180,9 +182,8 @@ class Scheduler:
         self._residents = residents
         self._fields = fields
         self._numbers = itertools.count(1)
-        self._reservations = Reservations()
-        read = None if recount is None else lambda hosts: recount(hosts, self._reservations.instances)
-        self._freshness = FleetRefresher(view, source, clock, read)
+        self._reservations = reservations or Reservations()
+        self._freshness = FleetRefresher(view, source, clock, recount)
         self._ranker = Ranker(view, self._freshness, self._reservations, clock, freshen, lacking)
         self._decisions = Decisions(decisions)
 

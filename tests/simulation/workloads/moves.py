@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Moves and resizes between hosts whose agents are killed and stand still at every step.
 
-Clients revert moves, and confirm and revert resizes. What they leave confirms itself. An operator declares agents dead.
+Clients revert moves, and confirm and revert resizes. What they leave confirms itself. An operator declares agents dead. Copies of
+instances whose resize is not confirmed end, or are lost with their files.
 """
 
 from __future__ import annotations
 
 import functools
 import json
+import random
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -15,6 +17,7 @@ from typing_extensions import override
 
 from moorage.control_plane.factories import load_store, open_instances, open_workers
 from moorage.db import Database
+from moorage.drivers.interface import WorkloadState
 from moorage.instances.create import Deleter, cast_to_agent
 from moorage.instances.in_place import InPlace
 from moorage.instances.interface import departed_consumer
@@ -47,7 +50,15 @@ class Moves(Placement):
 
     @override
     def begin(self) -> None:
-        self.world.after_plugin = self.check_copies
+        #: (Uuid, host) -> when its copy there ended or was lost.
+        self._ended: dict[tuple[str, str], float] = {}
+        #: Uuid, host and token of the copies that were lost.
+        self._lost: set[tuple[str, str, int]] = set()
+        #: When a thread of an agent last saw what runs on its host.
+        self._seen: dict[Any, float] = {}
+        #: Uuid -> status and phase after the last commit.
+        self._before: dict[str, tuple[str, str]] = {}
+        self.world.after_plugin = self._after_plugin
         super().begin()
 
     @override
@@ -56,6 +67,47 @@ class Moves(Placement):
             self.client(f"client-{number}", self._client)
         self.client("operator", self._operator)
         self.client("owner", self._owner)
+        draw = random.Random(f"{self.world.seed}/copies")
+        for _ in range(draw.choice((0, 1, 1, 2))):
+            after, what = draw.uniform(0, self.seconds), draw.choice(("lost", "ended"))
+            self.faults.add(
+                f"copy {what} after {after:.3f} s",
+                functools.partial(self.faults.later, after, functools.partial(self._copy_ends, what)),
+            )
+
+    def _copy_ends(self, what: str, own: random.Random) -> bool:
+        """One copy of an instance whose resize is not confirmed is lost, or the one that runs ends; whether there was one."""
+        copies = []
+        for uuid, host, pending in self.rows(
+            "SELECT uuid, host, pending FROM instances WHERE status = 'resized' ORDER BY uuid"
+        ):
+            kept = json.loads(pending)["kept"]["host"]
+            for where, tokens in self._effects().get(uuid, {}).items():
+                if what == "lost" and where in (host, kept) or where == host:
+                    copies.append((uuid, where, tokens[-1]))
+        if not copies:
+            return False
+        uuid, host, token = own.choice(copies)
+        file = self.world.folder / "hypervisors" / host / uuid / str(token)
+        if what == "lost":
+            file.unlink()
+            self._lost.add((uuid, host, token))
+        else:
+            state, rest = file.read_text().split(maxsplit=1)
+            file.write_text(f"{WorkloadState.STOPPED.value:8} {rest}")
+        self._ended[uuid, host] = self.kernel.now
+        self.faults.counts[f"copy {what}"] += 1
+        self.kernel.note(f"copy {what}", f"{uuid} on {host}")
+        return True
+
+    def _after_plugin(self, name: str) -> None:
+        if name == "SimulatedDriver.inspect":
+            self._seen[self.kernel.current] = self.kernel.now
+        self.check_copies()
+
+    @override
+    def may_be_gone(self, uuid: str) -> bool:
+        return any(uuid == lost for lost, _, _ in self._lost)
 
     @override
     def _client(self, process: Process) -> None:
@@ -106,6 +158,31 @@ class Moves(Placement):
         super().check_step()
         self.check_copies()
         self.check_kept()
+        self.check_ends()
+
+    def check_ends(self) -> None:
+        """A resize confirms itself only when the new copy was seen running, and a move is committed to what is there."""
+        me = self.kernel.current
+        now: dict[str, tuple[str, str]] = {}
+        for uuid, status, host, text in self.rows("SELECT uuid, status, host, pending FROM instances"):
+            pending = json.loads(text) if text else {}
+            now[uuid] = status, pending.get("phase", "")
+            before, phase = self._before.get(uuid, ("", ""))
+            by_agent = me is not None and me.process.name.partition("#")[0] in HOSTS
+            if before == "resized" and status in ("active", "stopped") and by_agent:
+                ended = self._ended.get((uuid, host), -1.0)
+                runs = self.executing().get(uuid) == [host]
+                self.require(
+                    runs or ended >= self._seen.get(me, 0.0),
+                    f"the resize of instance {uuid} confirmed itself, and it does not run",
+                )
+            if pending.get("phase") == "activate" != phase:
+                there = self._effects().get(uuid, {}).get(host, [])
+                self.require(
+                    pending["prepared"] in there,
+                    f"instance {uuid} was committed to host {host}, where nothing of it is",
+                )
+        self._before = now
 
     def check_copies(self) -> None:
         """At most one copy of an instance executes."""
@@ -124,7 +201,7 @@ class Moves(Placement):
             wanted: Mapping[str, int] = kept["holds"][kept["node_uuid"]]
             there = all(held.get(STANDARD_CLASSES[name], 0) >= amount for name, amount in wanted.items())
             self.require(there, f"instance {uuid} cannot go back: {consumer} holds {held} instead of {dict(wanted)}")
-            if kept["host"] != host:
+            if kept["host"] != host and (uuid, kept["host"], kept["token"]) not in self._lost:
                 copies = self._effects().get(uuid, {}).get(kept["host"], [])
                 self.require(
                     kept["token"] in copies, f"instance {uuid} cannot go back: {kept['host']} has lost its copy"

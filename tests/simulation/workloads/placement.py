@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -26,10 +26,16 @@ from moorage.instances.create import Deleter, cast_to_agent
 from moorage.instances.in_place import InPlace
 from moorage.instances.interface import departed_consumer, move_consumer
 from moorage.instances.resizes import Resizes
+from moorage.scheduling.constraints import requested_rows, scarce_resources
+from moorage.scheduling.instance_tracker import InstanceTracker
+from moorage.scheduling.interface import RequestSpec
+from moorage.scheduling.scheduler import Scheduler, Selection
+from moorage.scheduling.snapshot import Snapshot
 from moorage.services.registry import ServiceRegistry
 from moorage_plugins.stores.classes import STANDARD_CLASSES
 from tests.simulation.kernel import Process
 from tests.simulation.workloads.base import Workload
+from tests.simulation.world import World
 
 __all__ = ["Placement"]
 
@@ -37,6 +43,8 @@ HOSTS = ("agent-1", "agent-2", "agent-3")
 SCHEDULERS = ("scheduler-1", "scheduler-2")
 #: Units of VCPU of each node.
 SIZE = 4
+#: (Node, resource class) -> units that are free.
+_Free = dict[tuple[str, int], float]
 
 
 @dataclass
@@ -95,6 +103,17 @@ class Placement(Workload):
     patience: ClassVar[int] = 3
     #: What clients ask for that moves instances.
     operations: ClassVar[tuple[str, ...]] = ("live_migrate", "migrate", "resize")
+    #: Whether nodes refuse requests for lack of room only, and for the states of their agents.
+    room_decides: ClassVar[bool] = True
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        #: What was free by node and class, and from when on.
+        self._free: list[tuple[float, _Free]] = []
+        #: Seconds that the longest reading of a scheduler for a refusal took.
+        self._longest: dict[int, float] = {}
+        world.at_refusal = self.check_refusal
+        world.at_claim = self.check_claimed
 
     @staticmethod
     @override
@@ -182,7 +201,10 @@ class Placement(Workload):
                 break
 
     def _owner(self, process: Process) -> None:
-        """Reverts the resizes that do not confirm themselves, because their instance does not run or has a fault."""
+        """Decides on the resizes that do not confirm themselves, because their instance does not run or has a fault.
+
+        Reverts them; confirms those of which the old copy is gone.
+        """
         platform = self.world.platform(process, "api", beats=False)
         conf = self.world.conf
         resizes = Resizes(
@@ -193,12 +215,15 @@ class Placement(Workload):
             "SELECT uuid FROM instances WHERE status IN ('resized', 'resizing')"
         ):
             platform.clock.sleep(5.0)
-            for (uuid,) in self.rows(
-                "SELECT uuid FROM instances WHERE status = 'resized'"
+            for uuid, fault in self.rows(
+                "SELECT uuid, fault FROM instances WHERE status = 'resized'"
                 " AND (fault <> '' OR actual_state NOT IN ('running', 'unknown')) ORDER BY uuid"
             ):
                 with contextlib.suppress(errors.MoorageError):
-                    resizes.revert(uuid, f"owner-{self.random.getrandbits(32):08x}")
+                    if "confirm the resize" in fault:
+                        resizes.confirm(uuid, f"owner-{self.random.getrandbits(32):08x}")
+                    else:
+                        resizes.revert(uuid, f"owner-{self.random.getrandbits(32):08x}")
                     self.facts["owner"] = self.facts.get("owner", 0) + 1
 
     def _evacuate(self, platform: Any, uuid: str) -> None:
@@ -252,10 +277,56 @@ class Placement(Workload):
 
     def check_room(self) -> None:
         """Never over any limit."""
-        over = self.rows(
-            "SELECT resource_provider_id, used, total FROM inventories WHERE used > (total - reserved) * allocation_ratio"
-        )
-        self.require(not over, f"over the limit: provider, used, total = {over}")
+        free: _Free = {
+            (node, number): room - used
+            for node, number, used, room in self.rows(
+                "SELECT p.uuid, i.resource_class_id, i.used, (i.total - i.reserved) * i.allocation_ratio FROM inventories i"
+                " JOIN resource_providers p ON p.id = i.resource_provider_id"
+            )
+        }
+        over = {key: amount for key, amount in free.items() if amount < 0}
+        self.require(not over, f"over the limit: (provider, class) and what is free = {over}")
+        if not self._free or self._free[-1][1] != free:
+            self._free.append((self.kernel.now, free))
+
+    def check_refusal(self, scheduler: Scheduler, fleet: Snapshot, work: Any, began: float) -> None:
+        """Each node that might be chosen had no room at some moment of the request.
+
+        A scheduler spends a tenth of its time on readings for refusals at most, so what it goes by may be ten readings old. Nodes
+        are claimed one after another, so there need not be one moment at which all are full.
+        """
+        spec: RequestSpec = work.spec
+        refusals: Sequence[Mapping[str, Any]] = work.decision.refusals
+        if spec.rebuild or not (self.room_decides or scarce_resources(fleet, spec, ())):
+            return
+        longest = max(self._longest.get(id(scheduler), 0.0), scheduler._freshness._reading_took)
+        self._longest[id(scheduler)] = longest
+        # By the slowest clock of a process.
+        since = began - 10 * longest / self.world.rates[0]
+        past = [free for at, free in self._free if at > since]
+        before = [free for at, free in self._free if at <= since]
+        seen = [*before[-1:], *past]
+        other = {each.get("provider") for each in refusals if "state" in each or "filter" in each}
+        wanted = {STANDARD_CLASSES[name]: amount for name, amount in spec.flavor.resources.items()}
+        for row in requested_rows(fleet, spec):
+            node = fleet.nodes[row].uuid
+            if fleet.available[row] and node not in other:
+                had_room = all(free[node, number] >= amount for free in seen for number, amount in wanted.items())
+                self.require(
+                    not had_room,
+                    f"instance {spec.instance_uuid} was refused, and {fleet.nodes[row].name} had room for it all the time "
+                    f"(from {since:.3f}, claims refused: {refusals})",
+                )
+        self.facts["refusals"] = self.facts.get("refusals", 0) + 1
+
+    def check_claimed(self, scheduler: Scheduler, work: Any, made: Selection) -> None:
+        """What a scheduler has just claimed is in its view, unless an agent has spoken of it or it is gone."""
+        uuid, tracker = made.record.uuid, scheduler._reserver
+        if work.held is not None or made.repeated or not isinstance(tracker, InstanceTracker):
+            return
+        known = scheduler.view.get(uuid) is not None or tracker._last_word(uuid)
+        there = self.rows("SELECT uuid FROM instances WHERE uuid = ? AND node_uuid = ?", uuid, made.node_uuid)
+        self.require(known or not there, f"instance {uuid} was claimed and is not in the view of its scheduler")
 
     def may_be_gone(self, uuid: str) -> bool:
         """Whether nothing may be left of an instance that has a host, when all is at rest."""

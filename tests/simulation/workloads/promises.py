@@ -22,6 +22,7 @@ class Promises(Placement):
         ("scheduling", "enabled_filters"): ["compute", "capacity", "type_affinity"],
     }
 
+    room_decides: ClassVar[bool] = False
     reloaded: ClassVar[dict[tuple[str, str], Any]] = {
         **Placement.reloaded,
         ("scheduling", "enabled_filters"): ["type_affinity", "capacity"],

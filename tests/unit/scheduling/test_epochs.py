@@ -83,6 +83,15 @@ class EpochTests(unittest.TestCase):
         self.assertEqual({"of 3", "of 4", "of 5", "of 6", "of 7"}, self.known())
         self.assertEqual(5, self.reads)
 
+    def test_a_host_is_asked_at_once_when_another_service_had_the_table_read(self) -> None:
+        self.say("one", 9, 1)
+        self.table = {"agent": 9, "other": 1}
+        self.clock.advance(1.0)
+        self.took = 5.0
+        self.tracker.update("o", [], Origin("other", 1, 1))
+        self.assertEqual(["h"], self.tracker.take_missed(2.0))
+        self.assertEqual(2, self.reads)
+
     def test_a_host_whose_message_was_refused_too_early_is_asked(self) -> None:
         self.say("one", 3, 1)
         self.say("two", 4, 1)

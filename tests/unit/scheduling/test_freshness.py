@@ -10,6 +10,7 @@ from unittest import mock
 from typing_extensions import override
 
 from moorage import errors
+from moorage.scheduling import fleet_refresher
 from moorage.scheduling.fleet_refresher import FleetRefresher
 from moorage.scheduling.fleet_view import FleetView
 from moorage.scheduling.interface import (
@@ -137,6 +138,57 @@ class FreshnessTests(unittest.TestCase):
         self.assertEqual(["h"], recounted)
         freshness.before_refusal(view.snapshot(), spec)
         self.assertEqual(["h"], recounted)
+
+    def test_the_first_reading_of_a_large_fleet_delays_no_reading_for_a_refusal(self) -> None:
+        source, view = Source(), FleetView()
+        freshness = FleetRefresher(view, source, self.clock)
+        nodes = source.nodes
+
+        def slow() -> list[NodeState]:
+            self.clock.advance(20.0)
+            return nodes()
+
+        with mock.patch.object(source, "nodes", slow):
+            freshness.refresh()
+        spec = RequestSpec("i1", Flavor("small", {"VCPU": 2}, {}))
+        source.happens = lambda: self.clock.advance(0.1)
+        for expected in (1, 1, 2, 2, 3):
+            freshness.before_refusal(view.snapshot(), spec)
+            self.assertEqual(["all"] + ["changes"] * expected, source.readings)
+            self.clock.advance(0.5)
+
+    def test_refusals_recount_all_hosts_in_turn_where_there_are_many(self) -> None:
+        recounted: list[list[str]] = []
+        view, source = FleetView(), Source()
+        nodes = [NodeState(f"n{number}", f"n{number}", f"h{number}", {"VCPU": 4}, {}) for number in range(5)]
+        freshness = FleetRefresher(view, source, self.clock, lambda hosts: recounted.append([*hosts]))
+        with mock.patch.object(source, "nodes", lambda: nodes), mock.patch.object(fleet_refresher, "_RECOUNTED", 2):
+            freshness.refresh()
+            for node in nodes:
+                view.put(InstanceRecord(f"of {node.host}", node.host, node.name, "large", {"VCPU": 4}, "p"))
+            for _ in range(3):
+                self.clock.advance(1.0)
+                freshness.before_refusal(view.snapshot(), RequestSpec("i1", Flavor("small", {"VCPU": 2}, {})))
+        self.assertEqual([["h0", "h1"], ["h2", "h3"], ["h4", "h0"]], recounted)
+
+    def test_an_instance_that_a_recount_finds_counts_once(self) -> None:
+        """It was foreign use; the instance that had used more of another class on its node is gone."""
+        view, source = FleetView(), Source()
+
+        def recount(hosts: Sequence[str]) -> None:
+            view.drop("gone")
+            view.put(InstanceRecord("found", "h", "n0", "memory", {"VCPU": 1, "MEMORY_MB": 4}, "p"))
+
+        used = {"VCPU": 1, "MEMORY_MB": 4}
+        nodes = [NodeState("n0", "n0", "h", {"VCPU": 4, "MEMORY_MB": 8}, used)]
+        freshness = FleetRefresher(view, source, self.clock, recount)
+        with mock.patch.object(source, "nodes", lambda: nodes):
+            freshness.refresh()
+        freshness.refresh()
+        view.put(InstanceRecord("gone", "h", "n0", "large", {"VCPU": 4, "MEMORY_MB": 0}, "p"))
+        freshness.before_refusal(view.snapshot(), RequestSpec("i1", Flavor("small", {"VCPU": 2}, {})))
+        fleet = view.snapshot()
+        self.assertEqual([3, 4], [fleet.free("VCPU")[0], fleet.free("MEMORY_MB")[0]])
 
     def test_changes_that_the_view_did_not_take_over_have_all_nodes_read(self) -> None:
         with mock.patch.object(FleetView, "change_nodes", side_effect=MemoryError), self.assertRaises(MemoryError):

@@ -225,9 +225,9 @@ class SightTests(_LivePlane):
                 self.assertEqual(there.keys() - names, found.keys())
         self.assertEqual(there.keys() - names, made.keys())
         # What is done, and not where: the request id of an evacuation, for example, names an agent.
-        self.assertEqual(
-            [{"operation": "build"}, {"operation": "rebuild"}], [made["pending"], answer.json()["pending"]]
-        )
+        self.assertEqual({"operation": "build"}, made["pending"])
+        # The agent may have ended the rebuild before it is read for the answer.
+        self.assertIn(answer.json()["pending"], ({"operation": "rebuild"}, {}))
         self.active(made["uuid"])
         self.assert_refused(self.ask(MEMBER, "GET", "/instances?host=h1"), "scheduling:instances:get:host")
         self.assertEqual(200, self.ask(ADMIN, "GET", "/instances?host=h1").status_code)

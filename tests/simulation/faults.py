@@ -50,7 +50,8 @@ class Faults:
         self._steps = steps
         #: Whether clocks of processes may jump.
         self.jumps = jumps
-        self._on = True
+        #: Whether faults strike.
+        self.on = True
         #: Whether the database's clock may jump.
         self.jumps_of_database = True
         self.planned: list[str] = []
@@ -125,7 +126,7 @@ class Faults:
         """Strike after true seconds, and again each half second until it has struck or all faults are over."""
 
         def once() -> None:
-            if self._on and not strike(own):
+            if self.on and not strike(own):
                 self._world.kernel.later(0.5, once)
 
         self._world.kernel.later(seconds, once)
@@ -135,7 +136,7 @@ class Faults:
 
     def end(self) -> None:
         """Heal everything: no fault strikes any more, and what stands still goes on."""
-        self._on = False
+        self.on = False
         self._world.kernel.at_point = None
         self._world.network.weather = Weather()
         self._world.network.cuts.clear()
@@ -205,7 +206,7 @@ class Faults:
 
     def _partition(self, own: random.Random) -> None:
         names = sorted({each.name for each in self._world.kernel.processes if each.name != "main"})
-        if not self._on or len(names) < 2:
+        if not self.on or len(names) < 2:
             return
         self.counts["partition"] += 1
         one, other = own.sample(names, 2)
@@ -214,20 +215,20 @@ class Faults:
         self._world.kernel.later(heal, lambda: self._world.network.cuts.discard((one, other)))
 
     def _jump(self, own: random.Random) -> None:
-        if self._on and self.victims:
+        if self.on and self.victims:
             self.counts["jump"] += 1
             process = own.choice(self.victims)
             process.offset += between(own, 1.0, 3600.0)
             self._world.kernel.note("jump", process.name)
 
     def _jump_of_database(self, own: random.Random) -> None:
-        if self._on:
+        if self.on:
             self.counts["database jump"] += 1
             # Forward ends every lease at once. Back makes them last longer, which healing must still see the end of.
             self._world.site.ahead += own.choice((between(own, 1.0, 3600.0), -between(own, 0.1, 60.0)))
             self._world.kernel.note("database jump", f"{self._world.site.ahead:+.3f}")
 
     def _change_options(self, own: random.Random) -> None:
-        if self._on and self.victims and self._reload is not None:
+        if self.on and self.victims and self._reload is not None:
             self.counts["reload"] += 1
             self._reload(own.choice(self.victims))

@@ -95,7 +95,7 @@ _ANY_RING = put(RingManager, "is_current", lambda self, snapshot: True)
 
 MUTANTS: Sequence[Mutant] = (
     # Leases, tokens and fences of operations.
-    Mutant("finish without the token", _P, drop(workers, "_FINISH", "token"), _OTHER),
+    Mutant("finish without the token", _P, drop(workers, "_FINISH", "token")),
     Mutant("write without the fence", _P, unguarded("WRITE", "REMOVE"), _OTHER),
     Mutant(
         "finish without token and write without fence",

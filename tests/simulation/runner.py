@@ -43,6 +43,7 @@ class Result:
     virtual: float
     seconds: float
     faults: dict[str, int] = field(default_factory=dict)
+    facts: dict[str, int] = field(default_factory=dict)
     timeline: list[tuple[float, str, str, str]] = field(default_factory=list)
     planned: list[str] = field(default_factory=list)
     clients: list[str] = field(default_factory=list)
@@ -77,7 +78,7 @@ class Runner:
             trace = kernel.digest()
         return Result(
             self.name, seed, verdict, trace, world.policy_name, kernel.steps, kernel.guarded_steps, kernel.now,
-            time.perf_counter() - began, dict(workload.faults.counts), kernel.timeline or [],
+            time.perf_counter() - began, dict(workload.faults.counts), workload.facts, kernel.timeline or [],
             workload.faults.planned, workload.started, *(world.recorder.decisions() if keep or case else ([], [])),
         )  # fmt: skip
 
@@ -154,12 +155,15 @@ def pinned() -> None:
 def summary(results: Sequence[Result]) -> str:
     """Of all, in a line."""
     faults: Counter[str] = Counter()
+    facts: Counter[str] = Counter()
     for each in results:
         faults.update(each.faults)
+        facts.update(each.facts)
     seconds = sum(each.seconds for each in results) or 1e-9
     return (
         f"{len(results)} schedules, {sum(bool(each.verdict) for each in results)} violations, "
         f"{len(results) / seconds:.1f} schedules/s, {sum(each.steps for each in results) / len(results):.0f} steps and "
         f"{sum(each.guarded for each in results) / len(results):.0f} guarded points and "
-        f"{sum(each.virtual for each in results) / len(results):.0f} virtual seconds each; faults: {dict(faults)}"
+        f"{sum(each.virtual for each in results) / len(results):.0f} virtual seconds each; faults: {dict(faults)}; "
+        f"facts: {dict(facts)}"
     )

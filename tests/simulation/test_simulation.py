@@ -57,6 +57,9 @@ class SimulationTests(unittest.TestCase):
     def test_claims_that_share_transactions_keep_every_invariant(self) -> None:
         self.assert_holds("creates")
 
+    def test_a_scheduler_without_messages_keeps_every_invariant(self) -> None:
+        self.assert_holds("stale_feeds")
+
     def test_promises_of_filters_keep_every_invariant(self) -> None:
         self.assert_holds("promises")
 

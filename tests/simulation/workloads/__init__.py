@@ -18,6 +18,7 @@ from tests.simulation.workloads.promises import Promises
 from tests.simulation.workloads.quotas import Quotas
 from tests.simulation.workloads.self_fences import SelfFences
 from tests.simulation.workloads.shards import Shards
+from tests.simulation.workloads.stale_feeds import StaleFeeds
 from tests.simulation.workloads.sweeps import Sweeps
 from tests.simulation.workloads.ticks import Ticks
 from tests.simulation.workloads.versions import Versions
@@ -28,6 +29,7 @@ __all__ = ["WORKLOADS"]
 WORKLOADS: dict[str, type[Workload]] = {
     "placement": Placement,
     "creates": Creates,
+    "stale_feeds": StaleFeeds,
     "promises": Promises,
     "claims": Claims,
     "cleaning": Cleaning,

@@ -630,6 +630,31 @@ MUTANTS: Sequence[Mutant] = (
     ),
     Mutant("tokens that do not rise (leases)", _L, planting.same_tokens),
     Mutant(
+        "the token of a creation is given again",
+        _L,
+        both(drop(workers, "_BEGIN_RETURNING", "attempts"), drop(workers, "_LOCK_NEW", "attempts")),
+    ),
+    Mutant(
+        "a message begins whatever operation is new",
+        _L,
+        both(drop(workers, "_BEGIN_RETURNING", "token"), drop(workers, "_LOCK_NEW", "token")),
+        "the owner gets the token of that operation; the token of the message pins which resources were not written with it",
+    ),
+    Mutant(
+        "the token of a creation is given again, finish and write without token",
+        _P,
+        both(
+            drop(workers, "_BEGIN_RETURNING", "attempts"),
+            drop(workers, "_FINISH", "token"),
+            unguarded("WRITE", "REMOVE"),
+        ),
+    ),
+    Mutant(
+        "agents believe what messages say of operations that others took",
+        _P,
+        put(agent, "_has_token", lambda leases, uuid, token: uuid in leases),
+    ),
+    Mutant(
         "take what a live owner has, finish without the token",
         _L,
         both(drop(workers, "_TAKE", "expires_at"), drop(workers, "_FINISH", "token")),

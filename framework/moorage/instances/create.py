@@ -8,7 +8,7 @@ claim; an agent that missed the message finds the worker row.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -33,15 +33,19 @@ from moorage.db import record as record_event
 from moorage.instances.availability import Availability
 from moorage.instances.interface import Instance, InstanceStore, move_consumer
 from moorage.instances.providers import claim_of_node
+from moorage.read_only import FrozenDict
 from moorage.rpc.client import RpcSender
 from moorage.scheduling.groups import GroupStore, check_policy, is_promised
 from moorage.scheduling.instance_fields import FieldSet
 from moorage.scheduling.interface import ClaimResult, Holds, NodeState, RequestSpec, Residents
+from moorage.services.interface import TAKES_TOLD_BUILDS
 from moorage.work.interface import ExistedBefore, OnlyIf
 from moorage.work.operations import FirstOperation, SqlOperationStore
 
 __all__ = [
     "AGENT_TOPIC",
+    "AgentCast",
+    "BuildMessages",
     "Deleter",
     "StoreClaimer",
     "check_neighbours",
@@ -59,6 +63,8 @@ LOG = logging.getLogger(__name__)
 AGENT_TOPIC = "agent"
 BUILD = "build"
 DELETE = "delete"
+#: Seconds for which a scheduler believes what it has read of the powers of agents.
+_POWERS_AGE = 30.0
 #: How often an instance that is being written is looked at again before its deletion is given up.
 _LOOKS = 5
 
@@ -162,7 +168,8 @@ class StoreClaimer:
             return earlier
         if outcome.repeated:
             return ClaimResult(self._node(outcome), repeated=True)
-        return ClaimResult(node_uuid, shown=tries[-1].instance.to_json(), holds=holds)
+        made = tries[-1]
+        return ClaimResult(node_uuid, shown=made.instance.to_json(), holds=holds, token=made.token)
 
     def earlier(self, spec: RequestSpec, request_id: str) -> ClaimResult | None:
         """Returns where the instance is, whatever became of it since its first claim; None: there is no such instance.
@@ -222,24 +229,25 @@ class StoreClaimer:
 class _Creation(BatchCompanion):
     """Writes the instance and its operation in the transaction of the claim.
 
-    :ivar instance: as the last transaction has written it; a transaction that lost a race runs again.
+    :ivar instance: as the last transaction has written it; a transaction that lost a race runs again. ``token``: of its operation.
     """
 
     claimer: StoreClaimer
     spec: RequestSpec
     instance: Instance
     context: oslo_context.RequestContext | None = field(default_factory=oslo_context.get_current)
+    token: int = 0
 
     @override
     def __call__(self, transaction: Any) -> None:
         claimer, spec, instance = self.claimer, self.spec, self.instance
         check_neighbours(transaction, claimer.groups, claimer.instances, spec, instance.node_uuid)
         # The client may have deleted the instance while an earlier try of its request was still running: ``first``.
-        token = claimer.workers.create(
+        self.token = claimer.workers.create(
             transaction, claimer.instances.resource_type, instance.uuid, BUILD, instance.status, target_host=instance.host,
             first=True, only_if=self._open(), project_id=spec.project_id,
         )  # fmt: skip
-        record_placement(transaction, spec, BUILD, instance.node, token)
+        record_placement(transaction, spec, BUILD, instance.node, self.token)
         self.instance = claimer.instances.insert(transaction, instance)
 
     @classmethod
@@ -269,7 +277,7 @@ class _Creation(BatchCompanion):
             transaction, [each.instance for each in companions], [each.context for each in companions]
         )
         for each, instance in zip(companions, written, strict=True):
-            each.instance = instance
+            each.instance, each.token = instance, token
 
     def _open(self) -> OnlyIf:
         return self.claimer.availability.require(self.instance.node_uuid, self.instance.host)
@@ -480,16 +488,60 @@ class Deleter:
             self.workers.withdraw(transaction, of_type, uuid, token)
 
 
-def cast_to_agent(sender: RpcSender) -> Callable[[str, str, str], None]:
+class AgentCast(Protocol):
+    """Tells the agent of a host of an operation."""
+
+    def __call__(self, host: str, method: str, uuid: str, more: Mapping[str, Any] = FrozenDict()) -> None:
+        """Sends a message; ``more`` are its arguments beside the uuid of the instance."""
+
+
+class BuildMessages:
+    """Tells agents of builds. Where an agent has the power, the message brings the instance and the token of the operation.
+
+    Such an agent takes the operation by one statement and reads nothing. An agent of an earlier version would refuse the message.
+
+    :param lacking: reads which hosts have agents that lack one of some powers; asked every 30 seconds at most.
+    """
+
+    def __init__(self, cast: AgentCast, lacking: Callable[[Collection[str]], Collection[str]], clock: Clock) -> None:
+        self._cast = cast
+        self._lacking = lacking
+        self._clock = clock
+        self._read_at = float("-inf")
+        #: None: not read yet.
+        self._without: Collection[str] | None = None
+
+    def send(self, host: str, uuid: str, token: int, instance: Mapping[str, Any]) -> None:
+        """Send the message of a build. What is not delivered is found by the agent's sweep.
+
+        :param token: of the operation, if it is the first one of the instance; ``instance``: what was written with it. 0: the agent
+            reads both.
+        """
+        told = {"token": token, "instance": dict(instance)} if token and self._takes_told(host) else {}
+        self._cast(host, "build_instance", uuid, told)
+
+    def _takes_told(self, host: str) -> bool:
+        now = self._clock.monotonic()
+        if now - self._read_at >= _POWERS_AGE:
+            # Other threads use what was read before.
+            self._read_at = now
+            try:
+                self._without = self._lacking((TAKES_TOLD_BUILDS,))
+            except errors.Unavailable as error:
+                LOG.debug("The powers of agents cannot be read now: %s", error.message)
+        return self._without is not None and host not in self._without
+
+
+def cast_to_agent(sender: RpcSender) -> AgentCast:
     """A function that tells an agent of an operation; what is not delivered is found by the agent's sweep.
 
     An agent that is away is told of in the log when it goes and when it is back, not for each operation.
     """
     away: set[str] = set()
 
-    def cast(host: str, method: str, uuid: str) -> None:
+    def cast(host: str, method: str, uuid: str, more: Mapping[str, Any] = FrozenDict()) -> None:
         try:
-            sender.cast(AGENT_TOPIC, method, {"instance_uuid": uuid}, server=host)
+            sender.cast(AGENT_TOPIC, method, {"instance_uuid": uuid, **more}, server=host)
         except errors.TransportError as error:
             level = LOG.debug if host in away else LOG.warning
             away.add(host)

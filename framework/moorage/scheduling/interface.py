@@ -229,12 +229,14 @@ class ClaimResult:
         was shelved.
     :param shown: what was written with a new claim, as JSON data; empty where the claimer does not say.
     :param holds: which of the proposals of ``propose`` was taken; None: the first one, or there was none.
+    :param token: of the operation that the claim recorded; 0 where the claimer does not say.
     """
 
     node_uuid: str
     repeated: bool = False
     shown: Mapping[str, Any] = field(default_factory=dict)
     holds: Holds | None = None
+    token: int = 0
 
 
 class Claimer(Protocol):

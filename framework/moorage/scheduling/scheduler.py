@@ -54,7 +54,7 @@ class Selection:
     :param record: has no host, and the selection no node, where the instance exists and holds nothing on any node.
     :param alternates: (host, node) of the next best, where it could go when its build fails.
     :param limits: what the filters promised of the node; the claim has checked those that it knows.
-    :param shown: what the claim wrote; see :class:`moorage.scheduling.interface.ClaimResult`.
+    :param shown: what the claim wrote, and ``token``; see :class:`moorage.scheduling.interface.ClaimResult`.
     """
 
     record: InstanceRecord
@@ -64,6 +64,7 @@ class Selection:
     alternates: tuple[tuple[str, str], ...] = ()
     limits: Mapping[str, Any] = field(default_factory=dict)
     shown: Mapping[str, Any] = field(default_factory=dict)
+    token: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -513,7 +514,7 @@ class Scheduler:
         if not result.repeated:
             self._decided(decision)
         attempts = len(decision.refusals) + 1
-        return Selection(record, result.node_uuid, result.repeated, attempts, shown=result.shown)
+        return Selection(record, result.node_uuid, result.repeated, attempts, shown=result.shown, token=result.token)
 
     def _candidates(self, policy: SchedulingPolicy, ranking: Ranking) -> list[int]:
         """Rows to try, best first; the first ``host_subset_size``, and equally good ones where that is wanted, shuffled."""

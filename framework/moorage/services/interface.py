@@ -11,6 +11,7 @@ __all__ = [
     "LIVE_MIGRATES",
     "MIGRATES",
     "NEVER_ASSUMED",
+    "TAKES_TOLD_BUILDS",
     "POWER_CONTROL",
     "RUNS_COMMANDS",
     "SELF_FENCE_MARGIN",
@@ -29,8 +30,10 @@ GETS_HOLDS = "compute.holds"
 SELF_FENCE_MARGIN = 0.1
 #: The power of an agent that moves instances in the steps of :mod:`moorage.instances.moves`. Both ends of a move need it.
 MIGRATES = "compute.migrate"
+#: The power of an agent to which the message of a build brings the instance and the token.
+TAKES_TOLD_BUILDS = "compute.told_builds"
 #: Powers that no agent of a version without powers has. Such an agent lacks these, and may have the others.
-NEVER_ASSUMED = frozenset({POWER_CONTROL, GETS_HOLDS, MIGRATES})
+NEVER_ASSUMED = frozenset({POWER_CONTROL, GETS_HOLDS, MIGRATES, TAKES_TOLD_BUILDS})
 
 
 @dataclass(frozen=True, slots=True)

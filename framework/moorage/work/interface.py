@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from moorage import errors
+from moorage.read_only import FrozenDict
 
 __all__ = [
     "ANY_SCHEDULER",
@@ -301,12 +302,17 @@ class OperationStore(abc.ABC):
         resource_ids: Sequence[str],
         identity: Any,
         stamp_token: Callable[[Any, Mapping[str, Lease]], None] | None = None,
+        *,
+        new: Mapping[str, int] = FrozenDict(),
     ) -> Mapping[str, Lease]:
         """Become the owner of several in one transaction of two or three statements; what cannot be taken is absent.
 
         :param identity: the :class:`moorage.services.interface.ServiceIdentity` that takes them.
         :param stamp_token: writes the tokens into the resources, in the same transaction. Needed where the work writes its resource
             before it finishes: from then on an earlier owner's writes are refused.
+        :param new: tokens by resource id: the first operations of these resources were created with them, as a message said. An
+            operation that has this token and never had an owner is taken with it, which saves statements. Others are taken with a
+            new token. The work must not write its resource before it finishes.
         """
 
     @abc.abstractmethod

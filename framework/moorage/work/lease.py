@@ -7,8 +7,9 @@ are both made from that declaration, so that what is checked is what runs.
 
 The token is a fence. Tokens come from a counter row that survives the lease, plus one, and are never used again: a transfer is
 one transaction that raises the counter *first* (which makes transfers of one lease take turns, by a write), then changes the
-lease, then writes the new token into the resource, unless the work writes the resource only when it finishes. The last write of
-the work and :data:`FINISH` are one transaction. Time does one thing only: it lets others take over from an owner that has not
+lease, then writes the new token into the resource, unless the work writes the resource only when it finishes. The first owner may
+do without: :data:`BEGIN` gives it the token of the operation's creation, once. The last write of the work and :data:`FINISH` are
+one transaction. Time does one thing only: it lets others take over from an owner that has not
 renewed, and it is the database's.
 """
 
@@ -22,6 +23,7 @@ from typing import Any
 import sqlalchemy as sa
 
 __all__ = [
+    "BEGIN",
     "FINISH",
     "FORCE",
     "RELEASE",
@@ -86,6 +88,10 @@ _ORPHANED = LeaseGuard(
 _MINE = LeaseGuard(
     "the row still carries the token that its owner was given",
     lambda row, p: row["token"] == p["token"],
+)
+_NEW = LeaseGuard(
+    "it never had an owner",
+    lambda row, p: row["attempts"] == 0,
 )
 _NOT_OVERTAKEN = LeaseGuard(
     "nobody with a later token has written the resource",
@@ -156,6 +162,13 @@ class Statement:
 
 
 _TAKEN = {"token": "token", "owner": "owner", "epoch": "epoch", "expires_at": "lease"}
+#: Take it as its first owner, with the token of its creation, which the taker was told. No counter is raised: whatever ends the
+#: operation or makes another one of it raises the counter and writes another token, and no second owner gets the same token. For
+#: resources that its creation has not written with the token.
+BEGIN = Statement(
+    "begin", Verb.UPDATE, (_MINE, _NEW),
+    {"owner": "owner", "epoch": "epoch", "expires_at": "lease", "attempts": "attempts"},
+)  # fmt: skip
 #: Take it for the first time, or after it was released. The same transaction has raised the counter before.
 START = Statement("start", Verb.UPDATE, (_UNOWNED,), _TAKEN)
 #: Take what another service left: ``dead`` is its uuid, ``dead_epoch`` its present epoch (which was raised when it was evicted;
@@ -176,6 +189,6 @@ WRITE = Statement("write", Verb.UPDATE, (_NOT_OVERTAKEN,), {"fence": "token"})
 #: Remove the resource.
 REMOVE = Statement("remove", Verb.DELETE, (_NOT_OVERTAKEN,), {})
 
-STATEMENTS = (START, TAKE, TAKE_OVER, FORCE, RENEW, RELEASE, FINISH, WRITE, REMOVE)
+STATEMENTS = (BEGIN, START, TAKE, TAKE_OVER, FORCE, RENEW, RELEASE, FINISH, WRITE, REMOVE)
 #: Every guard of every statement; the model check leaves out each in turn and must then find a fault.
 GUARDED = tuple((statement, guard) for statement in STATEMENTS for guard in statement.guards)

@@ -4,7 +4,8 @@
 :mod:`moorage.work.work_loop` does them; :mod:`moorage.cleanup.cleaner` takes over those of dead services.
 
 A row is written in the transaction that records what is wanted; the service that does it takes the row, and ends it in the
-transaction of its last write. Whoever takes gets a new token; an earlier owner's writes are refused from then on.
+transaction of its last write. Whoever takes gets a new token; an earlier owner's writes are refused from then on. The first owner
+may keep the token of the row's creation.
 
 Every transfer raises the resource's row of ``fences`` before it looks at the row of ``workers``: transfers of one resource take
 turns by that write, on Galera too (where the second one fails at its commit and is run again). What a transfer then reads of
@@ -28,6 +29,7 @@ from moorage import context as request_context
 from moorage import errors
 from moorage.clock import Clock, SystemClock
 from moorage.db import MICROSECONDS, Database, JournalEvent, now, record
+from moorage.read_only import FrozenDict
 from moorage.services.interface import ServiceIdentity
 from moorage.work import lease, tracking
 from moorage.work.fences import (
@@ -118,7 +120,11 @@ _FORCE = lease.FORCE.update(workers, _OF_ONE, {"token": _TOKEN}).values(
 #: It stays an operation of the request that asked for it.
 _READDRESS = (
     lease.FORCE.update(workers, _OF_ONE, {"token": _TOKEN})
-    .where(workers.c.token == sa.bindparam("seen_token", type_=sa.BigInteger))
+    .where(
+        workers.c.token == sa.bindparam("seen_token", type_=sa.BigInteger),
+        # Its first owner may have begun it without a new token.
+        workers.c.attempts == sa.bindparam("seen_attempts", type_=sa.Integer),
+    )
     .values(**_ANEW)
 )
 _RENEW = lease.RENEW.update(workers, OF_MANY, {"token": _TOKEN, "lease": _LEASE, "now": now()})
@@ -223,6 +229,17 @@ class Transfer:
 _NOT_OF_SCHEDULERS = workers.c.target_host != ANY_SCHEDULER
 _TAKE = Transfer(
     lease.TAKE.update(workers, OF_MANY, TRANSFER).where(_NOT_IN_QUARANTINE, _NOT_OF_SCHEDULERS).values(_WORKS)
+)
+_BEGIN = lease.BEGIN.update(
+    workers, OF_MANY, {"token": _TOKEN, "owner": _OWNER, "epoch": _EPOCH, "lease": _LEASE, "attempts": 1, "now": now()}
+).values(phase=Phase.WORKING.value, worker=_OWNER, worker_epoch=_EPOCH, updated_at=now())
+_BEGIN_RETURNING = _BEGIN.returning(*_TAKEN_COLUMNS)
+_AFTERWARDS: Mapping[str, sa.ColumnElement[Any]] = {
+    "attempts": sa.literal(1), "worker": _OWNER, "worker_epoch": _EPOCH, "updated_at": now(),
+}  # fmt: skip
+#: The rows of ``_BEGIN`` as they are afterwards, for databases that do not return them.
+_LOCK_NEW = lease.BEGIN.lock(workers, OF_MANY, {"token": _TOKEN}).with_only_columns(
+    *(_AFTERWARDS.get(column.name, column).label(column.name) for column in _TAKEN_COLUMNS)
 )
 #: A row that a cleaner has given back is a cleaner's.
 _START = Transfer(
@@ -356,8 +373,9 @@ class SqlOperationStore(OperationStore):
         """
         token = raise_fence(tx, seen.resource_type, seen.resource_id)
         values = {
-            "of_type": seen.resource_type, "of_resource": seen.resource_id, "seen_token": seen.token, "to_token": token,
-            "to_operation": seen.operation, "to_status": seen.status, "to_host": target_host,
+            "of_type": seen.resource_type, "of_resource": seen.resource_id, "seen_token": seen.token,
+            "seen_attempts": seen.attempts, "to_token": token, "to_operation": seen.operation,
+            "to_status": seen.status, "to_host": target_host,
         }  # fmt: skip
         if tx.execute(_READDRESS, values).rowcount != 1:
             raise errors.Conflict(
@@ -386,13 +404,20 @@ class SqlOperationStore(OperationStore):
         resource_ids: Sequence[str],
         identity: ServiceIdentity,
         stamp_token: Callable[[Any, Mapping[str, Lease]], None] | None = None,
+        *,
+        new: Mapping[str, int] = FrozenDict(),
     ) -> dict[str, OperationLease]:
-        if not resource_ids:
-            return {}
         wanted = sorted(set(resource_ids))
+        if not wanted:
+            return {}
 
         def work(tx: sa.Connection) -> dict[str, OperationLease]:
-            taken = self._take(tx, resource_type, wanted, identity, _TAKE)
+            # Fences first: transactions that take sets lock fences before operations.
+            taken = self._take(tx, resource_type, [each for each in wanted if each not in new], identity, _TAKE)
+            begun = self._begin(tx, resource_type, {each: new[each] for each in wanted if each in new}, identity)
+            taken |= begun
+            not_new = [each for each in wanted if each in new and each not in begun]
+            taken |= self._take(tx, resource_type, not_new, identity, _TAKE)
             if stamp_token is not None and taken:
                 stamp_token(tx, taken)
             return taken
@@ -403,9 +428,7 @@ class SqlOperationStore(OperationStore):
     def start_many(
         self, transaction: sa.Connection, resource_type: str, resource_ids: Sequence[str], identity: ServiceIdentity
     ) -> dict[str, OperationLease]:
-        return (
-            self._take(transaction, resource_type, sorted(set(resource_ids)), identity, _START) if resource_ids else {}
-        )
+        return self._take(transaction, resource_type, sorted(set(resource_ids)), identity, _START)
 
     def _take(
         self,
@@ -415,12 +438,37 @@ class SqlOperationStore(OperationStore):
         identity: ServiceIdentity,
         statement: Transfer,
     ) -> dict[str, OperationLease]:
+        if not resource_ids:
+            return {}
         taken = self.transfer(tx, statement, {"of_type": resource_type, "of_resources": resource_ids}, identity)
         leases = {row.resource_id: OperationLease(self, resource_type, row) for row in taken}
         for held in leases.values():
             if held.attempts > 1:
                 # The first owner's end says when it began; that a later one took it over is an event of its own.
                 _record(tx, "take", held, {})
+        return leases
+
+    def _begin(
+        self, tx: sa.Connection, resource_type: str, new: Mapping[str, int], identity: ServiceIdentity
+    ) -> dict[str, OperationLease]:
+        """Take operations that nobody had yet with the tokens of their creation; one statement for each token, two on MariaDB."""
+        leases: dict[str, OperationLease] = {}
+        by_token: dict[int, list[str]] = {}
+        for resource_id, token in new.items():
+            by_token.setdefault(token, []).append(resource_id)
+        for token, resource_ids in sorted(by_token.items()):
+            values = {
+                "of_type": resource_type, "of_resources": resource_ids, "to_token": token, "to_owner": identity.uuid,
+                "to_epoch": identity.epoch, "lease_micros": self._lease_micros,
+            }  # fmt: skip
+            if self._database.dialect != "mysql":
+                rows = tx.execute(_BEGIN_RETURNING, values).all()
+            else:
+                rows = tx.execute(_LOCK_NEW, values).all()
+                found = [row.resource_id for row in rows]
+                if found:
+                    tx.execute(_BEGIN, {**values, "of_resources": found})
+            leases |= {row.resource_id: OperationLease(self, resource_type, row) for row in rows}
         return leases
 
     def transfer(

@@ -48,7 +48,7 @@ from moorage.instances.interface import (
 )
 from moorage.instances.moves import ACTIVATE, TRANSFER, acting_host, kept_source, may_commit
 from moorage.rpc.server import rpc_method
-from moorage.services.interface import GETS_HOLDS
+from moorage.services.interface import GETS_HOLDS, TAKES_TOLD_BUILDS
 from moorage.work.interface import ANY_SCHEDULER, Lease
 from moorage.work.job import Job, Work
 from moorage_plugins.compute.actual_state import RESTARTS, ActualStates
@@ -88,10 +88,11 @@ class ComputeAgent(LoopService):
     @override
     @classmethod
     def powers(cls, conf: cfg.ConfigOpts) -> Sequence[str]:
-        """What the configured driver can do, ``compute.powers`` and ``compute.holds``."""
+        """What the configured driver can do, and the powers that every compute agent of this version has."""
         driver = COMPUTE_DRIVERS.load(conf.compute.driver).plugin
         # The first one is no power. Without it, an agent whose driver has none would look like one of an earlier version.
-        return ["compute.powers", GETS_HOLDS, *(f"compute.{power}" for power, can in _POWERS.items() if can(driver))]
+        own = ["compute.powers", GETS_HOLDS, TAKES_TOLD_BUILDS]
+        return [*own, *(f"compute.{power}" for power, can in _POWERS.items() if can(driver))]
 
     def __init__(self, tools: AgentTools) -> None:
         self._tools = tools
@@ -110,9 +111,10 @@ class ComputeAgent(LoopService):
         self._lock = threads.lock()
         #: Whether a report to the schedulers waits for the finishing thread, and whether of all instances. None: none waits.
         self._report_all: bool | None = None
+        self._work = InstanceWork(tools, self._driver)
         self.loop = tools.work_loop(
             "compute",
-            InstanceWork(tools, self._driver),
+            self._work,
             operations=int(section.operations),
             batch=int(section.batch),
             # No more than a batch waits for the hypervisor.
@@ -191,8 +193,13 @@ class ComputeAgent(LoopService):
             self.loop.in_order(self._tell)
 
     @rpc_method
-    def build_instance(self, instance_uuid: str) -> None:
-        """Builds an instance."""
+    def build_instance(self, instance_uuid: str, token: int = 0, instance: Mapping[str, Any] | None = None) -> None:
+        """Builds an instance.
+
+        :param token: of the operation, if it is the first one of the instance; ``instance``: as it was written with the operation.
+        """
+        if token and instance is not None:
+            self._work.told(instance_uuid, token, instance)
         self.loop.ask(TYPE, instance_uuid)
 
     @rpc_method
@@ -254,6 +261,10 @@ class ComputeAgent(LoopService):
             tools.reporter.live_migrated(instance, source=True)
 
 
+def _has_token(leases: Mapping[str, Lease], uuid: str, token: int) -> bool:
+    return uuid in leases and leases[uuid].token == token
+
+
 class InstanceWork(Work[Done]):
     """What operations on instances do on the hypervisor, and what their ends write."""
 
@@ -263,20 +274,46 @@ class InstanceWork(Work[Done]):
         super().__init__(tools.database, tools.workers, tools.identity)
         self._tools = tools
         self._driver = driver
+        #: What messages said of builds that wait: the token of the operation, and the instance that was written with it.
+        self._told: dict[str, tuple[int, Instance]] = {}
+        self._lock = threads.lock()
+
+    def told(self, uuid: str, token: int, instance: Mapping[str, Any]) -> None:
+        """Remembers what a message says of a new instance until its build is taken. Any thread may call it; it never waits."""
+        try:
+            found = Instance(**instance)
+        except TypeError as error:
+            # A later version may say more. The row is read.
+            LOG.debug("What a message says of instance %s is not understood: %s", uuid, error)
+            return
+        with self._lock:
+            self._told[uuid] = token, found
+            while len(self._told) > int(self._tools.conf.compute.queue):
+                # Its instance is read, if it still waits at all.
+                del self._told[next(iter(self._told))]
 
     @override
     def take(self, resource_type: str, resource_ids: Sequence[str]) -> Sequence[Job[Done]]:
-        """Takes operations together with their instances, as they are in that transaction; None for one that is gone."""
+        """Takes operations together with their instances, as they are in that transaction; None for one that is gone.
+
+        An operation that still has the token that a message said has not begun, so its instance is as the message said.
+        """
+        if resource_type != TYPE:
+            return [Job([held]) for held in self.store.take_many(resource_type, resource_ids, self.identity).values()]
+        with self._lock:
+            told = {uuid: self._told.pop(uuid) for uuid in resource_ids if uuid in self._told}
         instances: dict[str, Instance] = {}
 
         def read(transaction: Any, leases: Mapping[str, Lease]) -> None:
             # Only a later owner of an operation can write its instance from here on, and the finish is fenced against that.
             instances.clear()
-            found = self._tools.instances.find(sorted(leases), transaction)
-            instances.update({each.uuid: each for each in found})
+            instances.update({uuid: each for uuid, (token, each) in told.items() if _has_token(leases, uuid, token)})
+            if unknown := sorted(leases.keys() - instances.keys()):
+                found = self._tools.instances.find(unknown, transaction)
+                instances.update({each.uuid: each for each in found})
 
-        also = read if resource_type == TYPE else None
-        taken = self.store.take_many(resource_type, resource_ids, self.identity, also)
+        new = {uuid: token for uuid, (token, _) in told.items()}
+        taken = self.store.take_many(resource_type, resource_ids, self.identity, read, new=new)
         return [Job([held], instances.get(uuid)) for uuid, held in taken.items()]
 
     @override

@@ -58,8 +58,12 @@ class Leases(Workload):
 
     @override
     def begin(self) -> None:
-        #: Tokens that were given, by resource and number.
+        #: Tokens that were given, by resource and number: to requests and to owners.
         self._given: dict[tuple[str, int], str] = {}
+        #: Those that an owner has got as its request gave them.
+        self._begun: set[tuple[str, int]] = set()
+        #: Messages of requests: resource and token. They may be lost, doubled and late.
+        self._messages: list[tuple[str, int]] = []
 
     @override
     def begin_clients(self) -> None:
@@ -85,12 +89,14 @@ class Leases(Workload):
     def _owner(self, process: Process) -> None:
         platform, store = self._store(process)
         for number in range(self.random.randint(4, 9)):
-            what = self.random.choice(("ask", "ask", "take", "take", "start", "clean"))
+            what = self.random.choice(("ask", "ask", "take", "begin", "begin", "start", "clean"))
             try:
                 if what == "ask":
                     self._ask(platform, store, f"{process.name}/{number}")
                 elif what == "take":
                     self._do(platform, store, store.take_many(KIND, self._some(), platform.identity))
+                elif what == "begin":
+                    self._begin(platform, store)
                 elif what == "start":
                     some = self._some()
                     begun = platform.database.run(lambda tx, of=some: store.start_many(tx, KIND, of, platform.identity))
@@ -123,11 +129,28 @@ class Leases(Workload):
             )
             return token
 
-        self._give(resource, platform.database.run(work), f"the request {name}")
+        token = platform.database.run(work)
+        self._give(resource, token, f"the request {name}")
+        self._messages.append((resource, token))
+
+    def _begin(self, platform: Any, store: SqlOperationStore) -> None:
+        """Take what some messages say."""
+        told = dict(self.random.sample(self._messages[-6:], min(len(self._messages), self.random.randint(1, 3))))
+        taken = store.take_many(KIND, [*told, *self._some()], platform.identity, new=told)
+        for resource, held in taken.items():
+            if held.token == told.get(resource):
+                key = resource, held.token
+                self.require(key not in self._begun, f"token {held.token} of {resource} was given to two owners")
+                self._begun.add(key)
+                self.facts["begun"] = self.facts.get("begun", 0) + 1
+        self._work(platform, store, taken)
 
     def _do(self, platform: Any, store: SqlOperationStore, leases: Any) -> None:
         for held in leases.values():
             self._give(held.resource_id, held.token, f"{platform.identity.host} for {held.operation}")
+        self._work(platform, store, leases)
+
+    def _work(self, platform: Any, store: SqlOperationStore, leases: Any) -> None:
         for held in leases.values():
             platform.clock.sleep(self.random.choice((0.0, 0.0, 0.0, 0.3, 3.0)))
             if self.random.random() < 0.5:

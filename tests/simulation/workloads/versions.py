@@ -3,7 +3,8 @@
 
 An older process does not know the messages that a later release brought: newer senders give these a later version, which the
 dispatcher of an older receiver refuses, and an older process does not send them. An older agent tells schedulers nothing, and says
-nothing of the powers of its driver. Schedulers read what is on its host from the store.
+nothing of the powers of its driver. Schedulers read what is on its host from the store. It refuses the message of a build that
+brings the instance, and an older scheduler does not send one that does.
 """
 
 from __future__ import annotations
@@ -40,9 +41,11 @@ class _Older:
     def __init__(self, transport: SimTransport, *, tells: bool) -> None:
         self._fanout = transport.fanout
         self._cast = transport.cast
+        self._serve = transport.serve
         self._sends = LATER if tells else LATER | TOLD
         transport.fanout = self.fanout  # type: ignore[method-assign]
         transport.cast = self.cast  # type: ignore[method-assign]
+        transport.serve = self.serve  # type: ignore[method-assign]
 
     def fanout(self, topic: str, message: Message) -> None:
         """As the transport, without what this release does not send."""
@@ -51,8 +54,21 @@ class _Older:
 
     def cast(self, topic: str, message: Message, *, server: str | None = None) -> None:
         """As the transport, without what this release does not send."""
-        if message.method not in self._sends:
-            self._cast(topic, message, server=server)
+        if message.method in self._sends:
+            return
+        if message.method == "build_instance":
+            message = dataclasses.replace(message, args={"instance_uuid": message.args["instance_uuid"]})
+        self._cast(topic, message, server=server)
+
+    def serve(self, topic: str, server: str, handler: Handler, *, threads: int = 8) -> Subscription:
+        """As the transport; a dispatcher refuses arguments that its release does not know."""
+
+        def handle(message: Message) -> Any:
+            if message.method == "build_instance" and len(message.args) > 1:
+                raise errors.InvalidInput("The arguments of 'build_instance' do not fit.")
+            return handler(message)
+
+        return self._serve(topic, server, handle, threads=threads)
 
 
 class _Newer:

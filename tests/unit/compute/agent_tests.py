@@ -6,6 +6,7 @@ Store, claims, workers and hypervisor are the real ones; only the messages that 
 
 from __future__ import annotations
 
+import json
 import tempfile
 import threading
 import unittest
@@ -47,7 +48,7 @@ from moorage.testing.database import empty_tables
 from moorage.work.operations import SqlOperationStore
 from moorage.work.tables import workers as workers_table
 from moorage_plugins.compute import options as compute_options
-from moorage_plugins.compute.agent import ComputeAgent
+from moorage_plugins.compute.agent import ComputeAgent, InstanceWork
 from moorage_plugins.compute.instances import ComputeInstances
 from moorage_plugins.compute.operations import OPERATIONS, Done, Held
 from moorage_plugins.compute.tables import instances
@@ -176,10 +177,15 @@ class Fleet:
 
     def place(self, extra_specs: Mapping[str, str] | None = None) -> str:
         """Claim, instance row and worker row, as a scheduler does it; the uuid."""
+        uuid: str = self.place_telling(extra_specs)["instance_uuid"]
+        return uuid
+
+    def place_telling(self, extra_specs: Mapping[str, str] | None = None) -> dict[str, Any]:
+        """As :meth:`place`; the message to the agent."""
         uuid = str(uuid_module.uuid4())
         flavor = Flavor("small", {"VCPU": 2}, dict(extra_specs or {}))
-        self.claimer.claim(RequestSpec(uuid, flavor), NODE, HOST, f"req-{uuid}")
-        return uuid
+        made = self.claimer.claim(RequestSpec(uuid, flavor), NODE, HOST, f"req-{uuid}")
+        return {"instance_uuid": uuid, "token": made.token, "instance": json.loads(json.dumps(made.shown))}
 
     def identity(self, epoch: int) -> ServiceIdentity:
         return ServiceIdentity("22222222-2222-4222-8222-222222222222", HOST, "agent", None, epoch)
@@ -450,6 +456,72 @@ class AgentTests(unittest.TestCase):
         self.assert_consistent(6)
         wait_until(lambda: len(self.fleet.told.created()) >= 6, "they were told", SOON)
         self.assertEqual(Counter(self.fleet.told.created()), Counter([*uuids, last]))
+
+    def test_a_build_keeps_the_token_that_its_message_says(self) -> None:
+        agent = self.started()
+        messages = [self.fleet.place_telling() for _ in range(3)]
+        # Doubled, then late.
+        for message in [*messages, *messages]:
+            agent.build_instance(**message)
+        self.await_rows()
+        for message in messages:
+            agent.build_instance(**message)
+        last = self.fleet.place_telling()
+        agent.build_instance(**last)
+        self.await_rows()
+        self.assert_consistent(4)
+        tokens = {each.uuid: each.fence for each in self.fleet.instances.list()}
+        self.assertEqual({each["instance_uuid"]: each["token"] for each in (*messages, last)}, tokens)
+
+    def test_a_message_of_a_later_version_is_no_obstacle(self) -> None:
+        agent = self.started()
+        message = self.fleet.place_telling()
+        message["instance"]["colour"] = "blue"
+        agent.build_instance(**message)
+        self.await_rows()
+        self.assert_consistent(1)
+
+    def test_a_late_message_of_a_build_gives_a_later_operation_nothing(self) -> None:
+        message = self.fleet.place_telling()
+        uuid = message["instance_uuid"]
+        self.fleet.deleter.delete(uuid, force=True)
+        agent = self.started()
+        agent.build_instance(**message)
+        self.await_rows()
+        self.assert_consistent(0)
+        agent.build_instance(**message)
+        last = self.fleet.place_telling()
+        agent.build_instance(**last)
+        self.await_rows()
+        self.assert_consistent(1)
+
+    def test_the_next_epoch_builds_what_an_earlier_one_began_with_the_first_token(self) -> None:
+        """An agent was killed after it took the build; the doubled message comes to its next incarnation."""
+        for built in (False, True):
+            message = self.fleet.place_telling()
+            uuid = message["instance_uuid"]
+            work = InstanceWork(self.fleet.tools(1), self.fleet.agent(1)._driver)
+            work.told(**{"uuid": uuid, "token": message["token"], "instance": message["instance"]})
+            (job,) = work.take("instance", [uuid])
+            self.assertEqual((message["token"], self.fleet.instances.get(uuid)), (job.lease.token, job.item))
+            if built:
+                work.do(job)
+            agent = self.started(2)
+            agent.build_instance(**message)
+            self.await_rows()
+            agent.stop()
+            self.assertGreater(self.fleet.instances.get(uuid).fence, message["token"])
+        self.assert_consistent(2)
+
+    def test_a_finish_of_unknown_outcome_under_the_first_token_is_known(self) -> None:
+        """The commit was done, and its answer was lost."""
+        agent = self.started()
+        self.fleet.database.lost_answers = 1
+        message = self.fleet.place_telling()
+        agent.build_instance(**message)
+        self.await_rows()
+        self.assert_consistent(1)
+        wait_until(lambda: self.fleet.told.created() == [message["instance_uuid"]], "schedulers were told", SOON)
 
     def test_what_another_host_has_to_do_is_left_to_it(self) -> None:
         # A message of an earlier operation can come when a later one is another host's.

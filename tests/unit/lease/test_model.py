@@ -2,7 +2,8 @@
 """The lease, model-checked: every interleaving of the statements, made from the declarations that production runs.
 
 A resource has a worker row for a build, from the start. An *owner* (service A, epoch 1, of which a write has said that it is
-over, though it goes on) starts it; two *cleaners* take it over: service B what A left, and the next incarnation of A its own.
+over, though it goes on) starts it, or begins it with the token that a message said; two *cleaners* take it over: service B what A
+left, and the next incarnation of A its own. The message may come to that incarnation too.
 Each writes the resource while it works, and finishes, or gives it back. A *forcer* makes another operation of it, a deletion,
 takes that and finishes it; once it has ended, somebody may make the resource anew under the same uuid. A *purger* removes the
 counter when no row is there, at any moment, and raises the floor. All of them may be killed (which is more than the two kills
@@ -36,6 +37,7 @@ class Row(NamedTuple):
     expires_at: int
     operation: str
     unit: int
+    attempts: int = 0
 
 
 class Resource(NamedTuple):
@@ -113,6 +115,8 @@ WHO = (("a", 1), ("b", 1), ("a", 2), ("c", 1))
 HOW = (lease.START, lease.TAKE_OVER, lease.TAKE, lease.TAKE)
 DEAD = {"dead": "a", "dead_epoch": 2}
 FORCER = 3
+#: Who may get the message of the first operation, and the token that it says: the message may be doubled, or late.
+TOLD, TOLD_TOKEN = (0, 2), 1
 #: Nothing is left of one that has ended, or was killed.
 ENDED = Process("end")
 #: The units of work: the first, the forced one, the one of the resource made anew.
@@ -217,6 +221,28 @@ class Model:
 
     def _raise(self, state: State, number: int, process: Process, rest: str) -> Iterator[State]:
         yield from self._raise_for(state, number, process, "take")
+        if number in TOLD:
+            yield from self._begin(state, number)
+
+    def _begin(self, state: State, number: int) -> Iterator[State]:
+        """Take the first operation with the token of its creation: one statement, whose transaction has no other."""
+        if self._locked(state, number, ROW):
+            return
+        service, epoch = WHO[number]
+        row = state.store.row
+        parameters = {"now": NOW, "lease": LEASE, "token": TOLD_TOKEN, "owner": service, "epoch": epoch, "attempts": 1}
+        if not self.rules.applies(lease.BEGIN, row, parameters):
+            return
+        assert row is not None
+        if row.token != TOLD_TOKEN:
+            raise Violation("a message began another operation than its own")
+        if any(
+            each.token == TOLD_TOKEN for each in state.processes[: FORCER + 1] if each.at in ("work", "finish", "last")
+        ):
+            raise Violation("two owners have one token")
+        begun = Row(**lease.BEGIN.apply(row._asdict(), parameters) or {})
+        process = Process("work", token=TOLD_TOKEN, unit=row.unit, operation=row.operation)
+        yield self._commit(state, number, wrote(process, ROW, begun), "work")
 
     def _take(self, state: State, number: int, process: Process, rest: str) -> Iterator[State]:
         if self._locked(state, number, ROW):
@@ -234,7 +260,7 @@ class Model:
         gone = row.owner is None or over or row.expires_at < NOW
         if not gone:
             raise Violation("a live lease was stolen")
-        taken = Row(**how.apply(row._asdict(), parameters) or {})
+        taken = Row(**how.apply(row._asdict(), parameters) or {})._replace(attempts=1)
         # What is to be done is read after the row was changed, in the same transaction.
         process = process._replace(token=token, unit=row.unit, operation=row.operation)
         yield self._with(state, number, wrote(process._replace(at="adopt"), ROW, taken))
@@ -325,7 +351,7 @@ class Model:
             forced = Row(token, None, 0, 0, "delete", FORCED)
             if row is not None:
                 left = lease.FORCE.apply(row._asdict(), {"token": token, "now": NOW})
-                forced = Row(**left or {})._replace(operation="delete", unit=FORCED)
+                forced = Row(**left or {})._replace(operation="delete", unit=FORCED, attempts=0)
             yield self._with(state, number, wrote(process._replace(at="force resource", token=token), ROW, forced))
         elif rest == "resource" and not self._locked(state, number, RESOURCE):
             resource = view(state.store, process, RESOURCE)
@@ -421,8 +447,8 @@ class LeaseModelTests(unittest.TestCase):
 
     def test_each_part_of_the_purge_is_needed(self) -> None:
         for rules, said in (
-            (Rules(floor=False), "tokens of accepted effects fell|not the owner"),
-            (Rules(floor_last=False), "tokens of accepted effects fell|not the owner"),
+            (Rules(floor=False), "tokens of accepted effects fell|not the owner|two owners have one token"),
+            (Rules(floor_last=False), "tokens of accepted effects fell|not the owner|two owners have one token"),
             (Rules(purges_seen=False), "has no counter"),
         ):
             with self.subTest(rules=rules):

@@ -23,16 +23,21 @@ rows = sa.Table(
     sa.Column("epoch", sa.Integer, nullable=False),
     sa.Column("expires_at", sa.Integer, nullable=False),
     sa.Column("fence", sa.Integer, nullable=False),
+    sa.Column("attempts", sa.Integer, nullable=False),
 )
-NAMES = ("token", "owner", "epoch", "expires_at", "fence")
+NAMES = ("token", "owner", "epoch", "expires_at", "fence", "attempts")
 
 SMALL = st.integers(0, 3)
 ROW = st.fixed_dictionaries(
-    {"token": SMALL, "owner": st.sampled_from([None, "a", "b"]), "epoch": SMALL, "expires_at": SMALL, "fence": SMALL}
+    {
+        **{"token": SMALL, "owner": st.sampled_from([None, "a", "b"]), "epoch": SMALL, "expires_at": SMALL},
+        **{"fence": SMALL, "attempts": SMALL},
+    }
 )
 PARAMETERS = st.fixed_dictionaries(
     {
         **{"token": SMALL, "owner": st.sampled_from("ab"), "epoch": SMALL, "now": SMALL, "lease": SMALL},
+        "attempts": st.just(1),
         **{"dead": st.sampled_from("ab"), "dead_epoch": SMALL},
     }
 )

@@ -406,6 +406,7 @@ class OperationTests(WorkerCase):
         waiting: dict[str, Callable[[str], object]] = {
             "take": lambda uuid: store.take(TYPE, uuid, identity()),
             "start": lambda uuid: run(lambda tx: store.start_many(tx, TYPE, [uuid], identity())),
+            "begin": lambda uuid: store.take_many(TYPE, [uuid], identity(), new={uuid: seen(uuid).token}),
             "announce": lambda uuid: store.announce(TYPE, [uuid]),
             "force": lambda uuid: self.create(uuid, "delete", "deleting", force=True),
             "readdress": lambda uuid: readdress(seen(uuid)),
@@ -464,6 +465,26 @@ class OperationTests(WorkerCase):
         seen = self.store.get(TYPE, "one")
         assert seen is not None
         self.taken()
+        kept = self.store.get(TYPE, "one")
+        with self.assertRaises(errors.Conflict):
+            self.database.run(lambda tx: self.store.readdress(tx, seen, "there"))
+        self.assertEqual(kept, self.store.get(TYPE, "one"))
+
+    def test_what_another_operation_has_changed_is_not_readdressed(self) -> None:
+        self.create()
+        seen = self.store.get(TYPE, "one")
+        assert seen is not None
+        self.create("one", "delete", "deleting", force=True)
+        kept = self.store.get(TYPE, "one")
+        with self.assertRaises(errors.Conflict):
+            self.database.run(lambda tx: self.store.readdress(tx, seen, "there"))
+        self.assertEqual(kept, self.store.get(TYPE, "one"))
+
+    def test_what_has_begun_with_its_first_token_is_not_readdressed(self) -> None:
+        token = self.create()
+        seen = self.store.get(TYPE, "one")
+        assert seen is not None
+        self.store.take_many(TYPE, ["one"], identity(), new={"one": token})
         kept = self.store.get(TYPE, "one")
         with self.assertRaises(errors.Conflict):
             self.database.run(lambda tx: self.store.readdress(tx, seen, "there"))
@@ -586,6 +607,79 @@ class OperationTests(WorkerCase):
         self.assertEqual(self.store.take_many(TYPE, ["one", "three"], identity()), {})
         self.assertEqual(self.store.take_many(TYPE, [], identity()), {})
 
+    def test_a_new_operation_is_taken_with_the_token_of_its_creation(self) -> None:
+        token = self.create()
+        (held,) = self.store.take_many(TYPE, ["one"], identity(), new={"one": token}).values()
+        found = self.store.get(TYPE, "one")
+        assert found is not None
+        self.assertEqual(
+            (token, "service-a", 1, "service-a", 1, Phase.WORKING, 1),
+            (found.token, found.owner, found.epoch, found.worker, found.worker_epoch, found.phase, found.attempts),
+        )
+        self.assertGreater(found.expires_at, found.updated_at)
+        self.assertEqual((token, 1, "build", "building"), (held.token, held.attempts, held.operation, held.status))
+        self.assertGreater(held.taken_at, 0)
+        self.database.run(held.end)
+        self.assertIsNone(self.store.get(TYPE, "one"))
+
+    def test_the_token_of_a_creation_is_given_once(self) -> None:
+        token = self.create()
+
+        def begin(who: ServiceIdentity) -> Mapping[str, Lease]:
+            return self.store.take_many(TYPE, ["one"], who, new={"one": token})
+
+        first = begin(identity())["one"]
+        # The message is doubled.
+        self.assertEqual({}, begin(identity()))
+        second = begin(identity(epoch=2))["one"]
+        self.assertGreater(second.token, first.token)
+        second.release("it is stopping")
+        third = begin(identity(epoch=2))["one"]
+        self.assertGreater(third.token, second.token)
+        with self.assertRaises(errors.Fenced):
+            self.database.run(first.end)
+
+    def test_a_released_operation_is_taken_with_a_new_token(self) -> None:
+        token = self.create()
+        (first,) = self.store.take_many(TYPE, ["one"], identity(), new={"one": token}).values()
+        first.release("it is stopping")
+        (second,) = self.store.take_many(TYPE, ["one"], identity(), new={"one": token}).values()
+        self.assertGreater(second.token, token)
+        with self.assertRaises(errors.Fenced):
+            self.database.run(first.end)
+
+    def test_a_late_message_gives_no_other_operation_its_token(self) -> None:
+        token = self.create()
+        later = self.create("one", "delete", "deleting", force=True)
+        (held,) = self.store.take_many(TYPE, ["one"], identity(), new={"one": token}).values()
+        self.assertEqual("delete", held.operation)
+        self.assertGreater(held.token, later)
+
+    def test_new_ones_and_others_are_taken_in_one_transaction(self) -> None:
+        tokens = {uuid: self.create(uuid) for uuid in ("new", "newer", "begun", "waits")}
+        self.taken("begun", identity("b"))
+        told = {"new": tokens["new"], "newer": tokens["newer"], "begun": tokens["begun"], "gone": 1}
+        seen: list[str] = []
+        taken = self.store.take_many(
+            TYPE, [*told, "waits"], identity(), lambda tx, leases: seen.extend(leases), new=told
+        )
+        self.assertEqual((["new", "newer", "waits"], sorted(seen)), (sorted(taken), sorted(taken)))
+        same = {uuid for uuid, held in taken.items() if held.token == tokens[uuid]}
+        self.assertEqual({"new", "newer"}, same)
+
+    def test_a_hundred_new_ones_are_taken_by_one_statement(self) -> None:
+        told = {f"{number:03d}": self.create(f"{number:03d}") for number in range(100)}
+        statements: list[str] = []
+
+        def count(_connection: object, _cursor: object, statement: str, *_rest: object) -> None:
+            statements.append(statement)
+
+        sa.event.listen(sa.Engine, "before_cursor_execute", count)
+        self.addCleanup(sa.event.remove, sa.Engine, "before_cursor_execute", count)
+        self.assertEqual(100, len(self.store.take_many(TYPE, list(told), identity(), new=told)))
+        wanted = 2 if self.database.dialect == "mysql" else 1
+        self.assertEqual(wanted, len([each for each in statements if each.startswith(("UPDATE", "SELECT"))]))
+
     def test_taking_a_hundred_costs_as_many_statements_as_taking_one(self) -> None:
         uuids = [f"{number:03d}" for number in range(100)]
         for uuid in uuids:
@@ -636,6 +730,33 @@ class OperationTests(WorkerCase):
         )
         taken = [uuid for result in results for uuid in result]  # type: ignore[attr-defined]
         self.assertEqual(sorted(taken), uuids)
+
+    def test_of_many_who_were_told_of_new_ones_one_gets_each(self) -> None:
+        """Messages are doubled; some services take, delete and release without having been told."""
+        uuids = [f"{number:03d}" for number in range(40)]
+        told = {uuid: self.create(uuid) for uuid in uuids}
+        given: list[tuple[str, int]] = []
+
+        def take_all(name: str, order: list[str], new: Mapping[str, int]) -> None:
+            store = SqlOperationStore(self.open_database(), lease_seconds=MINUTE)
+            for start in range(0, len(order), 5):
+                part = order[start : start + 5]
+                tokens = {uuid: new[uuid] for uuid in part if uuid in new}
+                for uuid, held in store.take_many(TYPE, part, identity(name), new=tokens).items():
+                    given.append((uuid, held.token))
+                    if uuid.endswith("7"):
+                        held.release("it is stopping")
+
+        in_threads(
+            lambda: take_all("a", uuids, told),
+            lambda: take_all("b", uuids[::-1], told),
+            lambda: take_all("c", uuids[20:] + uuids[:20], {}),
+            lambda: take_all("d", uuids[10:] + uuids[:10], told),
+        )
+        self.assertEqual(set(uuids), {uuid for uuid, _ in given})
+        self.assertEqual([], [each for each, times in Counter(given).items() if times > 1])
+        once = Counter(uuid for uuid, _ in given if not uuid.endswith("7"))
+        self.assertEqual({1}, set(once.values()))
 
     def test_of_two_who_create_at_once_one_is_refused(self) -> None:
         for number in range(10):

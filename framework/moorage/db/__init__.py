@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from moorage.db.failures import Duplicate, ReadOnlyTransaction
     from moorage.db.last_writes import write_last
     from moorage.db.schema import new_metadata
+    from moorage.db.sets import execute_set
     from moorage.db.time import MICROSECONDS, now, read_now
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "ReadOnlyTransaction",
     "RecordedEvent",
     "Transaction",
+    "execute_set",
     "new_metadata",
     "now",
     "read_now",
@@ -41,6 +43,7 @@ _HOMES = {
     "ReadOnlyTransaction": "moorage.db.failures:ReadOnlyTransaction",
     "RecordedEvent": "moorage.db.events:RecordedEvent",
     "Transaction": "sqlalchemy:Connection",
+    "execute_set": "moorage.db.sets:execute_set",
     "new_metadata": "moorage.db.schema:new_metadata",
     "now": "moorage.db.time:now",
     "read_now": "moorage.db.time:read_now",

@@ -11,6 +11,7 @@ PostgreSQL and MariaDB at each checkout (a quarter of the time of a small read, 
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -43,8 +44,18 @@ _VANISHED: Mapping[str, str] = {
     "keepalives_count": "3",
     "tcp_user_timeout": "60000",
 }
+#: The same for MariaDB, whose driver turns keepalive on and leaves its times to the kernel: a quarter of an hour and more than two
+#: hours. A limit for each read would end long statements, such as migrations, too.
+_SOCKET_OPTIONS: Mapping[int, int] = {
+    socket.TCP_KEEPIDLE: 30,
+    socket.TCP_KEEPINTVL: 10,
+    socket.TCP_KEEPCNT: 3,
+    socket.TCP_USER_TIMEOUT: 60_000,
+}
 #: Seconds of rest after which a connection is asked whether it lives, before it is used.
 _REST = 1.0
+#: Rows that one statement inserts at most: all of them are in one packet, of which MariaDB takes 16 MiB.
+_PAGE = 256
 #: Strict, and 0 in a key that counts up is 0, as it is elsewhere.
 _SQL_MODE = "TRADITIONAL,NO_AUTO_VALUE_ON_ZERO"
 
@@ -96,12 +107,15 @@ def create(url: sa.URL, settings: DatabaseSettings, clock: Clock, *, writer: boo
             pool_timeout=settings.pool_timeout,
             pool_recycle=settings.recycle,
             pool_use_lifo=True,
+            insertmanyvalues_page_size=_PAGE,
             pool_pre_ping=False,  # _check_after_rest does it when there is reason to
         )
     except (ImportError, exc.NoSuchModuleError) as error:
         raise errors.ConfigError(
             f"[database] connection needs a driver that is not installed ({error}). Try: pip install '{_EXTRAS[name]}'"
         ) from error
+    # Of rows that are inserted together, PyMySQL makes one statement only if no value is an expression. SQLAlchemy always does.
+    engine.dialect.use_insertmanyvalues_wo_returning = True
     event.listen(engine, "connect", _PREPARE[name](settings, writer))
     _check_after_rest(engine, clock)
     return engine
@@ -150,6 +164,7 @@ def _prepare_mysql(settings: DatabaseSettings, writer: bool) -> Callable[[Any, A
     warned: list[str] = []
 
     def connect(connection: Any, record: Any) -> None:
+        _give_up_vanished(connection)
         values = {
             "time_zone": "'+00:00'",
             "sql_mode": f"'{_SQL_MODE}'",
@@ -168,6 +183,14 @@ def _prepare_mysql(settings: DatabaseSettings, writer: bool) -> Callable[[Any, A
         connection.commit()
 
     return connect
+
+
+def _give_up_vanished(connection: Any) -> None:
+    """Have the kernel end the connection about a minute after the server's machine or network is gone. For PyMySQL."""
+    of_driver = getattr(connection, "_sock", None)
+    if of_driver is not None and of_driver.family in (socket.AF_INET, socket.AF_INET6):
+        for option, value in _SOCKET_OPTIONS.items():
+            of_driver.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 _WANTED = ("tx_isolation", "transaction_isolation", "sysdate_is_now", "innodb_flush_log_at_trx_commit")

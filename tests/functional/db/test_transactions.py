@@ -5,16 +5,18 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import sqlite3
 import threading
 import time
 import unittest
 from collections.abc import Callable
+from typing import Any, cast
 
 import sqlalchemy as sa
 
 from moorage import errors
-from moorage.db import MICROSECONDS, Duplicate, ReadOnlyTransaction, now, read_now
+from moorage.db import MICROSECONDS, Duplicate, ReadOnlyTransaction, execute_set, now, read_now
 from moorage.testing.clock import ManualClock
 from tests.functional.db.databases import ROWS, DatabaseCase, Watch, add_one, poll
 
@@ -245,6 +247,38 @@ def _lose_a_race(tx: sa.Connection) -> None:
     """Have the server report a lost race, as it does for a deadlock."""
     tx.exec_driver_sql(_LOST[tx.dialect.name])
 
+    def test_a_set_writes_the_rows_whose_conditions_hold_and_counts_them(self) -> None:
+        seen = sa.bindparam("of_v", type_=sa.Integer)
+        statement = (
+            sa.update(ROWS)
+            .where(ROWS.c.id == sa.bindparam("of_id"), ROWS.c.v == sa.func.coalesce(seen, ROWS.c.v))
+            .values(v=ROWS.c.v + sa.bindparam("more", type_=sa.Integer))
+        )
+        given: list[dict[str, Any]] = [{"of_id": 1, "of_v": None, "more": 2}, {"of_id": 2, "of_v": 7, "more": 2}]
+        self.assertEqual(1, self.database.run(lambda tx: execute_set(tx, statement, given)))
+        self.assertEqual((2, 0), (self.value(1), self.value(2)))
+        given = [{"of_id": 1, "of_v": 2, "more": -1}, {"of_id": 2, "of_v": 0, "more": 5}]
+        self.assertEqual(2, self.database.run(lambda tx: execute_set(tx, statement, given)))
+        self.assertEqual((1, 5), (self.value(1), self.value(2)))
+        one = [{"of_id": 1, "of_v": 1, "more": -1}]
+        self.assertEqual(1, self.database.run(lambda tx: execute_set(tx, statement, one)))
+        self.assertEqual(0, self.value(1))
+
+    def test_a_set_inserts_what_is_not_there_whatever_characters_it_has(self) -> None:
+        names = ["one", "it's", 'a "b"', "50% \\ :x", "naïve 漢", "𝄞 {}[]", "", "line\nend\t", "null", "€uro '' \"\""]
+        wanted = sa.bindparam("of_name", type_=ROWS.c.name.type)
+        row = sa.select(sa.bindparam("of_id", type_=sa.BigInteger), wanted, sa.literal(3)).where(
+            ~sa.exists().where(ROWS.alias().c.name == wanted)
+        )
+        statement = sa.insert(ROWS).from_select(["id", "name", "v"], row).execution_options(preserve_rowcount=True)
+        given: list[dict[str, Any]] = [{"of_id": 2**40 + place, "of_name": name} for place, name in enumerate(names)]
+        self.assertEqual(len(names) - 1, self.database.run(lambda tx: execute_set(tx, statement, given)))
+        with self.database.read() as tx:
+            found = tx.execute(sa.select(ROWS.c.id, ROWS.c.name).where(ROWS.c.v == 3).order_by(ROWS.c.id)).all()
+        self.assertEqual([(each["of_id"], each["of_name"]) for each in given[1:]], list(map(tuple, found)))
+        again = [{**each, "of_id": 2**41 + place} for place, each in enumerate(given)]
+        self.assertEqual(0, self.database.run(lambda tx: execute_set(tx, statement, again)))
+
 
 class ServerCases(TransactionCases):
     """What only a server can do."""
@@ -406,6 +440,25 @@ class MariadbTransactions(ServerCases, unittest.TestCase):
             row = tx.exec_driver_sql("SELECT @@tx_isolation, @@time_zone, @@sql_mode").one()
         self.assertEqual(("READ-COMMITTED", "+00:00"), tuple(row[:2]))
         self.assertIn("STRICT_ALL_TABLES", row[2])
+
+    def test_a_server_that_vanishes_is_given_up_after_a_minute(self) -> None:
+        with self.database.write() as tx:
+            found = cast(Any, tx.connection.driver_connection)._sock
+            self.assertEqual(1, found.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE))
+            seconds = [
+                found.getsockopt(socket.IPPROTO_TCP, each) for each in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL)
+            ]
+            tries = found.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT)
+            self.assertEqual(60, seconds[0] + seconds[1] * tries)
+            self.assertEqual(60_000, found.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT))
+
+    def test_rows_that_are_inserted_together_are_one_statement(self) -> None:
+        with self.database.write() as tx:
+            before = int(tx.exec_driver_sql("SHOW SESSION STATUS LIKE 'Com_insert'").one()[1])
+            added = sa.insert(ROWS).values(v=sa.func.abs(sa.bindparam("of_v")))
+            tx.execute(added, [{"id": 10 + place, "name": f"n{place}", "of_v": -place} for place in range(300)])
+            after = int(tx.exec_driver_sql("SHOW SESSION STATUS LIKE 'Com_insert'").one()[1])
+        self.assertEqual((2, 299), (after - before, self.value(309)))
 
     def test_database_time_does_not_depend_on_the_sessions_time_zone(self) -> None:
         with self.database.write() as tx:

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a create costs a scheduler's process when claims share transactions and when they do not, printed as one JSON object.
 
-``python benchmarks/combined_claims.py [--database URL] [--creates 600] [--clients 1 8 64] [--nodes 100] [--rounds 3]``
+``python benchmarks/combined_claims.py [--database URL] [--server PID] [--creates 600] [--clients 1 8 64] [--nodes 100]
+[--rounds 3]``
 
 Each client is a thread that claims rooms on nodes and writes instances and operations, as a scheduler does. Both ways run
 alternately on one database; ``[allocation_sql] claims_per_transaction`` is all that differs. For each: processor milliseconds of
-this process for one create (the database server's own time is not in it), statements and commits for one create, creates per
-second and the median time that a client waits. The first two hardly depend on what else the machine does. Without ``--database`` a
+this process for one create, with ``--server`` also those of the database server on this machine (its main process and the children
+of that), statements and commits for one create, creates per second and the median time that a client waits. Processor times,
+statements and commits hardly depend on what else the machine does. Without ``--database`` a
 SQLite file in a temporary folder is used; a given database must be empty, and its tables are left behind.
 """
 
@@ -22,6 +24,7 @@ import time
 import uuid
 from collections.abc import Sequence
 from concurrent import futures
+from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
@@ -86,7 +89,25 @@ def fill(url: str, count: int) -> list[tuple[str, str]]:
     return nodes
 
 
-def run(claimer: StoreClaimer, nodes: Sequence[tuple[str, str]], clients: int, creates: int) -> dict[str, float]:
+def server_seconds(pid: int) -> float:
+    """Processor seconds of a server's main process, its children, and those of its children that have ended."""
+    ticks = 0
+    for stat in Path("/proc").glob("[0-9]*/stat") if pid else ():
+        try:
+            text = stat.read_text(encoding="utf-8")
+        except OSError:
+            continue  # it has ended meanwhile
+        of = text.rpartition(")")[2].split()
+        if int(stat.parent.name) == pid:
+            ticks += sum(map(int, of[11:15]))
+        elif int(of[1]) == pid:
+            ticks += sum(map(int, of[11:13]))
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def run(
+    claimer: StoreClaimer, nodes: Sequence[tuple[str, str]], clients: int, creates: int, server: int = 0
+) -> dict[str, float]:
     counts: collections.Counter[str] = collections.Counter()
 
     def statement(*_: Any) -> None:
@@ -107,15 +128,17 @@ def run(claimer: StoreClaimer, nodes: Sequence[tuple[str, str]], clients: int, c
     event.listen(sa.Engine, "before_cursor_execute", statement)
     event.listen(sa.Engine, "commit", commit)
     try:
-        processor, began = time.process_time(), time.perf_counter()
+        processor, on_server, began = time.process_time(), server_seconds(server), time.perf_counter()
         with futures.ThreadPoolExecutor(clients) as pool:
             waits = [each for some in pool.map(several, range(clients)) for each in some]
         seconds, processor = time.perf_counter() - began, time.process_time() - processor
+        on_server = server_seconds(server) - on_server
     finally:
         event.remove(sa.Engine, "before_cursor_execute", statement)
         event.remove(sa.Engine, "commit", commit)
     return {
         "processor_ms": 1000 * processor / creates,
+        "server_processor_ms": 1000 * on_server / creates,
         "statements": counts["statements"] / creates,
         "commits": counts["commits"] / creates,
         "per_s": creates / seconds,
@@ -133,7 +156,7 @@ def measure(url: str, arguments: argparse.Namespace) -> dict[str, Any]:
         rounds: dict[str, list[dict[str, float]]] = {name: [] for name in stores}
         for _ in range(arguments.rounds):
             for name, (claimer, _) in stores.items():
-                rounds[name].append(run(claimer, nodes, clients, arguments.creates))
+                rounds[name].append(run(claimer, nodes, clients, arguments.creates, arguments.server))
         found[f"clients_{clients}"] = {
             name: {value: round(statistics.median(each[value] for each in several), 3) for value in several[0]}
             for name, several in rounds.items()
@@ -148,6 +171,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 64])
     parser.add_argument("--nodes", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--server", type=int, default=0)
     arguments = parser.parse_args()
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as folder:

@@ -39,7 +39,7 @@ from moorage.work import operations as workers
 from moorage_plugins.compute import agent, cleanup, instances, resize_confirmation, self_fence, unknown_workloads
 from moorage_plugins.compute import operations as compute_operations
 from moorage_plugins.drivers import simulated
-from moorage_plugins.stores import quota_enforcement, sql_holdings, sql_ledger, statements, tables
+from moorage_plugins.stores import combiner, quota_enforcement, sql_holdings, sql_ledger, statements, tables
 from tests.simulation import planting, runner
 from tests.simulation.planting import (
     both,
@@ -383,6 +383,11 @@ MUTANTS: Sequence[Mutant] = (
         "claims of a commit of unknown outcome are not looked up",
         _B,
         put(sql_ledger.SqlAllocationLedger, "_look_up", planting.believe_committed),
+    ),
+    Mutant(
+        "combined claims that lost a race are taken for made",
+        _B,
+        wrap(combiner.Combiner, "_make", planting.lost_races_are_won),
     ),
     # Refusals.
     Mutant("refusals are not verified by the store", _B, put(FleetRefresher, "before_refusal", nothing)),

@@ -693,6 +693,16 @@ def believe_committed(self: Any, members: Any) -> None:
         each.outcome = ClaimOutcome(each.change.consumer, 1, ())
 
 
+def lost_races_are_won(make: Any) -> Any:
+    """Take claims whose transaction lost a race for made."""
+
+    def mutant(self: Any, batch: Any) -> None:
+        make(self, batch)
+        believe_committed(self, [each for each in batch if each.races and not each.decided])
+
+    return mutant
+
+
 def stale_reads(consumer: Any) -> Any:
     """A mutant: every other read of a process answers what the one before has answered."""
 

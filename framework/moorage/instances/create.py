@@ -169,7 +169,9 @@ class StoreClaimer:
         if outcome.repeated:
             return ClaimResult(self._node(outcome), repeated=True)
         made = tries[-1]
-        return ClaimResult(node_uuid, shown=made.instance.to_json(), holds=holds, token=made.token)
+        return ClaimResult(
+            node_uuid, shown=made.instance.to_json(), holds=holds, token=made.token, together=outcome.together
+        )
 
     def earlier(self, spec: RequestSpec, request_id: str) -> ClaimResult | None:
         """Returns where the instance is, whatever became of it since its first claim; None: there is no such instance.

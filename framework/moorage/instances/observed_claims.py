@@ -30,7 +30,8 @@ class ObservedClaimer:
             self.tell(ClaimRefused(request_id, spec.instance_uuid, node_uuid, error.code))
             raise
         if not result.repeated:
-            self.tell(ClaimWon(request_id, spec.instance_uuid, result.node_uuid, dict(spec.flavor.resources)))
+            resources = dict(spec.flavor.resources)
+            self.tell(ClaimWon(request_id, spec.instance_uuid, result.node_uuid, resources, result.together))
         return result
 
     def earlier(self, spec: RequestSpec, request_id: str) -> ClaimResult | None:

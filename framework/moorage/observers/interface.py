@@ -103,13 +103,17 @@ class RequestRefused(ObserverEvent):
 
 @dataclass(frozen=True, slots=True)
 class ClaimWon(ObserverEvent):
-    """Resources of a provider (a node's uuid) are an instance's now."""
+    """Resources of a provider (a node's uuid) are an instance's now.
+
+    :param together: how many claims the transaction made.
+    """
 
     kind = "claim.won"
     request_id: str
     instance: str
     provider: str
     resources: Mapping[str, int]
+    together: int = 1
 
 
 @dataclass(frozen=True, slots=True)

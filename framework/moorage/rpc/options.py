@@ -31,7 +31,13 @@ OPTS = [
         "[control_plane] start_timeout.",
     ),
     cfg.IntOpt(
-        "threads", default=8, min=1, max=1024, help="Threads of a service that handle calls and casts of one topic."
+        "threads",
+        default=8,
+        min=1,
+        max=1024,
+        help="Threads of a service that handle calls and casts of one topic. A scheduler decides as many creates at a time, and "
+        "a create keeps its thread until its claim is committed. So fewer claims than this share one transaction "
+        "([allocation_sql] claims_per_transaction).",
     ),
     cfg.IntOpt(
         "max_message_bytes",

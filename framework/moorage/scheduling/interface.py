@@ -230,6 +230,7 @@ class ClaimResult:
     :param shown: what was written with a new claim, as JSON data; empty where the claimer does not say.
     :param holds: which of the proposals of ``propose`` was taken; None: the first one, or there was none.
     :param token: of the operation that the claim recorded; 0 where the claimer does not say.
+    :param together: how many claims the transaction made.
     """
 
     node_uuid: str
@@ -237,6 +238,7 @@ class ClaimResult:
     shown: Mapping[str, Any] = field(default_factory=dict)
     holds: Holds | None = None
     token: int = 0
+    together: int = field(default=1, compare=False)
 
 
 class Claimer(Protocol):

@@ -28,7 +28,7 @@ from typing_extensions import override
 from moorage import context as request_context
 from moorage import errors
 from moorage.clock import Clock, SystemClock
-from moorage.db import MICROSECONDS, Database, JournalEvent, now, record
+from moorage.db import MICROSECONDS, Database, JournalEvent, execute_set, now, record
 from moorage.read_only import FrozenDict
 from moorage.services.interface import ServiceIdentity
 from moorage.work import lease, tracking
@@ -361,7 +361,7 @@ class SqlOperationStore(OperationStore):
                 }
             )  # fmt: skip
         for clause, rows in sets.items():
-            if transaction.execute(_create(clause), rows).rowcount != len(rows):
+            if execute_set(transaction, _create(clause), rows) != len(rows):
                 return None
         return token
 

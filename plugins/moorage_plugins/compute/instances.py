@@ -42,6 +42,7 @@ _FIND = sa.select(*_COLUMNS).where(instances.c.uuid.in_(sa.bindparam("of_uuids",
 _INSERT = sa.insert(instances).values(created_at=now(), updated_at=now())
 _TIMES = (instances.c.created_at, instances.c.updated_at)
 _INSERT_RETURNING = _INSERT.returning(*_TIMES)
+_INSERT_MANY_RETURNING = _INSERT.returning(instances.c.uuid, *_TIMES)
 _GIVEN = tuple(column.name for column in _COLUMNS if column.name not in ("created_at", "updated_at"))
 _READ_TIMES = sa.select(*_TIMES).where(instances.c.uuid == sa.bindparam("of_uuid"))
 _READ_TIMES_OF = sa.select(instances.c.uuid, *_TIMES).where(
@@ -260,8 +261,12 @@ class ComputeInstances(InstanceStore, Reassignable):
     def insert_many(
         self, transaction: Any, instances: Sequence[Instance], contexts: Sequence[RequestContext | None]
     ) -> Sequence[Instance]:
-        transaction.execute(_INSERT, [_values(each) for each in sorted(instances, key=lambda each: each.uuid)])
-        rows = transaction.execute(_READ_TIMES_OF, {"of_uuids": [each.uuid for each in instances]})
+        values = [_values(each) for each in sorted(instances, key=lambda each: each.uuid)]
+        if self._returning:
+            rows = transaction.execute(_INSERT_MANY_RETURNING, values)
+        else:
+            transaction.execute(_INSERT, values)
+            rows = transaction.execute(_READ_TIMES_OF, {"of_uuids": [each.uuid for each in instances]})
         times = {row.uuid: row for row in rows}
         found = []
         for each, context in zip(instances, contexts, strict=True):

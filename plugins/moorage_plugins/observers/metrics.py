@@ -11,19 +11,29 @@ import prometheus_client
 from typing_extensions import override
 
 from moorage import errors
-from moorage.observers.interface import ClaimRefused, Notice, Observer, ObserverTools, RequestDecided, WorkReported
+from moorage.observers.interface import (
+    ClaimRefused,
+    ClaimWon,
+    Notice,
+    Observer,
+    ObserverTools,
+    RequestDecided,
+    WorkReported,
+)
 
 __all__ = ["MetricsObserver"]
 
 _ATTEMPTS = (1, 2, 3, 5, 10)
+_TOGETHER = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 class MetricsObserver(Observer):
     """Counts events in a file for each process, which node_exporter's textfile collector (and anybody else) can read.
 
     ``moorage_events_total`` by kind, ``moorage_claims_refused_total`` by reason, ``moorage_request_attempts`` (claims that a
-    decision took), ``moorage_events_dropped``, and ``moorage_operation*`` of each work loop. The file is replaced as a whole,
-    after half a second of quiet and every ``interval`` seconds.
+    decision took), ``moorage_claims_together`` (claims by how many their transaction made), ``moorage_events_dropped``, and
+    ``moorage_operation*`` of each work loop. The file is replaced as a whole, after half a second of quiet and every ``interval``
+    seconds.
     """
 
     api_version: ClassVar[tuple[int, int]] = (1, 0)
@@ -49,6 +59,10 @@ class MetricsObserver(Observer):
         self._attempts = prometheus_client.Histogram(
             "moorage_request_attempts", "Claims that were tried for a decision", tuple(labels),
             buckets=_ATTEMPTS, registry=self._registry,
+        ).labels(**labels)  # fmt: skip
+        self._together = prometheus_client.Histogram(
+            "moorage_claims_together", "Claims by how many claims their transaction made", tuple(labels),
+            buckets=_TOGETHER, registry=self._registry,
         ).labels(**labels)  # fmt: skip
         self._dropped = prometheus_client.Gauge(
             "moorage_events_dropped",
@@ -76,6 +90,8 @@ class MetricsObserver(Observer):
             self._refused.labels(**self._labels, reason=event.reason).inc()
         elif isinstance(event, RequestDecided):
             self._attempts.observe(event.attempts)
+        elif isinstance(event, ClaimWon):
+            self._together.observe(event.together)
         elif isinstance(event, WorkReported):
             self._count_work(event)
         if self.tools.clock.monotonic() - self._written >= self._interval:

@@ -1,12 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Combines the claims of several threads into few transactions: the claims that wait while a transaction runs share the next one.
 
-A claim that meets no other is made at once. Of the claims that wait, the first one leads: its thread makes all of them, up to a
-limit. So a claim is in the first or second transaction after it came, as long as the limit is not reached.
+A claim that meets no other is made at once. A limited number of transactions run at a time. Of the claims that wait, the first one
+leads the next transaction: its thread makes all of them, up to a limit. So a claim is in the first or second transaction after it
+came, as long as the limit is not reached.
 
 A combined transaction is all or nothing, yet each claim has its own outcome. Claims that cannot share the transaction are left out,
 and their own threads make them one by one. A transaction that fails for an unknown reason is halved until the claim that causes it
 is alone. After a commit of unknown outcome every claim is looked up before any of their threads is answered.
+
+A thread leads one try of a transaction. After a lost race the claims wait again, behind the others, and the next transactions are
+half as large. A claim that has lost several races is made alone by its own thread, which waits between its tries and holds up no
+other claim.
 
 No thread waits without limit. A claim that waits too long for its transaction to begin is made alone by its own thread. A claim
 whose transaction does not end in time has an unknown outcome.
@@ -30,6 +35,8 @@ __all__ = ["Combiner", "Member", "is_combinable"]
 LOG = logging.getLogger(__name__)
 #: For how many times the patience of the combiner a claim waits for the end of its transaction.
 _UNTIL_END = 5
+#: How many combined transactions of a claim may lose races before the claim is made alone.
+_RACES = 3
 
 
 @dataclass(slots=True, eq=False)
@@ -46,6 +53,8 @@ class Member:
     written: ClaimOutcome | None = None
     #: It cannot share a transaction: its own thread makes it.
     alone: bool = False
+    #: How many of its transactions have lost races.
+    races: int = 0
     #: Set when the claim is decided, and when its thread has to lead.
     woken: threads.Event = field(default_factory=threads.event)
 
@@ -73,13 +82,15 @@ def is_combinable(change: AllocationChange, companion: Companion | None) -> bool
 class Combiner:
     """The claims of one store in one process. Safe for use by several threads.
 
-    :param alone: makes one claim in a transaction of its own.
+    :param alone: makes one claim in a transaction of its own. It tries once unless :attr:`Member.alone` is set: others wait
+        meanwhile.
     :param together: makes claims of different consumers in one transaction. After the commit it sets the outcome of each claim that
-        was made, and :attr:`Member.alone` of the others. An error means that it has made none of the others.
+        was made, and :attr:`Member.alone` of the others. An error means that it has made none of the others. It tries once.
     :param look_up: sets the outcomes of those claims that an earlier transaction has committed.
     :param largest: how many claims one transaction makes.
     :param patience: seconds that a claim waits for its transaction to begin before it is made alone. It waits five times as long
         for the transaction to end.
+    :param lanes: how many transactions run at a time.
     """
 
     def __init__(
@@ -89,12 +100,14 @@ class Combiner:
         look_up: Callable[[Sequence[Member]], None],
         largest: int,
         patience: float,
+        lanes: int = 1,
     ) -> None:
         self._alone = alone
         self._together = together
         self._look_up = look_up
         self._largest = largest
         self._patience = patience
+        self._lanes = lanes
         self._begin()
         _LIVING.add(self)
 
@@ -103,7 +116,8 @@ class Combiner:
         #: How many claims the next transaction makes: halved by each conflict, doubled by each success.
         self._size = self._largest
         self._lock = threads.lock()
-        self._busy = False
+        #: How many threads lead.
+        self._leaders = 0
         self._waiting: list[Member] = []
 
     def claim(self, change: AllocationChange, companion: Companion | None) -> ClaimOutcome:
@@ -113,14 +127,17 @@ class Combiner:
         """
         member = Member(change, companion)
         with self._lock:
-            leads = not self._busy
-            self._busy = True
-            if not leads:
+            leads = self._leaders < self._lanes
+            if leads:
+                self._leaders += 1
+            else:
                 self._waiting.append(member)
-        if not leads:
-            self._wait(member)
-        if not member.done:
-            self._lead(member)
+        while not member.done:
+            if not leads:
+                self._wait(member)
+            if not member.done:
+                self._lead(member)
+            leads = False
         if member.alone:
             self._make([member])
         if member.outcome is None:
@@ -129,14 +146,9 @@ class Combiner:
 
     def _wait(self, member: Member) -> None:
         """Wait until another thread has made the claim, or until this thread has to lead or to make the claim alone."""
-        if member.woken.wait(self._patience):
+        if member.woken.wait(self._patience) or self._withdraw(member):
             return
-        with self._lock:
-            if member in self._waiting:
-                self._waiting.remove(member)
-                member.alone = True
-                return
-        if member.woken.wait(_UNTIL_END * self._patience):
+        if member.woken.wait(_UNTIL_END * self._patience) or self._withdraw(member):
             return
         with self._lock:
             # A thread that has to lead was woken under the lock.
@@ -147,8 +159,17 @@ class Combiner:
                     outcome="unknown",
                 )
 
+    def _withdraw(self, member: Member) -> bool:
+        """Have the claim made alone if it still waits for a transaction."""
+        with self._lock:
+            if member not in self._waiting:
+                return False
+            self._waiting.remove(member)
+            member.alone = True
+            return True
+
     def _lead(self, member: Member) -> None:
-        """Make this claim and those that wait, then let the next one lead."""
+        """Try once to make this claim and those that wait, then let the next one lead."""
         batch = [member]
         try:
             batch = self._batch(member)
@@ -159,12 +180,16 @@ class Combiner:
                     each.error = error if each is member else _copy(error)
         finally:
             with self._lock:
-                following = self._waiting.pop(0) if self._waiting else None
-                self._busy = following is not None
-                if following is not None:
-                    following.woken.set()
-            for each in batch:
-                each.woken.set()
+                for each in batch:
+                    if each.done:
+                        each.woken.set()
+                    else:
+                        each.woken.clear()
+                        self._waiting.append(each)
+                if self._waiting:
+                    self._waiting.pop(0).woken.set()
+                else:
+                    self._leaders -= 1
 
     def _batch(self, member: Member) -> list[Member]:
         """The claims of the next transaction. A repetition of one of them waits for the next one, where it finds the claim."""
@@ -189,10 +214,11 @@ class Combiner:
         except errors.StoreUnavailable as error:
             self._settle(batch, error)
         except errors.StoreBusy:
-            # Other processes write the same rows. The threads try again, and the next transactions touch fewer rows.
+            # Others write the same rows. The next transactions touch fewer.
             self._size = max(1, min(self._size, len(batch)) // 2)
             for each in batch:
-                each.alone = not each.decided
+                each.races += 1
+                each.alone = not each.decided and each.races == _RACES
         except Exception as error:  # noqa: BLE001  (alone, each learns what is wrong with it, and only with it)
             LOG.debug("%d claims cannot be made together (%r).", len(batch), error)
             left = [each for each in batch if not each.done]
@@ -210,6 +236,9 @@ class Combiner:
             member.outcome = self._alone(member)
         except errors.StoreUnavailable as error:
             self._settle([member], error)
+        except errors.StoreBusy as error:
+            # Alone it is tried again, and the others need not wait for that.
+            member.error, member.alone = (error if member.alone else None), True
         except Exception as error:  # noqa: BLE001  (it is raised in the thread that asked)
             member.error = error
         else:

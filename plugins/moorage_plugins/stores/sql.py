@@ -46,8 +46,8 @@ __all__ = ["SqlStore"]
 LOG = logging.getLogger(__name__)
 #: How often providers are brought to their state in a transaction of its own when others write the same unique values.
 _ENSURE_TRIES = 3
-#: How many claims a transaction makes at most where transactions cannot run at the same time.
-_COMBINED = 64
+#: How many transactions of claims a process runs at a time on a server: one can compute while another one waits for the disk.
+_LANES = 2
 
 _PROVIDERS = (
     sa.select(*statements.provider_columns)
@@ -70,8 +70,9 @@ class SqlStore(SqlCatalogue, SqlNames, SqlAllocationLedger, SqlPools, SqlTrees, 
 
     def __init__(self, *, conf: Any, database: Database, clock: Clock) -> None:
         super().__init__(conf=conf, database=database, clock=clock)
-        largest = conf.allocation_sql.claims_per_transaction or (_COMBINED if database.dialect == "sqlite" else 1)
-        combiner = Combiner(self._alone, self._together, self._look_up, largest, database.lock_timeout)
+        largest = conf.allocation_sql.claims_per_transaction
+        lanes = 1 if database.dialect == "sqlite" else _LANES
+        combiner = Combiner(self._alone, self._together, self._look_up, largest, database.lock_timeout, lanes)
         self._combiner = combiner if largest > 1 else None
 
     # -- providers ------------------------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ from moorage.allocation.interface import (
     RefusedTogether,
 )
 from moorage.context import acting_for
-from moorage.db import Duplicate, JournalEvent, record
+from moorage.db import Duplicate, JournalEvent, execute_set, record
 from moorage_plugins.stores import providers, statements
 from moorage_plugins.stores.checks import check_changes, check_reshape, refusals, steps_of_reshape
 from moorage_plugins.stores.combiner import Member
@@ -51,8 +51,6 @@ __all__ = ["SqlAllocationLedger"]
 LOG = logging.getLogger(__name__)
 #: How often a combined transaction is done again without the claims that it cannot make.
 _ROUNDS = 4
-#: How often a combined transaction that loses races is tried, before its claims are made one by one.
-_TRIES_TOGETHER = 3
 #: How often claims are looked up after a commit of unknown outcome. The claims that wait for the next transaction wait meanwhile.
 _LOOKS = 2
 
@@ -122,9 +120,11 @@ class SqlAllocationLedger(SqlHoldings):
         inventories: Sequence[InventoryChange],
         companion: Companion | None,
         before_commit: Callable[[Sequence[ClaimOutcome]], object] = lambda outcomes: None,
+        attempts: int | None = None,
     ) -> tuple[ClaimOutcome, ...]:
         """Make the changes in a transaction, and in new ones as long as it loses races.
 
+        :param attempts: as for :meth:`moorage.db.Database.run`.
         :param before_commit: called with the outcomes as the last thing in each transaction.
         """
         how = _Try.OPTIMISTIC
@@ -136,7 +136,7 @@ class SqlAllocationLedger(SqlHoldings):
 
         for _ in range(self._attempts):
             try:
-                return self._database.run(work)
+                return self._database.run(work, attempts=attempts)
             except _RacedError:
                 how = _Try.CHECKED
             except GenerationConflict:
@@ -498,7 +498,8 @@ class SqlAllocationLedger(SqlHoldings):
             member.written = outcomes[0]
 
         with acting_for(member.context):
-            return self._persistently([member.change], (), member.companion, note)[0]
+            tries = None if member.alone else 1
+            return self._persistently([member.change], (), member.companion, note, tries)[0]
 
     def _together(self, members: Sequence[Member]) -> None:
         """Make claims of new consumers in one transaction; see :class:`moorage_plugins.stores.combiner.Combiner`."""
@@ -509,7 +510,7 @@ class SqlAllocationLedger(SqlHoldings):
             try:
                 outcomes = self._database.run(
                     lambda tx, left=left: self._claim_together(tx, left),  # type: ignore[misc]
-                    attempts=_TRIES_TOGETHER,
+                    attempts=1,
                 )
             except _LeftOutError as error:
                 out = set(error.members)
@@ -522,7 +523,7 @@ class SqlAllocationLedger(SqlHoldings):
                 LOG.debug("%d of %d claims cannot be made together (%r).", len(out), len(left), error)
             else:
                 for each, outcome in zip(left, outcomes, strict=True):
-                    each.outcome = outcome
+                    each.outcome = replace(outcome, together=len(left))
                 break
             left = [each for each in left if each not in out]
         for each in members:
@@ -541,7 +542,10 @@ class SqlAllocationLedger(SqlHoldings):
             {"of_provider": number, "of_uuid": plan.uuid, "of_residents": plan.seen}
             for number, plan in sorted(plans.items())
         ]
-        if tx.execute(statements.BUMP_GENERATIONS, turns).rowcount != len(turns):
+        if tx.dialect.name != "sqlite" and len(plans) > 1:
+            # A set statement locks in no order.
+            tx.execute(statements.LOCK_PROVIDERS, {"numbers": sorted(plans)})
+        if execute_set(tx, statements.BUMP_GENERATIONS, turns) != len(turns):
             raise _RefusedError
         self._take_together(tx, plans)
         tx.execute(statements.ADD_ALLOCATIONS, rows)
@@ -555,18 +559,22 @@ class SqlAllocationLedger(SqlHoldings):
         return outcomes
 
     def _take_together(self, tx: sa.Connection, plans: Mapping[int, _AtProvider]) -> None:
-        """Take what claims want of their providers: one statement for amounts of as many classes.
+        """Take what claims want of their providers. One statement, if no two claims want different amounts of the same.
 
         :raises _RefusedError: the count of rows says that not everything was taken.
         """
-        takes: dict[int, list[Mapping[str, int]]] = {}
+        rounds: list[list[Mapping[str, int]]] = []
         for number, plan in sorted(plans.items()):
-            # Claims that want the same of a provider are one row of the parameters.
-            for amounts, times in collections.Counter(tuple(sorted(each.items())) for each in plan.takes).items():
-                takes.setdefault(len(amounts), []).append({**parameters(number, dict(amounts)), "times": times})
-        for classes, rows in takes.items():
-            taken = tx.execute(statements.take(classes, self._step_rule, False, True), rows).rowcount
-            if taken != classes * len(rows):
+            amounts = collections.Counter(pair for each in plan.takes for pair in each.items())
+            seen: collections.Counter[int] = collections.Counter()
+            for (of_class, amount), times in sorted(amounts.items()):
+                if seen[of_class] == len(rounds):
+                    rounds.append([])
+                rounds[seen[of_class]].append({**parameters(number, {of_class: amount}), "times": times})
+                seen[of_class] += 1
+        statement = statements.take(1, self._step_rule, False, True)
+        for rows in rounds:
+            if execute_set(tx, statement, rows) != len(rows):
                 raise _RefusedError
 
     def _misfits(self, members: Sequence[Member]) -> set[Member]:

@@ -52,6 +52,7 @@ __all__ = [
     "HOLD_OVERDUE",
     "INVENTORIES_OF",
     "LEAVE",
+    "LOCK_PROVIDERS",
     "MORE_GENERATIONS",
     "NEXT_GENERATION",
     "OVERDUE",
@@ -200,6 +201,13 @@ BUMP_GENERATIONS = (
         == sa.func.coalesce(sa.bindparam("of_residents", type_=sa.BigInteger), resource_providers.c.residents),
     )
     .values(NEXT_GENERATION)
+)
+#: Locks providers in the order of their ids, for a set statement that writes them.
+LOCK_PROVIDERS = (
+    sa.select(resource_providers.c.id)
+    .where(resource_providers.c.id.in_(sa.bindparam("numbers", expanding=True)))
+    .order_by(resource_providers.c.id)
+    .with_for_update(key_share=True)
 )
 #: Serializes a transaction that only releases: it waits, and makes others wait, as BUMP_GENERATION does. The generation stays,
 #: as it does for Placement's clients when allocations are deleted. It changes the row, since Galera compares only what

@@ -87,6 +87,8 @@ def main(pipe: Connection, url: str, provider: str, moment: str) -> None:
     store = sql_store(database, claims_per_transaction=64)
     combiner = store._combiner
     assert combiner is not None
+    # All of them share one transaction.
+    combiner._lanes = 1
     killer, lock = _Killer(combiner, moment), threading.Lock()
 
     def claim(consumer: str) -> None:
@@ -99,7 +101,7 @@ def main(pipe: Connection, url: str, provider: str, moment: str) -> None:
 
     threads = [threading.Thread(target=claim, args=(FIRST,))]
     threads[0].start()
-    servers.wait_until(lambda: combiner._busy or not threads[0].is_alive(), "the first claim is being made", 60)
+    servers.wait_until(lambda: combiner._leaders or not threads[0].is_alive(), "the first claim is being made", 60)
     threads += [threading.Thread(target=claim, args=(f"client-{number}",)) for number in range(CLIENTS)]
     for each in threads[1:]:
         each.start()

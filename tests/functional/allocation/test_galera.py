@@ -6,15 +6,17 @@ from __future__ import annotations
 import os
 import signal
 import unittest
+from concurrent.futures import ThreadPoolExecutor
 
 import sqlalchemy as sa
 
 from moorage import errors
 from moorage.allocation.audit import audit
+from moorage.allocation.interface import ClaimRequest
 from moorage.db import Database
-from moorage.testing.allocation import all_allocations, provider
+from moorage.testing.allocation import all_allocations, new_uuid, provider
 from tests import SOAK, servers
-from tests.conformance.allocation.stores import sql_store
+from tests.conformance.allocation.stores import create_tables, sql_store
 from tests.functional.allocation import claimer
 from tests.functional.allocation.test_failover import Generations
 from tests.functional.allocation.test_processes import Claimer, Race, wait_for_claims
@@ -91,6 +93,45 @@ class GaleraTests(unittest.TestCase):
             for url in urls:
                 servers.wait_until(lambda url=url: self.held(url) == 600, "the node has all of it", 120)  # type: ignore[misc]
             race.database.close()
+
+    def test_combined_claims_on_two_nodes_fill_providers_exactly(self) -> None:
+        with galera.cluster(2) as nodes:
+            first = sa.make_url(servers.fresh_database(nodes[0]))
+            urls = [first.set(port=node.port).render_as_string(hide_password=False) for node in nodes]
+            given = [provider(VCPU=60) for _ in range(4)]
+            stores = []
+            for url in urls:
+                database = Database(url, pool_size=16)
+                self.addCleanup(database.close)
+                stores.append(sql_store(database, claims_per_transaction=16))
+            create_tables(stores[0]._database)
+            stores[0].ensure_providers(given)
+            servers.wait_until(lambda: self.sees(urls[1], 4), "the node has the providers", 60)
+            together: list[int] = []
+
+            def claims(number: int) -> int:
+                """Claim of each provider in turn until all are full."""
+                store, made, free = stores[number % 2], 0, {each.uuid for each in given}
+                while free:
+                    uuid = sorted(free)[(number + made) % len(free)]
+                    request = ClaimRequest(new_uuid(), {uuid: {"VCPU": 1}}, "r")
+                    while True:
+                        try:
+                            together.append(store.claim(request).together)
+                            made += 1
+                        except errors.CapacityExceeded:
+                            free.discard(uuid)
+                        except (errors.StoreBusy, errors.StoreUnavailable):
+                            continue
+                        break
+                return made
+
+            with ThreadPoolExecutor(16) as pool:
+                self.assertEqual(240, sum(pool.map(claims, range(16))))
+            self.assertLess(1, max(together))
+            for url in urls:
+                servers.wait_until(lambda url=url: self.held(url) == 240, "the node has all of it", 60)  # type: ignore[misc]
+            self.assertTrue(audit(stores[0]).clean)
 
     def test_writers_on_three_nodes_fill_a_limit_exactly_and_leave_its_counter_right(self) -> None:
         limit = 400

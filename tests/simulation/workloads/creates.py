@@ -35,7 +35,9 @@ class Creates(Placement):
             self.client(f"client-{number}", self._client)
 
     def _with_failing_commits(self, usual: Fault) -> Fault:
-        """Besides the usual faults, end connections of schedulers just before or after a commit: few other faults strike there."""
+        """Besides the usual faults, let schedulers lose a race at a commit, or the connection just before or after it: few other
+        faults strike there.
+        """
         left = self.random.choice((0, 1, 3))
 
         def fault(kind: str, writer: bool) -> str | None:
@@ -45,8 +47,12 @@ class Creates(Placement):
             if what is None and left and is_commit and self.random.random() < 0.1:
                 left -= 1
                 what = "lost" if kind == "commit" else "unknown"
-                self.faults.counts[f"{what} at a commit"] += 1
-                self.kernel.note("fault", what)
+            elif what is None and is_commit and kind == "commit" and self.random.random() < 0.1:
+                what = "busy"
+            else:
+                return what
+            self.faults.counts[f"{what} at a commit"] += 1
+            self.kernel.note("fault", what)
             return what
 
         return fault

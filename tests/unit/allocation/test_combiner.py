@@ -12,11 +12,11 @@ import unittest
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 from unittest import mock
 
 import sqlalchemy as sa
-from hypothesis import example, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from oslo_context import context as oslo_context
 from sqlalchemy import event
@@ -36,7 +36,7 @@ from moorage.allocation.interface import (
     ResourceProvider,
 )
 from moorage.testing.allocation import all_allocations, held, inconsistencies, new_uuid, provider
-from moorage_plugins.stores.combiner import Combiner, Member, is_combinable
+from moorage_plugins.stores.combiner import _RACES, Combiner, Member, is_combinable
 from moorage_plugins.stores.sql import SqlStore
 from moorage_plugins.stores.sql_ledger import _Try
 from tests import servers
@@ -67,6 +67,8 @@ class CombinerTests(unittest.TestCase):
         self.alone.append(member.change.consumer)
         if member.change.consumer == "first":
             self.gate.wait(60)
+        if member.change.consumer == "busy" and not member.alone:
+            raise errors.StoreBusy("lost")
         if member.change.consumer == "bad":
             raise errors.CapacityExceeded("bad")
         return ClaimOutcome(member.change.consumer, 1, ())
@@ -104,7 +106,7 @@ class CombinerTests(unittest.TestCase):
         return found
 
     def idle(self) -> bool:
-        return not self.combiner._busy and not self.combiner._waiting
+        return not self.combiner._leaders and not self.combiner._waiting
 
     def test_a_claim_that_meets_no_other_is_made_at_once(self) -> None:
         self.gate.set()
@@ -238,13 +240,51 @@ class CombinerTests(unittest.TestCase):
         found = self.behind("a", "b", "c")
         for name, each in found.items():
             self.assertEqual(name, each.result(60).consumer)
-        # The claims were made one by one, the last of them by a transaction that succeeded.
-        self.assertEqual(([["a", "b", "c"]], {"first", "a", "b", "c"}), (self.together, set(self.alone)))
-        self.assertLess(1, self.combiner._size)
+        # A transaction of one claim follows; it succeeds, and the next one has two.
+        self.assertEqual(([["a", "b", "c"], ["b", "c"]], ["first", "a"]), (self.together, self.alone))
+        self.assertEqual(3, self.combiner._size)
         self.combiner._size = 1
         self.combiner._make([Member(change("x"), None)])
         self.combiner._make([Member(change("x"), None), Member(change("y"), None)])
         self.assertEqual(3, self.combiner._size)
+
+    def test_claims_that_lose_a_race_wait_behind_the_others(self) -> None:
+        self.answers = [errors.StoreBusy("lost")]
+        found = self.behind("a", "b", "c", "d")
+        for name, each in found.items():
+            self.assertEqual(name, each.result(60).consumer)
+        self.assertEqual(([["a", "b", "c"], ["a", "b"]], ["first", "d", "c"]), (self.together, self.alone))
+        self.assertTrue(self.idle())
+
+    def test_claims_that_lose_several_races_are_made_alone(self) -> None:
+        given = [Member(change(name), None) for name in "ab"]
+        for races in range(1, _RACES + 1):
+            self.answers = [errors.StoreBusy("lost")]
+            self.combiner._make(given)
+            self.assertEqual([(races, races == _RACES)] * 2, [(each.races, each.alone) for each in given])
+
+    def test_a_leader_tries_once_before_another_one_leads(self) -> None:
+        self.gate.set()
+        self.assertEqual("busy", self.combiner.claim(change("busy"), None).consumer)
+        self.assertEqual(["busy", "busy"], self.alone)
+        member = Member(change("busy"), None)
+        self.combiner._make([member])
+        self.assertEqual((True, None), (member.alone, member.error))
+
+    def test_as_many_transactions_run_at_once_as_there_are_lanes(self) -> None:
+        self.combiner._lanes = 2
+        first = self.pool.submit(self.combiner.claim, change("first"), None)
+        servers.wait_until(lambda: self.alone == ["first"], "the first one leads", 60)
+        self.assertEqual("a", self.combiner.claim(change("a"), None).consumer)
+        self.assertEqual(1, self.combiner._leaders)
+        again = self.pool.submit(self.combiner.claim, change("first"), None)
+        servers.wait_until(lambda: self.alone == ["first", "a", "first"], "the second one leads", 60)
+        waiting = [self.pool.submit(self.combiner.claim, change(name), None) for name in "bc"]
+        servers.wait_until(lambda: len(self.combiner._waiting) == 2, "the others wait", 60)
+        self.gate.set()
+        for each in (first, again, *waiting):
+            each.result(60)
+        servers.wait_until(self.idle, "all have ended", 60)
 
     def test_only_claims_of_new_consumers_are_combined(self) -> None:
         self.assertTrue(is_combinable(change("a"), None))
@@ -309,7 +349,8 @@ class CombinedClaimTests(SqlCase, unittest.TestCase):
             self.addCleanup(event.remove, sa.Engine, name, listener)
         wanted = [{each.uuid: {"VCPU": 1, "DISK_GB": 5}} for each in given for _ in range(4)]
         self.store._together(self.members(*wanted))
-        self.assertEqual((4, 1), (sum(not each.startswith("BEGIN") for each in seen), len(commits)), seen)
+        statements = 4 if self.server is None else 5
+        self.assertEqual((statements, 1), (sum(not each.startswith("BEGIN") for each in seen), len(commits)), seen)
         for each in given:
             self.assertEqual({"VCPU": 5, "DISK_GB": 25}, dict(self.store.inventories(each.uuid).used))
         self.assertEqual([], inconsistencies(self.store))
@@ -459,6 +500,14 @@ class CombinedClaimTests(SqlCase, unittest.TestCase):
         self.assertEqual({(given.uuid, "VCPU"): 2}, held(store))
 
 
+class PostgresqlCombinedClaimTests(CombinedClaimTests):
+    server = "postgresql"
+
+
+class MariadbCombinedClaimTests(CombinedClaimTests):
+    server = "mariadb"
+
+
 class _PoisonError(Exception):
     pass
 
@@ -543,10 +592,19 @@ class SameAsOneByOneTests(SqlCase, unittest.TestCase):
         quotas = [(each.project, each.resource_class, each.limit, each.used) for each in store.quotas()]
         return told, held(store), sorted(rows), quotas
 
-    @settings(max_examples=tests.cases(40), deadline=None)
-    @given(CLAIMS)
-    @example([(1, [0], ("VCPU", 1), "r1", "", "any", "none"), (2, [0], ("VCPU", 1), "r1", "", "right", "none")])
-    def test_outcomes_and_rows_are_those_of_claims_made_one_by_one(self, claims: list[Any]) -> None:
+    examples: ClassVar[int] = tests.cases(40)
+
+    def test_outcomes_and_rows_are_those_of_claims_made_one_by_one(self) -> None:
+        @settings(max_examples=self.examples, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+        @given(CLAIMS)
+        @example([(1, [0], ("VCPU", 1), "r1", "", "any", "none"), (2, [0], ("VCPU", 1), "r1", "", "right", "none")])
+        @example([(number, [0], ("VCPU", 1 + number // 2), "r1", "", "any", "none") for number in range(3)])
+        def law(claims: list[Any]) -> None:
+            self.check(claims)
+
+        law()
+
+    def check(self, claims: list[Any]) -> None:
         store, nodes = self._begin()
         order: list[Member] = []
 
@@ -589,3 +647,13 @@ class SameAsOneByOneTests(SqlCase, unittest.TestCase):
         store._alone(first)
         self.assertTrue(store._alone(first).repeated)
         self.assertRaises(GenerationConflict, store._alone, second)
+
+
+class PostgresqlSameAsOneByOneTests(SameAsOneByOneTests):
+    server = "postgresql"
+    examples = tests.cases(6)
+
+
+class MariadbSameAsOneByOneTests(SameAsOneByOneTests):
+    server = "mariadb"
+    examples = tests.cases(6)

@@ -60,6 +60,7 @@ class ClaimsTests(unittest.TestCase):
 
     def test_a_claim_that_holds_is_told_with_where_it_holds(self) -> None:
         self.assertEqual([ClaimWon("r1", "i1", "n2", {"VCPU": 2})], self.claim(ClaimResult("n2")))
+        self.assertEqual([ClaimWon("r1", "i1", "n2", {"VCPU": 2}, 7)], self.claim(ClaimResult("n2", together=7)))
 
     def test_a_repeated_claim_was_told_before(self) -> None:
         self.assertEqual([], self.claim(ClaimResult("n2", repeated=True)))

@@ -164,12 +164,17 @@ class ClaimRequest:
 
 @dataclass(frozen=True, slots=True)
 class ClaimOutcome:
-    """A claim that holds. ``repeated``: an earlier request took it, and ``companion`` did not run this time."""
+    """A claim that holds.
+
+    :param repeated: an earlier request took it, and ``companion`` did not run this time.
+    :param together: how many claims the transaction made.
+    """
 
     consumer: str
     consumer_generation: int
     allocations: tuple[AllocationItem, ...]
     repeated: bool = False
+    together: int = field(default=1, compare=False)
 
     @property
     def providers(self) -> tuple[str, ...]:

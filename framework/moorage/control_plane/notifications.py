@@ -23,7 +23,7 @@ def tell_of_claim(platform: Platform, selection: Selection) -> None:
     """Let the other schedulers know at once, so that they do not try the same room in vain."""
     try:
         args = {"host_name": selection.record.host, "instance": record_to_json(selection.record)}
-        platform.sender.fanout(SCHEDULERS, "claimed_instance", args)
+        platform.sender.fanout(SCHEDULERS, "claimed_instance", args, to_others=True)
     except errors.TransportError as error:
         LOG.debug("Other schedulers were not told of a claim: %s", error)
 

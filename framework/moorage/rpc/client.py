@@ -86,19 +86,27 @@ class RpcSender:
         *,
         context: RequestContext | None = None,
         version: str = "1.0",
+        to_others: bool = False,
     ) -> None:
         """Send to every server of the topic; see :meth:`moorage.rpc.interface.Transport.fanout`.
 
         Fanouts of one sender are numbered and handed to the transport in one order, whichever threads send them.
         """
         with self._lock:
-            message = self._message(method, args, context, version)
+            message = self._message(method, args, context, version, to_others)
             self._transport.fanout(topic, message)
 
     def _message(
-        self, method: str, args: Mapping[str, Any] | None, context: RequestContext | None, version: str
+        self,
+        method: str,
+        args: Mapping[str, Any] | None,
+        context: RequestContext | None,
+        version: str,
+        to_others: bool = False,
     ) -> Message:
         chosen = context if context is not None else oslo_context.get_current()
         # next() on an itertools.count is atomic, so calls and casts need no lock.
         origin = Origin(self._service, self._epoch, next(self._numbers))
-        return Message(method, args or {}, origin, chosen.to_dict() if chosen is not None else {}, version)
+        return Message(
+            method, args or {}, origin, chosen.to_dict() if chosen is not None else {}, version, None, to_others
+        )

@@ -73,6 +73,7 @@ class Message:
     :param version: ``major.minor`` of the called interface.
     :param timeout: seconds for which the caller still waits, counted from the moment the handler gets the message; None for
         casts and fanouts. Set by the transport on delivery; what the sender put there is ignored.
+    :param to_others: of a fanout: its sender needs no copy. A transport may leave out the servers of the sender.
     """
 
     method: str
@@ -81,6 +82,7 @@ class Message:
     context: Mapping[str, Any] = field(default_factory=dict)
     version: str = "1.0"
     timeout: float | None = None
+    to_others: bool = False
 
 
 #: Handles one message; what it returns (JSON data) is the reply of a call, what it raises is the error of a call.
@@ -145,7 +147,9 @@ class Transport(abc.ABC):
 
     @abc.abstractmethod
     def fanout(self, topic: str, message: Message) -> None:
-        """Send to every server of the topic, the sender's own too; at most once for each; nobody listening is no error.
+        """Send to every server of the topic; at most once for each; nobody listening is no error.
+
+        The sender's own servers get it too, unless the message says ``to_others`` and the transport knows them.
 
         Never waits for a listener: one that is slow, stopped or dead loses the oldest messages (counted, with a warning).
         """

@@ -147,8 +147,13 @@ class LocalTransport(Transport):
 
     @override
     def fanout(self, topic: str, message: Message) -> None:
+        self._check_open()
+        places = self._registry.places(topic)
+        own = {each.listens_at(topic) for each in self._subscriptions} if message.to_others else frozenset()
+        if all(place.socket in own for place in places):
+            return
         frame = self._frame("fanout", topic, message, None)
-        self._fanouts.send(topic, self._registry.places(topic), frame)
+        self._fanouts.send(topic, places, frame, own)
 
     @override
     def listeners(self, topic: str) -> Sequence[str]:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from oslo_log import log as logging
 
@@ -100,13 +100,20 @@ class Fanouts:
         self._topics: dict[str, dict[str, _Outbox]] = {}
         self._lock = threads.lock()
 
-    def send(self, topic: str, places: Sequence[SocketPath], frame: bytes) -> None:
-        """Queue a frame for each place; never waits for a listener."""
+    def send(
+        self, topic: str, places: Sequence[SocketPath], frame: bytes, but: Collection[str | None] = frozenset()
+    ) -> None:
+        """Queue a frame for each place; never waits for a listener.
+
+        :param but: paths of sockets that do not get it.
+        """
         with self._lock:
             boxes = self._topics.setdefault(topic, {})
             gone = boxes.keys() - {place.socket for place in places}
             removed = [boxes.pop(path) for path in gone]
             for place in places:
+                if place.socket in but:
+                    continue
                 box = boxes.get(place.socket)
                 if box is None or box.queue.offer(frame, len(frame)) is OfferResult.STOPPED:
                     box = boxes[place.socket] = _Outbox(place, topic, self._open, self._settings, self._clock)

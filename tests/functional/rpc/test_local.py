@@ -194,6 +194,22 @@ class LocalTests(unittest.TestCase):
             silent.connect(str(self.sockets()[0]))
             self.assertEqual({}, transport.call("t", Message("x"), timeout=PATIENCE))
 
+    def test_a_fanout_to_others_leaves_out_the_servers_of_the_sender(self) -> None:
+        sender, other, own, others = self.transport(), self.transport(), Recorder(), Recorder()
+        subscription = sender.serve("t", "own", own)
+        # Another topic of the sender is none of this.
+        sender.serve("more", "own", Recorder())
+        sender.fanout("t", Message("alone", to_others=True))
+        other.serve("t", "other", others)
+        for method, to_others in (("a", False), ("b", True), ("c", False)):
+            sender.fanout("t", Message(method, to_others=to_others))
+        eventually(lambda: [each.method for each in others.messages] == ["a", "b", "c"], "the other one got all")
+        eventually(lambda: [each.method for each in own.messages] == ["a", "c"], "the own one got the others")
+        subscription.stop(PATIENCE)
+        other.serve("t", "own", own)
+        sender.fanout("t", Message("d", to_others=True))
+        eventually(lambda: [each.method for each in own.messages] == ["a", "c", "d"], "its successor is another one")
+
     def test_a_listener_does_not_keep_threads_of_those_who_left(self) -> None:
         recorder = Recorder()
         self.transport().serve("t", "one", recorder)

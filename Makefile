@@ -22,7 +22,7 @@ export PBR_VERSION ?= 0.0.0
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test coverage gabbi soak simulate check format samples docs man lower clean
+.PHONY: help venv demo test coverage gabbi soak simulate check check-types check-docs check-rest format samples docs man lower clean
 
 help:
 	@echo "make demo     run a whole control plane on a recorded workload and print what came of it"
@@ -32,7 +32,7 @@ help:
 	@echo "make soak     the tests with many more random cases, and every server required; takes long, prints its seed"
 	@echo "make simulate the whole control plane under a seeded scheduler (WORKLOAD=, ENGINE=, SEED=, SCHEDULES=, SECONDS=, MUTANTS=1)"
 	@echo "make lower    unit and conformance tests with the oldest libraries that requirements.txt allows, in .venv-lower"
-	@echo "make check    style, types, layers, release notes, documentation, generated samples"
+	@echo "make check    style, types, layers, release notes, documentation, generated samples (quicker: make -j2 check)"
 	@echo "make format   put the code into the shape that 'make check' asks for"
 	@echo "make docs     build the documentation into doc/build/html"
 	@echo "make man      build the manual pages into doc/build/man"
@@ -110,16 +110,23 @@ WRITE_SAMPLES = \
     $(BIN)/oslo-config-generator --config-file etc/oslo-config-generator/moorage.conf --output-file $(1)/moorage.conf.sample && \
     $(BIN)/oslopolicy-sample-generator --config-file etc/oslo-policy-generator/moorage.conf --output-file $(1)/policy.yaml.sample
 
-check: venv
-	$(BIN)/ruff format --check
-	$(BIN)/ruff check
+# Parts, so that `make -j2 check` has two processors work.
+check: check-types check-docs check-rest
+
+check-types: venv
 	$(BIN)/mypy
 	cd examples/acme && MYPYPATH=../../framework:../../plugins $(abspath $(BIN))/mypy --cache-dir ../../.mypy_cache/acme
+
+check-docs: venv
+	$(BIN)/sphinx-build -q -W --keep-going -b html doc/source doc/build/html
+
+check-rest: venv
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
 	$(BIN)/lint-imports
 	$(BIN)/reno --quiet lint
 	@fresh=$$(mktemp -d) && $(call WRITE_SAMPLES,$$fresh) && diff -ru etc/moorage $$fresh; \
 	    differ=$$?; rm -r $$fresh; [ $$differ = 0 ] || { echo "etc/moorage is not what the options say: run 'make samples'" >&2; exit 1; }
-	$(BIN)/sphinx-build -q -W --keep-going -b html doc/source doc/build/html
 
 format: venv
 	$(BIN)/ruff check --fix --quiet || true

@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tests.simulation import cases, runner, timelines
 from tests.simulation.workloads import WORKLOADS
@@ -33,7 +33,9 @@ def main() -> int:
         "--seconds", type=float, help="of each workload, instead of a number of schedules; of each mutant at most"
     )
     parser.add_argument("--mutants", action="store_true", help="plant each mutant and look how soon it falls")
-    parser.add_argument("--mutant", help="only this one; with --seed: planted in that schedule")
+    parser.add_argument(
+        "--mutant", action="append", help="only this one, may be repeated; with --seed: planted in that schedule"
+    )
     parser.add_argument("--shrink", type=float, default=60.0, help="seconds to reduce a failing --seed; 0: as it is")
     options = parser.parse_args()
     runner.pinned()
@@ -44,20 +46,19 @@ def main() -> int:
 
         return mutants.run(names, options.schedules or 2000, options.mutant, options.seconds or 600.0)
     if once:
-        plant = mutant_named(options.mutant)
+        plant = mutants_named(options.mutant or ())
         return sum(show(name, options.engine, options.seed, plant, options.shrink) for name in names)
     return sum(
         many(name, options.engine, options.seed or "0", options.schedules or 100, options.seconds) for name in names
     )
 
 
-def mutant_named(name: str | None) -> Callable[[], object]:
-    """Plants the mutant; None: nothing."""
-    if name is None:
-        return lambda: None
+def mutants_named(names: Sequence[str]) -> Callable[[], object]:
+    """Plants the mutants."""
     from tests.simulation import mutants
 
-    return next(each.plant for each in mutants.MUTANTS if each.name == name)
+    plants = [next(each.plant for each in mutants.MUTANTS if each.name == name) for name in names]
+    return lambda: [plant() for plant in plants]
 
 
 def show(name: str, engine: str, seed: str, plant: Callable[[], object], seconds: float) -> int:

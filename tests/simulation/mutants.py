@@ -731,15 +731,16 @@ MUTANTS: Sequence[Mutant] = (
 )
 
 
-def run(names: Sequence[str], most: int, only: str | None, seconds: float) -> int:
+def run(names: Sequence[str], most: int, only: Sequence[str] | None, seconds: float) -> int:
     """Plant each mutant and look how many schedules it survives; 1 when one survives that should not.
 
+    :param only: the names of those that are planted; None: all.
     :param seconds: for each mutant at most.
     """
     failed = 0
     runners: dict[tuple[str, str], runner.Runner] = {}
     for mutant in MUTANTS:
-        if mutant.workloads[0] not in names or only not in (None, mutant.name):
+        if mutant.workloads[0] not in names or (only is not None and mutant.name not in only):
             continue
         key = mutant.workloads[0], mutant.engine
         if key not in runners:

@@ -103,9 +103,24 @@ def transfer(statement: Any) -> Transfer:
 def survivors(guards: Iterable[Guard], tests: Callable[[], Sequence[unittest.TestCase]]) -> list[str]:
     """The names of guards without which all of the tests pass.
 
+    The tests that noticed earlier guards are run first, the last of them before the others: the guards of a statement are often
+    noticed by the same test.
+
     :param tests: makes them, the quickest to notice first; called in each process.
     """
-    return [guard.name for guard in guards if _passes(guard, tests)]
+    found: list[str] = []
+    noticing: list[str] = []
+    for guard in guards:
+        passed, test = _look(guard, tests, noticing)
+        if passed:
+            found.append(guard.name)
+        if test:
+            noticing = [test, *(each for each in noticing if each != test)]
+    return found
+
+
+def _place(test: unittest.TestCase, order: Sequence[str]) -> int:
+    return order.index(test.id()) if test.id() in order else len(order)
 
 
 def quick_tests(first: Sequence[str], *cases: type[unittest.TestCase]) -> Sequence[unittest.TestCase]:
@@ -118,7 +133,12 @@ def quick_tests(first: Sequence[str], *cases: type[unittest.TestCase]) -> Sequen
     return sorted(quick, key=lambda test: not any(word in test.id() for word in first))
 
 
-def _passes(guard: Guard, tests: Callable[[], Sequence[unittest.TestCase]]) -> bool:
+def _look(guard: Guard, tests: Callable[[], Sequence[unittest.TestCase]], first: Sequence[str]) -> tuple[bool, str]:
+    """Whether all tests pass without the guard; the id of the one that fails, empty when the process ended in another way.
+
+    :param first: ids of tests that are run before the others, in this order.
+    """
+    reading, writing = os.pipe()
     child = os.fork()
     if not child:
         signal.alarm(_SECONDS)
@@ -126,9 +146,20 @@ def _passes(guard: Guard, tests: Callable[[], Sequence[unittest.TestCase]]) -> b
         passed = False
         with contextlib.suppress(BaseException), contextlib.redirect_stderr(io.StringIO()):
             guard.remove()
-            passed = all(_one_passes(test) for test in tests())
+            ordered = sorted(tests(), key=lambda test: _place(test, first))
+            failed = next((test for test in ordered if not _one_passes(test)), None)
+            passed = failed is None
+            os.write(writing, b"" if failed is None else failed.id().encode())
         os._exit(0 if passed else 1)
-    return os.waitpid(child, 0)[1] == 0
+    os.close(writing)
+    passed = os.waitpid(child, 0)[1] == 0
+    # Not read until its end: a process of a test may hold the other end.
+    os.set_blocking(reading, False)
+    said = b""
+    with contextlib.suppress(BlockingIOError):
+        said = os.read(reading, 4096)
+    os.close(reading)
+    return passed, said.decode()
 
 
 def _one_passes(test: unittest.TestCase) -> bool:

@@ -106,7 +106,7 @@ def from_dict(values: Mapping[str, Any]) -> RequestContext:
     context = RequestContext.from_dict(dict(values), overwrite=False)
     assert isinstance(context, RequestContext)  # noqa: S101  (for the type checker; from_dict is a classmethod)
     if not values.get("request_id"):
-        # Otherwise oslo.context makes an id up, and logs would name a request that nobody sent.
+        # Otherwise oslo.context makes an id up, and logs would name a request that no client sent.
         vars(context)["request_id"] = None
     return context
 

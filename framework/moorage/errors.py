@@ -217,7 +217,7 @@ class TransportError(Unavailable):
 
 
 class NoListener(TransportError):
-    """Nobody serves the topic: the message was certainly not handled."""
+    """No server listens on the topic: the message was certainly not handled."""
 
     code = "moorage.no_listener"
 

@@ -85,7 +85,7 @@ def printing_aside() -> Iterator[None]:
 
 
 def escape_unprintable(text: str) -> str:
-    """Somebody's text as it may stand within a line of ours: with escapes for what UTF-8 cannot hold, and for what is not printed.
+    """Returns foreign text for use in a log line or message: what UTF-8 cannot encode, and what is not printable, is escaped.
 
     That is lone surrogates, which no answer and no log can be written with, line ends and the control sequences of terminals.
     """
@@ -95,7 +95,7 @@ def escape_unprintable(text: str) -> str:
 
 
 def format_exception(error: BaseException) -> str:
-    """What somebody's code raised, for a message of ours: ``ValueError: no licence``. Never raises."""
+    """Returns the text of a foreign exception for a message: ``ValueError: no licence``. Never raises."""
     try:
         text = str(error)
     except Exception as another:  # noqa: BLE001  (the class is somebody's, too)

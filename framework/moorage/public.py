@@ -67,7 +67,7 @@ PUBLIC: dict[str, Audience] = {
     "moorage.wsgi": Audience.PLUGINS,
     # What commands are made with.
     "moorage.cli.base": Audience.PLUGINS,
-    # Everybody may read the fleet: tables of plugins join with it.
+    # Every plugin may read the fleet: tables of plugins join with it.
     "moorage.fleet.tables": Audience.PLUGINS,
     # The families as libraries.
     "moorage.scheduling.fleet_view": Audience.PROGRAMS,
@@ -89,7 +89,7 @@ PUBLIC: dict[str, Audience] = {
 
 
 def audience_of(module: str) -> Audience | None:
-    """Who may import a module of Moorage; None: nobody but Moorage itself."""
+    """Returns which code may import a module of Moorage; None: only Moorage itself."""
     if module in PUBLIC:
         return PUBLIC[module]
     return next((audience for pattern, audience in PUBLIC.items() if fnmatch.fnmatchcase(module, pattern)), None)

@@ -29,7 +29,7 @@ class RandomSource:
         return str(uuid.uuid4())
 
     def secret(self, size: int) -> bytes:
-        """Bytes that nobody can guess."""
+        """Returns cryptographically random bytes."""
         return secrets.token_bytes(size)
 
 
@@ -59,5 +59,5 @@ def new_hex() -> str:
 
 
 def secret(size: int) -> bytes:
-    """``size`` bytes that nobody can guess, for passwords and keys."""
+    """Returns ``size`` cryptographically random bytes, for passwords and keys."""
     return _source.secret(size)

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Imports eventlet where it is installed, in the one way that harms nobody; to be imported before what imports it by itself.
+"""Imports eventlet where it is installed, in a harmless way. Import this module before any module that imports eventlet.
 
 tooz (through futurist) and oslo_messaging import eventlet when it is there, without patching anything:
 
 * It executes the module ``threading`` a second time. CPython (seen with 3.11) then forgets who waits for the end of the present
   thread: ``join`` on a thread that ran this import never returns. Plugins are imported in such a thread, so eventlet is imported
-  in one that nobody joins.
-* It warns whoever imports it that it is deprecated; users of Moorage can do nothing about that.
+  in one that is never joined.
+* At each import it warns that it is deprecated; users of Moorage can do nothing about that.
 * It imports dnspython, which takes a quarter of a second, for a resolver that replaces the one of the system. Nothing here
   uses that resolver, so the import happens without it.
 """

@@ -139,7 +139,7 @@ class PoolKeeper:
 
 
 def _persistently(work: Callable[[], T]) -> T:
-    """Read and write again when somebody wrote between."""
+    """Repeats the read and the write if another write came in between."""
     for _ in range(_TRIES - 1):
         try:
             return work()

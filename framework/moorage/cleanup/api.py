@@ -104,7 +104,7 @@ class _Types:
         self._types = sorted(types)
 
     def check(self, kind: str | None) -> None:
-        """Refuse what nobody would ever clean; None is all of them."""
+        """Refuses types that no handler cleans; None means all types."""
         if kind is not None and kind not in self._types:
             raise errors.InvalidInput(
                 f"Resources of the type {kind!r} are not cleaned here: [cleanup] enabled_handlers has "

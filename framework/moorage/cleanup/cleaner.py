@@ -254,7 +254,7 @@ class Cleaner:
         claimed: Claimed,
         done: Counter[str],
     ) -> list[CleanLease]:
-        """What is left to be done one by one. A set that hangs is nobody's any more once its leases end."""
+        """Returns the rows that must be cleaned one by one. A set that hangs becomes free when its leases end."""
         counted: Counter[str] = Counter()
         left = ready
         try:

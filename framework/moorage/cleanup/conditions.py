@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which rows nobody works on any more: the one place that says it, for those who find and take, count, and foretell.
+"""Conditions of orphaned rows, on which no service works any more. Code that finds, takes, counts or predicts orphans uses them.
 
-Every row is a living owner's, or sooner or later one of four: left by a service whose epoch has ended, waiting for such a service,
-lapsed (its living owner has not renewed it for a long time: it does not know of it), or unclaimed (nobody came for it, and no
-living service says that it has it in its queue). A cleaner that takes one notes whose it was, so that it stays in the same kind
-when that cleaner dies or fails.
+A row without a living owner is of one of four kinds: left by a service whose epoch has ended; queued for such a service; lapsed
+(its living owner has not renewed it for a long time, so the owner does not know of it); or unclaimed (no service has taken it,
+and no living service announces it as queued). A cleaner that takes a row records the former owner, so that the row keeps its
+kind when that cleaner dies or fails.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class OrphansOfService:
     """
 
     condition: ClassVar[sa.ColumnElement[bool]] = LEFT
-    #: Columns that say whose a row was that nobody had begun.
+    #: Columns with the former target of a row that no service had begun.
     attribution: ClassVar[dict[str, Any]] = {}
 
     service: str

@@ -50,7 +50,7 @@ class Outcome:
 
 #: The resource is in its documented state and the row has ended (``lease.finish``).
 DONE = Outcome(Disposition.DONE)
-#: Somebody else has the lease now, renews it and will end the row; should that fail, the expired lease is cleaned again.
+#: Another service has the lease now, renews it and will end the row; should that fail, the expired lease is cleaned again.
 CONTINUES = Outcome(Disposition.CONTINUES)
 #: The resource does not need it any more; the row is ended and nothing is written.
 STALE = Outcome(Disposition.STALE)
@@ -121,7 +121,7 @@ class CleanupHandler(abc.ABC):
     def cleanup(self, lease: Lease, resource: Any) -> Outcome:
         """Bring the resource into its documented state. It may block; the lease is renewed meanwhile.
 
-        What it raises counts as ``retry`` with the error as reason; Fenced means that somebody else has it.
+        What it raises counts as ``retry`` with the error as reason; Fenced means that another service has it.
 
         :param resource: as :meth:`read` gave it in the transaction that took the row; its status is the row's.
         """

@@ -62,7 +62,7 @@ _AS_IT_IS = (
     workers.c.resource_id, workers.c.phase, workers.c.token, workers.c.expires_at, workers.c.next_try_at,
     workers.c.updated_at,
 )  # fmt: skip
-#: Nobody has taken these from their owners yet.
+#: No cleaner has taken these from their owners yet.
 _BEGINS = frozenset({Phase.WAITING.value, Phase.WORKING.value})
 
 
@@ -142,7 +142,7 @@ class Claimed:
     """What was taken in one transaction.
 
     :param last: the last id that was looked at; None when there was none.
-    :param lost: how many somebody else took in that moment. (PostgreSQL passes by unseen what another one has locked.)
+    :param lost: how many another service took at that moment. (PostgreSQL passes by unseen what another one has locked.)
     """
 
     leases: Mapping[str, CleanLease] = field(default_factory=dict)
@@ -206,7 +206,7 @@ class OrphanStore:
             looks.forget()
 
     def _left(self, kind: str, rows: Sequence[Any], wanted: OrphanSelector) -> list[str]:
-        """The ids of those of the rows that nobody has shown life on for long enough."""
+        """Returns the ids of the rows that were unchanged for long enough."""
         looks = self._looks.get(type(wanted))
         if looks is None or isinstance(wanted, (OrphansOfService, QueuedForDead)):
             return [row[0] for row in rows]
@@ -319,7 +319,7 @@ class OrphanStore:
         return True
 
     def tell_lost(self, held: CleanLease, reason: str) -> None:
-        """Tell in the history that somebody else took it over meanwhile."""
+        """Records in the history that another service took the operation over meanwhile."""
         seconds = self.clock.monotonic() - held.began
         line = {
             "at": now(), "resource_type": held.resource_type, "resource_id": held.resource_id, "operation": held.operation,

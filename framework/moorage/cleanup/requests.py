@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests to clean after a service: one row for each incarnation that ended and each filter, whoever asks and how often.
+"""Requests to clean after a service: one row for each incarnation that ended and each filter, for any number of requesters.
 
 The row is the request. Messages only make it quicker: cleaners look for open rows by themselves, and schedulers that ask for the
 same find each other's row.
@@ -54,7 +54,7 @@ _AWAITED = {
     Phase.CLEANING: "a cleaner is at them",
     Phase.RETRYING: "the cleanup failed, and is tried again",
 }
-#: The kind of requests that declare nobody dead.
+#: The kind of requests that declare no service dead.
 LEFTOVERS = "leftovers"
 _DAY = 86_400 * MICROSECONDS
 
@@ -139,7 +139,7 @@ class RequestStore:
                 continue
             if found is not None:
                 return found
-            # Somebody else evicted it, or it beat or started.
+            # Another scheduler declared it dead, or it sent a heartbeat or started.
             current = self._registry.get(service.uuid)
             if current.beat != service.beat:
                 return None
@@ -295,7 +295,7 @@ class RequestStore:
 
 
 class _Overtaken(Exception):
-    """Somebody else removes the same lines in this moment."""
+    """Another process removes these lines at this moment."""
 
 
 def _declared(service: str, epoch: int) -> list[sa.ColumnElement[bool]]:

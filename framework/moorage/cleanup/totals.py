@@ -25,9 +25,10 @@ LOG = logging.getLogger(__name__)
 
 
 class TakeOutcome(enum.StrEnum):
-    """How a cleaner's claim of an orphan ended.
+    """The outcomes of taking an orphan's lease.
 
-    WON: it has the orphan. TAKEN_OVER: likewise, and another cleaner had it whose lease has ended. LOST: somebody else was quicker.
+    WON: the cleaner has the orphan. TAKEN_OVER: it has the orphan of another cleaner whose lease had ended. LOST: another service
+    was faster.
     """
 
     WON = "won"
@@ -65,7 +66,7 @@ _CLAIMS = sa.select(cleanup_totals.c.resource_type, cleanup_totals.c.event, clea
 def add(tx: sa.Connection, sums: Mapping[tuple[str, str], Sum]) -> None:
     """Add to the totals of (type of resource, event); one statement for each, in one order for all.
 
-    :raises Duplicate: somebody else wrote the first one of a pair in this moment; the transaction must be run again.
+    :raises Duplicate: another process wrote the first one of a pair at this moment; run the transaction again.
     """
     for (kind, event), (count, seconds) in sorted(sums.items()):
         total = cleanup_totals.c

@@ -181,7 +181,7 @@ class OperationViews:
             row = tx.execute(sa.select(*COLUMNS).where(*key)).first()
             if row is None or tx.execute(statement).rowcount != 1:
                 return False
-            # Somebody must look after it again.
+            # An operator must look after it again.
             requests = cleanup_requests.c
             asked = requests.resource_type.in_(("", resource_type)), requests.resource_id.in_(("", resource_id))
             tx.execute(
@@ -211,7 +211,7 @@ class OperationViews:
             row = tx.execute(query).first()
             if row is None:
                 return False
-            # Somebody may have taken it out of quarantine in this moment.
+            # Another operator may have taken it out of quarantine at this moment.
             if tx.execute(sa.delete(workers).where(*of_row, workers.c.token == row.token)).rowcount != 1:
                 return False
             self._store.reset(tx, resource_type, resource_id)

@@ -64,7 +64,7 @@ def _guarded(look: Callable[[Any], upgradecheck.Result]) -> Callable[[Any], upgr
 
 
 class Checks(upgradecheck.UpgradeCommands):
-    """The checks, in the order in which somebody would mend what they find."""
+    """Returns the checks, in the order in which an operator would correct their findings."""
 
     def __init__(self, files: Sequence[str] = (), state_dir: str | None = None) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ class Checks(upgradecheck.UpgradeCommands):
 
     @_guarded
     def _secrets(self) -> upgradecheck.Result:
-        """Files with passwords are not readable by everybody."""
+        """Files with passwords are not readable by every user."""
         found = []
         conf = self._conf()
         for path in (*map(Path, conf.config_file), authentication.users_file(conf)):

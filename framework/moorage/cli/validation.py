@@ -48,7 +48,7 @@ def _failures(conf: Any) -> Iterator[errors.MoorageError]:
 
 
 def doubtful(conf: Any) -> list[str]:
-    """What a start takes and hardly anybody can mean, a sentence for each."""
+    """Returns warnings of settings that a start accepts and that are probably mistakes, a sentence for each."""
     if conf.scheduling.enabled_filters:
         return []
     return [

@@ -208,7 +208,7 @@ def _release(client: Client, instance: str, tally: _Tally, clock: Clock) -> None
             client.delete_instance(instance)
         except errors.NotFound:
             if not asked:
-                # It was acknowledged, and nobody has asked for its end: the audit will miss it.
+                # It was acknowledged, and no client has requested its deletion: the audit will miss it.
                 return
         except (errors.InUse, errors.Unavailable) as error:
             # It is still being built, or the outcome is not known; a user would ask again too.

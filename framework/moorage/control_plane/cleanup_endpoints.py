@@ -43,7 +43,7 @@ __all__ = ["AgentCleaning", "CleanupEndpoint", "check"]
 LOG = logging.getLogger(__name__)
 #: Seconds for which the end of what is being cleaned is waited for when the agent stops.
 _PATIENCE = 10.0
-#: Sweeps that an operation must have waited for before nobody's coming for it means anything.
+#: Sweeps that an operation must have waited for before it counts as unclaimed.
 _SWEEPS = 3
 
 
@@ -65,7 +65,7 @@ def check(conf: cfg.ConfigOpts) -> Sequence[Loaded[CleanupHandler]]:
 
 
 class AgentCleaning:
-    """The cleaner of one agent: after itself at its start, after others when it is asked or finds that somebody was.
+    """The cleaner of one agent. At its start it cleans after itself, later after others, by a message or an open request.
 
     Each type of resource is cleaned in a thread of its own. Another one looks again every ``[cleanup] interval`` seconds: for
     requests whose message was lost, for leases of other cleaners that have expired, and for tries that are due.
@@ -153,7 +153,7 @@ class AgentCleaning:
             self._clock.wait(self._wake, self._interval)
 
     def look(self) -> None:
-        """One look at all there may be to clean, which is cleaned when it returns; what nobody left costs one read."""
+        """Runs one pass: cleans all that there is to clean. A pass without work costs one read."""
         requests = self._begin()
         self._end_of_passes()
         self._close(requests)

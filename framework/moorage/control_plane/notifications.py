@@ -29,7 +29,7 @@ def tell_of_claim(platform: Platform, selection: Selection) -> None:
 
 
 def ask_agent(platform: Platform) -> Callable[[str, str], None]:
-    """A function that tells the agent of a host to do something; raises TransportError where nobody heard it."""
+    """Returns a function that sends a request to the agent of a host; it raises TransportError if no agent got it."""
 
     def ask(host: str, method: str) -> None:
         platform.sender.cast(AGENTS, method, {}, server=host)

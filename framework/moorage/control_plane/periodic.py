@@ -227,7 +227,7 @@ class PeriodicWork:
         self._join(tasks)
 
     def stop(self, drain_seconds: float) -> None:
-        """End what is being handled, then leave, so that nobody takes over what is still in hand."""
+        """Finishes the running handlers, then leaves the group, so that no member takes over an object in work."""
         runners = [worker.runner for worker in self._workers] + ([self._alone] if self._alone else [])
         deadline = self._platform.clock.monotonic() + drain_seconds
         for runner in runners:

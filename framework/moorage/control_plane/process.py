@@ -64,7 +64,7 @@ class Platform:
     sender: rpc_client.RpcSender
     #: Ends the process at once; does not return.
     fatal: Callable[[str], None]
-    #: Until when, on the monotonic scale, nobody can have taken this service for dead.
+    #: Time, on the monotonic scale, until which no service can declare this service dead.
     valid_until: Callable[[], float] = lambda: float("-inf")
     #: Has heartbeats renew the lease of a host that fences itself.
     renew: Callable[[HostLease], None] = lambda lease: None
@@ -113,9 +113,9 @@ def exempt_from_collection() -> None:
 
 
 def anonymous_platform(binary: str, conf: cfg.ConfigOpts, clock: Clock, opened: contextlib.ExitStack) -> Platform:
-    """The platform of a process that owns nothing: it is in no list of services and nobody looks after its heartbeats.
+    """The platform of a process without work of its own: it is in no list of services and sends no heartbeats.
 
-    Its identity is its own alone and serves to tell its messages from those of others.
+    Its identity only distinguishes its messages from those of other processes.
 
     :param opened: closes what is opened here.
     :raises ConfigError: the store or the messages cannot be used as they are configured.
@@ -269,7 +269,7 @@ class _Process:
         return self._wait()
 
     def abandon(self) -> None:
-        """What must be done before the process ends in the midst of something: nobody shall wait for its heartbeats."""
+        """Records the stop before the process exits at once, so that no service waits for its heartbeats."""
         if self._heartbeat is not None:
             self._heartbeat.stop()
             self._retire()
@@ -284,7 +284,7 @@ class _Process:
         return True
 
     def _start(self, conf: cfg.ConfigOpts) -> None:
-        # Before anybody is told of this service.
+        # Before other services can learn of this service.
         services_options.check(conf)
         # A frozen process must not hold locks longer than it counts as a member of its group.
         self._database = Database.from_config(
@@ -344,7 +344,7 @@ class _Process:
         systemd.notify("READY=1")
 
     def _certain_until(self) -> float:
-        """Until when nobody can have taken this service for dead; never, while it does not beat."""
+        """Returns the time until which no service can declare this service dead; minus infinity without heartbeats."""
         return float("-inf") if self._heartbeat is None else self._heartbeat.valid_until
 
     def _renew(self, lease: HostLease) -> None:

@@ -58,7 +58,7 @@ def open_plans(database: Database, nodes: NodeStore, mover: ShardMover, conf: An
 
 
 def shards_for_new(nodes: NodeStore, conf: Any) -> Callable[[Sequence[NodeSpec]], Sequence[NodeSpec]] | None:
-    """What gives new nodes a shard; None when nobody wants that.
+    """Returns what gives new nodes a shard; None if the configuration does not ask for that.
 
     :raises ConfigError: the strategy cannot.
     """

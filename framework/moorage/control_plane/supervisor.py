@@ -96,7 +96,7 @@ class _Child:
         process = self.process
         if process is None:
             return None
-        # Until its status is taken nobody else can get its number, so the group is certainly its own.
+        # Until its status is taken no other process can get its number, so the group is certainly its own.
         if self.grouped and (process.returncode is not None or _has_ended(process.pid)):
             self.grouped = False
             with contextlib.suppress(ProcessLookupError, PermissionError):

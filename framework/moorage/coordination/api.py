@@ -59,7 +59,7 @@ _RUN = {
         "tick": {"type": "integer"},
         "token": {"type": "integer"},
         "ended": {"enum": ["complete", "stale", "failed"]},
-        "lost": {"type": "integer", "description": "objects whose tick somebody had claimed already"},
+        "lost": {"type": "integer", "description": "objects whose tick was claimed already"},
         "skipped": {"type": "integer", "description": "objects put off after failures"},
     },
 }

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Coordination for somebody else's service: the two classes of the specification, over a URL alone.
+"""Coordination as a library for another service: the two classes of the specification, from a URL.
 
-Nothing is fenced here but by time: a member that is not certainly one gets nothing. Whoever needs more uses periodic tasks, or
+Nothing is fenced here but by time: a member that is not certainly one gets nothing. If you need more, use periodic tasks, or
 :class:`moorage.coordination.ring_manager.RingManager` with a ledger in its own database.
 """
 

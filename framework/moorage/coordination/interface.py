@@ -55,7 +55,7 @@ _PARTS = 5
 
 
 def stays_of(member_id: bytes) -> bytes:
-    """What the ids of all stays of one member begin with, and nobody else's.
+    """The prefix of the ids of all sessions of one member; no other member's ids begin with it.
 
     Ids of Moorage's own are ``moorage.service.epoch.worker.stay.weight``; any other one is the member's only stay.
     """
@@ -106,7 +106,7 @@ class ServiceLives(Protocol):
         """Of this process's incarnation of it."""
 
     def valid_until(self) -> float:
-        """Until when, on the monotonic scale, nobody can have taken this service for dead."""
+        """Returns the time, on the monotonic scale, until which no service can declare this service dead."""
 
     def living(self) -> frozenset[tuple[str, int]]:
         """(uuid, epoch) of all services that are up in this process's eyes; one read."""
@@ -166,7 +166,7 @@ class CoordinationBackend(abc.ABC):
     def join(self, group: str, member_id: bytes) -> float:
         """Enter the group, which is created when it is not there; what ``renew`` returns.
 
-        :param member_id: begins with :data:`MEMBER_PREFIX`, ASCII without ``/``; nobody ever used it before. An earlier stay of
+        :param member_id: begins with :data:`MEMBER_PREFIX`, ASCII without ``/``; never used before. An earlier stay of
             the same member (see :func:`stays_of`) may not have been left: it must not outlast a session.
         """
 
@@ -213,7 +213,7 @@ class TaskLease(Right):
 
 
 class Casts(Protocol):
-    """Sends a message that nobody answers (:class:`moorage.rpc.client.RpcSender`)."""
+    """Sends a message without an answer (:class:`moorage.rpc.client.RpcSender`)."""
 
     def cast(self, topic: str, method: str, args: Any = None, *, server: str | None = None) -> None:
         """Send it; raises TransportError when it certainly or perhaps was not."""
@@ -244,7 +244,7 @@ class PeriodicTask(abc.ABC):
 
     It is level-triggered: what is to be done is read from the state of the object, so a tick that was missed is no loss. A
     sweep of a task never overlaps the next one. ``handle`` is called by several threads when ``[periodic] concurrency`` says so.
-    It should flip a state by a conditional statement, send a message, and return: what takes long is done by whoever gets the
+    It should flip a state by a conditional statement, send a message, and return: long work is done by the service that gets the
     message. What it raises is counted, told in the log and puts this object off for longer and longer; the sweep goes on.
     """
 

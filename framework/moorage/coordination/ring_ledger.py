@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ring's row: one token for one set of members, whoever saw it first.
+"""The ring's row: one token for one set of members, whichever member proposed it.
 
-Members see others come and go at different moments. So no member goes by what it sees: it proposes, by a compare-and-update of the
-row's token, and adopts what the row says. Equal tokens are equal rings, and a ring gives each object to one member; tokens rise.
+Members see joins and departures at different moments. So a member proposes its view by a compare-and-update of the row's token, and
+adopts what the row says. Equal tokens mean equal rings, and a ring assigns each object to one member. Tokens rise.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ class SqlRingLedger(Ledger):
                     sa.insert(adoptions).values(group_name=group, member=member.decode(), token=token, adopted_at=now())
                 )
 
-        # Nobody else writes this member's row, so the second look cannot go wrong, and doing it twice does no harm.
+        # No other process writes this member's row, so the second look cannot go wrong, and doing it twice does no harm.
         self._database.run(work, idempotent=True)
 
     @override

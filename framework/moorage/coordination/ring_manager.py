@@ -97,7 +97,7 @@ class RingSnapshot:
 class InFlight:
     """Around the handling of one object; gives whether it may begin.
 
-    A handling that nobody waits for any more is released before it ends: from then on its lease is over, and a ring that waits for
+    A handling that was abandoned is released before it ends: from then on its lease is over, and a ring that waits for
     it need wait no longer.
     """
 
@@ -254,7 +254,7 @@ class RingManager:
     def _wanted(self, view: View, on_ring: frozenset[bytes]) -> frozenset[bytes]:
         """Who is gone is dropped at once, who is new taken in when it has been there for a while.
 
-        When nobody of the ring is left there is nothing to be gentle with.
+        When no member of the ring is left, nothing needs to drain.
         """
         now = self._clock.monotonic()
         self._first_seen = {member: self._first_seen.get(member, now) for member in view.members - on_ring}

@@ -9,7 +9,7 @@ from moorage.db.schema import BigId, JsonText, Micros, core_metadata, exact
 
 __all__ = ["adoptions", "claims", "rings", "runs", "tasks", "totals"]
 
-#: Of each group the ring that everybody adopts; written by :mod:`moorage.coordination.ring_ledger` alone, as ``adoptions``.
+#: The ring of each group, which all members adopt; written by :mod:`moorage.coordination.ring_ledger` alone, as ``adoptions``.
 rings = sa.Table(
     "coordination_rings",
     core_metadata,

@@ -191,7 +191,7 @@ class TickTaskLease(TaskLease):
         self.over = False
 
     def give_up(self) -> None:
-        """Nobody waits for it any more: nothing is written from here on."""
+        """Abandons the handling: from now on it writes nothing."""
         self.over = True
 
     @override

@@ -27,7 +27,7 @@ COUNTS = ("handled", "acted", "failed", "fenced", "lost", "skipped")
 class Control:
     """A row of ``periodic_tasks``; without a row, the defaults.
 
-    :param requested_at: microseconds of the database's clock: everybody sweeps once more, with this as the tick.
+    :param requested_at: microseconds of the database's clock: all engines run once more, with this as the tick.
     :param requested_object: the one object that was asked for; empty: all.
     """
 
@@ -44,7 +44,7 @@ class Run:
 
     :param ended: ``complete``, ``stale`` (the ring changed or the membership ended), ``failed`` (the objects could not be listed).
     :param owned: objects that were the member's. :param fenced: handlings whose writes were refused.
-    :param lost: objects whose tick somebody had claimed already. :param skipped: those put off after failures.
+    :param lost: objects whose tick was claimed already. :param skipped: those put off after failures.
     """
 
     task: str
@@ -113,7 +113,7 @@ class TaskStore:
         raise errors.Conflict(f"Task {name} is asked for again and again by others at this moment. Ask again later.")
 
     def _requested(self, tx: sa.Connection, name: str, object_id: str) -> Control | None:
-        """The row, or None when somebody else asked meanwhile."""
+        """Returns the row, or None if another request came meanwhile."""
         before = tx.execute(sa.select(*_CONTROL).where(tasks.c.name == name)).first()
         if before is None:
             tx.execute(sa.insert(tasks).values(name=name, paused=False, reason="", requested_at=now(),

@@ -92,7 +92,7 @@ class TickLeaseStore(abc.ABC):
     def end(self, transaction: Any, claim: TickLease, object_id: str) -> None:
         """Say in the transaction of the handling's writes that it is done.
 
-        :raises Fenced: somebody else claimed the object; the transaction must be rolled back.
+        :raises Fenced: another engine claimed the object; the transaction must be rolled back.
         """
 
     @abc.abstractmethod

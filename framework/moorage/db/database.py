@@ -305,7 +305,7 @@ class Database:
         finally:
             local.open = outer
             if os.getpid() == pid:
-                if engine.pool is not pool:  # closed or forked meanwhile: nobody would use, or close, it again
+                if engine.pool is not pool:  # closed or forked meanwhile: no code would use, or close, it again
                     connection.invalidate()
                 connection.close()
             else:

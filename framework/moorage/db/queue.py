@@ -86,7 +86,7 @@ class WritersQueue:
             os.pwrite(self._descriptor(), _WRITER.pack(ticket, os.getpid()), _COUNTER.size)
 
     def writer(self) -> tuple[int, int] | None:
-        """(ticket, process id) of the transaction that writes now; None when nothing does, or nobody knows."""
+        """(ticket, process id) of the transaction that writes now; None when none writes, or it is unknown."""
         if _GETLK is None or not os.path.exists(self._path):
             return None
         raw = os.pread(self._descriptor(), _WRITER.size, _COUNTER.size)
@@ -161,7 +161,7 @@ class WritersQueue:
         return None if kind == fcntl.F_UNLCK else max(start - _TICKETS, self._passed)
 
     def _lock(self, kind: int, byte: int) -> bool:
-        """Take or drop the lock of one byte; False when somebody else has it."""
+        """Take or drop the lock of one byte; False when another process has it."""
         assert _SETLK is not None  # noqa: S101  (turn() has looked)
         try:
             fcntl.fcntl(self._descriptor(), _SETLK, _FLOCK.pack(kind, os.SEEK_SET, byte, 1, 0))
@@ -193,7 +193,7 @@ class WritersQueue:
 
 
 class _FairLock:
-    """A lock that goes to whoever waits longest (that of threading goes to anybody)."""
+    """A lock that the longest waiting thread gets (a lock of threading goes to any waiter)."""
 
     def __init__(self) -> None:
         self._mutex = threads.lock()

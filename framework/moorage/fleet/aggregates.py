@@ -163,7 +163,7 @@ class AggregateStore:
         try:
             return self.get(self._database.run(work))
         except Duplicate:
-            # Somebody else added the same at the same time.
+            # Another request added the same member at the same time.
             return self.get(name_or_uuid)
 
     def take_out(self, name_or_uuid: str, kind: str, member: str) -> StoredAggregate:

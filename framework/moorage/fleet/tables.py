@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tables of nodes and aggregates; written by :mod:`moorage.fleet.nodes` and :mod:`moorage.fleet.aggregates` alone.
 
-Everybody may read it: tables of plugins join with ``nodes.c.id``, which never changes and is never used again.
+Every plugin may read it: tables of plugins join with ``nodes.c.id``, which never changes and is never used again.
 """
 
 from __future__ import annotations

@@ -179,7 +179,7 @@ def _write_private(path: Path, text: str) -> None:
     owner, group, mode = _ownership(path)
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-        # Whoever is not root has his own files, and may lack a group.
+        # A user other than root owns the files, and may lack a group.
         with contextlib.suppress(PermissionError):
             os.fchown(descriptor, owner if os.geteuid() == 0 else -1, group)
             os.fchmod(descriptor, mode)

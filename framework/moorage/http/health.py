@@ -30,9 +30,9 @@ class _Check:
 class Health:
     """``/healthcheck``: 200 when no check finds a problem, 503 with the problems otherwise. Needs no authentication.
 
-    A check is a function that returns an empty text, or a problem in words that anybody may read. A check that raises is a problem,
-    and the log says why. A check that has not answered within ``patience`` seconds is a problem too; it is not asked again before
-    it has answered.
+    A check is a function that returns an empty text, or a problem in words that every client may read. A check that raises is a
+    problem, and the log says why. A check that has not answered within ``patience`` seconds is a problem too; it is not called
+    again before it has answered.
     """
 
     def __init__(

@@ -34,6 +34,6 @@ def check(conf: cfg.ConfigOpts) -> None:
     :raises ConfigError: they cannot be used as they are configured.
     """
     with_middleware(lambda environ, start: [], conf)
-    # A file of users that nobody named is made by ``moorage up``.
+    # ``moorage up`` creates a file of users that the configuration does not name.
     if conf.api.http_basic_auth_user_file or authentication.users_file(conf).exists():
         authentication.authenticator(conf)

@@ -84,7 +84,7 @@ class Subscription:
 
     :param position: the cursor: no event up to it is delivered again, unless a delivery's end was not recorded.
     :param missed: how many events were purged before they were delivered.
-    :param owner: uuid of the service that delivers, with ``epoch``; None when nobody does.
+    :param owner: uuid of the service that delivers, with ``epoch``; None when no service does.
     :param failures: failed deliveries since the last one that succeeded.
     """
 

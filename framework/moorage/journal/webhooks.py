@@ -70,7 +70,7 @@ class Webhook:
 
 
 def new_secret() -> str:
-    """Returns a secret that nobody can guess."""
+    """Returns a new random secret."""
     return _PREFIX + base64.b64encode(randomness.secret(_SIZE)).decode()
 
 

@@ -221,7 +221,7 @@ class ObserverHub:
         return {lane.name: lane.counts() for lane in self._lanes}
 
     def close(self, seconds: float) -> None:
-        """Tell what waits and end; whoever has not ended by then is left behind, and told in the log."""
+        """Delivers queued events and stops. Observers that have not ended by then are abandoned, and named in the log."""
         lanes, self._lanes = self._lanes, ()
         _end(lanes, self._clock, seconds)
         self._unwatched.set()

@@ -2,7 +2,7 @@
 """What an observer implements, and the events that it is told.
 
 An observer is told of events after they have happened, and can change nothing. It is told in a thread of its own: whatever it does,
-raise, hang or be slow, nobody waits for it. What comes faster than it takes it is dropped, and counted.
+raise, hang or be slow, and no service waits for it. What comes faster than it takes it is dropped, and counted.
 
 Events are told at most once, by the process in which they happen, and those of different processes in no order. They are no
 journal: a process that is killed takes with it what it has not told yet. Some are seen by several processes and told by each of

@@ -38,7 +38,7 @@ API_VERSION = (1, 0)
 CROSS_PROCESS = "cross-process"
 #: Several machines reach each other.
 CROSS_HOST = "cross-host"
-#: ``listeners`` answers, and a message to nobody raises NoListener at once.
+#: ``listeners`` answers, and a message without a listener raises NoListener at once.
 KNOWS_LISTENERS = "knows-listeners"
 #: Fanouts of one transport object arrive at each listener in the order in which one thread sent them (some may be missing).
 ORDERED = "ordered"
@@ -130,7 +130,7 @@ class Transport(abc.ABC):
         """Send and wait for the reply; without ``server``, one of the topic's servers gets it.
 
         :param timeout: seconds; the reply is awaited no longer (a short constant for closing things may be added).
-        :raises NoListener: nobody serves it: certainly not handled.
+        :raises NoListener: no server listens on the topic: certainly not handled.
         :raises Busy: the receiver's queue is full: certainly not handled.
         :raises PeerLost: the connection ended after sending: not known whether it was handled.
         :raises CallTimeout: no reply in time: not known whether it was or will be handled.
@@ -147,7 +147,7 @@ class Transport(abc.ABC):
 
     @abc.abstractmethod
     def fanout(self, topic: str, message: Message) -> None:
-        """Send to every server of the topic; at most once for each; nobody listening is no error.
+        """Sends to every server of the topic, at most once for each. It is no error if no server listens.
 
         The sender's own servers get it too, unless the message says ``to_others`` and the transport knows them.
 

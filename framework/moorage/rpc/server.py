@@ -31,7 +31,7 @@ _FITTING = 1000
 
 @dataclass(frozen=True, slots=True)
 class _Handling:
-    """What is being handled in this thread; ``until`` on the monotonic clock, None where nobody waits."""
+    """The request that this thread handles; ``until`` on the monotonic clock, None if no caller waits."""
 
     message: Message
     until: float | None
@@ -48,7 +48,7 @@ def incoming() -> Message | None:
 
 
 def remaining_seconds() -> float | None:
-    """Seconds (zero or less: over) for which the caller of the present handling still waits; None when nobody does."""
+    """Returns the seconds for which the caller still waits (zero or less: it has stopped); None if no caller waits."""
     handling = _current.get()
     if handling is None or handling.until is None:
         return None

@@ -140,7 +140,7 @@ def answer(handler: Handler, message: Message, limit: int) -> bytes:
 
 
 def absorb(handler: Handler, message: Message, topic: str) -> None:
-    """Let the handler work on a cast or fanout, whose outcome nobody awaits: what it raises is logged; never raises."""
+    """Calls the handler of a cast or fanout. No caller waits for the outcome, so errors are logged; never raises."""
     try:
         with foreign.isolate_plugin_call(message.method):
             handler(message)

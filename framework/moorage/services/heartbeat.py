@@ -39,13 +39,13 @@ class HostLease(Protocol):
 
 
 class Heartbeat:
-    """Beats in a thread of its own, and fences the service off when it may no longer work.
+    """Sends heartbeats in a separate thread, and stops the service when it may no longer work.
 
     ``on_lost`` is called once, with the reason, when a beat changed no row (evicted, or a second process started under this
     name), or when no beat succeeded for ``service_down_time`` less a margin, counted from the start of the last good one:
-    before anybody else may take over.
+    before another service may take over.
 
-    :param owns_work: False for a service of which nobody can take over anything. It may go on without the store, so only an
+    :param owns_work: False for a service without work that others could take over. It may go on without the store, so only an
         evicted epoch ends it, and not silence.
     """
 
@@ -102,7 +102,7 @@ class Heartbeat:
 
     @property
     def valid_until(self) -> float:
-        """Until when, on the clock's monotonic scale, nobody else can have taken this service for dead."""
+        """Returns the time, on the clock's monotonic scale, until which no service can declare this service dead."""
         return self._good_from + self._patience
 
     def _run(self) -> None:

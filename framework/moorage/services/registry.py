@@ -229,7 +229,7 @@ class ServiceRegistry:
         return self._conditional(_BEAT_PROMISING, **given)
 
     def retire(self, identity: ServiceIdentity) -> bool:
-        """Say that this incarnation ended in good order, so that nobody waits for its heartbeats."""
+        """Records that this incarnation stopped normally, so that no service waits for its heartbeats."""
 
         def work(tx: sa.Connection) -> bool:
             retired = tx.execute(_RETIRE, {"of_uuid": identity.uuid, "of_epoch": identity.epoch}).rowcount == 1
@@ -263,7 +263,7 @@ class ServiceRegistry:
         return dead
 
     def evict_forced(self, tx: sa.Connection, binary: str, host: str) -> bool:
-        """End the incarnation of a service that an operator declared dead; False when nobody has."""
+        """Ends the incarnation of a service that an operator declared dead; False if no operator has."""
         key = {"of_binary": binary, "of_host": host}
         if tx.execute(_EVICT_FORCED, key).rowcount != 1:
             return False

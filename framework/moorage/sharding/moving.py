@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Changes the shard of nodes. The conditions are part of the statement that writes the node's row.
 
-* The node is still in the shard that the caller found it in, and nobody has reserved it.
-* A node without a shard may get one, also with an instance on it: nobody serves it by shard yet.
+* The node is still in the shard that the caller found it in, and it is not reserved.
+* A node without a shard may get one, also with an instance on it: no consumer serves it by shard yet.
 * An occupied node stays in its shard while the agent that manages it may live. It is occupied by an external instance
   (``instance_uuid``) or by an instance of the instance store. It may move once its agent is declared dead, or when the caller
   includes nodes with instances.

@@ -13,7 +13,7 @@ __all__ = ["ManualClock"]
 class ManualClock(SystemClock):
     """Time passes by sleeping, which takes none, and by :meth:`advance`. Safe for use by several threads.
 
-    Waiting for an event is done in the machine's time, since somebody else is to set it; it moves nothing.
+    Waiting for an event is done in the machine's time, since another thread sets it; the wait does not advance the clock.
 
     :param now: what it shows at first, in seconds.
     :param shortest: seconds that a sleep moves it by at least.

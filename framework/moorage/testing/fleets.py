@@ -132,7 +132,7 @@ def random_fleet(
 
 
 def random_request(random: random_module.Random, instances: int = 100) -> RequestSpec:
-    """A request that may name any of the first ``instances`` instances, and some that nobody knows."""
+    """A request that may name any of the first ``instances`` instances, and some that do not exist."""
 
     def uuids(most: int) -> list[str]:
         return [f"instance-{random.randrange(instances + 5)}" for _ in range(random.randrange(most + 1))]

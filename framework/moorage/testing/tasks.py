@@ -59,7 +59,7 @@ class Sent:
     def cast(self, topic: str, method: str, args: Any = None, *, server: str | None = None) -> None:
         """Keep it.
 
-        :raises NoListener: nobody is there.
+        :raises NoListener: no server listens.
         """
         if self.away:
             raise errors.NoListener(f"Nobody listens on {topic}.")
@@ -69,7 +69,7 @@ class Sent:
 class KitLease(TaskLease):
     """A lease over a real database, which the test can take away.
 
-    :ivar lost: somebody else has it by now: nothing may be written any more.
+    :ivar lost: another engine has the object by now: nothing may be written any more.
     """
 
     __slots__ = ("finished", "lost")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What becomes of resources whose operation did not succeed: because it failed, or because whoever did it died.
+"""What becomes of resources whose operation did not succeed: because it failed, or because its service died.
 
 ==========  =================  ==========================================================
 resource    status             becomes

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Next to, or away from, given instances.
+"""Filters that place an instance next to, or away from, given instances.
 
-The hints ``same_host`` and ``different_host`` hold instance uuids, one or several. Without them every node passes. Instances that
-nobody knows are nowhere: next to them no node passes, away from them every node does. All is per node, not per agent.
+The hints ``same_host`` and ``different_host`` hold instance uuids, one or several. Without them every node passes. Unknown
+instances are nowhere: next to them no node passes, away from them every node does. All is per node, not per agent.
 """
 
 from __future__ import annotations

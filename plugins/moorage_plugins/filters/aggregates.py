@@ -133,7 +133,7 @@ class AggregateMultiTenancyIsolationFilter(_AggregateFilter):
     """Keeps others out of nodes that are set aside for some projects.
 
     A node whose aggregates have metadata that begin with ``filter_tenant_id`` (a project or several between commas) passes only for
-    those; a node without any passes for everybody.
+    those; a node without any passes for every project.
     """
 
     api_version: ClassVar[tuple[int, int]] = (1, 0)

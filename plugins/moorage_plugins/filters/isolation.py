@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Some hosts for some images only; and the filter that refuses nobody."""
+"""Filters that reserve hosts for images, and the filter that passes every host."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ _TOGETHER = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 class MetricsObserver(Observer):
-    """Counts events in a file for each process, which node_exporter's textfile collector (and anybody else) can read.
+    """Counts events in a file for each process, which node_exporter's textfile collector and other programs can read.
 
     ``moorage_events_total`` by kind, ``moorage_claims_refused_total`` by reason, ``moorage_request_attempts`` (claims that a
     decision took), ``moorage_claims_together`` (claims by how many their transaction made), ``moorage_events_dropped``, and

@@ -21,8 +21,8 @@ PARAMS = ("hash_function", "replicas")
 class HashRingStrategy(ShardStrategy, NodePlacer):
     """The ring of :mod:`moorage.ring` with the shards as members.
 
-    Anybody who knows the shards can tell where a node belongs, without the store; one shard more or less moves about 1/n of the
-    nodes, though the shards are as uneven as the ring (1.2 times the mean with 160 replicas), and a level fleet is shuffled once.
+    Any program that knows the shards can compute the shard of a node, without the store. One shard more or less moves about 1/n of
+    the nodes. The shards are as uneven as the ring (1.2 times the mean with 160 replicas), and a level fleet is shuffled once.
     Parameters: ``replicas`` (points of a shard, 160) and ``hash_function`` (``md5``, as Sahara's ring, or ``xxh3``).
     """
 

@@ -92,7 +92,7 @@ class Link:
             raise
 
     def shutdown(self) -> None:
-        """Wake whoever reads or writes; they get the end of the connection or an error. Idempotent."""
+        """Wakes readers and writers; they get the end of the connection or an error. Idempotent."""
         with self._closing, contextlib.suppress(OSError):
             if not self._connection.closed:
                 with socket.socket(fileno=os.dup(self._connection.fileno())) as same:
@@ -114,7 +114,7 @@ def connect(path: str, key: bytes, *, handshake_seconds: float, stall_seconds: f
     """A link to the listener at ``path``.
 
     :param stall_seconds: for the time after the handshake; zero means to wait for ever.
-    :raises OSError: FileNotFoundError, ConnectionRefusedError: nobody there. BlockingIOError: it does not answer.
+    :raises OSError: FileNotFoundError, ConnectionRefusedError: no process listens. BlockingIOError: it does not answer.
     :raises EOFError: it ended meanwhile. :raises multiprocessing.AuthenticationError: the keys differ.
     """
     raw = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -91,9 +91,9 @@ class Registry:
         self._clock = clock
 
     def key(self) -> bytes:
-        """The shared secret; made by whoever asks first.
+        """The shared secret; created by the first process that asks.
 
-        :raises ConfigError: folder or file belong to somebody else or are open to others.
+        :raises ConfigError: folder or file belong to another user or are open to others.
         """
         path = os.path.join(self._run_dir, "key")
         try:
@@ -180,7 +180,7 @@ class Registry:
         return key
 
     def _make_key(self, path: str) -> None:
-        """Write the whole key under another name, then link it: nobody can see half of it, and the first one wins."""
+        """Write the whole key under another name, then link it: no process can see half of it, and the first one wins."""
         draft = f"{path}.{os.getpid()}.{randomness.secret(4).hex()}"
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
@@ -235,7 +235,7 @@ def _lock(descriptor: int, kind: int) -> bool:
 
 
 def _take(place: SocketPath) -> int | None:
-    """A descriptor that holds the lock of a place, or None when somebody else does."""
+    """A descriptor that holds the lock of a place, or None when another process holds it."""
     while True:
         descriptor = os.open(place.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:

@@ -65,7 +65,7 @@ class MessageHub:
             return [self._topics[topic][name] for name in sorted(self._topics.get(topic, ()))]
 
     def candidates(self, topic: str, server: str | None) -> list[_Subscription]:
-        """Who may take a call or cast, the one whose turn it is first; raises NoListener when nobody may."""
+        """Returns the servers that may take a call or cast, the next in turn first; raises NoListener if there is none."""
         found = [one for one in self.of(topic) if server in (None, one.server)]
         if not found:
             wanted = f"server '{server}' of topic '{topic}'" if server else f"topic '{topic}'"

@@ -183,7 +183,7 @@ class AllocationLedger(abc.ABC):
     def renew(self, consumer: str, lifetime: float | None) -> bool:
         """Let a consumer expire so many seconds from now by the store's clock; None: never (the claim is confirmed).
 
-        False when it holds nothing (any more): whoever renews too late has lost it.
+        False when it holds nothing (any more): a consumer that renews too late has lost its claim.
         """
 
     @abc.abstractmethod

@@ -187,7 +187,7 @@ class PoolSet(base.ApiShow):
 
 
 class PoolDelete(base.ApiCommand):
-    """Remove a pool that nobody holds anything of."""
+    """Remove a pool of which no consumer holds resources."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Which."""

@@ -110,7 +110,7 @@ class PeriodicRun(_TaskCommand):
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """All objects or one."""
         parser = super().get_parser(prog_name)
-        parser.add_argument("--object", help="this object alone, by whoever owns it")
+        parser.add_argument("--object", help="only this object, by the engine that owns it")
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:

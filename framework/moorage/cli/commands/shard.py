@@ -158,7 +158,7 @@ class _Advance(base.ApiShow):
 
 
 class ShardApply(_Advance):
-    """Carry out a plan, or go on with one; nodes that somebody else has changed are left alone and told."""
+    """Apply a plan, or continue one. Nodes that changed meanwhile are skipped and listed."""
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Do it and print how it went."""
@@ -167,7 +167,7 @@ class ShardApply(_Advance):
 
 
 class ShardRollback(_Advance):
-    """Take a plan back, as far as it was carried out; nodes that somebody has changed since are left alone and told."""
+    """Roll back the moves that a plan has made. Nodes that changed since are skipped and listed."""
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Do it and print how it went."""

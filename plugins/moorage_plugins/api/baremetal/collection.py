@@ -82,7 +82,7 @@ class Collection:
     def row(self, request: Request, ident: str, columns: Sequence[Any]) -> Any:
         """The row of a thing that the caller may see.
 
-        :raises NotFound: there is none, or it is somebody else's.
+        :raises NotFound: there is none, or the caller may not see it.
         """
         statement = sa.select(*columns).select_from(self.resource.source).where(self._is(ident))
         visible = self.visible_to(request)

@@ -80,7 +80,7 @@ class Nodes(Collection):
         return self.shown(request, uuid, status=201)
 
     def patch(self, request: Request) -> Response:
-        """``PATCH /v1/nodes/<uuid or name>``: repeated on the node as it is then, when somebody else was quicker."""
+        """``PATCH /v1/nodes/<uuid or name>``: repeated on the node as it is then, when another request was faster."""
         touched = patching.touched_by(request.body, _WRITABLE, request.version)
         for _ in range(_TRIES):
             row = self.row(request, request.path_params["ident"], _COLUMNS)

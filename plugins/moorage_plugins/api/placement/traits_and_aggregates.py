@@ -26,7 +26,7 @@ _CHANGED = "Resource provider's generation already changed. Please update the ge
 
 
 def standard_first(names: Iterable[str]) -> list[str]:
-    """Traits in Placement's order: those that everybody knows, then one's own."""
+    """Traits in Placement's order: standard traits, then custom ones."""
     return sorted(names, key=lambda name: (name.startswith("CUSTOM_"), name))
 
 

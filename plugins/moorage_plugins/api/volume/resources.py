@@ -212,7 +212,7 @@ def _attachment(row: Any) -> dict[str, Any]:
 
 
 def _project(request: Request) -> str | None:
-    """Whose resources the caller sees; None: everybody's."""
+    """Returns the project whose resources the caller sees; None: all projects."""
     return None if request.context.system_scope else (request.context.project_id or "")
 
 

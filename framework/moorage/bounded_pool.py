@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs calls that may hang in a bounded number of threads, and goes on without those that do.
+"""Runs calls that may hang in a bounded number of threads, and continues without the threads that hang.
 
 A thread of Python cannot be stopped. The pool abandons a call that exceeds its limit: its caller goes on, the thread ends when the
 call returns. Until then the thread counts, so the number of threads stays bounded however many calls hang.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who asks: the request context that travels through API, messages and logs."""
+"""The request context: user, project and ids of a request, in the API, messages and logs."""
 
 from __future__ import annotations
 

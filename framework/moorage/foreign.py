@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What code that is not ours may not do to the process that calls it.
+"""Protects a process from foreign code that it calls: plugins and their errors and texts.
 
 It may not end the process, nor copy it, nor print among what was asked for, nor put into our messages what cannot be sent or shown.
 """

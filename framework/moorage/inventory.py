@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much of something there is: what a node says of itself, and what a provider has."""
+"""Inventories: the amounts of a resource class that a node declares, and that a provider has."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a request asks of providers: groups of resources and traits. Stores find candidates by it, schedulers choose nodes by it.
+"""Request groups: the resources and traits that a request asks of providers. Stores find candidates by them, schedulers nodes.
 
 The terms and rules are those of OpenStack Placement's ``GET /allocation_candidates`` at microversion 1.39:
 

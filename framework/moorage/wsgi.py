@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The API under a WSGI server of one's own (gunicorn, uWSGI, mod_wsgi): all of it, or one dialect alone at the root.
+"""The API as a WSGI application for gunicorn, uWSGI or mod_wsgi: all of it, or one dialect at the root.
 
 ::
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Allocation: is there room, and is it mine now (seed 001)."""
+"""Allocation: inventories of resources, and claims that never exceed them (seed 001)."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Allocations and usages in ``/scheduling/v1``: what is stored, page by page, for audits and reports."""
+"""Serves allocations and usages in ``/scheduling/v1``, page by page, for audits and reports."""
 
 from __future__ import annotations
 

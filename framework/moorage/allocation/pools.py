@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pools as operators know them: a name, inventories, and the nodes that take of it.
+"""Manages pools for operators: a name, inventories, and the nodes that take resources from the pool.
 
 A pool is a provider on which nothing lands (``can_host`` False) with the trait of sharing, and its members are the providers in
 the aggregate that has the pool's uuid. It is counted once, however many nodes share it.

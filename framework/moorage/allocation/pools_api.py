@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pools and the audit in ``/scheduling/v1``."""
+"""Serves pools and the audit in ``/scheduling/v1``."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compares the limits that a quota source says with those that the store has."""
+"""Compares the limits of a quota source with the limits in the store."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Limits of projects in ``/scheduling/v1``."""
+"""Serves the limits of projects in ``/scheduling/v1``."""
 
 from __future__ import annotations
 

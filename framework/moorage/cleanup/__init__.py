@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cleanup: who finishes what a dead service left behind (seed 004)."""
+"""Cleanup: finishes or undoes the operations of dead services (seed 004)."""

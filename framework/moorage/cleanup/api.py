@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cleanup in ``/scheduling/v1``: what is being worked on and why it does not go on, requests and their progress, the history."""
+"""Serves cleanup in ``/scheduling/v1``: operations and what they wait for, requests and their progress, the history."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cleans what dead services left: takes orphans in batches and has the handler of their type finish each.
+"""Cleans up after dead services: takes orphans in batches, and calls the handler of their type for each.
 
 One failing row never stops a pass: it is given back with a reason, tried again at growing distances, and put into quarantine in the
 end. Leases are renewed while handlers work; a lease that is lost stops nothing here, because the handler's last write is refused.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decides after whom is cleaned, and has it done: on request with filters, or automatically after several samples.
+"""Decides which dead services are cleaned up, and requests the cleanup: for operators, or automatically after several samples.
 
 Runs in every scheduler. Nothing is agreed between them: the row of a request is unique, so that all of them make one.
 """

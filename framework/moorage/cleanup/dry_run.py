@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a cleaner would do with rows that it may take: the same as it does, told and not done."""
+"""Dry run: predicts, for each orphan, what a cleaner would do."""
 
 from __future__ import annotations
 

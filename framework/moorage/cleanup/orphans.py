@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What dead services left: found and taken in sets, given back, put into quarantine, ended with a line of history.
+"""Finds and takes the orphans of dead services in sets, releases them, puts them into quarantine, and records their end.
 
 A row is an orphan when the service that worked on it has ended: its ``worker_epoch`` is smaller than the service's epoch, which
 only a write can raise. Who cleans holds a lease; should the cleaner die too, the lease expires and the row is taken again.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Since when rows have been as they are, on the clock of the machine that judges.
+"""Detects rows that have not changed for a number of seconds, by the monotonic clock of the observing machine.
 
 That a time in a row is over by the database's clock proves little: that clock may jump, and each node of a Galera cluster has its
 own. Who lives renews, or announces, and so changes the row; what two looks find unchanged, a timeout apart by one's own monotonic

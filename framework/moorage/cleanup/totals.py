@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was counted of cleaning since the beginning, by type of resource: sums that outlive the history.
+"""Totals of cleanup since the first start, by type of resource. They outlive the history.
 
 Claims are counted in the process and added by the cleaner at the end of a pass, in one transaction: a claim costs no write of its
 own. What a process has counted and not added yet goes with it when it is killed.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is being worked on, by whom, and why it does not go on: for people."""
+"""Shows operators the operations in progress, their owners, and what they wait for."""
 
 from __future__ import annotations
 

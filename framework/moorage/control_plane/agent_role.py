@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agent: it does operations for one host. It is wired here from the families."""
+"""Wires the role ``agent`` from the families. An agent does the operations of one host."""
 
 from __future__ import annotations
 

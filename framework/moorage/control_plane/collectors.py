@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``/metrics`` counts of engines each time it is asked."""
+"""Counts engines in the store for each request of ``/metrics``."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading the configuration: one object that is passed on, never a global one.
+"""Reads the configuration into one object, which is passed on and is never global.
 
 Options come from the parts that are installed (:mod:`moorage.part`), so that a plugin that was installed today needs no change
 here.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Configuration files as they are written: which can be read at all, and what stands in them."""
+"""Parses configuration files: which of them can be read, and which names and values they have."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine: it does its share of the periodic work, and delivers the journal to those who follow it."""
+"""The role ``engine``: does its share of the periodic work, and delivers the journal to its followers."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What roles and commands open by the configuration: stores, detectors, leases."""
+"""Opens stores, detectors and leases by the configuration, for roles and commands."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Audits what several tables say of one thing: nodes and their providers, instances and their allocations."""
+"""Compares tables with each other: nodes with their providers, instances with their allocations."""
 
 from __future__ import annotations
 

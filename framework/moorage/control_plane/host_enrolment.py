@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the node of an agent's host, with its provider, of what the host's driver sees (``[agent] enrol``).
+"""Creates the node of an agent's host, with its provider, from the report of the host's driver (``[agent] enrol``).
 
 The node has the name of the agent, and the uuid that follows from this name (:func:`moorage.fleet.interface.uuid_of_name`). So an
 agent whose state folder was lost finds its node again, and a node that was imported by this name is the same one.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a service that lives on Moorage implements: its agent service, and its dialect of the API.
+"""The interfaces of a service that runs on Moorage: its agent service, and its dialect of the API.
 
 The reference is the compute plugin.
 """

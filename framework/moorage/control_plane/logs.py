@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The log of a process, as oslo.log's options have it."""
+"""Configures the log of a process by oslo.log's options."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a role tells others unasked, or asks them to tell."""
+"""The messages that a role sends to others after a change, or to ask for a comparison."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Observers in the roles: loaded and told. What happens in the families becomes events here, so that none of them knows of any."""
+"""Loads observers in the roles, and sends them events. The families do not know observers; this module creates the events."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Work that a role repeats in a thread of its own."""
+"""Repeats work of a role in a separate thread."""
 
 from __future__ import annotations
 

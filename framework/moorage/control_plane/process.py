@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every role's process does alike: open the store and the messages, enlist, beat, serve, reload, drain."""
+"""The common life of every role's process: open store and messages, enlist, send heartbeats, serve, reload, drain."""
 
 from __future__ import annotations
 

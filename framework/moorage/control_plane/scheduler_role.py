@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The scheduler: it selects and claims. It is wired here from the families."""
+"""Wires the role ``scheduler`` from the families. A scheduler selects nodes and claims resources."""
 
 from __future__ import annotations
 

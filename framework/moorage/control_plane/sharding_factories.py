@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sharding bound to what it needs of others: the configuration, and the instances."""
+"""Builds the parts of sharding from the configuration, and binds them to the instances."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a scheduler reads of the fleet: nodes, what is used of them, their aggregates, and whether their agents work.
+"""Reads the fleet for schedulers: nodes, their use, their aggregates, and whether their agents are up.
 
 After the first reading, a reading costs what changed since the last one (:mod:`moorage.db.changes`). Three changes make it read all
 nodes again, since they may concern any node: of an aggregate, of a pool, and of more nodes than half of the fleet.

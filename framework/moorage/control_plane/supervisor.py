@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One process that starts the roles of a machine as processes of their own and keeps them running.
+"""The supervisor: starts the roles of a machine as separate processes and restarts dead ones.
 
 A child says that it is ready by a line on a pipe. One that ends is started again after a delay that doubles while it keeps
 ending; one that grows above ``max_rss`` is ended and restarted, and so is one that stays stopped. A child that refuses its

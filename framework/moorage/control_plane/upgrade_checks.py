@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the upgrade check looks at of services, and of what their engines coordinate through."""
+"""Checks services and the coordination backend for the upgrade check."""
 
 from __future__ import annotations
 

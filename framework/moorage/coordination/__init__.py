@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Coordination: which of us does this job (seed 002)."""
+"""Coordination: divides periodic work among engines by a hash ring (seed 002)."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rings and periodic tasks in ``/scheduling/v1``."""
+"""Serves rings and periodic tasks in ``/scheduling/v1``."""
 
 from __future__ import annotations
 

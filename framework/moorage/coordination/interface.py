@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What plugins of coordination implement: backends that say who is there, and periodic tasks that are split between those.
+"""The interfaces of coordination plugins: backends that keep group membership, and periodic tasks that the members divide.
 
 A *backend* keeps groups of members. It may be wrong about who lives; nothing that is written rests on it alone. A *periodic
 task* handles objects; who handles which follows from the ring of the members, and each handling has a :class:`TaskLease`, whose

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From ``[coordination] periodic_coordination_backend`` to clients of a backend."""
+"""Creates clients of the backend that ``[coordination] periodic_coordination_backend`` names."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Being a member: heartbeats, the moment until which we certainly are one, joining again, replacing a client that is lost.
+"""Keeps one membership: renews it, knows until when it is valid, joins again, and replaces a lost client.
 
 All of it happens in :meth:`Membership.step`, which a thread calls again and again, and a simulator instead of the thread.
 """

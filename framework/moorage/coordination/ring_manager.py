@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From who is there to what is mine: the ring that this member works under.
+"""Keeps the ring that this member works under, and the objects that the member owns on it.
 
 Overlaps of two owners, and what bounds them (one handling of the slowest object is *o*, the time between two looks *P*):
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the periodic tasks of one member: looks what is due, and sweeps each task in a thread of its own.
+"""Runs the periodic tasks of one member: finds the due tasks, and runs each in a separate thread.
 
 A task never overlaps itself: while it sweeps, its ticks are missed, and coalesce into the next one.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rings, who has adopted them, claims of ticks, and what operators asked of periodic tasks."""
+"""Tables of rings, of their adoption by members, of claims of ticks, and of operators' requests to periodic tasks."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One sweep of one task by one member: what is mine, claim it, handle it, object by object.
+"""One run of one task by one member: claims and handles each object that the member owns.
 
 The parts are called by :mod:`moorage.coordination.runner` with threads, and by a simulator without.
 """

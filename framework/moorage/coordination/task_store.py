@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What operators asked of periodic tasks, and what their sweeps did."""
+"""Stores operators' requests to periodic tasks, and the results of their runs."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who handles an object at a tick: one row for each task and object, claimed by a conditional statement.
+"""Leases of ticks: one row for each task and object, claimed by a conditional statement.
 
 The two statements are declared as data, like those of :mod:`moorage.work.lease`, so that the simulation runs the production
 statements. A tick of an object is claimed at most once, and never by an owner of an older ring after an owner of a newer one,

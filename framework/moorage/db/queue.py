@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whose turn it is to write to a SQLite file: first come, first served, among threads and processes.
+"""Queues the writers of a SQLite file, first come, first served, among threads and processes.
 
 SQLite lets one transaction write at a time and makes the others sleep and try again, up to a tenth of a second between tries;
 whoever has just written is the likeliest to be next, and some of eight writers starve. Here writers take tickets instead.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How connections are made."""
+"""Settings of database connections."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How revisions are found, run, compared and written: with Alembic, which is driven through its API; there is no alembic.ini.
+"""Finds, runs, compares and writes revisions through Alembic's API; there is no alembic.ini.
 
 Who only asks at which revision a database is needs none of this (:mod:`moorage.db.migrations`).
 """

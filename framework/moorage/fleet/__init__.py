@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fleet: what machines there are."""
+"""The fleet: nodes and aggregates."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nodes in ``/scheduling/v1``."""
+"""Serves nodes in ``/scheduling/v1``."""
 
 from __future__ import annotations
 

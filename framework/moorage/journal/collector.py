@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``/metrics`` says of subscriptions to the journal each time it is asked."""
+"""Reads subscriptions to the journal from the store for each request of ``/metrics``."""
 
 from __future__ import annotations
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Observers: plugins that are told what the control plane does."""
+"""Observers: plugins that get the events of the control plane."""

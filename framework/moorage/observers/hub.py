@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tells observers, so that none of them can hurt who tells, nor another one.
+"""Sends events to observers. An observer can harm neither the sender nor another observer.
 
 Each observer has a bounded queue and a thread. Telling is putting into queues: it never waits, and never raises. One more thread
 looks whether any of them hangs.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an observer implements, and the events that it is told.
+"""The interface of observers, and the events that they get.
 
 An observer is told of events after they have happened, and can change nothing. It is told in a thread of its own: whatever it does,
 raise, hang or be slow, and no service waits for it. What comes faster than it takes it is dropped, and counted.

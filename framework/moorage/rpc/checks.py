@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the upgrade check looks at of messages."""
+"""Checks the message broker for the upgrade check."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a transport plugin implements, and the plain data that crosses it.
+"""The interface of transports, and the plain data that they carry.
 
 Messages are at most once, unordered and possibly stale (a receiver throws out duplicates and old ones with
 :class:`moorage.rpc.sequence.OriginFilter`, and compares notes periodically to repair what was lost). A transport never sends a

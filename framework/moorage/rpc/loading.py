@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From ``[rpc] transport_url`` to a transport."""
+"""Creates the transport that ``[rpc] transport_url`` names."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Telling new messages from old, repeated and lost ones by their (service, epoch, sequence)."""
+"""Distinguishes new messages from old, repeated and lost ones by their (service, epoch, sequence)."""
 
 from __future__ import annotations
 

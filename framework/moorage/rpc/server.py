@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The receiving side: from a message to the method that serves it."""
+"""The receiving side: dispatches each message to its method."""
 
 from __future__ import annotations
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Services: who is alive."""
+"""Services: their heartbeats, epochs and liveness."""

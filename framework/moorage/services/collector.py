@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``/metrics`` counts of fenced hosts each time it is asked."""
+"""Counts fenced hosts in the store for each request of ``/metrics``."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Beats, so that others see that the service is up; :mod:`moorage.services.liveness` looks at the beats of others."""
+"""Sends the heartbeats of a service; :mod:`moorage.services.liveness` watches the heartbeats of others."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decides whether a service is up, by watching its beats.
+"""Decides whether a service is up, by watching its heartbeats.
 
 Whether a dead service's work may be taken is decided by :mod:`moorage.cleanup.coordinator`, with this and a fence.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps the rows of services: enlisting, beats, epochs, evictions.
+"""Keeps the rows of services: enlisting, heartbeats, epochs, evictions.
 
 Whether a service is up is an opinion of the one who watches its beats (:mod:`moorage.services.liveness`). Its death is a write
 here, an eviction, which :mod:`moorage.cleanup.coordinator` decides on.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shards in ``/scheduling/v1``: counts, assignment, plans."""
+"""Serves shards in ``/scheduling/v1``: counts, assignment, plans."""
 
 from __future__ import annotations
 

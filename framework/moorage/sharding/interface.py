@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a shard strategy implements, and the plain data that crosses the border.
+"""The interface of shard strategies, and the plain data that they exchange with the core.
 
 A strategy only says where nodes should be. The core decides what of that happens: it keeps locked nodes in place, withholds what
 is above the allowed number of moves, counts, journals, and writes each move on the condition that the node still is where the

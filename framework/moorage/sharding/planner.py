@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes a plan of what a strategy wants: which nodes move, which stay, and how balanced that is.
+"""Turns the result of a strategy into a plan: which nodes move, which stay, and how balanced the shards are.
 
 It computes only. :mod:`moorage.sharding.moving` writes the shard of a node, :mod:`moorage.sharding.placing` chooses that of a
 new one.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps plans in the store, applies them and takes them back; each move happens at most once.
+"""Keeps plans in the store, applies them and rolls them back; each move happens at most once.
 
 A plan's journal lies beside the nodes. A batch of moves is one transaction. It writes the plan's row first, so processes that apply
 the same plan take turns. Then it writes the nodes, each on the conditions of :mod:`moorage.sharding.moving`, then the journal. When

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an allocation store implements, and the plain data that crosses the border.
+"""The interface of allocation stores, and the plain data that they exchange with the core.
 
 A provider has inventories, one per resource class; a consumer holds allocations of them; a claim is what a consumer holds.
 capacity = (total - reserved) * allocation_ratio. A claim of ``n`` fits when min_unit <= n <= max_unit, the step rule holds and

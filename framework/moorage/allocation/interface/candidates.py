@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where would a request fit: combinations of providers that could be claimed now.
+"""Allocation candidates: combinations of providers on which a request fits now.
 
 The terms and rules are those of OpenStack Placement's API reference (``GET /allocation_candidates``) at microversion 1.39:
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What there is: providers in trees, their inventories, traits and aggregates, and the names of classes and traits.
+"""The catalogue of a store: providers in trees, their inventories, traits and aggregates, and the names of classes and traits.
 
 Every write of a provider takes an ``expected_generation``: with a number the write happens only while the provider has that
 generation (compare-and-update), and None asks for nothing. The condition stands in the statement that writes.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who knows whether there is anything behind a consumer: plugins of the group ``moorage.orphan_detectors``."""
+"""The interface of orphan detectors, which find consumers that no longer exist (group ``moorage.orphan_detectors``)."""
 
 from __future__ import annotations
 

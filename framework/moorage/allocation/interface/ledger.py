@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who holds what: consumers with generations, changes of several claims at once, leases on consumers, totals of projects."""
+"""Consumers with generations, changes of several claims at once, leases on consumers, and totals of projects."""
 
 from __future__ import annotations
 

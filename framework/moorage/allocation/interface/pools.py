@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pools: providers without a node, of which the trees of their aggregates take too."""
+"""Pools: providers without a node, from which the provider trees in their aggregates also take resources."""
 
 from __future__ import annotations
 

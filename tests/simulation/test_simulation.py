@@ -33,6 +33,22 @@ MUTANTS = (
     "a recount drops what is being claimed",
 )
 
+#: Plants each mutant in a process of its own, and prints those that do not fit production's code any more.
+_PLANT_ALL = """
+import os
+from tests.simulation import mutants
+for mutant in mutants.MUTANTS:
+    child = os.fork()
+    if not child:
+        try:
+            mutant.plant()
+        except BaseException as error:
+            print(f"{mutant.name}: {error}", flush=True)
+        os._exit(0)
+    os.waitpid(child, 0)
+print("planted")
+"""
+
 #: Schedules that broke an invariant once: workload and seed. Each bug has a test of its own as well, since a schedule changes
 #: with the code that it runs.
 FOUND = (("cleaning", "163"), ("creates", "69"))
@@ -151,6 +167,11 @@ class SimulationTests(unittest.TestCase):
         for mutant in MUTANTS:
             with self.subTest(mutant):
                 self.assertRegex(done.stdout, rf"(?m)^{re.escape(mutant)} +\S+ +\d+ schedules  ")
+
+    def test_every_mutant_can_be_planted(self) -> None:
+        command = [sys.executable, "-c", _PLANT_ALL]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+        self.assertEqual("planted\n", done.stdout, done.stderr)
 
     def test_every_checker_and_every_page_of_the_table_is_there(self) -> None:
         kinds = {kind.__name__: kind for each in WORKLOADS.values() for kind in each.__mro__}

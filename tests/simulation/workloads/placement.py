@@ -43,6 +43,7 @@ HOSTS = ("agent-1", "agent-2", "agent-3")
 SCHEDULERS = ("scheduler-1", "scheduler-2")
 #: Units of VCPU of each node.
 SIZE = 4
+_RUNNING = WorkloadState.RUNNING.value
 #: (Node, resource class) -> units that are free.
 _Free = dict[tuple[str, int], float]
 
@@ -366,18 +367,21 @@ class Placement(Workload):
     def executing(self) -> dict[str, list[str]]:
         """Uuid -> hosts whose hypervisors execute it, each as often as it does."""
         found: dict[str, list[str]] = {}
-        for each in sorted((self.world.folder / "hypervisors").glob("*/*/[0-9]*")):
-            if each.read_text().startswith(WorkloadState.RUNNING.value):
-                found.setdefault(each.parts[-2], []).append(each.parts[-3])
+        for uuid, by_host in self._effects().items():
+            for host, tokens in by_host.items():
+                for token in tokens:
+                    with open(f"{self.world.folder}/hypervisors/{host}/{uuid}/{token}", encoding="ascii") as file:
+                        if file.read(len(_RUNNING)) == _RUNNING:
+                            found.setdefault(uuid, []).append(host)
         return found
 
     def _effects(self) -> dict[str, dict[str, list[int]]]:
         """Uuid -> host -> tokens of what the hypervisors run."""
         found: dict[str, dict[str, list[int]]] = {}
         for host in HOSTS:
-            folder = self.world.folder / "hypervisors" / host
-            for uuid in sorted(os.listdir(folder)) if folder.exists() else ():
-                tokens = sorted(int(each) for each in os.listdir(folder / uuid) if each.isdigit())
+            folder = f"{self.world.folder}/hypervisors/{host}"
+            for uuid in sorted(os.listdir(folder)) if os.path.exists(folder) else ():
+                tokens = sorted(int(each) for each in os.listdir(f"{folder}/{uuid}") if each.isdigit())
                 if tokens:
                     found.setdefault(uuid, {})[host] = tokens
         return found

@@ -122,7 +122,9 @@ class AutomaticEvacuations(SelfFences):
         """Whether the agent of a host has promised that the host fences itself. Engines fence no other hosts."""
         return bool(
             self.rows(
-                "SELECT 1 FROM services WHERE \"binary\" = 'agent' AND host = ? AND self_fence_start = started_at", host
+                "SELECT 1 FROM services WHERE \"binary\" = 'agent' AND host = ? AND self_fence IS NOT NULL"
+                " AND self_fence_start = started_at",
+                host,
             )
         )
 

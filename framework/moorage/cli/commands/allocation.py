@@ -81,7 +81,7 @@ class AllocationAudit(base.ApiLister):
 
 
 class UsageList(base.ApiLister):
-    """What there is and what is used, each resource once: a pool counts for itself, not for those who share it."""
+    """Show capacity and usage per resource. Shared pools are counted once."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """What to show."""

@@ -119,7 +119,7 @@ class CleanupAuto(_Ask):
 
 
 class CleanupList(base.ApiLister):
-    """List operations in progress, with who does each and why it does not go on."""
+    """List operations in progress, with their owners and what they wait for."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Which."""

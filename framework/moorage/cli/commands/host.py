@@ -86,7 +86,7 @@ class HostFence(base.ApiShow):
 
 
 class HostEvacuate(base.ApiCommand):
-    """Have the instances of a dead host built on other hosts. Repeated it goes on with those that are left.
+    """Rebuild the instances of a dead host on other hosts. Repeat it to evacuate instances that are left.
 
     The host must be fenced: by an operator's word (--fenced), or by itself where its compute driver does that.
     """

@@ -377,7 +377,7 @@ class InstanceMigrate(_Move):
 
 
 class InstanceRevertMove(_Action):
-    """End a move that is in progress and not committed; the instance goes on where it was."""
+    """Revert a move that is not committed; the instance stays on its source."""
 
     action = "revert_move"
 

@@ -54,7 +54,7 @@ class Events(base.ApiCommand):
 
 
 class Audit(base.ApiLister):
-    """Show who changed what, when and by which request, with the values before and after each change."""
+    """List changes with their user, time and request, and the values before and after each change."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Filters."""

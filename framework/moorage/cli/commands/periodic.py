@@ -32,7 +32,7 @@ RUN_COLUMNS = (
 
 
 class RingShow(base.ApiLister):
-    """Show who is on the ring: shares, the ring that each works under, the age of each heartbeat."""
+    """Show the members of the ring: their shares, the ring that each works under, the age of each heartbeat."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """A question."""

@@ -520,7 +520,11 @@ class BuildMessages:
             reads both.
         """
         told = {"token": token, "instance": dict(instance)} if token and self._takes_told(host) else {}
-        self._cast(host, "build_instance", uuid, told)
+        try:
+            self._cast(host, "build_instance", uuid, told)
+        except errors.MessageTooLarge:
+            # The claim is committed: the agent reads what the message cannot bring.
+            self._cast(host, "build_instance", uuid)
 
     def _takes_told(self, host: str) -> bool:
         now = self._clock.monotonic()

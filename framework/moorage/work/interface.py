@@ -312,7 +312,8 @@ class OperationStore(abc.ABC):
             before it finishes: from then on an earlier owner's writes are refused.
         :param new: tokens by resource id: the first operations of these resources were created with them, as a message said. An
             operation that has this token and never had an owner is taken with it, which saves statements. Others are taken with a
-            new token. The work must not write its resource before it finishes.
+            new token, in a transaction of their own. Neither the creation nor the work before its end may write the token into the
+            resource: by that an outcome that was lost is known.
         """
 
     @abc.abstractmethod

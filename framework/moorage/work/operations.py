@@ -411,18 +411,22 @@ class SqlOperationStore(OperationStore):
         if not wanted:
             return {}
 
-        def work(tx: sa.Connection) -> dict[str, OperationLease]:
-            # Fences first: transactions that take sets lock fences before operations.
-            taken = self._take(tx, resource_type, [each for each in wanted if each not in new], identity, _TAKE)
-            begun = self._begin(tx, resource_type, {each: new[each] for each in wanted if each in new}, identity)
-            taken |= begun
-            not_new = [each for each in wanted if each in new and each not in begun]
-            taken |= self._take(tx, resource_type, not_new, identity, _TAKE)
-            if stamp_token is not None and taken:
-                stamp_token(tx, taken)
-            return taken
+        def take(old: Sequence[str], begun: Mapping[str, int]) -> dict[str, OperationLease]:
+            def work(tx: sa.Connection) -> dict[str, OperationLease]:
+                # Transactions that take sets lock fences before operations.
+                taken = self._take(tx, resource_type, old, identity, _TAKE)
+                taken |= self._begin(tx, resource_type, begun, identity)
+                if stamp_token is not None and taken:
+                    stamp_token(tx, taken)
+                return taken
 
-        return self._database.run(work)
+            return self._database.run(work)
+
+        taken = take([each for each in wanted if each not in new], {each: new[each] for each in wanted if each in new})
+        if not_new := [each for each in wanted if each in new and each not in taken]:
+            # In another transaction, for the order of locks.
+            taken |= take(not_new, {})
+        return taken
 
     @override
     def start_many(

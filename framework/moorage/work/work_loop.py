@@ -8,8 +8,9 @@ A service describes its work as a :class:`Work`; :class:`WorkLoop` owns everythi
 3. One thread ends up to ``batch`` operations in one transaction, which contains :meth:`Work.finish`, and then calls
    :meth:`Work.after_commit`, in the order of the commits.
 
-The row of an operation decides what there is to do. A message only makes the loop look earlier: it may be lost, doubled or late. A
-sweep finds the operations whose messages were lost, and those of an earlier epoch or with an expired lease.
+The row of an operation decides whether there is something to do. A message makes the loop look earlier, and may say of a new
+operation what its row says, which saves a read: it may be lost, doubled or late. A sweep finds the operations whose messages were
+lost, and those of an earlier epoch or with an expired lease.
 
 A job that shows no progress for its deadline, while it is done or finished, is given up by a sweep: its lease is renewed no longer,
 it is released, and another thread takes the place of the one that hangs. Should the call return, its result is written if no other

@@ -61,6 +61,8 @@ __all__ = ["ComputeAgent", "InstanceWork"]
 
 LOG = logging.getLogger(__name__)
 TYPE = "instance"
+#: Builds of which the agent remembers what their messages said. Of more that wait it reads the rows.
+_TOLD = 1000
 _NOW = sa.select(now())
 #: A sweep out of so many looks for instances that moved away, in case the message about them was lost.
 _UNKNOWN_INSTANCES = 12
@@ -286,9 +288,12 @@ class InstanceWork(Work[Done]):
             # A later version may say more. The row is read.
             LOG.debug("What a message says of instance %s is not understood: %s", uuid, error)
             return
+        if found.uuid != uuid:
+            LOG.warning("A message about instance %s brings instance %s; the row is read.", uuid, found.uuid)
+            return
         with self._lock:
             self._told[uuid] = token, found
-            while len(self._told) > int(self._tools.conf.compute.queue):
+            while len(self._told) > _TOLD:
                 # Its instance is read, if it still waits at all.
                 del self._told[next(iter(self._told))]
 
@@ -306,7 +311,9 @@ class InstanceWork(Work[Done]):
 
         def read(transaction: Any, leases: Mapping[str, Lease]) -> None:
             # Only a later owner of an operation can write its instance from here on, and the finish is fenced against that.
-            instances.clear()
+            for uuid in leases:
+                # A transaction that lost a race runs again.
+                instances.pop(uuid, None)
             instances.update({uuid: each for uuid, (token, each) in told.items() if _has_token(leases, uuid, token)})
             if unknown := sorted(leases.keys() - instances.keys()):
                 found = self._tools.instances.find(unknown, transaction)

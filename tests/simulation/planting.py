@@ -698,7 +698,8 @@ def lost_races_are_won(make: Any) -> Any:
 
     def mutant(self: Any, batch: Any) -> None:
         make(self, batch)
-        believe_committed(self, [each for each in batch if each.races and not each.decided])
+        if all(each.alone and not each.decided for each in batch):
+            believe_committed(self, batch)
 
     return mutant
 

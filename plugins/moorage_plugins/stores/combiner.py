@@ -9,9 +9,8 @@ A combined transaction is all or nothing, yet each claim has its own outcome. Cl
 and their own threads make them one by one. A transaction that fails for an unknown reason is halved until the claim that causes it
 is alone. After a commit of unknown outcome every claim is looked up before any of their threads is answered.
 
-A thread leads one try of a transaction. After a lost race the claims wait again, behind the others, and the next transactions are
-half as large. A claim that has lost several races is made alone by its own thread, which waits between its tries and holds up no
-other claim.
+A thread leads one try of a transaction. After a lost race each claim is made alone by its own thread, which waits between its tries
+and holds up no other claim; the next transactions are half as large.
 
 No thread waits without limit. A claim that waits too long for its transaction to begin is made alone by its own thread. A claim
 whose transaction does not end in time has an unknown outcome.
@@ -35,8 +34,6 @@ __all__ = ["Combiner", "Member", "is_combinable"]
 LOG = logging.getLogger(__name__)
 #: For how many times the patience of the combiner a claim waits for the end of its transaction.
 _UNTIL_END = 5
-#: How many combined transactions of a claim may lose races before the claim is made alone.
-_RACES = 3
 
 
 @dataclass(slots=True, eq=False)
@@ -53,8 +50,6 @@ class Member:
     written: ClaimOutcome | None = None
     #: It cannot share a transaction: its own thread makes it.
     alone: bool = False
-    #: How many of its transactions have lost races.
-    races: int = 0
     #: Set when the claim is decided, and when its thread has to lead.
     woken: threads.Event = field(default_factory=threads.event)
 
@@ -132,12 +127,10 @@ class Combiner:
                 self._leaders += 1
             else:
                 self._waiting.append(member)
-        while not member.done:
-            if not leads:
-                self._wait(member)
-            if not member.done:
-                self._lead(member)
-            leads = False
+        if not leads:
+            self._wait(member)
+        if not member.done:
+            self._lead(member)
         if member.alone:
             self._make([member])
         if member.outcome is None:
@@ -148,7 +141,7 @@ class Combiner:
         """Wait until another thread has made the claim, or until this thread has to lead or to make the claim alone."""
         if member.woken.wait(self._patience) or self._withdraw(member):
             return
-        if member.woken.wait(_UNTIL_END * self._patience) or self._withdraw(member):
+        if member.woken.wait(_UNTIL_END * self._patience):
             return
         with self._lock:
             # A thread that has to lead was woken under the lock.
@@ -180,19 +173,15 @@ class Combiner:
                     each.error = error if each is member else _copy(error)
         finally:
             with self._lock:
-                for each in batch:
-                    if each.done:
-                        each.woken.set()
-                    else:
-                        each.woken.clear()
-                        self._waiting.append(each)
                 if self._waiting:
                     self._waiting.pop(0).woken.set()
                 else:
                     self._leaders -= 1
+            for each in batch:
+                each.woken.set()
 
     def _batch(self, member: Member) -> list[Member]:
-        """The claims of the next transaction. A repetition of one of them waits for the next one, where it finds the claim."""
+        """The claims of the next transaction. A repetition of one of them is left for a later one, where it finds the claim."""
         batch, left, consumers = [member], [], {member.change.consumer}
         with self._lock:
             for each in self._waiting:
@@ -214,11 +203,10 @@ class Combiner:
         except errors.StoreUnavailable as error:
             self._settle(batch, error)
         except errors.StoreBusy:
-            # Others write the same rows. The next transactions touch fewer.
+            # Others write the same rows. The threads try again, and the next transactions touch fewer.
             self._size = max(1, min(self._size, len(batch)) // 2)
             for each in batch:
-                each.races += 1
-                each.alone = not each.decided and each.races == _RACES
+                each.alone = not each.decided
         except Exception as error:  # noqa: BLE001  (alone, each learns what is wrong with it, and only with it)
             LOG.debug("%d claims cannot be made together (%r).", len(batch), error)
             left = [each for each in batch if not each.done]

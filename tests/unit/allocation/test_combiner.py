@@ -36,7 +36,7 @@ from moorage.allocation.interface import (
     ResourceProvider,
 )
 from moorage.testing.allocation import all_allocations, held, inconsistencies, new_uuid, provider
-from moorage_plugins.stores.combiner import _RACES, Combiner, Member, is_combinable
+from moorage_plugins.stores.combiner import Combiner, Member, is_combinable
 from moorage_plugins.stores.sql import SqlStore
 from moorage_plugins.stores.sql_ledger import _Try
 from tests import servers
@@ -237,31 +237,49 @@ class CombinerTests(unittest.TestCase):
 
     def test_transactions_shrink_with_conflicts_and_grow_again(self) -> None:
         self.answers = [errors.StoreBusy("lost")]
-        found = self.behind("a", "b", "c")
-        for name, each in found.items():
-            self.assertEqual(name, each.result(60).consumer)
-        # A transaction of one claim follows; it succeeds, and the next one has two.
-        self.assertEqual(([["a", "b", "c"], ["b", "c"]], ["first", "a"]), (self.together, self.alone))
-        self.assertEqual(3, self.combiner._size)
-        self.combiner._size = 1
+        given = [Member(change(name), None) for name in "abc"]
+        self.combiner._make(given)
+        self.assertEqual(
+            (1, [(True, False)] * 3), (self.combiner._size, [(each.alone, each.decided) for each in given])
+        )
         self.combiner._make([Member(change("x"), None)])
         self.combiner._make([Member(change("x"), None), Member(change("y"), None)])
         self.assertEqual(3, self.combiner._size)
 
-    def test_claims_that_lose_a_race_wait_behind_the_others(self) -> None:
+    def test_claims_that_lose_a_race_are_made_alone(self) -> None:
         self.answers = [errors.StoreBusy("lost")]
         found = self.behind("a", "b", "c", "d")
         for name, each in found.items():
             self.assertEqual(name, each.result(60).consumer)
-        self.assertEqual(([["a", "b", "c"], ["a", "b"]], ["first", "d", "c"]), (self.together, self.alone))
+        self.assertEqual([["a", "b", "c"]], self.together)
+        self.assertEqual(["a", "b", "c", "d", "first"], sorted(self.alone))
         self.assertTrue(self.idle())
 
-    def test_claims_that_lose_several_races_are_made_alone(self) -> None:
-        given = [Member(change(name), None) for name in "ab"]
-        for races in range(1, _RACES + 1):
-            self.answers = [errors.StoreBusy("lost")]
-            self.combiner._make(given)
-            self.assertEqual([(races, races == _RACES)] * 2, [(each.races, each.alone) for each in given])
+    def test_a_claim_that_was_given_up_is_never_made_by_a_later_transaction(self) -> None:
+        """Its thread was told that the outcome is unknown while another thread had it in a transaction that lost a race then."""
+        held, done = threading.Event(), threading.Event()
+        self.addCleanup(held.set)
+        together = self.combiner._together
+
+        def late(members: Sequence[Member]) -> None:
+            done.set()
+            held.wait(60)
+            together(members)
+
+        self.combiner._together = late
+        self.answers = [errors.StoreBusy("lost")]
+        found = self.behind("a", "b")
+        done.wait(60)
+        member = Member(change("given up"), None)
+        self.combiner._patience = 0.01
+        with self.assertRaises(errors.StoreUnavailable):
+            self.combiner._wait(member)
+        held.set()
+        for name, each in found.items():
+            # One of the two gave up as well, if its wait has ended before.
+            self.assertIn(type(each.exception(60)), (type(None), errors.StoreUnavailable), name)
+        servers.wait_until(self.idle, "no thread leads any more", 60)
+        self.assertEqual("z", self.combiner.claim(change("z"), None).consumer)
 
     def test_a_leader_tries_once_before_another_one_leads(self) -> None:
         self.gate.set()

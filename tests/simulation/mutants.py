@@ -39,7 +39,7 @@ from moorage.work import operations as workers
 from moorage_plugins.compute import agent, cleanup, instances, resize_confirmation, self_fence, unknown_workloads
 from moorage_plugins.compute import operations as compute_operations
 from moorage_plugins.drivers import simulated
-from moorage_plugins.stores import combiner, quota_enforcement, sql_holdings, sql_ledger, statements, tables
+from moorage_plugins.stores import capacity, combiner, quota_enforcement, sql_claims, sql_holdings, statements, tables
 from tests.simulation import planting, runner
 from tests.simulation.planting import (
     both,
@@ -210,7 +210,7 @@ MUTANTS: Sequence[Mutant] = (
     Mutant(
         "a release says that there was nothing",
         _HC,
-        wrap(sql_ledger.SqlAllocationLedger, "_drop", planting.silent_drop),
+        wrap(sql_claims.SqlAllocationLedger, "_drop", planting.silent_drop),
     ),
     Mutant(
         "a claim whose commit failed is acknowledged (histories)",
@@ -308,7 +308,7 @@ MUTANTS: Sequence[Mutant] = (
         "no repeated create is known",
         _P,
         both(
-            put(sql_ledger.SqlAllocationLedger, "_repeated", planting.not_repeated),
+            put(sql_claims.SqlAllocationLedger, "_repeated", planting.not_repeated),
             put(placing.StoreClaimer, "earlier", nothing),
         ),
     ),
@@ -372,17 +372,17 @@ MUTANTS: Sequence[Mutant] = (
     Mutant(
         "combined claims are answered before their commit",
         _B,
-        wrap(sql_ledger.SqlAllocationLedger, "_claim_together", planting.answered_early),
+        wrap(sql_claims.SqlAllocationLedger, "_claim_together", planting.answered_early),
     ),
     Mutant(
         "a refused claim undoes the others of its transaction",
         _B,
-        put(sql_ledger.SqlAllocationLedger, "_together", planting.refusals_undo_others),
+        put(sql_claims.SqlAllocationLedger, "_together", planting.refusals_undo_others),
     ),
     Mutant(
         "claims of a commit of unknown outcome are not looked up",
         _B,
-        put(sql_ledger.SqlAllocationLedger, "_look_up", planting.believe_committed),
+        put(sql_claims.SqlAllocationLedger, "_look_up", planting.believe_committed),
     ),
     Mutant(
         "combined claims that lost a race are taken for made",
@@ -411,17 +411,17 @@ MUTANTS: Sequence[Mutant] = (
     Mutant(
         "claims take without looking at the room",
         _C,
-        wrap(statements, "take", planting.no_room_check),
+        wrap(capacity, "take", planting.no_room_check),
     ),
     Mutant(
         "claims of nodes take without looking at the room",
         _P,
-        wrap(statements, "take", planting.no_room_check),
+        wrap(capacity, "take", planting.no_room_check),
     ),
     Mutant(
         "a claim takes of the first of its providers only",
         _C,
-        wrap(sql_ledger.SqlAllocationLedger, "_take", planting.first_provider_only),
+        wrap(sql_claims.SqlAllocationLedger, "_take", planting.first_provider_only),
     ),
     Mutant(
         "consumers change without their generation",
@@ -431,12 +431,12 @@ MUTANTS: Sequence[Mutant] = (
     Mutant(
         "a consumer that must be new may exist",
         _C,
-        wrap(sql_ledger.SqlAllocationLedger, "_enter", planting.expects_anything),
+        wrap(sql_claims.SqlAllocationLedger, "_enter", planting.expects_anything),
     ),
     Mutant(
         "no repeated claim is known",
         _C,
-        put(sql_ledger.SqlAllocationLedger, "_repeated", planting.not_repeated),
+        put(sql_claims.SqlAllocationLedger, "_repeated", planting.not_repeated),
     ),
     Mutant(
         "a repeated change raises the consumer again",
@@ -453,7 +453,7 @@ MUTANTS: Sequence[Mutant] = (
         "what is given up is not given back",
         _C,
         wrap(
-            statements,
+            capacity,
             "release",
             lambda old: lambda classes: planting.no_rows(old(classes)),
         ),
@@ -501,7 +501,7 @@ MUTANTS: Sequence[Mutant] = (
     Mutant(
         "a release gives nothing back to limits",
         _Q,
-        wrap(sql_ledger.SqlAllocationLedger, "_give_back", planting.uncounted_release),
+        wrap(sql_claims.SqlAllocationLedger, "_give_back", planting.uncounted_release),
     ),
     Mutant(
         "changes of counted consumers are not counted", _Q, wrap(statements, "change_consumer", planting.unheeded_mark)

@@ -30,7 +30,7 @@ from moorage_plugins.compute import instances
 from moorage_plugins.compute.operations import Done
 from moorage_plugins.drivers.guarded import lease as lease_files
 from moorage_plugins.drivers.simulated import SimulatedDriver
-from moorage_plugins.stores import quota_enforcement, sql_holdings, sql_ledger, statements
+from moorage_plugins.stores import capacity, quota_enforcement, sql_claims, sql_holdings, statements
 
 _DIALECT = sqlite_dialect.dialect()
 
@@ -441,8 +441,8 @@ def first_provider_only(take: Any) -> Any:
         tx.info.pop("first_provider", None)
         return change(self, tx, *arguments)
 
-    change = sql_ledger.SqlAllocationLedger._change
-    put(sql_ledger.SqlAllocationLedger, "_change", begin)()
+    change = sql_claims.SqlAllocationLedger._change
+    put(sql_claims.SqlAllocationLedger, "_change", begin)()
     return mutant
 
 
@@ -492,7 +492,7 @@ def no_project_turn() -> None:
 
 def looked_up_room() -> None:
     """Claims read whether there is room, then take it without a condition, and take no turn at the provider."""
-    made = no_room_check(statements.take)
+    made = no_room_check(capacity.take)
 
     def looked_up(self: Any, tx: Any, number: int, plan: Any) -> None:
         for wanted in plan.takes:
@@ -503,26 +503,26 @@ def looked_up_room() -> None:
                 before[of_class].used + amount > (before[of_class].total - before[of_class].reserved)
                 for of_class, amount in wanted.items()
             ):
-                raise sql_ledger._RefusedError
+                raise sql_claims._RefusedError
             tx.execute(made(len(wanted), self._step_rule), sql_holdings.parameters(number, wanted))
 
-    sql_ledger.SqlAllocationLedger._take = looked_up  # type: ignore[method-assign]
-    sql_ledger._take_turn = nothing
+    sql_claims.SqlAllocationLedger._take = looked_up  # type: ignore[method-assign]
+    sql_claims._take_turn = nothing
 
 
 def looked_up_generation() -> None:
     """Claims compare a consumer's generation, and then write the consumer whatever it is."""
-    enter = sql_ledger.SqlAllocationLedger._enter
+    enter = sql_claims.SqlAllocationLedger._enter
 
     def looked_up(self: Any, tx: Any, change: Any, how: Any, counted: Any) -> Any:
         if isinstance(change.expected, int):
             row = tx.execute(statements.CONSUMER, {"of_consumer": change.consumer}).first()
             if row is None or row.consumer_generation != change.expected:
-                raise sql_ledger._conflict(change, row)
+                raise sql_claims._conflict(change, row)
             change = dataclasses.replace(change, expected=Expect.ANYTHING)
         return enter(self, tx, change, how, counted)
 
-    sql_ledger.SqlAllocationLedger._enter = looked_up  # type: ignore[method-assign]
+    sql_claims.SqlAllocationLedger._enter = looked_up  # type: ignore[method-assign]
 
 
 def late_drop() -> None:
@@ -533,7 +533,7 @@ def late_drop() -> None:
         tx.execute(statements.DROP_CONSUMER, {"of_consumer": consumer})
         return True
 
-    sql_ledger.SqlAllocationLedger._drop = drop_late  # type: ignore[method-assign]
+    sql_claims.SqlAllocationLedger._drop = drop_late  # type: ignore[method-assign]
 
 
 def waiting(module: str, name: str) -> Callable[[], None]:

@@ -33,7 +33,7 @@ from moorage_plugins.stores.combiner import Combiner, is_combinable
 from moorage_plugins.stores.providers import DeletedMeanwhile, ensure
 from moorage_plugins.stores.sql_candidates import SqlCandidates
 from moorage_plugins.stores.sql_catalogue import SqlCatalogue
-from moorage_plugins.stores.sql_ledger import SqlAllocationLedger
+from moorage_plugins.stores.sql_claims import SqlAllocationLedger
 from moorage_plugins.stores.sql_names import SqlNames
 from moorage_plugins.stores.sql_part import no_such_provider, shown
 from moorage_plugins.stores.sql_pools import SqlPools

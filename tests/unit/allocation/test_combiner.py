@@ -38,7 +38,7 @@ from moorage.allocation.interface import (
 from moorage.testing.allocation import all_allocations, held, inconsistencies, new_uuid, provider
 from moorage_plugins.stores.combiner import Combiner, Member, is_combinable
 from moorage_plugins.stores.sql import SqlStore
-from moorage_plugins.stores.sql_ledger import _Try
+from moorage_plugins.stores.sql_claims import _Try
 from tests import servers
 from tests.conformance.allocation.stores import SqlCase, sql_store
 

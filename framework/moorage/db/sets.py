@@ -24,7 +24,8 @@ def execute_set(transaction: sa.Connection, statement: sa.Update | sa.Insert, ro
     """Executes an UPDATE, or an INSERT from a SELECT, for each of the rows; returns how many rows it has written in all.
 
     It is one statement on PostgreSQL and MariaDB. There no row sees what another one writes, and the rows are locked in no order.
-    If other transactions may lock the same rows, lock them in an order before. On SQLite the rows are executed one by one.
+    If other transactions may lock the same rows, lock them in an order before. No other rows are locked if the conditions name a
+    key of the table. On SQLite the rows are executed one by one.
 
     :param rows: values of the statement's parameters: strings, integers or None. Each row has the same names and writes other rows
         of the table.
@@ -40,6 +41,10 @@ def execute_set(transaction: sa.Connection, statement: sa.Update | sa.Insert, ro
     return transaction.execute(_as_set(statement, names, dialect), values).rowcount
 
 
+#: Without a charset, a column of JSON_TABLE has the database's: latin1 would turn characters that it lacks into question marks.
+_TEXT = "LONGTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"
+
+
 class _JsonTable(GenericFunction[Any]):
     """The rows of a JSON array of arrays, as MariaDB reads it."""
 
@@ -52,10 +57,30 @@ class _JsonTable(GenericFunction[Any]):
 def _json_table(element: _JsonTable, compiler: Any, **more: Any) -> str:
     (rows, *columns) = element.clauses
     kinds = (
-        f"{each.name} {'BIGINT' if isinstance(each.type, sa.Integer) else 'LONGTEXT'} PATH '$[{place}]' ERROR ON ERROR"
+        f"{each.name} {'BIGINT' if isinstance(each.type, sa.Integer) else _TEXT} PATH '$[{place}]' ERROR ON ERROR"
         for place, each in enumerate(columns)
     )
     return f"JSON_TABLE({compiler.process(rows, **more)}, '$[*]' COLUMNS ({', '.join(kinds)}))"
+
+
+class _GivenFirst(sa.Update):
+    """An UPDATE for which MariaDB looks the table's rows up for each of the given rows, by a key of the table.
+
+    If the table has few rows more than are given, the server would scan it and lock all its rows.
+    """
+
+    inherit_cache = True
+
+
+@compiles(_GivenFirst, "mysql")
+@compiles(_GivenFirst, "mariadb")
+def _given_first(element: _GivenFirst, compiler: Any, **more: Any) -> str:
+    def tables(_: sa.Update, written: sa.FromClause, given: Sequence[sa.FromClause], **more: Any) -> str:
+        return " STRAIGHT_JOIN ".join(compiler.process(each, asfrom=True, **more) for each in (*given, written))
+
+    compiler.update_tables_clause = tables
+    text: str = compiler.visit_update(element, **more)
+    return text
 
 
 @functools.cache
@@ -85,4 +110,8 @@ def _as_set(statement: sa.Update | sa.Insert, names: tuple[str, ...], dialect: s
         return given.c[element.key] if isinstance(element, sa.BindParameter) and element.key in types else None
 
     joined: Any = visitors.replacement_traverse(statement, {}, replace)
+    if dialect != "postgresql" and isinstance(statement, sa.Update):
+        joined.__class__ = _GivenFirst
+        unique = (each.name for each in joined.table.constraints if isinstance(each, sa.UniqueConstraint))
+        joined = joined.with_hint(f"FORCE INDEX ({', '.join(['PRIMARY', *sorted(map(str, unique))])})")
     return joined.execution_options(preserve_rowcount=True)

@@ -65,6 +65,8 @@ class DatabaseCase(Mixin):
     """Mixed in: ``self.database`` has the table with rows 1 and 2, whose ``v`` is 0."""
 
     kind = "sqlite"
+    #: What the database gets from ``ALTER DATABASE``.
+    defaults = ""
     url: str
     database: Database
 
@@ -75,6 +77,8 @@ class DatabaseCase(Mixin):
         cls.database = Database(cls.url, lock_timeout=5)
         cls.addClassCleanup(cls.database.close)
         with cls.database.write() as tx:
+            if cls.defaults:
+                tx.exec_driver_sql(f"ALTER DATABASE {cls.defaults}")
             METADATA.create_all(tx)
 
     def setUp(self) -> None:

@@ -18,14 +18,50 @@ import sqlalchemy as sa
 from moorage import errors
 from moorage.db import MICROSECONDS, Duplicate, ReadOnlyTransaction, execute_set, now, read_now
 from moorage.testing.clock import ManualClock
-from tests.functional.db.databases import ROWS, DatabaseCase, Watch, add_one, poll
+from tests.functional.db.databases import ADD_ONE, ROWS, DatabaseCase, Watch, add_one, poll
 
 
 class _SomeError(Exception):
     pass
 
 
-class TransactionCases(DatabaseCase):
+class SetCases(DatabaseCase):
+    """Statements that are executed for many rows."""
+
+    def test_a_set_writes_the_rows_whose_conditions_hold_and_counts_them(self) -> None:
+        seen = sa.bindparam("of_v", type_=sa.Integer)
+        statement = (
+            sa.update(ROWS)
+            .where(ROWS.c.id == sa.bindparam("of_id"), ROWS.c.v == sa.func.coalesce(seen, ROWS.c.v))
+            .values(v=ROWS.c.v + sa.bindparam("more", type_=sa.Integer))
+        )
+        given: list[dict[str, Any]] = [{"of_id": 1, "of_v": None, "more": 2}, {"of_id": 2, "of_v": 7, "more": 2}]
+        self.assertEqual(1, self.database.run(lambda tx: execute_set(tx, statement, given)))
+        self.assertEqual((2, 0), (self.value(1), self.value(2)))
+        given = [{"of_id": 1, "of_v": 2, "more": -1}, {"of_id": 2, "of_v": 0, "more": 5}]
+        self.assertEqual(2, self.database.run(lambda tx: execute_set(tx, statement, given)))
+        self.assertEqual((1, 5), (self.value(1), self.value(2)))
+        one = [{"of_id": 1, "of_v": 1, "more": -1}]
+        self.assertEqual(1, self.database.run(lambda tx: execute_set(tx, statement, one)))
+        self.assertEqual(0, self.value(1))
+
+    def test_a_set_inserts_what_is_not_there_whatever_characters_it_has(self) -> None:
+        names = ["one", "it's", 'a "b"', "50% \\ :x", "naïve 漢", "𝄞 {}[]", "", "line\nend\t", "null", "€uro '' \"\""]
+        wanted = sa.bindparam("of_name", type_=ROWS.c.name.type)
+        row = sa.select(sa.bindparam("of_id", type_=sa.BigInteger), wanted, sa.literal(3)).where(
+            ~sa.exists().where(ROWS.alias().c.name == wanted)
+        )
+        statement = sa.insert(ROWS).from_select(["id", "name", "v"], row).execution_options(preserve_rowcount=True)
+        given: list[dict[str, Any]] = [{"of_id": 2**40 + place, "of_name": name} for place, name in enumerate(names)]
+        self.assertEqual(len(names) - 1, self.database.run(lambda tx: execute_set(tx, statement, given)))
+        with self.database.read() as tx:
+            found = tx.execute(sa.select(ROWS.c.id, ROWS.c.name).where(ROWS.c.v == 3).order_by(ROWS.c.id)).all()
+        self.assertEqual([(each["of_id"], each["of_name"]) for each in given[1:]], list(map(tuple, found)))
+        again = [{**each, "of_id": 2**41 + place} for place, each in enumerate(given)]
+        self.assertEqual(0, self.database.run(lambda tx: execute_set(tx, statement, again)))
+
+
+class TransactionCases(SetCases):
     """What the three have in common."""
 
     # -- ending ---------------------------------------------------------------------------------------------------
@@ -247,38 +283,6 @@ def _lose_a_race(tx: sa.Connection) -> None:
     """Have the server report a lost race, as it does for a deadlock."""
     tx.exec_driver_sql(_LOST[tx.dialect.name])
 
-    def test_a_set_writes_the_rows_whose_conditions_hold_and_counts_them(self) -> None:
-        seen = sa.bindparam("of_v", type_=sa.Integer)
-        statement = (
-            sa.update(ROWS)
-            .where(ROWS.c.id == sa.bindparam("of_id"), ROWS.c.v == sa.func.coalesce(seen, ROWS.c.v))
-            .values(v=ROWS.c.v + sa.bindparam("more", type_=sa.Integer))
-        )
-        given: list[dict[str, Any]] = [{"of_id": 1, "of_v": None, "more": 2}, {"of_id": 2, "of_v": 7, "more": 2}]
-        self.assertEqual(1, self.database.run(lambda tx: execute_set(tx, statement, given)))
-        self.assertEqual((2, 0), (self.value(1), self.value(2)))
-        given = [{"of_id": 1, "of_v": 2, "more": -1}, {"of_id": 2, "of_v": 0, "more": 5}]
-        self.assertEqual(2, self.database.run(lambda tx: execute_set(tx, statement, given)))
-        self.assertEqual((1, 5), (self.value(1), self.value(2)))
-        one = [{"of_id": 1, "of_v": 1, "more": -1}]
-        self.assertEqual(1, self.database.run(lambda tx: execute_set(tx, statement, one)))
-        self.assertEqual(0, self.value(1))
-
-    def test_a_set_inserts_what_is_not_there_whatever_characters_it_has(self) -> None:
-        names = ["one", "it's", 'a "b"', "50% \\ :x", "naïve 漢", "𝄞 {}[]", "", "line\nend\t", "null", "€uro '' \"\""]
-        wanted = sa.bindparam("of_name", type_=ROWS.c.name.type)
-        row = sa.select(sa.bindparam("of_id", type_=sa.BigInteger), wanted, sa.literal(3)).where(
-            ~sa.exists().where(ROWS.alias().c.name == wanted)
-        )
-        statement = sa.insert(ROWS).from_select(["id", "name", "v"], row).execution_options(preserve_rowcount=True)
-        given: list[dict[str, Any]] = [{"of_id": 2**40 + place, "of_name": name} for place, name in enumerate(names)]
-        self.assertEqual(len(names) - 1, self.database.run(lambda tx: execute_set(tx, statement, given)))
-        with self.database.read() as tx:
-            found = tx.execute(sa.select(ROWS.c.id, ROWS.c.name).where(ROWS.c.v == 3).order_by(ROWS.c.id)).all()
-        self.assertEqual([(each["of_id"], each["of_name"]) for each in given[1:]], list(map(tuple, found)))
-        again = [{**each, "of_id": 2**41 + place} for place, each in enumerate(given)]
-        self.assertEqual(0, self.database.run(lambda tx: execute_set(tx, statement, again)))
-
 
 class ServerCases(TransactionCases):
     """What only a server can do."""
@@ -399,6 +403,28 @@ class ServerCases(TransactionCases):
         small.run(add_one)
         self.assertEqual(1, self.value())
 
+    def test_a_set_does_not_lock_other_rows(self) -> None:
+        with self.database.write() as tx:
+            tx.execute(sa.insert(ROWS), [{"id": 3, "name": "three", "v": 0}, {"id": 4, "name": "four", "v": 0}])
+        same = sa.func.coalesce(sa.bindparam("of_v", type_=sa.Integer), ROWS.c.v)
+        statement = ADD_ONE.where(ROWS.c.name == sa.bindparam("of_name"), ROWS.c.v == same)
+        hasty, failures = self.another(lock_timeout=1), []
+
+        def count_others() -> None:
+            given = [{"of_id": 3, "of_name": "three", "of_v": None}, {"of_id": 4, "of_name": "four", "of_v": 0}]
+            try:
+                hasty.run(lambda tx: execute_set(tx, statement, given), attempts=1)
+            except errors.StoreBusy as error:
+                failures.append(error)
+
+        with self.database.write() as tx:
+            given = [{"of_id": 1, "of_name": "one", "of_v": None}, {"of_id": 2, "of_name": "two", "of_v": 0}]
+            self.assertEqual(2, execute_set(tx, statement, given))
+            others = threading.Thread(target=count_others)
+            others.start()
+            others.join()
+        self.assertEqual(([], [1, 1, 1, 1]), (failures, [self.value(number) for number in (1, 2, 3, 4)]))
+
 
 class SqliteTransactions(TransactionCases, unittest.TestCase):
     """On SQLite."""
@@ -466,3 +492,17 @@ class MariadbTransactions(ServerCases, unittest.TestCase):
             odd = read_now(tx)
             tx.exec_driver_sql("SET time_zone = '+00:00'")
             self.assertLess(abs(read_now(tx) - odd), 60 * MICROSECONDS)
+
+
+class LatinMariadbSets(SetCases, unittest.TestCase):
+    """On MariaDB, in a database whose charset lacks characters."""
+
+    kind = "mariadb"
+    defaults = "CHARACTER SET latin1"
+
+
+class UnicodeMariadbSets(SetCases, unittest.TestCase):
+    """On MariaDB, in a database with a collation that no table has."""
+
+    kind = "mariadb"
+    defaults = "CHARACTER SET utf8mb4 COLLATE utf8mb4_unicode_ci"

@@ -18,6 +18,9 @@ from typing import Any
 import sqlalchemy as sa
 from oslo_log import log as logging
 from sqlalchemy import event, exc
+from sqlalchemy.dialects.mysql.base import MySQLExecutionContext
+from sqlalchemy.engine.interfaces import ExecuteStyle
+from typing_extensions import override
 
 from moorage import errors
 from moorage.clock import Clock
@@ -54,8 +57,10 @@ _SOCKET_OPTIONS: Mapping[int, int] = {
 }
 #: Seconds of rest after which a connection is asked whether it lives, before it is used.
 _REST = 1.0
-#: Rows that one statement inserts at most: all of them are in one packet, of which MariaDB takes 16 MiB.
+#: Rows, and characters of their texts, that one statement inserts into MariaDB at most, unless one row alone has more. They are one
+#: packet, of which MariaDB takes 16 MiB.
 _PAGE = 256
+_PAGE_TEXT = 1_000_000
 #: Strict, and 0 in a key that counts up is 0, as it is elsewhere.
 _SQL_MODE = "TRADITIONAL,NO_AUTO_VALUE_ON_ZERO"
 
@@ -107,15 +112,16 @@ def create(url: sa.URL, settings: DatabaseSettings, clock: Clock, *, writer: boo
             pool_timeout=settings.pool_timeout,
             pool_recycle=settings.recycle,
             pool_use_lifo=True,
-            insertmanyvalues_page_size=_PAGE,
             pool_pre_ping=False,  # _check_after_rest does it when there is reason to
         )
     except (ImportError, exc.NoSuchModuleError) as error:
         raise errors.ConfigError(
             f"[database] connection needs a driver that is not installed ({error}). Try: pip install '{_EXTRAS[name]}'"
         ) from error
-    # Of rows that are inserted together, PyMySQL makes one statement only if no value is an expression. SQLAlchemy always does.
-    engine.dialect.use_insertmanyvalues_wo_returning = True
+    if name == "mysql":
+        # Of rows that are inserted together, PyMySQL makes one statement only if no value is an expression. SQLAlchemy always does.
+        engine.dialect.use_insertmanyvalues_wo_returning = True
+        engine.dialect.execution_ctx_cls = _MysqlExecution
     event.listen(engine, "connect", _PREPARE[name](settings, writer))
     _check_after_rest(engine, clock)
     return engine
@@ -140,6 +146,19 @@ def _check_after_rest(engine: sa.Engine, clock: Clock) -> None:
 
     event.listen(engine, "checkin", checkin)
     event.listen(engine, "checkout", checkout)
+
+
+class _MysqlExecution(MySQLExecutionContext):
+    """Limits the rows that one statement inserts by their size."""
+
+    @override
+    def pre_exec(self) -> None:
+        super().pre_exec()  # type: ignore[no-untyped-call]
+        if self.execute_style is ExecuteStyle.INSERTMANYVALUES:
+            rows = [row.values() if isinstance(row, Mapping) else row for row in self.parameters]
+            sizes = [sum(len(value) for value in row if isinstance(value, str | bytes)) for row in rows]
+            page = _PAGE if sum(sizes) <= _PAGE_TEXT else max(1, min(_PAGE, _PAGE_TEXT // max(sizes)))
+            self.execution_options = self.execution_options.union({"insertmanyvalues_page_size": page})
 
 
 # -- PostgreSQL and MariaDB ---------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import sqlalchemy as sa
+from sqlalchemy.dialects import mysql
 
 from moorage import errors
 from moorage.db import MICROSECONDS, Duplicate, ReadOnlyTransaction, execute_set, now, read_now
@@ -485,6 +486,22 @@ class MariadbTransactions(ServerCases, unittest.TestCase):
             tx.execute(added, [{"id": 10 + place, "name": f"n{place}", "of_v": -place} for place in range(300)])
             after = int(tx.exec_driver_sql("SHOW SESSION STATUS LIKE 'Com_insert'").one()[1])
         self.assertEqual((2, 299), (after - before, self.value(309)))
+
+    def test_large_rows_are_inserted_by_statements_that_the_server_takes(self) -> None:
+        texts = sa.Table("texts", sa.MetaData(), *(sa.Column("id", sa.BigInteger), sa.Column("text", mysql.LONGTEXT)))
+        add = sa.insert(texts).values(id=sa.func.abs(sa.bindparam("of_id", type_=sa.BigInteger)))
+        given = [{"of_id": -number, "text": "'" * 2_000_000} for number in range(1, 11)]
+        given += [{"of_id": -number, "text": ""} for number in range(11, 300)]
+        with self.database.write() as tx:
+            self.assertLess(int(tx.exec_driver_sql("SELECT @@max_allowed_packet").scalar_one()), 20_000_000)
+            texts.create(tx)
+        for statement in (add, add.returning(texts.c.id)):
+            with self.subTest(str(statement)), self.database.write() as tx:
+                tx.execute(sa.delete(texts))
+                result = tx.execute(statement, given)
+                self.assertEqual(statement is not add, result.returns_rows)
+                found = tx.execute(sa.select(sa.func.count(), sa.func.sum(sa.func.length(texts.c.text)))).one()
+                self.assertEqual((299, 20_000_000), (found[0], int(found[1])))
 
     def test_database_time_does_not_depend_on_the_sessions_time_zone(self) -> None:
         with self.database.write() as tx:

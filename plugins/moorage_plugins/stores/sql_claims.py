@@ -145,7 +145,8 @@ class SqlAllocationLedger(SqlHoldings):
                     raise
                 how = _Try.CHECKED
             except _StaleError:
-                self._forget({uuid for each in changes for uuid in each.resources})
+                # A provider that a consumer leaves is named by its residents alone.
+                self._forget({uuid for each in changes for uuid in (*each.resources, *each.residents)})
                 self._forget({each.provider for each in inventories})
             except _RefusedError:
                 self._explain(changes, inventories)

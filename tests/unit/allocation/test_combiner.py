@@ -426,6 +426,26 @@ class CombinedClaimTests(SqlCase, unittest.TestCase):
             self.store._together(members)
         self.assertEqual({(given.uuid, "VCPU"): 1, (other.uuid, "VCPU"): 1}, held(self.store))
 
+    def test_a_consumer_leaves_a_node_that_was_made_again(self) -> None:
+        """The store remembers another id of the node, which is named by its residents alone."""
+        left, entered = provider(VCPU=6), provider(VCPU=6)
+        self.store.ensure_providers([entered, left])
+        self.made(self.members({left.uuid: {"VCPU": 1}}, {entered.uuid: {"VCPU": 1}}))
+        foreign = sql_store(self.database)
+        for item in all_allocations(foreign):
+            foreign.release(item.consumer)
+        foreign.delete_provider(left.uuid)
+        # On SQLite this one gets the id of the node that was deleted.
+        foreign.ensure_providers([provider(VCPU=6)])
+        foreign.ensure_providers([left])
+        consumer = new_uuid()
+        foreign.claim(ClaimRequest(consumer, {left.uuid: {"VCPU": 1}}, "r"))
+        change = AllocationChange(
+            consumer, {entered.uuid: {"VCPU": 1}}, Expect.ANYTHING, residents={left.uuid: None, entered.uuid: None}
+        )
+        self.store.replace([change])
+        self.assertEqual({(entered.uuid, "VCPU"): 1}, held(self.store))
+
     def test_companions_of_one_kind_are_called_once_without_those_that_refuse(self) -> None:
         given = provider(VCPU=6)
         self.store.ensure_providers([given])

@@ -135,7 +135,7 @@ def begin_action(
 
 
 def has_ended(instance: Instance, request_id: str) -> bool:
-    """Whether the operation that the request asked for has ended, as the last one."""
+    """Whether the last operation that ended on the instance is the one that this request asked for."""
     return bool(instance.request.get("last_request_id") == request_id)
 
 

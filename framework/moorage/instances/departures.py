@@ -67,7 +67,7 @@ class Departures:
         return HostDepartures(host, [uuid for uuid in found if departed_consumer(uuid) not in elsewhere])
 
     def _holders(self, instances: Sequence[str], providers: set[str]) -> frozenset[str]:
-        """Those of the departures' consumers that hold resources of some providers."""
+        """Returns the consumers of departures that hold resources of some of the providers."""
         found: set[str] = set()
         for begin in range(0, len(instances), _PAGE):
             some = instances[begin : begin + _PAGE]
@@ -76,7 +76,7 @@ class Departures:
         return frozenset(found)
 
     def of_hosts(self, hosts: Sequence[str], node_uuids: Collection[str]) -> Mapping[str, Operation | None]:
-        """The departures of some hosts by instance: the operations of those that hold resources of some nodes, None for others."""
+        """Returns the departures of some hosts by instance: its operation if it holds resources of one of the nodes, or None."""
         with self.database.read() as tx:
             found = sorted(uuid for host in hosts for uuid in tx.execute(_OF_HOST, {"of_host": host}).scalars())
         holders = self._holders(found, set(node_uuids)) if found else frozenset()

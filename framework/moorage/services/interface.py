@@ -95,7 +95,7 @@ class Service:
 
     @property
     def fenced(self) -> bool:
-        """Nothing runs on its host: it is declared dead, and has not started since it was fenced."""
+        """Whether the host of the service is fenced: the service was declared dead, and has not started since."""
         return self.forced_down and self.fenced_epoch == self.epoch
 
     @property

@@ -4,7 +4,7 @@
 :mod:`moorage.work.work_loop` does them; :mod:`moorage.cleanup.cleaner` takes over those of dead services.
 
 A row is written in the transaction that records what is wanted; the service that does it takes the row, and ends it in the
-transaction of its last write. Whoever takes gets a new token; an earlier owner's writes are refused from then on. The first owner
+transaction of its last write. Each owner gets a new token; an earlier owner's writes are refused from then on. The first owner
 may keep the token of the row's creation.
 
 Every transfer raises the resource's row of ``fences`` before it looks at the row of ``workers``: transfers of one resource take

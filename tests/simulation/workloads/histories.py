@@ -2,7 +2,7 @@
 """Short histories of one consumer, and of one instance, by clients with unknown outcomes: they must be linearizable.
 
 What an operation may answer in which state is said here and nowhere else, so that an answer that no order of the operations
-explains breaks the law, whoever gave it: a stale read, an effect that came twice, a refusal of what was not there yet.
+explains breaks the law, from any process: a stale read, an effect that came twice, a refusal before its cause.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Claims that come at once: which transaction makes which, what each is told, and that it is what claims made one by one get."""
+"""Claims that come at the same time share transactions, and each gets the outcome that it would get alone."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ LOG = logging.getLogger(__name__)
 _PAUSE = 0.2
 #: Bytes of the logs that are read for a console.
 _CONSOLE = 2**20
-#: What goes with the definition of a domain where somebody has made it.
+#: Options of ``virsh undefine``: what libvirt removes with a domain, if an operator has made it.
 _WITH_IT = ("--managed-save", "--snapshots-metadata", "--checkpoints-metadata", "--nvram")
 
 

@@ -64,7 +64,9 @@ class NothingHandler(SetCleanupHandler):
         return {row.uuid: row for row in transaction.execute(sa.select(THINGS).where(THINGS.c.uuid.in_(resource_ids)))}
 
     @override
-    def settle(self, transaction: sa.Connection, leases: Mapping[str, Lease], resources: Mapping[str, Any]) -> None:
+    def finish_batch(
+        self, transaction: sa.Connection, leases: Mapping[str, Lease], resources: Mapping[str, Any]
+    ) -> None:
         """Nothing."""
 
 
@@ -140,9 +142,9 @@ def clean(url: str, number: int, barrier: Any, answers: Any) -> None:
     with database.read() as tx:
         tx.execute(sa.select(1))
     barrier.wait()
-    begun = time.monotonic()
+    begun, spent = time.monotonic(), time.process_time()
     done = cleaner.clean(OrphansOfService("dead", 2))
-    answers.put((begun, time.monotonic(), dict(done)))
+    answers.put((begun, time.monotonic(), time.process_time() - spent, dict(done)))
 
 
 def orphans(url: str, database: Database, rows: int, cleaners: int) -> dict[str, Any]:
@@ -156,14 +158,15 @@ def orphans(url: str, database: Database, rows: int, cleaners: int) -> dict[str,
     found = [answers.get(timeout=600) for _ in processes]
     for process in processes:
         process.join()
-    seconds = max(ended for _, ended, _ in found) - min(begun for begun, _, _ in found)
-    total = sum(done.get("done", 0) for _, _, done in found)
+    seconds = max(ended for _, ended, _, _ in found) - min(begun for begun, _, _, _ in found)
+    spent = sum(each for _, _, each, _ in found)
+    total = sum(done.get("done", 0) for _, _, _, done in found)
     with database.read() as tx:
         left = tx.execute(sa.select(sa.func.count()).select_from(workers)).scalar_one()
         lines = tx.execute(sa.select(sa.func.count()).select_from(cleanup_history)).scalar_one()
     return {
         "rows": rows, "cleaners": cleaners, "seconds": round(seconds, 3), "rows_per_s": round(rows / seconds),
-        "done": total, "left": left, "history": lines,
+        "processor_us_per_row": round(1e6 * spent / rows, 1), "done": total, "left": left, "history": lines,
     }  # fmt: skip
 
 

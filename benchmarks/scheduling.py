@@ -54,7 +54,7 @@ from moorage_plugins.filters.capacity import CapacityFilter
 from moorage_plugins.filters.compute import ComputeFilter
 from moorage_plugins.filters.type_affinity import TypeAffinityFilter
 from moorage_plugins.weighers import options as weigher_options
-from moorage_plugins.weighers.capacity import CpuWeigher, RamWeigher
+from moorage_plugins.weighers.free_resources import CpuWeigher, RamWeigher
 
 FLAVORS = [Flavor(f"f{size}", {"VCPU": size, "MEMORY_MB": 1024 * size, "DISK_GB": 10}) for size in (1, 2, 4)]
 TOP = 3
@@ -122,6 +122,11 @@ class NaiveHost:
                 self.free[name] -= amount
         self.service_up, self.service_enabled, self.can_host = node.up, node.enabled, node.can_host
         self.properties, self.aggregates = node.properties, node.aggregates
+        self.providers = node.own_and_nested
+
+    def fits(self, spec: RequestSpec) -> bool:
+        """As of a node with one provider: what is free tells all."""
+        return True
 
 
 def naive(hosts: Sequence[NaiveHost], filters: Sequence[Any], weighers: Sequence[Any], spec: RequestSpec) -> list[str]:

@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 
 from oslo_log import log as logging
 
-from moorage import foreign, threads
+from moorage import plugin_isolation, threads
 from moorage.clock import Clock, ThreadTime
 from moorage.hang_detector import LOOKS, HangDetector, Progress
 
@@ -65,7 +65,7 @@ class PooledCall(Generic[R]):
         time = ThreadTime()
         self._before, self._time = time.seconds(), time
         try:
-            with foreign.isolate_plugin_call(name):
+            with plugin_isolation.isolate_plugin_call(name):
                 self.result = self._work()
         except BaseException as error:  # noqa: BLE001  (given to the caller)
             self.error = error
@@ -221,8 +221,9 @@ class BoundedPool:
         while True:
             with self._changed:
                 self._idle += 1
-                if not self._waiting and not self._closed:
-                    self._changed.wait(_IDLE)
+                # A busy thread may have taken the call for which this one was woken.
+                while not self._waiting and not self._closed and self._changed.wait(_IDLE):
+                    pass
                 self._idle -= 1
                 if not self._waiting or self._threads > max(1, self.size):
                     self._threads -= 1
@@ -309,7 +310,7 @@ class _Lane(Generic[T]):
 
 def _logged(work: Callable[[], object], name: str) -> None:
     try:
-        with foreign.isolate_plugin_call(name):
+        with plugin_isolation.isolate_plugin_call(name):
             work()
     except Exception:
         LOG.exception("Work of %s failed.", name)

@@ -21,7 +21,7 @@ from typing import Any, Generic, TypeVar
 
 from oslo_log import log as logging
 
-from moorage import errors, foreign
+from moorage import errors, plugin_isolation
 from moorage.importing import LateImportError, distribution_of, import_entry_point
 
 __all__ = [
@@ -220,7 +220,7 @@ class Loaded(Generic[T]):
         :raises Unavailable: what it needs is away; a later try may do.
         """
         try:
-            with foreign.isolate_plugin_call(f"the plugin '{self.name}'"):
+            with plugin_isolation.isolate_plugin_call(f"the plugin '{self.name}'"):
                 yield
         except (errors.ConfigError, errors.Unavailable):
             raise
@@ -228,7 +228,7 @@ class Loaded(Generic[T]):
             LOG.debug("The plugin %s cannot be built.", self.name, exc_info=True)
             raise errors.PluginLoadError(
                 f"The {self.who} cannot be built: "
-                f"{foreign.format_exception(error)}. Repair it, its options, or take it out of the configuration.",
+                f"{plugin_isolation.format_exception(error)}. Repair it, its options, or take it out of the configuration.",
                 group=self.group,
                 plugin=self.name,
                 distribution=self.distribution,
@@ -416,7 +416,7 @@ class ExtensionPoint(Generic[T]):
             point.value,
             distribution,
             version,
-            problem=f"it cannot be imported ({foreign.format_exception(failure)}).",
+            problem=f"it cannot be imported ({plugin_isolation.format_exception(failure)}).",
             remedy=remedy,
         )
 
@@ -449,7 +449,7 @@ class ExtensionPoint(Generic[T]):
             distribution,
             version,
             declared,
-            foreign.escape_unprintable((getattr(plugin, "__doc__", None) or "").strip().partition("\n")[0]),
+            plugin_isolation.escape_unprintable((getattr(plugin, "__doc__", None) or "").strip().partition("\n")[0]),
             problem,
             remedy,
             self._deprecations(plugin, distribution) if state is PluginState.READY else "",
@@ -458,7 +458,9 @@ class ExtensionPoint(Generic[T]):
     def _undeclared(self, plugin: Any, distribution: str) -> tuple[str, str]:
         """(problem, remedy) of a class that says nothing of the interface that it was written for, or nothing that can be read."""
         value = self._written_version(plugin)
-        written = "no api_version" if value is None else f"api_version = {foreign.escape_unprintable(repr(value))}"
+        written = (
+            "no api_version" if value is None else f"api_version = {plugin_isolation.escape_unprintable(repr(value))}"
+        )
         return (
             f"it declares {written}, this Moorage offers {_dotted(self.api_version)}.",
             f"This is a mistake in {distribution}: its author must write the version of the interface that the class is for as two "

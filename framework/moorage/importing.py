@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Imports the module of one entry point: Moorage's own at once, foreign code within limits of time.
+"""Imports the module of one entry point: Moorage's own at once, plugins' within limits of time.
 
 A module of another distribution may compute or wait for ever, or end the thread that imports it. So it is imported in a thread of
 its own. It is late when it used more processor time than :data:`PROCESSOR_LIMIT`, or :data:`WALL_FACTOR` times that of wall time.
@@ -16,7 +16,7 @@ from typing import Any
 from oslo_log import log as logging
 from stevedore import named
 
-from moorage import foreign
+from moorage import plugin_isolation
 from moorage.bounded_pool import BoundedPool, Overdue
 from moorage.clock import SystemClock
 
@@ -24,7 +24,7 @@ __all__ = ["LateImportError", "distribution_of", "import_entry_point"]
 
 LOG = logging.getLogger(__name__)
 
-#: Seconds of processor time that the import of a foreign module may use.
+#: Seconds of processor time that the import of a plugin's module may use.
 PROCESSOR_LIMIT = 30.0
 #: How many times as much wall time it may take.
 WALL_FACTOR = 10
@@ -39,7 +39,7 @@ def import_entry_point(point: importlib.metadata.EntryPoint) -> tuple[Any, BaseE
     """Import an entry point; returns the object that it names, or None and what the import raised."""
     importing = _Import(point)
     # Here and not in the thread, which may never come back.
-    with foreign.printing_aside():
+    with plugin_isolation.printing_aside():
         if distribution_of(point)[0].lower() == _OWN:
             importing.run()
             if isinstance(importing.failure, KeyboardInterrupt):

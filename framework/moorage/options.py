@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from oslo_config import cfg
 from oslo_log import log as logging
 
-from moorage import errors, foreign, part
+from moorage import errors, part, plugin_isolation
 
 __all__ = ["defaults", "list_opts", "option_sets", "problems"]
 
@@ -48,7 +48,7 @@ def _read(brought: part.InstalledPart) -> tuple[_Sets, str]:
     if not module:
         return [], ""
     try:
-        with foreign.printing_aside(), foreign.isolate_plugin_call(module):
+        with plugin_isolation.printing_aside(), plugin_isolation.isolate_plugin_call(module):
             found = [(group, list(options)) for group, options in brought.load(f"{module}:list_opts")()]
         if not all(isinstance(option, cfg.Opt) for _, options in found for option in options):
             raise TypeError("it must return pairs of a group's name and a list of options of oslo.config")
@@ -57,7 +57,7 @@ def _read(brought: part.InstalledPart) -> tuple[_Sets, str]:
         LOG.debug("The options of %s cannot be read.", module, exc_info=True)
         name, version = brought.distribution
         return [], (
-            f"The options of {name} {version} ({module}) cannot be read ({foreign.format_exception(error)}). Repair or "
+            f"The options of {name} {version} ({module}) cannot be read ({plugin_isolation.format_exception(error)}). Repair or "
             f"uninstall {name}; until then what a configuration says of them has no effect."
         )
     return found, ""

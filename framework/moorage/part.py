@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from oslo_log import log as logging
 
-from moorage import errors, foreign
+from moorage import errors, plugin_isolation
 from moorage.extensions import ExtensionPoint, entry_points
 from moorage.importing import distribution_of, import_entry_point
 
@@ -96,8 +96,8 @@ class InstalledPart:
             return found
         owner = " ".join(self.distribution).strip()
         raise errors.PluginLoadError(
-            f"{value} of the part '{self.name}' of {owner} cannot be imported ({foreign.format_exception(failure)}). Repair or "
-            f"uninstall {self.distribution[0]}.",
+            f"{value} of the part '{self.name}' of {owner} cannot be imported ({plugin_isolation.format_exception(failure)}). "
+            f"Repair or uninstall {self.distribution[0]}.",
             group=PARTS.group,
             plugin=self.name,
             distribution=self.distribution[0],

@@ -32,6 +32,7 @@ PUBLIC: dict[str, Audience] = {
     "moorage.clock": Audience.PLUGINS,
     "moorage.threads": Audience.PLUGINS,
     "moorage.randomness": Audience.PLUGINS,
+    "moorage.read_only": Audience.PLUGINS,
     "moorage.bounded_pool": Audience.PLUGINS,
     "moorage.context": Audience.PLUGINS,
     "moorage.extensions": Audience.PLUGINS,

@@ -67,7 +67,12 @@ INVARIANTS: Sequence[Invariant] = (
     Invariant(
         "At most one copy of an instance executes while it moves",
         "moves",
-        "Moves.check_copies: after each commit and each call of a driver",
+        "Moves.check_copies, SharedInstances.check_hosts: after each commit and each call of a driver",
+    ),
+    Invariant(
+        "An operation on an instance begins only when none is in progress",
+        "../cleanup",
+        "SharedInstances.check_begun: after each commit",
     ),
     Invariant(
         "A resize that is not confirmed can be reverted",
@@ -145,7 +150,17 @@ INVARIANTS: Sequence[Invariant] = (
     Invariant("A deleted volume, snapshot or backup stays deleted", "cleanup", "Volumes.check: at rest"),
     Invariant("No file belongs to nothing", "cleanup", "Volumes.quiet: at rest"),
     Invariant("Requests for cleanup are closed, but for three at most", "cleanup", "Cleaning.check: at rest"),
+    Invariant(
+        "A request for cleanup is closed only when nothing of it is left",
+        "cleanup",
+        "Cleaning.check_closed: after each commit",
+    ),
     Invariant("Nothing of a living host is cleaned", "cleanup", "Cleaning.check: in schedules without faults"),
+    Invariant(
+        "Cleaners take nothing from a service that lives and renews",
+        "cleanup",
+        "Cleaning.check_taken: after each commit",
+    ),
     Invariant("A search for work waits for no lock", "fences", "_SteppedSite._hold: at once, on servers"),
     Invariant("No service ends without a reason", "coordination", "Workload._main: in schedules without faults"),
     Invariant(

@@ -200,4 +200,4 @@ class Memory(Backing):
 
     @override
     def make(self) -> SimDatabase:
-        return _MemoryDatabase(self.url)
+        return _MemoryDatabase(self.url, self._compiled)

@@ -39,7 +39,15 @@ from moorage.work import operations as workers
 from moorage_plugins.compute import agent, cleanup, instances, resize_confirmation, self_fence, unknown_workloads
 from moorage_plugins.compute import operations as compute_operations
 from moorage_plugins.drivers import simulated
-from moorage_plugins.stores import capacity, combiner, quota_enforcement, sql_claims, sql_holdings, statements, tables
+from moorage_plugins.stores import (
+    capacity_statements,
+    combiner,
+    quota_enforcement,
+    sql_claims,
+    sql_holdings,
+    statements,
+    tables,
+)
 from tests.simulation import planting, runner
 from tests.simulation.planting import (
     both,
@@ -73,7 +81,7 @@ class Mutant:
 
 
 _V, _L, _W, _D, _E, _Q = ("volumes",), ("leases",), ("sweeps",), ("deliveries",), ("evacuations",), ("quotas",)
-_M = ("moves",)
+_M, _I = ("moves",), ("shared_instances",)
 _F = ("self_fences",)
 _A, _N, _B = ("automatic_evacuations",), ("versions",), ("creates",)
 _HC, _HI = ("consumer_histories",), ("instance_histories",)
@@ -285,13 +293,13 @@ MUTANTS: Sequence[Mutant] = (
     ),
     Mutant(
         "a second operation begins beside the first",
-        _P,
+        _I,
         wrap(workers.SqlOperationStore, "create", planting.always_forced),
     ),
     # Instances.
     Mutant(
         "changes ignore the fence that was read",
-        _P,
+        _I,
         wrap(instances.ComputeInstances, "change", ignoring("fence", "expected")),
     ),
     Mutant(
@@ -346,7 +354,7 @@ MUTANTS: Sequence[Mutant] = (
     Mutant("an agent finishes without a transaction", _P, planting.no_transactions),
     Mutant(
         "a commit that failed is reported as done",
-        _P,
+        _B,
         wrap(database, "_end", lambda old: planting.deaf_end),
     ),
     Mutant(
@@ -411,12 +419,12 @@ MUTANTS: Sequence[Mutant] = (
     Mutant(
         "claims take without looking at the room",
         _C,
-        wrap(capacity, "take", planting.no_room_check),
+        wrap(capacity_statements, "take", planting.no_room_check),
     ),
     Mutant(
         "claims of nodes take without looking at the room",
         _P,
-        wrap(capacity, "take", planting.no_room_check),
+        wrap(capacity_statements, "take", planting.no_room_check),
     ),
     Mutant(
         "a claim takes of the first of its providers only",
@@ -453,7 +461,7 @@ MUTANTS: Sequence[Mutant] = (
         "what is given up is not given back",
         _C,
         wrap(
-            capacity,
+            capacity_statements,
             "release",
             lambda old: lambda classes: planting.no_rows(old(classes)),
         ),
@@ -526,7 +534,9 @@ MUTANTS: Sequence[Mutant] = (
         "cleaners take what living services have",
         _K,
         planting.search("OrphansOfService", "worker_epoch"),
+        "the search in the same transaction has the same condition; see the mutant that searches without it",
     ),
+    Mutant("cleaners find and take what living services have", _K, planting.whatever_service_has),
     Mutant(
         "cleaners release no claims",
         _K,

@@ -88,16 +88,18 @@ class SimNetwork(Network):
 
     @override
     def post(self, parcel: Parcel) -> None:
-        self._send(parcel, lambda: self._offer(parcel, fanout=False))
+        self._offered(parcel, fanout=False)
 
     def fan(self, parcel: Parcel) -> None:
         """One copy of a fanout."""
-        self._send(parcel, lambda: self._offer(parcel, fanout=True))
+        self._offered(parcel, fanout=True)
 
     @override
     def call(self, parcel: Parcel, timeout: float) -> bytes:
         call = _Call(parcel, timeout, self.kernel.now + timeout, threads.event())
-        self._send(parcel, lambda: self._ask(call), copies=False)
+        # Nobody waits for what a replay is answered.
+        replay = _Call(parcel, timeout, call.until, threads.event())
+        self._send(parcel, lambda: self._ask(call), lambda: self._ask(replay))
         if not call.done.wait(timeout):
             raise errors.CallTimeout(f"A call to topic '{parcel.topic}' was not answered within {timeout:g} seconds.")
         if call.error is not None:
@@ -106,15 +108,27 @@ class SimNetwork(Network):
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
-    def _send(self, parcel: Parcel, arrive: Callable[[], None], *, copies: bool = True) -> None:
+    def _offered(self, parcel: Parcel, *, fanout: bool) -> None:
+        def arrive() -> None:
+            self._offer(parcel, fanout=fanout)
+
+        self._send(parcel, arrive, arrive)
+
+    def _send(self, parcel: Parcel, arrive: Callable[[], None], again: Callable[[], None]) -> None:
+        """Let a message arrive, and perhaps a second time, as from a broker that was not told of the first.
+
+        A broker finds that out when a connection has ended, so replays are late more often than not.
+        """
         what = f"{parcel.source}>{parcel.target.owner}"
         self.kernel.point("send", what, guarded=True)
         self._carry(parcel.source, parcel.target.owner, arrive, self.weather.lost)
-        if copies and self.random.random() < self.weather.doubled:
+        if self.random.random() < self.weather.doubled:
             self.counts["doubled"] += 1
-            self._carry(parcel.source, parcel.target.owner, arrive, 0.0)
+            self._carry(parcel.source, parcel.target.owner, again, 0.0, max(0.6, self.weather.late))
 
-    def _carry(self, source: str, target: str, arrive: Callable[[], None], lost: float) -> None:
+    def _carry(
+        self, source: str, target: str, arrive: Callable[[], None], lost: float, late: float | None = None
+    ) -> None:
         if (source, target) in self.cuts:
             self.counts["cut"] += 1
             return
@@ -122,7 +136,7 @@ class SimNetwork(Network):
             self.counts["lost"] += 1
             return
         delay = 0.0005 + 0.003 * self.random.random()
-        if self.random.random() < self.weather.late:
+        if self.random.random() < (self.weather.late if late is None else late):
             self.counts["late"] += 1
             delay = self.weather.latest * self.random.random() ** 2
         self.kernel.later(delay, arrive)

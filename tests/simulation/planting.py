@@ -13,6 +13,7 @@ from sqlalchemy.dialects import sqlite as sqlite_dialect
 
 from moorage import errors
 from moorage.allocation.interface import ClaimOutcome, Expect
+from moorage.cleanup import conditions as orphan_conditions
 from moorage.cleanup import orphans
 from moorage.cleanup.tables import cleanup_requests
 from moorage.db import database, failures
@@ -24,13 +25,15 @@ from moorage.sharding import moving
 from moorage.sharding.tables import shard_moves
 from moorage.work import fences, lease
 from moorage.work import operations as workers
+from moorage.work.interface import Phase
 from moorage.work.tables import fences as fence_rows
+from moorage.work.tables import workers as worker_rows
 from moorage_plugins.block_storage.outcomes import ROWS
 from moorage_plugins.compute import instances
 from moorage_plugins.compute.operations import Done
 from moorage_plugins.drivers.guarded import lease as lease_files
 from moorage_plugins.drivers.simulated import SimulatedDriver
-from moorage_plugins.stores import capacity, quota_enforcement, sql_claims, sql_holdings, statements
+from moorage_plugins.stores import capacity_statements, quota_enforcement, sql_claims, sql_holdings, statements
 
 _DIALECT = sqlite_dialect.dialect()
 
@@ -389,6 +392,21 @@ def search(kind: str, fragment: str) -> Callable[[], None]:
     return plant
 
 
+def whatever_service_has() -> None:
+    """Cleaners find and take all that the service of a request works on, living or not, since the request or before."""
+    of = worker_rows.c
+    # The parameters stay used.
+    condition = sa.and_(
+        of.worker == orphan_conditions._DEAD,
+        orphan_conditions._to_clean(orphan_conditions._phase(Phase.WORKING)),
+        orphan_conditions._DEAD_EPOCH >= 0,
+        orphan_conditions._UNTIL >= 0,
+    )
+    kind: Any = type("WhateverServiceHas", (), {"condition": condition, "attribution": {}})
+    lease.TAKE_OVER = dataclasses.replace(lease.TAKE_OVER, guards=())
+    orphans._SEARCHES[orphan_conditions.OrphansOfService] = orphans._search(kind)  # type: ignore[index]
+
+
 def unfenced_volumes() -> None:
     """Write rows of volumes, snapshots and backups without their fence."""
     for rows in ROWS.values():
@@ -492,7 +510,7 @@ def no_project_turn() -> None:
 
 def looked_up_room() -> None:
     """Claims read whether there is room, then take it without a condition, and take no turn at the provider."""
-    made = no_room_check(capacity.take)
+    made = no_room_check(capacity_statements.take)
 
     def looked_up(self: Any, tx: Any, number: int, plan: Any) -> None:
         for wanted in plan.takes:
@@ -560,10 +578,10 @@ def unlocked(module: str, name: str) -> Callable[[], None]:
 
 def waiting_orphans() -> None:
     """Searches for orphans wait for fences that others have locked."""
-    everywhere(orphans._LOCK, orphans._LOCK.with_for_update())
     for of, search in list(orphans._SEARCHES.items()):
         locking = search.find_and_lock.with_for_update(of=fence_rows)
-        orphans._SEARCHES[of] = search._replace(find_and_lock=locking)  # type: ignore[index]
+        lock = search.lock.with_for_update()
+        orphans._SEARCHES[of] = search._replace(find_and_lock=locking, lock=lock)  # type: ignore[index]
 
 
 def early_look() -> None:
@@ -583,7 +601,7 @@ def early_look() -> None:
 def late_fence() -> None:
     """Operations are taken with the token that follows, and the fence is raised afterwards."""
 
-    def transfer(self: Any, tx: Any, statement: Any, key: Any, identity: Any) -> Any:
+    def transfer(self: Any, tx: Any, statement: Any, key: Any, identity: Any, locked: Any = ()) -> Any:
         of_many = {"of_type": key["of_type"], "of_resources": key["of_resources"]}
         mine = {"to_owner": identity.uuid, "to_epoch": identity.epoch}
         taking = statement.plain.values(token=workers._RAISED + 1)

@@ -32,7 +32,7 @@ from typing_extensions import override
 
 from tests import servers
 from tests.simulation.kernel import Kernel, SimThread, Stalled
-from tests.simulation.store import Backing, SimDatabase, Site
+from tests.simulation.store import Backing, Compiled, SimDatabase, Site
 
 __all__ = ["SERVERS", "Servers"]
 
@@ -472,9 +472,9 @@ class _SteppedDatabase(SimDatabase):
 
     site: _SteppedSite | None = None
 
-    def __init__(self, url: str, backing: Servers) -> None:
+    def __init__(self, url: str, compiled: Compiled, backing: Servers) -> None:
         self._backing = backing
-        super().__init__(url)
+        super().__init__(url, compiled)
 
     @override
     def _hook_dialect(self, dialect: Any, writer: bool) -> None:
@@ -592,7 +592,7 @@ class Servers(Backing):
 
     @override
     def make(self) -> SimDatabase:
-        return _SteppedDatabase(self.url, self)
+        return _SteppedDatabase(self.url, self._compiled, self)
 
     @override
     def release(self) -> None:

@@ -20,7 +20,7 @@ from moorage.db import Database
 from moorage.db import database as database_module
 from tests.simulation.kernel import Kernel, Process
 
-__all__ = ["EPOCH", "Backing", "Fault", "SimDatabase", "Site"]
+__all__ = ["EPOCH", "Backing", "Compiled", "Fault", "SimDatabase", "Site"]
 
 #: Seconds since the Unix epoch at true second 0.
 EPOCH = 1_800_000_000
@@ -58,12 +58,25 @@ class Site(abc.ABC):
         """End connections as when the server ends them: open transactions are rolled back."""
 
 
+class Compiled(dict[Any, Any]):
+    """Compiled statements of all database objects of an engine: their dialects, the first part of each key, are alike."""
+
+    @override
+    def get(self, key: Any, default: Any = None) -> Any:
+        return super().get(key[1:], default)
+
+    @override
+    def __setitem__(self, key: Any, value: Any) -> None:
+        super().__setitem__(key[1:], value)
+
+
 class SimDatabase(Database, abc.ABC):
     """A database object that one simulated process after another uses."""
 
     site: Site | None = None
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, compiled: Compiled) -> None:
+        self._compiled = compiled
         super().__init__(url, pool_size=20)
         # Forks are the simulation's own: each child gives every object a new pool.
         database_module._LIVING.discard(self)
@@ -94,6 +107,7 @@ class SimDatabase(Database, abc.ABC):
     @override
     def _engine(self, *, writer: bool) -> sa.Engine:
         engine = super()._engine(writer=writer)
+        engine._compiled_cache = self._compiled
         # A thread must never wait for a connection in a lock of SQLAlchemy's.
         engine.pool._max_overflow = 50  # type: ignore[attr-defined]
         self._hook_dialect(engine.dialect, writer)
@@ -134,6 +148,7 @@ class Backing(abc.ABC):
     def __init__(self) -> None:
         self._free: list[SimDatabase] = []
         self._used: list[SimDatabase] = []
+        self._compiled = Compiled()
 
     @abc.abstractmethod
     def filled(self) -> None:

@@ -133,6 +133,9 @@ class SimulationTests(unittest.TestCase):
     def test_moves_keep_every_invariant(self) -> None:
         self.assert_holds("moves")
 
+    def test_clients_that_share_instances_keep_every_invariant(self) -> None:
+        self.assert_holds("shared_instances")
+
     def test_hosts_that_fence_themselves_keep_every_invariant(self) -> None:
         self.assert_holds("self_fences")
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from oslo_log import log as logging
 
-from moorage import errors, foreign, randomness, threads
+from moorage import errors, plugin_isolation, randomness, threads
 from moorage.bounded_pool import BoundedPool, Overdue
 from moorage.cleanup.conditions import OrphanSelector
 from moorage.cleanup.dry_run import (
@@ -52,7 +52,7 @@ _FIRST_TRY = 1
 class Policy:
     """What a reload may change; see the options of ``[cleanup]``."""
 
-    batch: int = 500
+    batch: int = 2000
     max_attempts: int = 5
     backoff: float = 2.0
     backoff_longest: float = 300.0
@@ -131,7 +131,7 @@ class Cleaner:
             if wanted.resource_type not in ("", kind):
                 continue
             try:
-                with foreign.isolate_plugin_call(kind):
+                with plugin_isolation.isolate_plugin_call(kind):
                     self._clean_type(kind, handler, wanted, done)
             except errors.Unavailable:
                 raise
@@ -199,9 +199,9 @@ class Cleaner:
             at = claimed.last
 
     def _claim(self, kind: str, handler: CleanupHandler, claim: Callable[..., Claimed]) -> Claimed:
-        """Have the handler read, and adopt, what is taken; its code may hang there as anywhere.
+        """Claims orphans and has the handler read and stamp them. The handler's code may hang here.
 
-        :raises _Hangs: what it takes, should it come back, is nobody's until the leases end.
+        :raises _Hangs: it hangs. If it returns later, what it took stays without a cleaner until the leases end.
         """
         try:
             return self._pools[kind].call(functools.partial(claim, handler=handler), handler.deadline)
@@ -312,7 +312,7 @@ class Cleaner:
                 continue
             done["done"] += len(ready)
             try:
-                with foreign.isolate_plugin_call(origin_of(handler)):
+                with plugin_isolation.isolate_plugin_call(origin_of(handler)):
                     handler.after_commit(leases, resources)
             except Exception:
                 LOG.exception("What lies outside of the store of %d rows was not removed.", len(ready))
@@ -323,7 +323,7 @@ class Cleaner:
         self, handler: SetCleanupHandler, leases: Mapping[str, CleanLease], resources: Mapping[str, Any], tx: Any
     ) -> None:
         self._orphans.end_many(tx, list(leases.values()), "done")
-        with foreign.isolate_plugin_call(origin_of(handler)):
+        with plugin_isolation.isolate_plugin_call(origin_of(handler)):
             handler.finish_batch(tx, leases, resources)
 
     def _one(self, handler: CleanupHandler, held: CleanLease, resource: object) -> str:
@@ -331,7 +331,7 @@ class Cleaner:
         if self._stopping.is_set():
             return self._requeue(held, "the cleaner is stopping", at_once=True)
         try:
-            with foreign.isolate_plugin_call(origin_of(handler)):
+            with plugin_isolation.isolate_plugin_call(origin_of(handler)):
                 outcome = handler.cleanup(held, resource)
         except errors.Fenced as error:
             return self._lost(held, error.message)

@@ -49,7 +49,7 @@ def _to_clean(begins: sa.ColumnElement[bool]) -> sa.ColumnElement[bool]:
 
 _OF_DEAD = sa.and_(workers.c.worker == _DEAD, workers.c.worker_epoch < _DEAD_EPOCH)
 _OF_NOBODY = workers.c.worker.is_(None)
-#: What a service has begun before its epoch, and not touched since the request; all of it, whoever cleans it now.
+#: Operations that a service began before its epoch and has not touched since the request, also while a cleaner holds them.
 OF_SERVICE = sa.and_(_OF_DEAD, sa.or_(workers.c.phase != Phase.WORKING.value, workers.c.updated_at <= _UNTIL))
 #: What waits for the service of a host since before the request.
 OF_QUEUE = sa.and_(
@@ -167,10 +167,10 @@ class ExpiredLease:
 
 @dataclass(frozen=True, slots=True)
 class NeverStarted:
-    """Rows addressed to one of the names that nobody came for within the time (in seconds), or that were given back.
+    """Selects operations addressed to one of the names that no service took within the time (in seconds), or that were released.
 
-    What a living service has in its queue is none of them, see :meth:`moorage.work.interface.OperationStore.announce`. The time is
-    that of who judges: see :mod:`moorage.cleanup.staleness`.
+    An operation in the queue of a live service is not selected, see :meth:`moorage.work.interface.OperationStore.announce`. The
+    observing machine measures the time: see :mod:`moorage.cleanup.staleness`.
     """
 
     condition: ClassVar[sa.ColumnElement[bool]] = _UNCLAIMED

@@ -117,7 +117,7 @@ class CleanupCoordinator:
     def request(self, filters: CleanupFilter, requested_by: str, *, dry_run: bool = False) -> dict[str, Any]:
         """Have those cleaned after that the filters name.
 
-        :returns: ``cleaning`` and ``unavailable`` (nobody of their cluster can do it now) with a service in each item,
+        :returns: ``cleaning`` and ``unavailable`` (no service of their cluster can do it now) with a service in each item,
             ``requests``; with ``dry_run`` nothing is written, ``would_clean`` lists rows with what would become of each, up to
             some of each service, and ``left_out`` is how many more there are.
         :raises Unavailable: services of different versions are running.
@@ -184,7 +184,7 @@ class CleanupCoordinator:
             counts = {uuid: sample.count for uuid, sample in self._samples.items()}
         left, queues = self._requests.left()
         checks = self._checks()
-        # Of whom nothing is left but what is in quarantine, no request is made again and again.
+        # A service that left only rows in quarantine gets no further request.
         due = [
             row
             for row in rows
@@ -213,7 +213,7 @@ class CleanupCoordinator:
     # -- both -----------------------------------------------------------------------------------------------------
 
     def _look(self) -> tuple[Sequence[Service], Mapping[str, bool]]:
-        """All services, and which are up: not those that were declared dead and have not started since, whoever did it."""
+        """Returns all services, and which are up. A service that was declared dead is down until it starts again."""
         rows = self._registry.list()
         up, declared = self._observer.observe(rows), self._requests.declared()
         return rows, {row.uuid: up[row.uuid] and (row.uuid, row.epoch) not in declared for row in rows}

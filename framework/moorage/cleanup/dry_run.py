@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from moorage import foreign
+from moorage import plugin_isolation
 from moorage.cleanup.interface import CleanupHandler
 from moorage.extensions import origin_of
 from moorage.work.interface import Operation
@@ -60,7 +60,7 @@ def predict(
 
 def _stale(transaction: Any, handler: CleanupHandler, rows: Sequence[Operation]) -> dict[Key, str]:
     try:
-        with foreign.isolate_plugin_call(origin_of(handler)):
+        with plugin_isolation.isolate_plugin_call(origin_of(handler)):
             resources = handler.read(transaction, [row.resource_id for row in rows])
     except Exception as error:  # noqa: BLE001  (a person is told)
         text = f"unknown: its handler cannot read it ({type(error).__name__}: {error})"

@@ -41,7 +41,7 @@ OPTS: Sequence[cfg.Opt] = (
     cfg.IntOpt(
         "batch",
         mutable=True,
-        default=500,
+        default=2000,
         min=1,
         help="Rows that are taken in one transaction at most; the more there are, the longer it holds their locks.",
     ),

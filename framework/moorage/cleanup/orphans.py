@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 from typing_extensions import override
 
-from moorage import errors, foreign
+from moorage import errors, plugin_isolation
 from moorage.cleanup.conditions import (
     ExpiredLease,
     NeverStarted,
@@ -32,6 +32,7 @@ from moorage.work import lease
 from moorage.work.interface import Phase
 from moorage.work.operations import (
     OF_MANY,
+    TAKEN_COLUMNS,
     TRANSFER,
     OperationLease,
     SqlOperationStore,
@@ -62,6 +63,8 @@ _AS_IT_IS = (
     workers.c.resource_id, workers.c.phase, workers.c.token, workers.c.expires_at, workers.c.next_try_at,
     workers.c.updated_at,
 )  # fmt: skip
+#: Kinds whose rows are orphans once nobody has changed them for long enough.
+_TOLD_BY_TIME = (ExpiredLease, NeverStarted)
 #: No cleaner has taken these from their owners yet.
 _BEGINS = frozenset({Phase.WAITING.value, Phase.WORKING.value})
 
@@ -71,12 +74,16 @@ class _Search(NamedTuple):
 
     :param look: all there are, as they are, of kinds that only time tells; see :mod:`moorage.cleanup.staleness`.
     :param find_and_lock: finds them and locks their fences in one statement: on PostgreSQL, which can be told the table.
+    :param lock: locks those that were found, with their fences, and returns them as ``take`` leaves them: on MariaDB, which does
+        not return the rows that it updates. Rows that another cleaner has locked are left to it. (Locks are node-local on Galera;
+        there the cleaners' different starting points keep them apart, and the commit decides.)
     """
 
     types: sa.Select[Any]
     look: sa.Select[Any]
     find: sa.Select[Any]
     find_and_lock: sa.Select[Any]
+    lock: sa.Select[Any]
     take: Transfer
 
 
@@ -84,33 +91,30 @@ def _search(wanted: type[OrphanSelector]) -> _Search:
     condition = wanted.condition
     types = sa.select(workers.c.resource_type).where(condition).distinct()
     look = sa.select(workers.c.resource_type, *_AS_IT_IS).where(condition)
-    find = sa.select(*_AS_IT_IS).where(_OF_TYPE, _BETWEEN, condition, _OF_RESOURCE, _ALONE)
+    columns = _AS_IT_IS if wanted in _TOLD_BY_TIME else _AS_IT_IS[:2]
+    find = sa.select(*columns).where(_OF_TYPE, _BETWEEN, condition, _OF_RESOURCE, _ALONE)
     find = find.order_by(workers.c.resource_id).limit(_PAGE)
     same = fences.c.resource_type == workers.c.resource_type, fences.c.resource_id == workers.c.resource_id
-    locking = find.join(fences, sa.and_(*same)).with_for_update(of=fences, skip_locked=True)
+    # As an expression, the type of the orphan gives PostgreSQL no constant to search the fences by. With statistics from before the
+    # orphans came, it would read all fences of the type for each of them.
+    by_key = fences.c.resource_type == workers.c.resource_type.concat(""), same[1]
+    locking = find.join(fences, sa.and_(*by_key)).with_for_update(of=fences, skip_locked=True)
     transfer = lease.TAKE_OVER.update(workers, OF_MANY, {**TRANSFER, "dead": _DEAD, "dead_epoch": _DEAD_EPOCH})
     by_cleaners = workers.c.phase.in_([Phase.CLEANING.value, Phase.RETRYING.value])
     # Owners before the first cleaner count as one: operations may be given back, and taken again, any number of times. (MariaDB
     # sets columns one after the other: attempts stands before phase in the table, so this sees the phase as it was.)
     attempts = sa.case((by_cleaners, workers.c.attempts + 1), else_=2)
     taken = {"attempts": attempts, "phase": Phase.CLEANING.value, "updated_at": now(), **wanted.attribution}
-    return _Search(types, look, find, locking, Transfer(transfer.where(condition).values(taken)))
+    afterwards = {**taken, "token": fences.c.token + 1}
+    lock = sa.select(*(sa.label(each.name, afterwards.get(each.name, each)) for each in TAKEN_COLUMNS))
+    lock = lock.join_from(workers, fences, sa.and_(*same)).where(OF_MANY, condition).order_by(workers.c.resource_id)
+    take = Transfer(transfer.where(condition).values(taken))
+    return _Search(types, look, find, locking, lock.with_for_update(skip_locked=True), take)
 
 
 _SEARCHES: Mapping[type[OrphanSelector], _Search] = {
     kind: _search(kind) for kind in (OrphansOfService, QueuedForDead, ExpiredLease, NeverStarted)
 }
-#: Whoever takes one of these now has the fence locked: leave it to them. (Node-local on Galera; there the cleaners' different
-#: starting points keep them apart, and the commit decides.)
-_LOCK = (
-    sa.select(fences.c.resource_id)
-    .where(
-        fences.c.resource_type == sa.bindparam("of_type"),
-        fences.c.resource_id.in_(sa.bindparam("of_resources", expanding=True)),
-    )
-    .order_by(fences.c.resource_id)
-    .with_for_update(skip_locked=True)
-)
 _END = lease.FINISH.delete(workers, OF_MANY, {"token": _TOKEN})
 _PUT_BACK = lease.RELEASE.update(workers, OF_MANY, {"token": _TOKEN}).values(
     phase=sa.bindparam("to_phase"),
@@ -183,7 +187,7 @@ class OrphanStore:
         self.clock = clock
         self.counts = ClaimCounts(database)
         self._looks: Mapping[type[OrphanSelector], StalenessTracker] = {
-            kind: StalenessTracker(clock) for kind in (ExpiredLease, NeverStarted)
+            kind: StalenessTracker(clock) for kind in _TOLD_BY_TIME
         }
         self._identity = identity
 
@@ -241,12 +245,13 @@ class OrphanStore:
                 return Claimed()
             claimed = Claimed(last=rows[-1].resource_id)
             ids = found = self._left(resource_type, rows, wanted)
+            locked: Sequence[Any] = ()
             if ids and self.database.dialect == "mysql":
-                ids = list(tx.execute(_LOCK, {"of_type": resource_type, "of_resources": found}).scalars())
+                locked = tx.execute(search.lock, {**key, "of_resources": found}).all()
+                ids = [row.resource_id for row in locked]
             if ids:
-                claimed = self._take(
-                    tx, resource_type, handler, wanted, {**key, "of_resources": ids}, rows[-1].resource_id
-                )
+                of_many = {**key, "of_resources": ids}
+                claimed = self._take(tx, resource_type, handler, wanted, of_many, rows[-1].resource_id, locked)
             return replace(claimed, lost=len(found) - len(claimed.leases))
 
         claimed = self.database.run(work)
@@ -262,15 +267,16 @@ class OrphanStore:
         wanted: OrphanSelector,
         key: Mapping[str, Any],
         last: str,
+        locked: Sequence[Any] = (),
     ) -> Claimed:
-        taken = self.workers.transfer(tx, _SEARCHES[type(wanted)].take, key, self._identity)
+        taken = self.workers.transfer(tx, _SEARCHES[type(wanted)].take, key, self._identity, locked)
         if not taken:
             return Claimed(last=last)
         leases = {row.resource_id: CleanLease(self, resource_type, row, wanted.cause) for row in taken}
         self._journal(tx, "take", leases.values())
         if handler is None:
             return Claimed(leases, {}, last)
-        with foreign.isolate_plugin_call(resource_type):
+        with plugin_isolation.isolate_plugin_call(resource_type):
             resources = handler.read(tx, list(leases))
             found = {
                 uuid: held
@@ -350,4 +356,4 @@ class OrphanStore:
 
 def refused(error: BaseException) -> str:
     """What a handler raised, for operators."""
-    return error.message if isinstance(error, errors.MoorageError) else foreign.format_exception(error)
+    return error.message if isinstance(error, errors.MoorageError) else plugin_isolation.format_exception(error)

@@ -9,5 +9,5 @@ PART = Part(
     interface="moorage.cleanup.interface",
     options="moorage.cleanup.options",
     api=("moorage.cleanup.api",),
-    collectors=("moorage.cleanup.collector:CleanupCollector",),
+    collectors=("moorage.cleanup.cleanup_metrics:CleanupCollector",),
 )

@@ -126,7 +126,7 @@ class RequestStore:
         resource_type: str = "",
         resource_id: str = "",
     ) -> CleanupRequest | None:
-        """The request for what the service left; made, or the one that somebody else has made, opened again if it was done.
+        """Returns the request to clean up after a service: a new one, or the existing one, which is opened again if it was done.
 
         :param evict: the service was seen dead with just this (epoch, beat): declare it dead, in the same transaction. None when it
             has shown life since. A service that was declared dead before, and has not started again, is not declared dead again.
@@ -261,8 +261,8 @@ class RequestStore:
     def purge(self, days: int, *, batch: int = BATCH) -> int:
         """Remove some lines of the history, and requests, that ended more than so many days ago; how many, 0 when none are left.
 
-        One short transaction for each of the two: to be called until it returns 0. What the lines said goes into the totals. Where
-        others purge too, one of them goes on and the rest are told that nothing is left.
+        Runs one short transaction for each of the two. Call it until it returns 0. The totals keep what the lines said. If several
+        processes purge, one of them goes on and the others get 0.
         """
         before = now() - days * _DAY
         history, requests = cleanup_history.c, cleanup_requests.c

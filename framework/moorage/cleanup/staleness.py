@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Detects rows that have not changed for a number of seconds, by the monotonic clock of the observing machine.
 
-That a time in a row is over by the database's clock proves little: that clock may jump, and each node of a Galera cluster has its
-own. Who lives renews, or announces, and so changes the row; what two looks find unchanged, a timeout apart by one's own monotonic
-clock, nobody has touched meanwhile, whatever time it is.
+A time in a row that is over by the database's clock proves little: that clock may jump, and each node of a Galera cluster has its
+own. A live service renews or announces its rows, which changes them. If a row is unchanged in two looks that are a timeout apart by
+the observer's monotonic clock, no service has touched the row meanwhile, whatever the wall clocks say.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ import sqlalchemy as sa
 from oslo_config import cfg
 from oslo_upgradecheck import upgradecheck
 
-from moorage import errors, foreign
+from moorage import errors, plugin_isolation
 from moorage.cli import validation
 from moorage.control_plane import config, unknown_options
 from moorage.control_plane.extension_points import survey
@@ -51,7 +51,7 @@ def _guarded(look: Callable[[Any], upgradecheck.Result]) -> Callable[[Any], upgr
     @functools.wraps(look)
     def guarded(checks: Any) -> upgradecheck.Result:
         try:
-            with foreign.isolate_plugin_call():
+            with plugin_isolation.isolate_plugin_call():
                 return look(checks)
         except errors.MoorageError as error:
             return _failure(error.message)

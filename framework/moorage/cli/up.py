@@ -17,7 +17,7 @@ from typing import IO, Any
 from oslo_config import cfg
 from oslo_log import log as logging
 
-from moorage import errors, foreign, threads
+from moorage import errors, plugin_isolation, threads
 from moorage.cli import validation
 from moorage.clock import SystemClock
 from moorage.control_plane import config
@@ -184,7 +184,7 @@ class ControlPlane:
         A process that is restarted after a refusal gets the copy that was accepted last, and logs that it does.
         """
         try:
-            with foreign.isolate_plugin_call():
+            with plugin_isolation.isolate_plugin_call():
                 conf = self.load()
         except Exception as error:  # noqa: BLE001  (whatever is wrong with it, the processes run on)
             said = error.message if isinstance(error, errors.MoorageError) else f"{type(error).__name__}: {error}"

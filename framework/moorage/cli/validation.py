@@ -11,7 +11,7 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from moorage import errors, extensions, foreign
+from moorage import errors, extensions, plugin_isolation
 from moorage.part import InstalledPart, parts
 
 __all__ = ["check", "checks", "deprecated", "doubtful", "problems"]
@@ -39,12 +39,12 @@ def problems(conf: Any) -> list[str]:
 def _failures(conf: Any) -> Iterator[errors.MoorageError]:
     for what, look in checks():
         try:
-            with foreign.isolate_plugin_call():
+            with plugin_isolation.isolate_plugin_call():
                 look(conf)
         except errors.MoorageError as error:
             yield error
         except Exception as error:  # noqa: BLE001  (a plugin's check that fails is what was looked for)
-            yield errors.ConfigError(f"The {what} cannot be checked ({foreign.format_exception(error)}).")
+            yield errors.ConfigError(f"The {what} cannot be checked ({plugin_isolation.format_exception(error)}).")
 
 
 def doubtful(conf: Any) -> list[str]:

@@ -17,8 +17,8 @@ from moorage.cleanup.dry_run import blocked_reason
 from moorage.cleanup.requests import RequestStore
 from moorage.cleanup.views import OperationViews
 from moorage.context import RequestContext
-from moorage.control_plane.collectors import PeriodicCollector
 from moorage.control_plane.core_api import PREFIX, CoreApplication, root_application
+from moorage.control_plane.engine_metrics import EngineCollector
 from moorage.control_plane.enrolment import Enrolment
 from moorage.control_plane.factories import (
     open_departures,
@@ -117,7 +117,7 @@ class ApiAssembly:
             for collector in part.declared.collectors:
                 self._metrics.registry.register(part.load(collector)(platform.database))
         names = RegisteredEngines(platform.registry, self._observer)
-        self._metrics.registry.register(PeriodicCollector(platform.database, names, self._living))
+        self._metrics.registry.register(EngineCollector(platform.database, names, self._living))
         # Every scheduler that is asked may use up its time; then the first request with a key is taken for dead.
         section = conf.control_plane
         busy = section.create_attempts * section.create_timeout + _SPARE

@@ -11,7 +11,7 @@ from typing import Any
 from oslo_config import cfg
 from oslo_log import log as logging
 
-from moorage import errors, foreign, randomness, threads
+from moorage import errors, plugin_isolation, randomness, threads
 from moorage.cleanup.cleaner import Cleaner, Policy
 from moorage.cleanup.conditions import (
     ExpiredLease,
@@ -144,7 +144,7 @@ class AgentCleaning:
         while not self._stop.is_set():
             self._wake.clear()
             try:
-                with foreign.isolate_plugin_call():
+                with plugin_isolation.isolate_plugin_call():
                     self._close(self._begin())
             except errors.Unavailable as error:
                 self._put_off(error)
@@ -191,7 +191,7 @@ class AgentCleaning:
     def _pass(self, kind: str, passes: Sequence[tuple[OrphanSelector, bool]]) -> None:
         done = 0
         try:
-            with foreign.isolate_plugin_call(kind):
+            with plugin_isolation.isolate_plugin_call(kind):
                 for wanted, own in passes:
                     done += sum(self._cleaner.clean(wanted, own=own, types={kind}).values())
         except errors.Unavailable as error:

@@ -283,7 +283,7 @@ class Enrolment(FleetWriter):
             return 0
         assigned, after = 0, ""
         while True:
-            page = self._nodes.list(after=after, limit=_PAGE, without_host=True)
+            page = self._nodes.without_host(after, _PAGE)
             owners = {node.uuid: (node.shard, rings.owner(node.uuid, node.shard)) for node in page}
             assigned += self._nodes.assign_hosts(
                 {uuid: (shard, host) for uuid, (shard, host) in owners.items() if host is not None}

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from oslo_config import cfg
 
-from moorage import foreign
+from moorage import plugin_isolation
 from moorage.control_plane.observing import close_unused, open_observers, source_of
 from moorage.control_plane.process import Platform
 from moorage.db import RecordedEvent
@@ -38,7 +38,7 @@ class ObserverSink:
     def deliver(self, events: Sequence[RecordedEvent], missed: int) -> None:
         """Call the plugin; raises what it raises."""
         loaded, observer = self.opened
-        with foreign.isolate_plugin_call(loaded.who):
+        with plugin_isolation.isolate_plugin_call(loaded.who):
             observer.follow(events, missed)
 
 

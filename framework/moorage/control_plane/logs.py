@@ -8,12 +8,26 @@ import os
 from pathlib import Path
 
 from oslo_config import cfg
+from oslo_context import context as oslo_context
+from oslo_log import formatters
 from oslo_log import log as logging
 from typing_extensions import override
 
 from moorage import errors
+from moorage.context import RequestContext
 
 __all__ = ["check", "setup"]
+
+#: The formats that :class:`_InfoLines` writes: oslo.log's defaults.
+_FORMATS = {
+    "logging_context_format_string": "%(asctime)s.%(msecs)03d %(process)d %(levelname)s %(name)s "
+    "[%(global_request_id)s %(request_id)s %(user_identity)s] %(instance)s%(message)s",
+    "logging_default_format_string": "%(asctime)s.%(msecs)03d %(process)d %(levelname)s %(name)s [-] "
+    "%(instance)s%(message)s",
+    "logging_user_identity_format": "%(user)s %(project)s %(domain)s %(system_scope)s %(user_domain)s %(project_domain)s",
+}
+#: What a record has beside its text where the caller gave no more (an instance, another context).
+_NO_EXTRA = ["project", "version"]
 
 
 def check(conf: cfg.ConfigOpts) -> None:
@@ -44,9 +58,55 @@ def setup(conf: cfg.ConfigOpts, name: str) -> None:
         logging.setup(conf, name)
     except (OSError, logging.LogConfigError) as error:
         raise errors.ConfigError(f"The log cannot be opened as [DEFAULT] has it: {error}") from error
+    as_usual = all(conf[name] == text for name, text in _FORMATS.items())
     for handler in stdlib_logging.getLogger().handlers:
-        if handler.formatter is not None:
-            handler.setFormatter(_Encodable(handler.formatter))
+        formatter = handler.formatter
+        # A formatter of a file log_config_append may be another class, or write fractions of a second in the date.
+        if type(formatter) is formatters.ContextFormatter and formatter.datefmt and as_usual:
+            formatter = _InfoLines(formatter)
+        if formatter is not None:
+            handler.setFormatter(_Encodable(formatter))
+
+
+class _InfoLines(stdlib_logging.Formatter):
+    """Formats lines of level INFO as oslo.log does with its default formats, in a fifth of the time.
+
+    oslo.log fills in all fields that any format may name, for each line. It formats the lines that have more than a text: those
+    of other levels, exceptions, and what the caller of the logger adds.
+    """
+
+    def __init__(self, inner: formatters.ContextFormatter) -> None:
+        super().__init__(datefmt=inner.datefmt)
+        self._inner = inner
+        #: The last second that was formatted.
+        self._second: tuple[int, str] = (0, "")
+
+    @override
+    def format(self, record: stdlib_logging.LogRecord) -> str:
+        plain = record.levelno == stdlib_logging.INFO and not (record.exc_info or record.exc_text or record.stack_info)
+        context = oslo_context.get_current()
+        if (
+            not plain
+            or record.__dict__.get("extra_keys") != _NO_EXTRA
+            or not (context is None or (type(context) is RequestContext and not context.resource_uuid))
+        ):
+            return self._inner.format(record)
+        who = "-"
+        if context is not None and context.request_id:
+            identity = (
+                context.user_id, context.project_id, context.domain_id, context.system_scope, context.user_domain_id,
+                context.project_domain_id,
+            )  # fmt: skip
+            who = f"{context.global_request_id} {context.request_id} {' '.join(each or '-' for each in identity)}"
+        when = f"{self._time(record)}.{int(record.msecs):03d}"
+        return f"{when} {record.process} {record.levelname} {record.name} [{who}] {record.getMessage()}"
+
+    def _time(self, record: stdlib_logging.LogRecord) -> str:
+        second, text = self._second
+        if int(record.created) != second:
+            text = self.formatTime(record, self.datefmt)
+            self._second = int(record.created), text
+        return text
 
 
 class _Encodable(stdlib_logging.Formatter):

@@ -9,7 +9,7 @@ from typing import Any
 from oslo_log import log as logging
 from typing_extensions import override
 
-from moorage import errors, foreign
+from moorage import errors, plugin_isolation
 from moorage.cleanup.requests import LEFTOVERS, CleanupRequest
 from moorage.clock import Clock
 from moorage.extensions import Loaded
@@ -87,7 +87,7 @@ def close_unused(built: list[tuple[Loaded[Observer], Observer]]) -> None:
     """Observers that will not be used after all."""
     for loaded, observer in built:
         try:
-            with foreign.isolate_plugin_call(loaded.name):
+            with plugin_isolation.isolate_plugin_call(loaded.name):
                 observer.close()
         except Exception:
             LOG.exception("The %s could not be closed.", loaded.who)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from oslo_log import log as logging
 
-from moorage import errors, foreign, threads
+from moorage import errors, plugin_isolation, threads
 from moorage.control_plane.process import Platform
 
 __all__ = ["PeriodicLoop", "run_logged"]
@@ -67,7 +67,7 @@ class PeriodicLoop:
 def run_logged(name: str, work: Callable[[], object]) -> None:
     """Call it; an error is told in the log, by its own words where it says that something is away."""
     try:
-        with foreign.isolate_plugin_call(name):
+        with plugin_isolation.isolate_plugin_call(name):
             work()
     except errors.Unavailable as error:
         LOG.warning("%s is put off: %s", name, error.message)

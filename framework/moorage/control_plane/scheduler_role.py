@@ -14,7 +14,7 @@ from moorage.control_plane.factories import open_instances, open_store, open_wor
 from moorage.control_plane.notifications import ask_agent, ask_agents, tell_of_claim
 from moorage.control_plane.observing import of_decision
 from moorage.control_plane.periodic_loop import PeriodicLoop, run_logged
-from moorage.control_plane.process import Platform, exempt_from_collection
+from moorage.control_plane.process import Platform, exempt_from_collection, without_collection
 from moorage.control_plane.store_fleet import StoreFleet
 from moorage.fleet.aggregates import AggregateStore
 from moorage.fleet.nodes import NodeStore
@@ -57,7 +57,7 @@ _STATES = 1.0
 _REVERTS = 10.0
 _NUMBERING = "numbering of events"
 #: Seconds between looks at the hosts whose view is in doubt.
-_HEALING = 0.5
+_HEALING = 1.0
 
 
 class SchedulerRole:
@@ -138,12 +138,14 @@ class SchedulerRole:
             RpcDispatcher(endpoints_of(endpoint, moves, self._cleanup)),
             threads=conf.rpc.threads,
         )
-        self._scheduler.refresh()
         self._periodic: list[PeriodicLoop] = []
+        with without_collection():
+            self._scheduler.refresh()
+            if section.track_instance_changes:
+                began = platform.clock.monotonic()
+                LOG.info("%d instances were loaded.", tracker.load(instances))
+                silent.loaded(began)
         if section.track_instance_changes:
-            began = platform.clock.monotonic()
-            LOG.info("%d instances were loaded.", tracker.load(instances))
-            silent.loaded(began)
             healer = ViewReconciler(
                 tracker, instances, ask_agent(platform), platform.clock, timeout=section.heal_timeout
             )
@@ -216,4 +218,5 @@ class SchedulerRole:
             section.max_attempts,
             section.alternates,
             section.shuffle_best_same_weighed_hosts,
+            section.sample_above,
         )

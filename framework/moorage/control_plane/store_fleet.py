@@ -7,7 +7,7 @@ nodes again, since they may concern any node: of an aggregate, of a pool, and of
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence, Set
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 from moorage.allocation.interface import AllocationStore, ChangeSource, TreeSource
@@ -16,6 +16,7 @@ from moorage.fleet.aggregates import AggregateMembership, AggregateStore
 from moorage.fleet.nodes import NodeStore
 from moorage.instances.availability import Availability
 from moorage.instances.providers import offer, read_providers
+from moorage.read_only import FrozenDict
 from moorage.scheduling.interface import Aggregate, ExcludedTargets, FleetChanges, NodeState
 
 __all__ = ["StoreFleet"]
@@ -23,6 +24,8 @@ __all__ = ["StoreFleet"]
 _PAGE = 1000
 #: More nodes than this are read one by one only if they are less than half of the fleet.
 _FEW = 1000
+#: Mappings that are shared at most.
+_SHARED = 10_000
 
 
 class StoreFleet:
@@ -52,6 +55,9 @@ class StoreFleet:
         self._known_nodes, self._known_providers = KnownRows(), KnownRows()
         self._sharing: frozenset[str] = frozenset()
         self._complete = False
+        #: Equal mappings of different nodes are one object each.
+        self._capacities: dict[object, FrozenDict] = {}
+        self._uses: dict[object, FrozenDict] = {}
 
     def nodes(self) -> Iterator[NodeState]:
         """Reads all nodes that have an agent, by pages; four statements a page, and a few more for pools."""
@@ -157,8 +163,8 @@ class StoreFleet:
                 row.uuid,
                 row.name,
                 row.host,
-                capacity,
-                used,
+                _shared(capacity, self._capacities),
+                _shared(used, self._uses),
                 usage.provider.can_host,
                 row.host in enlisted,
                 properties=row.properties,
@@ -180,3 +186,14 @@ class StoreFleet:
     def node_name(self, uuid: str) -> str:
         """The name of a node that was read."""
         return self._names.get(uuid, "")
+
+
+def _shared(values: Mapping[str, float], known: dict[object, FrozenDict]) -> FrozenDict:
+    """A read-only mapping with these values: one that another node has, if there is one."""
+    key = tuple(values.items())
+    found = known.get(key)
+    if found is None:
+        if len(known) >= _SHARED:
+            known.clear()
+        found = known[key] = FrozenDict(values)
+    return found

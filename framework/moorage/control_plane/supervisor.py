@@ -39,7 +39,8 @@ EXIT_FATAL = 70
 
 #: A process that ran this many seconds starts again with the shortest delay.
 _STABLE_AFTER = 20.0
-_PAUSE = 0.05
+#: Seconds between looks at the children: while they start or end, and later.
+_PAUSE, _LONG_PAUSE = 0.05, 0.25
 #: How many times as long as a stopped process one that runs may hold the writer's turn.
 _RUNNING_WRITER = 3
 _PAGE = resource.getpagesize()
@@ -214,7 +215,7 @@ class Supervisor:
             changed = [self._watch(child) for child in self._children]
             if any(changed):
                 self._write_table()
-            self._clock.wait(self._stopping, _PAUSE)
+            self._clock.wait(self._stopping, _LONG_PAUSE)
         self._end_all()
         self._write_table()
 

@@ -13,7 +13,7 @@ from typing import Any
 from oslo_config import cfg
 from oslo_log import log as logging
 
-from moorage import foreign
+from moorage import plugin_isolation
 from moorage.control_plane import config_files
 from moorage.extensions import entry_points
 from moorage.importing import distribution_of
@@ -101,7 +101,7 @@ def _options_of_libraries() -> Iterator[tuple[Any, Sequence[cfg.Opt]]]:
         if owner.replace("_", ".").lower() not in _LIBRARIES:
             continue
         try:
-            with foreign.isolate_plugin_call(owner):
+            with plugin_isolation.isolate_plugin_call(owner):
                 found = list(point.load()())
             yield from found
         except Exception as error:  # noqa: BLE001  (an optional part of a library that is not installed)

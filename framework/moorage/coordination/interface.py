@@ -151,7 +151,7 @@ class CoordinationBackend(abc.ABC):
     api_version: ClassVar[tuple[int, int]]
     #: What this client offers; known before ``start``.
     capabilities: frozenset[BackendCapability] = frozenset()
-    #: What an operator should know about this choice, one sentence each; told in the log at the start.
+    #: What an operator should know about this choice, one sentence each; logged at the start.
     cautions: Sequence[str] = ()
 
     def __init__(self, tools: BackendTools) -> None:
@@ -245,7 +245,7 @@ class PeriodicTask(abc.ABC):
     It is level-triggered: what is to be done is read from the state of the object, so a tick that was missed is no loss. A
     sweep of a task never overlaps the next one. ``handle`` is called by several threads when ``[periodic] concurrency`` says so.
     It should flip a state by a conditional statement, send a message, and return: long work is done by the service that gets the
-    message. What it raises is counted, told in the log and puts this object off for longer and longer; the sweep goes on.
+    message. An exception is counted and logged, and the object waits longer after each one. The sweep goes on.
     """
 
     api_version: ClassVar[tuple[int, int]]

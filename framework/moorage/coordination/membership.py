@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from oslo_log import log as logging
 
-from moorage import errors, foreign, threads
+from moorage import errors, plugin_isolation, threads
 from moorage.clock import Clock
 from moorage.coordination.interface import MEMBER_PREFIX, CoordinationBackend, NotMember, View
 
@@ -41,7 +41,7 @@ class MembershipState(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class MemberId:
-    """What a member id says. Nobody uses one twice: a service's incarnation has its epoch, its n-th stay its number.
+    """The parts of a member id. No id is used twice: an incarnation of a service has its epoch, and its n-th stay the number n.
 
     The weight is part of the id, so that the ring is a function of the ids alone, and no backend has to keep more than those.
 
@@ -211,7 +211,7 @@ class Membership:
             if self._stop.is_set():
                 return
             try:
-                with foreign.isolate_plugin_call():
+                with plugin_isolation.isolate_plugin_call():
                     self.step()
             except Exception:
                 LOG.exception("The membership in %s is in doubt; the heartbeat goes on.", self._group)
@@ -220,7 +220,7 @@ class Membership:
     def _renew(self, client: CoordinationBackend) -> None:
         began = self._clock.monotonic()
         try:
-            with foreign.isolate_plugin_call(self._group):
+            with plugin_isolation.isolate_plugin_call(self._group):
                 deadline = client.renew()
         except NotMember as error:
             self._lose(f"{error.message}")
@@ -276,7 +276,7 @@ class Membership:
         if self._clock.monotonic() < self._next_join:
             return
         try:
-            with foreign.isolate_plugin_call(self._group):
+            with plugin_isolation.isolate_plugin_call(self._group):
                 self._join()
         except Exception as error:  # noqa: BLE001  (as above)
             said = _said(error)
@@ -311,17 +311,17 @@ class Membership:
         if client is None:
             return
         try:
-            with foreign.isolate_plugin_call(self._group):
+            with plugin_isolation.isolate_plugin_call(self._group):
                 if leave:
                     client.leave()
         except Exception as error:  # noqa: BLE001  (as above)
             LOG.debug("%s was not left in good order (%s); the session ends by itself.", self._group, _said(error))
         try:
-            with foreign.isolate_plugin_call(self._group):
+            with plugin_isolation.isolate_plugin_call(self._group):
                 client.close()
         except Exception:
             LOG.exception("The client of %s could not be closed.", self._group)
 
 
 def _said(error: Exception) -> str:
-    return error.message if isinstance(error, errors.MoorageError) else foreign.format_exception(error)
+    return error.message if isinstance(error, errors.MoorageError) else plugin_isolation.format_exception(error)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from oslo_log import log as logging
 
-from moorage import errors, foreign, threads
+from moorage import errors, plugin_isolation, threads
 from moorage.clock import Clock
 from moorage.coordination.interface import View
 from moorage.coordination.membership import MemberId, Membership
@@ -203,7 +203,7 @@ class RingManager:
     def _run(self) -> None:
         while not self._clock.wait(self._stop, self._settings.poll_interval):
             try:
-                with foreign.isolate_plugin_call():
+                with plugin_isolation.isolate_plugin_call():
                     self.step()
             except errors.Unavailable as error:
                 LOG.debug("The ring of %s cannot be looked at: %s", self._group, error.message)
@@ -281,7 +281,7 @@ class RingManager:
             if still_working:
                 return
             self._ledger.adopt(self._group, me, row.token)
-            # Whoever adopted an older ring a moment ago either is in what is read now, or reads the new row itself.
+            # A member that adopted an older ring a moment ago is either in what is read now, or reads the new row itself.
             latest, adopted = self._read()
             if latest is None or latest.token != row.token or not _drained(adopted, view, row.token):
                 return

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from oslo_config import cfg
 from oslo_log import log as logging
 
-from moorage import errors, foreign, randomness, threads
+from moorage import errors, plugin_isolation, randomness, threads
 from moorage.bounded_pool import BoundedPool
 from moorage.clock import Clock
 from moorage.coordination.interface import PeriodicTask
@@ -285,7 +285,7 @@ class Runner:
             return
         while True:
             try:
-                with foreign.isolate_plugin_call():
+                with plugin_isolation.isolate_plugin_call():
                     self._look(*self._store.look())
             except errors.Unavailable as error:
                 LOG.warning("Periodic tasks wait: %s", error.message)
@@ -307,7 +307,7 @@ class Runner:
                 continue
             control = controls.get(task.name)
             try:
-                with foreign.isolate_plugin_call(task.name):
+                with plugin_isolation.isolate_plugin_call(task.name):
                     ticks = task.due(moment, control)
             except errors.MoorageError as error:
                 LOG.warning("Whether %s is due is not known: %s", task.name, error.message)
@@ -326,7 +326,7 @@ class Runner:
     @staticmethod
     def _sweep(task: TaskRunner, ticks: TickContext, only: str) -> None:
         try:
-            with foreign.isolate_plugin_call(task.name):
+            with plugin_isolation.isolate_plugin_call(task.name):
                 task.sweep(ticks, only)
         except errors.Unavailable as error:
             LOG.warning("The sweep of %s is put off: %s", task.name, error.message)

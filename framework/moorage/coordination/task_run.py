@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 from oslo_log import log as logging
 from typing_extensions import override
 
-from moorage import errors, foreign, randomness, threads
+from moorage import errors, plugin_isolation, randomness, threads
 from moorage.clock import Clock
 from moorage.coordination.interface import PeriodicTask, TaskLease
 from moorage.coordination.ring_manager import InFlight, RingManager, RingSnapshot
@@ -276,13 +276,13 @@ class TaskRun:
     def begin(self) -> None:
         """Find out what is mine; a task that cannot list its objects has failed, and there is nothing to do."""
         try:
-            with foreign.isolate_plugin_call(origin_of(self._task)):
+            with plugin_isolation.isolate_plugin_call(origin_of(self._task)):
                 mine = self.share.select(self._task)
         except Exception as error:
             LOG.exception(
                 "The %s cannot list its objects; nothing of it is done at this tick. %s", origin_of(self._task), _REMEDY
             )
-            self._ended, self._problem = "failed", foreign.format_exception(error)
+            self._ended, self._problem = "failed", plugin_isolation.format_exception(error)
             return
         self._owned = len(mine)
         if self._only:
@@ -331,7 +331,7 @@ class TaskRun:
                     return
                 self._running[claimed.object_id] = working, lease
             try:
-                with foreign.isolate_plugin_call(origin_of(self._task)):
+                with plugin_isolation.isolate_plugin_call(origin_of(self._task)):
                     acted = self._task.handle(claimed.object_id, lease)
             except errors.Fenced as error:
                 LOG.info("%s", error.message)
@@ -341,9 +341,9 @@ class TaskRun:
                     "The %s could not handle %s, which is put off for longer and longer. %s",
                     origin_of(self._task), claimed.object_id, _REMEDY,
                 )  # fmt: skip
-                self.failed(claimed.object_id, foreign.format_exception(error))
+                self.failed(claimed.object_id, plugin_isolation.format_exception(error))
             else:
-                # Of one that was given up meanwhile it was told already that it failed.
+                # The failure of an object that was given up meanwhile is recorded already.
                 if not lease.over:
                     self._backoff.handled(claimed.object_id)
                     self._count("handled")

@@ -64,10 +64,10 @@ AHEAD = 60 * MICROSECONDS
 
 @dataclass(frozen=True, slots=True)
 class TickLease:
-    """What a sweep claims with. ``sweep`` is a name that no other sweep ever has.
+    """Names the sweep that claims objects. No other sweep ever has the name ``sweep``.
 
-    :param ahead: how far, in microseconds, a tick may lie in the future of the store's clock. Of one that is further nobody can
-        have known before that clock was set back: it keeps no other from being claimed, and is not claimed any more.
+    :param ahead: how far, in microseconds, a tick may lie in the future of the store's clock. A tick that is further away is from
+        a time before that clock was set back: it blocks no other claim, and is not claimed any more.
     """
 
     task: str

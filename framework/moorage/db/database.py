@@ -401,6 +401,8 @@ def _undo(transaction: sa.RootTransaction) -> None:
     """Roll back; a failure of that is no news: the connection is lost, and with it the transaction."""
     try:
         transaction.rollback()
+        if not transaction.connection.invalidated:
+            transaction.connection.info[engines.ENDED] = True
     except Exception as error:  # noqa: BLE001  (the error that made us roll back is on its way already)
         LOG.debug("Rollback failed: %s", error)
 
@@ -415,6 +417,7 @@ def _end(transaction: sa.RootTransaction, *, commit: bool, same_process: bool) -
         return
     try:
         transaction.commit()
+        transaction.connection.info[engines.ENDED] = True
     except errors.StoreUnavailable as error:
         error.details["outcome"] = "unknown"
         # The transaction may still be open. SQLAlchemy takes it for ended, so the pool would not roll it back.

@@ -27,7 +27,7 @@ from moorage.clock import Clock
 from moorage.db import sqlite
 from moorage.db.settings import DatabaseSettings
 
-__all__ = ["create", "parse"]
+__all__ = ["ENDED", "create", "parse"]
 
 LOG = logging.getLogger(__name__)
 
@@ -55,6 +55,8 @@ _SOCKET_OPTIONS: Mapping[int, int] = {
     socket.TCP_KEEPCNT: 3,
     socket.TCP_USER_TIMEOUT: 60_000,
 }
+#: Where a connection is marked whose transaction has ended with an answer of the server.
+ENDED = "moorage_ended"
 #: Seconds of rest after which a connection is asked whether it lives, before it is used.
 _REST = 1.0
 #: Rows, and characters of their texts, that one statement inserts into MariaDB at most, unless one row alone has more. They are one
@@ -113,6 +115,7 @@ def create(url: sa.URL, settings: DatabaseSettings, clock: Clock, *, writer: boo
             pool_recycle=settings.recycle,
             pool_use_lifo=True,
             pool_pre_ping=False,  # _check_after_rest does it when there is reason to
+            pool_reset_on_return=None,  # _roll_back_once does
         )
     except (ImportError, exc.NoSuchModuleError) as error:
         raise errors.ConfigError(
@@ -124,7 +127,18 @@ def create(url: sa.URL, settings: DatabaseSettings, clock: Clock, *, writer: boo
         engine.dialect.execution_ctx_cls = _MysqlExecution
     event.listen(engine, "connect", _PREPARE[name](settings, writer))
     _check_after_rest(engine, clock)
+    _roll_back_once(engine)
     return engine
+
+
+def _roll_back_once(engine: sa.Engine) -> None:
+    """Roll a connection back that returns to the pool, unless its transaction has ended: PyMySQL would ask the server each time."""
+
+    def reset(connection: Any, record: Any, _: object) -> None:
+        if not record.info.pop(ENDED, False):
+            engine.dialect.do_rollback(connection)
+
+    event.listen(engine, "reset", reset)
 
 
 def _check_after_rest(engine: sa.Engine, clock: Clock) -> None:

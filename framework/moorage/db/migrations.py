@@ -22,7 +22,7 @@ from typing import Any
 import sqlalchemy as sa
 from oslo_log import log as logging
 
-from moorage import errors, foreign
+from moorage import errors, plugin_isolation
 from moorage.db.database import Database
 from moorage.part import InstalledPart, parts
 
@@ -122,7 +122,7 @@ class Migrations:
 
     def import_tables(self) -> None:
         """Import the modules that fill the metadata."""
-        with foreign.printing_aside(), foreign.isolate_plugin_call(self.name):
+        with plugin_isolation.printing_aside(), plugin_isolation.isolate_plugin_call(self.name):
             for module in self.tables:
                 importlib.import_module(module)
 
@@ -255,6 +255,6 @@ def _upgraded(each: Migrations, database: Database) -> bool:
         raise
     except Exception as error:
         raise errors.PluginLoadError(
-            f"The migrations of {each.name} failed ({foreign.format_exception(error)}). Repair or uninstall "
+            f"The migrations of {each.name} failed ({plugin_isolation.format_exception(error)}). Repair or uninstall "
             f"{each.name}, and upgrade again."
         ) from error

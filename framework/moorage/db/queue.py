@@ -2,12 +2,12 @@
 """Queues the writers of a SQLite file, first come, first served, among threads and processes.
 
 SQLite lets one transaction write at a time and makes the others sleep and try again, up to a tenth of a second between tries;
-whoever has just written is the likeliest to be next, and some of eight writers starve. Here writers take tickets instead.
+the last writer is the likeliest to be next, and some of eight writers starve. Here writers take tickets instead.
 
 A ticket is a number from a counter in a file beside the database, and a lock on the byte of that number in the same file. It is a
-writer's turn when no lower byte is locked. The kernel drops the lock when its process ends in whatever way, so the dead hold
-nobody up. The queue is a courtesy and no safeguard: transactions are kept apart by SQLite's own lock (BEGIN IMMEDIATE). So a
-ticket that does not move for a while (its process is stopped, or writes for long) is passed by, and SQLite decides.
+writer's turn when no lower byte is locked. The kernel drops the lock when its process ends in any way, so a dead
+process delays no writer. The queue only orders writers; SQLite's own lock (BEGIN IMMEDIATE) keeps their transactions apart. So
+writers overtake a ticket that does not move for a while (its process is stopped, or writes for long), and SQLite decides.
 
 The locks are Linux' open file description locks (fcntl(2), F_OFD_SETLK): those of POSIX belong to the process and are lost when
 any descriptor of the file is closed. Where they are missing, only the threads of a process queue up.

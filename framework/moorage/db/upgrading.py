@@ -14,7 +14,7 @@ from typing import Any, Literal
 import sqlalchemy as sa
 from alembic import autogenerate, command, config, migration, script
 
-from moorage import errors, foreign
+from moorage import errors, plugin_isolation
 from moorage.db import schema
 from moorage.db.database import Database
 from moorage.db.migrations import Migrations
@@ -31,7 +31,7 @@ def upgrade(migrations: Migrations, database: Database) -> bool:
     with database.schema_change() as transaction, _turn(transaction):
         if not _pending(migrations, database, transaction):
             return False
-        with foreign.isolate_plugin_call(migrations.name):
+        with plugin_isolation.isolate_plugin_call(migrations.name):
             command.upgrade(_config(migrations, transaction), "head")
         return True
 

@@ -22,6 +22,7 @@ _STATE = (
 _FIND = sa.select(nodes.c.uuid, nodes.c.generation, *_STATE).where(
     nodes.c.uuid.in_(sa.bindparam("of_uuids", expanding=True))
 )
+_NAMES = tuple(column.name for column in _STATE)
 #: Uuids in one statement.
 _PART = 1000
 
@@ -34,7 +35,7 @@ def record_nodes(tx: sa.Connection, uuids: Iterable[str], what: str = "change") 
     wanted = sorted(set(uuids))
     for start in range(0, len(wanted), _PART):
         for row in tx.execute(_FIND, {"of_uuids": wanted[start : start + _PART]}):
-            state = {each.name: getattr(row, each.name) for each in _STATE}
+            state = dict(zip(_NAMES, row[2:], strict=True))
             state |= {flag: bool(state[flag]) for flag in STATES}
             record(tx, JournalEvent(f"node.{what}", f"node/{row.uuid}", row.generation, state))
 

@@ -19,6 +19,7 @@ named. Objects (``properties``, ``extra``, ``inventories``) are merged; the valu
 from __future__ import annotations
 
 import csv
+import functools
 import gzip
 import io
 import json
@@ -37,6 +38,7 @@ _SHORT = {"vcpus": "VCPU", "memory_mb": "MEMORY_MB", "disk_gb": "DISK_GB", "gpus
 _NAMED = {"uuid", "name", "host", "shard", "resource_class"}
 _DETAILS = ("driver", "conductor_group", "owner", "lessee", "description")
 _OBJECTS = ("driver_info", "extra")
+_KNOWN = frozenset({*_NAMED, *_DETAILS, *_OBJECTS, "properties", "inventories"})
 _INVENTORY = {each.name for each in fields(InventoryItem)} - {"resource_class"}
 _LARGEST = 2**31 - 1
 
@@ -65,7 +67,7 @@ def from_json(data: Any) -> NodeSpec:
     """
     if not isinstance(data, dict):
         raise ValueError("a node must be an object")
-    _refuse_unknown("", data, {*_NAMED, *_DETAILS, *_OBJECTS, "properties", "inventories"})
+    _refuse_unknown("", data, _KNOWN)
     given = data.get("inventories", {})
     if not isinstance(given, dict):
         raise ValueError("inventories must be an object")
@@ -205,11 +207,22 @@ def _checked_class(name: str) -> str:
 
 
 def _refuse_unknown(where: str, given: Iterable[str], known: Iterable[str]) -> None:
-    if unknown := set(given) - set(known):
+    if unknown := set(given).difference(known):
         raise ValueError(f"{where}unknown field {', '.join(sorted(unknown))}; known are {', '.join(sorted(known))}")
 
 
+#: The inventories of most nodes of a fleet are alike.
+@functools.lru_cache(4096, typed=True)
+def _inventory_of_total(resource_class: str, total: int) -> InventoryItem:
+    return _checked_inventory(resource_class, total)
+
+
 def _inventory(resource_class: str, value: Any) -> InventoryItem:
+    alike = type(value) is int
+    return _inventory_of_total(resource_class, value) if alike else _checked_inventory(resource_class, value)
+
+
+def _checked_inventory(resource_class: str, value: Any) -> InventoryItem:
     settings = dict(value) if isinstance(value, dict) else {"total": value}
     _refuse_unknown(f"{resource_class}: ", settings, _INVENTORY)
     _checked_class(resource_class)

@@ -63,6 +63,12 @@ _WITHOUT_HOST = sa.and_(
     nodes.c.host.is_(None),
     nodes.c.shard.is_not_distinct_from(sa.bindparam("of_shard", type_=nodes.c.shard.type)),
 )
+_HOSTLESS = (
+    sa.select(nodes.c.uuid, nodes.c.shard)
+    .where(nodes.c.host.is_(None), nodes.c.uuid > sa.bindparam("after", type_=sa.String))
+    .order_by(nodes.c.uuid)
+    .limit(sa.bindparam("page", type_=sa.Integer))
+)
 _ASSIGNABLE = sa.select(nodes.c.uuid).where(_WITHOUT_HOST).with_for_update()
 _ASSIGN = (
     sa.update(nodes)
@@ -248,6 +254,11 @@ class NodeStore:
         record_nodes(tx, found)
         return len(found)
 
+    def without_host(self, after: str, limit: int) -> Sequence[Any]:
+        """Reads uuid and shard of nodes that have no host: a page of ``limit`` after the given uuid."""
+        with self._database.read() as tx:
+            return tx.execute(_HOSTLESS, {"after": after, "page": limit}).all()
+
     def assign_hosts(self, hosts: Mapping[str, tuple[str | None, str]]) -> int:
         """Gives nodes a host (uuid -> shard, host) that have none and still are in the shard; returns how many got one.
 
@@ -298,7 +309,6 @@ class NodeStore:
         host: str | None = None,
         shard: str | None = None,
         sharded: bool | None = None,
-        without_host: bool = False,
         **equal: Any,
     ) -> Sequence[Node]:
         """Returns nodes ordered by uuid: a page of ``limit`` after the given uuid.
@@ -311,8 +321,6 @@ class NodeStore:
                 query = query.where(nodes.c[name] == value)
         if sharded is not None:
             query = query.where(nodes.c.shard.is_not(None) if sharded else nodes.c.shard.is_(None))
-        if without_host:
-            query = query.where(nodes.c.host.is_(None))
         with self._database.read() as tx:
             return [Node(*row) for row in tx.execute(query)]
 

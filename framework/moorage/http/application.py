@@ -15,7 +15,7 @@ from urllib.parse import parse_qsl
 
 from oslo_log import log as logging
 
-from moorage import errors, foreign
+from moorage import errors, plugin_isolation
 from moorage.clock import Clock
 from moorage.context import RequestContext, anonymous, global_request_id, new_request_id, trace_parent
 from moorage.http.authentication import Authenticator, challenge
@@ -105,7 +105,7 @@ class Application:
         if found := self._table.find(request.path):
             path, request.path_params = found
         try:
-            with foreign.isolate_plugin_call(self.dialect.service_type):
+            with plugin_isolation.isolate_plugin_call(self.dialect.service_type):
                 request.version = self.read_version(request)
                 response = self._respond(request, path)
                 body = self._encode(response.body)

@@ -10,7 +10,7 @@ from typing import Any
 
 from oslo_log import log as logging
 
-from moorage import foreign, threads
+from moorage import plugin_isolation, threads
 from moorage.bounded_pool import BoundedPool
 from moorage.clock import Clock, SystemClock
 
@@ -68,7 +68,7 @@ class Health:
     def _make(self, name: str, check: _Check) -> None:
         check.problem = "it failed; the log says why"
         try:
-            with foreign.isolate_plugin_call(name):
+            with plugin_isolation.isolate_plugin_call(name):
                 check.problem = self._checks[name]()
         except Exception as error:  # noqa: BLE001  (whatever is wrong is the answer)
             LOG.warning("The health check of %s failed: %s", name, error)

@@ -10,7 +10,7 @@ from typing import Any
 
 from oslo_log import log as logging
 
-from moorage import errors, foreign
+from moorage import errors, plugin_isolation
 from moorage.extensions import Loaded
 from moorage.http.error_statuses import core_shape
 from moorage.http.routes import Wsgi
@@ -51,7 +51,7 @@ class IsolatedApp:
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Any:
         """WSGI."""
         try:
-            with foreign.isolate_plugin_call(self._name):
+            with plugin_isolation.isolate_plugin_call(self._name):
                 body = self._application(environ, start_response)
         except Exception:
             where = f"{environ.get('REQUEST_METHOD')} {environ.get('SCRIPT_NAME', '')}{environ.get('PATH_INFO', '')}"
@@ -70,7 +70,7 @@ class IsolatedApp:
         try:
             parts = iter(body)
             while True:
-                with foreign.isolate_plugin_call(self._name):
+                with plugin_isolation.isolate_plugin_call(self._name):
                     part = next(parts, None)
                 if part is None:
                     return
@@ -78,7 +78,7 @@ class IsolatedApp:
         finally:
             close = getattr(body, "close", None)
             if close is not None:
-                with foreign.isolate_plugin_call(self._name):
+                with plugin_isolation.isolate_plugin_call(self._name):
                     close()
 
 

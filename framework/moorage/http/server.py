@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import functools
 import re
 import socket
 from collections.abc import Callable
@@ -29,6 +32,8 @@ _IDLE = 60
 _SILENCE = 10.0
 #: Seconds that the server may take to end, beyond those for the requests that it still answers.
 _GRACE = 5.0
+#: Seconds for which an answer's header Date may be late.
+_TICK = 1.0
 
 
 def address_of(bind: str) -> tuple[str, int]:
@@ -100,7 +105,7 @@ class Server:
 
     def stop(self) -> None:
         """Take no new connections and answer the requests that have arrived."""
-        self._uvicorn.should_exit = True
+        self._uvicorn.end()
         self._thread.join(self._drain_seconds + _GRACE)
 
     def _serve(self) -> None:
@@ -138,6 +143,22 @@ class _Uvicorn(uvicorn.Server):
         super().__init__(config)
         self._pending = pending
         self._bridge = bridge
+        self._wake: Callable[[], object] = lambda: None
+
+    def end(self) -> None:
+        """Make :meth:`run` end; for another thread."""
+        self.should_exit = True
+        # The loop may have ended by itself.
+        with contextlib.suppress(RuntimeError):
+            self._wake()
+
+    async def main_loop(self) -> None:
+        """Bring the header Date up to date each second until the server ends. uvicorn's own looks ten times a second."""
+        ending = asyncio.Event()
+        self._wake = functools.partial(asyncio.get_running_loop().call_soon_threadsafe, ending.set)
+        while not await self.on_tick(0):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(ending.wait(), _TICK)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """End."""

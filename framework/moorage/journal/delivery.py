@@ -16,7 +16,7 @@ from typing import Protocol
 
 from oslo_log import log as logging
 
-from moorage import errors, foreign, threads
+from moorage import errors, plugin_isolation, threads
 from moorage.bounded_pool import BoundedPool, PooledCall
 from moorage.clock import Clock
 from moorage.db import Database, RecordedEvent
@@ -174,11 +174,11 @@ class _Delivery:
         if self._stopping.is_set() or self._clock.monotonic() - self._renewed > self._lease / 2:
             return False
         try:
-            with foreign.isolate_plugin_call(held.name):
+            with plugin_isolation.isolate_plugin_call(held.name):
                 self.progress = events[0].number, self._clock.monotonic()
                 self._sink.deliver(events, held.missed)
         except Exception as error:  # noqa: BLE001  (whatever a plugin or a network may raise)
-            text = error.message if isinstance(error, errors.MoorageError) else foreign.format_exception(error)
+            text = error.message if isinstance(error, errors.MoorageError) else plugin_isolation.format_exception(error)
             LOG.warning("%s: events from number %d on were not delivered: %s", held.name, events[0].number, text)
             self._store.failed(held, text, self._lease)
             return False

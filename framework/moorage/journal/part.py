@@ -7,7 +7,7 @@ __all__ = ["PART"]
 
 PART = Part(
     options="moorage.journal.options",
-    collectors=("moorage.journal.collector:SubscriptionCollector",),
+    collectors=("moorage.journal.subscription_metrics:SubscriptionCollector",),
     checks={"webhooks": "moorage.journal.options:allowed_networks"},
     api=("moorage.journal.api", "moorage.journal.webhooks_api"),
 )

@@ -15,7 +15,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from moorage import foreign
+from moorage import plugin_isolation
 from moorage.db import MICROSECONDS, Database, Duplicate, now
 from moorage.db.tables import event_sequence
 from moorage.journal.tables import subscriptions
@@ -201,7 +201,7 @@ class SubscriptionStore:
     def failed(self, held: Subscription, error: str, seconds: float) -> bool:
         """Note a failure, and put the next try off; False when the lease is lost."""
         pause = min(_LONGEST_BACKOFF, _FIRST_BACKOFF * 2 ** min(held.failures, 16))
-        text = foreign.escape_unprintable(error)[:_ERROR_LENGTH]
+        text = plugin_isolation.escape_unprintable(error)[:_ERROR_LENGTH]
         return self._write(_FAIL, held, seconds, pause=int(pause * MICROSECONDS), text=text)
 
     def release(self, name: str, token: int) -> None:

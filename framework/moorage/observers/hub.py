@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from oslo_log import log as logging
 
-from moorage import foreign, threads
+from moorage import plugin_isolation, threads
 from moorage.clock import Clock
 from moorage.extensions import Loaded
 from moorage.hang_detector import HangDetector
@@ -169,7 +169,7 @@ class _Lane:
         self._calls += 1
         self._running = self._calls, self._clock.monotonic()
         try:
-            with foreign.isolate_plugin_call(self.who):
+            with plugin_isolation.isolate_plugin_call(self.who):
                 getattr(self._observer, method)(*arguments)
         except Exception as error:  # noqa: BLE001  (whatever a plugin may raise)
             self._failed(method, error)

@@ -32,10 +32,10 @@ OPTS = [
     ),
     cfg.IntOpt(
         "threads",
-        default=8,
+        default=16,
         min=1,
         max=1024,
-        help="Threads of a service that handle calls and casts of one topic. A scheduler decides as many creates at a time, and "
+        help="Calls and casts of one topic that a service handles at a time. A scheduler decides as many creates at a time, and "
         "a create keeps its thread until its claim is committed. So fewer claims than this share one transaction "
         "([allocation_sql] claims_per_transaction).",
     ),

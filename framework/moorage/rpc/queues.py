@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 
 from oslo_log import log as logging
 
-from moorage import foreign
+from moorage import plugin_isolation
 from moorage import threads as threads_module
 from moorage.clock import Clock
 
@@ -38,6 +38,7 @@ class WorkQueue(Generic[T]):
     One item is always let in, whatever its size. With one thread, items are worked on in the order of the offers.
 
     :param work: handles one item; what it raises is logged.
+    :param threads: how many items are worked on at a time, in whatever threads.
     :param limit: items that may wait.
     :param byte_limit: sum of the sizes of items that may wait.
     :param drop_oldest: when full, drop the oldest waiting item and take the new one, instead of refusing it.
@@ -65,6 +66,7 @@ class WorkQueue(Generic[T]):
         self._items: deque[tuple[T, int]] = deque()
         self._bytes = 0
         self._changed = threads_module.condition()
+        #: Threads that wait and were not woken yet.
         self._idle = 0
         self._threads = 0
         self._running = 0
@@ -81,8 +83,16 @@ class WorkQueue(Generic[T]):
         """How many items wait."""
         return len(self._items)
 
-    def offer(self, item: T, size: int) -> OfferResult:
-        """Hand over an item of ``size`` bytes; never waits."""
+    def offer(self, item: T, size: int, *, here: bool = False) -> OfferResult:
+        """Hand over an item of ``size`` bytes; waits for no other item.
+
+        :param here: if no item waits and fewer than ``threads`` are being worked on, handle it in this thread before the return.
+        """
+        if here and self._begin():
+            self._do(item)
+            with self._changed:
+                self._staff()
+            return OfferResult.ACCEPTED
         warn = 0
         with self._changed:
             if self._stopped:
@@ -96,10 +106,7 @@ class WorkQueue(Generic[T]):
                 warn = self._dropped if self._dropped & (self._dropped - 1) == 0 else warn
             self._items.append((item, size))
             self._bytes += size
-            if self._idle >= len(self._items):
-                self._changed.notify()
-            elif self._threads < self._most_threads:
-                self._start_thread()
+            self._staff()
         if warn:
             LOG.warning("%s is too slow or stopped: %d messages dropped so far, the oldest first.", self._name, warn)
         return OfferResult.ACCEPTED
@@ -123,32 +130,47 @@ class WorkQueue(Generic[T]):
             self._bytes = 0
             return not (left_over or self._running), left_over
 
-    def _start_thread(self) -> None:
-        """Called with the lock held."""
-        self._threads += 1
-        threads_module.thread(self._loop, name=f"{self._name}-{self._threads}").start()
+    def _begin(self) -> bool:
+        """Whether this thread may work on one more item."""
+        with self._changed:
+            free = not self._stopped and not self._items and self._running < self._most_threads
+            self._running += free
+            return free
+
+    def _staff(self) -> None:
+        """Wake or start a thread for an item that waits. Called with the lock held."""
+        if not self._items or self._running >= self._most_threads:
+            return
+        if self._idle:
+            self._idle -= 1
+            self._changed.notify()
+        elif self._threads < self._most_threads:
+            self._threads += 1
+            threads_module.thread(self._loop, name=f"{self._name}-{self._threads}").start()
 
     def _loop(self) -> None:
         while (item := self._next()) is not None:
-            try:
-                with foreign.isolate_plugin_call(self._name):
-                    self._work(item[0])
-            except Exception:
-                LOG.exception("%s: a message was not handled.", self._name)
+            self._do(item[0])
             del item  # a large message must not live until the next one comes
-            with self._changed:
-                self._running -= 1
-                if self._stopped:
-                    self._changed.notify_all()
+
+    def _do(self, item: T) -> None:
+        try:
+            with plugin_isolation.isolate_plugin_call(self._name):
+                self._work(item)
+        except Exception:
+            LOG.exception("%s: a message was not handled.", self._name)
+        with self._changed:
+            self._running -= 1
+            if self._stopped:
+                self._changed.notify_all()
 
     def _next(self) -> tuple[T, int] | None:
         with self._changed:
-            while not self._items:
-                if self._stopped:
+            while not self._items or self._running >= self._most_threads:
+                if self._stopped and not self._items:
                     return None
                 self._idle += 1
                 self._changed.wait()
-                self._idle -= 1
             item = self._items.popleft()
             self._bytes -= item[1]
             self._running += 1

@@ -14,7 +14,7 @@ from oslo_context import context as oslo_context
 from oslo_log import log as logging
 
 from moorage import context as request_context
-from moorage import errors, foreign, threads
+from moorage import errors, plugin_isolation, threads
 from moorage.clock import Clock, SystemClock
 from moorage.rpc import wire
 from moorage.rpc.interface import Message
@@ -124,7 +124,7 @@ class RpcDispatcher:
                 self._fitting.add(names)
         with self._as_current(message):
             try:
-                with foreign.isolate_plugin_call(message.method):
+                with plugin_isolation.isolate_plugin_call(message.method):
                     return function(**message.args)
             except errors.MoorageError:
                 raise

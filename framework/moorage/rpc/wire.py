@@ -14,7 +14,7 @@ from typing import Any
 
 from oslo_log import log as logging
 
-from moorage import errors, foreign, randomness
+from moorage import errors, plugin_isolation, randomness
 from moorage.rpc.interface import Handler, Message, Origin
 
 __all__ = [
@@ -118,7 +118,7 @@ def answer(handler: Handler, message: Message, limit: int) -> bytes:
     An unexpected exception, and a result that is not JSON data, is logged with an id, and only the id is sent.
     """
     try:
-        with foreign.isolate_plugin_call(message.method):
+        with plugin_isolation.isolate_plugin_call(message.method):
             result = handler(message)
         try:
             return dump({"result": result}, limit, f"result of '{message.method}'")
@@ -142,7 +142,7 @@ def answer(handler: Handler, message: Message, limit: int) -> bytes:
 def absorb(handler: Handler, message: Message, topic: str) -> None:
     """Calls the handler of a cast or fanout. No caller waits for the outcome, so errors are logged; never raises."""
     try:
-        with foreign.isolate_plugin_call(message.method):
+        with plugin_isolation.isolate_plugin_call(message.method):
             handler(message)
     except errors.MoorageError as error:
         LOG.warning("'%s' to topic '%s' was not done: %s", message.method, topic, error)

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from moorage import errors
 from moorage.context import RequestContext
 from moorage.http.routes import FIELDS, PAGE, PolicyRule, Request, Response, Route, wanted_fields
-from moorage.scheduling.hosts import HOST_FIELDS
+from moorage.scheduling.host_pages import HOST_FIELDS
 from moorage.scheduling.request import REQUEST_PROPERTIES
 from moorage.scheduling.resource_request import check_flavor
 

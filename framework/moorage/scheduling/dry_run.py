@@ -9,8 +9,8 @@ from typing import Any
 
 from moorage import errors
 from moorage.scheduling.filter_and_weigh import Ranking
-from moorage.scheduling.fresh_ranking import Ranker
 from moorage.scheduling.interface import InstanceRecord, NodeState, RequestSpec
+from moorage.scheduling.ranker import Ranker
 from moorage.scheduling.scheduling_policy import SchedulingPolicy
 from moorage.scheduling.snapshot import Snapshot
 

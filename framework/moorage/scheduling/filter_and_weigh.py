@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from moorage import errors, foreign
+from moorage import errors, plugin_isolation
 from moorage.read_only import frozen_array
 from moorage.scheduling.interface import (
     SKIP,
@@ -31,6 +31,7 @@ from moorage.scheduling.interface import (
 )
 from moorage.scheduling.nova.loading import load_filters, load_weighers
 from moorage.scheduling.plugin_runner import CallSlot, PluginRunner
+from moorage.scheduling.sample import Sample
 from moorage.scheduling.snapshot import Snapshot
 
 __all__ = ["Pipeline", "Ranking", "load", "load_filters", "load_weighers", "of"]
@@ -40,6 +41,8 @@ T = TypeVar("T")
 _BLOCK = 64
 _EVERYWHERE = slice(None)
 _BULK = {"mask_rows", "filter_rows"}
+_SEE_FLEET = {"prepare", *_BULK}
+_WEIGH = {"weigh_rows", "row_multipliers", "multiplier"}
 #: While more than one of so many nodes is left, they are kept as a yes or no for each, which costs less than a list of them.
 _WIDE = 8
 
@@ -89,6 +92,7 @@ class Ranking:
 
     :param rows: the best of the rows that passed, best first; equal ones in the order of the fleet.
     :param passed: how many passed.
+    :param preferred: how many of them every weigher prefers, where the fleet is a sample; otherwise 0.
     :param removed: filter -> how many nodes it removed, in the order in which they were asked.
     :param promising: the filters that judged the instances of nodes, and which rows those were shown whose answer depends on
         that (``needs_order``).
@@ -101,6 +105,7 @@ class Ranking:
     removed: dict[str, int] = field(default_factory=dict)
     skipped: tuple[str, ...] = ()
     promising: tuple[tuple[_Filter, Rows | None], ...] = ()
+    preferred: int = 0
 
 
 @dataclass(slots=True)
@@ -168,7 +173,7 @@ class _Run:
         """
         self.slot.begin(each)
         try:
-            with foreign.isolate_plugin_call(each.name):
+            with plugin_isolation.isolate_plugin_call(each.name):
                 return question(each.plugin)
         except errors.InvalidInput:
             raise
@@ -187,12 +192,31 @@ class Pipeline:
         self._all: tuple[_Filter | _Weigher, ...] = (*self._filters, *self._weighers)
         #: Whether a filter judges the traits that a request asks for.
         self.judges_traits = any(each.plugin.judges_traits for each in filters)
+        #: Whether a random part of a large fleet will do: no plugin's answer for a node depends on all nodes.
+        self.spreads = all(_spreads(each.plugin) for each in weighers) and all(
+            _judges_alone(each.plugin) for each in filters
+        )
         self._rebuilding = tuple(each for each in filters if each.plugin.RUN_ON_REBUILD)
 
     @property
     def filter_names(self) -> tuple[str, ...]:
         """The filters in the configured order."""
         return tuple(each.name for each in self._filters)
+
+    def spreads_over(self, guard: PluginRunner, fleet: Snapshot) -> bool:
+        """Whether aggregates leave every weigher's multiplier its sign; it follows from the nodes alone."""
+        with guard.slot() as slot:
+            for each in self._weighers:
+                slot.begin(each)
+                try:
+                    with plugin_isolation.isolate_plugin_call(each.name):
+                        some = each.plugin.row_multipliers(fleet, fleet.all_rows)
+                        general = each.plugin.multiplier
+                        if some is not None and bool((some * general < 0 if general else some != 0).any()):
+                            return False
+                except Exception:  # noqa: BLE001  (whatever a plugin may raise: ranking all nodes reports it)
+                    return False
+        return True
 
     def run(
         self,
@@ -223,10 +247,13 @@ class Pipeline:
                 self._filter(run, self._asked(spec))
             left = run.left()
             weights = self._weigh(run, left)
+            preferred = self._preferred(run, left) if isinstance(fleet, Sample) else 0
         best = _best(weights, most)
         # Asked last: a class written for Nova shows only by running what it reads.
         promising = tuple(pair for pair in run.asked if pair[0].judges)
-        return Ranking(left[best], weights[best], len(rows), len(weights), run.removed, tuple(run.skipped), promising)
+        return Ranking(
+            left[best], weights[best], len(rows), len(weights), run.removed, tuple(run.skipped), promising, preferred
+        )
 
     def refused_by(self, guard: PluginRunner, fleet: Snapshot, row: int, spec: RequestSpec, ranking: Ranking) -> str:
         """Ask the filters that judged instances again about one node; the name of one that refuses it, or nothing.
@@ -358,7 +385,7 @@ class Pipeline:
             for each in self._weighers:
                 run.slot.begin(each)
                 try:
-                    with foreign.isolate_plugin_call(each.name):
+                    with plugin_isolation.isolate_plugin_call(each.name):
                         weights = _weights(each.plugin, run.fleet, rows, run.spec)
                 except errors.InvalidInput:
                     raise
@@ -368,6 +395,47 @@ class Pipeline:
                 if weights is not None:
                     total = weights if total is None else np.add(total, weights, out=total)
         return np.zeros(len(rows)) if total is None else total
+
+    def _preferred(self, run: _Run, rows: Rows) -> int:
+        """How many of the rows every weigher prefers; none if one raises, so that all nodes are ranked."""
+        mask: Mask = np.ones(len(rows), dtype=np.bool_)
+        for each in self._weighers:
+            run.slot.begin(each)
+            try:
+                with plugin_isolation.isolate_plugin_call(each.name):
+                    some = each.plugin.preferred(run.fleet, rows, run.spec)
+                    mask = mask if some is None else mask & some
+            except errors.InvalidInput:
+                raise
+            except Exception as error:  # noqa: BLE001  (whatever a plugin may raise)
+                run.guard.failed(each, error)
+                return 0
+        return int(np.count_nonzero(mask))
+
+
+def _judges_alone(plugin: HostFilter) -> bool:
+    """What the filter declares, but for classes below that see the fleet in another way."""
+    if plugin.needs_order:
+        return False
+    for kind in type(plugin).__mro__:
+        if kind is HostFilter:
+            # Nothing but host_passes, which is shown one node.
+            return True
+        if "judges_alone" in vars(kind):
+            return plugin.judges_alone
+        if vars(kind).keys() & _SEE_FLEET:
+            break
+    return False
+
+
+def _spreads(plugin: HostWeigher) -> bool:
+    """What the weigher declares, but for classes below that weigh in another way."""
+    for kind in type(plugin).__mro__:
+        if "spreads" in vars(kind):
+            return plugin.spreads
+        if vars(kind).keys() & _WEIGH:
+            break
+    return False
 
 
 def _promised(plugin: HostFilter, host: HostState, spec: RequestSpec) -> Mapping[str, Any]:

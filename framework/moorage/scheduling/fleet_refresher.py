@@ -31,6 +31,8 @@ _RECOUNTED = 500
 _COMPARISON = 600.0
 #: An import tells of each of its pages: changes are read when there was none for so many seconds, or after the second number.
 _QUIET, _GATHERED = 0.25, 2.0
+#: Between two readings of changes lie so many times the seconds that the last one took. New nodes of a large fleet cost much.
+_REST = 9
 
 
 class FleetRefresher:
@@ -68,6 +70,8 @@ class FleetRefresher:
         self._providers_outdated = False
         self._changed_at = -1e9
         self._catching_up = False
+        #: When changes may be read next.
+        self._rests_until = -1e9
         self._changing = threads.lock()
         self._observing = threads.lock()
         #: A claim has met an agent or a node that is unavailable, which the view does not know.
@@ -166,7 +170,9 @@ class FleetRefresher:
 
     def _catch_up(self) -> None:
         while True:
+            self._clock.sleep(self._rests_until - self._clock.monotonic())
             self._gather()
+            began = self._clock.monotonic()
             try:
                 self.refresh()
             except errors.Unavailable as error:
@@ -174,6 +180,8 @@ class FleetRefresher:
             except Exception:
                 LOG.exception("The fleet has changed and could not be read.")
             else:
+                ended = self._clock.monotonic()
+                self._rests_until = ended + _REST * (ended - began)
                 with self._changing:
                     if self._refreshed_at < self._changed_at:
                         continue

@@ -2,8 +2,9 @@
 """The scheduler's memory of the fleet: columns and indexes, one writer, immutable snapshots.
 
 A change goes into the index at once and is noted; what is noted is added to the columns when somebody asks for a snapshot, all
-of it at a time, into copies of those columns that it concerns. So a snapshot costs what has changed, and a reader never sees a
-column change. What an instance occupies is counted by its uuid: however often it is told, it counts once.
+of it at a time. A column that a snapshot has is copied before it is changed, so a reader never sees a column change. A column that
+no snapshot has is changed in place. So samples, which copy their own rows only, cost the same for a fleet of any size. What an
+instance occupies is counted by its uuid: however often it is told, it counts once.
 
 What the store says is used beyond the known instances (claims of others) is added as ``foreign`` use. It is believed only when
 two readings in a row agree on it, because a reading is always a little older than the messages.
@@ -12,11 +13,12 @@ two readings in a row agree on it, because a reading is always a little older th
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from moorage import threads
 from moorage.read_only import frozen_array
@@ -24,12 +26,17 @@ from moorage.scheduling.digest import instance_digest
 from moorage.scheduling.instance_index import InstanceIndex
 from moorage.scheduling.interface import ExcludedTargets, FleetChanges, InstanceRecord, NodeState, Rows
 from moorage.scheduling.provider_columns import ProviderColumns, ProviderUse
-from moorage.scheduling.snapshot import COUNTED_FLAVORS, Counts, Floats, Snapshot, plus
+from moorage.scheduling.sample import Sample
+from moorage.scheduling.snapshot import COUNTED_FLAVORS, Counts, Floats, Snapshot
 
 __all__ = ["FleetView"]
 
+#: Names of counts by row: of all instances, and of those that are busy.
+_INSTANCES, _BUSY = "instances", "busy"
 #: Changes that are noted at most before they are added to the columns.
 _NOTED = 65_536
+#: So many noted changes are added one by one, which takes less time than array operations.
+_FEW = 64
 #: Kinds of instances (flavor, resources, busy) that are remembered at most between two snapshots.
 _KINDS = 4096
 
@@ -63,6 +70,8 @@ class FleetView:
         self._last_foreign: dict[str, Floats] = {}
         self._last_rows: dict[str, int] = {}
         self._snapshot: Snapshot | None = None
+        #: The fleet without instances, for what follows from nodes alone; None: the nodes have changed since it was made.
+        self._bare: Snapshot | None = None
         #: What was applied to the nodes last; None when nodes were read since.
         self._unavailable: ExcludedTargets | None = None
         self._index = InstanceIndex(0)
@@ -174,17 +183,20 @@ class FleetView:
         self._nodes = tuple(nodes)
         self._read_columns()
         self._used = {name: frozen_array(np.zeros(size)) for name in self._capacities}
-        self._counts = frozen_array(np.zeros(size, dtype=np.int64))
-        self._io_ops = frozen_array(np.zeros(size, dtype=np.int64))
+        self._totals = {name: frozen_array(np.zeros(size, dtype=np.int64)) for name in (_INSTANCES, _BUSY)}
         self._flavors: dict[str, Counts] = {}
+        #: The columns that no snapshot has.
+        self._own: list[npt.NDArray[Any]] = []
         self._row_of_node = {node.uuid: row for row, node in enumerate(nodes)}
         self._hosts: dict[str, _Host] = {}
         for node in nodes:
             self._host(node.host).rows[node.name] = self._row_of_node[node.uuid]
-        self._rows_of_host = {
-            host: frozen_array(np.array(sorted(each.rows.values()), dtype=np.intp))
-            for host, each in self._hosts.items()
-        }
+        self.rows_of_host: Mapping[str, Rows] = MappingProxyType(
+            {
+                host: frozen_array(np.array(sorted(each.rows.values()), dtype=np.intp))
+                for host, each in self._hosts.items()
+            }
+        )
         self._index = InstanceIndex(size)
         self._homeless, self._groups = {}, {}
         self._forget_kinds()
@@ -199,11 +211,13 @@ class FleetView:
         self._read_availability()
 
         self._nested = frozen_array(np.array([len(node.providers) > 1 for node in nodes], dtype=np.bool_))
+        self._any_nested = bool(self._nested.any())
         self._providers: dict[str, ProviderColumns] = {}
 
     def _read_availability(self) -> None:
         self._available = frozen_array(np.array([_is_available(node) for node in self._nodes], dtype=np.bool_))
         self._derived: dict[Hashable, Any] = {}
+        self._bare = None
 
     def _change_columns(self, rows: Rows, nodes: Sequence[NodeState]) -> None:
         """Write the values of some rows into copies of the columns."""
@@ -215,10 +229,12 @@ class FleetView:
         available[rows] = [_is_available(node) for node in nodes]
         nested[rows] = [len(node.providers) > 1 for node in nodes]
         self._available, self._nested = frozen_array(available), frozen_array(nested)
+        self._any_nested = bool(nested.any())
         providers = self._providers.get("columns")
         changed = None if providers is None else providers.changed(rows, nodes)
         self._providers = {} if changed is None else {"columns": changed}
         self._derived = {}
+        self._bare = None
 
     def _count_foreign(self) -> None:
         measured, foreign = {}, {}
@@ -227,7 +243,7 @@ class FleetView:
             measured[name] = np.maximum(stored - used, 0.0) if self._tracked else stored
             agreed = np.minimum(measured[name], self._foreign_before(name)) if self._tracked else stored
             foreign[name] = frozen_array(agreed)
-        self._foreign = foreign
+        self._foreign, self._bare = foreign, None
         self._last_foreign, self._last_rows = measured, self._row_of_node
 
     def limit_foreign(self) -> None:
@@ -238,7 +254,7 @@ class FleetView:
                 name: frozen_array(np.minimum(foreign, np.maximum(self._stored[name] - self._used[name], 0.0)))
                 for name, foreign in self._foreign.items()
             }
-            self._snapshot = None
+            self._snapshot = self._bare = None
 
     def _foreign_before(self, name: str) -> Floats:
         """What the last reading found, by today's rows."""
@@ -309,7 +325,7 @@ class FleetView:
         self._snapshot = None
         for name, amount in record.resources.items():
             if name in self._used:
-                self._used[name] = plus(self._used[name], row, sign * amount)
+                self._changeable(self._used, name)[row] += sign * amount
 
     def overcounted(self) -> list[str]:
         """The hosts with nodes of which the known instances use more than the store said last."""
@@ -349,6 +365,16 @@ class FleetView:
         """The known instances of a project's server group."""
         with self._lock:
             return frozenset(self._groups.get((project_id, group), ()))
+
+    @property
+    def size(self) -> int:
+        """How many nodes there are."""
+        return len(self._nodes)
+
+    @property
+    def any_nested(self) -> bool:
+        """Whether a node has several providers."""
+        return self._any_nested
 
     def __len__(self) -> int:
         return len(self._index) + len(self._homeless)
@@ -457,6 +483,9 @@ class FleetView:
         """Add what was noted to copies of the columns that it concerns."""
         if not self._noted_rows:
             return
+        if len(self._noted_rows) <= _FEW:
+            self._fold_few()
+            return
         rows = np.array(self._noted_rows, dtype=np.intp)
         noted = np.array(self._noted_kinds, dtype=np.int64)
         signs = np.where(noted < 0, -1, 1)
@@ -467,31 +496,59 @@ class FleetView:
         where[present] = np.arange(len(present))
         which = where[kinds]
         busy = np.array([each.busy for each in examples], dtype=np.bool_)[which]
-        used = {}
-        for name, column in self._used.items():
-            amounts = np.array([each.resources.get(name, 0) for each in examples], dtype=np.float64)
-            if amounts.any():
-                used[name] = _added(column, rows, amounts[which] * signs)
+        amounts = {
+            name: np.array([each.resources.get(name, 0) for each in examples], dtype=np.float64) for name in self._used
+        }
         # Nothing fails from here on: what was noted is added once.
-        self._used.update(used)
-        self._counts = _added(self._counts, rows, signs)
+        for name, of_kinds in amounts.items():
+            if of_kinds.any():
+                np.add.at(self._changeable(self._used, name), rows, of_kinds[which] * signs)
+        np.add.at(self._changeable(self._totals, _INSTANCES), rows, signs)
         if busy.any():
-            self._io_ops = _added(self._io_ops, rows[busy], signs[busy])
+            np.add.at(self._changeable(self._totals, _BUSY), rows[busy], signs[busy])
         self._fold_flavors(examples, which, rows, signs)
         self._noted_rows, self._noted_kinds = [], []
+
+    def _fold_few(self) -> None:
+        """As :meth:`_fold`, one after the other."""
+        for row, noted in zip(self._noted_rows, self._noted_kinds, strict=True):
+            sign, example = (-1, self._examples[~noted]) if noted < 0 else (1, self._examples[noted])
+            for name, amount in example.resources.items():
+                if name in self._used:
+                    self._changeable(self._used, name)[row] += sign * amount
+            self._changeable(self._totals, _INSTANCES)[row] += sign
+            if example.busy:
+                self._changeable(self._totals, _BUSY)[row] += sign
+            if self._is_counted(example.flavorid):
+                self._changeable(self._flavors, example.flavorid)[row] += sign
+        self._noted_rows, self._noted_kinds = [], []
+
+    def _is_counted(self, flavorid: str) -> bool:
+        """Whether the instances of a flavor are counted by row; makes the column for one of the first flavors."""
+        if flavorid not in self._flavors:
+            if len(self._flavors) >= COUNTED_FLAVORS:
+                return False
+            self._flavors[flavorid] = np.zeros(len(self._nodes), dtype=np.int64)
+            self._own.append(self._flavors[flavorid])
+        return True
+
+    def _changeable(self, columns: dict[str, Any], name: str) -> npt.NDArray[Any]:
+        """A column that no snapshot has: a copy in its place if one has it."""
+        column: npt.NDArray[Any] = columns[name]
+        if not column.flags.writeable:
+            column = columns[name] = column.copy()
+            self._own.append(column)
+        return column
 
     def _fold_flavors(self, examples: Sequence[InstanceRecord], which: Rows, rows: Rows, signs: Counts) -> None:
         numbers: dict[str, list[int]] = {}
         for number, each in enumerate(examples):
             numbers.setdefault(each.flavorid, []).append(number)
         for flavorid, of_flavor in numbers.items():
-            column = self._flavors.get(flavorid)
-            if column is None:
-                if len(self._flavors) >= COUNTED_FLAVORS:
-                    continue
-                column = np.zeros(len(self._nodes), dtype=np.int64)
+            if not self._is_counted(flavorid):
+                continue
             mine = which == of_flavor[0] if len(of_flavor) == 1 else np.isin(which, of_flavor)
-            self._flavors[flavorid] = _added(column, rows[mine], signs[mine])
+            np.add.at(self._changeable(self._flavors, flavorid), rows[mine], signs[mine])
 
     # -- snapshots ------------------------------------------------------------------------------------------------
 
@@ -503,16 +560,19 @@ class FleetView:
         with self._lock:
             if self._snapshot is None:
                 self._fold()
+                for column in self._own:
+                    column.flags.writeable = False
+                self._own = []
                 self._snapshot = Snapshot(
                     self._nodes,
                     self._capacities,
                     dict(self._used),
                     self._foreign,
                     self._available,
-                    self._counts,
-                    self._io_ops,
+                    self._totals[_INSTANCES],
+                    self._totals[_BUSY],
                     self._row_of_node,
-                    self._rows_of_host,
+                    self.rows_of_host,
                     dict(self._flavors),
                     self._index.view(),
                     self._derived,
@@ -522,6 +582,54 @@ class FleetView:
                     self._step_rule,
                 )
             return self._snapshot
+
+    def sample(self, choose: Callable[[int], Rows], flavorid: str) -> Sample:
+        """Some nodes as they are now; costs nothing for the others.
+
+        :param choose: returns the rows, ascending, of a fleet of so many nodes.
+        :param flavorid: the flavor whose instances are likely to be counted.
+        """
+        with self._lock:
+            self._fold()
+            if self._bare is None:
+                self._bare = self._without_instances()
+            rows = choose(len(self._nodes))
+            counts = self._flavors.get(flavorid)
+            flavors = {} if counts is None else {flavorid: counts[rows]}
+            if counts is None and len(self._flavors) < COUNTED_FLAVORS:
+                # No instance ever had it.
+                flavors = {flavorid: np.zeros(len(rows), dtype=np.int64)}
+            return Sample.of(
+                self._bare,
+                rows,
+                {name: column[rows] for name, column in self._used.items()},
+                self._totals[_INSTANCES][rows],
+                self._totals[_BUSY][rows],
+                flavors,
+                self._index.view(),
+                self._use.sums,
+            )
+
+    def _without_instances(self) -> Snapshot:
+        # Copies: use is changed in place. A host_key that reads it gets what was used at the last reading of the nodes.
+        return Snapshot(
+            self._nodes,
+            self._capacities,
+            {name: frozen_array(column.copy()) for name, column in self._used.items()},
+            self._foreign,
+            self._available,
+            frozen_array(self._totals[_INSTANCES].copy()),
+            frozen_array(self._totals[_BUSY].copy()),
+            self._row_of_node,
+            self.rows_of_host,
+            {},
+            InstanceIndex(0).view(),
+            self._derived,
+            self._nested,
+            {},
+            self._providers,
+            self._step_rule,
+        )
 
 
 def _uuid(node: NodeState) -> str:
@@ -546,11 +654,3 @@ def _changed(column: Floats, rows: Rows, nodes: Sequence[NodeState], kind: str, 
     made = column.copy()
     made[rows] = values
     return frozen_array(made)
-
-
-def _added(column: Any, rows: Rows, amounts: Any) -> Any:
-    """Return a read-only copy of the column with the amounts added to the rows; a row may appear several times."""
-    changed = column.copy()
-    np.add.at(changed, rows, amounts)
-    changed.flags.writeable = False
-    return changed

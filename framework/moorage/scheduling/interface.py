@@ -496,6 +496,9 @@ class HostState(Protocol):
 class Fleet(Protocol):
     """A read-only snapshot of all nodes. Each node has a row; columns are arrays with one value per row.
 
+    In a large fleet it can be a random sample of the nodes, with rows of its own: what is not in the sample is unknown. That is so
+    only while every enabled filter judges each host alone (``judges_alone``).
+
     The snapshot does not change while a request is decided, and other requests read it too. Every array, mapping and list that a
     plugin gets from it raises an error when it is written to (``free -= 8``). To compute with a column, make a new array
     (``free = free - 8``) or copy it (``fleet.free("VCPU").copy()``).
@@ -508,6 +511,10 @@ class Fleet(Protocol):
     @property
     def resource_classes(self) -> Sequence[str]:
         """The resource classes that any node has."""
+
+    @property
+    def scarce_classes(self) -> Sequence[str]:
+        """The resource classes that some nodes have and others do not; of the whole fleet, in a sample of it too."""
 
     def free(self, resource_class: str) -> npt.NDArray[np.float64]:
         """What is free of a class, a number for each row; 0 where a node has none of it."""
@@ -602,6 +609,9 @@ class HostFilter(abc.ABC):
     run_filter_once_per_request: ClassVar[bool] = False
     #: Its answer for a node depends on which other nodes it is shown: it is asked exactly in its configured place.
     needs_order: ClassVar[bool] = False
+    #: Its answer for a node follows from that node and the request alone, so that it may be shown a sample of the nodes. A class
+    #: that overrides ``prepare``, ``mask_rows`` or ``filter_rows`` declares it itself. One with ``host_passes`` alone need not.
+    judges_alone: ClassVar[bool] = False
     #: The rows that ``prepare`` answers are the answer: it is not asked again for each of them.
     prepare_is_final: ClassVar[bool] = False
     #: It is only advice: with ``[scheduling] advisory_errors = skip`` a request goes on without it when it raises.
@@ -686,6 +696,23 @@ class HostWeigher(abc.ABC):
     def multiplier(self) -> float:
         """How much this weigher counts; negative turns it round."""
         return 1.0
+
+    @property
+    def spreads(self) -> bool:
+        """Whether a node that is nearly the best one is as good, as for weighers that spread instances over many nodes.
+
+        The scheduler then ranks a random sample of a large fleet instead of all nodes. A weigher that fills one node before the
+        next, or that looks for rare nodes, needs all of them. A class that overrides ``weigh_rows`` or a multiplier declares it
+        itself. Where aggregates turn the multiplier round, all nodes are ranked whatever it says.
+        """
+        return False
+
+    def preferred(self, fleet: Fleet, rows: Rows, spec: RequestSpec) -> Mask | None:
+        """Which of the rows no other node of the fleet can be strictly better than; None: all.
+
+        For weighers with classes of nodes. A sample decides a request only if it has enough such nodes.
+        """
+        return None
 
     def row_multipliers(self, fleet: Fleet, rows: Rows) -> npt.NDArray[np.float64] | None:
         """The multiplier for each of the rows, where aggregates can set their own; None: ``multiplier`` for all."""

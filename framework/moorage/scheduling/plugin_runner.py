@@ -19,7 +19,7 @@ from typing import Protocol, Self, TypeVar
 from oslo_context import context as oslo_context
 from oslo_log import log as logging
 
-from moorage import errors, foreign
+from moorage import errors, plugin_isolation
 from moorage import threads as threads_module
 from moorage.bounded_pool import BoundedPool, Overdue
 from moorage.clock import Clock
@@ -167,12 +167,12 @@ class PluginRunner:
         :raises PluginFailed: it may not.
         """
         LOG.error("The %s raised.", plugin.who, exc_info=error)
-        if isinstance(error, foreign.ForeignExit):
+        if isinstance(error, plugin_isolation.PluginExit):
             self._record(plugin)
         if plugin.advisory and self._skip_advisory:
             return
         raise errors.PluginFailed(
-            f"The {plugin.who} raised {foreign.format_exception(error)}. "
+            f"The {plugin.who} raised {plugin_isolation.format_exception(error)}. "
             "The request was refused; repair the plugin or take it out of the configuration.",
             group=plugin.group,
             plugin=plugin.name,

@@ -11,7 +11,7 @@ from oslo_log import log as logging
 
 from moorage import errors, threads
 from moorage.rpc.server import incoming, rpc_method
-from moorage.scheduling.hosts import host_page, one_host
+from moorage.scheduling.host_pages import host_page, one_host
 from moorage.scheduling.instance_tracker import InstanceTracker, record_from_json
 from moorage.scheduling.interface import RequestSpec
 from moorage.scheduling.request import spec_from_json
@@ -96,14 +96,14 @@ class SchedulerEndpoint:
     ) -> list[dict[str, Any]]:
         """Nodes as this scheduler sees them, ordered by uuid: a page of ``limit`` after the given uuid.
 
-        See :func:`moorage.scheduling.hosts.host_page`.
+        See :func:`moorage.scheduling.host_pages.host_page`.
         """
         self._await_fleet()
         return host_page(self._scheduler.view.snapshot(), after, limit, filters or {}, fields)
 
     @rpc_method
     def show_host(self, host: str, after: str = "", limit: int | None = None) -> dict[str, Any]:
-        """A page of a host's nodes with their instances. See :func:`moorage.scheduling.hosts.one_host`."""
+        """A page of a host's nodes with their instances. See :func:`moorage.scheduling.host_pages.one_host`."""
         self._await_fleet()
         return one_host(self._scheduler.view.snapshot(), host, after, limit)
 

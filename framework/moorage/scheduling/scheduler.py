@@ -20,7 +20,6 @@ from moorage.scheduling.dry_run import dry_run, reasons_of_node
 from moorage.scheduling.filter_and_weigh import Ranking
 from moorage.scheduling.fleet_refresher import FleetRefresher
 from moorage.scheduling.fleet_view import FleetView
-from moorage.scheduling.fresh_ranking import Ranker
 from moorage.scheduling.interface import (
     Claimer,
     ClaimResult,
@@ -30,8 +29,10 @@ from moorage.scheduling.interface import (
     RequestSpec,
     Residents,
 )
+from moorage.scheduling.ranker import Ranker
 from moorage.scheduling.reservations import Reservations
 from moorage.scheduling.resource_request import needed_powers
+from moorage.scheduling.sample import Sampler
 from moorage.scheduling.scheduling_policy import SchedulingPolicy
 from moorage.scheduling.snapshot import Snapshot
 
@@ -185,7 +186,9 @@ class Scheduler:
         self._numbers = itertools.count(1)
         self._reservations = reservations or Reservations()
         self._freshness = FleetRefresher(view, source, clock, recount)
-        self._ranker = Ranker(view, self._freshness, self._reservations, clock, freshen, lacking)
+        self._ranker = Ranker(
+            view, self._freshness, self._reservations, clock, Sampler(random), freshen=freshen, lacking=lacking
+        )
         self._decisions = Decisions(decisions)
 
     def refresh(self, *, older_than: float = 0.0) -> bool:

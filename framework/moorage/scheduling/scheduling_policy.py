@@ -15,6 +15,7 @@ __all__ = ["SchedulingPolicy"]
 class SchedulingPolicy:
     """What a reload may change, taken once for each request.
 
+    :param sample_above: fleets of more nodes are sampled where the pipeline allows that; 0: none are.
     :param shuffle_best: equally good nodes are tried in random order.
     """
 
@@ -24,8 +25,13 @@ class SchedulingPolicy:
     max_attempts: int
     alternates: int = 2
     shuffle_best: bool = False
+    sample_above: int = 0
 
     @property
     def looked_at(self) -> int | None:
         """How many of the best nodes of a ranking are ever looked at; None: all, since equally good ones are shuffled."""
         return None if self.shuffle_best else max(self.max_attempts, self.host_subset_size)
+
+    def samples(self, size: int) -> bool:
+        """Whether requests to a fleet of so many nodes are decided by a sample of it."""
+        return 0 < self.sample_above < size and self.pipeline.spreads

@@ -90,6 +90,17 @@ class Snapshot:
         """The resource classes that any node has."""
         return tuple(self.capacities)
 
+    @property
+    def scarce_classes(self) -> Sequence[str]:
+        """The resource classes that some nodes have and others do not."""
+        found = self._derived.get("scarce")
+        if found is None:
+            there = {name: column > 0 for name, column in self.capacities.items()}
+            found = tuple(name for name, has in there.items() if has.any() and not has.all())
+            self._keep("scarce", found)
+        names: Sequence[str] = found
+        return names
+
     def capacity(self, resource_class: str) -> Floats:
         """Capacity of a class by row."""
         found = self.capacities.get(resource_class)

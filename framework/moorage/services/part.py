@@ -11,5 +11,5 @@ PART = Part(
         "heartbeats": "moorage.services.options:check",
     },
     api=("moorage.services.api",),
-    collectors=("moorage.services.collector:FenceCollector",),
+    collectors=("moorage.services.fence_metrics:FenceCollector",),
 )

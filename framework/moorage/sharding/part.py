@@ -12,6 +12,6 @@ PART = Part(
         "shards": "moorage.sharding.interface:STRATEGIES.chosen",
     },
     api=("moorage.sharding.api",),
-    collectors=("moorage.sharding.collector:ShardCollector",),
+    collectors=("moorage.sharding.shard_metrics:ShardCollector",),
     upgrade_checks={"shards": "moorage.sharding.checks:upgrade_check"},
 )

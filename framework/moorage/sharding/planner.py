@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from moorage import errors, foreign
+from moorage import errors, plugin_isolation
 from moorage.extensions import origin_of
 from moorage.read_only import frozen_mapping
 from moorage.sharding.interface import ShardNode, ShardStrategy
@@ -186,7 +186,7 @@ def _ask(
     params: Mapping[str, Any],
 ) -> Mapping[str, str | None]:
     try:
-        with foreign.isolate_plugin_call(name):
+        with plugin_isolation.isolate_plugin_call(name):
             # Read-only: the planner compares the answer with these afterwards.
             return strategy.assign(
                 tuple(nodes), tuple(shards), MappingProxyType(current), frozenset(locked), frozen_mapping(params)
@@ -194,7 +194,7 @@ def _ask(
     except errors.InvalidInput:
         raise
     except Exception as error:
-        raise _failed(name, f"({origin_of(strategy)}) raised {foreign.format_exception(error)}") from error
+        raise _failed(name, f"({origin_of(strategy)}) raised {plugin_isolation.format_exception(error)}") from error
 
 
 def _moves(
@@ -276,10 +276,10 @@ def _asked_why(
     name: str, strategy: ShardStrategy, node: ShardNode, target: str | None, params: Mapping[str, Any]
 ) -> str:
     try:
-        with foreign.isolate_plugin_call(name):
+        with plugin_isolation.isolate_plugin_call(name):
             return strategy.explain(node, target, params)
     except Exception as error:
-        raise _failed(name, f"({origin_of(strategy)}) raised {foreign.format_exception(error)}") from error
+        raise _failed(name, f"({origin_of(strategy)}) raised {plugin_isolation.format_exception(error)}") from error
 
 
 def _reason(source: str | None, size: int, known: Set[str]) -> str:

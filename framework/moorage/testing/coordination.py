@@ -159,7 +159,7 @@ class CoordinationBackendTests(_Base):
             return True
 
         wait_for(gone, "the silent one to go")
-        # What it was told was true: nobody dropped it before that, but for the grain of a second that some servers have.
+        # The promised time was kept: no server dropped it earlier, but for the second to which some servers round.
         self.assertGreater(time.monotonic(), certain - 1.0)
         wait_for(lambda: time.monotonic() > last_seen + self.session_timeout / 2, "more than a session's time")
         self.assertEqual(one.members().members, {first})

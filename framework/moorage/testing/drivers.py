@@ -121,18 +121,26 @@ class ComputeDriverTests(_Base):
 
         :param self_fence: whether its workloads end with the lease of the host.
         """
-        state_dir = str(self.state_dir())
-        conf = cfg.ConfigOpts()
-        conf.register_opts([cfg.StrOpt("state_dir")], group="control_plane")
-        for group, options in self.list_opts():
-            conf.register_opts(options, group=group)
-        conf([], project="moorage", default_config_files=[], default_config_dirs=[])
-        conf.set_override("state_dir", state_dir, group="control_plane")
-        self.configure(conf)
-        if self_fence:
-            self.turn_on_self_fence(conf, _LONG)
+        conf = self._conf(self_fence)
         self._hosts.add(host)
         return self.make_driver(DriverTools(conf, SystemClock(), host))
+
+    def _conf(self, self_fence: bool) -> cfg.ConfigOpts:
+        # Once for all drivers of a test: registering options takes longer than most calls, above all in a process that is traced.
+        found: dict[bool, cfg.ConfigOpts] = self.__dict__.setdefault("_confs", {})
+        if self_fence not in found:
+            state_dir = str(self.state_dir())
+            conf = cfg.ConfigOpts()
+            conf.register_opts([cfg.StrOpt("state_dir")], group="control_plane")
+            for group, options in self.list_opts():
+                conf.register_opts(options, group=group)
+            conf([], project="moorage", default_config_files=[], default_config_dirs=[])
+            conf.set_override("state_dir", state_dir, group="control_plane")
+            self.configure(conf)
+            if self_fence:
+                self.turn_on_self_fence(conf, _LONG)
+            found[self_fence] = conf
+        return found[self_fence]
 
     def _skip_without(self, driver: object, power: Any) -> None:
         if not isinstance(driver, power):

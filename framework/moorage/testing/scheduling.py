@@ -20,9 +20,10 @@ Fleets and requests are random, and the same in every run; ``cases`` says how ma
 from __future__ import annotations
 
 import concurrent.futures
+import functools
 import random as random_module
 import unittest
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -100,7 +101,14 @@ class _FleetCases(_Base):
         return fleets.random_request(random, 20)
 
     def fleets_and_requests(self) -> Iterator[tuple[Snapshot, RequestSpec]]:
-        """The cases of one run."""
+        """The cases of one run. Classes with the kit's own fleets and requests share them."""
+        makers = type(self).make_fleet, type(self).make_request
+        if makers == (_FleetCases.make_fleet, _FleetCases.make_request):
+            yield from _shared_cases(self.cases, self.requests_per_fleet, self.seed)
+        else:
+            yield from self._new_cases()
+
+    def _new_cases(self) -> Iterator[tuple[Snapshot, RequestSpec]]:
         random = random_module.Random(self.seed)  # noqa: S311  (no secret)
         fleet = self.make_fleet(random).snapshot()
         for number in range(self.cases):
@@ -112,6 +120,14 @@ class _FleetCases(_Base):
     def some(rows: Rows, number: int) -> Rows:
         """Some of the rows, ascending."""
         return rows[np.random.default_rng(number).random(len(rows)) < 0.6]
+
+
+# Making the cases takes longer than asking most plugins about them.
+@functools.lru_cache(maxsize=2)
+def _shared_cases(cases: int, requests_per_fleet: int, seed: int) -> Sequence[tuple[Snapshot, RequestSpec]]:
+    maker = _FleetCases()
+    maker.cases, maker.requests_per_fleet, maker.seed = cases, requests_per_fleet, seed
+    return tuple(maker._new_cases())
 
 
 class HostFilterTests(_FleetCases):

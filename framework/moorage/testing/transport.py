@@ -81,7 +81,7 @@ class Recorder:
             self.most_at_once = max(self.most_at_once, self._running)
         try:
             if not self.gate.wait(PATIENCE):
-                raise AssertionError("nobody opened the gate")
+                raise AssertionError("the gate stayed closed")
             return dict(message.args)
         finally:
             with self._lock:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from moorage import errors
+from moorage.context import RequestContext, from_text
 from moorage.read_only import FrozenDict
 
 __all__ = [
@@ -183,15 +184,15 @@ class Lease(Right):
 
     ``attempts`` counts the owners that the operation has had, this one included. ``ended``: its owner has ended it, in a
     transaction that may have been rolled back. ``cause``: of a cleaner's lease, a sentence for people that says why it is cleaned;
-    empty otherwise. ``request``: the request that asked for the operation, for :func:`moorage.context.from_text`. ``taken_at``:
+    empty otherwise. ``request``: the request that asked for the operation, as text. ``taken_at``:
     when this owner took it, in microseconds since the Unix epoch, of the database's clock; 0 where it is not known. ``project_id``:
     of the resource; empty where it is not known. ``told_at``: when the message that asked for it arrived, in microseconds since the
     Unix epoch, of the clock of the owner's host; 0 when the owner found it by itself.
     """
 
     __slots__ = (
-        "attempts", "cause", "ended", "operation", "project_id", "request", "resource_id", "resource_type", "status",
-        "taken_at", "told_at",
+        "_context", "attempts", "cause", "ended", "operation", "project_id", "request", "resource_id", "resource_type",
+        "status", "taken_at", "told_at",
     )  # fmt: skip
 
     def __init__(
@@ -216,9 +217,17 @@ class Lease(Right):
         self.ended = False
         self.cause = ""
         self.request = request
+        self._context: RequestContext | None = None
         self.taken_at = taken_at
         self.project_id = project_id
         self.told_at = 0
+
+    @property
+    def context(self) -> RequestContext | None:
+        """The request that asked for the operation; None when no request did."""
+        if self._context is None:
+            self._context = from_text(self.request)
+        return self._context
 
     @abc.abstractmethod
     def renew(self) -> None:

@@ -59,6 +59,7 @@ __all__ = [
     "COLUMNS",
     "FirstOperation",
     "OF_MANY",
+    "TAKEN_COLUMNS",
     "TRANSFER",
     "Transfer",
     "OperationLease",
@@ -181,13 +182,13 @@ COLUMNS = (
     workers.c.updated_at, workers.c.request, workers.c.project_id,
 )  # fmt: skip
 _GET = sa.select(*COLUMNS).where(_OF_ONE)
-_TAKEN_COLUMNS = (
+TAKEN_COLUMNS = (
     workers.c.resource_id, workers.c.operation, workers.c.status, workers.c.token, workers.c.attempts, workers.c.worker,
     workers.c.worker_epoch, workers.c.updated_at, workers.c.request, workers.c.project_id,
 )  # fmt: skip
 #: What this transaction has taken: the fence was raised in it, so no row that was taken earlier has the same token.
 _TAKEN = (
-    sa.select(*_TAKEN_COLUMNS)
+    sa.select(*TAKEN_COLUMNS)
     .join(fences, sa.and_(_SAME_RESOURCE, fences.c.token == workers.c.token))
     .where(OF_MANY, workers.c.owner == _OWNER, workers.c.epoch == _EPOCH)
 )
@@ -222,7 +223,7 @@ class Transfer:
 
     def __init__(self, statement: sa.Update) -> None:
         self.plain = statement.where(_RAISED_SINCE)
-        self.returning = self.plain.returning(*_TAKEN_COLUMNS)
+        self.returning = self.plain.returning(*TAKEN_COLUMNS)
 
 
 #: A late message must not give an agent again what it has handed to the schedulers.
@@ -233,13 +234,13 @@ _TAKE = Transfer(
 _BEGIN = lease.BEGIN.update(
     workers, OF_MANY, {"token": _TOKEN, "owner": _OWNER, "epoch": _EPOCH, "lease": _LEASE, "attempts": 1, "now": now()}
 ).values(phase=Phase.WORKING.value, worker=_OWNER, worker_epoch=_EPOCH, updated_at=now())
-_BEGIN_RETURNING = _BEGIN.returning(*_TAKEN_COLUMNS)
+_BEGIN_RETURNING = _BEGIN.returning(*TAKEN_COLUMNS)
 _AFTERWARDS: Mapping[str, sa.ColumnElement[Any]] = {
     "attempts": sa.literal(1), "worker": _OWNER, "worker_epoch": _EPOCH, "updated_at": now(),
 }  # fmt: skip
 #: The rows of ``_BEGIN`` as they are afterwards, for databases that do not return them.
 _LOCK_NEW = lease.BEGIN.lock(workers, OF_MANY, {"token": _TOKEN}).with_only_columns(
-    *(_AFTERWARDS.get(column.name, column).label(column.name) for column in _TAKEN_COLUMNS)
+    *(_AFTERWARDS.get(column.name, column).label(column.name) for column in TAKEN_COLUMNS)
 )
 #: A row that a cleaner has given back is a cleaner's.
 _START = Transfer(
@@ -476,12 +477,19 @@ class SqlOperationStore(OperationStore):
         return leases
 
     def transfer(
-        self, tx: sa.Connection, statement: Transfer, key: Mapping[str, Any], identity: ServiceIdentity
+        self,
+        tx: sa.Connection,
+        statement: Transfer,
+        key: Mapping[str, Any],
+        identity: ServiceIdentity,
+        locked: Sequence[Any] = (),
     ) -> Sequence[Any]:
         """Raise the fences of a set, and then take its rows; those that were taken, as they are now.
 
         :param key: ``of_type``, ``of_resources`` (in order, so that two who take do not wait for each other), and what else the
             statement's conditions ask for.
+        :param locked: the rows of the set, if the transaction has locked them, as they are when all of them are taken. MariaDB
+            then needs no read after the update.
         """
         of_many = {"of_type": key["of_type"], "of_resources": key["of_resources"]}
         mine = {"to_owner": identity.uuid, "to_epoch": identity.epoch}
@@ -489,7 +497,8 @@ class SqlOperationStore(OperationStore):
         values = {**key, **mine, "lease_micros": self._lease_micros}
         if self._database.dialect != "mysql":
             return tx.execute(statement.returning, values).all()
-        return tx.execute(_TAKEN, {**of_many, **mine}).all() if tx.execute(statement.plain, values).rowcount else ()
+        count = tx.execute(statement.plain, values).rowcount
+        return locked if count == len(locked) else tx.execute(_TAKEN, {**of_many, **mine}).all()
 
     @override
     def renew_many(self, leases: Sequence[Lease]) -> list[Lease]:
@@ -689,7 +698,7 @@ def _times(held: Lease) -> dict[str, int]:
 
 def _record(tx: sa.Connection, what: str, held: Lease, state: Mapping[str, Any]) -> None:
     """Record what became of an operation, in the name of the request that asked for it, for the project of the resource."""
-    asked = request_context.from_text(held.request)
+    asked = held.context
     project = held.project_id or ("" if asked is None else asked.project_id or "")
     state = {"operation": held.operation, "attempts": held.attempts, **state}
     event = JournalEvent(f"operation.{what}", f"{held.resource_type}/{held.resource_id}", held.token, state, project)

@@ -14,7 +14,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from moorage import errors, foreign
+from moorage import errors, plugin_isolation
 from moorage.db import Database
 from moorage.work.interface import Lease, OperationStore, Renewer
 
@@ -51,7 +51,7 @@ def tracked(
             yield lease
     except BaseException as error:
         if not isinstance(error, errors.Fenced):
-            lease.release(foreign.format_exception(error))
+            lease.release(plugin_isolation.format_exception(error))
         raise
     try:
         database.run(lease.end)

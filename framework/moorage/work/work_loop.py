@@ -31,10 +31,10 @@ from typing import Any, Generic, TypeVar
 
 from oslo_log import log as logging
 
-from moorage import errors, foreign, threads
+from moorage import errors, plugin_isolation, threads
 from moorage.bounded_pool import BoundedPool, PooledCall
 from moorage.clock import Clock
-from moorage.context import acting_for, anonymous, from_text
+from moorage.context import acting_for, anonymous
 from moorage.db import MICROSECONDS
 from moorage.hang_detector import HangDetector, Progress
 from moorage.work.interface import Disposition, Operation
@@ -329,7 +329,7 @@ class WorkLoop(Generic[R]):
     def _take_many(self, kind: str, wanted: Sequence[str]) -> None:
         missing = {(kind, each) for each in wanted}
         try:
-            with foreign.isolate_plugin_call(self._name):
+            with plugin_isolation.isolate_plugin_call(self._name):
                 for job in self._work.take(kind, wanted):
                     missing.discard(job.key)
                     job.lease.told_at = self._told_of_taken.get(job.key, 0)
@@ -348,7 +348,7 @@ class WorkLoop(Generic[R]):
     def _prepare(self, job: Job[R]) -> _Run:
         self._renewer.keep(job.leases)
         run = _Run(self._clock, self._deadline)
-        job.context = from_text(job.lease.request)
+        job.context = job.lease.context
         with self._changed:
             self._runs[job] = run
             self._counts["taken"] += 1
@@ -393,7 +393,7 @@ class WorkLoop(Generic[R]):
         run = self._runs[job]
         self._progress(run)
         try:
-            with foreign.isolate_plugin_call(self._name):
+            with plugin_isolation.isolate_plugin_call(self._name):
                 return job, self._work.do(job)
         except Stopped:
             self._let_go(job, _STOPPING)
@@ -415,7 +415,7 @@ class WorkLoop(Generic[R]):
         )  # fmt: skip
         instead: R | None = None
         try:
-            with foreign.isolate_plugin_call(self._name):
+            with plugin_isolation.isolate_plugin_call(self._name):
                 instead = self._work.failed(job, error)
         except Exception:
             LOG.exception("What becomes of %s %s is not known.", held.resource_type, held.resource_id)
@@ -488,7 +488,7 @@ class WorkLoop(Generic[R]):
         """
         written: list[Finished[R]] = []
         try:
-            with foreign.isolate_plugin_call(self._name):
+            with plugin_isolation.isolate_plugin_call(self._name):
                 parts = self._parts(batch)
         except Exception as error:
             LOG.exception("%d operations that are done could not be written.", len(batch))
@@ -498,7 +498,7 @@ class WorkLoop(Generic[R]):
         while parts:
             part, replaced = parts.popleft()
             try:
-                with foreign.isolate_plugin_call(self._name):
+                with plugin_isolation.isolate_plugin_call(self._name):
                     if self._transact(part):
                         written += part
             except Exception as error:  # noqa: BLE001  (logged there)
@@ -531,7 +531,7 @@ class WorkLoop(Generic[R]):
             LOG.warning("%s", error.message)
             self._became(job, Disposition.STALE)
             try:
-                with foreign.isolate_plugin_call(self._name):
+                with plugin_isolation.isolate_plugin_call(self._name):
                     instead = self._work.overtaken(job, result)
             except Exception:
                 LOG.exception("What is left of %s %s could not be removed.", *job.key)
@@ -599,7 +599,7 @@ class WorkLoop(Generic[R]):
 
     def _logged(self, call: Callable[[], object]) -> None:
         try:
-            with foreign.isolate_plugin_call(self._name):
+            with plugin_isolation.isolate_plugin_call(self._name):
                 call()
         except (errors.MoorageError, OSError) as error:
             LOG.warning("%s: %s", self._name, _text(error))
@@ -608,7 +608,7 @@ class WorkLoop(Generic[R]):
 
 
 def _text(error: BaseException) -> str:
-    return error.message if isinstance(error, errors.MoorageError) else foreign.format_exception(error)
+    return error.message if isinstance(error, errors.MoorageError) else plugin_isolation.format_exception(error)
 
 
 def _drain(source: threads.Queue[Any], limit: int) -> tuple[list[Any], bool]:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A storage backend of files: ``<folder>/<kind>/<uuid>/<token>``.
 
-Every try writes under a name of its own, its token; what is live says the row. So tries that were taken over never write what
-somebody reads, and whoever finishes removes what earlier ones left. Copies are in chunks; ``tick`` is called after each.
+Every try writes a file whose name is its token; the row says which file is live. So a try that was taken over never writes a file
+that is read, and the try that finishes removes the files of earlier tries. Copies are in chunks; ``tick`` is called after each.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class DirectoryBackend:
             return ""
 
     def mark(self, identity: str) -> str:
-        """Make the marker, unless somebody else has; the identity that is in it."""
+        """Makes the marker unless another process has made it, and returns the identity in it."""
         made = self.folder / f"{MARKER}.{identity}"
         made.write_text(f"{identity}\n")
         _sync(made)
@@ -67,9 +67,9 @@ class DirectoryBackend:
 
     @contextlib.contextmanager
     def writing(self, kind: str, uuid: str, token: int) -> Iterator[Path]:
-        """The empty file of a new try; it is on disk at the end, and so are the names that lead to it.
+        """Makes the empty file of a new try; at the end the file is on disk, and so are the names that lead to it.
 
-        What is there under its name was made by somebody with another database, and is set aside.
+        A file that has its name already was made with another database, and is set aside.
 
         :raises Unavailable: the folder has not, or no longer, the marker that was found in it.
         """
@@ -80,7 +80,7 @@ class DirectoryBackend:
                 "the file system that the data are on."
             )
         while True:
-            # Somebody else may remove the folder, while it is empty.
+            # Another process may remove the folder while it is empty.
             with contextlib.suppress(FileNotFoundError):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 try:
@@ -131,8 +131,8 @@ class DirectoryBackend:
             after = os.fstat(reading.fileno())
             if (copied, after.st_size, after.st_mtime_ns) != (before.st_size, before.st_size, before.st_mtime_ns):
                 raise errors.Conflict(
-                    f"{source.name} was changed while it was copied. Try again when nobody writes to it; put another in its "
-                    "place by renaming."
+                    f"{source.name} was changed while it was copied. Try again when no program writes to it. To replace it, "
+                    "rename another file to its name."
                 )
             stream.truncate(size)
 
@@ -152,7 +152,7 @@ class DirectoryBackend:
             return []
 
     def set_aside(self, kind: str, uuid: str, token: int | str) -> bool:
-        """Give a file a second name, with which nobody removes it; False when it has one, or there is none."""
+        """Gives a file a second name, which no process removes. False if it has one, or does not exist."""
         path = self.path(kind, uuid, token)
         for number in itertools.count(1):
             aside = path.with_name(f"{token}.set-aside" + (f"-{number}" if number > 1 else ""))

@@ -4,12 +4,12 @@
 A file of a token is kept while it is the live one, or its token is the resource's fence (the try that is being made). The row is
 read after the folder: a try writes its token into the row before it makes a file, so no file of one that goes on is taken for old.
 
-Only what this database has known is collected: files of resources that never had an operation in it, or of later tokens than it
-has given, were made by somebody with another database (the configuration names the wrong one, it was restored from an old copy, or
-two deployments share the folder), for whom they may be all there is. They are left alone, and told of. Since the tokens of this
-database go on, and would come to theirs, files of later tokens get a second name, ``<token>.set-aside``, which nobody removes: when
-everything is looked at, and when an operation on the resource begins, before it makes a file. Where a row's live file is not
-there, all that is there is set aside, whatever its tokens, and nothing removed.
+Only files that this database has known are collected. Files of resources that never had an operation in it, or of later tokens than
+it has given, were made with another database: the configuration names the wrong one, it was restored from an old copy, or two
+deployments share the folder. They may be the only data of that database, so they stay, and the log names them. The tokens of this
+database rise and would reach theirs. So files of later tokens get a second name, ``<token>.set-aside``, which no process removes:
+when everything is looked at, and when an operation on the resource begins, before it makes a file. If a row's live file is missing,
+all files of the resource are set aside, whatever their tokens, and none is removed.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Collector:
         self._backend = backend
         self._database = database
         self._workers = workers
-        #: Of how many resources there were foreign files when it was told last.
-        self._told = 0
+        #: The number of resources with files of another database, when the log named them last.
+        self._logged = 0
 
     def collect(self) -> int:
         """Look at everything, in a read for every few hundred resources; how many files were removed."""
@@ -57,15 +57,15 @@ class Collector:
                             failures.append(error)
         if failures:
             LOG.warning("%d files could not be collected or set aside, the first: %s", len(failures), failures[0])
-        if foreign and len(foreign) != self._told:
+        if foreign and len(foreign) != self._logged:
             LOG.error(
                 "In %s are files of %d resources that this database has not made, the first is %s. They are left alone, or kept "
                 "under a second name that ends with .set-aside. If the database was not restored from an older copy, see whether "
-                "[database] connection and [block_storage] backend_dir belong together; remove the files by hand when nobody "
-                "needs them.",
+                "[database] connection and [block_storage] backend_dir belong together; remove the files by hand if they "
+                "are not needed.",
                 self._backend.folder, len(foreign), foreign[0],
             )  # fmt: skip
-        self._told = len(foreign)
+        self._logged = len(foreign)
         return removed
 
     def collect_one(self, kind: str, uuid: str) -> int:
@@ -92,14 +92,14 @@ class Collector:
         if now is None or now.fence != token:
             # Another process has it, which begins again.
             return
-        told = [
+        kept = [
             name for name in self._foreign(kind, now, token - 1, names) if self._backend.set_aside(kind, row.uuid, name)
         ]
-        if told:
+        if kept:
             LOG.error(
                 "The files %s of %s %s were not made by this database; they are kept beside, with names that end with .set-aside. "
                 "If it was restored from an older copy, what is in them is later than what the database knows.",
-                ", ".join(told), kind, row.uuid,
+                ", ".join(kept), kind, row.uuid,
             )  # fmt: skip
 
     def _foreign(self, kind: str, row: Any, fence: int, names: Sequence[str]) -> list[str]:
@@ -134,7 +134,7 @@ class Collector:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """Files of a resource, by their names: to remove; to set aside; whether there are some that are nobody's here."""
+    """The files of a resource: names to remove, names to set aside, and whether there are files of another database."""
 
     uuid: str
     old: Sequence[str]

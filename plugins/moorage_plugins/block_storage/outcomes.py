@@ -84,7 +84,7 @@ def kill_uploads(tx: sa.Connection, rows: Sequence[Any], fault: str) -> None:
 
 
 def remove(tx: sa.Connection, kind: str, rows: Sequence[Any], token: int) -> None:
-    """Delete rows, and what refers to them; their files are removed afterwards, since nobody can find them any more.
+    """Deletes rows and what refers to them. Their files are removed afterwards, when no request can find them any more.
 
     :raises Fenced: a later operation wrote one of them.
     """

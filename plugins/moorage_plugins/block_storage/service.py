@@ -23,10 +23,10 @@ from moorage_plugins.block_storage.tables import images, snapshots, volumes
 __all__ = ["RESETTABLE", "UNKNOWN", "BlockStorage"]
 
 LOG = logging.getLogger(__name__)
-#: What a volume is attached to, when nobody has said it.
+#: What a volume is attached to, if no request has said it.
 UNKNOWN = "unknown"
 _IDLE = ("available", "in-use")
-#: Statuses of an image that nobody writes any more.
+#: Statuses of an image whose upload has ended.
 _UPLOADED = ("active", "killed")
 _IN_PROGRESS = {**CLEANABLE, IMAGE: frozenset({"saving"})}
 _AT_REST = {
@@ -51,7 +51,7 @@ _ATTACHED: Mapping[str, Mapping[str, Any]] = {
 class BlockStorage:
     """Requests on volumes, snapshots and backups. Safe for use by several threads.
 
-    :param place: where a new volume shall be: a host, or the cluster of one; raises Unavailable when nobody lives.
+    :param place: chooses the host of a new volume, or the host's cluster; raises Unavailable if no service is up.
     :param tell: tells a living service of a location: ``tell(location, resource type, uuid)``; may be lost.
     """
 

@@ -31,7 +31,7 @@ def _common() -> list[sa.Column[Any]]:
 
 
 def _location() -> sa.Column[Any]:
-    """Where the data lie, as with volumes, which may be gone; empty: nobody knows, it was made by an earlier version."""
+    """Where the data are, as with volumes, which may be gone. Empty: unknown, an earlier version made the row."""
     return sa.Column("location", exact(255), server_default="", nullable=False)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -23,6 +24,7 @@ from moorage.instances.interface import (
     move_consumer,
 )
 from moorage.instances.moves import MOVES, RESIZED, kept_source
+from moorage.read_only import frozen_mapping
 from moorage.scheduling.instance_fields import NO_FIELDS, declared_fields
 from moorage.scheduling.interface import InstanceRecord
 from moorage.work import lease
@@ -49,7 +51,9 @@ _READ_TIMES_OF = sa.select(instances.c.uuid, *_TIMES).where(
     instances.c.uuid.in_(sa.bindparam("of_uuids", expanding=True))
 )
 _RECORD = (
-    instances.c.uuid, instances.c.host, instances.c.node, instances.c.flavorid, instances.c.resources,
+    instances.c.uuid, instances.c.host, instances.c.node, instances.c.flavorid,
+    # Many instances have the same: it is read as text, and parsed once.
+    sa.type_coerce(instances.c.resources, sa.Text).label("resources_text"),
     instances.c.project_id, instances.c.status, instances.c.server_group,
 )  # fmt: skip
 #: What is read too when filters want more of an instance.
@@ -217,6 +221,11 @@ def _change(names: frozenset[str], expected: bool, fence: bool, returning: bool)
     return statement.returning(*_STATE) if returning else statement
 
 
+@functools.lru_cache(4096)
+def _resources(text: str) -> Mapping[str, int]:
+    return frozen_mapping(json.loads(text))
+
+
 class ComputeInstances(InstanceStore, Reassignable):
     """Instances as rows of the table ``instances``."""
 
@@ -242,7 +251,7 @@ class ComputeInstances(InstanceStore, Reassignable):
 
     def _record(self, row: Any) -> InstanceRecord:
         return InstanceRecord(
-            row.uuid, row.host, row.node, row.flavorid, row.resources, row.project_id,
+            row.uuid, row.host, row.node, row.flavorid, _resources(row.resources_text), row.project_id,
             fields=self._fields.of(row) if self._fields else {}, busy=row.status not in _SETTLED,
             server_group=row.server_group,
         )  # fmt: skip

@@ -243,7 +243,8 @@ def _delete(held: Held) -> Done:
     host, pending = held.instance.host, held.instance.pending
     to = pending.get("host", "")
     looks, drops = to if to != host else "", kept_elsewhere(host, pending)
-    releases = (uuid, move_consumer(uuid))
+    # What a move holds is claimed, and changes hands, in the transactions that write what is pending.
+    releases = (uuid, move_consumer(uuid)) if pending else (uuid,)
     return Done(held.lease, held.instance, None, releases, tell="deleted", looks=looks, drops=drops)
 
 

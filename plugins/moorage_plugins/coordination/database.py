@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Members in the database, which live as long as their service does.
 
-A process beats once, in the table of services; there is no second heartbeat. A member whose service is silent for
-``[services] service_down_time`` in somebody's eyes is removed by whoever sees that. It may only have slept: then it finds its row
+A process beats once, in the table of services; there is no second heartbeat. If a member sees no beat of another member's service
+for ``[services] service_down_time``, it removes that member. A member that only slept finds its row
 gone, and joins again. By its own clock it stopped working before, at nine tenths of that time.
 """
 

@@ -13,7 +13,6 @@ import fcntl
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import ClassVar
 
 from oslo_log import log as logging
@@ -65,12 +64,13 @@ class SimulatedDriver(ComputeDriver):
     def __init__(self, tools: DriverTools) -> None:
         super().__init__(tools)
         section = tools.conf.compute
-        self._folder = Path(tools.conf.control_plane.state_dir) / "hypervisors" / tools.host
+        #: Text: a path object costs more than the call of the system.
+        self._folder = os.path.join(tools.conf.control_plane.state_dir, "hypervisors", tools.host)
         self._clock = tools.clock
         self._build_delay = float(section.build_delay)
         self._destroy_delay = float(section.destroy_delay)
         self._fail_builds = str(section.fail_builds)
-        self._folder.mkdir(parents=True, exist_ok=True)
+        os.makedirs(self._folder, exist_ok=True)
 
     @override
     def check(self, workload: Workload) -> None:
@@ -103,7 +103,7 @@ class SimulatedDriver(ComputeDriver):
         with self._exclusive():
             for entry in os.scandir(self._folder):
                 if tokens := self._tokens(entry.name) if entry.is_dir() else set():
-                    content = _Content.parse(self._file(entry.name, max(tokens)).read_text())
+                    content = _read(self._file(entry.name, max(tokens)))
                     detail = "" if content.state is _RUNNING else f"It is {content.state.value}."
                     found[entry.name] = Observed(max(tokens), content.state, None, detail)
         return found
@@ -126,20 +126,20 @@ class SimulatedDriver(ComputeDriver):
         """See :class:`moorage.drivers.interface.Migration`."""
         self.check(workload)
         self._make(workload.uuid, token, _Content(_STOPPED, 0, "-"))
-        return str(self._file(workload.uuid, token).relative_to(self._folder.parent))
+        return os.path.relpath(self._file(workload.uuid, token), os.path.dirname(self._folder))
 
     def transfer(self, uuid: str, token: int, order: int, to: str) -> None:
         """See :class:`moorage.drivers.interface.LiveMigration`."""
-        there = self._folder.parent / to
-        with self._exclusive(there.parent.parent):
+        there = os.path.join(os.path.dirname(self._folder), to)
+        with self._exclusive(os.path.dirname(os.path.dirname(there))):
             if max(self._tokens(uuid), default=0) != token:
                 return
             source = self._file(uuid, token)
-            before = _Content.parse(source.read_text())
+            before = _read(source)
             if before.order > order:
                 return
             try:
-                arrives = _Content.parse(there.read_text())
+                arrives = _read(there)
             except FileNotFoundError:
                 raise DriverError("the destination knows nothing of the instance") from None
             if arrives.state is _RUNNING:
@@ -158,41 +158,44 @@ class SimulatedDriver(ComputeDriver):
                 self._create(uuid, token, content)
 
     def _create(self, uuid: str, token: int, content: _Content) -> None:
-        (self._folder / uuid).mkdir(exist_ok=True)
-        made = self._folder / uuid / f".{token}"
-        made.write_text(str(content))
-        made.rename(self._file(uuid, token))
+        folder = f"{self._folder}/{uuid}"
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(folder)
+        made = f"{folder}/.{token}"
+        _write(made, content, os.O_CREAT)
+        os.rename(made, self._file(uuid, token))
 
     def _change(self, uuid: str, token: int, order: int, change: Callable[[_Content], _Content]) -> None:
         """Changes the workload with this token, unless a later call has changed it."""
         with self._exclusive():
             if max(self._tokens(uuid), default=0) != token:
                 return
-            now = _Content.parse(self._file(uuid, token).read_text())
+            now = _read(self._file(uuid, token))
             if now.order <= order:
                 _write(self._file(uuid, token), replace(change(now), order=order))
 
-    def _file(self, uuid: str, token: int) -> Path:
-        return self._folder / uuid / str(token)
+    def _file(self, uuid: str, token: int) -> str:
+        return f"{self._folder}/{uuid}/{token}"
 
     def _tokens(self, uuid: str, *, also_unfinished: bool = False) -> set[int]:
         """:param also_unfinished: those, too, whose making was killed."""
         try:
-            names = os.listdir(self._folder / uuid)
+            names = os.listdir(f"{self._folder}/{uuid}")
         except FileNotFoundError:
             return set()
         return {int(name) for each in names if (name := each.lstrip(".") if also_unfinished else each).isdigit()}
 
     def _remove(self, uuid: str, tokens: Iterable[int]) -> None:
         for token in tokens:
-            self._file(uuid, token).unlink(missing_ok=True)
-            (self._folder / uuid / f".{token}").unlink(missing_ok=True)
+            for file in (self._file(uuid, token), f"{self._folder}/{uuid}/.{token}"):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(file)
         # Fails while another try has a file there.
         with contextlib.suppress(OSError):
-            (self._folder / uuid).rmdir()
+            os.rmdir(f"{self._folder}/{uuid}")
 
     @contextlib.contextmanager
-    def _exclusive(self, *others: Path) -> Iterator[None]:
+    def _exclusive(self, *others: str) -> Iterator[None]:
         """One call at a time changes a host, also calls of several agents.
 
         :param others: folders of further hosts.
@@ -215,8 +218,13 @@ def _started(now: _Content) -> _Content:
     return replace(now, state=_RUNNING, run=run)
 
 
-def _write(path: Path, content: _Content) -> None:
-    descriptor = os.open(path, os.O_WRONLY)
+def _read(path: str) -> _Content:
+    with open(path, encoding="ascii") as file:
+        return _Content.parse(file.read())
+
+
+def _write(path: str, content: _Content, flags: int = 0) -> None:
+    descriptor = os.open(path, os.O_WRONLY | flags, 0o666)
     try:
         os.pwrite(descriptor, str(content).encode(), 0)
     finally:
@@ -224,7 +232,7 @@ def _write(path: Path, content: _Content) -> None:
 
 
 @contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def _locked(folder: str) -> Iterator[None]:
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

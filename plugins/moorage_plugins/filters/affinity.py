@@ -21,6 +21,7 @@ class SameHostFilter(HostFilter):
     """Passes nodes that run at least one of the instances of the hint ``same_host``."""
 
     api_version: ClassVar[tuple[int, int]] = (1, 0)
+    judges_alone = True
     needs_instances = True
     run_filter_once_per_request = True
     prepare_is_final = True
@@ -51,6 +52,7 @@ class DifferentHostFilter(HostFilter):
     """Passes nodes that run none of the instances of the hint ``different_host``."""
 
     api_version: ClassVar[tuple[int, int]] = (1, 0)
+    judges_alone = True
     needs_instances = True
     run_filter_once_per_request = True
 

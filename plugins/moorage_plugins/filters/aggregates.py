@@ -41,6 +41,7 @@ class _AggregateFilter(HostFilter):
     """Decides by nothing but the aggregates that a node is in."""
 
     api_version: ClassVar[tuple[int, int]] = (1, 0)
+    judges_alone = True
     run_filter_once_per_request = True
 
     @abc.abstractmethod

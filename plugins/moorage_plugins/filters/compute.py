@@ -16,6 +16,7 @@ class ComputeFilter(HostFilter):
     """Passes nodes whose agent is up, that are neither disabled nor in maintenance, and that may host instances at all."""
 
     api_version: ClassVar[tuple[int, int]] = (1, 0)
+    judges_alone = True
     run_filter_once_per_request = True
 
     @override

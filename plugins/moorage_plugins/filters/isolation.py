@@ -17,6 +17,7 @@ class AllHostsFilter(HostFilter):
     """Passes every node."""
 
     api_version: ClassVar[tuple[int, int]] = (1, 0)
+    judges_alone = True
     run_filter_once_per_request = True
 
     @override
@@ -39,6 +40,7 @@ class IsolatedHostsFilter(HostFilter):
     """
 
     api_version: ClassVar[tuple[int, int]] = (1, 0)
+    judges_alone = True
     RUN_ON_REBUILD = True
     run_filter_once_per_request = True
 

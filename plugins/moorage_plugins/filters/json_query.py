@@ -59,6 +59,7 @@ class JsonFilter(HostFilter):
     """
 
     api_version: ClassVar[tuple[int, int]] = (1, 0)
+    judges_alone = True
     judges_instances = True
 
     @override

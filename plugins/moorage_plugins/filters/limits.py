@@ -23,6 +23,7 @@ class _LimitFilter(HostFilter):
     """Passes nodes that have fewer of something than the limit."""
 
     api_version: ClassVar[tuple[int, int]] = (1, 0)
+    judges_alone = True
     needs_instances = True
     #: The option, and the key of aggregates that set a limit of their own; empty where they cannot.
     group: ClassVar[str]

@@ -17,6 +17,7 @@ class MetricsFilter(HostFilter):
     """Passes nodes whose property ``metrics`` has every name that ``[weigher_metrics] settings`` weighs."""
 
     api_version: ClassVar[tuple[int, int]] = (1, 0)
+    judges_alone = True
 
     def __init__(self, *, conf: Any) -> None:
         super().__init__(conf=conf)

@@ -20,6 +20,7 @@ class SimpleCidrAffinityFilter(HostFilter):
     """Passes nodes whose property ``host_ip`` is in the network of the hints ``build_near_host_ip`` and ``cidr`` (``/24``)."""
 
     api_version: ClassVar[tuple[int, int]] = (1, 0)
+    judges_alone = True
     run_filter_once_per_request = True
 
     @override

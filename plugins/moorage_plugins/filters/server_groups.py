@@ -34,6 +34,7 @@ class ServerGroupAffinityFilter(HostFilter):
     """Passes, for a group with the policy ``affinity``, the nodes on which members are; all when none is anywhere."""
 
     api_version: ClassVar[tuple[int, int]] = (1, 0)
+    judges_alone = True
     needs_instances = True
 
     @override
@@ -66,6 +67,7 @@ class ServerGroupAntiAffinityFilter(HostFilter):
     """
 
     api_version: ClassVar[tuple[int, int]] = (1, 0)
+    judges_alone = True
     needs_instances = True
 
     @override

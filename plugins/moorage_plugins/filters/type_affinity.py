@@ -19,6 +19,7 @@ class TypeAffinityFilter(HostFilter):
     """
 
     api_version: ClassVar[tuple[int, int]] = (1, 0)
+    judges_alone = True
     needs_instances = True
 
     @override

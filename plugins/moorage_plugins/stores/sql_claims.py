@@ -39,7 +39,7 @@ from moorage.allocation.interface import (
 )
 from moorage.context import acting_for
 from moorage.db import Duplicate, JournalEvent, execute_set, record
-from moorage_plugins.stores import capacity, providers, statements
+from moorage_plugins.stores import capacity_statements, providers, statements
 from moorage_plugins.stores.checks import check_changes, check_reshape, refusals, steps_of_reshape
 from moorage_plugins.stores.combiner import Member
 from moorage_plugins.stores.quota_enforcement import CountedBefore
@@ -313,7 +313,7 @@ class SqlAllocationLedger(SqlHoldings):
                 limited |= self._first_turn(tx, number, plan, unlimited)
                 unlimited = ""
             if plan.gives:
-                tx.execute(capacity.release(len(plan.gives)), parameters(number, plan.gives))
+                tx.execute(capacity_statements.release(len(plan.gives)), parameters(number, plan.gives))
             self._take(tx, number, plan)
             if change is not None:
                 self._reshape(tx, number, change, keep=False)
@@ -353,7 +353,7 @@ class SqlAllocationLedger(SqlHoldings):
         for wanted in plan.takes:
             # Above capacity only as far as the consumers held it before.
             lowers = [of_class for of_class, amount in wanted.items() if amount <= before.get(of_class, 0)]
-            statement = capacity.take(len(wanted), self._step_rule, bool(lowers))
+            statement = capacity_statements.take(len(wanted), self._step_rule, bool(lowers))
             values = dict(parameters(number, wanted))
             if lowers:
                 values |= {f"lowers_{place}": int(of_class in lowers) for place, of_class in enumerate(wanted)}
@@ -573,7 +573,7 @@ class SqlAllocationLedger(SqlHoldings):
                     rounds.append([])
                 rounds[seen[of_class]].append({**parameters(number, {of_class: amount}), "times": times})
                 seen[of_class] += 1
-        statement = capacity.take(1, self._step_rule, False, True)
+        statement = capacity_statements.take(1, self._step_rule, False, True)
         for rows in rounds:
             if execute_set(tx, statement, rows) != len(rows):
                 raise _RefusedError

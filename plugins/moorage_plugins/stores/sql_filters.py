@@ -18,7 +18,7 @@ _TREE = resource_providers.alias("tree")
 def fits(
     of_class: int, amount: int, step_rule: str, provider: sa.FromClause = resource_providers
 ) -> sa.ColumnElement[bool]:
-    """The provider has room for an amount of a class, by the formulas of :func:`capacity.take`."""
+    """The provider has room for an amount of a class, by the formulas of :func:`capacity_statements.take`."""
     stepped: sa.ColumnElement[bool] = sa.literal(amount, sa.BigInteger) % inventories.c.step_size == 0
     if step_rule == SEED_RULE:
         stepped = sa.or_(inventories.c.min_unit == amount, stepped)

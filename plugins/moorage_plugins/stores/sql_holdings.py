@@ -18,7 +18,7 @@ from moorage.allocation.interface import (
     UsageTotal,
 )
 from moorage.db import MICROSECONDS, JournalEvent, record
-from moorage_plugins.stores import capacity, statements
+from moorage_plugins.stores import capacity_statements, statements
 from moorage_plugins.stores.quota_enforcement import CountedBefore
 from moorage_plugins.stores.sql_part import SqlPart, shown
 
@@ -127,7 +127,7 @@ class SqlHoldings(SqlPart, AllocationLedger):
             held.setdefault((each.id, each.uuid), {})[each.resource_class_id] = each.used
         for (number, uuid), amounts in held.items():
             tx.execute(statements.GIVERS_TURN, {"of_provider": number, "of_uuid": uuid})
-            tx.execute(capacity.release(len(amounts)), parameters(number, amounts))
+            tx.execute(capacity_statements.release(len(amounts)), parameters(number, amounts))
         tx.execute(statements.DROP_ALLOCATIONS, {"of_consumer": consumer})
         if row is not None and row.counted:
             self._quotas.note(tx, (), {consumer: counted_before(row, held.values())}, ())

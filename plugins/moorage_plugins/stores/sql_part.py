@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -25,6 +26,10 @@ _TURN_ANY = (
     .values(statements.NEXT_GENERATION)
 )
 _TURN_AT = _TURN_ANY.where(resource_providers.c.generation == sa.bindparam("of_generation"))
+
+
+#: Most providers of a fleet have the same inventories, which are made once.
+_item = functools.lru_cache(16_384)(InventoryItem)
 
 
 def no_such_provider(uuid: str) -> errors.NotFound:
@@ -95,7 +100,7 @@ class SqlPart:
         names = self._classes.names(tx, {row.resource_class_id for row in rows})
         found: dict[int, list[tuple[InventoryItem, int]]] = {}
         for provider, of_class, *fields, used in rows:
-            found.setdefault(provider, []).append((InventoryItem(names[of_class], *fields), used))
+            found.setdefault(provider, []).append((_item(names[of_class], *fields), used))
         return found
 
     def _usage(self, tx: sa.Connection, row: Any) -> ProviderUsage:

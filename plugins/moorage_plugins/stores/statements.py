@@ -2,7 +2,7 @@
 """The statements of the sql store, built once.
 
 A row's condition stands in the statement that writes the row, so that no isolation level is relied on. Those that decide whether a
-provider has room: :mod:`moorage_plugins.stores.capacity`.
+provider has room: :mod:`moorage_plugins.stores.capacity_statements`.
 """
 
 from __future__ import annotations

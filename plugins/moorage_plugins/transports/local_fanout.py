@@ -68,7 +68,7 @@ class _Outbox:
                 self._link.send(frame)
                 return
             except LINK_ERRORS:
-                # The frame did not arrive whole, so sending it again to whoever listens there now cannot double it.
+                # The frame did not arrive whole, so sending it again to the present listener cannot double it.
                 self._link.close()
                 self._link = None
 

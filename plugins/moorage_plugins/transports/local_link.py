@@ -101,7 +101,7 @@ class Link:
     def close(self) -> None:
         """Shut down and give the descriptor back; not while another thread reads. Idempotent."""
         self.shutdown()
-        # The lock: a sender must never write to a descriptor that was closed and is somebody else's now.
+        # The lock: a sender must never write to a descriptor that was closed and now belongs to another connection.
         with self._sending, self._closing:
             self._connection.close()
 

@@ -105,7 +105,7 @@ class LocalSubscription(Subscription):
             if self._stopped.is_set():
                 return True
             self._stopped.set()
-        # First nobody can find us any more (and a successor may claim the name), then what was accepted is finished.
+        # First no sender finds this listener any more (and a successor may claim the name), then accepted calls are finished.
         self._claim.release()
         _close_listening(self._socket)
         until = self._clock.monotonic() + drain_seconds
@@ -207,7 +207,8 @@ class LocalSubscription(Subscription):
             self._fanouts.offer(message, size)
             return
         request = _Request(message, link if kind == "call" else None, self._clock.monotonic())
-        offer = self._requests.offer(request, size)
+        # The sender of a call sends nothing else over its connection until it has the answer.
+        offer = self._requests.offer(request, size, here=kind == "call")
         if offer is OfferResult.FULL:
             link.send(wire.refusal(self._busy()))
         elif offer is OfferResult.STOPPED:

@@ -68,7 +68,7 @@ class ListenerLock:
         """Take socket and lock file away and give the right back; idempotent."""
         if self._descriptor < 0:
             return
-        # While the lock is held nobody else can have put a new socket there.
+        # While the lock is held, no other listener can have put a new socket there.
         _unlink(self.place.socket)
         _unlink(self.place.lock)
         self.forget()
@@ -156,7 +156,7 @@ class Registry:
     def sweep(self, place: SocketPath) -> bool:
         """Remove what a dead listener left; True when it was dead (or is gone), False when it lives."""
         if not os.path.exists(place.lock):
-            # Never without its lock, so nobody is there, or somebody is just going.
+            # A listener always has its lock file: there is none, or one that is just ending.
             return True
         descriptor = _take(place)
         if descriptor is None:

@@ -69,7 +69,7 @@ class MessageHub:
         found = [one for one in self.of(topic) if server in (None, one.server)]
         if not found:
             wanted = f"server '{server}' of topic '{topic}'" if server else f"topic '{topic}'"
-            raise errors.NoListener(f"Nobody serves {wanted} in this process; start a service that does.")
+            raise errors.NoListener(f"No service serves {wanted} in this process. Start one.")
         with self._lock:
             self._turn += 1
             first = self._turn % len(found)

@@ -73,7 +73,7 @@ class Network(abc.ABC):
 
 
 class ScriptedNetwork(Network):
-    """Keeps casts and fanouts in :attr:`pending`, oldest first, until told what to do; calls go through at once.
+    """Keeps casts and fanouts in :attr:`pending`, oldest first, until a test delivers or drops them. Calls go through at once.
 
     :param clock: sleeps for the timeout of a call that is lost.
     :param fate: decides about each call; all are delivered without it.

@@ -135,7 +135,7 @@ class _Subscription(Subscription):
             with self._stopping:
                 begun.set()
             if self._stopped and not failed:
-                # Nobody waits any more.
+                # No call waits any more.
                 _end(self._requests)
                 _end(self._fanout_server)
 
@@ -263,7 +263,8 @@ class _Engine:
             raise errors.Busy("Too many calls wait for the message broker; is it reachable?")
         if not self._clock.wait(job.done, timeout + 0.5) or job.outcome is None:
             raise errors.CallTimeout(
-                f"'{message.method}' to topic '{topic}' was not answered within {timeout:g} seconds; nobody may be there."
+                f"'{message.method}' to topic '{topic}' was not answered within {timeout:g} seconds. Check that a service serves "
+                "the topic."
             )
         return job.outcome()
 
@@ -416,7 +417,7 @@ def _message(body: dict[str, Any], context: dict[str, Any], header: dict[str, An
 def _post(send: Callable[[], None]) -> None:
     try:
         send()
-    except Exception as error:  # noqa: BLE001  (nobody waits for the outcome)
+    except Exception as error:  # noqa: BLE001  (no caller waits for the outcome)
         LOG.warning("A message was lost: %s", _translated(error))
 
 
@@ -437,7 +438,7 @@ def _translated(error: Exception) -> errors.MoorageError:
         case oslo_messaging.MessagingTimeout():
             return errors.CallTimeout("No reply came in time; whether the message was handled is not known.")
         case oslo_messaging.MessageUndeliverable():
-            return errors.NoListener("No queue of the broker took the message: nobody has ever served it.")
+            return errors.NoListener("No queue of the broker took the message: no service has ever served it.")
         case oslo_messaging.RemoteError():
             return errors.RemoteError(f"The other side failed: {error.value}", remote_code=str(error.exc_type))
         case oslo_messaging.MessagingException():

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prepares the process for oslo_messaging, by being imported before it, and opens transports.
 
-oslo.service, which oslo_messaging imports, chooses eventlet for the whole process unless somebody chose before; here it is told to
-choose threads. A backend that the program has chosen already stays as it is.
+oslo.service, which oslo_messaging imports, chooses eventlet for the whole process unless a backend was chosen before. This module
+chooses threads. A backend that the program has chosen already stays as it is.
 """
 
 from __future__ import annotations

@@ -22,6 +22,11 @@ class IoOpsWeigher(AggregateWeigher):
     group = "weigher_io_ops"
     aggregate_key = "io_ops_weight_multiplier"
 
+    @property
+    @override
+    def spreads(self) -> bool:
+        return self.multiplier <= 0
+
     @override
     def weigh_rows(self, fleet: Fleet, rows: Rows, spec: RequestSpec) -> Floats:
         return fleet.num_io_ops[rows].astype(np.float64)
@@ -36,6 +41,11 @@ class NumInstancesWeigher(AggregateWeigher):
     api_version: ClassVar[tuple[int, int]] = (1, 0)
     group = "weigher_num_instances"
     aggregate_key = "num_instances_weight_multiplier"
+
+    @property
+    @override
+    def spreads(self) -> bool:
+        return self.multiplier <= 0
 
     @override
     def weigh_rows(self, fleet: Fleet, rows: Rows, spec: RequestSpec) -> Floats:
@@ -53,6 +63,11 @@ class BuildFailureWeigher(AggregateWeigher):
     aggregate_key = "build_failure_weight_multiplier"
     sign = -1.0
 
+    @property
+    @override
+    def spreads(self) -> bool:
+        return self.multiplier <= 0
+
     @override
     def weigh_rows(self, fleet: Fleet, rows: Rows, spec: RequestSpec) -> Floats:
         return np.nan_to_num(fleet.property_numbers("failed_builds")[rows], posinf=0.0, neginf=0.0)
@@ -67,6 +82,12 @@ class HypervisorVersionWeigher(AggregateWeigher):
     api_version: ClassVar[tuple[int, int]] = (1, 0)
     group = "weigher_hypervisor_version"
     aggregate_key = "hypervisor_version_weight_multiplier"
+
+    @property
+    @override
+    def spreads(self) -> bool:
+        # The newest nodes may be few.
+        return self.multiplier == 0
 
     @override
     def weigh_rows(self, fleet: Fleet, rows: Rows, spec: RequestSpec) -> Floats:

@@ -21,6 +21,12 @@ class _MembersWeigher(AggregateWeigher):
     policy: ClassVar[str]
     each: ClassVar[float]
 
+    @property
+    @override
+    def spreads(self) -> bool:
+        # Requests with server groups are decided by all nodes.
+        return True
+
     @override
     def weigh_rows(self, fleet: Fleet, rows: Rows, spec: RequestSpec) -> Floats:
         counts = np.zeros(fleet.size)

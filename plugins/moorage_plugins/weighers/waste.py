@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 from typing_extensions import override
 
-from moorage.scheduling.interface import Fleet, RequestSpec, Rows
+from moorage.scheduling.interface import Fleet, Mask, RequestSpec, Rows
 from moorage_plugins.weighers.base import AggregateWeigher, Floats
 
 __all__ = ["LeastWasteWeigher"]
@@ -29,6 +29,21 @@ class LeastWasteWeigher(AggregateWeigher):
     group = "weigher_least_waste"
     aggregate_key = "least_waste_weight_multiplier"
     sign = -1.0
+
+    @property
+    @override
+    def spreads(self) -> bool:
+        return self.multiplier <= 0
+
+    @override
+    def preferred(self, fleet: Fleet, rows: Rows, spec: RequestSpec) -> Mask | None:
+        scarce = [name for name in fleet.scarce_classes if name not in spec.flavor.resources]
+        if not scarce or not self.multiplier:
+            return None
+        wasteful = np.zeros(len(rows), dtype=np.bool_)
+        for name in scarce:
+            wasteful |= fleet.free(name)[rows] > 0
+        return ~wasteful
 
     @override
     def weigh_rows(self, fleet: Fleet, rows: Rows, spec: RequestSpec) -> Floats:

@@ -276,7 +276,7 @@ class StartTests(ProcessCase):
     def test_a_plugin_that_exits_while_it_starts_is_told(self) -> None:
         process = self.begin("exit-start")
         self.assertEqual(1, process.wait(PATIENCE))
-        self.assertIn("It failed (ForeignExit: SystemExit(4) would have ended the process)", self.said())
+        self.assertIn("It failed (PluginExit: SystemExit(4) would have ended the process)", self.said())
 
     def test_a_configuration_that_is_refused_ends_it_whatever_threads_there_are_and_nobody_waits_for_it(self) -> None:
         process = self.begin("refuse-start")

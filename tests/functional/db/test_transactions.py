@@ -487,6 +487,18 @@ class MariadbTransactions(ServerCases, unittest.TestCase):
             after = int(tx.exec_driver_sql("SHOW SESSION STATUS LIKE 'Com_insert'").one()[1])
         self.assertEqual((2, 299), (after - before, self.value(309)))
 
+    def test_a_transaction_that_has_ended_is_not_rolled_back_again(self) -> None:
+        def rollbacks() -> int:
+            with self.database.write() as tx:
+                return int(tx.exec_driver_sql("SHOW SESSION STATUS LIKE 'Com_rollback'").one()[1])
+
+        before = rollbacks()
+        after_a_commit = rollbacks() - before
+        with contextlib.suppress(KeyError), self.database.write() as tx:
+            tx.execute(ADD_ONE, {"of_id": 1})
+            raise KeyError
+        self.assertEqual((0, 1, 0), (after_a_commit, rollbacks() - before, self.value()))
+
     def test_large_rows_are_inserted_by_statements_that_the_server_takes(self) -> None:
         texts = sa.Table("texts", sa.MetaData(), *(sa.Column("id", sa.BigInteger), sa.Column("text", mysql.LONGTEXT)))
         add = sa.insert(texts).values(id=sa.func.abs(sa.bindparam("of_id", type_=sa.BigInteger)))

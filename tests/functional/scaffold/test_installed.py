@@ -67,6 +67,7 @@ driver = shed
 [agent]
 # The page imports nodes; the driver would enrol this machine beside them.
 enrol = false
+services = compute,badge
 """
 #: Another engine, of another group: a process has one backend.
 ENGINE = """
@@ -281,6 +282,7 @@ class InstalledTests(unittest.TestCase):
         self.assigns_shards()
         self.warns_of_old_names(plane)
         self.cleans_and_expires()
+        self.makes_an_item(plane)
         self.assertEqual({"used": {"VCPU": 0}}, self.get(plane, "/report/"))
         self.assertEqual({"licences": {"cad": {"available": 2}}}, self.get(plane, "/licences/"))
         listed = json.loads(self.moorage("licence", "list", "-f", "json"))
@@ -352,6 +354,14 @@ class InstalledTests(unittest.TestCase):
             (items, item, "error"), (licences, taken, "available"), (tasks, due, "expired"), (licences, held, "available"),
         ):  # fmt: skip
             self.becomes(table, row, status)
+
+    def makes_an_item(self, plane: Plane) -> None:
+        """By the request and the agent service that were written."""
+        made = requests.post(f"{plane.data['url']}/scheduling/v1/badge/items", auth=self.auth, timeout=60)
+        self.assertEqual(202, made.status_code, made.text)
+        self.becomes(self.reflected("badge_items"), made.json()["uuid"], "ready")
+        listed = self.get(plane, "/scheduling/v1/badge/items")
+        self.assertEqual({"items": [{"uuid": made.json()["uuid"], "status": "ready"}]}, listed)
 
     def coordinates(self, plane: Plane) -> None:
         """By the backend's folder, and (an engine of another group) by the example's table."""

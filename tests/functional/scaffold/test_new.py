@@ -119,7 +119,7 @@ class ChooseTests(unittest.TestCase):
                     if isinstance(default, list):
                         lists += 1
                         self.assertEqual([*default, "gpu_model"], value.split(","))
-        self.assertEqual(7, lists)
+        self.assertEqual(8, lists)
 
     def test_the_dialects_are_served_beside_a_new_api(self) -> None:
         said = names_of(FAMILIES["api"], "report")["choose"]

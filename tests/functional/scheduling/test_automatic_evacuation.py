@@ -20,7 +20,7 @@ from moorage.db import MICROSECONDS
 from moorage.journal.reader import EventFilter, JournalReader
 from moorage.journal.sequencer import Sequencer
 from moorage.services.automatic_fences import AutomaticFences
-from moorage.services.collector import FenceCollector
+from moorage.services.fence_metrics import FenceCollector
 from moorage.services.interface import Service, ServiceIdentity
 from moorage.services.liveness import LivenessObserver
 from moorage.services.tables import automatic_fences, services

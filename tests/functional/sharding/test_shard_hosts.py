@@ -23,7 +23,7 @@ from moorage.instances.interface import DEPARTURE, departed_consumer
 from moorage.instances.reassign import Reassignment
 from moorage.services.interface import ServiceIdentity
 from moorage.sharding.checks import agents_of_shards, problems
-from moorage.sharding.collector import ShardCollector
+from moorage.sharding.shard_metrics import ShardCollector
 from moorage.work.operations import SqlOperationStore
 from tests.conformance.allocation.stores import sql_store
 from tests.functional.sharding.case import FleetCase

@@ -18,6 +18,7 @@ from tests.simulation.workloads.promises import Promises
 from tests.simulation.workloads.quotas import Quotas
 from tests.simulation.workloads.self_fences import SelfFences
 from tests.simulation.workloads.shards import Shards
+from tests.simulation.workloads.shared_instances import SharedInstances
 from tests.simulation.workloads.stale_feeds import StaleFeeds
 from tests.simulation.workloads.sweeps import Sweeps
 from tests.simulation.workloads.ticks import Ticks
@@ -47,4 +48,5 @@ WORKLOADS: dict[str, type[Workload]] = {
     "instance_histories": InstanceHistories,
     "versions": Versions,
     "moves": Moves,
+    "shared_instances": SharedInstances,
 }

@@ -46,8 +46,8 @@ class AutomaticEvacuations(SelfFences):
         ("evacuation", "period"): PERIOD,
     }
     seconds: ClassVar[float] = 90.0
-    points: ClassVar[int] = 2000
-    steps: ClassVar[int] = 8000
+    points: ClassVar[int] = 1800
+    steps: ClassVar[int] = 5000
 
     @override
     def begin(self) -> None:

@@ -15,6 +15,10 @@ from tests.simulation.world import World
 
 __all__ = ["Workload"]
 
+#: Virtual seconds that roles may take to start and clients to end: a policy may have them wait for thousands of steps, which the
+#: workload's own loop makes alone when all others wait.
+PATIENCE = 3000.0
+
 
 class Workload(abc.ABC):
     """One schedule of a workload."""
@@ -83,7 +87,7 @@ class Workload(abc.ABC):
 
     def _main(self) -> None:
         self.begin()
-        self._sleep_until(lambda: self._makers.keys() <= self._ready, 120.0, "the roles did not start")
+        self._sleep_until(lambda: self._makers.keys() <= self._ready, PATIENCE, "the roles did not start")
         self.faults.begin()
         self.begin_clients()
         end = self.kernel.now + self.seconds
@@ -94,8 +98,7 @@ class Workload(abc.ABC):
         )
         self.faults.end()
         self.kernel.note("healed")
-        # A policy may have a client wait for thousands of steps, which this loop makes alone when all others have ended.
-        self._sleep_until(lambda: not self._running, 3000.0, "clients did not end")
+        self._sleep_until(lambda: not self._running, PATIENCE, "clients did not end")
         deadline = self.kernel.now + self.healing
         while (why := self.quiet()) and self.kernel.now < deadline:
             self.kernel.block(None, 1.0, "sleep")
@@ -151,7 +154,8 @@ class Workload(abc.ABC):
             try:
                 work()
             except Exception as error:
-                self.kernel.note("not started", f"{type(error).__name__}: {error}")
+                # Its text names the folder of this run, which is no part of the trace.
+                self.kernel.note("not started", type(error).__name__, error)
                 self.kernel.kill(process)
                 self.kernel.later(1.0, lambda: self.restart(process))
                 self.kernel.point("exit")

@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from moorage.control_plane.factories import open_instances, open_workers
 from moorage.instances.create import Deleter, cast_to_agent
-from tests.simulation.kernel import Process
+from tests.simulation.kernel import Process, SimThread
 from tests.simulation.store import Fault
 from tests.simulation.workloads.placement import SCHEDULERS, Placement, _History
 
@@ -25,8 +25,8 @@ class Creates(Placement):
         **Placement.settings,
         ("allocation_sql", "claims_per_transaction"): 8,
     }
-    points: ClassVar[int] = 600
-    steps: ClassVar[int] = 1500
+    points: ClassVar[int] = 620
+    steps: ClassVar[int] = 1300
 
     @override
     def begin_clients(self) -> None:
@@ -35,8 +35,8 @@ class Creates(Placement):
             self.client(f"client-{number}", self._client)
 
     def _with_failing_commits(self, usual: Fault) -> Fault:
-        """Besides the usual faults, let schedulers lose a race at a commit, or the connection just before or after it: few other
-        faults strike there.
+        """Besides the usual faults, let schedulers lose a race at a commit, or the connection just before or after it, and roles
+        lose one in the midst of a transaction: few other faults strike there.
         """
         left = self.random.choice((0, 1, 3))
 
@@ -47,15 +47,22 @@ class Creates(Placement):
             if what is None and left and is_commit and self.random.random() < 0.1:
                 left -= 1
                 what = "lost" if kind == "commit" else "unknown"
-            elif what is None and is_commit and kind == "commit" and self.random.random() < 0.1:
+            elif what is None and (
+                (is_commit and kind == "commit" and self.random.random() < 0.1)
+                or (writer and kind == "write" and self._loses_race(me))
+            ):
                 what = "busy"
             else:
                 return what
-            self.faults.counts[f"{what} at a commit"] += 1
+            self.faults.counts[f"{what} at a {'write' if kind == 'write' else 'commit'}"] += 1
             self.kernel.note("fault", what)
             return what
 
         return fault
+
+    def _loses_race(self, me: SimThread | None) -> bool:
+        """Whether a statement that writes fails, as with a server that finds a deadlock."""
+        return me is not None and me.process in self.faults.victims and self.random.random() < 0.01
 
     @override
     def _client(self, process: Process) -> None:

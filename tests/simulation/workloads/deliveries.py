@@ -16,6 +16,7 @@ from moorage import errors, threads
 from moorage.control_plane.journal_delivery import Delivery
 from moorage.control_plane.process import Platform
 from moorage.db import Database, JournalEvent, record
+from moorage.journal.delivery import POLL
 from moorage.journal.sender import WebhookSink
 from moorage.journal.sequencer import Sequencer
 from moorage.journal.webhooks import WebhookStore
@@ -84,8 +85,8 @@ class Deliveries(Workload):
         ("journal", "webhook_timeout"): 1.0,
     }
     reloaded: ClassVar[dict[tuple[str, str], Any]] = {("journal", "webhook_timeout"): 2.0}
-    points: ClassVar[int] = 550
-    steps: ClassVar[int] = 1200
+    points: ClassVar[int] = 300
+    steps: ClassVar[int] = 700
     seconds: ClassVar[float] = 30.0
     healing: ClassVar[float] = 900.0
     jumps: ClassVar[bool] = False
@@ -99,6 +100,7 @@ class Deliveries(Workload):
 
     @override
     def run(self) -> str:
+        self.world.delivery_poll = POLL
         with (
             mock.patch.object(WebhookSink, "_post", lambda sink, *request: self._post(sink, *request)),
             mock.patch.object(WebhookSink, "batch", BATCH),

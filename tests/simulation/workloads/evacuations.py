@@ -30,8 +30,8 @@ class Evacuations(Placement):
     }
     operations: ClassVar[tuple[str, ...]] = ("live_migrate", "migrate", "resize", "resize")
     seconds: ClassVar[float] = 40.0
-    points: ClassVar[int] = 800
-    steps: ClassVar[int] = 2000
+    points: ClassVar[int] = 550
+    steps: ClassVar[int] = 1250
 
     @staticmethod
     @override

@@ -72,8 +72,8 @@ def of_consumer(state: Consumer, operation: Operation) -> Iterable[Consumer]:
 class ConsumerHistories(Workload):
     """Four writers, which may be killed, and one consumer."""
 
-    points: ClassVar[int] = 120
-    steps: ClassVar[int] = 300
+    points: ClassVar[int] = 40
+    steps: ClassVar[int] = 250
     seconds: ClassVar[float] = 5.0
     jumps: ClassVar[bool] = False
 

@@ -40,8 +40,8 @@ class Moves(Placement):
     }
     operations: ClassVar[tuple[str, ...]] = ("live_migrate", "migrate", "resize", "resize")
     seconds: ClassVar[float] = 40.0
-    points: ClassVar[int] = 1200
-    steps: ClassVar[int] = 3000
+    points: ClassVar[int] = 900
+    steps: ClassVar[int] = 2400
 
     @staticmethod
     @override

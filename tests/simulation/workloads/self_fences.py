@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Collection
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 from typing_extensions import override
@@ -50,7 +51,7 @@ class _Driver(SimulatedDriver):
         # An agent may stand still here, before it writes.
         self._clock.sleep(0.001)
         try:
-            keep_lease(self._folder, epoch, until)
+            keep_lease(Path(self._folder), epoch, until)
         except OutdatedError as error:
             raise DriverError(f"an agent of epoch {error} has the lease") from error
         self.workload.renewed(self.tools.host)
@@ -61,7 +62,7 @@ class _Driver(SimulatedDriver):
     @override
     def _create(self, uuid: str, token: int, content: Any) -> None:
         # As the guardian does before it starts the sandbox.
-        until = lease_until(self._folder)
+        until = lease_until(Path(self._folder))
         if until is None or self._clock.boottime() >= until:
             raise DriverError("the lease of the host is over")
         super()._create(uuid, token, content)
@@ -78,8 +79,8 @@ class SelfFences(Placement):
     }
     reloaded: ClassVar[dict[tuple[str, str], Any]] = {}
     seconds: ClassVar[float] = 60.0
-    points: ClassVar[int] = 1500
-    steps: ClassVar[int] = 6000
+    points: ClassVar[int] = 1400
+    steps: ClassVar[int] = 4500
     # A move has copies on two hosts that need not execute.
     asks: ClassVar[tuple[str, ...]] = ("create", "create", "delete", "rebuild")
     patience: ClassVar[int] = 2
@@ -162,7 +163,7 @@ class SelfFences(Placement):
             for token in self._effects()[uuid][host] if host in hosts else ():
                 path = self.world.folder / "hypervisors" / host / uuid / str(token)
                 content = simulated._Content.parse(path.read_text())
-                simulated._write(path, replace(content, state=WorkloadState.FAILED))
+                simulated._write(str(path), replace(content, state=WorkloadState.FAILED))
                 self.kernel.note("guardian", f"ends {uuid} on {host}")
                 self.facts["ended"] = self.facts.get("ended", 0) + 1
 

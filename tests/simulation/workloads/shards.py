@@ -27,8 +27,8 @@ NODES = tuple(f"node-{number:02}" for number in range(12))
 class Shards(Workload):
     """Three appliers, one editor."""
 
-    points: ClassVar[int] = 250
-    steps: ClassVar[int] = 700
+    points: ClassVar[int] = 80
+    steps: ClassVar[int] = 300
     seconds: ClassVar[float] = 5.0
     jumps: ClassVar[bool] = False
 

@@ -64,8 +64,8 @@ class Ticks(Workload):
         ("periodic", "enabled_tasks"): ["simulated"],
         ("periodic", "poll"): 2.0,
     }
-    points: ClassVar[int] = 700
-    steps: ClassVar[int] = 1800
+    points: ClassVar[int] = 800
+    steps: ClassVar[int] = 1400
     seconds: ClassVar[float] = 40.0
     healing: ClassVar[float] = 200.0
     clients: ClassVar[bool] = False

@@ -600,7 +600,7 @@ class CleanerTests(CleanerCase):
         handler.answers["three"] = lambda lease: sys.exit(5)
         with self.assertLogs("moorage.cleanup.cleaner", "ERROR"):
             self.assertEqual(cleaner.clean(AFTER_DEAD), {"done": 2, "retry": 1})
-        self.assertEqual(self.rows()["three"].last_error, "ForeignExit: SystemExit(5) would have ended the process")
+        self.assertEqual(self.rows()["three"].last_error, "PluginExit: SystemExit(5) would have ended the process")
 
     def test_one_that_cannot_be_read_stops_no_other(self) -> None:
         for uuid in ("one", "three", "two"):
@@ -617,7 +617,7 @@ class CleanerTests(CleanerCase):
         with self.assertLogs("moorage.cleanup.cleaner", "ERROR"):
             self.assertEqual(cleaner.clean(AFTER_DEAD), {"done": 2, "quarantined": 1})
         self.assertEqual(
-            self.rows()["three"].last_error, "ForeignExit: SystemExit('cannot be read') would have ended the process"
+            self.rows()["three"].last_error, "PluginExit: SystemExit('cannot be read') would have ended the process"
         )
 
     def test_a_handler_that_hangs_while_it_reads_holds_up_its_pass_no_longer_than_its_deadline(self) -> None:

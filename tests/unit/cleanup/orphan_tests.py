@@ -106,7 +106,7 @@ def kept(wanted: OrphanSelector, row: Row) -> dict[str, Row]:
         "created since the fences were raised": {**row, "token": NEVER},
         "of a cleaner whose lease runs": {**row, **owned, "phase": Phase.CLEANING.value},
     }
-    for name, before in (("", row), ("given back, ", {**row, **given_back})):
+    for name, before in (("", row), ("released, ", {**row, **given_back})):
         rows |= {
             f"{name}of a living owner": {**before, **owned, "owner": "service-c"},
             f"{name}of the living incarnation": {**before, **owned, "epoch": epoch},

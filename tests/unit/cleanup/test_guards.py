@@ -42,8 +42,7 @@ class GuardTests(unittest.TestCase):
         )
 
     def test_every_condition_on_an_orphan_that_is_held_is_missed_by_a_test(self) -> None:
-        # MariaDB alone runs _LOCK.
-        found = guards.guards_of(orphans, skipped=("_LOCK",))
+        found = guards.guards_of(orphans)
         self.assertEqual(
             [], guards.survivors(found, lambda: guards.quick_tests(("one_line",), test_orphans.SqliteOrphanTests))
         )

@@ -77,6 +77,36 @@ class LogTests(ConfigCase):
         self.assertEqual("", done.stderr)
         self.assertRegex(log.read_text(), r"(?s)It raised\..*ValueError: \\ud800\n")
 
+    def test_lines_by_a_file_of_pythons_logging_have_each_its_own_milliseconds(self) -> None:
+        """The sample files of OpenStack have a formatter of oslo.log's class without a format for dates."""
+        log, logging_conf = self.folder / "moorage.log", self.folder / "logging.conf"
+        logging_conf.write_text(
+            "[loggers]\nkeys = root\n[handlers]\nkeys = file\n[formatters]\nkeys = context\n"
+            "[logger_root]\nlevel = INFO\nhandlers = file\n"
+            f"[handler_file]\nclass = FileHandler\nargs = ({str(log)!r},)\nformatter = context\n"
+            "[formatter_context]\nclass = oslo_log.formatters.ContextFormatter\n"
+        )
+        code = (
+            "import logging as standard, sys\n"
+            "from oslo_log import log as logging\n"
+            "from moorage.control_plane import config, logs\n"
+            "logs.setup(config.load(files=sys.argv[1:]), 'moorage-test')\n"
+            "make = standard.getLogRecordFactory()\n"
+            "def at(moment):\n"
+            "    def record(*args, **kwargs):\n"
+            "        made = make(*args, **kwargs)\n"
+            "        made.created, made.msecs = moment, moment % 1 * 1000\n"
+            "        return made\n"
+            "    return record\n"
+            "for moment in (1000.25, 1000.75):\n"
+            "    standard.setLogRecordFactory(at(moment))\n"
+            "    logging.getLogger('here').info('said')\n"
+        )
+        path = self.file(f"[DEFAULT]\nlog_config_append = {logging_conf}\n")
+        subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, timeout=120, check=True)
+        lines = [line for line in log.read_text().splitlines() if line.endswith("said")]
+        self.assertRegex("\n".join(lines), r",250\.250 .*\n.*,750\.750 ")
+
 
 class CommandTests(ConfigCase):
     def run_command(self, *words: str) -> subprocess.CompletedProcess[str]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from moorage import foreign
+from moorage import plugin_isolation
 from moorage.coordination.interface import PeriodicTask, TaskLease, TaskTools
 from moorage.coordination.membership import Timing
 from moorage.coordination.ring_ledger import RingRow
@@ -42,11 +42,11 @@ SPACING = 20
 DEPTH = 3
 
 
-class Dead(foreign.Ending):
+class Dead(plugin_isolation.Ending):
     """Ends what a process that was killed was about to do; nothing of production's code catches it."""
 
 
-class Violation(foreign.Ending):
+class Violation(plugin_isolation.Ending):
     """A law was broken; the message says which, and when. Production's code must not take it for a failure of a handler."""
 
 

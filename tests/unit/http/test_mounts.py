@@ -9,8 +9,8 @@ from typing import Any
 
 from moorage import errors
 from moorage.extensions import Loaded
-from moorage.foreign import ForeignExit
 from moorage.http.mounts import IsolatedApp, MountDispatcher, resolve_mounts
+from moorage.plugin_isolation import PluginExit
 
 
 def application(environ: dict[str, Any], start_response: Any) -> Any:
@@ -79,7 +79,7 @@ class IsolatedAppTests(unittest.TestCase):
         _, body = self.call(lambda environ, start_response: parts())
         found = iter(body)
         self.assertEqual([b"one", b""], [next(found), next(found)])
-        with self.assertRaises(ForeignExit):
+        with self.assertRaises(PluginExit):
             next(found)
         self.assertEqual([True], closed)
 

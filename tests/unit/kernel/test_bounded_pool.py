@@ -10,9 +10,10 @@ from unittest import mock
 
 from typing_extensions import override
 
+from moorage import threads
 from moorage.bounded_pool import BoundedPool, Overdue
 from moorage.clock import SystemClock
-from moorage.foreign import ForeignExit
+from moorage.plugin_isolation import PluginExit
 from moorage.testing.coordination import wait_for
 
 
@@ -53,11 +54,21 @@ class CallTests(unittest.TestCase):
             pool.call(broken, 60)
         self.assertEqual(pool.call(lambda: 7, 60), 7)
 
+    def test_a_thread_whose_call_another_one_took_waits_for_the_next(self) -> None:
+        pool = self.pool(2)
+        begun = mock.Mock(wraps=threads.start)
+        with mock.patch.object(threads, "start", begun):
+            for _ in range(300):
+                # A thread that has just ended the first call may take the second one, for which the other one was woken.
+                for each in [pool.start(lambda: None), pool.start(lambda: None)]:
+                    self.assertTrue(each.ended.wait(60))
+        self.assertLessEqual(begun.call_count, 2)
+
     def test_an_exit_becomes_an_error(self) -> None:
         def leave() -> None:
             raise SystemExit(3)
 
-        with self.assertRaises(ForeignExit):
+        with self.assertRaises(PluginExit):
             self.pool().call(leave, 60)
 
     def test_the_wait_for_a_thread_is_part_of_the_limit(self) -> None:

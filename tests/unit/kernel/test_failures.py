@@ -252,7 +252,7 @@ class RunningTests(FailureCase):
 
     def test_a_cleanup_handler_that_raises_is_named_in_the_log_and_its_row_is_tried_again(self) -> None:
         (point,) = (each for each in extension_points() if each.group == "moorage.cleanup_handlers")
-        for code, what in (('{}["of no use"]', "KeyError"), (EXIT, "ForeignExit")):
+        for code, what in (('{}["of no use"]', "KeyError"), (EXIT, "PluginExit")):
             handler = self.load(point, f'"cleanup": lambda self, lease, resource: {code},')
             self.handler_is_named(point, handler, what)
 

@@ -49,7 +49,7 @@ class BrokenTests(unittest.TestCase):
                 "absent", "import no_such_library\n"
             ): "ModuleNotFoundError: No module named 'no_such_library'",
             self.install("leaves", "raise SystemExit(3)\n"): "SystemExit: 3",
-            self.install("quits", "def list_opts(): raise SystemExit(5)\n"): "(ForeignExit: SystemExit(5)",
+            self.install("quits", "def list_opts(): raise SystemExit(5)\n"): "(PluginExit: SystemExit(5)",
             self.install(
                 "shapeless", "def list_opts(): return [('paint', ['red'])]\n"
             ): "(TypeError: it must return pairs",

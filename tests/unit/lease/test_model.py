@@ -134,22 +134,46 @@ def wrote(process: Process, table: int, value: Any) -> Process:
     return Process(*process[:5], writes)
 
 
+def _works_as_told(process: Process) -> bool:
+    return process.token == TOLD_TOKEN and process.at in ("work", "finish", "last")
+
+
+def _shown(process: Process) -> int:
+    """All that a step of another process looks at."""
+    locked = sum(1 << table for table, written in enumerate(process.writes) if written is not KEPT)
+    return locked | _works_as_told(process) << len(NOTHING)
+
+
 class Model:
+    """Explores all states.
+
+    What a process does next follows from the store, from what is finished, from the process, and from what the others lock (or,
+    for :meth:`_begin`, work under). The same of these four comes back in hundreds of states, so each is worked out once. A state
+    is a tuple of numbers meanwhile: one for each different store, set and process.
+    """
+
     def __init__(self, rules: Rules) -> None:
         self.rules = rules
         self.states = 0
         self.finishes = 0
+        self._numbers: dict[Any, int] = {}
+        self._things: list[Any] = []
+        #: Of each thing that is a process: the tables that it locks, and whether it works under the token of the message, as bits.
+        self._shown: list[int] = []
+        self._known: dict[tuple[int, ...], list[tuple[int, int, int]]] = {}
+        # Looked for by identity.
+        self._number_of(ENDED)
 
     def explore(self) -> Violation | None:
         """Every state that can be reached; the first violation, or None."""
         store = Store(1, Row(1, None, 0, 0, "build", FIRST), Resource(BUSY, 1))
         at = ["raise", "raise", "raise", "force raise", "look"]
-        start = State(store, tuple(Process(each) for each in at), frozenset())
+        start = self._coded(State(store, tuple(Process(each) for each in at), frozenset()))
         seen = {start}
         waiting = deque([start])
         try:
             while waiting:
-                for following in self.steps(waiting.popleft()):
+                for following in self._following(waiting.popleft()):
                     if following not in seen:
                         seen.add(following)
                         waiting.append(following)
@@ -159,19 +183,49 @@ class Model:
             self.states = len(seen)
         return None
 
+    def _number_of(self, thing: Any) -> int:
+        number = self._numbers.setdefault(thing, len(self._things))
+        if number == len(self._things):
+            self._things.append(thing)
+            self._shown.append(_shown(thing) if isinstance(thing, Process) else 0)
+        return number
+
+    def _coded(self, state: State) -> tuple[int, ...]:
+        return tuple(map(self._number_of, (state.store, state.finished, *state.processes)))
+
     # -- one step of anybody --------------------------------------------------------------------------------------
 
-    def steps(self, state: State) -> Iterator[State]:
-        row = state.store.row
+    def _following(self, coded: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+        store, finished, *processes = coded
+        row = self._things[store].row
         if row is not None and row.expires_at == LIVE:
-            yield state._replace(store=state.store._replace(row=row._replace(expires_at=0)))
-        for number, process in enumerate(state.processes):
-            if process is ENDED:
-                continue
-            if process.writes != NOTHING:
-                yield self._with(state, number, ENDED)
-            name, _, rest = process.at.partition(" ")
-            yield from getattr(self, f"_{name}")(state, number, process, rest)
+            expired = self._things[store]._replace(row=row._replace(expires_at=0))
+            yield (self._number_of(expired), *coded[1:])
+        for place, process in enumerate(coded[2:], 2):
+            others = 0
+            for other in (*coded[2:place], *coded[place + 1 :]):
+                others |= self._shown[other]
+            key = (store, finished, place, process, others)
+            steps = self._known.get(key)
+            if steps is None:
+                state = State(
+                    self._things[store], tuple(self._things[each] for each in processes), self._things[finished]
+                )
+                steps = self._known[key] = [
+                    (self._number_of(to.store), self._number_of(to.finished), self._number_of(to.processes[place - 2]))
+                    for to in self._steps(state, place - 2)
+                ]
+            for new_store, new_finished, new in steps:
+                yield (new_store, new_finished, *coded[2:place], new, *coded[place + 1 :])
+
+    def _steps(self, state: State, number: int) -> Iterator[State]:
+        process = state.processes[number]
+        if process is ENDED:
+            return
+        if process.writes != NOTHING:
+            yield self._with(state, number, ENDED)
+        name, _, rest = process.at.partition(" ")
+        yield from getattr(self, f"_{name}")(state, number, process, rest)
 
     def _with(self, state: State, number: int, process: Process) -> State:
         if process.at == "end":
@@ -236,9 +290,7 @@ class Model:
         assert row is not None
         if row.token != TOLD_TOKEN:
             raise Violation("a message began another operation than its own")
-        if any(
-            each.token == TOLD_TOKEN for each in state.processes[: FORCER + 1] if each.at in ("work", "finish", "last")
-        ):
+        if any(map(_works_as_told, state.processes)):
             raise Violation("two owners have one token")
         begun = Row(**lease.BEGIN.apply(row._asdict(), parameters) or {})
         process = Process("work", token=TOLD_TOKEN, unit=row.unit, operation=row.operation)

@@ -17,7 +17,7 @@ from typing import ClassVar
 
 import prometheus_client
 
-from moorage.cleanup.collector import CleanupCollector
+from moorage.cleanup.cleanup_metrics import CleanupCollector
 from moorage.cli import tree
 from moorage.cli.main import MoorageApp
 from moorage.control_plane.policies import core_policies

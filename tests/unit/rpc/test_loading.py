@@ -81,7 +81,7 @@ class LoadingTests(unittest.TestCase):
 
     def test_overrides_stay_in_their_configuration(self) -> None:
         self.conf(threads=77).set_default("run_dir", "/elsewhere", group="rpc")
-        self.assertEqual((8, None), (self.conf().rpc.threads, self.conf().rpc.run_dir))
+        self.assertEqual((16, None), (self.conf().rpc.threads, self.conf().rpc.run_dir))
 
     def test_a_transport_of_somebody_else_is_found_by_its_scheme(self) -> None:
         with tempfile.TemporaryDirectory() as folder:

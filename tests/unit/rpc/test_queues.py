@@ -98,3 +98,27 @@ class WorkQueueTests(unittest.TestCase):
         self.gate.set()
         self.assertEqual((True, []), queue.stop(PATIENCE))
         self.assertEqual(list(range(10)), sorted(self.begun))
+
+    def test_a_thread_that_offers_works_itself_where_it_may(self) -> None:
+        self.gate.set()
+        queue = self.queue()
+        before = threading.active_count()
+        self.assertIs(OfferResult.ACCEPTED, queue.offer("here", 1, here=True))
+        self.assertEqual((["here"], before), (self.begun, threading.active_count()))
+        self.assertEqual((True, []), queue.stop(PATIENCE))
+        self.assertIs(OfferResult.STOPPED, queue.offer("late", 1, here=True))
+
+    def test_threads_that_offer_count_and_leave_what_waits_to_others(self) -> None:
+        queue = self.queue(threads=2)
+        offering = [threading.Thread(target=queue.offer, args=(each, 1), kwargs={"here": True}) for each in "ab"]
+        for each in offering:
+            each.start()
+        eventually(lambda: len(self.begun) == 2, "both work")
+        self.assertIs(OfferResult.ACCEPTED, queue.offer("c", 1, here=True))
+        self.assertIs(OfferResult.ACCEPTED, queue.offer("d", 1))
+        self.assertEqual((2, ["a", "b"]), (queue.waiting, sorted(self.begun)))
+        self.gate.set()
+        for each in offering:
+            each.join(PATIENCE)
+        eventually(lambda: self.begun[2:] == ["c", "d"], "what waited is worked on in order")
+        self.assertEqual((True, []), queue.stop(PATIENCE))

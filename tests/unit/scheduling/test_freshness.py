@@ -89,6 +89,15 @@ class FreshnessTests(unittest.TestCase):
         self.assertEqual(2.0, self.tell(100))
         self.assertEqual(["changes"], self.source.readings)
 
+    def test_a_reading_that_takes_long_is_followed_by_a_rest(self) -> None:
+        self.source.happens = lambda: self.clock.advance(3.0)
+        self.assertLess(self.tell(0), 4.0)
+        # The change comes at once, and is read after nine times the three seconds.
+        self.assertGreaterEqual(self.tell(0), 27.0)
+        self.assertEqual(["changes"] * 2, self.source.readings)
+        self.clock.advance(60.0)
+        self.assertLess(self.tell(0), 4.0)
+
     def test_all_versions_are_compared_every_ten_minutes(self) -> None:
         for seconds in (60, 500, 60, 60):
             self.clock.advance(seconds)

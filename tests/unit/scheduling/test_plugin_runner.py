@@ -14,7 +14,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from moorage import errors, foreign
+from moorage import errors, plugin_isolation
 from moorage.clock import SystemClock
 from moorage.scheduling import filter_and_weigh
 from moorage.scheduling.interface import HostFilter, HostWeigher
@@ -202,7 +202,7 @@ class GuardTests(unittest.TestCase):
         self.assertEqual(self.fatal, [])
 
     def test_whatever_ends_a_request_it_does_not_end_who_waits_for_it(self) -> None:
-        with self.assertRaises(foreign.ForeignExit):
+        with self.assertRaises(plugin_isolation.PluginExit):
             self.make().request(lambda: sys.exit(5))
 
     def test_what_a_request_raises_comes_out(self) -> None:

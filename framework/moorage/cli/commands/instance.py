@@ -10,7 +10,7 @@ from typing import Any
 from moorage import errors
 from moorage.cli import base
 from moorage.clock import SystemClock
-from moorage.foreign import escape_unprintable
+from moorage.plugin_isolation import escape_unprintable
 
 __all__ = [
     "DecisionShow",

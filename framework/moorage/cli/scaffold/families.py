@@ -90,6 +90,13 @@ _ALL = (
         ("with-table",),
     ),
     Family(
+        "agent-service",
+        "moorage.agent_services",
+        "Agent",
+        "After ``moorage-manage db upgrade`` and a restart, ``POST /scheduling/v1/$plugin/items`` has an agent make an item.",
+        ("with-table",),
+    ),
+    Family(
         "compute-driver",
         "moorage.compute_drivers",
         "Driver",
@@ -128,11 +135,9 @@ _ALL = (
 EXCEPTIONS: Mapping[str, str] = {
     "moorage.instance_stores": "It is one half of a service, with tables and an agent of its own: begin with a copy of the "
     "reference service, moorage_plugins.compute.",
-    "moorage.agent_services": "It belongs to a table and a request of its own: begin with examples/acme/acme_moorage/agent.py, "
-    "which the how-to page on agent services explains.",
     "moorage.fencing_drivers": "It is one method: begin with a copy of moorage_plugins/drivers/redfish/fencing.py.",
-    "moorage.parts": "It comes with what has options or tables: weigher, observer, cleanup-handler, periodic-task and "
-    "orphan-detector write it.",
+    "moorage.parts": "It comes with what has options or tables: weigher, observer, agent-service, cleanup-handler, "
+    "periodic-task and orphan-detector write it.",
 }
 
 #: By name.

@@ -13,7 +13,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from moorage import errors, foreign
+from moorage import errors, plugin_isolation
 from moorage.extensions import ExtensionPoint, Loaded
 from moorage.scheduling.interface import FILTERS, WEIGHERS
 from moorage.scheduling.nova import shim
@@ -85,10 +85,10 @@ def _of_path(
     classes = [found]
     if not inspect.isclass(found) and callable(found):
         try:
-            with foreign.printing_aside(), foreign.isolate_plugin_call(path):
+            with plugin_isolation.printing_aside(), plugin_isolation.isolate_plugin_call(path):
                 classes = list(found())
         except Exception as error:
-            raise _refused(point, path, f"its call failed ({foreign.format_exception(error)})") from error
+            raise _refused(point, path, f"its call failed ({plugin_isolation.format_exception(error)})") from error
     loaded = []
     for each in classes:
         name = path if each is found else f"{path}[{getattr(each, '__name__', each)}]"
@@ -106,13 +106,15 @@ def _imported(point: ExtensionPoint[Any], path: str, with_shim: bool) -> Any:
     if with_shim:
         shim.install()
     try:
-        with foreign.printing_aside(), foreign.isolate_plugin_call(path):
+        with plugin_isolation.printing_aside(), plugin_isolation.isolate_plugin_call(path):
             return functools.reduce(getattr, name.split("."), importlib.import_module(module))
     except Exception as error:
         hint = ""
         if isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] == "nova":
             hint = " It was written on Nova's base classes: install nova, or set [scheduling] nova_shim = true."
-        raise _refused(point, path, f"it cannot be imported ({foreign.format_exception(error)})", hint) from error
+        raise _refused(
+            point, path, f"it cannot be imported ({plugin_isolation.format_exception(error)})", hint
+        ) from error
 
 
 def _refused(point: ExtensionPoint[Any], path: str, problem: str, hint: str = "") -> errors.PluginLoadError:

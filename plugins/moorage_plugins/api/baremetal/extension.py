@@ -22,9 +22,9 @@ from moorage_plugins.api.baremetal.application import (
     v1,
     with_slash,
 )
-from moorage_plugins.api.baremetal.attached import Portgroups, Ports
 from moorage_plugins.api.baremetal.nodes import Nodes
 from moorage_plugins.api.baremetal.policies import POLICIES
+from moorage_plugins.api.baremetal.ports import Portgroups, Ports
 
 __all__ = ["BaremetalApi"]
 

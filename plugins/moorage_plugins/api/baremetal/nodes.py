@@ -11,10 +11,11 @@ from moorage.control_plane.interface import ApiTools
 from moorage.fleet.interface import InventoryItem, NodeSpec, inventory_of_class
 from moorage.fleet.tables import nodes
 from moorage.http.routes import Request, Response
-from moorage_plugins.api.baremetal import attached, patching
+from moorage_plugins.api.baremetal import patching
 from moorage_plugins.api.baremetal.collection import Collection, node_target
 from moorage_plugins.api.baremetal.fields import NODES
 from moorage_plugins.api.baremetal.patching import Value
+from moorage_plugins.api.baremetal.ports import remove_of_node
 from moorage_plugins.api.baremetal.query import NODE_FILTERS
 
 __all__ = ["Nodes"]
@@ -102,7 +103,7 @@ class Nodes(Collection):
         _refuse_locked(row)
         if row.instance_uuid and not row.maintenance:
             raise errors.Conflict(f"Node {row.uuid} is associated with instance {row.instance_uuid}.")
-        self.tools.fleet().remove(row.uuid, along=lambda tx: attached.remove_of_node(tx, row.id))
+        self.tools.fleet().remove(row.uuid, along=lambda tx: remove_of_node(tx, row.id))
         # The clients look at the type even though there is no body.
         return Response(204, None, {"Content-Type": "application/octet-stream"})
 

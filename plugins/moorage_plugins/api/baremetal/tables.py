@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ports and portgroups of nodes; written by :mod:`moorage_plugins.api.baremetal.attached` alone.
+"""Ports and portgroups of nodes; written by :mod:`moorage_plugins.api.baremetal.ports` alone.
 
 ``node_id`` is the id of a row of the core's ``nodes``, without a foreign key: a plugin must be removable. What is left of a node
-that was removed by other means joins with nothing, so no request sees it; see ``attached.remove_strays``.
+that was removed by other means joins with nothing, so no request sees it; see ``ports.remove_strays``.
 """
 
 from __future__ import annotations

@@ -24,14 +24,14 @@ from moorage.allocation.interface import (
 from moorage.http.routes import Request, Response, Route, Version
 from moorage_plugins.api.placement import policies, schemas
 from moorage_plugins.api.placement.application import cached
-from moorage_plugins.api.placement.inventories import item
-from moorage_plugins.api.placement.placement_codes import (
+from moorage_plugins.api.placement.error_codes import (
     ConcurrentUpdate,
     InventoryInUse,
     UnknownProvider,
     no_provider,
     subject,
 )
+from moorage_plugins.api.placement.inventories import item
 from moorage_plugins.api.placement.validation import canonical_uuid, is_uuid
 
 __all__ = ["TYPES", "UNKNOWN_TYPE", "routes"]

@@ -20,7 +20,7 @@ from moorage.http.dialect import Dialect, parse_version, requested_version
 from moorage.http.error_statuses import MethodNotAllowed, NotAcceptable, UnsupportedMediaType
 from moorage.http.routes import Request, Response, Route, Schema, Version
 from moorage.http.validation import Validator
-from moorage_plugins.api.placement.placement_codes import (
+from moorage_plugins.api.placement.error_codes import (
     code,
     no_provider,
 )

@@ -12,8 +12,8 @@ from moorage.allocation.interface import Candidate, CandidateQuery, CandidateSet
 from moorage.http.routes import Request, Response, Route, Version
 from moorage_plugins.api.placement import policies, schemas
 from moorage_plugins.api.placement.application import cached
+from moorage_plugins.api.placement.error_codes import subject
 from moorage_plugins.api.placement.groups import candidate_query
-from moorage_plugins.api.placement.placement_codes import subject
 from moorage_plugins.api.placement.traits_and_aggregates import standard_first
 
 __all__ = ["routes"]

@@ -11,7 +11,7 @@ from moorage import errors
 from moorage.allocation.interface import CandidateQuery, RequestGroup
 from moorage.http.routes import Version
 from moorage_plugins.api.placement import queries, schemas
-from moorage_plugins.api.placement.placement_codes import BadValue, DuplicateKey, MissingValue
+from moorage_plugins.api.placement.error_codes import BadValue, DuplicateKey, MissingValue
 
 __all__ = ["candidate_query"]
 

@@ -11,7 +11,7 @@ from moorage.allocation.interface import FullStore, GenerationConflict, Inventor
 from moorage.http.routes import Request, Response, Route, Version
 from moorage_plugins.api.placement import policies, schemas
 from moorage_plugins.api.placement.application import cached
-from moorage_plugins.api.placement.placement_codes import ConcurrentUpdate, InventoryInUse, no_provider, subject
+from moorage_plugins.api.placement.error_codes import ConcurrentUpdate, InventoryInUse, no_provider, subject
 from moorage_plugins.api.placement.providers import path
 
 __all__ = ["check_capacity", "held_classes", "item", "routes"]

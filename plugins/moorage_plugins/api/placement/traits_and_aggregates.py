@@ -12,7 +12,7 @@ from moorage.allocation.interface import FullStore, GenerationConflict, Resource
 from moorage.http.routes import Request, Response, Route, Version
 from moorage_plugins.api.placement import policies, queries, schemas
 from moorage_plugins.api.placement.application import cached
-from moorage_plugins.api.placement.placement_codes import ConcurrentUpdate, no_provider
+from moorage_plugins.api.placement.error_codes import ConcurrentUpdate, no_provider
 from moorage_plugins.api.placement.validation import canonical_uuid
 
 __all__ = ["routes", "standard_first"]

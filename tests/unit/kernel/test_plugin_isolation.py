@@ -11,8 +11,8 @@ import sys
 import threading
 import unittest
 
-from moorage.foreign import (
-    ForeignExit,
+from moorage.plugin_isolation import (
+    PluginExit,
     escape_unprintable,
     format_exception,
     isolate_plugin_call,
@@ -33,7 +33,7 @@ class ContainedTests(unittest.TestCase):
     def test_what_would_end_the_process_becomes_an_ordinary_error_that_says_what_it_was(self) -> None:
         for error in (SystemExit(4), GeneratorExit(), BaseException("of its own kind")):
             found = run(error)
-            self.assertIsInstance(found, ForeignExit)
+            self.assertIsInstance(found, PluginExit)
             self.assertIsInstance(found, Exception)
             self.assertEqual(f"{error!r} would have ended the process", str(found))
 
@@ -50,14 +50,14 @@ class ContainedTests(unittest.TestCase):
         thread = threading.Thread(target=lambda: found.append(run(KeyboardInterrupt())))
         thread.start()
         thread.join()
-        self.assertIsInstance(found[0], ForeignExit)
+        self.assertIsInstance(found[0], PluginExit)
         signal.signal(signal.SIGINT, lambda *_: None)
-        self.assertIsInstance(run(KeyboardInterrupt()), ForeignExit)
+        self.assertIsInstance(run(KeyboardInterrupt()), PluginExit)
 
     def test_a_copy_ends_as_it_returns_or_raises_and_the_process_goes_on(self) -> None:
         for ending in ("pass", "sys.exit(0)", "raise KeyError"):
             code = (
-                "import os, sys\nfrom moorage.foreign import isolate_plugin_call\nmain = os.getpid()\nchild = 0\n"
+                "import os, sys\nfrom moorage.plugin_isolation import isolate_plugin_call\nmain = os.getpid()\nchild = 0\n"
                 f"with isolate_plugin_call('the plugin x'):\n    child = os.fork()\n    if not child:\n        {ending}\n"
                 "print('answered by', 'itself' if os.getpid() == main else 'a copy', flush=True)\n"
                 "print('status', os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) if child else '')\n"

@@ -1,20 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks the nodes of the fleet for a request: from memory, as fresh as a decision needs it, beside the claims in progress."""
+"""Ranks the nodes of the fleet for a request: from memory, as fresh as a decision needs it, beside the claims in progress.
+
+Of a large fleet it ranks a random sample instead, as long as the sample has enough nodes that pass.
+"""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from moorage import errors
 from moorage.clock import Clock
 from moorage.scheduling.constraints import requested_rows, unfiltered
-from moorage.scheduling.filter_and_weigh import Ranking
+from moorage.scheduling.filter_and_weigh import Pipeline, Ranking
 from moorage.scheduling.fleet_refresher import FleetRefresher
 from moorage.scheduling.fleet_view import FleetView
 from moorage.scheduling.interface import RequestSpec
 from moorage.scheduling.reservations import Reservations
 from moorage.scheduling.resource_request import needed_powers
+from moorage.scheduling.sample import Sampler, may_sample
 from moorage.scheduling.scheduling_policy import SchedulingPolicy
 from moorage.scheduling.snapshot import Snapshot
 from moorage.scheduling.traits import asks_for_traits
@@ -23,11 +28,16 @@ __all__ = ["Ranker"]
 
 #: Earlier claims that a request awaits before it is refused because of them, and the seconds for which it awaits each.
 _AWAITED, _PATIENCE = 16, 2.0
+#: How many nodes a sample has.
+_SAMPLE = 256
+#: Nodes of a sample that must pass at least, and none of the fleet be strictly better; otherwise all nodes are ranked.
+_ENOUGH = 64
 
 
 class Ranker:
     """Ranks nodes. Safe for use by several threads.
 
+    :param sampler: chooses samples; None: all nodes are ranked for every request.
     :param freshen: called with the hosts before each ranking: reads the instances of those that do not tell of theirs.
     :param lacking: the hosts whose agents lack one of some powers; asked only for requests that need some.
     """
@@ -38,6 +48,7 @@ class Ranker:
         freshness: FleetRefresher,
         reservations: Reservations,
         clock: Clock,
+        sampler: Sampler | None = None,
         freshen: Callable[[Mapping[str, object]], object] | None = None,
         lacking: Callable[[Collection[str]], Collection[str]] = lambda powers: (),
     ) -> None:
@@ -45,8 +56,11 @@ class Ranker:
         self._freshness = freshness
         self._reservations = reservations
         self._clock = clock
+        self._sampler = sampler
         self._freshen = freshen
         self._lacking = lacking
+        #: The last answer of :meth:`_spreads`, and of which pipeline and fleet it is.
+        self._spread: tuple[Pipeline | None, Snapshot | None, bool] = None, None, False
 
     def rank(
         self, policy: SchedulingPolicy, spec: RequestSpec, number: int, refused: Collection[str]
@@ -57,6 +71,9 @@ class Ranker:
         :raises PluginFailed: a plugin raised.
         """
         self._freshness.before_ranking()
+        found = self._rank_sample(policy, spec, refused)
+        if found is not None:
+            return found
         fleet = self.fleet()
         ranking = self.run(policy, spec, fleet, refused)
         if not len(ranking.rows):
@@ -68,6 +85,34 @@ class Ranker:
         if len(ranking.rows):
             return fleet, ranking
         return self._rank_beside_reservations(policy, spec, number, refused, fleet, ranking)
+
+    def _rank_sample(
+        self, policy: SchedulingPolicy, spec: RequestSpec, refused: Collection[str]
+    ) -> tuple[Snapshot, Ranking] | None:
+        """Rank a random part of a large fleet; None where all nodes must be ranked."""
+        sampler = self._sampler
+        if sampler is None or refused or not policy.samples(self._view.size) or not may_sample(spec):
+            # A request that was refused by nodes of its sample is ranked by all nodes, as it is refused by all of them only.
+            return None
+        if self._view.any_nested:
+            # The columns of all providers are kept from request to request; those of a sample would be made for each.
+            return None
+        if self._freshen is not None:
+            self._freshen(self._view.rows_of_host)
+        enough = max(_ENOUGH, policy.looked_at or 1)
+        fleet = self._view.sample(functools.partial(sampler.choose, _SAMPLE), spec.flavor.flavorid)
+        if not self._spreads(policy, fleet.whole):
+            return None
+        ranking = self.run(policy, spec, fleet, refused)
+        return (fleet, ranking) if ranking.preferred >= enough else None
+
+    def _spreads(self, policy: SchedulingPolicy, whole: Snapshot) -> bool:
+        """Whether the weighers spread instances over all of the fleet; found out once for each reading of the nodes."""
+        pipeline, fleet, answer = self._spread
+        if pipeline is not policy.pipeline or fleet is not whole:
+            answer = policy.pipeline.spreads_over(policy.guard, whole)
+            self._spread = policy.pipeline, whole, answer
+        return answer
 
     def _rank_beside_reservations(
         self,

@@ -7,7 +7,7 @@ import tempfile
 
 import prometheus_client
 
-from moorage.cleanup.collector import CleanupCollector
+from moorage.cleanup.cleanup_metrics import CleanupCollector
 from moorage.cleanup.conditions import OrphansOfService
 from tests.unit.cleanup.cleaner_tests import AFTER_DEAD, CleanerCase
 

@@ -17,12 +17,12 @@ from moorage.coordination.task_store import COUNTS, TaskStore
 from moorage.db import MICROSECONDS, Database
 from moorage.services.interface import Service
 
-__all__ = ["PeriodicCollector"]
+__all__ = ["EngineCollector"]
 
 LOG = logging.getLogger(__name__)
 
 
-class PeriodicCollector:
+class EngineCollector:
     """Periodic tasks, rings and engines, as engines have written them down: so one place is asked for all of them.
 
     Four statements, and two for each ring. Totals survive the purge of task runs and restarts of engines.

@@ -20,6 +20,11 @@ class _FreeWeigher(AggregateWeigher):
     minval = 0.0
     resource_class: ClassVar[str]
 
+    @property
+    @override
+    def spreads(self) -> bool:
+        return self.multiplier >= 0
+
     @override
     def weigh_rows(self, fleet: Fleet, rows: Rows, spec: RequestSpec) -> Floats:
         return fleet.free(self.resource_class).take(rows)

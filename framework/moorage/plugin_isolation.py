@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Protects a process from foreign code that it calls: plugins and their errors and texts.
+"""Protects a process from the plugins that it calls, and from their errors and texts.
 
-It may not end the process, nor copy it, nor print among what was asked for, nor put into our messages what cannot be sent or shown.
+A plugin must not end or fork the process, print into the output of a command, or put text into our messages that cannot be sent or
+shown.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import TextIO
 
 from moorage import threads
 
-__all__ = ["Ending", "ForeignExit", "isolate_plugin_call", "escape_unprintable", "printing_aside", "format_exception"]
+__all__ = ["Ending", "PluginExit", "isolate_plugin_call", "escape_unprintable", "printing_aside", "format_exception"]
 
 #: Exit status of a copy of the process (EX_SOFTWARE of sysexits.h).
 _COPY = 70
@@ -26,22 +27,22 @@ _blocks = 0
 _stdout: TextIO | None = None
 
 
-class ForeignExit(RuntimeError):
-    """Code that is not ours raised what would have ended the thread or the process; the message has it."""
+class PluginExit(RuntimeError):
+    """A plugin raised an exception that would have ended the thread or the process. The message names that exception."""
 
 
 class Ending(BaseException):
-    """Ends the process in which it is raised, and nothing contains it: for simulations, whose processes are threads."""
+    """Ends the process that raises it; :class:`isolate_plugin_call` lets it pass. For simulations, whose processes are threads."""
 
 
 class isolate_plugin_call:
-    """Around every call of a plugin's code, within the ``try`` that handles its errors.
+    """Isolates one call of a plugin's code. Use it within the ``try`` that handles the plugin's errors.
 
-    SystemExit and whatever else is no :class:`Exception` becomes a :class:`ForeignExit`, so that ``except Exception`` has it. A
-    KeyboardInterrupt that may be the user's passes. A copy of the process that the code has made (``os.fork``) ends when it
-    returns from there: it must not answer, nor write, in our name.
+    SystemExit and every other exception that is no :class:`Exception` becomes a :class:`PluginExit`, which ``except Exception``
+    catches. A KeyboardInterrupt that may be the user's passes. If the code forked the process (``os.fork``), the copy ends when
+    it returns from the call: a copy must neither answer nor write.
 
-    :param who: what a person calls the code, for the last words of a copy.
+    :param who: the name of the plugin, for the message of a copy that ends.
     """
 
     __slots__ = ("_pid", "_who")
@@ -61,14 +62,14 @@ class isolate_plugin_call:
             return
         if isinstance(error, KeyboardInterrupt) and _may_be_the_users():
             return
-        raise ForeignExit(f"{error!r} would have ended the process") from error
+        raise PluginExit(f"{error!r} would have ended the process") from error
 
 
 @contextlib.contextmanager
 def printing_aside() -> Iterator[None]:
-    """Around an import: what the module prints goes to stderr. On stdout is what a command was asked for, JSON it may be.
+    """Sends to stderr what an imported module prints. Stdout stays for the command's own output, which may be JSON.
 
-    Blocks may lie in one another and overlap, in any threads: stdout is back when the last of them ends.
+    Blocks may nest and overlap, in any threads: stdout returns when the last block ends.
     """
     global _blocks, _stdout
     with _lock:
@@ -85,9 +86,9 @@ def printing_aside() -> Iterator[None]:
 
 
 def escape_unprintable(text: str) -> str:
-    """Returns foreign text for use in a log line or message: what UTF-8 cannot encode, and what is not printable, is escaped.
+    """Returns a plugin's text for a log line or message, with escapes for what UTF-8 cannot encode and what is not printable.
 
-    That is lone surrogates, which no answer and no log can be written with, line ends and the control sequences of terminals.
+    These are lone surrogates, line ends and the control sequences of terminals.
     """
     if text.isprintable():
         return text
@@ -95,10 +96,10 @@ def escape_unprintable(text: str) -> str:
 
 
 def format_exception(error: BaseException) -> str:
-    """Returns the text of a foreign exception for a message: ``ValueError: no licence``. Never raises."""
+    """Returns the text of a plugin's exception for a message: ``ValueError: no licence``. Never raises."""
     try:
         text = str(error)
-    except Exception as another:  # noqa: BLE001  (the class is somebody's, too)
+    except Exception as another:  # noqa: BLE001  (the plugin defines the class, too)
         text = f"its text cannot be had, {type(another).__name__}"
     return escape_unprintable(f"{type(error).__name__}: {text}")
 

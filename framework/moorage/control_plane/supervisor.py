@@ -4,8 +4,9 @@
 A child says that it is ready by a line on a pipe. One that ends is started again after a delay that doubles while it keeps
 ending; one that grows above ``max_rss`` is ended and restarted, and so is one that stays stopped. A child that refuses its
 configuration at the first start (exit status :data:`EXIT_CONFIG`) ends the whole start with its message, because starting it
-again could not help. Each child has a session of its own, and what is left of its process group when it has ended (a copy that a
-plugin forked, a program that hangs) is killed: it would hold sockets and locks that the next one needs.
+again could not help; one that gave up by itself (:data:`EXIT_FATAL`: the store was too slow for its heartbeats while all others
+started) is started again until ``start_timeout``. Each child has a session of its own, and what is left of its process group when
+it has ended (a copy that a plugin forked, a program that hangs) is killed: it would hold sockets and locks that the next one needs.
 """
 
 from __future__ import annotations
@@ -172,8 +173,8 @@ class Supervisor:
         """Start all programs and wait until every one is ready.
 
         :raises ConfigError: a child refused its configuration; all others are ended.
-        :raises Unavailable: a child ended before it was ready, or was not ready in time; all others are ended. A later try may
-            succeed.
+        :raises Unavailable: a child ended before it was ready (except by :data:`EXIT_FATAL`), or was not ready in time; all others
+            are ended. A later try may succeed.
         """
         (self._folder / "run").mkdir(parents=True, exist_ok=True, mode=0o700)
         (self._folder / "log").mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -186,15 +187,19 @@ class Supervisor:
                 ended = [child for child in self._children if child.process is None or child.status() is not None]
                 self._listen()
                 for child in ended:
-                    if child.process is not None and not child.ready:
+                    if child.process is not None and not child.ready and child.status() != EXIT_FATAL:
                         refused = errors.ConfigError if child.status() == EXIT_CONFIG else errors.Unavailable
                         raise refused(self._why(child))
-                # They were ready before others are: they are started again, as they are later.
+                # They were ready before others are, or gave up: they are started again, as they are later.
                 changed = [self._watch(child) for child in ended]
                 if any(changed):
                     self._write_table()
                 if self._clock.monotonic() > deadline:
-                    late = ", ".join(child.program.name for child in self._children if not child.ready)
+                    late = ", ".join(
+                        child.program.name + (f" (started again {child.restarts} times)" if child.restarts else "")
+                        for child in self._children
+                        if not child.ready
+                    )
                     raise errors.Unavailable(
                         f"Not ready within {self._start_timeout:g} seconds: {late}. See the files in {self._folder / 'log'}."
                     )

@@ -172,6 +172,21 @@ signal.pause()
         self.assertEqual([True, True], [child.ready for child in keeper._children])
         self.assertEqual(2, self.table()["early"]["restarts"])
 
+    def test_a_process_that_gave_up_before_it_was_ready_is_started_again(self) -> None:
+        marks = str(self.folder / "marks")
+        text = f"import os\nopen({marks!r}, 'a').write('x')\n"
+        text += f"if len(open({marks!r}).read()) < 3: os._exit({supervisor.EXIT_FATAL})\n"
+        keeper = self.make({"weary": text + SLEEP})
+        self.run_in_thread(keeper)
+        self.assertTrue(keeper._children[0].ready)
+        self.assertEqual(2, self.table()["weary"]["restarts"])
+
+    def test_a_process_that_always_gives_up_fails_the_start_by_name(self) -> None:
+        keeper = self.make({"weary": f"import os; os._exit({supervisor.EXIT_FATAL})"}, start_timeout=2)
+        with self.assertRaises(errors.Unavailable) as caught:
+            keeper.start()
+        self.assertRegex(caught.exception.message, r"weary \(started again \d+ times\)")
+
     def test_a_process_that_is_never_ready_fails_the_start_by_name(self) -> None:
         keeper = self.make({"slow": "import time; time.sleep(600)"}, start_timeout=0.5)
         with self.assertRaises(errors.Unavailable) as caught:

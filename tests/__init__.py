@@ -59,10 +59,9 @@ else:
 
 
 def load_tests(loader: unittest.TestLoader, tests: unittest.TestSuite, pattern: str | None) -> unittest.TestSuite:
-    """All tests; as a queue that workers share if the run has one (see :mod:`tests.queue`)."""
+    """All tests; in a worker of a run, the queue that the workers share (see :mod:`tests.queue`)."""
     folder = Path(__file__).parent
-    found = loader.discover(str(folder), pattern or "test*.py", str(folder.parent))
-    return queue.Queue(Path(_QUEUE), found) if _QUEUE else found
+    return queue.of_worker(_QUEUE) or loader.discover(str(folder), pattern or "test*.py", str(folder.parent))
 
 
 def for_ci(why: str) -> Callable[[T], T]:

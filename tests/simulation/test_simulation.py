@@ -70,7 +70,6 @@ def simulate(*arguments: str, hash_seed: str | None = "0") -> subprocess.Complet
 class SimulationTests(unittest.TestCase):
     """Each in some seconds; ``make soak`` runs more schedules."""
 
-    RUNS_FIRST = True
     first: ClassVar[str]
     done: ClassVar[subprocess.CompletedProcess[str]]
 

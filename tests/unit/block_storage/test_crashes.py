@@ -9,8 +9,6 @@ from tests.unit.block_storage import crash_tests
 
 
 class SqliteCrashTests(crash_tests.CrashTests):
-    RUNS_FIRST = True
-
     def setUp(self) -> None:
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)

@@ -34,7 +34,6 @@ def _replacing(kind: Any, name: str, made: Any) -> Callable[[], None]:
 @tests.for_ci("a minute of a processor")
 class GuardTests(unittest.TestCase):
     maxDiff = None
-    RUNS_FIRST = True
 
     def test_every_condition_of_a_search_for_orphans_is_missed_by_a_test(self) -> None:
         self.assertEqual(

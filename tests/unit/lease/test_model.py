@@ -472,8 +472,6 @@ class Model:
 
 
 class LeaseModelTests(unittest.TestCase):
-    RUNS_FIRST = True
-
     def test_every_interleaving_keeps_the_promises(self) -> None:
         began = time.monotonic()
         model = Model(Rules())

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
@@ -11,18 +12,18 @@ import unittest
 from collections import Counter, defaultdict
 from pathlib import Path
 
-from tests.queue import Queue
+from tests import queue
 
 ROOT = Path(__file__).parents[3]
 CLASSES, TESTS, WORKERS = 9, 3, 3
 
 _PACKAGE = """
-import os, pathlib, unittest
-from tests.queue import Queue
+import os
+from tests import queue
 
 def load_tests(loader, tests, pattern):
-    found = loader.discover(os.path.dirname(__file__), pattern, os.path.dirname(os.path.dirname(__file__)))
-    return Queue(pathlib.Path(os.environ["QUEUE"]), found)
+    folder = os.path.dirname(__file__)
+    return queue.of_worker(os.environ["QUEUE"]) or loader.discover(folder, pattern, os.path.dirname(folder))
 """
 _MODULE = """
 import os, unittest
@@ -42,15 +43,44 @@ class Test(unittest.TestCase):
     def test_dies(self):
         os._exit(0)
 """
+# What only a worker, or only the listing, finds: the two differ in their arguments.
+_CANNOT_BE_IMPORTED = """
+import sys
+if "--load-list" in sys.argv:
+    raise TypeError("not in a worker")
+
+class Test(unittest.TestCase):
+    def test_a(self):
+        pass
+"""
+_HAS_ANOTHER = """
+import sys
+class Test(unittest.TestCase):
+    vars()["test_" + ("worker" if "--load-list" in sys.argv else "listing")] = lambda self: None
+"""
+_SAYS_WHO_IMPORTS = """
+with open(os.environ["NOTES"], "a") as notes:
+    notes.write(f"import test_more {os.getpid()}\\n")
+
+class Test(unittest.TestCase):
+    test_a = lambda self: None
+"""
 
 
 class OrderTests(unittest.TestCase):
     def test_classes_that_take_long_come_before_the_others(self) -> None:
-        early = type("AOrdinary", (unittest.TestCase,), {"test_it": lambda self: None})
-        late = type("ZLong", (unittest.TestCase,), {"RUNS_FIRST": True, "test_it": lambda self: None})
-        found = Queue(Path(), unittest.TestSuite([early("test_it"), late("test_it")]))
-        names = [[type(test).__name__ for test in each] for each in found if isinstance(each, unittest.TestSuite)]
-        self.assertEqual([["ZLong"], ["AOrdinary"]], names)
+        with tempfile.TemporaryDirectory() as folder:
+            # Neither module exists: each test fails when its class is run, which shows the order.
+            early, late = "tests.a_module.Test.test_it", f"{queue.FIRST[-1]}.test_no_such"
+            result = unittest.TestResult()
+            queue.Queue(Path(folder)).filter_by_ids({early, late}).run(result)
+        self.assertEqual([late, early], [test.id() for test, _ in result.failures])
+
+    def test_every_class_that_comes_first_exists(self) -> None:
+        for name in queue.FIRST:
+            module, _, last = name.rpartition(".")
+            with self.subTest(name):
+                self.assertTrue(issubclass(getattr(importlib.import_module(module), last), unittest.TestCase))
 
 
 class QueueTests(unittest.TestCase):
@@ -62,9 +92,11 @@ class QueueTests(unittest.TestCase):
         (folder / "queue").mkdir()
         (package / "__init__.py").write_text(_PACKAGE)
         classes = [f"class Test{number}(Base, unittest.TestCase): pass\n" for number in range(CLASSES)]
-        (package / "test_crowd.py").write_text(_MODULE + "".join(classes) + more)
+        (package / "test_crowd.py").write_text(_MODULE + "".join(classes))
+        (package / "test_more.py").write_text(_MODULE + more)
         (folder / "workers.yaml").write_text('- worker: ["."]\n' * WORKERS)
         notes = folder / "notes"
+        notes.touch()
         done = subprocess.run(
             [
                 *(sys.executable, "-m", "stestr.cli", "--test-path", str(package), "--top-dir", str(folder)),
@@ -106,4 +138,30 @@ class QueueTests(unittest.TestCase):
         status, output, ran = self.run_workers(_DIES)
         self.assertEqual(1, status, output)
         self.assertIn("Test.test_dies", output)
+        self.assert_each_test_ran_once(ran)
+
+    def test_a_module_that_one_worker_needs_is_imported_by_that_worker_and_by_the_listing(self) -> None:
+        status, output, ran = self.run_workers(_SAYS_WHO_IMPORTS)
+        self.assertEqual(0, status, output)
+        self.assertEqual(2, len({process for what, _, process in ran if what == "import"}), ran)
+
+    def test_a_module_that_only_the_listing_can_import_fails_its_tests_and_is_named(self) -> None:
+        status, output, ran = self.run_workers(_CANNOT_BE_IMPORTED)
+        self.assertEqual(1, status, output)
+        self.assertIn("crowd.test_more.Test.test_a", output)
+        self.assertIn("a worker could not import crowd.test_more", output)
+        self.assertIn("not in a worker", output)
+        self.assert_each_test_ran_once(ran)
+
+    def test_a_module_that_cannot_be_imported_at_all_ends_the_run(self) -> None:
+        status, output, ran = self.run_workers("import no_such_module\n")
+        self.assertNotEqual(0, status, output)
+        self.assertIn("No module named 'no_such_module'", output)
+        self.assertEqual([], ran)
+
+    def test_a_test_that_a_worker_does_not_find_fails(self) -> None:
+        status, output, ran = self.run_workers(_HAS_ANOTHER)
+        self.assertEqual(1, status, output)
+        self.assertIn("crowd.test_more.Test.test_listing", output)
+        self.assertIn("does not have this test", output)
         self.assert_each_test_ran_once(ran)

@@ -3,8 +3,17 @@
 
 from __future__ import annotations
 
+import unittest
+
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from moorage.scheduling.interface import InstanceRecord
 from tests.unit.scheduling.simulation import SIZES, Agent, Simulation, Watcher
@@ -135,4 +144,6 @@ class TrackingMachine(RuleBasedStateMachine):
             self.one_period_repairs_everything()
 
 
-TrackingModelTests = TrackingMachine.TestCase
+class TrackingModelTests(unittest.TestCase):
+    def test_a_scheduler_knows_what_the_store_knows(self) -> None:
+        run_state_machine_as_test(TrackingMachine)

@@ -29,7 +29,6 @@ LAWS = (
 @tests.for_ci("a minute of a processor")
 class GuardTests(unittest.TestCase):
     maxDiff = None
-    RUNS_FIRST = True
     CASES = (test_operations.SqliteWorkerTests, test_fences.SqliteFenceTests)
 
     def test_every_condition_on_worker_rows_is_missed_by_a_test(self) -> None:

@@ -110,6 +110,12 @@ class Client:
             raise errors.TransportError(
                 f"{self.url} does not answer ({_cause(error)}). Is the control plane running, and is the URL right?"
             ) from error
+        except ka_exceptions.ConnectTimeout as error:
+            raise errors.CallTimeout(
+                f"{self.url} has not answered in time; whether it did what was asked is not known. Look, or ask again."
+            ) from error
+        except ka_exceptions.ConnectionError as error:
+            raise errors.TransportError(f"No whole answer came from {self.url}: {error}") from error
         except ka_exceptions.ClientException as error:
             raise errors.Unauthenticated(f"Authentication failed: {error}") from error
 

@@ -17,7 +17,7 @@ from moorage.control_plane.cleanup_endpoints import AgentCleaning
 from moorage.control_plane.enrolment import Enrolment
 from moorage.control_plane.factories import open_instances, open_store, open_workers
 from moorage.control_plane.host_enrolment import HostEnrolment, gathered
-from moorage.control_plane.interface import AGENT_SERVICES, AgentService, AgentTools
+from moorage.control_plane.interface import AGENT_SERVICES, AgentService, AgentTools, LoopService
 from moorage.control_plane.node_machines import machines_of, observe_nodes
 from moorage.control_plane.notifications import tell_schedulers
 from moorage.control_plane.periodic_loop import PeriodicLoop, run_logged
@@ -33,7 +33,7 @@ from moorage.scheduling.instance_fields import declared_fields
 from moorage.scheduling.options import sync_seconds
 from moorage.scheduling.reporter import AGENTS, Reporter
 
-__all__ = ["Agent", "chosen_by", "nodes_of_agent"]
+__all__ = ["Agent", "check_types", "chosen_by", "nodes_of_agent"]
 
 LOG = logging.getLogger(__name__)
 _PAGE = 1000
@@ -72,6 +72,22 @@ def nodes_of_agent(nodes: NodeStore, host: str, my_shard: str | None) -> Callabl
             after = page[-1].uuid
 
     return read
+
+
+def check_types(services: Iterable[tuple[str, AgentService]]) -> None:
+    """Each type of resource has one service at most: the first of two that looks would do the other's operations.
+
+    :raises ConfigError: two have the same type.
+    """
+    named: dict[str, str] = {}
+    for name, service in services:
+        for kind in service.loop.types if isinstance(service, LoopService) else ():
+            other = named.setdefault(kind, name)
+            if other != name:
+                raise errors.ConfigError(
+                    f"[agent] services names {other} and {name}, and both do the operations on resources of the type {kind!r}. "
+                    "Name one of them, or give the resources of the other a type of their own."
+                )
 
 
 class Agent:
@@ -116,6 +132,7 @@ class Agent:
         )
         self._cleaning = AgentCleaning(platform, conf, tools, open_workers(platform, conf))
         services = [(loaded, loaded.build(tools)) for loaded in AGENT_SERVICES.load_all(conf.agent.services)]
+        check_types((loaded.name, service) for loaded, service in services)
         self._services: list[AgentService] = [service for _, service in services]
         if conf.agent.enrol:
             self._enrol(platform, conf, store)

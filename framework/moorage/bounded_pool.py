@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 
 from oslo_log import log as logging
 
-from moorage import plugin_isolation, threads
+from moorage import errors, plugin_isolation, threads
 from moorage.clock import Clock, ThreadTime
 from moorage.hang_detector import LOOKS, HangDetector, Progress
 
@@ -111,7 +111,10 @@ class BoundedPool:
         return self.room <= 0
 
     def start(self, work: Callable[[], object]) -> PooledCall[None]:
-        """Have it called when a thread is free; what it raises is logged. Does not wait."""
+        """Have it called when a thread is free; what it raises is logged. Does not wait.
+
+        :raises Unavailable: the pool has no thread, and the system starts none now.
+        """
         job = PooledCall(functools.partial(_logged, work, self._name), self._clock.monotonic())
         self._put(job)
         return job
@@ -145,6 +148,7 @@ class BoundedPool:
             that ``limit`` applies to. Without it the whole call is one step.
         :param processor: seconds of processor time that the call's thread may use.
         :raises Overdue: a limit was exceeded. The call may still return; its result is dropped.
+        :raises Unavailable: the pool has no thread, and the system starts none now.
         """
         asked = self._clock.monotonic()
         job = PooledCall(work, asked)
@@ -169,7 +173,7 @@ class BoundedPool:
         :param work: what it raises is logged.
         :param limit: seconds that one call may take; None: for ever.
         :param overdue: called in this thread with each item whose call was abandoned.
-        :returns: the items that were not begun, because too many calls hang.
+        :returns: the items that were not begun, because too many calls hang or the system starts no thread now.
         """
         run = _Run(items, work, self._name, self._clock, limit)
         lanes: dict[PooledCall[None], _Lane[T]] = {}
@@ -177,8 +181,11 @@ class BoundedPool:
             while run.waiting and len(lanes) < self.room:
                 lane = _Lane(run)
                 job = PooledCall(lane.run, self._clock.monotonic(), run.news)
+                try:
+                    self._put(job)
+                except errors.Unavailable:
+                    break
                 lanes[job] = lane
-                self._put(job)
             if not lanes:
                 return list(run.waiting)
             self._clock.wait(run.news, run.pause)
@@ -208,14 +215,16 @@ class BoundedPool:
                 raise RuntimeError(f"The pool {self._name} is closed.")
             self._waiting.append(job)
             self._staff()
+            if not self._threads and self._room() > 0:
+                self._waiting.remove(job)
+                raise errors.Unavailable(f"No thread can be started for {self._name} now; try again.")
 
     def _staff(self) -> None:
         """Wake or start a thread for the newest job; the caller holds the lock."""
         if self._idle >= len(self._waiting):
             self._changed.notify()
         elif self._threads < self._room():
-            self._threads += 1
-            threads.start(self._run, name=self._name)
+            self._threads += threads.try_start(self._run, name=self._name) is not None
 
     def _run(self) -> None:
         while True:

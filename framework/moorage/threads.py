@@ -14,6 +14,8 @@ from queue import Empty, Full
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
+from oslo_log import log as logging
+
 __all__ = [
     "Condition",
     "Empty",
@@ -37,9 +39,11 @@ __all__ = [
     "signal_event",
     "start",
     "thread",
+    "try_start",
     "use",
 ]
 
+LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
@@ -239,6 +243,15 @@ def start(target: Callable[..., object], *, name: str, args: tuple[Any, ...] = (
     made = thread(target, name=name, args=args)
     made.start()
     return made
+
+
+def try_start(target: Callable[..., object], *, name: str, args: tuple[Any, ...] = ()) -> Thread | None:
+    """Start a daemon thread; None, with a word in the log, where the system starts no more threads now."""
+    try:
+        return start(target, name=name, args=args)
+    except RuntimeError as error:
+        LOG.warning("The thread %s was not started: %s. What limits the threads of this process?", name, error)
+        return None
 
 
 def lock() -> Lock:

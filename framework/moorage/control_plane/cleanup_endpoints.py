@@ -174,7 +174,9 @@ class AgentCleaning:
                 before = self._passes.get(kind)
                 # A pass that still runs began with an earlier look; the next pass comes after it.
                 if not self._stop.is_set() and (before is None or not before.is_alive()):
-                    self._passes[kind] = threads.start(self._pass, name=f"cleaner-{kind}", args=(kind, passes))
+                    started = threads.try_start(self._pass, name=f"cleaner-{kind}", args=(kind, passes))
+                    if started is not None:
+                        self._passes[kind] = started
         return requests
 
     def _all_wanted(self, requests: Sequence[CleanupRequest]) -> Iterator[tuple[OrphanSelector, bool]]:

@@ -426,9 +426,9 @@ class _Process:
             self._tell_the_end(reason)
 
         # In a thread of its own: a log that cannot be written must not hold up the end.
-        last_words = threads.thread(say, name="last-words")
-        last_words.start()
-        last_words.join(_GRACE)
+        last_words = threads.try_start(say, name="last-words")
+        if last_words is not None:
+            last_words.join(_GRACE)
         os._exit(EXIT_FATAL)
 
     def _tell_the_end(self, reason: str) -> None:

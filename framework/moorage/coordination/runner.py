@@ -319,9 +319,9 @@ class Runner:
             if ticks is None:
                 continue
             only = control.requested_object if control is not None and ticks.requested else ""
-            thread = threads.thread(self._sweep, name=f"sweep-{task.name}", args=(task, ticks, only))
-            self._busy[task.name] = thread
-            thread.start()
+            thread = threads.try_start(self._sweep, name=f"sweep-{task.name}", args=(task, ticks, only))
+            if thread is not None:
+                self._busy[task.name] = thread
 
     @staticmethod
     def _sweep(task: TaskRunner, ticks: TickContext, only: str) -> None:

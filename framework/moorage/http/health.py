@@ -10,7 +10,7 @@ from typing import Any
 
 from oslo_log import log as logging
 
-from moorage import plugin_isolation, threads
+from moorage import errors, plugin_isolation, threads
 from moorage.bounded_pool import BoundedPool
 from moorage.clock import Clock, SystemClock
 
@@ -62,7 +62,11 @@ class Health:
             asked = self._asked.get(name)
             if asked is None or asked.ended.is_set():
                 asked = self._asked[name] = _Check()
-                self._pool.start(functools.partial(self._make, name, asked))
+                try:
+                    self._pool.start(functools.partial(self._make, name, asked))
+                except errors.Unavailable as error:
+                    asked.problem = error.message
+                    asked.ended.set()
             return asked
 
     def _make(self, name: str, check: _Check) -> None:

@@ -73,7 +73,10 @@ class Stream:
 
     async def run(self, receive: Receive) -> None:
         """Send parts until the application has no more, the client leaves, or :meth:`end` is called."""
-        threads.start(self._make, name="http-stream")
+        if threads.try_start(self._make, name="http-stream") is None:
+            self._answer.close()
+            await refuse(self._send)
+            return
         leaving = asyncio.ensure_future(_leave(receive))
         try:
             await asyncio.wait((self._parts, leaving), return_when=asyncio.FIRST_COMPLETED)

@@ -311,7 +311,12 @@ class DeliveryLoop:
             if row.name in self._running:
                 return
             self._running[row.name] = delivery
-        delivery.call = self._pool.start(functools.partial(self._deliver, delivery, row))
+        try:
+            delivery.call = self._pool.start(functools.partial(self._deliver, delivery, row))
+        except errors.Unavailable:
+            with self._lock:
+                del self._running[row.name]
+            raise
 
     def _deliver(self, delivery: _Delivery, row: Subscription) -> None:
         more = False

@@ -53,7 +53,7 @@ class Tail:
             self._waiting += 1
             try:
                 if self._thread is None and not self._stopping.is_set():
-                    self._thread = threads.start(self._run, name="journal-tail")
+                    self._thread = threads.try_start(self._run, name="journal-tail")
                 if self._last <= cursor and not self._stopping.is_set():
                     self._changed.wait(seconds)
                 if self._last <= cursor:

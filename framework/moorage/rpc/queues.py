@@ -107,6 +107,11 @@ class WorkQueue(Generic[T]):
             self._items.append((item, size))
             self._bytes += size
             self._staff()
+            if not self._threads and self._running < self._most_threads:
+                # No thread could be started, and none is there that comes to it later.
+                self._items.pop()
+                self._bytes -= size
+                return OfferResult.FULL
         if warn:
             LOG.warning("%s is too slow or stopped: %d messages dropped so far, the oldest first.", self._name, warn)
         return OfferResult.ACCEPTED
@@ -145,8 +150,8 @@ class WorkQueue(Generic[T]):
             self._idle -= 1
             self._changed.notify()
         elif self._threads < self._most_threads:
-            self._threads += 1
-            threads_module.thread(self._loop, name=f"{self._name}-{self._threads}").start()
+            name = f"{self._name}-{self._threads + 1}"
+            self._threads += threads_module.try_start(self._loop, name=name) is not None
 
     def _loop(self) -> None:
         while (item := self._next()) is not None:

@@ -33,6 +33,8 @@ _COMPARISON = 600.0
 _QUIET, _GATHERED = 0.25, 2.0
 #: Between two readings of changes lie so many times the seconds that the last one took. New nodes of a large fleet cost much.
 _REST = 9
+#: The longest rest, in seconds: one slow reading, of a store that was away, must not make the view old for minutes.
+_LONGEST_REST = 30.0
 
 
 class FleetRefresher:
@@ -166,7 +168,10 @@ class FleetRefresher:
             if self._catching_up:
                 return
             self._catching_up = True
-        threads.thread(self._catch_up, name="reading of the fleet").start()
+        if threads.try_start(self._catch_up, name="reading of the fleet") is None:
+            # The periodic reading has the change, and so does the next refusal.
+            with self._changing:
+                self._catching_up = False
 
     def _catch_up(self) -> None:
         while True:
@@ -181,7 +186,7 @@ class FleetRefresher:
                 LOG.exception("The fleet has changed and could not be read.")
             else:
                 ended = self._clock.monotonic()
-                self._rests_until = ended + _REST * (ended - began)
+                self._rests_until = ended + min(_LONGEST_REST, _REST * (ended - began))
                 with self._changing:
                     if self._refreshed_at < self._changed_at:
                         continue

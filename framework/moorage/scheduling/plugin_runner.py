@@ -231,7 +231,8 @@ class PluginRunner:
         with contextlib.suppress(OSError, ValueError):
             faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
         self._record(plugin)
-        threads_module.start(lambda: self._end(reason), name="last-words")
+        if threads_module.try_start(lambda: self._end(reason), name="last-words") is None:
+            self._end(reason)
 
     def _end(self, reason: str) -> None:
         self._clock.sleep(_LAST_WORDS)

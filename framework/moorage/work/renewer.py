@@ -46,8 +46,8 @@ class ThreadRenewer(Renewer):
             if self._kept and (self._thread is None or not self._thread.is_alive()):
                 self._stopping = False
                 self._wake.clear()
-                self._thread = threads.thread(self._run, name=self._name)
-                self._thread.start()
+                # Where none can be started, the leases last as long as they are, and the next one to keep tries again.
+                self._thread = threads.try_start(self._run, name=self._name)
 
     @override
     def forget(self, leases: Iterable[Lease]) -> None:

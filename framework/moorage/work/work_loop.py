@@ -23,6 +23,7 @@ has lost its lease, since that call may hang: :meth:`Job.check` refuses the earl
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
 import math
 from collections import Counter
@@ -200,6 +201,11 @@ class WorkLoop(Generic[R]):
         self._conclude(job)
 
     @property
+    def types(self) -> Sequence[str]:
+        """The types of resources on which it does operations."""
+        return self._work.types
+
+    @property
     def depth(self) -> tuple[int, int]:
         """How many operations wait in the queue, and how many jobs are held."""
         with self._lock:
@@ -334,7 +340,11 @@ class WorkLoop(Generic[R]):
                     missing.discard(job.key)
                     job.lease.told_at = self._told_of_taken.get(job.key, 0)
                     run = self._prepare(job)
-                    run.call = self._pool.start(functools.partial(self._operate, job))
+                    try:
+                        run.call = self._pool.start(functools.partial(self._operate, job))
+                    except errors.Unavailable as error:
+                        self._release(job, error.message)
+                        self._conclude(job)
         except (errors.MoorageError, OSError) as error:
             LOG.warning("%d operations on %s are put off until the next sweep: %s", len(missing), kind, _text(error))
             self._free(len(missing))
@@ -473,10 +483,11 @@ class WorkLoop(Generic[R]):
                 self._logged(functools.partial(self._finish_batch, batch))
             for job, _ in batch:
                 if self._tidies:
-                    run = self._runs[job]
-                    run.call = self._pool.start(functools.partial(self._conclude, job))
-                else:
-                    self._conclude(job)
+                    with contextlib.suppress(errors.Unavailable):
+                        run = self._runs[job]
+                        run.call = self._pool.start(functools.partial(self._conclude, job))
+                        continue
+                self._conclude(job)
             for call in calls:
                 self._logged(call)
 

@@ -143,7 +143,11 @@ class LocalSubscription(Subscription):
             if not self._admit(link):
                 link.close()
                 continue
-            threads_module.thread(self._read, name=f"rpc-{self._topic}-read", args=(link,)).start()
+            if threads_module.try_start(self._read, name=f"rpc-{self._topic}-read", args=(link,)) is None:
+                with self._lock:
+                    self._links.discard(link)
+                link.close()
+                self._clock.sleep(0.1)
 
     def _admit(self, link: Link) -> bool:
         with self._lock:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from moorage import errors
+from moorage import errors, threads
 from moorage.clock import SystemClock
 from moorage.rpc.interface import Message
 from moorage.testing.transport import PATIENCE, Recorder, eventually
@@ -193,6 +193,21 @@ class LocalTests(unittest.TestCase):
         with socket.socket(socket.AF_UNIX) as silent:
             silent.connect(str(self.sockets()[0]))
             self.assertEqual({}, transport.call("t", Message("x"), timeout=PATIENCE))
+
+    def test_one_for_whom_no_thread_can_be_started_is_let_go_and_the_next_one_served(self) -> None:
+        recorder = Recorder()
+        self.transport().serve("t", "server", recorder)
+        start = threads.start
+
+        def fails(target: Any, *, name: str, args: tuple[Any, ...] = ()) -> Any:
+            if name == "rpc-t-read":
+                raise RuntimeError("can't start new thread")
+            return start(target, name=name, args=args)
+
+        with mock.patch.object(threads, "start", fails), self.assertRaises(errors.TransportError):
+            self.transport().call("t", Message("hello"), timeout=PATIENCE)
+        self.transport().call("t", Message("hello"), timeout=PATIENCE)
+        self.assertEqual(1, len(recorder.messages))
 
     def test_a_fanout_to_others_leaves_out_the_servers_of_the_sender(self) -> None:
         sender, other, own, others = self.transport(), self.transport(), Recorder(), Recorder()

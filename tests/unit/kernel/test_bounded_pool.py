@@ -10,7 +10,7 @@ from unittest import mock
 
 from typing_extensions import override
 
-from moorage import threads
+from moorage import errors, threads
 from moorage.bounded_pool import BoundedPool, Overdue
 from moorage.clock import SystemClock
 from moorage.plugin_isolation import PluginExit
@@ -53,6 +53,27 @@ class CallTests(unittest.TestCase):
         with self.assertRaises(LookupError):
             pool.call(broken, 60)
         self.assertEqual(pool.call(lambda: 7, 60), 7)
+
+    def test_a_call_for_which_no_thread_can_be_started_is_refused_and_not_made_later(self) -> None:
+        pool, calls = self.pool(2), mock.Mock()
+        with mock.patch.object(threads, "start", side_effect=RuntimeError("can't start new thread")):
+            for refused in (lambda: pool.start(calls), lambda: pool.call(calls, 60)):
+                with self.assertRaisesRegex(errors.Unavailable, "No thread can be started for t now"):
+                    refused()
+            self.assertEqual(pool.for_each([1, 2], calls), [1, 2])
+        self.assertEqual(pool.call(lambda: 7, 60), 7)
+        self.assertEqual(pool.for_each([1, 2], lambda item: None), [])
+        calls.assert_not_called()
+
+    def test_a_call_for_which_no_second_thread_can_be_started_waits_for_the_first(self) -> None:
+        pool, gate = self.pool(2), self.gate()
+        first = pool.start(lambda: gate.wait(60))
+        wait_for(lambda: first.thread != 0, "the first call begins")
+        with mock.patch.object(threads, "start", side_effect=RuntimeError("can't start new thread")):
+            second = pool.start(lambda: None)
+        gate.set()
+        self.assertTrue(second.ended.wait(60))
+        self.assertEqual(first.thread, second.thread)
 
     def test_a_thread_whose_call_another_one_took_waits_for_the_next(self) -> None:
         pool = self.pool(2)

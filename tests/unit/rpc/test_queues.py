@@ -7,7 +7,9 @@ import sys
 import threading
 import unittest
 from typing import Any
+from unittest import mock
 
+from moorage import threads
 from moorage.clock import SystemClock
 from moorage.rpc.queues import OfferResult, WorkQueue
 from moorage.testing.transport import PATIENCE, eventually
@@ -45,6 +47,26 @@ class WorkQueueTests(unittest.TestCase):
         self.gate.set()
         self.assertEqual((True, []), queue.stop(PATIENCE))
         self.assertEqual(["running", 1, 2, 3], self.begun)
+
+    def test_what_no_thread_can_be_started_for_is_refused_and_does_not_run_later(self) -> None:
+        queue = self.queue()
+        self.gate.set()
+        full = mock.patch.object(threads, "start", side_effect=RuntimeError("can't start new thread"))
+        with full, self.assertLogs("moorage.threads", "WARNING"):
+            self.assertIs(OfferResult.FULL, queue.offer("refused", 1))
+        self.assertEqual(0, queue.waiting)
+        self.assertIs(OfferResult.ACCEPTED, queue.offer("later", 1))
+        self.assertEqual((True, []), queue.stop(PATIENCE))
+        self.assertEqual(["later"], self.begun)
+
+    def test_what_no_second_thread_can_be_started_for_waits_for_the_first(self) -> None:
+        queue = self.queue(threads=2)
+        self.fill(queue)
+        with mock.patch.object(threads, "start", side_effect=RuntimeError("can't start new thread")):
+            self.assertIs(OfferResult.ACCEPTED, queue.offer("waits", 1))
+        self.gate.set()
+        self.assertEqual((True, []), queue.stop(PATIENCE))
+        self.assertEqual(["running", "waits"], self.begun)
 
     def test_bytes_are_bounded_but_one_item_is_always_let_in(self) -> None:
         queue = self.queue()

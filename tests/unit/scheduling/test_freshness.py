@@ -9,7 +9,7 @@ from unittest import mock
 
 from typing_extensions import override
 
-from moorage import errors
+from moorage import errors, threads
 from moorage.scheduling import fleet_refresher
 from moorage.scheduling.fleet_refresher import FleetRefresher
 from moorage.scheduling.fleet_view import FleetView
@@ -97,6 +97,19 @@ class FreshnessTests(unittest.TestCase):
         self.assertEqual(["changes"] * 2, self.source.readings)
         self.clock.advance(60.0)
         self.assertLess(self.tell(0), 4.0)
+
+    def test_a_rest_is_half_a_minute_at_most(self) -> None:
+        self.source.happens = lambda: self.clock.advance(40.0)
+        self.tell(0)
+        # Half a minute of rest, a reading, and a moment to gather.
+        self.assertLess(self.tell(0), 30.0 + 40.0 + 3.0)
+
+    def test_a_change_is_read_after_one_whose_thread_could_not_be_started(self) -> None:
+        with mock.patch.object(threads, "start", side_effect=RuntimeError("can't start new thread")):
+            self.freshness.changed()
+        self.assertEqual([], self.source.readings)
+        self.tell(0)
+        self.assertEqual(["changes"], self.source.readings)
 
     def test_all_versions_are_compared_every_ten_minutes(self) -> None:
         for seconds in (60, 500, 60, 60):

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from oslo_context import context as oslo_context
 from typing_extensions import override
 
-from moorage import errors
+from moorage import errors, threads
 from moorage.clock import SystemClock
 from moorage.context import RequestContext, acting_for
 from moorage.db import Database
@@ -212,6 +212,10 @@ class LoopCase(unittest.TestCase):
         with self.database.read() as tx:
             return {row.resource_id: Phase(row.phase) for row in tx.execute(sa.select(workers))}
 
+    def last_error(self, uuid: str) -> str:
+        row = self.store.get("thing", uuid)
+        return "" if row is None else row.last_error or ""
+
     @staticmethod
     def _raise_next(fails: Any) -> str:
         error = next(fails, None)
@@ -269,6 +273,19 @@ class LoopTests(LoopCase):
         self.assertEqual(loop.depth, (0, 0))
         wait_until(lambda: self.swept(loop) == 0, "the pause is over", SOON)
         self.assertEqual(self.work.calls["one"], 2)
+
+    def test_one_for_which_no_thread_can_be_started_is_released_and_done_later(self) -> None:
+        self.want("one")
+        loop = self.started()
+        with mock.patch.object(threads, "start", side_effect=RuntimeError("can't start new thread")):
+            loop.ask("thing", "one")
+            wait_until(lambda: self.last_error("one") != "", "it is released", SOON)
+            self.wait_for(loop, rows=1)
+        self.assertIn("No thread can be started", self.last_error("one"))
+        self.assertEqual((0, {"one": Phase.WAITING}), (self.work.calls["one"], self.phases()))
+        loop.ask("thing", "one")
+        self.wait_for(loop)
+        self.assertEqual((self.writes(), self.work.calls["one"]), ({"one": 1}, 1))
 
     def test_an_operation_knows_when_its_message_arrived(self) -> None:
         """What a sweep has found knows of none."""

@@ -156,7 +156,7 @@ class Customer:
         self.ledger.counts[f"create volume: {'answered' if error is None else error.code}"] += 1
         if error is None:
             self.ledger.volumes[made[0]] = PRESENT
-        elif isinstance(error, errors.Unavailable):
+        elif _is_open(error):
             self.ledger.unanswered += 1
         elif not isinstance(error, errors.Conflict):
             self.ledger.wrong.append(f"create of a volume: {error.code}: {error.message}")
@@ -170,12 +170,17 @@ class Customer:
             if error is None or isinstance(error, errors.NotFound):
                 self.ledger.volumes[wanted] = ABSENT
                 return
-            if not isinstance(error, errors.Unavailable):
+            if not _is_open(error):
                 # It is being made, or being deleted by a try that was not answered.
                 self.ledger.volumes[wanted] = UNKNOWN if open_end else PRESENT
                 return
             open_end = True
         self.ledger.volumes[wanted] = UNKNOWN
+
+
+def _is_open(error: errors.MoorageError) -> bool:
+    """Whether a request to the volume dialect, whose errors are those of its service, may have been done or may be later."""
+    return isinstance(error, errors.Unavailable) or error.message.startswith("The server answered 5")
 
 
 class Faults:

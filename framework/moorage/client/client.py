@@ -18,6 +18,8 @@ from moorage.client.baremetal import Baremetal, refused
 __all__ = ["Client", "connect"]
 
 _PREFIX = "/scheduling/v1"
+#: What a server that ends answers, a dialect whose database is away, and a proxy in front of one that does not answer.
+_AWAY = (502, 503, 504)
 
 
 def connect(
@@ -523,5 +525,10 @@ def _error(answer: Any) -> errors.MoorageError:
     except (AttributeError, ValueError, KeyError, TypeError):
         text = answer.text.strip().splitlines()
         first = text[0][:200] if text else ""
-        known = {"request_id": request_id} if request_id else {}
-        return errors.RemoteError(f"The server answered {answer.status_code} {answer.reason}. {first}".strip(), **known)
+        known: dict[str, Any] = {"request_id": request_id} if request_id else {}
+        message = f"The server answered {answer.status_code} {answer.reason}. {first}".strip()
+        if answer.status_code not in _AWAY:
+            return errors.RemoteError(message, **known)
+        if answer.headers.get("Retry-After", "").isdigit():
+            known["retry_after"] = int(answer.headers["Retry-After"])
+        return errors.Unavailable(message, **known)

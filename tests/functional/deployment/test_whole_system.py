@@ -55,10 +55,10 @@ class Ledger:
 
 
 class Customer:
-    """A client in a thread; it uses what it made itself, and asks all APIs in turn."""
+    """A client in a thread; it uses what is in its ledger, and asks all APIs."""
 
-    def __init__(self, site: Site, number: int, seed: int) -> None:
-        self.ledger = Ledger()
+    def __init__(self, site: Site, number: int, seed: int, ledger: Ledger) -> None:
+        self.ledger = ledger
         self._random = random.Random(f"{seed}-{number}")
         self._apis = [site.client(each) for each in range(len(site.urls))]
         self._stop = threading.Event()
@@ -156,7 +156,7 @@ class Customer:
         self.ledger.counts[f"create volume: {'answered' if error is None else error.code}"] += 1
         if error is None:
             self.ledger.volumes[made[0]] = PRESENT
-        elif _is_open(error):
+        elif isinstance(error, errors.Unavailable):
             self.ledger.unanswered += 1
         elif not isinstance(error, errors.Conflict):
             self.ledger.wrong.append(f"create of a volume: {error.code}: {error.message}")
@@ -170,17 +170,12 @@ class Customer:
             if error is None or isinstance(error, errors.NotFound):
                 self.ledger.volumes[wanted] = ABSENT
                 return
-            if not _is_open(error):
+            if not isinstance(error, errors.Unavailable):
                 # It is being made, or being deleted by a try that was not answered.
                 self.ledger.volumes[wanted] = UNKNOWN if open_end else PRESENT
                 return
             open_end = True
         self.ledger.volumes[wanted] = UNKNOWN
-
-
-def _is_open(error: errors.MoorageError) -> bool:
-    """Whether a request to the volume dialect, whose errors are those of its service, may have been done or may be later."""
-    return isinstance(error, errors.Unavailable) or error.message.startswith("The server answered 5")
 
 
 class Faults:
@@ -354,15 +349,12 @@ class WholeSystemTests(unittest.TestCase):
         print(f"MOORAGE_SEED={self.seed}")  # noqa: T201
         self.chance = tests.seeded()
         self.site = Site(self)
-        self.customers: list[Customer] = []
-
-    def ledgers(self) -> list[Ledger]:
-        return [each.ledger for each in self.customers]
+        #: One for each client, for all rounds.
+        self.ledgers = [Ledger() for _ in range(CLIENTS)]
 
     def play(self, seconds: float, number: int, faults: Faults | None = None) -> None:
         """One round: clients and faults for so many seconds, then everything is mended and comes to rest."""
-        customers = [Customer(self.site, each, self.seed + number) for each in range(CLIENTS)]
-        self.customers += customers
+        customers = [Customer(self.site, each, self.seed + number, ledger) for each, ledger in enumerate(self.ledgers)]
         for each in customers:
             each.start()
         end = time.monotonic() + seconds
@@ -383,7 +375,7 @@ class WholeSystemTests(unittest.TestCase):
         def rests() -> bool:
             self.site.watch()
             try:
-                found[:] = broken(self.site, self.ledgers())
+                found[:] = broken(self.site, self.ledgers)
             except errors.MoorageError as error:
                 found[:] = [f"the API does not answer: {error.message}"]
             if found:
@@ -400,16 +392,16 @@ class WholeSystemTests(unittest.TestCase):
         for number in range(ROUNDS):
             self.play(SECONDS, number, faults)
             counts: Counter[str] = Counter()
-            for each in self.ledgers():
+            for each in self.ledgers:
                 counts.update(each.counts)
             print(f"round {number + 1}: {dict(sorted(counts.items()))}, {dict(sorted(faults.counts.items()))}")  # noqa: T201
         self.assertEqual([], faults.failed)
 
     def test_what_breaks_a_law_is_found(self) -> None:
         self.play(5.0, 0)
-        api, ledger = self.site.client(), self.ledgers()[0]
+        api, ledger = self.site.client(), self.ledgers[0]
         active = sorted(each["uuid"] for each in api.instances() if each["status"] == "active")
-        volume = next(key for each in self.ledgers() for key, state in each.volumes.items() if state == PRESENT)
+        volume = next(key for each in self.ledgers for key, state in each.volumes.items() if state == PRESENT)
         state = self.site.folder / "state"
         host = api.instance(active[0])["host"]
         other = next(each for each in HOSTS if each != host)
@@ -420,7 +412,7 @@ class WholeSystemTests(unittest.TestCase):
         def makes(words: str, plant: Callable[[], object], mend: Callable[[], object]) -> None:
             with self.subTest(words):
                 plant()
-                self.assertIn(words, "\n".join(broken(self.site, self.ledgers())))
+                self.assertIn(words, "\n".join(broken(self.site, self.ledgers)))
                 mend()
 
         def change(statement: str) -> Callable[[], object]:
@@ -440,7 +432,7 @@ class WholeSystemTests(unittest.TestCase):
             lambda: ledger.instances.update({lost: PRESENT}),
             lambda: ledger.instances.pop(lost),
         )
-        owner = next(each for each in self.ledgers() if active[0] in each.instances)
+        owner = next(each for each in self.ledgers if active[0] in each.instances)
         makes(
             f"instance {active[0]} was deleted or refused and exists",
             lambda: owner.instances.update({active[0]: ABSENT}),

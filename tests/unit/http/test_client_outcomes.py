@@ -70,6 +70,19 @@ class OutcomeTests(unittest.TestCase):
         with listening(lambda connected: None) as url:
             self.assertIn(url, self.refused(connect(url, timeout=NEVER), errors.TransportError))
 
+    def test_a_server_that_ends_and_a_proxy_of_none_are_away(self) -> None:
+        for head, seconds in ((b"503 Service Unavailable\r\nRetry-After: 5", 5), (b"502 Bad Gateway", 1)):
+            answer = b"HTTP/1.1 " + head + b"\r\nContent-Length: 0\r\n\r\n"
+            with listening(lambda connected, data=answer: connected.sendall(data)) as url:  # type: ignore[misc]
+                with self.assertRaisesRegex(errors.Unavailable, "The server answered 50") as caught:
+                    connect(url, timeout=NEVER).request("GET", "/nodes")
+                self.assertEqual(seconds, caught.exception.retry_after)
+
+    def test_an_error_that_is_not_of_this_api_is_one_of_the_server(self) -> None:
+        text = b"HTTP/1.1 500 Oops\r\nContent-Length: 4\r\n\r\noops"
+        with listening(lambda connected: connected.sendall(text)) as url:
+            self.assertIn("500 Oops. oops", self.refused(connect(url, timeout=NEVER), errors.RemoteError))
+
     def test_a_refused_password_is_told_as_such(self) -> None:
         text = b'{"error": {"message": "The password is wrong.", "code": 401, "title": "Unauthorized"}}'
         head = b"HTTP/1.1 401 Unauthorized\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(text)

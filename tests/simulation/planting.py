@@ -17,6 +17,7 @@ from moorage.cleanup import conditions as orphan_conditions
 from moorage.cleanup import orphans
 from moorage.cleanup.tables import cleanup_requests
 from moorage.db import database, failures
+from moorage.db.prepared import PreparedConnection
 from moorage.instances.moves import OF_PHASE, TRANSFER, kept_source
 from moorage.services import automatic_fences, registry
 from moorage.services.tables import automatic_fences as fence_slots
@@ -248,17 +249,10 @@ def eager_retries(retried: Any) -> Any:
 def no_transactions() -> None:
     """Each statement is a transaction of its own."""
 
-    def begin(connection: Any) -> None:
-        """Nothing is begun."""
+    def execute_text(self: Any, text: str) -> None:
+        assert text == "BEGIN IMMEDIATE", text
 
-    original = sa.Connection.exec_driver_sql
-
-    def exec_driver_sql(self: Any, statement: str, *arguments: Any, **options: Any) -> Any:
-        if statement == "BEGIN IMMEDIATE":
-            return None
-        return original(self, statement, *arguments, **options)
-
-    sa.Connection.exec_driver_sql = exec_driver_sql  # type: ignore[method-assign]
+    PreparedConnection.execute_text = execute_text  # type: ignore[method-assign]
 
 
 def never_first(create: Any) -> Any:

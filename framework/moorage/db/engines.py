@@ -25,6 +25,7 @@ from typing_extensions import override
 from moorage import errors
 from moorage.clock import Clock
 from moorage.db import sqlite
+from moorage.db.prepared import PreparedConnection
 from moorage.db.settings import DatabaseSettings
 
 __all__ = ["ENDED", "create", "parse"]
@@ -121,6 +122,7 @@ def create(url: sa.URL, settings: DatabaseSettings, clock: Clock, *, writer: boo
         raise errors.ConfigError(
             f"[database] connection needs a driver that is not installed ({error}). Try: pip install '{_EXTRAS[name]}'"
         ) from error
+    engine._connection_cls = PreparedConnection
     if name == "mysql":
         # Of rows that are inserted together, PyMySQL makes one statement only if no value is an expression. SQLAlchemy always does.
         engine.dialect.use_insertmanyvalues_wo_returning = True

@@ -19,6 +19,7 @@ from typing_extensions import override
 
 from moorage import errors
 from moorage.clock import Clock
+from moorage.db.prepared import PreparedConnection
 from moorage.db.settings import DatabaseSettings
 
 __all__ = ["create", "file", "forget_inherited", "refuse_inherited"]
@@ -106,15 +107,16 @@ def create(url: sa.URL, path: str, settings: DatabaseSettings, clock: Clock, *, 
             cursor.execute("PRAGMA query_only=ON")
         cursor.close()
 
-    def begin(connection: sa.Connection) -> None:
+    def begin(connection: PreparedConnection) -> None:
         if writer:
-            connection.exec_driver_sql("BEGIN IMMEDIATE")
+            connection.execute_text("BEGIN IMMEDIATE")
             return
         # Takes no lock, so there is no error to translate; the way through SQLAlchemy costs a fifth of a small read.
         driver = connection.connection.driver_connection
         assert driver is not None  # noqa: S101  (for the type checker: the connection is open)
         driver.execute("BEGIN DEFERRED")
 
+    engine._connection_cls = PreparedConnection
     event.listen(engine, "connect", connect)
     event.listen(engine, "begin", begin)
     return engine

@@ -1,0 +1,308 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Executes statements that are built once, in a fifth of the time that SQLAlchemy takes for each execution.
+
+SQLAlchemy looks for the compiled form of a statement, collects its parameters and makes a result object again for each execution;
+that takes longer than SQLite takes for the statement. A statement that is executed a second time as one and the same object is
+compiled here once for each dialect and each set of parameter names. From then on only its values go to the driver.
+
+SQLAlchemy still has the connection, the transaction, the types and the errors, and executes what is not prepared: statements that
+are built for one execution, several rows on PostgreSQL and MariaDB, long lists, text, and every statement while an event listener
+of SQLAlchemy looks at statements.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NoReturn
+
+import sqlalchemy as sa
+from sqlalchemy.engine.result import IteratorResult, SimpleResultMetaData
+from sqlalchemy.sql.compiler import SQLCompiler
+from typing_extensions import override
+
+__all__ = ["PreparedConnection", "Rows"]
+
+#: The longest list of an ``IN`` that is prepared. Shorter ones are filled up to a power of two, so that a statement has few forms.
+_LONGEST = 1024
+_OPTIONS = frozenset({"preserve_rowcount"})
+_KINDS = (sa.Select, sa.CompoundSelect, sa.Insert, sa.Update, sa.Delete)
+Value = Callable[[Mapping[str, Any]], Any]
+
+
+class Rows:
+    """The rows of a result, all read, with the methods of SQLAlchemy's results.
+
+    :ivar rowcount: how many rows the statement has written, or -1.
+    """
+
+    __slots__ = ("_metadata", "_rows", "rowcount")
+
+    def __init__(self, rows: Sequence[Any], rowcount: int, metadata: SimpleResultMetaData | None) -> None:
+        self._rows = rows
+        self._metadata = metadata
+        self.rowcount = rowcount
+
+    @property
+    def returns_rows(self) -> bool:
+        """Whether the statement returns rows, perhaps none."""
+        return self._metadata is not None
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._rows)
+
+    def all(self) -> list[Any]:
+        """Returns all rows."""
+        return list(self._rows)
+
+    def first(self) -> Any:
+        """Returns the first row; None if there is none."""
+        return self._rows[0] if self._rows else None
+
+    def scalar(self) -> Any:
+        """Returns the first value of the first row; None if there is none."""
+        return self._rows[0][0] if self._rows else None
+
+    def __getattr__(self, name: str) -> Any:
+        # Rare or strict methods are those of SQLAlchemy.
+        if name.startswith("_"):
+            raise AttributeError(name)
+        if self._metadata is None:
+            raise sa.exc.ResourceClosedError(
+                "This result object does not return rows. It has been closed automatically."
+            )
+        return getattr(IteratorResult(self._metadata, iter(self._rows)), name)
+
+
+class _Form:
+    """A statement as one set of parameter names has it compiled."""
+
+    def __init__(self, compiled: SQLCompiler, dialect: sa.Dialect) -> None:
+        self._compiled = compiled
+        self._dialect = dialect
+        self._positional = compiled.positional
+        self._processors: Mapping[str, Any] = compiled._bind_processors
+        self._lists = {compiled.bind_names[each]: each.key for each in compiled.post_compile_params}
+        self._values = {name: self._value(name) for name in compiled.binds if name not in self._lists}
+        #: Text and values by the lengths of lists.
+        self._texts: dict[tuple[int, ...], tuple[str, Any]] = {}
+        self._metadata: SimpleResultMetaData | None = None
+        self._row: Callable[[Any], Any] | None = None
+        if not self._lists:
+            names = compiled.positiontup if self._positional else list(self._values)
+            self._text, self._reads = (
+                compiled.string,
+                self._in_order({name: self._values[name] for name in names or ()}, names),
+            )
+
+    def bind(self, given: Mapping[str, Any]) -> tuple[str, Any] | None:
+        """Returns the text and the driver's parameters; None for a list that is too long.
+
+        :raises KeyError: a parameter is missing.
+        """
+        if not self._lists:
+            return self._text, self._parameters(self._reads, given)
+        lengths = tuple(_padded(len(given[key])) for key in self._lists.values())
+        if max(lengths) > _LONGEST:
+            return None
+        found = self._texts.get(lengths)
+        if found is None:
+            found = self._texts[lengths] = self._expanded(lengths)
+        return found[0], self._parameters(found[1], given)
+
+    def bind_many(self, rows: Sequence[Mapping[str, Any]]) -> tuple[str, Any]:
+        """Returns the text and the driver's parameters of each row."""
+        return self._text, [self._parameters(self._reads, row) for row in rows]
+
+    def rows(self, cursor: Any) -> Rows:
+        """Reads the result of an execution."""
+        description = cursor.description
+        if description is None:
+            return Rows((), cursor.rowcount, None)
+        if self._row is None:
+            self._describe(description)
+        assert self._row is not None  # noqa: S101  (for the type checker)
+        return Rows([*map(self._row, cursor.fetchall())], cursor.rowcount, self._metadata)
+
+    def _describe(self, description: Sequence[Any]) -> None:
+        columns = self._compiled._result_columns
+        readers = [
+            column.type._cached_result_processor(self._dialect, described[1])
+            for column, described in zip(columns, description, strict=True)
+        ]
+        names = [column.keyname for column in columns]
+        self._metadata = SimpleResultMetaData(names, _processors=readers if any(readers) else None)
+        self._row = functools.partial(
+            sa.Row, self._metadata, self._metadata._effective_processors, self._metadata._key_to_index
+        )
+
+    def _parameters(self, reads: Any, given: Mapping[str, Any]) -> Any:
+        if self._positional:
+            return tuple([read(given) for read in reads])
+        return {name: read(given) for name, read in reads}
+
+    def _in_order(self, values: Mapping[str, Value], names: Sequence[str] | None) -> Any:
+        return [values[name] for name in names or ()] if self._positional else list(values.items())
+
+    def _value(self, name: str) -> Value:
+        """Reads one parameter from the given ones; one that is part of the statement is always the same."""
+        bind = self._compiled.binds[name]
+        process = self._processors.get(name)
+        if not bind.required:
+            constant = bind.effective_value if process is None else process(bind.effective_value)
+            if bind.unique:
+                return lambda given: constant
+            return lambda given: _read(given, bind.key, process, constant)
+        key = bind.key
+        if process is None:
+            return lambda given: given[key]
+        return lambda given: process(given[key])
+
+    def _expanded(self, lengths: tuple[int, ...]) -> tuple[str, Any]:
+        """The text with lists of these lengths, as SQLAlchemy writes it."""
+        keys = list(self._lists.values())
+        sample: dict[str, Any] = dict.fromkeys(self._values)
+        sample |= {name: [None] * length for name, length in zip(self._lists, lengths, strict=True)}
+        state = self._compiled._process_parameters_for_postcompile(sample)
+        values = dict(self._values)
+        for name, key, length in zip(self._lists, keys, lengths, strict=True):
+            for place, each in enumerate(state.parameter_expansion.get(name, ())):
+                values[each] = _element(key, place, length, state.processors.get(each))
+        return state.statement, self._in_order(values, state.positiontup)
+
+
+def _read(given: Mapping[str, Any], key: str, process: Any, constant: Any) -> Any:
+    if key not in given:
+        return constant
+    return given[key] if process is None else process(given[key])
+
+
+def _padded(length: int) -> int:
+    """The next power of two; nothing and one stay as they are."""
+    return length if length < 2 else 1 << (length - 1).bit_length()
+
+
+def _element(key: str, place: int, length: int, process: Any) -> Value:
+    """Reads one element of a list; the last one fills it up."""
+
+    def read(given: Mapping[str, Any]) -> Any:
+        values = given[key]
+        value = values[place] if place < len(values) else values[-1]
+        return value if process is None else process(value)
+
+    return read
+
+
+class _Prepared:
+    """A statement that has been executed before, with its compiled forms by dialect, parameter names and number of rows."""
+
+    def __init__(self) -> None:
+        self._forms: dict[tuple[Any, ...], _Form | None] = {}
+
+    def form(self, statement: Any, dialect: sa.Dialect, names: Sequence[str], many: bool) -> _Form | None:
+        """Returns the form; None if SQLAlchemy has to execute the statement."""
+        key = (dialect.name, many, *names)
+        try:
+            return self._forms[key]
+        except KeyError:
+            form = self._forms[key] = _prepare(statement, dialect, names, many)
+            return form
+
+
+def _prepare(statement: Any, dialect: sa.Dialect, names: Sequence[str], many: bool) -> _Form | None:
+    if (many and dialect.name != "sqlite") or statement._execution_options.keys() - _OPTIONS:
+        return None
+    returning = bool(getattr(statement, "_returning", ()))
+    is_insert = isinstance(statement, sa.Insert)
+    if many and returning:
+        return None
+    # A form for many rows returns no keys that nobody asked for.
+    compiled = statement.compile(
+        dialect=dialect, column_keys=sorted(names), for_executemany=many or (is_insert and not returning)
+    )
+    lists = compiled.post_compile_params
+    unusual = (
+        compiled.insert_prefetch
+        or compiled.update_prefetch
+        or compiled.literal_execute_params
+        or compiled.escaped_bind_names
+        or (lists and many)
+        or any(not each.expanding or each.type._is_tuple_type for each in lists)
+        or any(each.callable is not None for each in compiled.binds.values())
+        or any(each.required and each.key != name for each, name in compiled.bind_names.items())
+        or (compiled._result_columns and not compiled._ordered_columns)
+    )
+    return None if unusual else _Form(compiled, dialect)
+
+
+#: Statements that were executed once or more; None: once. What is built for one execution is forgotten with it.
+_KNOWN: weakref.WeakKeyDictionary[Any, _Prepared | None] = weakref.WeakKeyDictionary()
+
+
+class PreparedConnection(sa.Connection):
+    """A connection that executes prepared statements itself, and leaves the others to SQLAlchemy."""
+
+    @override
+    def execute(self, statement: Any, parameters: Any = None, *, execution_options: Any = None) -> Any:
+        """See :meth:`sqlalchemy.Connection.execute`."""
+        if execution_options is None and isinstance(statement, _KINDS):
+            found = self._execute_prepared(statement, parameters)
+            if found is not None:
+                return found
+        return super().execute(statement, parameters, execution_options=execution_options)
+
+    def _execute_prepared(self, statement: Any, parameters: Any) -> Rows | None:
+        try:
+            prepared = _KNOWN[statement]
+        except KeyError:
+            _KNOWN[statement] = None
+            return None
+        listeners = self.engine.dispatch
+        if listeners.before_cursor_execute or listeners.after_cursor_execute or not self.in_transaction():
+            return None
+        if prepared is None:
+            prepared = _KNOWN[statement] = _Prepared()
+        if parameters is None:
+            parameters = {}
+        many = not isinstance(parameters, Mapping)
+        if many:
+            if not parameters:
+                return None
+            if len(parameters) == 1:
+                parameters, many = parameters[0], False
+        form = prepared.form(statement, self.dialect, tuple(parameters[0] if many else parameters), many)
+        if form is None:
+            return None
+        try:
+            bound = form.bind_many(parameters) if many else form.bind(parameters)
+        except KeyError:
+            return None  # SQLAlchemy names the parameter that is missing
+        return None if bound is None else self._run(form, *bound, many=many)
+
+    def execute_text(self, text: str) -> None:
+        """Executes a statement without parameters and rows, such as BEGIN."""
+        cursor = self.connection.cursor()
+        try:
+            self.dialect.do_execute(cursor, text, (), None)
+        except BaseException as error:  # noqa: BLE001  (raised again, as SQLAlchemy and its listeners have it)
+            self._failed(error, text, (), cursor)
+        cursor.close()
+
+    def _run(self, form: _Form, text: str, values: Any, *, many: bool) -> Rows:
+        cursor = self.connection.cursor()
+        try:
+            if many:
+                self.dialect.do_executemany(cursor, text, values, None)
+            else:
+                self.dialect.do_execute(cursor, text, values, None)
+            rows = form.rows(cursor)
+        except BaseException as error:  # noqa: BLE001  (raised again, as SQLAlchemy and its listeners have it)
+            self._failed(error, text, values, cursor)
+        cursor.close()
+        return rows
+
+    def _failed(self, error: BaseException, text: str, values: Any, cursor: Any) -> NoReturn:
+        of_driver = isinstance(error, self.dialect.loaded_dbapi.Error)
+        # Without a text, SQLAlchemy leaves an error that is not the driver's as it is.
+        self._handle_dbapi_exception(error, text if of_driver else None, values if of_driver else None, cursor, None)

@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from moorage import errors, randomness
@@ -196,10 +196,15 @@ class Creator(Protocol):
         """
 
 
-def _creating(instances: InstanceStore, creator: Creator, resolve: Resolver) -> Callable[[Request], Response]:
+@dataclass(frozen=True, slots=True)
+class _Creation:
     """The handler that creates one instance, or several."""
 
-    def create(request: Request) -> Response:
+    instances: InstanceStore
+    creator: Creator
+    resolve: Resolver
+
+    def __call__(self, request: Request) -> Response:
         if "command" in request.body:
             request.check_policy(RUN_COMMAND)
         body = dict(check_request(request))
@@ -208,35 +213,35 @@ def _creating(instances: InstanceStore, creator: Creator, resolve: Resolver) -> 
         may_exist = bool(request.idempotency) or "uuid" in body
         body.setdefault("uuid", request.idempotency or randomness.new_uuid())
         if "count" in body:
-            return create_many(body, int(body.pop("count")), request, key)
-        if may_exist and (found := instances.find([body["uuid"]])):
-            return repeated(found[0], body, request)
-        with contextlib.suppress(errors.AlreadyExists):  # a concurrent repetition was quicker
-            made = creator.create(resolve(body, request.context), key)
-            if made is not None:
-                return answer(made, request)
-        return repeated(instances.get(body["uuid"]), body, request)
+            return self._many(body, int(body.pop("count")), request, key)
+        return self._one(body, request, key, may_exist)
 
-    def repeated(found: Instance, body: Mapping[str, Any], request: Request) -> Response:
-        _repeated([found], body, request)
-        return answer(found.to_json(), request)
+    def _one(self, body: Mapping[str, Any], request: Request, key: str, may_exist: bool) -> Response:
+        """Create the instance; read it only if it may have been made before."""
+        try:
+            made = self.creator.create(self.resolve(body, request.context), key)
+        except errors.MoorageError:
+            # An earlier request, or this one before its answer was lost, may have made the instance. It is what was asked for, even
+            # if a new one would be refused now.
+            found = self.instances.find([body["uuid"]]) if may_exist else ()
+            if not found:
+                raise
+            made = _repeated(found, body, request)[0].to_json()
+        if made is None:
+            made = _repeated([self.instances.get(body["uuid"])], body, request)[0].to_json()
+        return Response(202, _shown(request)(made), {"Location": f"{request.prefix}/instances/{made['uuid']}"})
 
-    def answer(found: Mapping[str, Any], request: Request) -> Response:
-        return Response(202, _shown(request)(found), {"Location": f"{request.prefix}/instances/{found['uuid']}"})
-
-    def create_many(body: Mapping[str, Any], count: int, request: Request, key: str) -> Response:
+    def _many(self, body: Mapping[str, Any], count: int, request: Request, key: str) -> Response:
         # The others' uuids follow from the first one's, so that a repeated request names the same claims.
         first = uuid.UUID(body["uuid"])
         uuids = [str(first), *(str(uuid.uuid5(first, str(number))) for number in range(1, count))]
-        if len(found := _repeated(instances.find(uuids), body, request)) < count:
-            creator.create_many(resolve(body, request.context), uuids, key)
-            found = instances.find(uuids)
+        if len(found := _repeated(self.instances.find(uuids), body, request)) < count:
+            self.creator.create_many(self.resolve(body, request.context), uuids, key)
+            found = self.instances.find(uuids)
         _refuse_missing(found, count, request)
         shown = _shown(request)
         by_uuid = {each.uuid: shown(each.to_json()) for each in found}
         return Response(202, {"instances": [by_uuid[each] for each in uuids]})
-
-    return create
 
 
 def routes(
@@ -309,7 +314,7 @@ def routes(
         Route(
             "POST",
             "/instances",
-            _creating(instances, creator, resolve),
+            _Creation(instances, creator, resolve),
             may_create,
             "Place an instance and begin to build it; repeating it with the same uuid finds the first one. With count: so many "
             "alike, all or none.",

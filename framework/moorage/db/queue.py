@@ -9,6 +9,9 @@ writer's turn when no lower byte is locked. The kernel drops the lock when its p
 process delays no writer. The queue only orders writers; SQLite's own lock (BEGIN IMMEDIATE) keeps their transactions apart. So
 writers overtake a ticket that does not move for a while (its process is stopped, or writes for long), and SQLite decides.
 
+A writer that ends its turn rings the bell of the next ticket: a datagram to an abstract Unix socket, whose name the file has. The
+bell is a hint. A writer that hears none (the one before it was killed, or is in another network namespace) looks by itself.
+
 The locks are Linux' open file description locks (fcntl(2), F_OFD_SETLK): those of POSIX belong to the process and are lost when
 any descriptor of the file is closed. Where they are missing, only the threads of a process queue up.
 """
@@ -19,6 +22,8 @@ import collections
 import contextlib
 import fcntl
 import os
+import select
+import socket
 import struct
 from collections.abc import Iterator
 
@@ -37,9 +42,12 @@ _WRITER = struct.Struct("<qq")
 #: The byte that guards the counter, and the byte of ticket 0.
 _DOOR = 0
 _TICKETS = 1024
-#: Seconds between looks at the queue, for each writer in front, and at most.
+#: After the writer, for each of the last tickets: its number, and the name of its bell.
+_BELL = struct.Struct("<q6s2x")
+_BELLS_AT, _BELLS = 64, 32
+#: Seconds between looks at the queue: at least, for each writer in front, and at most. Without bells the pauses become short.
 _PAUSE = 0.0003
-_PAUSE_LONGEST = 0.005
+_PAUSE_LONGEST = 0.02
 #: Seconds after which a first ticket that does not move is passed by.
 PATIENCE = 2.0
 
@@ -53,6 +61,8 @@ class WritersQueue:
         self._random = random
         self._threads = _FairLock()
         self._file: int | None = None
+        self._bell: _Bell | None = None
+        self._pause = _PAUSE_LONGEST
         #: Tickets below this one are passed by.
         self._passed = 0
 
@@ -77,6 +87,7 @@ class WritersQueue:
                 yield ticket
             finally:
                 self._lock(fcntl.F_UNLCK, _TICKETS + ticket)
+                self._ring(ticket + 1)
         finally:
             self._threads.release()
 
@@ -102,6 +113,9 @@ class WritersQueue:
         if self._file is not None:
             os.close(self._file)
             self._file = None
+        if self._bell is not None:
+            self._bell.close()
+            self._bell = None
 
     # -- tickets --------------------------------------------------------------------------------------------------
 
@@ -127,10 +141,16 @@ class WritersQueue:
         return ticket
 
     def _await(self, ticket: int, deadline: float, seconds: float) -> None:
+        if self._locked_below(ticket) is None:
+            return
+        bell = self._hang_up(ticket)
         head, seen = -1, self._clock.monotonic()
+        rung = False
         while True:
             ahead = self._locked_below(ticket)
             if ahead is None:
+                # In a queue whose bells do not ring, the next wait looks more often.
+                self._pause = min(_PAUSE_LONGEST, 2 * self._pause) if rung else max(_PAUSE, self._pause / 2)
                 return
             moment = self._clock.monotonic()
             if moment > deadline:
@@ -141,7 +161,30 @@ class WritersQueue:
                     self._passed = first + 1
                 elif first != head:
                     head, seen = -1 if first is None else first, moment
-            self._clock.sleep(self._random.uniform(0.5, 1.0) * min(_PAUSE * (ticket - ahead), _PAUSE_LONGEST))
+            pause = self._random.uniform(0.5, 1.0) * min(self._pause * (ticket - ahead), _PAUSE_LONGEST)
+            rung = self._clock.wait(bell, pause)
+            bell.clear()
+
+    def _hang_up(self, ticket: int) -> _Bell:
+        """The bell of this process, with its name beside the ticket; call it before the look after which the bell is awaited."""
+        if self._bell is None:
+            self._bell = _Bell()
+        with contextlib.suppress(OSError):
+            place = _BELLS_AT + _BELL.size * (ticket % _BELLS)
+            os.pwrite(self._descriptor(), _BELL.pack(ticket, self._bell.name), place)
+        return self._bell
+
+    def _ring(self, ticket: int) -> None:
+        """Ring the bell of a ticket, if it waits."""
+        with contextlib.suppress(OSError):
+            raw = os.pread(self._descriptor(), _BELL.size, _BELLS_AT + _BELL.size * (ticket % _BELLS))
+            if len(raw) != _BELL.size:
+                return
+            number, name = _BELL.unpack(raw)
+            if number == ticket and name.startswith(b"\0"):
+                if self._bell is None:
+                    self._bell = _Bell()
+                self._bell.ring(name)
 
     def _first_below(self, ticket: int) -> int | None:
         """The lowest ticket in front; the kernel answers with any one of a range, so ask until there is no lower one."""
@@ -190,6 +233,47 @@ class WritersQueue:
             f"The lock file {self._path} cannot be used ({error.strerror}); check that the folder exists, that its disk has "
             "room and that this user may write to it."
         )
+
+
+class _Bell:
+    """A socket that wakes the writer that waits at it, used as an event. Another user may ring it: then the writer looks once."""
+
+    def __init__(self) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        # The kernel gives it an abstract name: a zero and five characters.
+        self._socket.bind("")
+        self.name: bytes = self._socket.getsockname()
+        self._poller = select.poll()
+        self._poller.register(self._socket, select.POLLIN)
+
+    def ring(self, name: bytes) -> None:
+        """Wake the writer that waits at the bell of that name.
+
+        :raises OSError: there is none.
+        """
+        self._socket.sendto(b"!", name)
+
+    def is_set(self) -> bool:
+        """Whether it was rung."""
+        return self.wait(0.0)
+
+    def set(self) -> None:
+        """Ring this bell."""
+        self.ring(self.name)
+
+    def clear(self) -> None:
+        """Forget that it was rung."""
+        with contextlib.suppress(BlockingIOError):
+            while self._socket.recv(1):
+                pass
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until it is rung, at most ``timeout`` seconds."""
+        return bool(self._poller.poll(None if timeout is None else timeout * 1000.0))
+
+    def close(self) -> None:
+        """Give the socket back."""
+        self._socket.close()
 
 
 class _FairLock:

@@ -87,6 +87,7 @@ class _Form:
         self._values = {name: self._value(name) for name in compiled.binds if name not in self._lists}
         #: Text and values by the lengths of lists.
         self._texts: dict[tuple[int, ...], tuple[str, Any]] = {}
+        #: Of rows whose values are converted.
         self._metadata: SimpleResultMetaData | None = None
         self._row: Callable[[Any], Any] | None = None
         if not self._lists:
@@ -132,10 +133,9 @@ class _Form:
             for column, described in zip(columns, description, strict=True)
         ]
         names = [column.keyname for column in columns]
-        self._metadata = SimpleResultMetaData(names, _processors=readers if any(readers) else None)
-        self._row = functools.partial(
-            sa.Row, self._metadata, self._metadata._effective_processors, self._metadata._key_to_index
-        )
+        metadata = SimpleResultMetaData(names)
+        self._row = functools.partial(sa.Row, metadata, readers if any(readers) else None, metadata._key_to_index)
+        self._metadata = metadata
 
     def _parameters(self, reads: Any, given: Mapping[str, Any]) -> Any:
         if self._positional:

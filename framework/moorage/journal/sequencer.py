@@ -86,21 +86,24 @@ class Sequencer:
         while True:
             with self._database.read() as tx:
                 waiting = tx.execute(_FIND, {"page": 1}).first() is not None
+                row = tx.execute(_SEQUENCE).first() if waiting else None
             if not waiting:
                 return total
-            token = self._hold()
+            token = self._hold(row)
             count = self._database.run(lambda tx, token=token: self._number(tx, token)) if token is not None else 0  # type: ignore[misc]
             total += count
             if count < self._batch:
                 return total
 
-    def _hold(self) -> int | None:
-        """Hold the lease; returns its token, or None while another sequencer holds it."""
-        with self._database.read() as tx:
-            row = tx.execute(_SEQUENCE).first()
+    def _hold(self, row: Any) -> int | None:
+        """Hold the lease; returns its token, or None while another sequencer holds it.
+
+        :param row: of the sequence, as it was read a moment ago; None: it has not begun.
+        """
         if row is None:
             self._begin()
-            return self._hold()
+            with self._database.read() as tx:
+                row = tx.execute(_SEQUENCE).one()
         if row.owner == self._me:
             return int(row.token)
         if row.expires_at >= row[4]:

@@ -41,6 +41,7 @@ _DROP = sa.delete(ROWS).where(ROWS.c.id.in_(_IDS))
 _ADD = sa.insert(ROWS)
 _ADD_THING = sa.insert(THINGS)
 _THINGS = sa.select(THINGS.c.kind, THINGS.c.data).order_by(THINGS.c.id)
+_THING = sa.select(THINGS.c.kind, THINGS.c.data).order_by(THINGS.c.id).limit(sa.bindparam("of_id", type_=sa.Integer))
 _UNION = sa.union_all(sa.select(ROWS.c.id).where(ROWS.c.v == sa.bindparam("v")), sa.select(ROWS.c.v)).order_by("id")
 
 
@@ -140,6 +141,10 @@ class PreparedCases(DatabaseCase):
             tx.execute(_ADD_THING, [{"kind": "many", "data": each} for each in data])
         expected = [("it's 50% \\ :x", each) for each in data] + [("many", each) for each in 2 * data]
         self.assert_alike(_THINGS, None, expected)
+        for result in self.thrice(_THINGS):
+            self.assertEqual([each for _, each in expected], result.scalars("data").all())
+        for result in self.thrice(_THING, {"of_id": 1}):
+            self.assertEqual(expected[0], tuple(result.one()))
 
     def test_errors_of_the_database_are_those_of_the_project(self) -> None:
         for place in range(3):

@@ -401,7 +401,7 @@ class JournalTests(JournalCase):
         slow = Sequencer(self.another(), lease_seconds=0)
         for _ in range(3):
             self.change()
-        token = slow._hold()
+        token = slow._hold(None)
         assert token is not None
         quick = Sequencer(self.another(), lease_seconds=0)
         wait_until(lambda: quick.number() == 3, "the second sequencer")

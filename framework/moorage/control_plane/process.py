@@ -9,6 +9,7 @@ import functools
 import gc
 import logging as standard_logging
 import os
+import select
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -52,8 +53,10 @@ LOG = logging.getLogger(__name__)
 
 #: Of the messages that this release sends; schedulers and agents of different ones work together.
 RPC_VERSION = "1.0"
-#: Seconds between looks for the parent's death: while the process starts, and later. Signals wake the process.
-_PAUSE, _LONG_PAUSE = 0.2, 1.0
+#: Seconds between looks for the parent's death while the process starts.
+_PAUSE = 0.2
+#: Milliseconds between such looks later, where the system does not report the death by itself.
+_LONG_PAUSE = 1000
 #: Seconds that the start may still take when SIGTERM comes meanwhile, and that the last words of a fenced process may.
 _GRACE = 2.0
 #: Characters of a service's host name; the column of the table of services has this many.
@@ -258,6 +261,37 @@ class _Attempt:
             raise self._error
 
 
+class _Wakeups:
+    """Waits for a signal or for the end of the parent; a process that gets neither does not wake. For the main thread.
+
+    Signals that came since the object was made, or since the last wait, end a wait at once.
+    """
+
+    def __init__(self) -> None:
+        self._signals, written = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.set_wakeup_fd(written, warn_on_full_buffer=False)
+        self._poll = select.poll()
+        self._poll.register(self._signals, select.POLLIN)
+        self._pause: int | None = None
+
+    def watch(self, parent: int) -> None:
+        """Have the end of the process ``parent`` wake this one."""
+        try:
+            # Readable when the process has ended.
+            self._poll.register(os.pidfd_open(parent), select.POLLIN)
+        except OSError as error:
+            # The process is gone, or the kernel is older than 5.3.
+            LOG.debug("The end of the supervisor cannot be waited for (%s); it is looked for each second.", error)
+            self._pause = _LONG_PAUSE
+
+    def wait(self) -> None:
+        """Wait."""
+        self._poll.poll(self._pause)
+        with contextlib.suppress(BlockingIOError):
+            while os.read(self._signals, 1024):
+                pass
+
+
 class _Process:
     def __init__(self, role: Role, name: str, source: ConfigSource, clock: Clock) -> None:
         self._role = role
@@ -266,8 +300,6 @@ class _Process:
         self._clock = clock
         self._stop = threads.signal_event()
         self._reload = threads.signal_event()
-        #: Set after one of the two.
-        self._signalled = threads.signal_event()
         self._parent = int(os.environ.get("MOORAGE_PARENT", "0"))
         self._drain = 30.0
         self._heartbeat: Heartbeat | None = None
@@ -275,6 +307,7 @@ class _Process:
 
     def run(self, conf: cfg.ConfigOpts) -> int:
         """Start, serve until something ends it, and end in good order."""
+        self._wakeups = _Wakeups()
         for number, asked in ((signal.SIGTERM, self._stop), (signal.SIGINT, self._stop), (signal.SIGHUP, self._reload)):
             signal.signal(number, functools.partial(self._note, asked))
         self._drain = float(conf.control_plane.drain_timeout)
@@ -292,7 +325,6 @@ class _Process:
 
     def _note(self, asked: threads.Event, *signalled: object) -> None:
         asked.set()
-        self._signalled.set()
 
     def abandon(self) -> None:
         """Records the stop before the process exits at once, so that no service waits for its heartbeats."""
@@ -379,10 +411,11 @@ class _Process:
 
     def _wait(self) -> int:
         """Serve until something ends it."""
+        if self._parent:
+            self._wakeups.watch(self._parent)
+            self._look_for_parent()
         while not self._stop.is_set():
-            self._clock.wait(self._signalled, _LONG_PAUSE)
-            # Before the others: a signal that comes meanwhile sets it again.
-            self._signalled.clear()
+            self._wakeups.wait()
             if self._reload.is_set():
                 self._reload.clear()
                 self._take_configuration()

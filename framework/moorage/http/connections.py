@@ -12,6 +12,7 @@ import enum
 import functools
 import resource
 import sys
+from collections.abc import Callable
 from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -50,6 +51,8 @@ class PendingConnections:
     def __init__(self, *, seconds: float, most: int | None = None) -> None:
         self.seconds = seconds
         self.most = most or _most()
+        #: Called when data arrive, before they are read.
+        self.heard: Callable[[], object] = lambda: None
         # A dictionary, because it keeps the order.
         self._pending: dict[LimitedConnection, None] = {}
 
@@ -96,6 +99,7 @@ class LimitedConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Pass it on, and check afterwards that it is not more than any request needs."""
+        self._pending.heard()
         self._received += len(data)
         if self._state is _State.IDLE:
             self._state = _State.HEAD

@@ -9,12 +9,14 @@ import functools
 import re
 import socket
 from collections.abc import Callable
+from email.utils import formatdate
 
 import uvicorn
 from oslo_log import log as logging
 
 from moorage import errors
 from moorage import threads as threads_module
+from moorage.clock import SystemClock
 from moorage.http.bridge import Bridge
 from moorage.http.connections import PendingConnections
 from moorage.http.routes import Wsgi
@@ -144,6 +146,9 @@ class _Uvicorn(uvicorn.Server):
         self._pending = pending
         self._bridge = bridge
         self._wake: Callable[[], object] = lambda: None
+        self._clock = SystemClock()
+        self._dated_at = float("-inf")
+        pending.heard = self._date
 
     def end(self) -> None:
         """Make :meth:`run` end; for another thread."""
@@ -153,12 +158,19 @@ class _Uvicorn(uvicorn.Server):
             self._wake()
 
     async def main_loop(self) -> None:
-        """Bring the header Date up to date each second until the server ends. uvicorn's own looks ten times a second."""
+        """Wait until the server ends. uvicorn's own loop looks ten times a second, also when there is no request."""
         ending = asyncio.Event()
         self._wake = functools.partial(asyncio.get_running_loop().call_soon_threadsafe, ending.set)
-        while not await self.on_tick(0):
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(ending.wait(), _TICK)
+        if not self.should_exit:
+            await ending.wait()
+
+    def _date(self) -> None:
+        """Bring the header Date of answers up to date."""
+        now = self._clock.monotonic()
+        if now - self._dated_at >= _TICK:
+            self._dated_at = now
+            date = formatdate(self._clock.wall(), usegmt=True).encode()
+            self.server_state.default_headers = [(b"date", date), *self.config.encoded_headers]
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """End."""

@@ -136,8 +136,8 @@ class Heartbeat:
 
     def _watch(self) -> None:
         """In a thread of its own, because a beat can hang in the database's driver."""
-        while not self._clock.wait(self._stop, self._interval / 2):
-            if self._clock.monotonic() > self.valid_until:
+        while not self._clock.wait(self._stop, max(0.0, self.valid_until - self._clock.monotonic())):
+            if self._clock.monotonic() >= self.valid_until:
                 self._lost(f"no heartbeat reached the store for {self._patience:.1f} seconds")
                 return
 

@@ -388,7 +388,10 @@ class LifeTests(ServerCase):
 
     def test_a_failure_of_the_server_itself_is_fatal(self) -> None:
         reasons: queue.SimpleQueue[str] = queue.SimpleQueue()
-        with mock.patch("uvicorn.Server.on_tick", side_effect=MemoryError("no more")), self.assertLogs(level="ERROR"):
+        with (
+            mock.patch("moorage.http.server._Uvicorn.main_loop", side_effect=MemoryError("no more")),
+            self.assertLogs(level="ERROR"),
+        ):
             self.serve(fatal=reasons.put)
             self.assertEqual("the HTTP server failed: MemoryError: no more", reasons.get(timeout=PATIENCE))
 

@@ -10,7 +10,9 @@ from oslo_config import cfg
 from moorage.control_plane.journal_delivery import Delivery
 from moorage.control_plane.periodic import PeriodicWork
 from moorage.control_plane.periodic import check as check_periodic
+from moorage.control_plane.periodic_loop import Look, SharedLook
 from moorage.control_plane.process import Platform
+from moorage.journal.delivery import POLL
 from moorage.rpc.server import RpcDispatcher, endpoints_of, rpc_method
 
 __all__ = ["Engine"]
@@ -36,6 +38,13 @@ class Engine:
         self._work.start()
         self._delivery = delivery
         self._delivery.start()
+        looks: dict[str, tuple[float, Look]] = {
+            f"look for periodic tasks {number}": (conf.periodic.poll, look)
+            for number, look in enumerate(self._work.looks())
+        }
+        # A reload replaces the delivery.
+        looks["look for events to deliver"] = POLL, lambda transaction: self._delivery.look(transaction)
+        self._look = SharedLook(platform, looks, first=0.0)
         self._subscription = platform.transport.serve(ENGINES, platform.name, RpcDispatcher(endpoints_of(_Ping())))
 
     def reload(self, conf: cfg.ConfigOpts) -> None:
@@ -48,6 +57,7 @@ class Engine:
     def stop(self, drain_seconds: float) -> None:
         """End."""
         self._subscription.stop(drain_seconds)
+        self._look.stop()
         self._delivery.stop(min(_LAST_DELIVERIES, drain_seconds))
         self._work.stop(drain_seconds)
 

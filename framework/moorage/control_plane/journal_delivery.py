@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from oslo_config import cfg
 
@@ -59,8 +60,15 @@ class Delivery:
             for each in webhooks.enabled():
                 yield WebhookSink(each, platform.clock, networks, timeout)
 
-        self._loop = DeliveryLoop(platform.database, platform.clock, platform.identity, sinks)
+        self._loop = DeliveryLoop(platform.database, platform.clock, platform.identity, sinks, poll=None)
         self.start = self._loop.start
+
+    def look(self, transaction: Any) -> Callable[[], None] | None:
+        """Looks for events to deliver. Call it each :data:`~moorage.journal.delivery.POLL` seconds.
+
+        :returns: what delivers them, or None; call it after the transaction.
+        """
+        return self._loop.wake if self._loop.has_work(transaction) else None
 
     def stop(self, seconds: float) -> None:
         """End after the calls that run, or after so many seconds. An observer whose call still runs is not closed."""

@@ -8,7 +8,8 @@ for itself is a :class:`~moorage.control_plane.periodic_loop.PeriodicLoop` of th
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 from oslo_config import cfg
 from oslo_log import log as logging
@@ -17,6 +18,7 @@ from typing_extensions import override
 from moorage import context, errors
 from moorage.clock import Clock, SystemClock
 from moorage.control_plane.factories import unconnected_database
+from moorage.control_plane.periodic_loop import Look
 from moorage.control_plane.process import Platform
 from moorage.coordination import options
 from moorage.coordination.interface import (
@@ -142,7 +144,7 @@ class NullServiceLives:
         """Returns minus infinity: a process that only looks is never a member."""
         return float("-inf")
 
-    def living(self) -> frozenset[tuple[str, int]]:
+    def living(self, transaction: Any = None) -> frozenset[tuple[str, int]]:
         """All that have not ended."""
         return frozenset((each.uuid, each.epoch) for each in self._registry.list() if not each.stopped)
 
@@ -159,8 +161,8 @@ class _Lives:
     def valid_until(self) -> float:
         return self._platform.valid_until()
 
-    def living(self) -> frozenset[tuple[str, int]]:
-        rows = self._platform.registry.list(binary=self._platform.identity.binary)
+    def living(self, transaction: Any = None) -> frozenset[tuple[str, int]]:
+        rows = self._platform.registry.list(binary=self._platform.identity.binary, transaction=transaction)
         up = self._observer.observe(rows)
         return frozenset((row.uuid, row.epoch) for row in rows if up[row.uuid])
 
@@ -222,13 +224,20 @@ class PeriodicWork:
         if not self._conf.coordination.periodic_coordination_backend:
             LOG.info("No coordination backend is chosen: this engine runs every periodic task for everything.")
             self._alone = self._runner(tasks, self._everything, _NoClaims(self._platform.database), "alone")
-            self._alone.start()
-            return
-        self._join(tasks)
+        else:
+            self._join(tasks)
+
+    def looks(self) -> Iterator[Look]:
+        """Yields what finds the tasks of each member that are due. Call each of them every ``[periodic] poll`` seconds."""
+        for runner in self._runners():
+            yield runner.look
+
+    def _runners(self) -> list[Runner]:
+        return [worker.runner for worker in self._workers] + ([self._alone] if self._alone else [])
 
     def stop(self, drain_seconds: float) -> None:
         """Finishes the running handlers, then leaves the group, so that no member takes over an object in work."""
-        runners = [worker.runner for worker in self._workers] + ([self._alone] if self._alone else [])
+        runners = self._runners()
         deadline = self._platform.clock.monotonic() + drain_seconds
         for runner in runners:
             runner.end()
@@ -273,7 +282,6 @@ class PeriodicWork:
         for worker in self._workers:
             worker.membership.start()
             worker.keeper.start()
-            worker.runner.start()
 
     def _begin(self, membership: Membership) -> None:
         try:

@@ -1,23 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Repeats work of a role in a separate thread."""
+"""Repeats work of a role in a separate thread, and looks for the work of several loops at once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from oslo_log import log as logging
 
 from moorage import errors, plugin_isolation, threads
 from moorage.control_plane.process import Platform
 
-__all__ = ["PeriodicLoop", "run_logged"]
+__all__ = ["Look", "PeriodicLoop", "SharedLook", "run_logged"]
 
 LOG = logging.getLogger(__name__)
+#: Reads in the given transaction. Returns what to call after the transaction, which must not block; None: nothing is to be done.
+Look = Callable[[Any], Callable[[], object] | None]
+#: Seconds by which a wait may end early.
+_EARLY = 0.2
 
 
 class PeriodicLoop:
     """Calls a function again and again in a thread of its own; an error is told in the log and ends nothing.
 
+    :param seconds: from the end of a call to the next one; None: it is called only when ``wake`` is set.
     :param first: seconds before the first call, ``seconds`` unless said.
     :param wake: calls the function sooner when it is set; the loop clears it.
     :param gather: seconds from the setting of ``wake`` to the call.
@@ -28,7 +35,7 @@ class PeriodicLoop:
         platform: Platform,
         name: str,
         work: Callable[[], object],
-        seconds: float,
+        seconds: float | None,
         *,
         first: float | None = None,
         wake: threads.Event | None = None,
@@ -62,6 +69,60 @@ class PeriodicLoop:
                 return
             seconds = self._seconds
             run_logged(self._name, self._work)
+
+
+class SharedLook:
+    """Looks for the work of several loops in one read transaction, and wakes the loops that have work.
+
+    A process without work wakes one thread and begins one transaction each time, however many loops it has.
+
+    :param looks: what is looked for, by its name for the log, with the seconds between two looks.
+    :param first: as for :class:`PeriodicLoop`.
+    """
+
+    def __init__(
+        self, platform: Platform, looks: Mapping[str, tuple[float, Look]], *, first: float | None = None
+    ) -> None:
+        self._database = platform.database
+        self._clock = platform.clock
+        self._looks = looks
+        self._due = dict.fromkeys(looks, self._clock.monotonic())
+        shortest = min(seconds for seconds, _ in looks.values())
+        self._loop = PeriodicLoop(platform, "look for work", self.look, shortest, first=first)
+
+    def look(self) -> None:
+        """Look for everything that is due.
+
+        :raises Unavailable: the store cannot be read.
+        """
+        now = self._clock.monotonic()
+        due = [name for name, moment in self._due.items() if moment <= now]
+        for name in due:
+            # The next wait may end a little early.
+            self._due[name] = now + self._looks[name][0] - _EARLY
+        try:
+            with self._database.read() as transaction:
+                found = [self._looks[name][1](transaction) for name in due]
+        except errors.Unavailable:
+            raise
+        except Exception:  # noqa: BLE001  (each is logged below)
+            # One of the looks is at fault, and may have spoiled the transaction for the others.
+            for name in due:
+                run_logged(name, functools.partial(self._look_for, name))
+            return
+        for name, follow in zip(due, found, strict=True):
+            if follow is not None:
+                run_logged(name, follow)
+
+    def stop(self, patience: float | None = None) -> None:
+        """Look no more."""
+        self._loop.stop(patience)
+
+    def _look_for(self, name: str) -> None:
+        with self._database.read() as transaction:
+            follow = self._looks[name][1](transaction)
+        if follow is not None:
+            follow()
 
 
 def run_logged(name: str, work: Callable[[], object]) -> None:

@@ -4,16 +4,18 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
+from typing import Any
 
 from oslo_config import cfg
 from oslo_log import log as logging
 
-from moorage import randomness
+from moorage import randomness, threads
 from moorage.control_plane.cleanup_endpoints import CleanupEndpoint
 from moorage.control_plane.factories import open_instances, open_store, open_workers
 from moorage.control_plane.notifications import ask_agent, ask_agents, tell_of_claim
 from moorage.control_plane.observing import of_decision
-from moorage.control_plane.periodic_loop import PeriodicLoop, run_logged
+from moorage.control_plane.periodic_loop import Look, PeriodicLoop, SharedLook, run_logged
 from moorage.control_plane.process import Platform, exempt_from_collection, without_collection
 from moorage.control_plane.store_fleet import StoreFleet
 from moorage.fleet.aggregates import AggregateStore
@@ -139,6 +141,7 @@ class SchedulerRole:
             threads=conf.rpc.threads,
         )
         self._periodic: list[PeriodicLoop] = []
+        self._looks: dict[str, tuple[float, Look]] = {}
         with without_collection():
             self._scheduler.refresh()
             if section.track_instance_changes:
@@ -149,12 +152,12 @@ class SchedulerRole:
             healer = ViewReconciler(
                 tracker, instances, ask_agent(platform), platform.clock, timeout=section.heal_timeout
             )
-            self._periodic.append(PeriodicLoop(platform, "healing of the view", healer.tick, _HEALING))
+            self._on_demand("healing of the view", healer.tick, _HEALING, lambda transaction: healer.is_due)
             ask_agents(platform)
         endpoint.open()
         exempt_from_collection()
-        self._periodic.append(PeriodicLoop(platform, "count of hangs", self._incidents.refresh, REFRESH_INTERVAL))
-        self._periodic.append(PeriodicLoop(platform, "writing of refusals", refused.flush, _REFUSALS))
+        self._looks["count of hangs"] = REFRESH_INTERVAL, self._incidents.refresh_in
+        self._on_demand("writing of refusals", refused.flush, _REFUSALS, lambda transaction: refused.waits)
         self._periodic.append(
             PeriodicLoop(platform, "sample of services", self._cleanup.sample, conf.services.service_down_time)
         )
@@ -165,22 +168,45 @@ class SchedulerRole:
             )
         )
         self._sequencer = Sequencer(platform.database)
-        self._periodic.append(
-            PeriodicLoop(
-                platform, _NUMBERING, self._sequencer.number, POLL, wake=platform.database.recorded, gather=GATHER
-            )
-        )
+        recorded = platform.database.recorded
+        self._on_demand(_NUMBERING, self._sequencer.number, POLL, self._sequencer.waits, wake=recorded, gather=GATHER)
         stores = RetryStores(platform.database, store, instances, workers, source, groups, availability)
         retries = BuildRetries(stores, self._scheduler, platform.clock, view.down_hosts, placed, cast, platform.tell)
-        # Schedulers that were started together look at different moments, so that one of them finds a build first.
-        first = randomness.generator().uniform(0, _STATES)
-        self._periodic.append(PeriodicLoop(platform, "retries of builds", retries.tick, _STATES, first=first))
+        self._on_demand("retries of builds", retries.tick, _STATES, retries.found)
         reverts = MoveReverts(in_place, platform.clock)
-        self._periodic.append(PeriodicLoop(platform, "reverts of moves", reverts.tick, _REVERTS, first=first))
-        self._periodic.append(PeriodicLoop(platform, "states of agents and nodes", self._scheduler.observe, _STATES))
+        self._on_demand("reverts of moves", reverts.tick, _REVERTS, reverts.found)
+
+        def read_states(transaction: Any) -> Callable[[], None]:
+            read_at = platform.clock.monotonic()
+            states = source.unavailable(transaction)
+            return lambda: self._scheduler.apply_states(states, read_at)
+
+        self._looks["states of agents and nodes"] = _STATES, read_states
         self._periodic.append(
             PeriodicLoop(platform, "refresh of the fleet", self._scheduler.refresh, section.refresh_interval)
         )
+        # Schedulers that were started together look at different moments, so that one of them finds a build first.
+        first = randomness.generator().uniform(0, _STATES)
+        self._look = SharedLook(platform, self._looks, first=first)
+
+    def _on_demand(
+        self,
+        name: str,
+        work: Callable[[], object],
+        seconds: float,
+        is_due: Callable[[Any], bool],
+        *,
+        wake: threads.Event | None = None,
+        gather: float = 0.0,
+    ) -> None:
+        """Call a function in a thread of its own when there is something to do.
+
+        :param seconds: between two looks.
+        :param is_due: whether there is, as a transaction shows. It is called in the thread that looks for all of them.
+        """
+        wake = wake or threads.event()
+        self._periodic.append(PeriodicLoop(self._platform, name, work, None, wake=wake, gather=gather))
+        self._looks[name] = seconds, lambda transaction: wake.set if is_due(transaction) else None
 
     def reload(self, conf: cfg.ConfigOpts) -> None:
         """New filters, weighers and limits, all or (by an error) none; a request keeps what it began with."""
@@ -191,6 +217,7 @@ class SchedulerRole:
         """End."""
         self._subscription.stop(drain_seconds)
         self._cleanup.stop()
+        self._look.stop()
         for each in self._periodic:
             each.stop()
         # What was recorded until now need not wait for another scheduler.

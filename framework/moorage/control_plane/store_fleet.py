@@ -179,9 +179,12 @@ class StoreFleet:
     def _is_node(self, uuid: str) -> bool:
         return uuid in self._names or uuid in self._known_nodes
 
-    def unavailable(self) -> ExcludedTargets:
-        """Reads what gets no new instances now."""
-        return self._availability.read(self._absent)
+    def unavailable(self, transaction: Any = None) -> ExcludedTargets:
+        """Reads what gets no new instances now.
+
+        :param transaction: to read in, where the caller has one.
+        """
+        return self._availability.read(self._absent, transaction)
 
     def node_name(self, uuid: str) -> str:
         """The name of a node that was read."""

@@ -108,8 +108,11 @@ class ServiceLives(Protocol):
     def valid_until(self) -> float:
         """Returns the time, on the monotonic scale, until which no service can declare this service dead."""
 
-    def living(self) -> frozenset[tuple[str, int]]:
-        """(uuid, epoch) of all services that are up in this process's eyes; one read."""
+    def living(self, transaction: Any = None) -> frozenset[tuple[str, int]]:
+        """(uuid, epoch) of all services that are up in this process's eyes; one read.
+
+        :param transaction: to read in, where the caller has one.
+        """
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,8 @@ from moorage.ring import Ring
 __all__ = ["RingManager", "RingSettings", "RingSnapshot", "InFlight", "ring_of"]
 
 LOG = logging.getLogger(__name__)
+#: A look of the thread is late after so many times ``poll_interval``.
+_LATE = 1.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,11 +180,11 @@ class RingManager:
         return InFlight(allowed, end)
 
     def refresh(self) -> None:
-        """Look now, unless that was done within the last ``poll_interval``.
+        """Look now, unless that was done within the last ``poll_interval`` or so: the thread looks each ``poll_interval``.
 
         :raises Unavailable: the backend or the store does not answer.
         """
-        if self._clock.monotonic() - self._looked_at >= self._settings.poll_interval:
+        if self._clock.monotonic() - self._looked_at >= _LATE * self._settings.poll_interval:
             self.step()
 
     # -- life -----------------------------------------------------------------------------------------------------

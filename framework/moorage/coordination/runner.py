@@ -10,6 +10,7 @@ import functools
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from oslo_config import cfg
 from oslo_log import log as logging
@@ -257,6 +258,7 @@ class Runner:
         self._poll = poll
         chance = random or randomness.generator()
         self._delay = chance.uniform(0, initial_delay)
+        self._begins_at: float | None = None
         self._stop = threads.event()
         self._busy: dict[str, threads.Thread] = {}
         self._latest = 0
@@ -265,6 +267,17 @@ class Runner:
     def start(self) -> None:
         """Begin to look."""
         self._thread.start()
+
+    def look(self, transaction: Any) -> Callable[[], None] | None:
+        """What the thread of :meth:`start` does again and again, for a thread of the caller.
+
+        :returns: what begins the tasks that are due; call it after the transaction. None: nothing begins yet, or any more.
+        """
+        if self._begins_at is None:
+            self._begins_at = self._clock.monotonic() + self._delay
+        if self._stop.is_set() or self._clock.monotonic() < self._begins_at:
+            return None
+        return functools.partial(self._look, *self._store.look(transaction))
 
     def end(self) -> None:
         """Begin nothing more, in sweeps that run either; waits for nothing."""

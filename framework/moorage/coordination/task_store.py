@@ -65,7 +65,8 @@ class Run:
 
 
 _CONTROL = (tasks.c.name, tasks.c.paused, tasks.c.reason, tasks.c.requested_at, tasks.c.requested_object)
-_LOOK = sa.select(*_CONTROL)
+#: The time, and the rows where there are any.
+_LOOK = sa.select(now(), *_CONTROL).select_from(sa.select(sa.literal(1)).subquery().outerjoin(tasks, sa.true()))
 _RUN = (
     runs.c.task, runs.c.member, runs.c.tick, runs.c.token, runs.c.started_at, runs.c.milliseconds, runs.c.owned,
     runs.c.handled, runs.c.acted, runs.c.failed, runs.c.fenced, runs.c.ended, runs.c.problem, runs.c.lost,
@@ -83,10 +84,16 @@ class TaskStore:
         self._database = database
         self._history = history
 
-    def look(self) -> tuple[int, Mapping[str, Control]]:
-        """The database's time in microseconds, and what was asked, by task; two statements."""
-        with self._database.read() as tx:
-            return read_now(tx), {row.name: _control(row) for row in tx.execute(_LOOK)}
+    def look(self, transaction: Any = None) -> tuple[int, Mapping[str, Control]]:
+        """The database's time in microseconds, and what was asked, by task; one statement.
+
+        :param transaction: to read in, where the caller has one.
+        """
+        if transaction is None:
+            with self._database.read() as transaction:
+                return self.look(transaction)
+        rows = transaction.execute(_LOOK).all()
+        return int(rows[0][0]), {row.name: _control(row[1:]) for row in rows if row.name is not None}
 
     def pause(self, name: str, reason: str) -> Control:
         """Begin no sweep of the task any more, in any engine; what runs ends."""

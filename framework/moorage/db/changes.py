@@ -20,8 +20,8 @@ __all__ = ["OVERLAP", "ChangeReader", "KnownRows", "RecentRows"]
 
 #: Seconds between the time that a row carries and its commit for which a reader waits.
 OVERLAP = 60.0
-#: Several writes of a row within this time may carry the same ``updated_at`` (SQLite's clock counts milliseconds).
-_GRAIN = MICROSECONDS
+#: Microseconds: several writes of a row within this time may carry the same ``updated_at``. SQLite's clock counts milliseconds.
+_GRAIN = 50_000
 
 
 @dataclass(frozen=True, slots=True)

@@ -145,15 +145,18 @@ class Availability:
         with self._database.read() as tx:
             return frozenset(tx.execute(_lacking(tuple(sorted(powers)))).scalars())
 
-    def read(self, absent: Collection[str]) -> ExcludedTargets:
+    def read(self, absent: Collection[str], transaction: Any = None) -> ExcludedTargets:
         """What is unavailable now. Two statements; they return only rows of agents and nodes that are unavailable.
 
         :param absent: hosts that had no agent when the whole fleet was read; those that still have none are down.
+        :param transaction: to read in, where the caller has one.
         """
+        if transaction is None:
+            with self._database.read() as transaction:
+                return self.read(absent, transaction)
         asked = sorted(absent)[:_MOST_ABSENT]
-        with self._database.read() as tx:
-            agents = tx.execute(_AGENTS, {"down_micros": self._down_micros, "absent": asked}).all()
-            marked = tx.execute(_NODES).all()
+        agents = transaction.execute(_AGENTS, {"down_micros": self._down_micros, "absent": asked}).all()
+        marked = transaction.execute(_NODES).all()
         present = {row.host for row in agents}
         return ExcludedTargets(
             frozenset(row.host for row in agents if not row.up) | (frozenset(absent) - present),

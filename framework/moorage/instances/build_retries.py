@@ -159,11 +159,19 @@ class BuildRetries:
     #: How often no node was found for an instance.
     _refused: Counter[str] = field(default_factory=Counter)
 
+    def found(self, transaction: Any) -> bool:
+        """Whether operations wait for a scheduler, or for an agent that is down. One indexed statement."""
+        kind = self.stores.instances.resource_type
+        return bool(self.stores.workers.waiting(kind, self._names(), limit=1, transaction=transaction))
+
+    def _names(self) -> list[str]:
+        return [ANY_SCHEDULER, *sorted(self.down())]
+
     def tick(self) -> None:
         """Look once; one indexed statement when there is nothing to do."""
         now = self.clock.monotonic()
         self._not_before = {uuid: at for uuid, at in self._not_before.items() if at > now}
-        names, after = [ANY_SCHEDULER, *sorted(self.down())], ""
+        names, after = self._names(), ""
         while True:
             page = self.stores.workers.waiting(self.stores.instances.resource_type, names, after=after, limit=_PAGE)
             for worker in page:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import sqlalchemy as sa
 from oslo_log import log as logging
@@ -45,6 +46,11 @@ class MoveReverts:
     in_place: InPlace
     clock: Clock
     _not_before: dict[str, float] = field(default_factory=dict)
+
+    @staticmethod
+    def found(transaction: Any) -> bool:
+        """Whether a move waits for a dead destination. One statement."""
+        return transaction.execute(_STUCK).first() is not None
 
     def tick(self) -> None:
         """Looks once; one statement when there is nothing to do."""

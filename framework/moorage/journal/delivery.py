@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from oslo_log import log as logging
 
@@ -208,6 +208,7 @@ class DeliveryLoop:
 
     :param me: the service that holds the leases.
     :param sinks: returns all sinks there are now; called by the first look, and when a subscription is behind.
+    :param poll: seconds between two looks; None: it looks only after :meth:`wake`.
     :param shortest_lease: seconds for which a process that has died keeps others from its subscriptions, at least.
     """
 
@@ -218,7 +219,7 @@ class DeliveryLoop:
         me: ServiceIdentity,
         sinks: Callable[[], Iterable[Sink]],
         *,
-        poll: float = POLL,
+        poll: float | None = POLL,
         shortest_lease: float = _SHORTEST_LEASE,
     ) -> None:
         self._store = SubscriptionStore(database)
@@ -275,8 +276,8 @@ class DeliveryLoop:
     def look(self) -> None:
         """Begin the deliveries that are due, and give up those that hang."""
         self._give_up_hung()
-        rows, last, moment = self._store.list()
-        due = [row for row in rows if row.position < last and row.retry_at <= moment and self._may_hold(row, moment)]
+        rows, *moment = self._store.list()
+        due = self._due(rows, *moment)
         # The first look makes subscriptions of observers. Those of webhooks are made with the webhooks.
         if not due and self._begun:
             return
@@ -288,7 +289,20 @@ class DeliveryLoop:
             if row.name in sinks:
                 self._begin(sinks[row.name], row)
 
+    def has_work(self, transaction: Any) -> bool:
+        """Whether :meth:`look` would find something to do. One statement."""
+        if self._running or not self._begun:
+            return True
+        return bool(self._due(*self._store.list_in(transaction)))
+
+    def wake(self) -> None:
+        """Look now, in the thread that delivers."""
+        self._wake.set()
+
     # -- inside -----------------------------------------------------------------------------------------------------
+
+    def _due(self, rows: Iterable[Subscription], last: int, moment: int) -> list[Subscription]:
+        return [row for row in rows if row.position < last and row.retry_at <= moment and self._may_hold(row, moment)]
 
     def _run(self) -> None:
         while not self._stopping.is_set():

@@ -85,7 +85,7 @@ class Sequencer:
         total = 0
         while True:
             with self._database.read() as tx:
-                waiting = tx.execute(_FIND, {"page": 1}).first() is not None
+                waiting = self.waits(tx)
                 row = tx.execute(_SEQUENCE).first() if waiting else None
             if not waiting:
                 return total
@@ -94,6 +94,11 @@ class Sequencer:
             total += count
             if count < self._batch:
                 return total
+
+    @staticmethod
+    def waits(tx: sa.Connection) -> bool:
+        """Whether there is a committed event without a number. One statement."""
+        return tx.execute(_FIND, {"page": 1}).first() is not None
 
     def _hold(self, row: Any) -> int | None:
         """Hold the lease; returns its token, or None while another sequencer holds it.

@@ -45,6 +45,7 @@ _PARAMETERS = {
 _FROM = subscriptions.c.position == sa.bindparam("from_position", type_=sa.BigInteger)
 _ALL = sa.select(*_COLUMNS).order_by(subscriptions.c.name)
 _LAST = sa.select(event_sequence.c.last)
+_LIST = _ALL.add_columns(now(), _LAST.scalar_subquery())
 _SEEN = subscriptions.c.token == sa.bindparam("seen_token", type_=sa.BigInteger)
 _TAKE = TAKE.update(subscriptions, _KEY, _PARAMETERS).where(_SEEN)
 #: From an earlier loop of this very process, whose call may still run: a new token fences its end off.
@@ -117,14 +118,18 @@ class SubscriptionStore:
         self._database = database
 
     def list(self) -> tuple[Sequence[Subscription], int, int]:
-        """All subscriptions by name, the number of the newest event, and the time; one read."""
+        """All subscriptions by name, the number of the newest event, and the time; one statement.
 
-        def read(tx: sa.Connection) -> tuple[Sequence[Subscription], int, int]:
-            rows = tx.execute(_ALL.add_columns(now())).all()
-            found = [Subscription(*row[:-1]) for row in rows]
-            return found, tx.execute(_LAST).scalar_one_or_none() or 0, rows[0][-1] if rows else 0
+        Both numbers are 0 when there is no subscription.
+        """
+        return self._database.read_run(self.list_in)
 
-        return self._database.read_run(read)
+    @staticmethod
+    def list_in(tx: sa.Connection) -> tuple[Sequence[Subscription], int, int]:
+        """:meth:`list` in the caller's transaction."""
+        rows = tx.execute(_LIST).all()
+        moment, last = rows[0][-2:] if rows else (0, 0)
+        return [Subscription(*row[:-2]) for row in rows], last or 0, moment
 
     def begin(self, name: str) -> None:
         """Make a subscription that begins after the newest event; nothing happens if there is one of this name."""

@@ -104,6 +104,11 @@ class StoredRefusals:
         """It was refused."""
         self._waiting.append(decision)
 
+    @property
+    def waits(self) -> bool:
+        """Whether a refusal is to be written."""
+        return bool(self._waiting)
+
     def flush(self) -> None:
         """Write what waits and forget what is older than a day; called every second or so."""
         batch = []

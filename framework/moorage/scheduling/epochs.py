@@ -63,6 +63,11 @@ class ConfirmedEpochs:
         LOG.debug("Service %s has no epoch %d; its message about %s is ignored.", origin.service, origin.epoch, host)
         return False
 
+    @property
+    def has_refused(self) -> bool:
+        """Whether :meth:`take_confirmed` has messages to look at."""
+        return bool(self._refused)
+
     def take_confirmed(self) -> set[str]:
         """Hosts whose messages were refused although the table confirms them by now: those messages are lost.
 

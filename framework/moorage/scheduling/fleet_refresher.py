@@ -12,7 +12,7 @@ from moorage import errors, threads
 from moorage.clock import Clock
 from moorage.scheduling.constraints import could_fit_when_empty
 from moorage.scheduling.fleet_view import FleetView
-from moorage.scheduling.interface import FleetSource, RequestSpec
+from moorage.scheduling.interface import ExcludedTargets, FleetSource, RequestSpec
 from moorage.scheduling.snapshot import Snapshot
 
 __all__ = ["FleetRefresher"]
@@ -76,6 +76,8 @@ class FleetRefresher:
         self._rests_until = -1e9
         self._changing = threads.lock()
         self._observing = threads.lock()
+        #: When the states that were applied last were read, from before the reading.
+        self._observed_at = -1e9
         #: A claim has met an agent or a node that is unavailable, which the view does not know.
         self._states_outdated = False
         self._store_away = False
@@ -84,6 +86,7 @@ class FleetRefresher:
         """Read the states of agents and nodes and apply them to the view. A store that is away is logged once."""
         with self._observing:
             self._states_outdated = False
+            began = self._clock.monotonic()
             try:
                 self._view.set_unavailable(self._source.unavailable())
             except errors.Unavailable as error:
@@ -93,7 +96,17 @@ class FleetRefresher:
                     "The states of agents and nodes cannot be read now; the last known ones are used: %s", error.message
                 )
             else:
-                self._store_away = False
+                self._store_away, self._observed_at = False, began
+
+    def apply_states(self, states: ExcludedTargets, read_at: float) -> None:
+        """Apply states of agents and nodes that the caller has read, unless newer ones were applied meanwhile.
+
+        :param read_at: a moment of the clock from before the reading.
+        """
+        with self._observing:
+            if self._observed_at <= read_at:
+                self._view.set_unavailable(states)
+                self._observed_at = read_at
 
     def mark_states_outdated(self) -> None:
         """A claim was refused for the state of an agent or a node: read the states before nodes are ranked again."""

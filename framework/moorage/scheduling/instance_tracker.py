@@ -102,6 +102,11 @@ class InstanceTracker:
         with self._lock:
             return dict(self._stale)
 
+    @property
+    def is_in_doubt(self) -> bool:
+        """Whether the view of a host is known to differ, or a message is missing or was refused. Costs nothing."""
+        return bool(self._stale or self._missed) or (self._epochs is not None and self._epochs.has_refused)
+
     def take_missed(self, older_than: float) -> list[str]:
         """Hosts of which a message has been missing for ``older_than`` seconds; each is returned once."""
         before = self._clock.monotonic() - older_than

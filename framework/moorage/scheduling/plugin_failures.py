@@ -7,6 +7,7 @@ No request reads them from the store. A scheduler refreshes its counts periodica
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -54,6 +55,10 @@ class StoredPluginFailures:
 
         :raises Unavailable: the store is away; the old counts stay.
         """
-        values = {"window_micros": int(self._window() * MICROSECONDS)}
         with self._database.read() as tx:
-            self._counts = {plugin: int(count) for plugin, count in tx.execute(_COUNTS, values)}
+            self.refresh_in(tx)
+
+    def refresh_in(self, transaction: Any) -> None:
+        """:meth:`refresh` in the caller's transaction."""
+        values = {"window_micros": int(self._window() * MICROSECONDS)}
+        self._counts = {plugin: int(count) for plugin, count in transaction.execute(_COUNTS, values)}

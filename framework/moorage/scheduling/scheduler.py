@@ -23,6 +23,7 @@ from moorage.scheduling.fleet_view import FleetView
 from moorage.scheduling.interface import (
     Claimer,
     ClaimResult,
+    ExcludedTargets,
     FleetSource,
     InstanceRecord,
     NodeState,
@@ -202,6 +203,10 @@ class Scheduler:
     def observe(self) -> None:
         """See :meth:`moorage.scheduling.fleet_refresher.FleetRefresher.observe`."""
         self._freshness.observe()
+
+    def apply_states(self, states: ExcludedTargets, read_at: float) -> None:
+        """See :meth:`moorage.scheduling.fleet_refresher.FleetRefresher.apply_states`."""
+        self._freshness.apply_states(states, read_at)
 
     def place(
         self,

@@ -49,6 +49,11 @@ class ViewReconciler:
         self._timeout = timeout
         self._asked: dict[str, float] = {}
 
+    @property
+    def is_due(self) -> bool:
+        """Whether :meth:`tick` has something to do. Costs nothing."""
+        return bool(self._asked) or self._tracker.is_in_doubt
+
     def tick(self) -> None:
         """Ask, and read what did not answer.
 

@@ -406,14 +406,24 @@ class ServiceRegistry:
         return held
 
     def list(
-        self, *, binary: str | None = None, host: str | None = None, cluster: str | None = None
+        self,
+        *,
+        binary: str | None = None,
+        host: str | None = None,
+        cluster: str | None = None,
+        transaction: Any = None,
     ) -> Sequence[Service]:
-        """Services by binary and host."""
+        """Services by binary and host.
+
+        :param transaction: to read in, where the caller has one.
+        """
+        if transaction is None:
+            with self._database.read() as transaction:
+                return self.list(binary=binary, host=host, cluster=cluster, transaction=transaction)
         given = {"binary": binary, "host": host, "cluster": cluster}
         equal = {name: value for name, value in given.items() if value is not None}
-        with self._database.read() as tx:
-            rows = tx.execute(_list(tuple(equal)), {f"of_{name}": value for name, value in equal.items()})
-            return [_service(row) for row in rows]
+        rows = transaction.execute(_list(tuple(equal)), {f"of_{name}": value for name, value in equal.items()})
+        return [_service(row) for row in rows]
 
     def epochs(self) -> dict[str, int]:
         """The epoch of every service by its uuid."""

@@ -388,9 +388,12 @@ class OperationStore(abc.ABC):
 
     @abc.abstractmethod
     def waiting(
-        self, resource_type: str, names: Sequence[str], *, after: str = "", limit: int = 500
+        self, resource_type: str, names: Sequence[str], *, after: str = "", limit: int = 500, transaction: Any = None
     ) -> Sequence[Operation]:
-        """Reads operations without an owner that are addressed to one of the names (a host, a cluster), by pages."""
+        """Reads operations without an owner that are addressed to one of the names (a host, a cluster), by pages.
+
+        :param transaction: to read in, where the caller has one.
+        """
 
     @abc.abstractmethod
     def announce(self, resource_type: str, resource_ids: Sequence[str]) -> None:

@@ -536,9 +536,11 @@ class SqlOperationStore(OperationStore):
 
     @override
     def waiting(
-        self, resource_type: str, names: Sequence[str], *, after: str = "", limit: int = 500
+        self, resource_type: str, names: Sequence[str], *, after: str = "", limit: int = 500, transaction: Any = None
     ) -> list[Operation]:
         values = {"names": list(names), "of_type": resource_type, "after": after, "page": limit}
+        if transaction is not None:
+            return [operation_of(row) for row in transaction.execute(_WAITING, values)]
         with self._database.read() as tx:
             return [operation_of(row) for row in tx.execute(_WAITING, values)]
 

@@ -31,6 +31,9 @@ from moorage_plugins.coordination.tables import members
 __all__ = ["DatabaseBackend"]
 
 T = TypeVar("T")
+_NEVER = float("-inf")
+#: Seconds for which a reading of this member's row counts.
+_FRESH = 1.5
 _ROWS = sa.select(members.c.member, members.c.service, members.c.epoch).where(
     members.c.group_name == sa.bindparam("of_group")
 )
@@ -55,6 +58,9 @@ class DatabaseBackend(CoordinationBackend):
         self._services: ServiceLives = tools.services
         self._group = ""
         self._member = b""
+        #: When :meth:`members` has read this member's row, from before the reading, and what could be promised then.
+        self._seen = _NEVER
+        self._promised = _NEVER
 
     @override
     def start(self) -> None:
@@ -80,16 +86,21 @@ class DatabaseBackend(CoordinationBackend):
 
     @override
     def renew(self) -> float:
+        # The ring asks for the members as often as this is called, so the row was read a moment ago.
+        if self.tools.clock.monotonic() - self._seen < _FRESH:
+            return self._promised
         until = self._services.valid_until()
-        if self._member not in self._rows():
+        if self._member not in self._read()[0]:
             raise NotMember(f"{self._member.decode()} was removed from {self._group}: its service was silent too long.")
         return until
 
     @override
     def members(self) -> View:
-        began = self.tools.clock.monotonic()
-        rows = self._rows()
-        living = self._guarded(self._services.living)
+        began, until = self.tools.clock.monotonic(), self._services.valid_until()
+        self._seen = _NEVER
+        rows, living = self._read(living=True)
+        if self._member in rows:
+            self._promised, self._seen = until, began
         gone = [member for member, life in rows.items() if life not in living]
         if gone:
             self._guarded(lambda: self._remove(gone))
@@ -98,20 +109,23 @@ class DatabaseBackend(CoordinationBackend):
 
     @override
     def leave(self) -> None:
+        self._seen = _NEVER
         self._guarded(lambda: self._remove([self._member]))
 
     @override
     def close(self) -> None:
-        self._group = ""
+        self._group, self._seen = "", _NEVER
 
-    def _rows(self) -> dict[bytes, tuple[str, int]]:
+    def _read(self, *, living: bool = False) -> tuple[dict[bytes, tuple[str, int]], frozenset[tuple[str, int]]]:
+        """The service of each member, and the services that live if they are asked for."""
         if not self._group:
             raise errors.Unavailable("This client is in no group.")
 
-        def read() -> dict[bytes, tuple[str, int]]:
+        def read() -> tuple[dict[bytes, tuple[str, int]], frozenset[tuple[str, int]]]:
             with self._database.read() as tx:
                 found = tx.execute(_ROWS, {"of_group": self._group})
-                return {row.member.encode("ascii"): (row.service, row.epoch) for row in found}
+                rows = {row.member.encode("ascii"): (row.service, row.epoch) for row in found}
+                return rows, self._services.living(tx) if living else frozenset()
 
         return self._guarded(read)
 

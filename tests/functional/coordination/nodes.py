@@ -76,8 +76,8 @@ class Lives:
             self._good_from = began
         return self._good_from + 0.9 * self._down_time
 
-    def living(self) -> frozenset[tuple[str, int]]:
-        rows = self._registry.list()
+    def living(self, transaction: Any = None) -> frozenset[tuple[str, int]]:
+        rows = self._registry.list(transaction=transaction)
         up = self._observer.observe(rows)
         return frozenset((row.uuid, row.epoch) for row in rows if up[row.uuid])
 

@@ -62,6 +62,8 @@ class CountedPlane(Plane):
         self._roles: dict[sa.Engine, tuple[str, bool]] = {}
         self._counting = threading.Lock()
         self._known: dict[int, Any] = {}
+        #: By the name of the role.
+        self.databases: dict[str, Database] = {}
         self.counted: dict[str, Counts] = collections.defaultdict(Counts)
         super().__init__(*arguments, **more)
         for name, listener in (
@@ -76,6 +78,7 @@ class CountedPlane(Plane):
     def platform(self, binary: str, name: str) -> Platform:
         database = Database.from_config(self.conf, clock=self.clock, service=f"{binary}:{name}")
         self.test.addCleanup(database.close)
+        self.databases[name] = database
         self._roles |= {database._write_engine: (binary, True), database._read_engine: (binary, False)}
         platform = super().platform(binary, name)
         fanout, cast, call = platform.sender.fanout, platform.sender.cast, platform.sender.call

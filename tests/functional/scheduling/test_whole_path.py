@@ -7,6 +7,7 @@ numbers are limits that were reached: a change that raises one has to say why.
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 import unittest
@@ -16,6 +17,8 @@ from typing import Any
 import requests
 
 from moorage.control_plane.api_role import ApiRole
+from moorage.control_plane.engine_role import Engine
+from moorage.services.registry import ServiceRegistry
 from moorage_plugins.compute.agent import ComputeAgent
 from tests.functional.scheduling.plane import SOON
 from tests.functional.scheduling.statements import CountedPlane, Counts
@@ -35,6 +38,8 @@ QUIET: dict[str, Any] = {
 REQUESTS = ("http", "select", "rpc-", "compute-")
 #: Comparisons of views run beside requests, in the same threads: the least of so many runs is without.
 RUNS = 5
+#: Seconds between two times of work whose statements may be built for each time.
+_SELDOM = 30.0
 
 
 def _size(summary: dict[str, Any]) -> tuple[int, int]:
@@ -151,41 +156,91 @@ class WholePathTests(unittest.TestCase):
         )  # fmt: skip
 
 
+class Minute:
+    """A clock that a test moves."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
 class IdleTests(unittest.TestCase):
     """What nothing to do costs, at the intervals of production."""
 
-    def test_an_idle_minute(self) -> None:
-        plane = CountedPlane(
+    def setUp(self) -> None:
+        self.plane = CountedPlane(
             self,
             agent__sweep_interval=5.0,
             services__report_interval=10.0,
             services__service_down_time=60.0,
             scheduling__refresh_interval=60.0,
+            coordination__periodic_coordination_backend="database",
+            periodic__initial_delay=0.0,
+            api__bind="127.0.0.1:0",
+            api__auth_strategy="noauth",
         )
-        plane.up(("h1",), nodes=50)
-        plane.only = (threading.current_thread().name,)
-        works = [(role.binary, each._work, each._seconds) for role in plane.roles.values() for each in role._periodic]
-        cleaning = plane.roles["h1"]._cleaning
-        works.append(("agent", cleaning.look, cleaning._interval))
+        self.plane.up(("h1",), nodes=50)
+        self.plane.start(Engine(), "engine-1")
+        self.plane.start(ApiRole(), "api-1")
+        self.plane.only = (threading.current_thread().name,)
+        #: Role, what a thread of it does, and the seconds between two times.
+        self.works: list[tuple[str, Callable[[], object], float]] = []
+        for name, role in self.plane.roles.items():
+            loops = [*getattr(role, "_periodic", ()), *([role._beats] if isinstance(role, ApiRole) else ())]
+            self.works += [(role.binary, each._work, each._seconds) for each in loops if each._seconds is not None]
+            if hasattr(role, "_look"):
+                # It looks by the clock of the test from now on.
+                role._look.stop()
+                self.works.append((role.binary, role._look.look, 1.0))
+            heartbeat = self.plane.heartbeats[name]
+            registry = ServiceRegistry(self.plane.databases[name], self.plane.clock)
+            self.works.append((role.binary, functools.partial(registry.beat, heartbeat._identity), 10.0))
+        agent = self.plane.roles["h1"]
+        self.works.append(("agent", agent._cleaning.look, agent._cleaning._interval))
         # A sweep has a thread of the agent's own do it.
-        compute = next(each for each in plane.roles["h1"]._services if isinstance(each, ComputeAgent))
-        works.append(("agent", compute._actual.compare, 5.0))
-        # Of rows that were written less than a second ago, no version is remembered.
-        time.sleep(1.2)
-        for last in (False, True):
-            # The first round warms up.
-            found = {binary: [0.0, 0.0, 0.0] for binary, _, _ in works}
-            built: list[str] = []
-            for binary, work, seconds in works:
-                plane.begin()
+        compute = next(each for each in agent._services if isinstance(each, ComputeAgent))
+        self.works.append(("agent", compute._actual.compare, 5.0))
+        worker = self.plane.roles["engine-1"]._work._workers[0]
+        self.works.append(("engine", worker.keeper.step, 1.0))
+        self.works.append(("engine", worker.membership.step, 1.0))
+
+    def minute(self) -> dict[str, Counts]:
+        """Everything that the threads of the roles do in a minute."""
+        clock = Minute()
+        for role in self.plane.roles.values():
+            if hasattr(role, "_look"):
+                role._look._clock, role._look._due = clock, dict.fromkeys(role._look._looks, 0.0)
+        self.plane.begin()
+        for second in range(60):
+            clock.now = float(second)
+            for _, work, seconds in self.works:
+                if second % seconds == 0:
+                    work()
+        return self.plane.counts()
+
+    def test_an_idle_minute(self) -> None:
+        # Of rows that were written a moment ago, no version is remembered.
+        time.sleep(0.2)
+        # Warms up.
+        self.minute()
+        self.plane.begin()
+        for _, work, seconds in self.works:
+            if seconds >= _SELDOM:
                 work()
-                counts = plane.counts().get(binary, Counts())
-                for place, number in enumerate((len(counts.statements), counts.reads, counts.writes)):
-                    found[binary][place] += number * 60 / seconds
-                of_nodes = [each for each in counts.statements if "nodes.properties" in each]
-                self.assertEqual([], of_nodes if last else [], "a node was read although none has changed")
-                built += counts.built if seconds < 30 else []
-        self.assertEqual([], built)
-        # Statements, read transactions and write transactions of each role; 60 of them look for events to number, and 12 of the
-        # agent's read what should run on its host.
-        self.assertEqual({"scheduler": [269, 204, 2], "agent": [120, 120, 0]}, found)
+        seldom = {each for found in self.plane.counts().values() for each in found.statements}
+        counts = self.minute()
+        of_nodes = [each for found in counts.values() for each in found.statements if "nodes.properties" in each]
+        self.assertEqual([], of_nodes, "a node was read although none has changed")
+        self.assertEqual([], [each for found in counts.values() for each in found.built if each not in seldom])
+        self.assertEqual([], [each for found in counts.values() for each in found.messages])
+        # Statements, read transactions and write transactions of each role. Six of the writes are heartbeats.
+        numbers = {role: [len(each.statements), each.reads, each.writes] for role, each in counts.items()}
+        self.assertEqual(
+            {"agent": [127, 121, 6], "api": [18, 12, 6], "engine": [366, 180, 6], "scheduler": [275, 66, 8]}, numbers
+        )
+        # How often threads wake, the heartbeats among them.
+        wakes = dict.fromkeys(counts, 0.0)
+        for role, _, seconds in self.works:
+            wakes[role] += 60 / seconds
+        self.assertEqual({"agent": 66.5, "api": 12.0, "engine": 186.0, "scheduler": 69.0}, wakes)

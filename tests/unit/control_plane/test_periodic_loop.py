@@ -3,14 +3,20 @@
 
 from __future__ import annotations
 
+import pathlib
+import tempfile
 import threading
 import types
 import unittest
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import sqlalchemy as sa
+
+from moorage import errors
 from moorage.clock import SystemClock
-from moorage.control_plane.periodic_loop import PeriodicLoop
+from moorage.control_plane.periodic_loop import Look, PeriodicLoop, SharedLook
+from moorage.db import Database
 from tests.servers import wait_until
 
 #: Seconds that no test waits for.
@@ -18,7 +24,7 @@ NEVER = 86_400.0
 
 
 class PeriodicLoopTests(unittest.TestCase):
-    def loop(self, work: Callable[[], object], seconds: float, **more: Any) -> PeriodicLoop:
+    def loop(self, work: Callable[[], object], seconds: float | None, **more: Any) -> PeriodicLoop:
         platform: Any = types.SimpleNamespace(clock=SystemClock())
         made = PeriodicLoop(platform, "loop", work, seconds, **more)
         self.addCleanup(made.stop, 60)
@@ -50,3 +56,97 @@ class PeriodicLoopTests(unittest.TestCase):
             wake.set()
             loop.stop(60)
             self.assertFalse(loop._thread.is_alive())
+
+    def test_without_an_interval_it_is_called_when_it_is_woken_only(self) -> None:
+        calls: list[int] = []
+        wake = threading.Event()
+        loop = self.loop(lambda: calls.append(1), None, wake=wake)
+        wake.set()
+        wait_until(lambda: calls, "a call", 60)
+        loop.stop(60)
+        self.assertEqual([1], calls)
+
+
+class Time:
+    """A clock that a test moves; only the thread of the loop waits, for ever."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def wait(self, event: threading.Event, seconds: float | None) -> bool:
+        return event.wait(NEVER)
+
+    def sleep(self, seconds: float) -> None:
+        raise AssertionError("nothing here sleeps")
+
+
+class SharedLookTests(unittest.TestCase):
+    def setUp(self) -> None:
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.database = Database(f"sqlite:///{pathlib.Path(folder.name) / 'store.sqlite'}")
+        self.addCleanup(self.database.close)
+        self.clock = Time()
+        self.done: list[str] = []
+
+    def look(self, looks: Mapping[str, tuple[float, Look]]) -> SharedLook:
+        platform: Any = types.SimpleNamespace(clock=self.clock, database=self.database)
+        made = SharedLook(platform, looks)
+        self.addCleanup(made.stop, 60)
+        return made
+
+    def finds(self, name: str) -> Look:
+        """A look that reads and finds work."""
+
+        def find(transaction: sa.Connection) -> Callable[[], None]:
+            self.assertEqual(1, transaction.execute(sa.text("SELECT 1")).scalar())
+            return lambda: self.done.append(name)
+
+        return find
+
+    def test_one_transaction_has_all_looks_that_are_due(self) -> None:
+        transactions: list[sa.Connection] = []
+
+        def nothing(transaction: sa.Connection) -> None:
+            transactions.append(transaction)
+
+        shared = self.look({"a": (1.0, nothing), "b": (1.0, nothing), "c": (5.0, nothing), "d": (1.0, self.finds("d"))})
+        shared.look()
+        self.assertEqual(3, len(transactions))
+        self.assertEqual(1, len({id(each) for each in transactions}))
+        for second in range(1, 6):
+            self.clock.now = second - 0.1
+            shared.look()
+        self.assertEqual(2 * 6 + 2, len(transactions))
+        self.assertEqual(["d"] * 6, self.done)
+
+    def test_a_look_that_fails_keeps_no_other_from_looking(self) -> None:
+        def fails(transaction: sa.Connection) -> None:
+            transaction.execute(sa.text("SELECT nothing FROM nowhere"))
+
+        shared = self.look({"a": (1.0, self.finds("a")), "wrong": (1.0, fails), "b": (1.0, self.finds("b"))})
+        with self.assertLogs("moorage.control_plane.periodic_loop", "ERROR") as told:
+            shared.look()
+        self.assertEqual(["a", "b"], self.done)
+        self.assertEqual(1, len(told.output))
+        self.assertIn("wrong", told.output[0])
+
+    def test_what_follows_from_a_look_keeps_no_other_from_following(self) -> None:
+        def fails() -> None:
+            raise RuntimeError("of what follows")
+
+        shared = self.look({"wrong": (1.0, lambda transaction: fails), "b": (1.0, self.finds("b"))})
+        with self.assertLogs("moorage.control_plane.periodic_loop", "ERROR"):
+            shared.look()
+        self.assertEqual(["b"], self.done)
+
+    def test_a_store_that_is_away_is_told_once_each_time(self) -> None:
+        def away(transaction: sa.Connection) -> None:
+            raise errors.StoreUnavailable("away")
+
+        shared = self.look({"a": (1.0, away), "b": (1.0, self.finds("b"))})
+        with self.assertRaises(errors.StoreUnavailable):
+            shared.look()
+        self.assertEqual([], self.done)

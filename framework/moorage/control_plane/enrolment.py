@@ -94,15 +94,18 @@ class Enrolment(FleetWriter):
                 raise errors.InvalidInput(f"The {what} {twice[0]} stands twice among the nodes.", path="nodes")
         if self._shards is not None:
             specs = self._shards(specs)
+        rings = self._rings()
         for attempt in range(1, _ATTEMPTS + 1):
             try:
-                changes = self._database.run(lambda tx: self._write(tx, specs))
+                changes = self._database.run(lambda tx: self._write(tx, specs, rings))
                 break
             except (Duplicate, _NodeRemoved):
                 # Another transaction wrote one of the nodes at the same time; a new transaction sees what it wrote.
                 if attempt == _ATTEMPTS:
                     raise
-        self.assign()
+        if any(change is not Change.CREATED for change in changes):
+            # New nodes were given agents when they were inserted.
+            self.assign()
         self._changed()
         counts = Counter(changes)
         if resharded := counts.pop(Change.RESHARDED, 0):
@@ -110,14 +113,17 @@ class Enrolment(FleetWriter):
             counts[Change.CHANGED] += resharded
         return {kind.value: counts[kind] for kind in (Change.CREATED, Change.CHANGED, Change.SAME)}
 
-    def _write(self, tx: sa.Connection, specs: Sequence[NodeSpec]) -> Sequence[Change]:
+    def _rings(self) -> AgentRings:
+        return AgentRings(self._registry.list(binary="agent"))
+
+    def _write(self, tx: sa.Connection, specs: Sequence[NodeSpec], rings: AgentRings) -> Sequence[Change]:
         if self._mover is not None:
             self._mover.refuse_leaving(
                 tx,
                 {spec.uuid: spec.shard for spec in specs if spec.shard is not None},
                 {spec.uuid: spec.host for spec in specs if spec.host is not None},
             )
-        changes = self._nodes.ensure(tx, specs)
+        changes = self._nodes.ensure(tx, specs, lambda spec: rings.owner(spec.uuid, spec.shard))
         by_uuid = {spec.uuid: spec for spec in specs}
         existing: set[str] = set()
 
@@ -278,7 +284,7 @@ class Enrolment(FleetWriter):
 
     def assign(self) -> int:
         """Gives nodes that have no agent one; returns how many got one. See :class:`AgentRings` for which agent it is."""
-        rings = AgentRings(self._registry.list(binary="agent"))
+        rings = self._rings()
         if not rings:
             return 0
         assigned, after = 0, ""

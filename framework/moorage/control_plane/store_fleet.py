@@ -2,7 +2,7 @@
 """Reads the fleet for schedulers: nodes, their use, their aggregates, and whether their agents are up.
 
 After the first reading, a reading costs what changed since the last one (:mod:`moorage.db.changes`). Three changes make it read all
-nodes again, since they may concern any node: of an aggregate, of a pool, and of more nodes than half of the fleet.
+nodes again, since they may concern any node: of an aggregate, of a pool, and of nearly all nodes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from moorage.scheduling.interface import Aggregate, ExcludedTargets, FleetChange
 __all__ = ["StoreFleet"]
 
 _PAGE = 1000
-#: More nodes than this are read one by one only if they are less than half of the fleet.
+#: More nodes than this are read by their uuids only if they are less than nine tenths of the fleet.
 _FEW = 1000
 #: Mappings that are shared at most.
 _SHARED = 10_000
@@ -103,7 +103,7 @@ class StoreFleet:
         gone_providers = known_providers.gone(store.provider_uuids()) if known_providers.misses(providers) else set()
         changed_providers = known_providers.changed(providers)
         changed = known_nodes.changed(nodes) | changed_providers
-        if len(changed) > max(_FEW, nodes.count // 2):
+        if len(changed) > max(_FEW, nodes.count * 9 // 10):
             return None
         if self._absent:
             # Agents that were started since. So many hosts are not named one by one.

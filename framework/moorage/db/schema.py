@@ -109,7 +109,10 @@ class JsonText(sa.types.TypeDecorator[Any]):
 
     def process_bind_param(self, value: Any, dialect: sa.Dialect) -> str | None:
         """Python data to text."""
-        return None if value is None else json.dumps(value, separators=(",", ":"), sort_keys=True)
+        if value is None:
+            return None
+        # Most of the columns of most nodes.
+        return "{}" if value == {} else json.dumps(value, separators=(",", ":"), sort_keys=True)
 
     def process_result_value(self, value: Any, dialect: sa.Dialect) -> Any:
         """Text to Python data."""

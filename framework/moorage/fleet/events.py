@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -11,7 +12,7 @@ from moorage.db import JournalEvent, record
 from moorage.fleet.interface import STATES
 from moorage.fleet.tables import nodes
 
-__all__ = ["record_deleted", "record_nodes"]
+__all__ = ["record_created", "record_deleted", "record_nodes"]
 
 #: What an event says of a node: nothing that users wrote.
 _STATE = (
@@ -27,17 +28,23 @@ _NAMES = tuple(column.name for column in _STATE)
 _PART = 1000
 
 
-def record_nodes(tx: sa.Connection, uuids: Iterable[str], what: str = "change") -> None:
-    """Record that nodes were written; one read for 1,000 nodes.
+def record_created(tx: sa.Connection, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Record that nodes were inserted.
 
-    :param what: ``create`` or ``change``.
+    :param rows: what was inserted of each; columns that are left out are NULL.
     """
+    for row in rows:
+        record(tx, JournalEvent("node.create", f"node/{row['uuid']}", 0, {name: row.get(name) for name in _NAMES}))
+
+
+def record_nodes(tx: sa.Connection, uuids: Iterable[str]) -> None:
+    """Record that nodes were changed; one read for 1,000 nodes."""
     wanted = sorted(set(uuids))
     for start in range(0, len(wanted), _PART):
         for row in tx.execute(_FIND, {"of_uuids": wanted[start : start + _PART]}):
             state = dict(zip(_NAMES, row[2:], strict=True))
             state |= {flag: bool(state[flag]) for flag in STATES}
-            record(tx, JournalEvent(f"node.{what}", f"node/{row.uuid}", row.generation, state))
+            record(tx, JournalEvent("node.change", f"node/{row.uuid}", row.generation, state))
 
 
 def record_deleted(tx: sa.Connection, uuid: str) -> None:

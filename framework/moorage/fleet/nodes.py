@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from moorage import errors
 from moorage.db import Database, now
 from moorage.db.changes import ChangeReader, RecentRows
-from moorage.fleet.events import record_deleted, record_nodes
+from moorage.fleet.events import record_created, record_deleted, record_nodes
 from moorage.fleet.interface import DETAILS, STATES, Node, NodeSpec, merged
 from moorage.fleet.states import BEGIN_STATES, begun_by, with_since
 from moorage.fleet.tables import nodes
@@ -108,11 +108,14 @@ class NodeStore:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def ensure(self, tx: sa.Connection, specs: Sequence[NodeSpec]) -> list[Change]:
+    def ensure(
+        self, tx: sa.Connection, specs: Sequence[NodeSpec], hosts: Callable[[NodeSpec], str | None] = lambda spec: None
+    ) -> list[Change]:
         """Creates nodes, or merges what is given into existing nodes of the same uuid.
 
         One query, one insert for all new nodes, one update for each node that differs.
 
+        :param hosts: returns the host of a new node whose specification names none.
         :raises AlreadyExists: a name belongs to a node of another uuid; nothing is written then.
         :raises Conflict: a node that shall keep its host has another one; nothing is written then.
         :raises Duplicate: another transaction created or changed one of the nodes at the same time; a new transaction sees it.
@@ -144,7 +147,10 @@ class NodeStore:
             elif row is not None and tx.execute(*_change(spec, row)).rowcount == 1:
                 changes.append(Change.RESHARDED if spec.shard not in (None, row.shard) else Change.CHANGED)
             else:
-                fresh.append(_values(spec))
+                values = _values(spec)
+                if spec.host is None:
+                    values["host"] = hosts(spec)
+                fresh.append(values)
                 changes.append(Change.CREATED)
         if fresh:
             self._insert(tx, fresh)
@@ -161,7 +167,7 @@ class NodeStore:
         marked = [row["uuid"] for row in rows if any(row[flag] for flag in STATES)]
         if marked:
             tx.execute(BEGIN_STATES.where(nodes.c.uuid.in_(marked)), {"begun_by": begun_by()})
-        record_nodes(tx, [row["uuid"] for row in rows], "create")
+        record_created(tx, rows)
 
     def change(self, tx: sa.Connection, uuid: str, generation: int, changes: Mapping[str, Any]) -> bool:
         """Write some columns of a node that has this generation; False when it has another one, or is gone."""

@@ -258,6 +258,7 @@ def check_providers(providers: Sequence[ResourceProvider]) -> None:
     """
     uuids: set[str] = set()
     names: set[str] = set()
+    checked: set[int] = set()
     for each in providers:
         _check_text("uuid", each.uuid, _UUID_LENGTH)
         _check_text("name", each.name, _NAME_LENGTH)
@@ -267,7 +268,7 @@ def check_providers(providers: Sequence[ResourceProvider]) -> None:
         names.add(each.name)
         if each.parent is not None:
             _check_text("parent", each.parent, _UUID_LENGTH)
-        check_inventories(each.name, each.inventories)
+        check_inventories(each.name, each.inventories, checked)
 
 
 def check_levels(uuid: str, parent: str, levels: int, before: int = 0) -> None:
@@ -315,10 +316,12 @@ def check_reshape(inventories: Sequence[InventoryChange], changes: Sequence[Allo
         check_inventories(each.provider, each.items)
 
 
-def check_inventories(provider: str, items: Sequence[InventoryItem]) -> None:
+def check_inventories(provider: str, items: Sequence[InventoryItem], checked: set[int] | None = None) -> None:
     """Refuse inventories of one provider that can never be right.
 
     :param provider: what it is called in messages.
+    :param checked: the ids of objects that were checked for other providers, to which those of the items are added. Imports give
+        nodes that are alike the same objects. The caller keeps the objects.
     :raises InvalidInput: says which, where and why.
     """
     classes: set[str] = set()
@@ -328,7 +331,10 @@ def check_inventories(provider: str, items: Sequence[InventoryItem]) -> None:
                 f"Provider {provider} has two inventories of {item.resource_class}.", path="inventories"
             )
         classes.add(item.resource_class)
-        _check_inventory(provider, item)
+        if checked is None or id(item) not in checked:
+            _check_inventory(provider, item)
+        if checked is not None:
+            checked.add(id(item))
 
 
 def _check_inventory(provider: str, item: InventoryItem) -> None:

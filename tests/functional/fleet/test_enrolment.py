@@ -250,10 +250,10 @@ class ServerCase(EnrolmentCase):
         self.enrolment.enrol([given])
         ensured = self.nodes.ensure
 
-        def moved_meanwhile(tx: Any, specs: Any) -> Any:
+        def moved_meanwhile(tx: Any, specs: Any, hosts: Any) -> Any:
             with futures.ThreadPoolExecutor(1) as pool:
                 between: Any = Interrupted(tx, pool, self._move, given.uuid)
-                return ensured(between, specs)
+                return ensured(between, specs, hosts)
 
         with mock.patch.object(self.nodes, "ensure", moved_meanwhile):
             self.enrolment.enrol([spec(given.name, properties={"rack": 2})])

@@ -79,6 +79,8 @@ class InstanceTracker:
         self._claimed: dict[str, float] = {}
         self._readings: list[set[str]] = []
         self._spoke: set[str] = set()
+        #: Hosts that have all spoken.
+        self._all_spoke: Mapping[str, object] | None = None
         self._stale: dict[str, float] = {}
         self._missed: dict[str, float] = {}
         self._late = False
@@ -90,8 +92,17 @@ class InstanceTracker:
         return host in self._spoke
 
     def silent(self, hosts: Mapping[str, object]) -> list[str]:
-        """Those of the hosts that never spoke: their instances are only as new as the last reading of the store."""
-        return sorted(hosts.keys() - self._spoke) if not hosts.keys() <= self._spoke else []
+        """Those of the hosts that never spoke: their instances are only as new as the last reading of the store.
+
+        :param hosts: the view's, which are one object until the view has other hosts. A host that has spoken stays one, so the
+            hosts are compared until all of them have.
+        """
+        if hosts is self._all_spoke:
+            return []
+        found = sorted(hosts.keys() - self._spoke)
+        if not found:
+            self._all_spoke = hosts
+        return found
 
     def stale_since(self, host: str) -> float | None:
         """Since when (monotonic seconds) the view of the host is known to differ from the host; None when it does not."""

@@ -8,6 +8,7 @@ import sys
 import threading
 import unittest
 from collections.abc import Sequence
+from typing import Any
 
 from typing_extensions import override
 
@@ -341,6 +342,26 @@ class RollingUpgradeTests(unittest.TestCase):
         simulation.clock.now += 60
         self.assertFalse(scheduler.silent.freshen(hosts))
         self.assertEqual(simulation.store.queries, [])
+
+    def test_hosts_that_have_all_spoken_are_not_compared_for_each_request(self) -> None:
+        simulation = Simulation(["h0", "h1"])
+        (scheduler,) = simulation.schedulers
+        simulation.sync_period()
+        compared: list[int] = []
+
+        class Hosts(dict[str, object]):
+            @override
+            def keys(self) -> Any:
+                compared.append(1)
+                return super().keys()
+
+        hosts = Hosts(scheduler.view.snapshot().rows_of_host)
+        for _ in range(3):
+            self.assertEqual([], scheduler.tracker.silent(hosts))
+        self.assertEqual(1, len(compared))
+        # Other hosts are another object.
+        self.assertEqual(["h2"], scheduler.tracker.silent(Hosts(hosts, h2=None)))
+        self.assertEqual(2, len(compared))
 
 
 class NewFieldTests(unittest.TestCase):

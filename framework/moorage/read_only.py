@@ -43,8 +43,14 @@ class FrozenList(list[Any]):
         return FrozenList, (list(self),)
 
 
+#: Types of values without anything inside, which are most of the values.
+_SCALARS = frozenset({int, str, float, bool, type(None)})
+
+
 def frozen(value: Any) -> Any:
     """The value, with every mapping, list, set and array inside of it read-only."""
+    if type(value) in _SCALARS:
+        return value
     if isinstance(value, Mapping):
         return frozen_mapping(value)
     if isinstance(value, list):

@@ -29,6 +29,7 @@ __all__ = ["FIRST", "ClaimedClass", "Queue", "of_worker"]
 #: Classes that come before all others: those that fork hundreds of processes, which takes several times as long in a grown worker,
 #: and those that take a minute, so that no worker ends with one of them alone.
 FIRST = (
+    "tests.simulation.test_scale.ScaleTests",
     "tests.simulation.test_simulation.SimulationTests",
     "tests.unit.block_storage.test_crashes.SqliteCrashTests",
     "tests.unit.cleanup.test_guards.GuardTests",

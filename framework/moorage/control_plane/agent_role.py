@@ -211,7 +211,9 @@ class Agent:
         """A thread for each service: one whose sweep fails, or hangs, holds up no other one."""
         works = [(f"sweep of {_name(service)}", service.sweep) for service in self._services]
         works.append(("comparison of instances that was asked for", self._tell_if_asked))
-        return [PeriodicLoop(platform, name, work, seconds) for name, work in works]
+        # Agents that were started together would always sweep together.
+        draw = randomness.generator()
+        return [PeriodicLoop(platform, name, work, seconds, first=draw.uniform(0, seconds)) for name, work in works]
 
     def _tell_if_asked(self) -> None:
         if self._soon.is_set():

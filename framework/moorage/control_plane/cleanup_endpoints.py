@@ -141,6 +141,8 @@ class AgentCleaning:
         return asdict(self._views.would_clean(row, dead, resource_type, resource_id, predict=predict))
 
     def _run(self) -> None:
+        # Agents that were started together would always look together.
+        seconds = randomness.generator().uniform(0, self._interval)
         while not self._stop.is_set():
             self._wake.clear()
             try:
@@ -150,7 +152,8 @@ class AgentCleaning:
                 self._put_off(error)
             except Exception:
                 LOG.exception("Cleaning failed.")
-            self._clock.wait(self._wake, self._interval)
+            self._clock.wait(self._wake, seconds)
+            seconds = self._interval
 
     def look(self) -> None:
         """Runs one pass: cleans all that there is to clean. A pass without work costs one read."""

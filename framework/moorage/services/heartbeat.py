@@ -8,7 +8,7 @@ from typing import Protocol
 
 from oslo_log import log as logging
 
-from moorage import errors, threads
+from moorage import errors, randomness, threads
 from moorage.clock import Clock
 from moorage.services.interface import ServiceIdentity
 from moorage.services.options import check_times
@@ -106,7 +106,10 @@ class Heartbeat:
         return self._good_from + self._patience
 
     def _run(self) -> None:
-        while not self._clock.wait(self._stop, self._interval):
+        # The first is early by a random part of the interval: services that were started together would always beat together.
+        seconds = randomness.generator().uniform(0, self._interval)
+        while not self._clock.wait(self._stop, seconds):
+            seconds = self._interval
             began = self._clock.monotonic()
             try:
                 if not self._beat():

@@ -106,6 +106,8 @@ class Placement(Workload):
     operations: ClassVar[tuple[str, ...]] = ("live_migrate", "migrate", "resize")
     #: Whether nodes refuse requests for lack of room only, and for the states of their agents.
     room_decides: ClassVar[bool] = True
+    hosts: Sequence[str] = HOSTS
+    schedulers: Sequence[str] = SCHEDULERS
 
     def __init__(self, world: World) -> None:
         super().__init__(world)
@@ -353,16 +355,9 @@ class Placement(Workload):
         waiting = self.rows("SELECT uuid FROM instances WHERE status = 'resized'")
         if waiting:
             return f"resizes have not confirmed themselves: {waiting}"
-        stored = sorted(
-            self.rows("SELECT uuid, host, flavorid FROM instances WHERE status NOT IN ('error', 'shelved_offloaded')")
-        )
-        for name in SCHEDULERS:
-            fleet = self.roles[name]._scheduler.view.snapshot()
-            seen = sorted(
-                (uuid, each.host, each.flavorid)
-                for row in range(fleet.size)
-                for uuid, each in fleet.instances_on(row).items()
-            )
+        stored = self.stored()
+        for name in self.schedulers:
+            seen = self.seen(name)
             if seen != stored:
                 return f"{name} believes {seen}, the store has {stored}"
         running = self._effects()
@@ -375,6 +370,21 @@ class Placement(Workload):
                 return f"instance {uuid} of {host} is active and executes on {executing.get(uuid)}"
         strangers = running.keys() - {row[0] for row in stored}
         return f"instances run that do not exist: {sorted(strangers)}" if strangers else ""
+
+    def stored(self) -> list[Any]:
+        """Uuid, host and flavor of the instances that occupy a host."""
+        return sorted(
+            self.rows("SELECT uuid, host, flavorid FROM instances WHERE status NOT IN ('error', 'shelved_offloaded')")
+        )
+
+    def seen(self, scheduler: str) -> list[Any]:
+        """The same, as a scheduler believes."""
+        fleet = self.roles[scheduler]._scheduler.view.snapshot()
+        return sorted(
+            (uuid, each.host, each.flavorid)
+            for row in range(fleet.size)
+            for uuid, each in fleet.instances_on(row).items()
+        )
 
     def executing(self) -> dict[str, list[str]]:
         """Uuid -> hosts whose hypervisors execute it, each as often as it does."""
@@ -390,7 +400,7 @@ class Placement(Workload):
     def _effects(self) -> dict[str, dict[str, list[int]]]:
         """Uuid -> host -> tokens of what the hypervisors run."""
         found: dict[str, dict[str, list[int]]] = {}
-        for host in HOSTS:
+        for host in self.hosts:
             folder = f"{self.world.folder}/hypervisors/{host}"
             for uuid in sorted(os.listdir(folder)) if os.path.exists(folder) else ():
                 tokens = sorted(int(each) for each in os.listdir(f"{folder}/{uuid}") if each.isdigit())

@@ -33,7 +33,7 @@ class Engine:
     def start(self, platform: Platform, conf: cfg.ConfigOpts) -> None:
         """Begin."""
         self._platform = platform
-        delivery = Delivery(platform, conf)
+        delivery = Delivery(platform, conf, poll=None)
         self._work = PeriodicWork(platform, conf)
         self._work.start()
         self._delivery = delivery
@@ -50,7 +50,7 @@ class Engine:
     def reload(self, conf: cfg.ConfigOpts) -> None:
         """Deliver as the new configuration says. Periodic work changes with a restart; its configuration is checked too."""
         check_periodic(conf)
-        old, self._delivery = self._delivery, Delivery(self._platform, conf)
+        old, self._delivery = self._delivery, Delivery(self._platform, conf, poll=None)
         old.stop(_LAST_DELIVERIES)
         self._delivery.start()
 

@@ -14,7 +14,7 @@ from moorage.control_plane.process import Platform
 from moorage.db import RecordedEvent
 from moorage.extensions import Loaded
 from moorage.journal import options
-from moorage.journal.delivery import DeliveryLoop, Selection, Sink
+from moorage.journal.delivery import POLL, DeliveryLoop, Selection, Sink
 from moorage.journal.sender import WebhookSink
 from moorage.journal.webhooks import WebhookStore
 from moorage.observers.interface import Observer
@@ -46,10 +46,11 @@ class ObserverSink:
 class Delivery:
     """The delivery of one process, as its configuration says. Starts with :meth:`start`.
 
+    :param poll: seconds between two looks for events; None: the caller calls :meth:`look` instead.
     :raises ConfigError: the options of the journal, or an observer that follows it, cannot be used.
     """
 
-    def __init__(self, platform: Platform, conf: cfg.ConfigOpts) -> None:
+    def __init__(self, platform: Platform, conf: cfg.ConfigOpts, *, poll: float | None = POLL) -> None:
         networks, timeout = options.allowed_networks(conf), float(conf.journal.webhook_timeout)
         webhooks = WebhookStore(platform.database)
         opened = open_observers(conf, platform.clock, source_of(platform.identity), following=True)
@@ -60,7 +61,7 @@ class Delivery:
             for each in webhooks.enabled():
                 yield WebhookSink(each, platform.clock, networks, timeout)
 
-        self._loop = DeliveryLoop(platform.database, platform.clock, platform.identity, sinks, poll=None)
+        self._loop = DeliveryLoop(platform.database, platform.clock, platform.identity, sinks, poll=poll)
         self.start = self._loop.start
 
     def look(self, transaction: Any) -> Callable[[], None] | None:

@@ -72,6 +72,29 @@ class ExplanationTests(unittest.TestCase):
         self.assertEqual([], sorted(each for each in named if not (ROOT / each[1]).exists()))
 
 
+class FaultsPageTests(unittest.TestCase):
+    page = (ROOT / "doc/source/explanation/faults.rst").read_text(encoding="utf-8")
+
+    def test_every_test_that_the_page_names_exists(self) -> None:
+        named = set(re.findall(r"``((?:api|functional|simulation|unit)\.[\w.]+)``", self.page))
+        self.assertGreater(len(named), 100)
+        for name in sorted(named):
+            with self.subTest(name):
+                loader = unittest.TestLoader()
+                self.assertGreater(loader.loadTestsFromName(f"tests.{name}").countTestCases(), 0)
+                self.assertEqual([], loader.errors)
+
+    def test_every_row_names_a_test(self) -> None:
+        rows = re.findall(r"(?ms)^   \* - (\w+)\n(.*?)(?=^   \* - |\n\n)", self.page)
+        found = [row for row, text in rows if row != "Row" and "| ``" in text]
+        wanted = [
+            f"{family}{number}"
+            for family, count in (("A", 11), ("B", 1), ("H", 9), ("C", 11), ("S", 6), ("K", 8), ("F", 3), ("J", 1))
+            for number in range(1, count + 1)
+        ]
+        self.assertEqual(wanted, found)
+
+
 class RestPageTests(unittest.TestCase):
     def test_the_page_has_every_dialect_and_the_sample_every_rule(self) -> None:
         dialects = {entry.name: entry.load() for entry in declared() if entry.group == "moorage.api"}

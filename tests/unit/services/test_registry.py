@@ -144,6 +144,25 @@ class TestHeartbeat(RegistryCase):
         clock.now += 29
         self.assertTrue(told.wait(60))
 
+    def test_services_that_start_together_do_not_beat_together(self) -> None:
+        waits: list[float] = []
+
+        class Clock(SystemClock):
+            def wait(self, event: object, seconds: float | None) -> bool:
+                waits.append(seconds or 0.0)
+                return True
+
+        agent = self.registry.enlist("agent", "a", rpc_version="1.0")
+        for _ in range(20):
+            heartbeat = Heartbeat(
+                self.registry, agent, Clock(), interval=10.0, service_down_time=60, on_lost=self.fail, owns_work=False
+            )
+            heartbeat.start()
+            heartbeat.stop()
+        self.assertEqual(20, len(waits))
+        self.assertTrue(all(0 <= each <= 10 for each in waits), waits)
+        self.assertGreater(max(waits) - min(waits), 1.0)
+
     @staticmethod
     def _hangs(*arguments: object, **more: object) -> None:
         raise errors.StoreUnavailable("The database is away.")

@@ -23,7 +23,7 @@ from moorage.cli.main import MoorageApp
 from moorage.control_plane.policies import core_policies
 from moorage.http.metrics import Metrics
 from moorage.testing.database import temporary
-from tests import servers
+from tests import SOAK, servers
 from tests.unit.packaging.test_metadata import declared
 
 ROOT = Path(__file__).parents[3]
@@ -72,6 +72,14 @@ class ExplanationTests(unittest.TestCase):
         self.assertEqual([], sorted(each for each in named if not (ROOT / each[1]).exists()))
 
 
+def _flat(suite: unittest.TestSuite) -> Iterator[unittest.TestCase]:
+    for each in suite:
+        if isinstance(each, unittest.TestSuite):
+            yield from _flat(each)
+        else:
+            yield each
+
+
 class FaultsPageTests(unittest.TestCase):
     page = (ROOT / "doc/source/explanation/faults.rst").read_text(encoding="utf-8")
 
@@ -83,6 +91,19 @@ class FaultsPageTests(unittest.TestCase):
                 loader = unittest.TestLoader()
                 self.assertGreater(loader.loadTestsFromName(f"tests.{name}").countTestCases(), 0)
                 self.assertEqual([], loader.errors)
+
+    @unittest.skipIf(SOAK, "nothing is skipped")
+    def test_tests_of_make_soak_alone_are_marked(self) -> None:
+        for name, mark in re.findall(r"\| ``([\w.]+)``( \(soak\))?\n", self.page):
+            loaded = unittest.TestLoader().loadTestsFromName(f"tests.{name}")
+            reasons = [
+                getattr(getattr(each, each._testMethodName), "__unittest_skip_why__", "")
+                or getattr(type(each), "__unittest_skip_why__", "")
+                for each in _flat(loaded)
+            ]
+            with self.subTest(name):
+                # Tests that skip themselves when they begin are not seen here.
+                self.assertTrue(mark or not any("make soak" in each for each in reasons), reasons)
 
     def test_every_row_names_a_test(self) -> None:
         rows = re.findall(r"(?ms)^   \* - (\w+)\n(.*?)(?=^   \* - |\n\n)", self.page)

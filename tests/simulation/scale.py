@@ -558,7 +558,7 @@ def laws(scale: Scale) -> list[Law]:
 
     for phase in (each for each in spans if each.startswith("quiet") and plan.scenario != "day"):
         # Services that were started together do not do their periodic work together.
-        for name, times in (("statements", 3), ("transactions", 4)):
+        for name, times in (("statements", 3), ("transactions", 5)):
             peak = curves.peak(name, *spans[phase])
             found.append(Law(f"{phase}: busiest second, {name}", peak, times * mean(name, phase)))
     if plan.scenario == "partition":

@@ -228,16 +228,29 @@ class Database:
             self._local.failure = error or getattr(self._local, "failure", None)
             return error
 
-        def back_to_savepoint(connection: sa.Connection, name: str, context: Any) -> None:
+        event.listen(engine, "handle_error", failed, retval=True)
+        self._watch_savepoints(engine.dialect)
+        return engine
+
+    def _watch_savepoints(self, dialect: sa.Dialect) -> None:
+        """Let failures and recorded events follow savepoints.
+
+        Not by events of SQLAlchemy: their calls would be prepared at each step of each transaction.
+        """
+        savepoint, rollback = dialect.do_savepoint, dialect.do_rollback_to_savepoint
+
+        def set_savepoint(connection: sa.Connection, name: str) -> None:
+            events.mark(connection)
+            savepoint(connection, name)
+
+        def back_to_savepoint(connection: sa.Connection, name: str) -> None:
             # A lost race or connection has undone all of the transaction; there is no way back into it.
             if not isinstance(getattr(self._local, "failure", None), (failures.LostRaceError, errors.StoreUnavailable)):
                 self._local.failure = None
             events.undo(connection, name)
+            rollback(connection, name)
 
-        event.listen(engine, "handle_error", failed, retval=True)
-        event.listen(engine, "savepoint", events.mark)
-        event.listen(engine, "rollback_savepoint", back_to_savepoint)
-        return engine
+        dialect.do_savepoint, dialect.do_rollback_to_savepoint = set_savepoint, back_to_savepoint  # type: ignore[method-assign]
 
     def _before_fork(self) -> None:
         """Close idle connections to SQLite; see :mod:`moorage.db.sqlite`."""

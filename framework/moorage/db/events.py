@@ -134,8 +134,8 @@ def flush(transaction: sa.Connection, service: str | None) -> bool:
     return True
 
 
-def mark(transaction: sa.Connection, savepoint: str | None) -> None:
-    """A savepoint was set. SQLAlchemy numbers those of a connection, and says the number only when it rolls one back."""
+def mark(transaction: sa.Connection) -> None:
+    """Note how many events were recorded before a savepoint. SQLAlchemy numbers the savepoints of a connection from 1."""
     pending = transaction.info.get(_PENDING)
     if pending is not None:
         transaction.info[_SAVEPOINTS].append(len(pending))

@@ -280,15 +280,6 @@ class PreparedConnection(sa.Connection):
             return None  # SQLAlchemy names the parameter that is missing
         return None if bound is None else self._run(form, *bound, many=many)
 
-    def execute_text(self, text: str) -> None:
-        """Executes a statement without parameters and rows, such as BEGIN."""
-        cursor = self.connection.cursor()
-        try:
-            self.dialect.do_execute(cursor, text, (), None)
-        except BaseException as error:  # noqa: BLE001  (raised again, as SQLAlchemy and its listeners have it)
-            self._failed(error, text, (), cursor)
-        cursor.close()
-
     def _run(self, form: _Form, text: str, values: Any, *, many: bool) -> Rows:
         cursor = self.connection.cursor()
         try:

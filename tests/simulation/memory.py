@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The memory engine: SQLite in a file on a RAM disk, one for each schedule.
+"""The memory engine: SQLite in a file on a RAM disk, one for each process that runs schedules.
 
-SQLite has one writer: writers wait for :class:`Turn`, and never inside of SQLite.
+SQLite has one writer: writers wait for :class:`Turn`, and never inside of SQLite. Each schedule finds the rows of the template.
+The connections that are idle at its end serve the next schedule: an open connection knows the tables and its statements already.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import sqlite3
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -35,20 +37,14 @@ _CODES = {
 class _MemorySite(Site):
     """A file."""
 
-    def __init__(self, kernel: Kernel, path: Path) -> None:
+    def __init__(self, kernel: Kernel, path: str, eyes: sqlite3.Connection) -> None:
         super().__init__(kernel)
-        self.path = str(path)
+        self.path = path
         self.turn = Turn(kernel)
-        self._eyes: sqlite3.Connection | None = None
-
-    def julian(self, _text: str) -> float:
-        """What julianday('now') says."""
-        return self.time() / 86400.0 + _JULIAN
+        self._eyes = eyes
 
     @override
     def rows(self, statement: str, values: Sequence[Any]) -> list[Any]:
-        if self._eyes is None:
-            self._eyes = sqlite3.connect(self.path, check_same_thread=False, isolation_level=None)
         return self._eyes.execute(statement, values).fetchall()
 
     @override
@@ -130,6 +126,25 @@ class _MemoryDatabase(SimDatabase):
 
     site: _MemorySite | None = None
 
+    #: The file whose connections are all idle, so that they may serve another process.
+    _idle_on = ""
+
+    @override
+    def let_go(self) -> None:
+        """Keep the connections of a process that lives and uses none of them."""
+        pools = self._write_engine.pool, self._read_engine.pool
+        busy = any(each.checkedout() for each in pools)  # type: ignore[attr-defined]
+        if self.site is not None and not busy and self.connections and all(map(_is_idle, self.connections)):
+            self._idle_on = self.site.path
+        else:
+            self.cut()
+
+    @override
+    def _keeps(self, site: Any) -> bool:
+        pools = self._write_engine.pool, self._read_engine.pool
+        found, self._idle_on = self._idle_on, ""
+        return found == site.path and not any(each.checkedout() for each in pools)  # type: ignore[attr-defined]
+
     @override
     def open_for(self, site: Any, process: Process, clock: Clock) -> None:
         super().open_for(site, process, clock)
@@ -170,33 +185,73 @@ class _MemoryDatabase(SimDatabase):
     def _connecting(self, dialect: Any, record: Any, cargs: Any, cparams: Any) -> Any:
         if self.site is not None:
             cargs[0] = self.site.path
-            cparams["timeout"] = 0
+            cparams |= {"timeout": 0, "cached_statements": 1000}
 
     @override
     def _connected(self, connection: Any, _record: Any) -> None:
         super()._connected(connection, _record)
         if self.site is not None:
-            connection.create_function("julianday", 1, self.site.julian)
+            connection.create_function("julianday", 1, self._julian)
+
+    def _julian(self, _text: str) -> float:
+        """What julianday('now') says; of no schedule while the threads of one are being ended."""
+        return 0.0 if self.site is None else self.site.time() / 86400.0 + _JULIAN
+
+
+def _is_idle(connection: Any) -> bool:
+    try:
+        return not connection.in_transaction
+    except sqlite3.Error:
+        return False  # it is closed
 
 
 class Memory(Backing):
-    """One file for each schedule, copied from a template."""
+    """One file for each process, which gets the rows of a template before each schedule."""
 
     def __init__(self, folder: str) -> None:
         super().__init__()
+        self._folder = folder
         self._template = Path(folder, "template.sqlite")
         self.url = f"sqlite:///{self._template}"
         self._content = b""
+        self._restoring: list[str] = []
+        self._pid = 0
+        self._path = ""
+        self._eyes: Any = None
+        self._inherited: list[Any] = []
 
     @override
     def filled(self) -> None:
         self._content = self._template.read_bytes()
+        with contextlib.closing(sqlite3.connect(self._template)) as filled:
+            names = [name for (name,) in filled.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+            for name in names:
+                self._restoring.append(f'DELETE FROM main."{name}"')
+                if filled.execute(f'SELECT 1 FROM "{name}" LIMIT 1').fetchone():
+                    self._restoring.append(f'INSERT INTO main."{name}" SELECT * FROM template."{name}"')
 
     @override
     def site(self, kernel: Kernel, folder: str) -> Site:
-        path = Path(folder, "moorage.sqlite")
-        path.write_bytes(self._content)
-        return _MemorySite(kernel, path)
+        if self._pid != os.getpid():
+            self._begin()
+        eyes = self._eyes
+        eyes.execute("BEGIN IMMEDIATE")
+        for statement in self._restoring:
+            eyes.execute(statement)
+        eyes.execute("COMMIT")
+        return _MemorySite(kernel, self._path, eyes)
+
+    def _begin(self) -> None:
+        """Make the file of this process. Its parent's connections must not be closed here."""
+        self._inherited.append(self._eyes)
+        self._pid = os.getpid()
+        self._path = str(Path(self._folder, f"store-{self._pid}.sqlite"))
+        Path(self._path).write_bytes(self._content)
+        self._eyes = sqlite3.connect(
+            self._path, check_same_thread=False, isolation_level=None, uri=True, cached_statements=500
+        )
+        self._eyes.execute("PRAGMA synchronous=OFF")
+        self._eyes.execute("ATTACH ? AS template", (f"file:{self._template}?immutable=1",))
 
     @override
     def make(self) -> SimDatabase:

@@ -146,6 +146,8 @@ def pinned() -> None:
         os.environ["PYTHONHASHSEED"] = "0"
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
     os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[0]})
+    # A thread that gets the baton does not interrupt the thread that gives it, only to wait for the interpreter.
+    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     sys.setswitchinterval(1000.0)
     gc.collect()
     gc.freeze()

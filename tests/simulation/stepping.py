@@ -595,10 +595,10 @@ class Servers(Backing):
         return _SteppedDatabase(self.url, self._compiled, self)
 
     @override
-    def release(self) -> None:
+    def disconnect(self) -> None:
         for each in self._used:
             live = [one for one in each.connections if not _SteppedSite._is_closed(one)]
             idle = [one for one in live if self._server.is_idle(one)]
             self._old += idle
             each.connections[:] = [one for one in live if one not in idle]
-        super().release()
+            each.cut()

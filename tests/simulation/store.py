@@ -7,6 +7,7 @@ Objects of :class:`SimDatabase` are kept between schedules, because SQLAlchemy c
 from __future__ import annotations
 
 import abc
+import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -77,9 +78,11 @@ class SimDatabase(Database, abc.ABC):
 
     def __init__(self, url: str, compiled: Compiled) -> None:
         self._compiled = compiled
-        super().__init__(url, pool_size=20)
+        # Its numbers come from open_for: whether an object is made in a schedule must not change what the schedule draws.
+        super().__init__(url, pool_size=20, random=random.Random(0))
         # Forks are the simulation's own: each child gives every object a new pool.
         database_module._LIVING.discard(self)
+        self.connections: list[Any] = []
         # SQLAlchemy holds a real lock during an engine's first connection; no other thread may run then.
         for engine in (self._write_engine, self._read_engine):
             engine.connect().close()
@@ -93,10 +96,19 @@ class SimDatabase(Database, abc.ABC):
         self._local = threads.local()
         self.recorded = threads.event()
         self.service = process.name
-        self.connections: list[Any] = []
-        for engine in (self._write_engine, self._read_engine):
-            engine.dispose(close=False)
+        if not self._keeps(site):
+            self.connections = []
+            for engine in (self._write_engine, self._read_engine):
+                engine.dispose(close=False)
         process.on_kill.append(self.cut)
+
+    def _keeps(self, site: Any) -> bool:
+        """Whether the connections of the process before may serve this one."""
+        return False
+
+    def let_go(self) -> None:
+        """The schedule is over."""
+        self.cut()
 
     def cut(self) -> None:
         """Lose all connections."""
@@ -168,10 +180,13 @@ class Backing(abc.ABC):
         self._used.append(found)
         return found
 
+    def disconnect(self) -> None:  # noqa: B027  (not every engine has to)
+        """The schedule is over; its threads are ended next."""
+
     def release(self) -> None:
-        """The schedule is over."""
+        """The threads of the schedule have ended."""
         for each in self._used:
-            each.cut()
+            each.let_go()
             each.site = None
         self._free[:0] = self._used
         self._used.clear()

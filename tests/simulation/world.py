@@ -206,7 +206,9 @@ class World:
         self.site = base.backing.site(self.kernel, str(self.folder))
         self.network = SimNetwork(self.kernel, self.random.messages)
         for each in (self.conf, base.other_conf):
-            each.set_override("state_dir", str(self.folder), group="control_plane")
+            # To set an option makes oslo.config forget all values that it has looked up.
+            if each.control_plane.state_dir != str(self.folder):
+                each.set_override("state_dir", str(self.folder), group="control_plane")
         #: Between what a process's clock may show in one true second.
         self.rates = (0.9, 1.1)
         #: Seconds of the clocks of machines in one true second.
@@ -345,8 +347,9 @@ class World:
             threads.use(primitives)
 
     def _close(self) -> None:
-        self.base.backing.release()
+        self.base.backing.disconnect()
         self.base.stuck += self.kernel.close()
+        self.base.backing.release()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _misbehaving(self, owner: Any, name: str) -> Any:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextvars
+import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -82,6 +83,19 @@ def endpoints_of(*objects: object) -> dict[str, Callable[..., Any]]:
     return table
 
 
+def _signature(endpoint: Callable[..., Any]) -> inspect.Signature:
+    """The signature of an endpoint; that of a method is the same for all objects of its class."""
+    if inspect.ismethod(endpoint):
+        return _signature_of_method(endpoint.__func__)
+    return inspect.signature(endpoint)
+
+
+@functools.lru_cache(maxsize=1000)
+def _signature_of_method(function: Callable[..., Any]) -> inspect.Signature:
+    whole = inspect.signature(function)
+    return whole.replace(parameters=list(whole.parameters.values())[1:])
+
+
 class RpcDispatcher:
     """A handler for :meth:`moorage.rpc.interface.Transport.serve` that calls the method a message names.
 
@@ -97,7 +111,7 @@ class RpcDispatcher:
     ) -> None:
         #: Methods with names of arguments that fit: whether they do follows from the names alone, and to find out takes long.
         self._fitting: set[tuple[str, frozenset[str]]] = set()
-        self._endpoints = {name: (function, inspect.signature(function)) for name, function in endpoints.items()}
+        self._endpoints = {name: (function, _signature(function)) for name, function in endpoints.items()}
         self._version = version
         self._parsed = _parse(version)
         self._clock = clock or SystemClock()

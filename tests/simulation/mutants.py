@@ -100,6 +100,9 @@ _OTHER = "another guard on the same path refuses it; see the mutant that removes
 
 _MEMBER = "a member looks at its own lease and ring before each write; see the mutants with any ring"
 _ANY_RING = put(RingManager, "is_current", lambda self, snapshot: True)
+# The search before the claim has the same conditions, in the same transaction.
+_ANY_TICK = both(drop(tick_leases, "_CLAIM", "tick <"), drop(tick_leases, "_LOCK", "tick <"))
+_OLD_RING = both(drop(tick_leases, "_CLAIM", "token <="), drop(tick_leases, "_LOCK", "token <="))
 
 MUTANTS: Sequence[Mutant] = (
     # Leases, tokens and fences of operations.
@@ -570,8 +573,8 @@ MUTANTS: Sequence[Mutant] = (
         ),
     ),
     # Periodic tasks.
-    Mutant("a tick is claimed twice", _T, drop(tick_leases, "_CLAIM", "tick <")),
-    Mutant("a claim under an old ring", _T, drop(tick_leases, "_CLAIM", "token <="), _MEMBER),
+    Mutant("a tick is claimed twice", _T, _ANY_TICK),
+    Mutant("a claim under an old ring", _T, _OLD_RING, _MEMBER),
     Mutant(
         "a handling ends after a later claim",
         _T,
@@ -583,7 +586,7 @@ MUTANTS: Sequence[Mutant] = (
     Mutant(
         "any ring, a claim under an old one",
         _T,
-        both(_ANY_RING, drop(tick_leases, "_CLAIM", "token <=")),
+        both(_ANY_RING, _OLD_RING),
     ),
     Mutant(
         "any ring, a handling ends after a later claim",
@@ -694,16 +697,8 @@ MUTANTS: Sequence[Mutant] = (
         _NO_ANSWER,
     ),
     # Tick leases alone.
-    Mutant(
-        "a tick is claimed twice (sweeps)",
-        _W,
-        both(drop(tick_leases, "_CLAIM", "tick <"), drop(tick_leases, "_LOCK", "tick <")),
-    ),
-    Mutant(
-        "a claim under an old ring (sweeps)",
-        _W,
-        both(drop(tick_leases, "_CLAIM", "token <="), drop(tick_leases, "_LOCK", "token <=")),
-    ),
+    Mutant("a tick is claimed twice (sweeps)", _W, _ANY_TICK),
+    Mutant("a claim under an old ring (sweeps)", _W, _OLD_RING),
     Mutant("a handling ends after a later claim (sweeps)", _W, drop(tick_leases, "_END", "sweep")),
     Mutant("a handling ends twice (sweeps)", _W, drop(tick_leases, "_END", "finished")),
     Mutant("what others claimed is handled", _W, drop(tick_leases, "_CLAIMED", "sweep"), _OTHER),

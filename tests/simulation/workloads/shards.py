@@ -44,6 +44,8 @@ class Shards(Workload):
     def begin(self) -> None:
         #: Node in use -> the shard in which it must stay.
         self.edits: dict[str, tuple[str | None]] = {}
+        #: Plans that were taken back, or are being taken back.
+        self.undone: set[str] = set()
 
     @override
     def begin_clients(self) -> None:
@@ -114,6 +116,17 @@ class Shards(Workload):
                 self.edits[uuid] = (found,)
                 continue
             self.require(found == shard, f"node {uuid} is in use and moved from shard {shard} to {found}")
+        self.check_undone()
+
+    def check_undone(self) -> None:
+        """A plan that was taken back is not carried out again."""
+        for uuid, status in self.rows("SELECT uuid, status FROM shard_plans"):
+            if status in ("undoing", "undone"):
+                self.undone.add(uuid)
+            self.require(
+                uuid not in self.undone or status in ("undoing", "undone"),
+                f"plan {uuid} was taken back and is {status} again",
+            )
 
     @override
     def quiet(self) -> str:

@@ -48,12 +48,15 @@ class Sweeps(Workload):
     def _member(self, process: Process) -> None:
         platform = self.world.platform(process, "member", beats=False)
         store = SqlTickLeases(platform.database)
+        ring = self.ring
         for _ in range(self.random.randint(4, 8)):
             if self.random.random() < 0.3:
                 self.ring += 1
             if self.random.random() < 0.4:
                 self.tick += 1
-            ring, tick = self.ring, (EPOCH + self.tick) * 1_000_000
+            if self.random.random() < 0.6:
+                ring = self.ring
+            tick = (EPOCH + self.tick) * 1_000_000
             platform.clock.sleep(self.random.choice((0.0, 0.0, 0.0, 0.5, 3.0)))
             claim = TickLease("simulated", tick, ring, process.name, randomness.new_uuid())
             try:

@@ -30,7 +30,7 @@ help:
 	@echo "make coverage unit tests, and how much of the code they run; fails below the floor in pyproject.toml"
 	@echo "make gabbi    Placement's own suite over HTTP, counted file by file (DATABASES='sqlite postgresql mariadb')"
 	@echo "make soak     the tests with many more random cases, and every server required; takes long, prints its seed"
-	@echo "make simulate the whole control plane under a seeded scheduler (WORKLOAD=, ENGINE=, SEED=, SCHEDULES=, SECONDS=, MUTANTS=1)"
+	@echo "make simulate the whole control plane under a seeded scheduler (WORKLOAD=, ENGINE=, SEED=, SCHEDULES=, SECONDS=, SERIES=, MUTANTS=1)"
 	@echo "make lower    unit and conformance tests with the oldest libraries that requirements.txt allows, in .venv-lower"
 	@echo "make check    style, types, layers, release notes, documentation, generated samples (quicker: make -j2 check)"
 	@echo "make format   put the code into the shape that 'make check' asks for"
@@ -92,7 +92,7 @@ soak: venv
 
 simulate: venv
 	@$(BIN)/python -m tests.simulation $(if $(WORKLOAD),--workload $(WORKLOAD)) $(if $(ENGINE),--engine $(ENGINE)) $(if $(SEED),--seed $(SEED)) \
-	    $(if $(SCHEDULES),--schedules $(SCHEDULES)) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(MUTANTS),--mutants) $(if $(MUTANT),--mutant '$(MUTANT)')
+	    $(if $(SCHEDULES),--schedules $(SCHEDULES)) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SERIES),--series $(SERIES)) $(if $(MUTANTS),--mutants) $(if $(MUTANT),--mutant '$(MUTANT)')
 
 # What requirements.txt asks for in its lowest version; everything else as constraints.txt has it.
 LOWER := .venv-lower

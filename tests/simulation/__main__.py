@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
 
-from tests.simulation import cases, runner, timelines
+from tests.simulation import cases, runner, series, timelines
 from tests.simulation.workloads import WORKLOADS
 
 
@@ -30,7 +31,14 @@ def main() -> int:
     parser.add_argument("--seed", help="run this one schedule and print its time line; else the first of many")
     parser.add_argument("--schedules", type=int, help="of each workload; default 100")
     parser.add_argument(
-        "--seconds", type=float, help="of each workload, instead of a number of schedules; of each mutant at most"
+        "--seconds",
+        type=float,
+        help="of each workload, instead of a number of schedules; of each mutant, and of a series, at most",
+    )
+    parser.add_argument(
+        "--series",
+        type=int,
+        help="so many schedules of all workloads together, which get the same time, on all processors of this process",
     )
     parser.add_argument("--mutants", action="store_true", help="plant each mutant and look how soon it falls")
     parser.add_argument(
@@ -38,13 +46,16 @@ def main() -> int:
     )
     parser.add_argument("--shrink", type=float, default=60.0, help="seconds to reduce a failing --seed; 0: as it is")
     options = parser.parse_args()
+    processors = sorted(os.sched_getaffinity(0))
     runner.pinned()
     names = options.workload or sorted(WORKLOADS)
-    once = options.seed is not None and options.schedules is None and options.seconds is None
+    once = options.seed is not None and not (options.schedules or options.seconds or options.series)
     if options.mutants or (options.mutant and not once):
         from tests.simulation import mutants
 
         return mutants.run(names, options.schedules or 2000, options.mutant, options.seconds or 600.0)
+    if options.series:
+        return series.run(names, int(options.seed or 0), options.series, options.seconds, processors, say)
     if once:
         plant = mutants_named(options.mutant or ())
         return sum(show(name, options.engine, options.seed, plant, options.shrink) for name in names)

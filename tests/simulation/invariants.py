@@ -171,7 +171,9 @@ INVARIANTS: Sequence[Invariant] = (
     Invariant("A node in use stays in its shard", "sharding", "Shards.check_step: after each commit"),
     Invariant("A node is where the journal of its plan says", "sharding", "Shards.check: at rest"),
     Invariant("A plan that has ended has nothing left to do", "sharding", "Shards.check: at rest"),
-    Invariant("A plan that was taken back is not carried out again", "sharding", "Shards.check_undone: after each commit"),
+    Invariant(
+        "A plan that was taken back is not carried out again", "sharding", "Shards.check_undone: after each commit"
+    ),
 )
 
 

@@ -83,7 +83,7 @@ class Mutant:
 _V, _L, _W, _D, _E, _Q = ("volumes",), ("leases",), ("sweeps",), ("deliveries",), ("evacuations",), ("quotas",)
 _M, _I = ("moves",), ("shared_instances",)
 _F = ("self_fences",)
-_A, _N, _B = ("automatic_evacuations",), ("versions",), ("creates",)
+_A, _N, _B, _Z = ("automatic_evacuations",), ("versions",), ("creates",), ("stale_feeds",)
 _HC, _HI = ("consumer_histories",), ("instance_histories",)
 _P, _R, _C, _K, _T, _S = (
     ("placement",),
@@ -401,18 +401,18 @@ MUTANTS: Sequence[Mutant] = (
         wrap(combiner.Combiner, "_make", planting.lost_races_are_won),
     ),
     # Refusals.
-    Mutant("refusals are not verified by the store", _B, put(FleetRefresher, "before_refusal", nothing)),
-    Mutant("refusals recount no instances", _B, put(FleetRefresher, "_recount_hosts", nothing)),
+    Mutant("refusals are not verified by the store", _Z, put(FleetRefresher, "before_refusal", nothing)),
+    Mutant("refusals recount no instances", _Z, put(FleetRefresher, "_recount_hosts", nothing)),
     Mutant("a recount drops what is being claimed", _B, put(Reservations, "instances", lambda self: set())),
     Mutant(
         "epochs of services that have started are not looked up",
-        _B,
+        _Z,
         wrap(ConfirmedEpochs, "confirms", planting.late_epochs),
         "the host is asked for its instances some seconds later, and refusals recount them",
     ),
     Mutant(
         "epochs of services that have started are not looked up, refusals recount no instances",
-        _B,
+        _Z,
         both(
             wrap(ConfirmedEpochs, "confirms", planting.late_epochs),
             put(FleetRefresher, "_recount_hosts", nothing),

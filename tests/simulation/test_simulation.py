@@ -49,6 +49,17 @@ for mutant in mutants.MUTANTS:
 print("planted")
 """
 
+#: Prints the traces of some schedules, each by itself and after others.
+_TRACES = """
+from tests.simulation import runner
+runner.pinned()
+made = runner.Runner("placement")
+made.warm()
+seeds = [str(seed) for seed in range(7)]
+print([each.trace for each in made.many(seeds)])
+print([next(made.many([seed])).trace for seed in seeds])
+"""
+
 #: Schedules that broke an invariant once: workload and seed. Each bug has a test of its own as well, since a schedule changes
 #: with the code that it runs.
 FOUND = (("cleaning", "163"), ("creates", "69"), ("automatic_evacuations", "7000"))
@@ -162,6 +173,22 @@ class SimulationTests(unittest.TestCase):
             one, two = (simulate("--workload", workload, "--seed", "7", hash_seed=each).stdout for each in ("0", None))
             self.assertIn("trace ", one)
             self.assertEqual(one, two)
+
+    def test_a_trace_does_not_depend_on_the_schedules_before(self) -> None:
+        command = [sys.executable, "-c", _TRACES]
+        environment = {**os.environ, "PYTHONHASHSEED": "0"}
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=tests.cases(1200), check=False, env=environment
+        )
+        together, apart = done.stdout.splitlines() or ("", done.stderr)
+        self.assertEqual(together, apart)
+
+    def test_a_series_runs_all_that_is_asked_for_with_consecutive_seeds(self) -> None:
+        done = simulate("--workload", "claims", "--workload", "sweeps", "--series", "50", "--seed", "3")
+        rows = re.findall(r"(?m)^(claims|sweeps) +(\d+) +0 +\d+  3-(\d+)", done.stdout)
+        self.assertEqual(["claims", "sweeps"], [name for name, _, _ in rows], done.stdout + done.stderr)
+        self.assertEqual([int(count) for _, count, _ in rows], [int(last) - 2 for _, _, last in rows])
+        self.assertRegex(done.stdout, r"(?m)^all +50 +0 ")
 
     def test_thirteen_mutants_fall(self) -> None:
         done = simulate("--schedules", "60", *(word for mutant in MUTANTS for word in ("--mutant", mutant)))

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from typing_extensions import override
 
@@ -26,7 +26,13 @@ MOST = 4 * 3
 
 
 class StaleFeeds(Creates):
-    """As :class:`Creates`. Counts claims, and those that the store refused, by scheduler."""
+    """As :class:`Creates`, with filters that believe the view. Counts claims, and those that the store refused, by scheduler."""
+
+    settings: ClassVar[dict[tuple[str, str], Any]] = {
+        **Creates.settings,
+        ("scheduling", "enabled_filters"): ["compute", "capacity"],
+    }
+    reloaded: ClassVar[dict[tuple[str, str], Any]] = {**Creates.reloaded, ("scheduling", "enabled_filters"): []}
 
     @override
     def make_platform(self, role: Any, process: Process, name: str) -> Any:

@@ -121,7 +121,11 @@ INVARIANTS: Sequence[Invariant] = (
     Invariant("An operation has at most one effect", "fences", "Leases.check_step: after each commit"),
     Invariant("No token is given twice", "fences", "Leases._give: at once"),
     Invariant("No operation takes the place of another unasked", "fences", "Leases.check_step: after each commit"),
-    Invariant("No change follows one of a later token", "fences", "Leases.check_step: after each commit"),
+    Invariant(
+        "No change follows one of a later token",
+        "fences",
+        "Leases.check_step, Workload.check_tokens: after each commit",
+    ),
     Invariant("A resource has the token of its last change", "fences", "Leases.check_step: after each commit"),
     Invariant("Views of schedulers converge to the store", "scheduling", "Placement.quiet: at rest"),
     Invariant(

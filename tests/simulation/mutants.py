@@ -587,11 +587,13 @@ MUTANTS: Sequence[Mutant] = (
         "any ring, a claim under an old one",
         _T,
         both(_ANY_RING, _OLD_RING),
+        "its tick is older, too, unless the database's clock was set back meanwhile; see the mutant of sweeps",
     ),
     Mutant(
         "any ring, a handling ends after a later claim",
         _T,
         both(_ANY_RING, drop(tick_leases, "_END", "sweep")),
+        "the later handling marks the row as finished; only between a third claim and its end it is not. See the mutant of sweeps",
     ),
     Mutant("rings are proposed over each other", _T, drop(ring_ledger, "_MOVE", "token"), _OTHER),
     Mutant(
@@ -611,7 +613,8 @@ MUTANTS: Sequence[Mutant] = (
         _V,
         both(
             drop(orphans, "_END", "token"),
-            drop(workers, "_FINISH", "token"),
+            # Without the token alone, the finish of the second owner finds no row, and undoes what it wrote.
+            put(workers.SqlOperationStore, "end", planting.end_without_looking),
             unguarded("WRITE", "REMOVE"),
             planting.unfenced_volumes,
         ),

@@ -53,6 +53,8 @@ class Workload(abc.ABC):
         #: Clients, and those that have not ended.
         self.started: list[str] = []
         self._running: set[str] = set()
+        #: The highest fence of a row, by table and uuid.
+        self._highest_tokens: dict[tuple[str, str], int] = {}
         self.facts: dict[str, int] = {}
 
     @staticmethod
@@ -74,6 +76,14 @@ class Workload(abc.ABC):
 
     def check_step(self) -> None:  # noqa: B027  (not every workload has such a law)
         """Look at what must hold after every commit; cheap."""
+
+    def check_tokens(self, *tables: str) -> None:
+        """No change follows one of a later token: the fence of a row never falls."""
+        for table in tables:
+            for uuid, fence in self.rows(f"SELECT uuid, fence FROM {table}"):
+                highest = self._highest_tokens.get((table, uuid), 0)
+                self.require(fence >= highest, f"a change of {uuid} ({table}) with token {fence} came after {highest}")
+                self._highest_tokens[table, uuid] = fence
 
     # -- the schedule ---------------------------------------------------------------------------------------------
 

@@ -282,6 +282,7 @@ class Placement(Workload):
     def check_step(self) -> None:
         self.check_room()
         self.check_numbers()
+        self.check_tokens("instances")
 
     def check_numbers(self) -> None:
         """Events are numbered without a gap."""

@@ -130,7 +130,7 @@ class Volumes(Cleaning):
 
     @override
     def check_step(self) -> None:
-        """Nothing that could be seen after each commit."""
+        self.check_tokens("block_volumes", "block_snapshots", "block_backups")
 
     @override
     def quiet(self) -> str:

@@ -20,10 +20,9 @@ from unittest import mock
 from typing_extensions import override
 
 from moorage import bounded_pool, extensions, randomness, threads
-from moorage.control_plane import config, scheduler_role
+from moorage.control_plane import config, engine_role, scheduler_role
 from moorage.control_plane.process import Platform
 from moorage.db import Database, migrations
-from moorage.journal import delivery
 from moorage.rpc.client import RpcSender
 from moorage.scheduling import plugin_runner
 from moorage.scheduling.scheduler import Scheduler
@@ -55,8 +54,6 @@ _PLUGIN_CALLS: Sequence[tuple[Any, str]] = (
     (SimulatedDriver, "start"),
     (SimulatedDriver, "stop"),
 )
-
-_LOOP_DEFAULTS: Mapping[str, Any] = dict(delivery.DeliveryLoop.__init__.__kwdefaults__ or {})
 
 #: Memory where there is a RAM disk.
 FOLDER = "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
@@ -213,8 +210,6 @@ class World:
         self.rates = (0.9, 1.1)
         #: Seconds of the clocks of machines in one true second.
         self.boot_rates: Sequence[float] = (1.0,)
-        #: Seconds between looks for events to deliver.
-        self.delivery_poll = 10.0
         #: Facts that checkers collect.
         self.facts: dict[str, Any] = {}
         self.platforms: dict[str, Platform] = {}
@@ -330,7 +325,7 @@ class World:
                     (scheduler_role, "REFRESH_INTERVAL", 30.0),
                     (scheduler_role, "POLL", 5.0),
                     (scheduler_role, "GATHER", 0.5),
-                    (delivery.DeliveryLoop.__init__, "__kwdefaults__", {**_LOOP_DEFAULTS, "poll": self.delivery_poll}),
+                    (engine_role, "POLL", 10.0),
                     (bounded_pool, "ThreadTime", _NoProcessorTime),
                     (Scheduler, "_work", self._timed(Scheduler._work)),
                     (Scheduler, "_refusal", self._watched_refusal(Scheduler._refusal)),

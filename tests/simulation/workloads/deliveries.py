@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from moorage import errors, threads
 from moorage.control_plane.journal_delivery import Delivery
+from moorage.control_plane.periodic_loop import SharedLook
 from moorage.control_plane.process import Platform
 from moorage.db import Database, JournalEvent, record
 from moorage.journal.delivery import POLL
@@ -45,6 +46,8 @@ class _Deliverer:
         self._reloading = threads.lock()
         self._delivery = Delivery(platform, conf)
         self._delivery.start()
+        looks = {"look for events to deliver": (POLL, lambda transaction: self._delivery.look(transaction))}
+        self._look = SharedLook(platform, looks, first=0.0)
 
     def reload(self, conf: Any) -> None:
         """As engines do it, whose process reloads once at a time."""
@@ -100,7 +103,6 @@ class Deliveries(Workload):
 
     @override
     def run(self) -> str:
-        self.world.delivery_poll = POLL
         with (
             mock.patch.object(WebhookSink, "_post", lambda sink, *request: self._post(sink, *request)),
             mock.patch.object(WebhookSink, "batch", BATCH),

@@ -355,6 +355,9 @@ class Placement(Workload):
             return f"operations are left: {left}"
         waiting = self.rows("SELECT uuid FROM instances WHERE status = 'resized'")
         if waiting:
+            if "owner" in self.started and "owner" not in self._running:
+                # A scheduler that stood still for long has begun a resize after the owner had gone.
+                self.client("owner", self._owner)
             return f"resizes have not confirmed themselves: {waiting}"
         stored = self.stored()
         for name in self.schedulers:

@@ -84,7 +84,7 @@ class _Form:
         self._positional = compiled.positional
         self._processors: Mapping[str, Any] = compiled._bind_processors
         self._lists = {compiled.bind_names[each]: each.key for each in compiled.post_compile_params}
-        self._values = {name: self._value(name) for name in compiled.binds if name not in self._lists}
+        self._values = {name: self._value(name) for name in compiled.bind_names.values() if name not in self._lists}
         #: Text and values by the lengths of lists.
         self._texts: dict[tuple[int, ...], tuple[str, Any]] = {}
         #: Of rows whose values are converted.

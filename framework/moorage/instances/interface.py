@@ -28,6 +28,7 @@ __all__ = [
     "INSTANCE_STORES",
     "Instance",
     "InstanceStore",
+    "InstanceWrite",
     "Reassignable",
     "claims_after_leaving",
     "departed_consumer",
@@ -143,6 +144,20 @@ def _resources(holding: ConsumerHolding) -> dict[str, dict[str, int]]:
     for item in holding.allocations:
         found.setdefault(item.provider, {})[item.resource_class] = item.used
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceWrite:
+    """One of the writes of :meth:`InstanceStore.write_many`.
+
+    :param values: fields as for :meth:`InstanceStore.change`; None: the instance is removed.
+    :param context: the request that the event of the write names.
+    """
+
+    uuid: str
+    token: int
+    values: Mapping[str, Any] | None
+    context: RequestContext | None
 
 
 class InstanceStore(InstanceSource):
@@ -261,6 +276,21 @@ class InstanceStore(InstanceSource):
     @abc.abstractmethod
     def remove(self, transaction: Any, uuid: str, token: int) -> bool:
         """Delete the row where ``fence <= token``; False when it was not."""
+
+    def write_many(self, transaction: Any, writes: Sequence[InstanceWrite]) -> bool:
+        """Change and remove several different instances, as :meth:`change` and :meth:`remove` do each of them.
+
+        False when at least one was not written: the transaction must then be rolled back.
+        """
+        for each in writes:
+            with acting_for(each.context):
+                if each.values is None:
+                    written = self.remove(transaction, each.uuid, each.token)
+                else:
+                    written = self.change(transaction, each.uuid, each.token, each.values)
+            if not written:
+                return False
+        return True
 
 
 class Reassignable(abc.ABC):

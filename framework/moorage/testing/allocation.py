@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from moorage import errors
-from moorage.allocation.interface import ClaimOutcome, ClaimRequest, InventoryItem, ResourceProvider
+from moorage.allocation.interface import ClaimOutcome, ClaimRelease, ClaimRequest, InventoryItem, ResourceProvider
 from moorage.testing.companions import CompanionTests
 from moorage.testing.residents import ResidentsTests
 from moorage.testing.store_kit import (
@@ -527,6 +527,27 @@ class AllocationStoreTests(CompanionTests, ResidentsTests):
         self.assertFalse(self.store.release(new_uuid()))
         self.assertEqual([kept], [item.consumer for item in all_allocations(self.store)])
         self.assertEqual({"VCPU": 0, "MEMORY_MB": 0}, dict(self.usage(identities[1]).used))
+
+    def test_releases_of_several_consumers_give_all_back_and_may_be_repeated(self) -> None:
+        identities = [self.ensured(VCPU=40, MEMORY_MB=512) for _ in range(3)]
+        kept = self.claim({identities[0]: {"VCPU": 1}}).consumer
+        gone = [
+            self.claim({identity: {"VCPU": number, "MEMORY_MB": 2} for identity in identities[number:]}).consumer
+            for number in (1, 2, 1)
+        ]
+        versions = [self.store.residents(each) for each in identities]
+        generations = [self.usage(each).provider.generation for each in identities]
+        # The first node has nothing of these consumers; the instance of one of them leaves it all the same.
+        releases = [ClaimRelease(each, (identities[0], identities[2])) for each in (*gone, new_uuid())]
+        self.store.release_many(releases)
+        self.assertEqual([kept], [item.consumer for item in all_allocations(self.store)])
+        used = [dict(self.usage(each).used) for each in identities]
+        self.assertEqual([{"VCPU": 1, "MEMORY_MB": 0}, *[{"VCPU": 0, "MEMORY_MB": 0}] * 2], used)
+        self.assertEqual(generations, [self.usage(each).provider.generation for each in identities])
+        after = [self.store.residents(each) for each in identities]
+        self.assertTrue(all(new > old for old, new in zip(versions, after, strict=True)), (versions, after))
+        self.store.release_many(releases)
+        self.assertEqual([kept], [item.consumer for item in all_allocations(self.store)])
 
     def test_a_release_keeps_the_generation_of_the_provider(self) -> None:
         identity, consumer = self.ensured(VCPU=8), new_uuid()

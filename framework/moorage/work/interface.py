@@ -333,6 +333,14 @@ class OperationStore(abc.ABC):
     def renew_many(self, leases: Sequence[Lease]) -> Sequence[Lease]:
         """Keep several in one transaction; those that are lost."""
 
+    def end_many(self, transaction: Any, leases: Sequence[Lease]) -> None:
+        """End several operations inside the caller's transaction, as :meth:`Right.end` does each of them.
+
+        :raises Fenced: at least one is no longer its owner's; the whole transaction must be rolled back.
+        """
+        for held in leases:
+            held.end(transaction)
+
     @abc.abstractmethod
     def renewer(self, name: str) -> Renewer:
         """One that keeps leases by renewing all of them at a third of :attr:`lease_seconds`; ``name`` is for its thread."""

@@ -140,6 +140,7 @@ _ADVANCE = lease.RENEW.update(workers, _OF_ONE, {"token": _TOKEN, "lease": _LEAS
 #: By a person's word: whatever is in progress ends.
 _REMOVE = sa.delete(workers).where(_OF_ONE)
 _FINISH = lease.FINISH.delete(workers, _OF_ONE, {"token": _TOKEN})
+_FINISH_MANY = lease.FINISH.delete(workers, OF_MANY, {"token": _TOKEN})
 
 #: How often the write of an operation is tried whose condition holds again by the time that it is explained.
 _TRIES = 3
@@ -512,6 +513,20 @@ class SqlOperationStore(OperationStore):
         return self._database.run(work) if leases else []
 
     @override
+    def end_many(self, transaction: sa.Connection, leases: Sequence[Lease]) -> None:
+        # Subclasses end in a way of their own.
+        plain = [each for each in leases if type(each) is OperationLease]
+        if len(plain) < 2:
+            super().end_many(transaction, leases)
+            return
+        super().end_many(transaction, [each for each in leases if type(each) is not OperationLease])
+        for key, some in same_token(plain):
+            if transaction.execute(_FINISH_MANY, key).rowcount != len(some):
+                raise fenced((self.lost_of(transaction, some) or some)[0])
+        for each in plain:
+            _ended(transaction, each)
+
+    @override
     def renewer(self, name: str) -> Renewer:
         return ThreadRenewer(self, self._clock, name)
 
@@ -610,8 +625,7 @@ class SqlOperationStore(OperationStore):
         """
         if tx.execute(_FINISH, _key(held)).rowcount != 1:
             raise fenced(held)
-        _record(tx, "end", held, _times(held))
-        held.ended = True
+        _ended(tx, held)
 
     def advance(self, tx: sa.Connection, held: Lease, status: str) -> None:
         """See :meth:`Lease.advance`."""
@@ -696,6 +710,11 @@ def _key(held: Lease) -> dict[str, object]:
 def _times(held: Lease) -> dict[str, int]:
     """When the owner was told, if it was, and when it took the operation: these have no event of their own."""
     return {"began_at": held.taken_at, **({"told_at": held.told_at} if held.told_at else {})}
+
+
+def _ended(tx: sa.Connection, held: Lease) -> None:
+    _record(tx, "end", held, _times(held))
+    held.ended = True
 
 
 def _record(tx: sa.Connection, what: str, held: Lease, state: Mapping[str, Any]) -> None:

@@ -575,8 +575,12 @@ class WorkLoop(Generic[R]):
             return True
 
     def _write(self, batch: Sequence[Finished[R]], transaction: Any) -> None:
+        if len(batch) > 1:
+            self._work.store.end_many(transaction, [held for job, _ in batch for held in job.leases])
+            self._work.finish_many(transaction, batch)
+            return
         for job, result in batch:
-            # One transaction finishes the operations of several requests.
+            # The finishing thread works for the requests of many jobs.
             with acting_for(job.context):
                 for held in job.leases:
                     held.end(transaction)

@@ -20,7 +20,7 @@ from oslo_log import log as logging
 from typing_extensions import override
 
 from moorage import errors, threads
-from moorage.allocation.interface import AllocationChange, AllocationLedger, Expect
+from moorage.allocation.interface import AllocationChange, AllocationLedger, ClaimRelease, Expect
 from moorage.bounded_pool import BoundedPool, PooledCall
 from moorage.context import acting_for
 from moorage.control_plane.interface import AgentTools, LoopService
@@ -41,6 +41,7 @@ from moorage.drivers.interface import (
 from moorage.instances.interface import (
     DEPARTURE,
     Instance,
+    InstanceWrite,
     claims_after_leaving,
     departed_consumer,
     holds_of,
@@ -459,6 +460,25 @@ class InstanceWork(Work[Done]):
                 self._tools.release(consumer, transaction, residents=result.leaves(consumer))
 
     @override
+    def finish_many(self, transaction: Any, batch: Batch) -> None:
+        """Writes what only changes or removes instances, and gives claims back, in statements for sets."""
+        together = [(job, result) for job, result in batch if _is_simple(result)]
+        super().finish_many(transaction, [each for each in batch if not _is_simple(each[1])])
+        writes = [
+            InstanceWrite(job.lease.resource_id, job.lease.token, result.changes, job.context)
+            for job, result in together
+            if result.instance is not None
+        ]
+        if not self._tools.instances.write_many(transaction, writes):
+            raise errors.Fenced("One of several instances was written by a later operation, or removed.")
+        releases = [
+            ClaimRelease(consumer, result.leaves(consumer), job.context)
+            for job, result in together
+            for consumer in result.releases
+        ]
+        self._tools.store.release_many(releases, transaction)
+
+    @override
     def failed(self, job: Job[Done], error: Exception) -> Done | None:
         """The move of an instance ends when its commit is refused, for example because its destination was declared dead."""
         held, instance = job.lease, job.item
@@ -529,6 +549,12 @@ def _messages(result: Done) -> Iterator[tuple[str, str]]:
 def _changes_claims(result: Done) -> bool:
     """Whether claims change hands, and do not only go."""
     return result.holds is not None or bool(result.left)
+
+
+def _is_simple(result: Done) -> bool:
+    """Whether the end of an operation writes nothing but the row of its instance, and gives claims back."""
+    kept = kept_source((result.changes or {}).get("pending") or {})
+    return not (_changes_claims(result) or result.goes_on or result.drops or result.left or kept)
 
 
 def _stamped(transaction: Any, changes: Mapping[str, Any]) -> Mapping[str, Any]:

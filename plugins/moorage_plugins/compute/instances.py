@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import sqlalchemy as sa
@@ -16,10 +16,12 @@ from typing_extensions import override
 from moorage import errors
 from moorage.clock import Clock
 from moorage.context import acting_for
-from moorage.db import MICROSECONDS, Database, JournalEvent, now, record
+from moorage.db import MICROSECONDS, Database, JournalEvent, execute_set, now, record
+from moorage.db.schema import JsonText
 from moorage.instances.interface import (
     Instance,
     InstanceStore,
+    InstanceWrite,
     Reassignable,
     move_consumer,
 )
@@ -120,6 +122,10 @@ _STATE = (
     instances.c.flavor_version, instances.c.destination_uuid, instances.c.project_id, instances.c.fence,
 )  # fmt: skip
 _REMOVE_RETURNING = _REMOVE.returning(*_STATE)
+_OF_UUIDS = instances.c.uuid.in_(sa.bindparam("of_uuids", expanding=True))
+_REMOVE_MANY = lease.REMOVE.delete(instances, _OF_UUIDS, _FENCE)
+_REMOVE_MANY_RETURNING = _REMOVE_MANY.returning(*_STATE)
+_READ_STATES = sa.select(*_STATE).where(_OF_UUIDS)
 _SHOWN = tuple(each.name for each in _STATE if each.name not in ("uuid", "fence", "destination_uuid"))
 _READ_STATE = sa.select(*_STATE).where(instances.c.uuid == sa.bindparam("of_uuid"))
 
@@ -219,6 +225,22 @@ def _change(names: frozenset[str], expected: bool, fence: bool, returning: bool)
     if fence:
         statement = statement.where(instances.c.fence == sa.bindparam("seen_fence", type_=sa.BigInteger))
     return statement.returning(*_STATE) if returning else statement
+
+
+@functools.cache
+def _change_many(names: frozenset[str]) -> sa.Update:
+    """Sets columns of instances with the fence, for :func:`execute_set`; built once for each set of columns.
+
+    Its values are strings and numbers: JSON is given as text.
+    """
+    types = {name: instances.c[name].type for name in sorted(names)}
+    values: dict[str, Any] = {
+        name: sa.bindparam(f"to_{name}", type_=sa.Text() if isinstance(kind, JsonText) else kind)
+        for name, kind in types.items()
+    }
+    if "actual_state" in names:
+        values["actual_at"] = now()
+    return lease.WRITE.update(instances, _OF_UUID, _FENCE).values(**values, updated_at=now())
 
 
 @functools.lru_cache(4096)
@@ -369,13 +391,7 @@ class ComputeInstances(InstanceStore, Reassignable):
         expected: Sequence[str] = (),
         fence: int | None = None,
     ) -> bool:
-        unknown = values.keys() - _CHANGED
-        if unknown:
-            raise TypeError(f"instances have no {', '.join(sorted(unknown))} that could be changed")
-        # JSON is written as plain mappings.
-        plain = {name: dict(value) if isinstance(value, Mapping) else value for name, value in values.items()}
-        if "pending" in values:
-            plain["destination_uuid"] = _destination(values["pending"])
+        plain = _plain(values)
         given: dict[str, Any] = {f"to_{name}": value for name, value in plain.items()}
         given |= {"of_uuid": uuid, "token": token}
         if expected:
@@ -394,6 +410,44 @@ class ComputeInstances(InstanceStore, Reassignable):
         if transaction.execute(_REMOVE, given).rowcount != 1:
             return False
         _record_row(transaction, "delete", before, token)
+        return True
+
+    @override
+    def write_many(self, transaction: Any, writes: Sequence[InstanceWrite]) -> bool:
+        if len(writes) < 2:
+            return super().write_many(transaction, writes)
+        changes: dict[frozenset[str], list[dict[str, Any]]] = {}
+        removals: dict[int, list[str]] = {}
+        for each in sorted(writes, key=lambda each: each.uuid):
+            if each.values is None:
+                removals.setdefault(each.token, []).append(each.uuid)
+                continue
+            plain = _plain(each.values)
+            given = {f"to_{name}": _as_text(value) for name, value in plain.items()}
+            changes.setdefault(frozenset(plain), []).append({**given, "of_uuid": each.uuid, "token": each.token})
+        by_uuid = {each.uuid: each for each in writes}
+        for names, rows in changes.items():
+            if execute_set(transaction, _change_many(names), rows) != len(rows):
+                return False
+        changed = [row["of_uuid"] for rows in changes.values() for row in rows]
+        if changed:
+            _record_rows(transaction, "change", transaction.execute(_READ_STATES, {"of_uuids": changed}), by_uuid)
+        return all(self._remove_many(transaction, token, uuids, by_uuid) for token, uuids in sorted(removals.items()))
+
+    def _remove_many(
+        self, transaction: Any, token: int, uuids: Sequence[str], by_uuid: Mapping[str, InstanceWrite]
+    ) -> bool:
+        """Remove instances with one token and record the events; False when not all were removed."""
+        given = {"of_uuids": uuids, "token": token}
+        if self._returning:
+            rows = transaction.execute(_REMOVE_MANY_RETURNING, given).all()
+            number = len(rows)
+        else:
+            rows = transaction.execute(_READ_STATES, given).all()
+            number = transaction.execute(_REMOVE_MANY, given).rowcount
+        if number != len(uuids):
+            return False
+        _record_rows(transaction, "delete", rows, by_uuid)
         return True
 
     def _write(self, transaction: Any, statement: Any, given: Mapping[str, Any], what: str) -> bool:
@@ -474,9 +528,32 @@ class ComputeInstances(InstanceStore, Reassignable):
         return len(rows)
 
 
+def _record_rows(transaction: Any, what: str, rows: Iterable[Any], by_uuid: Mapping[str, InstanceWrite]) -> None:
+    for row in rows:
+        write = by_uuid[row.uuid]
+        with acting_for(write.context):
+            _record_row(transaction, what, row, write.token)
+
+
+def _as_text(value: Any) -> Any:
+    """A value of a statement for sets, which takes JSON as :class:`JsonText` writes it."""
+    return json.dumps(value, separators=(",", ":"), sort_keys=True) if isinstance(value, dict) else value
+
+
 def _record_row(transaction: Any, what: str, row: Any, version: int, **other: Any) -> None:
     state = {name: getattr(row, name) for name in _SHOWN}
     _record(transaction, what, row.uuid, version, {**state, "destination_uuid": row.destination_uuid, **other})
+
+
+def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns that a change of some fields writes; JSON is written as plain mappings."""
+    unknown = values.keys() - _CHANGED
+    if unknown:
+        raise TypeError(f"instances have no {', '.join(sorted(unknown))} that could be changed")
+    plain = {name: dict(value) if isinstance(value, Mapping) else value for name, value in values.items()}
+    if "pending" in values:
+        plain["destination_uuid"] = _destination(values["pending"])
+    return plain
 
 
 def _values(instance: Instance) -> dict[str, Any]:

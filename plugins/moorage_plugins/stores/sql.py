@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -15,6 +16,7 @@ from moorage.allocation.interface import (
     AllocationChange,
     AllocationItem,
     ClaimOutcome,
+    ClaimRelease,
     ClaimRequest,
     Companion,
     Drift,
@@ -158,6 +160,15 @@ class SqlStore(SqlCatalogue, SqlNames, SqlAllocationLedger, SqlPools, SqlTrees, 
             return self._drop(tx, consumer, residents=residents)
 
         return work(transaction) if transaction is not None else self._database.run(work)
+
+    @override
+    def release_many(self, releases: Sequence[ClaimRelease], transaction: Any | None = None) -> None:
+        if transaction is None:
+            self._database.run(functools.partial(self.release_many, releases))
+        elif len(releases) > 1 and transaction.dialect.delete_returning:
+            self._drop_many(transaction, releases)
+        else:
+            super().release_many(releases, transaction)
 
     @override
     def residents(self, provider: str, transaction: Any | None = None) -> int:

@@ -12,12 +12,14 @@ from typing_extensions import override
 from moorage.allocation.interface import (
     AllocationItem,
     AllocationLedger,
+    ClaimRelease,
     Consumer,
     ConsumerHolding,
     ProviderHolding,
     UsageTotal,
 )
-from moorage.db import MICROSECONDS, JournalEvent, record
+from moorage.context import acting_for
+from moorage.db import MICROSECONDS, JournalEvent, execute_set, record
 from moorage_plugins.stores import capacity_statements, statements
 from moorage_plugins.stores.quota_enforcement import CountedBefore
 from moorage_plugins.stores.sql_part import SqlPart, shown
@@ -116,6 +118,46 @@ class SqlHoldings(SqlPart, AllocationLedger):
         for uuid in sorted(set(residents) - held):
             tx.execute(statements.LEAVE, {"of_uuid": uuid})
         return row is not None
+
+    def _drop_many(self, tx: sa.Connection, releases: Sequence[ClaimRelease]) -> None:
+        """Does for several consumers what :meth:`_drop` does for each, in statements for sets and in the same order of locks."""
+        contexts = {each.consumer: each.context for each in releases}
+        dropped = tx.execute(statements.DROP_CONSUMERS_RETURNING, {"consumers": sorted(contexts)}).all()
+        rows = {row.consumer_uuid: row for row in dropped}
+        for consumer in sorted(rows):
+            with acting_for(contexts[consumer]):
+                record(tx, JournalEvent("claim.delete", f"claim/{consumer}", 0))
+        left = self._give_back_many(tx, rows) if rows else set()
+        for uuid in sorted({node for each in releases for node in each.residents} - left):
+            tx.execute(statements.LEAVE, {"of_uuid": uuid})
+
+    def _give_back_many(self, tx: sa.Connection, rows: Mapping[str, Any]) -> set[str]:
+        """Give back all that some consumers hold; the providers of which they held anything.
+
+        :param rows: of the consumers before they were deleted.
+        """
+        consumers = sorted(rows)
+        # In the order of the providers.
+        amounts: dict[tuple[int, int], int] = {}
+        providers: dict[int, str] = {}
+        held: dict[str, dict[int, dict[int, int]]] = {}
+        for each in tx.execute(statements.HELD_BY, {"consumers": consumers}).all():
+            providers[each.id] = each.uuid
+            key = each.id, each.resource_class_id
+            amounts[key] = amounts.get(key, 0) + each.used
+            held.setdefault(each.consumer_id, {}).setdefault(each.id, {})[each.resource_class_id] = each.used
+        if providers:
+            if tx.dialect.name != "sqlite" and len(providers) > 1:
+                # A set statement locks in no order.
+                tx.execute(statements.LOCK_PROVIDERS, {"numbers": sorted(providers)})
+            turns = [{"of_provider": number, "of_uuid": uuid} for number, uuid in providers.items()]
+            execute_set(tx, statements.GIVERS_TURN, turns)
+            given = [parameters(number, {of_class: amount}) for (number, of_class), amount in amounts.items()]
+            execute_set(tx, capacity_statements.release(1), given)
+        tx.execute(statements.DROP_ALLOCATIONS_OF, {"consumers": consumers})
+        counted = {uuid: counted_before(row, held.get(uuid, {}).values()) for uuid, row in rows.items() if row.counted}
+        self._quotas.note(tx, (), counted, ())
+        return set(providers.values())
 
     def _give_back(self, tx: sa.Connection, consumer: str, row: Any = None) -> set[str]:
         """Give back all that a consumer holds; the providers of which it held anything.

@@ -35,6 +35,7 @@ __all__ = [
     "DROP_ALLOCATIONS_OF",
     "DROP_CONSUMER",
     "DROP_CONSUMER_RETURNING",
+    "DROP_CONSUMERS_RETURNING",
     "DROP_INVENTORIES",
     "DROP_OVERDUE",
     "DROP_OVERDUE_RETURNING",
@@ -112,6 +113,9 @@ _COUNTED = (
     consumers.c.counts_with,
 )
 DROP_CONSUMER_RETURNING = DROP_CONSUMER.returning(*_COUNTED)
+DROP_CONSUMERS_RETURNING = (
+    sa.delete(consumers).where(consumers.c.uuid.in_(sa.bindparam("consumers", expanding=True))).returning(*_COUNTED)
+)
 DROP_OVERDUE_RETURNING = DROP_OVERDUE.returning(*_COUNTED)
 CONSUMER = sa.select(*consumer_columns).where(consumers.c.uuid == _OF_CONSUMER)
 CONSUMER_PAGE = (

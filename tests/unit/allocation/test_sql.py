@@ -16,6 +16,7 @@ from moorage.allocation.audit import audit
 from moorage.allocation.interface import (
     STORES,
     AllocationStore,
+    ClaimRelease,
     ClaimRequest,
     Drift,
     InventoryItem,
@@ -86,6 +87,17 @@ class SqlStoreTests(SqlCase, unittest.TestCase):
             consumer = self.claim(*given[:count], VCPU=1, MEMORY_MB=1)
             seen = statements(functools.partial(self.store.release, consumer))
             self.assertEqual(3 + 2 * count, len(seen), seen)
+
+    def test_releases_of_several_consumers_cost_as_many_statements_as_those_of_two(self) -> None:
+        given = [provider(VCPU=100, MEMORY_MB=1000) for _ in range(4)]
+        self.store.ensure_providers(given)
+        for count in (2, 8):
+            claims = [self.claim(*given[number % 3 :], VCPU=1, MEMORY_MB=1) for number in range(count)]
+            releases = [ClaimRelease(each) for each in claims]
+            seen = statements(functools.partial(self.store.release_many, releases))
+            # Consumers, what they hold, the providers, their inventories, allocations.
+            self.assertEqual(5, len(seen), seen)
+        self.assertEqual({}, held(self.store))
 
     def test_no_statement_of_a_claim_reads_other_consumers(self) -> None:
         given = provider(VCPU=100)

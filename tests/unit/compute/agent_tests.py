@@ -12,7 +12,7 @@ import threading
 import unittest
 import uuid as uuid_module
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -25,6 +25,7 @@ from moorage import errors
 from moorage.allocation import options as allocation_options
 from moorage.allocation.interface import ClaimRequest, InventoryItem, ResourceProvider
 from moorage.clock import SystemClock
+from moorage.context import RequestContext, acting_for
 from moorage.control_plane import options as control_plane_options
 from moorage.control_plane.interface import AgentTools
 from moorage.db import Database
@@ -64,6 +65,8 @@ MIGRATIONS.import_tables()
 
 HOST = "host-1"
 NODE = "11111111-1111-4111-8111-111111111111"
+#: How statements begin that are counted.
+WRITES = ("DELETE", "INSERT", "SELECT", "UPDATE")
 #: A delay that the clock of the tests turns into waiting for its gate.
 GATED_MS = "77000"
 SOON = 90.0
@@ -579,6 +582,91 @@ class AgentTests(unittest.TestCase):
         self.await_rows()
         self.assert_consistent(64)
         self.assertLessEqual(len(taken), 3)
+
+    def ended_together(
+        self,
+        agent: ComputeAgent,
+        ask: Callable[[str], None],
+        uuids: Sequence[str],
+        before: Callable[[], None] = lambda: None,
+        rows: int = 0,
+    ) -> list[str]:
+        """Has operations end in one transaction; the statements of the thread that ends them.
+
+        :param before: called when the operations are done and not ended yet. :param rows: how many do not end.
+        """
+        seen: list[str] = []
+        entered, gate = threading.Event(), threading.Event()
+        self.addCleanup(gate.set)
+
+        def hold() -> None:
+            entered.set()
+            gate.wait(SOON)
+
+        def note(_connection: object, _cursor: object, statement: str, *_rest: object) -> None:
+            if threading.current_thread().name == "compute-finish" and statement.startswith(WRITES):
+                seen.append(statement)
+
+        agent.loop.in_order(hold)
+        self.assertTrue(entered.wait(SOON))
+        for uuid in uuids:
+            ask(uuid)
+        wait_until(lambda: agent.loop._done.qsize() == len(uuids), "all are done", SOON)
+        before()
+        sa.event.listen(sa.Engine, "before_cursor_execute", note)
+        try:
+            gate.set()
+            self.await_rows(rows)
+        finally:
+            sa.event.remove(sa.Engine, "before_cursor_execute", note)
+        return seen
+
+    def test_what_ends_together_costs_as_many_statements_as_two(self) -> None:
+        self.fleet = self.make_fleet(operations=8, batch=8, service="agent:test")
+        agent, costs, users = self.started(), [], {}
+        for count in (2, 8):
+            placed = []
+            for number in range(count):
+                with acting_for(RequestContext(user_id=f"user-{number}", project_id="p", overwrite=False)):
+                    placed.append(self.fleet.place())
+            build = self.ended_together(agent, agent.build_instance, placed)
+            self.assert_consistent(count)
+            users |= {uuid: f"user-{number}" for number, uuid in enumerate(placed)}
+            for uuid in placed:
+                with acting_for(RequestContext(user_id=users[uuid], project_id="p", overwrite=False)):
+                    self.fleet.deleter.delete(uuid)
+            delete = self.ended_together(agent, agent.delete_instance, placed)
+            self.assert_consistent(0)
+            costs.append((len(build), len(delete)))
+        # The ends of the operations, the instances and how they are then, the events. A deletion has five for the claims.
+        self.assertEqual((4, 8 if self.fleet.database.dialect != "mysql" else 9), costs[0])
+        self.assertEqual(costs[0], costs[1])
+        Sequencer(self.fleet.database).number()
+        found = JournalReader(self.fleet.database).page(None, EventFilter(), 1000).events
+        of_agent = [each for each in found if each.kind in ("operation.end", "instance.change", "instance.delete")]
+        for uuid, user in users.items():
+            events = [each for each in of_agent if each.subject == f"instance/{uuid}"]
+            kinds = ["operation.end", "instance.change", "instance.change", "operation.end", "instance.delete"]
+            self.assertEqual(kinds, [each.kind for each in events])
+            self.assertEqual({user}, {each.actor for each in events})
+            self.assertEqual(["active", "deleting"], [each.state["status"] for each in events[1:3]])
+
+    def test_one_that_is_refused_stops_no_other_that_ends_with_it(self) -> None:
+        self.fleet = self.make_fleet(operations=8, batch=8)
+        agent, uuids = self.started(), [self.fleet.place() for _ in range(6)]
+
+        def overtake() -> None:
+            # Of one, the row of the operation refuses the end; of another one, only the row of the instance does.
+            self.fleet.deleter.delete(uuids[1], force=True)
+            with self.fleet.database.write() as tx:
+                tx.execute(sa.update(instances).where(instances.c.uuid == uuids[3]).values(fence=1000))
+
+        self.ended_together(agent, agent.build_instance, uuids, overtake, rows=2)
+        built = [uuids[place] for place in (0, 2, 4, 5)]
+        wait_until(lambda: sorted(self.fleet.told.created()) == sorted(built), "the others were told", SOON)
+        self.assertEqual(["active"] * 4, [self.fleet.status(each) for each in built])
+        self.assertEqual(["deleting", "building"], [self.fleet.status(uuids[place]) for place in (1, 3)])
+        self.assertEqual(sorted(built), sorted(self.fleet.running()))
 
     # -- lost and won leases --------------------------------------------------------------------------------------
 

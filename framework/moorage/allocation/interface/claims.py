@@ -9,7 +9,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
+from oslo_context.context import RequestContext
+
 from moorage import errors
+from moorage.context import acting_for
 from moorage.inventory import InventoryItem
 
 __all__ = [
@@ -20,6 +23,7 @@ __all__ = [
     "BatchCompanion",
     "StoreCapability",
     "ClaimOutcome",
+    "ClaimRelease",
     "ClaimRequest",
     "Companion",
     "Drift",
@@ -182,6 +186,19 @@ class ClaimOutcome:
         return tuple(sorted({item.provider for item in self.allocations}))
 
 
+@dataclass(frozen=True, slots=True)
+class ClaimRelease:
+    """One of the releases of :meth:`AllocationStore.release_many`.
+
+    :param residents: as for :meth:`AllocationStore.release`.
+    :param context: the request that the event of the release names.
+    """
+
+    consumer: str
+    residents: tuple[str, ...] = ()
+    context: RequestContext | None = None
+
+
 class AllocationStore(abc.ABC):
     """Keeps providers, inventories and claims. Safe for use by several threads.
 
@@ -250,6 +267,12 @@ class AllocationStore(abc.ABC):
         :param residents: nodes that an instance leaves: the version of their residents rises although the consumer may hold
             nothing of them. Unknown nodes are ignored.
         """
+
+    def release_many(self, releases: Sequence[ClaimRelease], transaction: Any | None = None) -> None:
+        """Give back all that several consumers hold, as :meth:`release` does for each of them."""
+        for each in releases:
+            with acting_for(each.context):
+                self.release(each.consumer, transaction, residents=each.residents)
 
     @abc.abstractmethod
     def residents(self, provider: str, transaction: Any | None = None) -> int:

@@ -43,6 +43,7 @@ from moorage_plugins.stores import (
     capacity_statements,
     combiner,
     quota_enforcement,
+    sql,
     sql_claims,
     sql_holdings,
     statements,
@@ -106,25 +107,30 @@ _OLD_RING = both(drop(tick_leases, "_CLAIM", "token <="), drop(tick_leases, "_LO
 
 MUTANTS: Sequence[Mutant] = (
     # Leases, tokens and fences of operations.
-    Mutant("finish without the token", _P, drop(workers, "_FINISH", "token")),
+    Mutant("finish without the token", _P, planting.finish_without_token),
     Mutant("write without the fence", _P, unguarded("WRITE", "REMOVE"), _OTHER),
     Mutant(
         "finish without token and write without fence",
         _P,
-        both(drop(workers, "_FINISH", "token"), unguarded("WRITE", "REMOVE")),
+        both(planting.finish_without_token, unguarded("WRITE", "REMOVE")),
     ),
     Mutant(
         "finish that finds no row passes",
         _P,
-        put(workers.SqlOperationStore, "end", planting.end_without_looking),
+        planting.finish_without_looking,
         _OTHER,
     ),
     Mutant(
         "finish that finds no row passes, write without fence",
         _P,
+        both(planting.finish_without_looking, unguarded("WRITE", "REMOVE")),
+    ),
+    Mutant(
+        "what ends together does not count the rows of instances, operations end without the token",
+        _B,
         both(
-            put(workers.SqlOperationStore, "end", planting.end_without_looking),
-            unguarded("WRITE", "REMOVE"),
+            planting.finish_without_token,
+            wrap(instances.ComputeInstances, "write_many", lambda old: lambda *given: old(*given) or True),
         ),
     ),
     Mutant("tokens that do not rise", _P, planting.same_tokens),
@@ -154,7 +160,9 @@ MUTANTS: Sequence[Mutant] = (
         planting.started_early,
     ),
     Mutant(
-        "no host has to let go of what has moved", _M, wrap(agent.InstanceWork, "finish", planting.without_departure)
+        "no host has to let go of what has moved",
+        _M,
+        wrap(agent.InstanceWork, "_write_result", planting.without_departure),
     ),
     Mutant(
         "the operation of a move is handed on without the commit of its claims",
@@ -171,7 +179,9 @@ MUTANTS: Sequence[Mutant] = (
         ),
     ),
     Mutant(
-        "a source lets go before the resize is confirmed", _M, wrap(agent.InstanceWork, "finish", planting.not_keeping)
+        "a source lets go before the resize is confirmed",
+        _M,
+        wrap(agent.InstanceWork, "_write_result", planting.not_keeping),
     ),
     Mutant(
         "a confirmation does not let the source go", _M, wrap(resizes.KeptSources, "let_go", planting.kept_for_ever)
@@ -337,7 +347,21 @@ MUTANTS: Sequence[Mutant] = (
     Mutant(
         "a deletion keeps its claim",
         _P,
-        wrap(agent.InstanceWork, "finish", planting.without_releases),
+        both(
+            wrap(agent.InstanceWork, "finish", planting.without_releases),
+            put(sql.SqlStore, "release_many", nothing),
+        ),
+    ),
+    Mutant(
+        "deletions that end together keep their claims",
+        _B,
+        put(sql_holdings.SqlHoldings, "_drop_many", nothing),
+    ),
+    Mutant(
+        "a deletion of unknown outcome is taken for done by the fence that it began with",
+        _B,
+        put(agent.InstanceWork, "is_written", planting.written_by_fence),
+        "its lease ends, and the agent takes it again",
     ),
     Mutant(
         "a move keeps the room that it held meanwhile",
@@ -649,6 +673,12 @@ MUTANTS: Sequence[Mutant] = (
         _L,
         put(workers.SqlOperationStore, "end", planting.end_without_looking),
     ),
+    Mutant("what ends together ends without the token (leases)", _L, drop(workers, "_FINISH_MANY", "token")),
+    Mutant(
+        "what ends together does not count its rows (leases)",
+        _L,
+        put(workers.SqlOperationStore, "end_many", planting.end_many_without_looking),
+    ),
     Mutant("tokens that do not rise (leases)", _L, planting.same_tokens),
     Mutant(
         "the token of a creation is given again",
@@ -666,15 +696,11 @@ MUTANTS: Sequence[Mutant] = (
         _P,
         both(
             drop(workers, "_BEGIN_RETURNING", "attempts"),
-            drop(workers, "_FINISH", "token"),
+            planting.finish_without_token,
             unguarded("WRITE", "REMOVE"),
         ),
     ),
-    Mutant(
-        "agents believe what messages say of operations that others took",
-        _P,
-        put(agent, "_has_token", lambda leases, uuid, token: uuid in leases),
-    ),
+    Mutant("a doubled message begins a build twice", _B, drop(workers, "_BEGIN_RETURNING", "attempts")),
     Mutant(
         "take what a live owner has, finish without the token",
         _L,

@@ -97,6 +97,7 @@ def unguarded(*names: str) -> Callable[[], None]:
 
     def plant() -> None:
         instances._change.cache_clear()
+        instances._change_many.cache_clear()
         for name in names:
             old = getattr(lease, name)
             everywhere(old, dataclasses.replace(old, guards=()))
@@ -400,6 +401,32 @@ def unfenced_volumes() -> None:
     """Write rows of volumes, snapshots and backups without their fence."""
     for rows in ROWS.values():
         rows._write = without(rows._write, "fence")
+
+
+def finish_without_token() -> None:
+    """End operations whoever has them, one by one and together."""
+    for name in ("_FINISH", "_FINISH_MANY"):
+        drop(workers, name, "token")()
+
+
+def finish_without_looking() -> None:
+    """End operations whether or not their rows were there, one by one and together."""
+    put(workers.SqlOperationStore, "end", end_without_looking)()
+    put(workers.SqlOperationStore, "end_many", end_many_without_looking)()
+
+
+def end_many_without_looking(self: Any, tx: Any, leases: Any) -> None:
+    """End several operations, whether or not all of their rows were there."""
+    for key, _ in workers.same_token(leases):
+        tx.execute(workers._FINISH_MANY, key)
+
+
+def written_by_fence(self: Any, job: Any, result: Any) -> bool:
+    """A deletion is done when the row of its instance has its token, or is gone."""
+    try:
+        return bool(self._tools.instances.get(job.lease.resource_id).fence == job.lease.token)
+    except errors.NotFound:
+        return result.changes is None
 
 
 def end_without_looking(self: Any, tx: Any, held: Any) -> None:

@@ -43,13 +43,13 @@ from moorage.clock import SystemClock
 from moorage.control_plane import agent_role, cleanup_endpoints, scheduler_role
 from moorage.control_plane.agent_role import Agent
 from moorage.control_plane.enrolment import Enrolment
-from moorage.control_plane.factories import load_store, open_instances, open_workers
+from moorage.control_plane.factories import load_store
 from moorage.control_plane.scheduler_client import Schedulers
 from moorage.control_plane.scheduler_role import SchedulerRole
 from moorage.db import Database
 from moorage.fleet.interface import InventoryItem, NodeSpec, uuid_of_name
 from moorage.fleet.nodes import NodeStore
-from moorage.instances.create import Deleter, cast_to_agent
+from moorage.instances.create import Deleter
 from moorage.journal import sequencer
 from moorage.rpc.server import rpc_method
 from moorage.scheduling import reporter
@@ -58,6 +58,7 @@ from moorage.services.registry import ServiceRegistry
 from tests.simulation import runner
 from tests.simulation.kernel import Process, Stalled, Violation
 from tests.simulation.schedules import RandomChoice
+from tests.simulation.workloads.base import open_deleter
 from tests.simulation.workloads.placement import Placement, _History
 from tests.simulation.world import Base, World
 
@@ -413,12 +414,7 @@ class Scale(Placement):
             platform = self.world.platform(process, "api", beats=False)
             self._watch(platform.transport)
             conf = self.world.conf
-            deleter = Deleter(
-                platform.database,
-                open_instances(platform, conf),
-                open_workers(platform, conf),
-                cast_to_agent(platform.sender),
-            )
+            deleter = open_deleter(platform, conf)
             control = conf.control_plane
             schedulers = Schedulers(platform.sender, platform.clock, control.create_attempts, control.create_timeout)
             for number in range(_WORKERS):

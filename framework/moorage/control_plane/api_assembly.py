@@ -60,7 +60,7 @@ from moorage.instances import api as instances_api
 from moorage.instances import server_groups_api
 from moorage.instances.ask_agent import AgentQuestions
 from moorage.instances.availability import Availability
-from moorage.instances.create import Deleter, cast_to_agent
+from moorage.instances.create import AgentMessages, Deleter, cast_to_agent
 from moorage.instances.in_place import InPlace
 from moorage.instances.interface import holds_of
 from moorage.instances.on_node import NodeContents
@@ -227,10 +227,11 @@ class ApiAssembly:
         def hinders(resource_type: str) -> str:
             return blocked_reason(resource_type, conf.cleanup.paused, conf.cleanup.enabled_handlers)
 
-        deleter = Deleter(
-            platform.database, instances, workers, cast, lambda uuid: platform.tell(InstanceDeleted(uuid, ""))
-        )
         availability = Availability(platform.database, conf.services.service_down_time)
+        deleter = Deleter(
+            platform.database, instances, workers, AgentMessages(cast, availability.lacking, platform.clock).delete,
+            lambda uuid: platform.tell(InstanceDeleted(uuid, "")),
+        )  # fmt: skip
         view = NodeView(nodes, availability.down, self._contents().counts)
         questions = AgentQuestions(platform.sender, availability, conf.api.threads)
         in_place = InPlace(platform.database, instances, workers, cast, availability.lacking)

@@ -22,7 +22,7 @@ from moorage.fleet.aggregates import AggregateStore
 from moorage.fleet.nodes import NodeStore
 from moorage.instances.availability import Availability
 from moorage.instances.build_retries import BuildRetries, RetryStores
-from moorage.instances.create import BuildMessages, StoreClaimer, cast_to_agent, read_fields, read_residents
+from moorage.instances.create import AgentMessages, StoreClaimer, cast_to_agent, read_fields, read_residents
 from moorage.instances.in_place import InPlace
 from moorage.instances.interface import holds_of
 from moorage.instances.move_claims import MoveClaimer
@@ -111,11 +111,11 @@ class SchedulerRole:
             reservations=reservations,
         )
 
-        messages = BuildMessages(cast, availability.lacking, platform.clock)
+        messages = AgentMessages(cast, availability.lacking, platform.clock)
 
         def placed(selection: Selection) -> None:
             record = selection.record
-            messages.send(record.host, record.uuid, selection.token, selection.shown)
+            messages.build(record.host, record.uuid, selection.token, selection.shown)
             if section.track_instance_changes and not selection.repeated:
                 tell_of_claim(platform, selection)
 

@@ -38,14 +38,14 @@ from moorage.rpc.client import RpcSender
 from moorage.scheduling.groups import GroupStore, check_policy, is_promised
 from moorage.scheduling.instance_fields import FieldSet
 from moorage.scheduling.interface import ClaimResult, Holds, NodeState, RequestSpec, Residents
-from moorage.services.interface import TAKES_TOLD_BUILDS
+from moorage.services.interface import TAKES_TOLD_BUILDS, TAKES_TOLD_DELETIONS
 from moorage.work.interface import ExistedBefore, OnlyIf
 from moorage.work.operations import FirstOperation, SqlOperationStore
 
 __all__ = [
     "AGENT_TOPIC",
     "AgentCast",
-    "BuildMessages",
+    "AgentMessages",
     "Deleter",
     "StoreClaimer",
     "check_neighbours",
@@ -446,13 +446,14 @@ def request_of(spec: RequestSpec) -> dict[str, Any]:
 class Deleter:
     """Begins the deletion of instances; their agent ends it.
 
+    :param tell: tells the agent of a host of the deletion of an instance with the token of the operation.
     :param gone: called with the uuid of one that was on no host, after it was removed.
     """
 
     database: Database
     instances: InstanceStore
     workers: SqlOperationStore
-    cast: Callable[[str, str, str], None]
+    tell: Callable[[str, str, int], None]
     gone: Callable[[str], None] = lambda uuid: None
 
     def delete(self, uuid: str, *, force: bool = False, known: Instance | None = None) -> None:
@@ -467,17 +468,17 @@ class Deleter:
             if instance.status == "deleting" and not force:
                 return
             try:
-                self.database.run(lambda tx, of=instance: self._record(tx, of, force))  # type: ignore[misc]
+                token = self.database.run(lambda tx, of=instance: self._record(tx, of, force))  # type: ignore[misc]
             except _ChangedError:
                 continue
             if instance.host:
-                self.cast(instance.host, "delete_instance", uuid)
+                self.tell(instance.host, uuid, token)
             else:
                 self.gone(uuid)
             return
         raise errors.Conflict(f"Instance {uuid} becomes something else all the time; try again.")
 
-    def _record(self, transaction: Any, instance: Instance, force: bool) -> None:
+    def _record(self, transaction: Any, instance: Instance, force: bool) -> int:
         of_type, uuid = self.instances.resource_type, instance.uuid
         token = self.workers.create(
             transaction, of_type, uuid, DELETE, "deleting", target_host=instance.host, force=force,
@@ -488,6 +489,7 @@ class Deleter:
         if not instance.host:
             self.instances.remove(transaction, uuid, token)
             self.workers.withdraw(transaction, of_type, uuid, token)
+        return token
 
 
 class AgentCast(Protocol):
@@ -497,45 +499,53 @@ class AgentCast(Protocol):
         """Sends a message; ``more`` are its arguments beside the uuid of the instance."""
 
 
-class BuildMessages:
-    """Tells agents of builds. Where an agent has the power, the message brings the instance and the token of the operation.
+class AgentMessages:
+    """Tells agents of builds and deletions. Where an agent has the power, the message brings the token of the operation.
 
-    Such an agent takes the operation by one statement and reads nothing. An agent of an earlier version would refuse the message.
+    Such an agent takes the operation by one statement. The message of a build brings the instance too, so that the agent reads
+    nothing. An agent of an earlier version would refuse these messages.
 
-    :param lacking: reads which hosts have agents that lack one of some powers; asked every 30 seconds at most.
+    :param lacking: reads which hosts have agents that lack one of some powers; asked every 30 seconds at most for each power.
     """
 
     def __init__(self, cast: AgentCast, lacking: Callable[[Collection[str]], Collection[str]], clock: Clock) -> None:
         self._cast = cast
         self._lacking = lacking
         self._clock = clock
-        self._read_at = float("-inf")
-        #: None: not read yet.
-        self._without: Collection[str] | None = None
+        self._read_at: dict[str, float] = {}
+        #: By power; a power is absent until it was read.
+        self._without: dict[str, Collection[str]] = {}
 
-    def send(self, host: str, uuid: str, token: int, instance: Mapping[str, Any]) -> None:
+    def build(self, host: str, uuid: str, token: int, instance: Mapping[str, Any]) -> None:
         """Send the message of a build. What is not delivered is found by the agent's sweep.
 
         :param token: of the operation, if it is the first one of the instance; ``instance``: what was written with it. 0: the agent
             reads both.
         """
-        told = {"token": token, "instance": dict(instance)} if token and self._takes_told(host) else {}
+        told = {"token": token, "instance": dict(instance)} if token and self._can(host, TAKES_TOLD_BUILDS) else {}
         try:
             self._cast(host, "build_instance", uuid, told)
         except errors.MessageTooLarge:
             # The claim is committed: the agent reads what the message cannot bring.
             self._cast(host, "build_instance", uuid)
 
-    def _takes_told(self, host: str) -> bool:
+    def delete(self, host: str, uuid: str, token: int) -> None:
+        """Send the message of a deletion.
+
+        :param token: of the operation.
+        """
+        self._cast(host, "delete_instance", uuid, {"token": token} if self._can(host, TAKES_TOLD_DELETIONS) else {})
+
+    def _can(self, host: str, power: str) -> bool:
         now = self._clock.monotonic()
-        if now - self._read_at >= _POWERS_AGE:
+        if now - self._read_at.get(power, float("-inf")) >= _POWERS_AGE:
             # Other threads use what was read before.
-            self._read_at = now
+            self._read_at[power] = now
             try:
-                self._without = self._lacking((TAKES_TOLD_BUILDS,))
+                self._without[power] = self._lacking((power,))
             except errors.Unavailable as error:
                 LOG.debug("The powers of agents cannot be read now: %s", error.message)
-        return self._without is not None and host not in self._without
+        return power in self._without and host not in self._without[power]
 
 
 def cast_to_agent(sender: RpcSender) -> AgentCast:

@@ -20,7 +20,6 @@ from typing import Any, Protocol, TypeVar
 
 from moorage import errors
 from moorage.context import RequestContext, from_text
-from moorage.read_only import FrozenDict
 
 __all__ = [
     "ANY_SCHEDULER",
@@ -311,18 +310,25 @@ class OperationStore(abc.ABC):
         resource_ids: Sequence[str],
         identity: Any,
         stamp_token: Callable[[Any, Mapping[str, Lease]], None] | None = None,
-        *,
-        new: Mapping[str, int] = FrozenDict(),
     ) -> Mapping[str, Lease]:
         """Become the owner of several in one transaction of two or three statements; what cannot be taken is absent.
 
         :param identity: the :class:`moorage.services.interface.ServiceIdentity` that takes them.
         :param stamp_token: writes the tokens into the resources, in the same transaction. Needed where the work writes its resource
             before it finishes: from then on an earlier owner's writes are refused.
-        :param new: tokens by resource id: the first operations of these resources were created with them, as a message said. An
-            operation that has this token and never had an owner is taken with it, which saves statements. Others are taken with a
-            new token, in a transaction of their own. Neither the creation nor the work before its end may write the token into the
-            resource: by that an outcome that was lost is known.
+        """
+
+    @abc.abstractmethod
+    def begin_many(
+        self, transaction: Any, resource_type: str, tokens: Mapping[str, int], identity: Any
+    ) -> Mapping[str, Lease]:
+        """Become the owner of new operations with the tokens of their creation, in the caller's transaction.
+
+        Operations that have another token by now, or had an owner already, are absent. The last write of the work must show in the
+        resource, so that an outcome that was lost is known: nothing has written the token into the resource before, or the work
+        removes the resource.
+
+        :param tokens: by resource id, as messages said.
         """
 
     @abc.abstractmethod

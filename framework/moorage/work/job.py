@@ -163,6 +163,19 @@ class Work(abc.ABC, Generic[R]):
         taken = self.store.take_many(resource_type, resource_ids, self.identity, stamp_token=self.stamp_token)
         return [Job([held]) for held in taken.values()]
 
+    def told_of(self, resource_type: str, resource_ids: Sequence[str]) -> Mapping[str, Any]:
+        """Returns, by resource id, what messages have said of operations that :meth:`begin_told` can take; and forgets it."""
+        return {}
+
+    def begin_told(self, transaction: Any, resource_type: str, told: Mapping[str, Any]) -> Sequence[Job[R]]:
+        """Takes new operations and returns their jobs, in a transaction that ends other operations too. It may run several times.
+
+        The loop has :meth:`take` take those that are left out.
+
+        :param told: of :meth:`told_of`.
+        """
+        return ()
+
     def stamp_token(self, transaction: Any, leases: Mapping[str, Lease]) -> None:
         """Writes the tokens into the resources in the transaction that takes the operations.
 

@@ -164,7 +164,7 @@ class Statement:
 _TAKEN = {"token": "token", "owner": "owner", "epoch": "epoch", "expires_at": "lease"}
 #: Take it as its first owner, with the token of its creation, which the taker was told. No counter is raised: whatever ends the
 #: operation or makes another one of it raises the counter and writes another token, and no second owner gets the same token. For
-#: resources that its creation has not written with the token.
+#: work whose last write shows in the resource: its creation has not written the token there, or the work removes the resource.
 BEGIN = Statement(
     "begin", Verb.UPDATE, (_MINE, _NEW),
     {"owner": "owner", "epoch": "epoch", "expires_at": "lease", "attempts": "attempts"},

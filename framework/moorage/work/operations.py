@@ -29,7 +29,6 @@ from moorage import context as request_context
 from moorage import errors
 from moorage.clock import Clock, SystemClock
 from moorage.db import MICROSECONDS, Database, JournalEvent, execute_set, now, record
-from moorage.read_only import FrozenDict
 from moorage.services.interface import ServiceIdentity
 from moorage.work import lease, tracking
 from moorage.work.fences import (
@@ -406,29 +405,16 @@ class SqlOperationStore(OperationStore):
         resource_ids: Sequence[str],
         identity: ServiceIdentity,
         stamp_token: Callable[[Any, Mapping[str, Lease]], None] | None = None,
-        *,
-        new: Mapping[str, int] = FrozenDict(),
     ) -> dict[str, OperationLease]:
         wanted = sorted(set(resource_ids))
-        if not wanted:
-            return {}
 
-        def take(old: Sequence[str], begun: Mapping[str, int]) -> dict[str, OperationLease]:
-            def work(tx: sa.Connection) -> dict[str, OperationLease]:
-                # Transactions that take sets lock fences before operations.
-                taken = self._take(tx, resource_type, old, identity, _TAKE)
-                taken |= self._begin(tx, resource_type, begun, identity)
-                if stamp_token is not None and taken:
-                    stamp_token(tx, taken)
-                return taken
+        def work(tx: sa.Connection) -> dict[str, OperationLease]:
+            taken = self._take(tx, resource_type, wanted, identity, _TAKE)
+            if stamp_token is not None and taken:
+                stamp_token(tx, taken)
+            return taken
 
-            return self._database.run(work)
-
-        taken = take([each for each in wanted if each not in new], {each: new[each] for each in wanted if each in new})
-        if not_new := [each for each in wanted if each in new and each not in taken]:
-            # In another transaction, for the order of locks.
-            taken |= take(not_new, {})
-        return taken
+        return self._database.run(work) if wanted else {}
 
     @override
     def start_many(
@@ -454,13 +440,15 @@ class SqlOperationStore(OperationStore):
                 _record(tx, "take", held, {})
         return leases
 
-    def _begin(
-        self, tx: sa.Connection, resource_type: str, new: Mapping[str, int], identity: ServiceIdentity
+    @override
+    def begin_many(
+        self, transaction: sa.Connection, resource_type: str, tokens: Mapping[str, int], identity: ServiceIdentity
     ) -> dict[str, OperationLease]:
-        """Take operations that nobody had yet with the tokens of their creation; one statement for each token, two on MariaDB."""
+        # One statement for each token, two on MariaDB.
+        tx = transaction
         leases: dict[str, OperationLease] = {}
         by_token: dict[int, list[str]] = {}
-        for resource_id, token in new.items():
+        for resource_id, token in sorted(tokens.items()):
             by_token.setdefault(token, []).append(resource_id)
         for token, resource_ids in sorted(by_token.items()):
             values = {
@@ -522,7 +510,10 @@ class SqlOperationStore(OperationStore):
         super().end_many(transaction, [each for each in leases if type(each) is not OperationLease])
         for key, some in same_token(plain):
             if transaction.execute(_FINISH_MANY, key).rowcount != len(some):
-                raise fenced((self.lost_of(transaction, some) or some)[0])
+                raise errors.Fenced(
+                    f"At least one of {len(some)} operations that end together has been taken over or has ended; nothing of "
+                    "them was written."
+                )
         for each in plain:
             _ended(transaction, each)
 

@@ -3,10 +3,13 @@
 
 A service describes its work as a :class:`Work`; :class:`WorkLoop` owns everything around it. Three stages follow each other:
 
-1. One thread takes waiting operations, up to ``batch`` in one transaction, when there is room for them.
+1. One thread takes waiting operations, up to ``batch`` in one transaction, when there is room for them. It hands those to the
+   finishing thread of which messages have said everything (:meth:`Work.told_of`).
 2. Up to ``operations`` threads call :meth:`Work.do`. The leases are renewed meanwhile.
 3. One thread ends up to ``batch`` operations in one transaction, which contains :meth:`Work.finish`, and then calls
-   :meth:`Work.after_commit`, in the order of the commits.
+   :meth:`Work.after_commit`, in the order of the commits. The same transaction takes the operations that were handed to this
+   thread (:meth:`Work.begin_told`), so a busy loop commits once where it would commit twice. An operation is still recorded as
+   begun before its work begins. By that record a scheduler knows what it must not have done elsewhere when this host is down.
 
 The row of an operation decides whether there is something to do. A message makes the loop look earlier, and may say of a new
 operation what its row says, which saves a read: it may be lost, doubled or late. A sweep finds the operations whose messages were
@@ -27,7 +30,8 @@ import contextlib
 import functools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from oslo_log import log as logging
@@ -54,8 +58,22 @@ _PAGE = 500
 _FIRST_BACKOFF, _LONGEST_BACKOFF = 1.0, 300.0
 #: How often a result that cannot be written is replaced by another one.
 _REPLACEMENTS = 2
+#: Seconds between two transactions of the finishing thread while there is more to do than they write.
+_INTERVAL = 0.01
 #: Calls that may hang before nothing more is taken.
 _HANGING = 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Beginning:
+    """Operations for :meth:`Work.begin_told`.
+
+    :param told: of :meth:`Work.told_of`. :param told_at: when the messages arrived.
+    """
+
+    kind: str
+    told: Mapping[str, Any]
+    told_at: Mapping[str, int]
 
 
 class _Run:
@@ -121,7 +139,7 @@ class WorkLoop(Generic[R]):
         self._not_before: dict[Key, float] = {}
         self._renewer = work.store.renewer(f"{name}-renew")
         self._keys: threads.Queue[Key | None] = threads.queue()
-        self._done: threads.Queue[Finished[R] | Callable[[], object] | None] = threads.queue()
+        self._done: threads.Queue[Finished[R] | _Beginning | Callable[[], object] | None] = threads.queue()
         #: Jobs that were taken and have not ended. Those that were given up are counted apart.
         self._held = self._given_up = 0
         self._runs: dict[Job[R], _Run] = {}
@@ -129,6 +147,8 @@ class WorkLoop(Generic[R]):
         self._counts: Counter[str] = Counter()
         self._seconds = 0.0
         self._reported = (0, 0)
+        #: When the finishing thread wrote last, on the monotonic clock.
+        self._wrote_at = float("-inf")
         #: Guards the counts and the runs.
         self._changed = threads.condition()
         self._stopping = threads.event()
@@ -336,15 +356,14 @@ class WorkLoop(Generic[R]):
         missing = {(kind, each) for each in wanted}
         try:
             with plugin_isolation.isolate_plugin_call(self._name):
-                for job in self._work.take(kind, wanted):
+                if told := self._work.told_of(kind, wanted):
+                    missing.difference_update((kind, each) for each in told)
+                    told_at = {each: self._told_of_taken.get((kind, each), 0) for each in told}
+                    self._done.put(_Beginning(kind, told, told_at))
+                    wanted = [each for each in wanted if each not in told]
+                for job in self._work.take(kind, wanted) if wanted else ():
                     missing.discard(job.key)
-                    job.lease.told_at = self._told_of_taken.get(job.key, 0)
-                    run = self._prepare(job)
-                    try:
-                        run.call = self._pool.start(functools.partial(self._operate, job))
-                    except errors.Unavailable as error:
-                        self._release(job, error.message)
-                        self._conclude(job)
+                    self._start(job, self._told_of_taken.get(job.key, 0))
         except (errors.MoorageError, OSError) as error:
             LOG.warning("%d operations on %s are put off until the next sweep: %s", len(missing), kind, _text(error))
             self._free(len(missing))
@@ -354,6 +373,16 @@ class WorkLoop(Generic[R]):
                 "Operations on %s %s could not be taken.", kind, ", ".join(sorted(each for _, each in missing))
             )
         self._free(len(missing))
+
+    def _start(self, job: Job[R], told_at: int) -> None:
+        """Has a job done that was just taken."""
+        job.lease.told_at = told_at
+        run = self._prepare(job)
+        try:
+            run.call = self._pool.start(functools.partial(self._operate, job))
+        except errors.Unavailable as error:
+            self._release(job, error.message)
+            self._conclude(job)
 
     def _prepare(self, job: Job[R]) -> _Run:
         self._renewer.keep(job.leases)
@@ -473,14 +502,18 @@ class WorkLoop(Generic[R]):
         while running:
             batch: list[Finished[R]] = []
             calls: list[Callable[[], object]] = []
-            found, running = _drain(self._done, self._batch)
+            new: list[_Beginning] = []
+            found, running = self._gather()
             for each in found:
                 if isinstance(each, tuple):
                     batch.append(each)
+                elif isinstance(each, _Beginning):
+                    new.append(each)
                 else:
                     calls.append(each)
-            if batch:
-                self._logged(functools.partial(self._finish_batch, batch))
+            if batch or new:
+                self._logged(functools.partial(self._finish_batch, batch, new))
+                self._wrote_at = self._clock.monotonic()
             for job, _ in batch:
                 if self._tidies:
                     with contextlib.suppress(errors.Unavailable):
@@ -491,8 +524,34 @@ class WorkLoop(Generic[R]):
             for call in calls:
                 self._logged(call)
 
-    def _finish_batch(self, batch: Sequence[Finished[R]]) -> None:
+    def _gather(self) -> tuple[list[Any], bool]:
+        """What waits for the finishing thread, at least one item; False ends the loop.
+
+        While there are other jobs, transactions follow each other after :data:`_INTERVAL` seconds, and a transaction writes all
+        that has come meanwhile. A job that has no company does not wait.
+        """
+        found, running = _drain(self._done, self._batch)
+        while running and len(found) < self._batch and self._has_company(found):
+            left = self._wrote_at + _INTERVAL - self._clock.monotonic()
+            if left <= 0:
+                break
+            with contextlib.suppress(threads.Empty):
+                item = self._done.get(timeout=left)
+                running = item is not None
+                found += [item] if running else []
+        return found, running
+
+    def _has_company(self, found: Sequence[Any]) -> bool:
+        """Whether all of this is to be written, and there are other jobs."""
+        number = sum(1 if isinstance(each, tuple) else len(each.told) for each in found if not callable(each))
+        with self._changed:
+            others = self._held > number and not self._stopping.is_set()
+        return others and not any(callable(each) for each in found)
+
+    def _finish_batch(self, batch: Sequence[Finished[R]], new: Sequence[_Beginning] = ()) -> None:
         """Writes results in as few transactions as their jobs allow, then tells about those that were written.
+
+        The first transaction takes the new operations too.
 
         A part that is refused is divided into its jobs. A job that is refused alone is replaced by what the service says, at most
         :data:`_REPLACEMENTS` times.
@@ -505,7 +564,12 @@ class WorkLoop(Generic[R]):
             LOG.exception("%d operations that are done could not be written.", len(batch))
             for job, _ in batch:
                 self._release(job, _text(error))
-            return
+            parts = collections.deque()
+        if new:
+            # Jobs that are alone come last.
+            shares = parts and not self._work.is_alone(*parts[0][0][0])
+            if self._write_and_begin(parts[0][0] if shares else (), new) and shares:
+                written += parts.popleft()[0]
         while parts:
             part, replaced = parts.popleft()
             try:
@@ -526,6 +590,40 @@ class WorkLoop(Generic[R]):
                 self._not_before.pop(job.key, None)
         if written:
             self._logged(functools.partial(self._work.after_commit, written))
+
+    def _write_and_begin(self, part: Sequence[Finished[R]], new: Sequence[_Beginning]) -> bool:
+        """Writes results and takes new operations in one transaction, then has these done.
+
+        False: the results are not written, as far as is known. What was not begun goes to the thread that takes operations.
+        """
+        begun: list[Job[R]] = []
+
+        def write_and_begin(transaction: Any) -> None:
+            begun.clear()
+            self._write(part, transaction)
+            for each in new:
+                begun.extend(self._work.begin_told(transaction, each.kind, each.told))
+
+        done = False
+        if not self._stopping.is_set():
+            try:
+                with plugin_isolation.isolate_plugin_call(self._name):
+                    self._work.commit(part, write_and_begin)
+                done = True
+            except Exception as error:  # noqa: BLE001  (each goes its own way now, and says what is wrong)
+                begun.clear()
+                LOG.debug("%d operations end, and %d begin, without each other: %s", len(part), len(new), _text(error))
+                if isinstance(error, errors.MoorageError):
+                    for job, _ in part:
+                        job.unknown = job.unknown or error.details.get("outcome") == "unknown"
+        told_at = {(each.kind, uuid): at for each in new for uuid, at in each.told_at.items()}
+        # A message that came twice counts twice.
+        self._free(sum(len(each.told) for each in new) - len(begun))
+        for job in begun:
+            self._start(job, told_at.pop(job.key))
+        for key, at in told_at.items():
+            self._enqueue(key, at)
+        return done
 
     def _parts(self, batch: Sequence[Finished[R]]) -> collections.deque[tuple[Sequence[Finished[R]], int]]:
         """What is to be written in one transaction each, with how often it was replaced."""

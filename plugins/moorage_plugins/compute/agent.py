@@ -49,7 +49,7 @@ from moorage.instances.interface import (
 )
 from moorage.instances.moves import ACTIVATE, TRANSFER, acting_host, kept_source, may_commit
 from moorage.rpc.server import rpc_method
-from moorage.services.interface import GETS_HOLDS, TAKES_TOLD_BUILDS
+from moorage.services.interface import GETS_HOLDS, TAKES_TOLD_BUILDS, TAKES_TOLD_DELETIONS
 from moorage.work.interface import ANY_SCHEDULER, Lease
 from moorage.work.job import Job, Work
 from moorage_plugins.compute.actual_state import RESTARTS, ActualStates
@@ -94,7 +94,7 @@ class ComputeAgent(LoopService):
         """What the configured driver can do, and the powers that every compute agent of this version has."""
         driver = COMPUTE_DRIVERS.load(conf.compute.driver).plugin
         # The first one is no power. Without it, an agent whose driver has none would look like one of an earlier version.
-        own = ["compute.powers", GETS_HOLDS, TAKES_TOLD_BUILDS]
+        own = ["compute.powers", GETS_HOLDS, TAKES_TOLD_BUILDS, TAKES_TOLD_DELETIONS]
         return [*own, *(f"compute.{power}" for power, can in _POWERS.items() if can(driver))]
 
     def __init__(self, tools: AgentTools) -> None:
@@ -221,8 +221,13 @@ class ComputeAgent(LoopService):
         self.loop.ask(DEPARTURE, instance_uuid)
 
     @rpc_method
-    def delete_instance(self, instance_uuid: str) -> None:
-        """Deletes an instance."""
+    def delete_instance(self, instance_uuid: str, token: int = 0) -> None:
+        """Deletes an instance.
+
+        :param token: of the operation.
+        """
+        if token:
+            self._work.told(instance_uuid, token)
         self.loop.ask(TYPE, instance_uuid)
 
     @rpc_method
@@ -264,10 +269,6 @@ class ComputeAgent(LoopService):
             tools.reporter.live_migrated(instance, source=True)
 
 
-def _has_token(leases: Mapping[str, Lease], uuid: str, token: int) -> bool:
-    return uuid in leases and leases[uuid].token == token
-
-
 class InstanceWork(Work[Done]):
     """What operations on instances do on the hypervisor, and what their ends write."""
 
@@ -277,19 +278,22 @@ class InstanceWork(Work[Done]):
         super().__init__(tools.database, tools.workers, tools.identity)
         self._tools = tools
         self._driver = driver
-        #: What messages said of builds that wait: the token of the operation, and the instance that was written with it.
-        self._told: dict[str, tuple[int, Instance]] = {}
+        #: What messages said of operations that wait: their tokens, and the instances that were written with them, if they said so.
+        self._told: dict[str, tuple[int, Instance | None]] = {}
         self._lock = threads.lock()
 
-    def told(self, uuid: str, token: int, instance: Mapping[str, Any]) -> None:
-        """Remembers what a message says of a new instance until its build is taken. Any thread may call it; it never waits."""
+    def told(self, uuid: str, token: int, instance: Mapping[str, Any] | None = None) -> None:
+        """Remembers what a message says of an operation until it is taken. Any thread may call it; it never waits.
+
+        :param instance: as it was written with the operation; None: it is read when the operation is taken.
+        """
         try:
-            found = Instance(**instance)
+            found = None if instance is None else Instance(**instance)
         except TypeError as error:
             # A later version may say more. The row is read.
             LOG.debug("What a message says of instance %s is not understood: %s", uuid, error)
             return
-        if found.uuid != uuid:
+        if found is not None and found.uuid != uuid:
             LOG.warning("A message about instance %s brings instance %s; the row is read.", uuid, found.uuid)
             return
         with self._lock:
@@ -299,29 +303,38 @@ class InstanceWork(Work[Done]):
                 del self._told[next(iter(self._told))]
 
     @override
-    def take(self, resource_type: str, resource_ids: Sequence[str]) -> Sequence[Job[Done]]:
-        """Takes operations together with their instances, as they are in that transaction; None for one that is gone.
+    def told_of(self, resource_type: str, resource_ids: Sequence[str]) -> Mapping[str, tuple[int, Instance | None]]:
+        if resource_type != TYPE:
+            return {}
+        with self._lock:
+            return {uuid: self._told.pop(uuid) for uuid in resource_ids if uuid in self._told}
 
-        An operation that still has the token that a message said has not begun, so its instance is as the message said.
-        """
+    @override
+    def begin_told(
+        self, transaction: Any, resource_type: str, told: Mapping[str, tuple[int, Instance | None]]
+    ) -> Sequence[Job[Done]]:
+        """Takes operations that still have the tokens that messages said, so that their instances are as the messages said."""
+        tokens = {uuid: token for uuid, (token, _) in told.items()}
+        begun = self.store.begin_many(transaction, resource_type, tokens, self.identity)
+        instances = {uuid: told[uuid][1] for uuid in begun}
+        if unknown := sorted(uuid for uuid, each in instances.items() if each is None):
+            instances |= {each.uuid: each for each in self._tools.instances.find(unknown, transaction)}
+        return [Job([held], instances[uuid]) for uuid, held in begun.items()]
+
+    @override
+    def take(self, resource_type: str, resource_ids: Sequence[str]) -> Sequence[Job[Done]]:
+        """Takes operations together with their instances, as they are in that transaction; None for one that is gone."""
         if resource_type != TYPE:
             return [Job([held]) for held in self.store.take_many(resource_type, resource_ids, self.identity).values()]
-        with self._lock:
-            told = {uuid: self._told.pop(uuid) for uuid in resource_ids if uuid in self._told}
         instances: dict[str, Instance] = {}
 
         def read(transaction: Any, leases: Mapping[str, Lease]) -> None:
             # Only a later owner of an operation can write its instance from here on, and the finish is fenced against that.
-            for uuid in leases:
-                # A transaction that lost a race runs again.
-                instances.pop(uuid, None)
-            instances.update({uuid: each for uuid, (token, each) in told.items() if _has_token(leases, uuid, token)})
-            if unknown := sorted(leases.keys() - instances.keys()):
-                found = self._tools.instances.find(unknown, transaction)
-                instances.update({each.uuid: each for each in found})
+            # A transaction that lost a race runs again.
+            instances.clear()
+            instances.update({each.uuid: each for each in self._tools.instances.find(sorted(leases), transaction)})
 
-        new = {uuid: token for uuid, (token, _) in told.items()}
-        taken = self.store.take_many(resource_type, resource_ids, self.identity, read, new=new)
+        taken = self.store.take_many(resource_type, resource_ids, self.identity, read)
         return [Job([held], instances.get(uuid)) for uuid, held in taken.items()]
 
     @override
@@ -398,9 +411,9 @@ class InstanceWork(Work[Done]):
 
     @override
     def commit(self, batch: Batch, write: Callable[[Any], None]) -> None:
-        (_, first), *others = batch
-        owner = first.instance
-        if not _changes_claims(first) or owner is None or others:
+        first = batch[0][1] if len(batch) == 1 else None
+        owner = None if first is None else first.instance
+        if first is None or owner is None or not _changes_claims(first):
             self.database.run(write)
             return
         ledger = self._tools.store
@@ -433,6 +446,26 @@ class InstanceWork(Work[Done]):
 
     @override
     def finish(self, transaction: Any, job: Job[Done], result: Done) -> None:
+        self._write_result(transaction, job, result)
+        for each in _releases(job, result):
+            self._tools.release(each.consumer, transaction, residents=each.residents)
+
+    @override
+    def finish_many(self, transaction: Any, batch: Batch) -> None:
+        """Writes what only changes or removes instances, and gives claims back, in statements for sets."""
+        writes = []
+        for job, result in batch:
+            if not _is_simple(result):
+                with acting_for(job.context):
+                    self._write_result(transaction, job, result)
+            elif result.instance is not None:
+                writes.append(InstanceWrite(job.lease.resource_id, job.lease.token, result.changes, job.context))
+        if not self._tools.instances.write_many(transaction, writes):
+            raise errors.Fenced("One of several instances was written by a later operation, or removed.")
+        self._tools.store.release_many([each for one in batch for each in _releases(*one)], transaction)
+
+    def _write_result(self, transaction: Any, job: Job[Done], result: Done) -> None:
+        """Writes the instance and the operations that follow."""
         instances, held = self._tools.instances, result.held
         if result.instance is not None:
             if result.changes is None:
@@ -455,28 +488,6 @@ class InstanceWork(Work[Done]):
                 transaction, DEPARTURE, held.resource_id, "let_go", "leaving", target_host=leaves,
                 project_id=held.project_id,
             )  # fmt: skip
-        if not _changes_claims(result):
-            for consumer in result.releases:
-                self._tools.release(consumer, transaction, residents=result.leaves(consumer))
-
-    @override
-    def finish_many(self, transaction: Any, batch: Batch) -> None:
-        """Writes what only changes or removes instances, and gives claims back, in statements for sets."""
-        together = [(job, result) for job, result in batch if _is_simple(result)]
-        super().finish_many(transaction, [each for each in batch if not _is_simple(each[1])])
-        writes = [
-            InstanceWrite(job.lease.resource_id, job.lease.token, result.changes, job.context)
-            for job, result in together
-            if result.instance is not None
-        ]
-        if not self._tools.instances.write_many(transaction, writes):
-            raise errors.Fenced("One of several instances was written by a later operation, or removed.")
-        releases = [
-            ClaimRelease(consumer, result.leaves(consumer), job.context)
-            for job, result in together
-            for consumer in result.releases
-        ]
-        self._tools.store.release_many(releases, transaction)
 
     @override
     def failed(self, job: Job[Done], error: Exception) -> Done | None:
@@ -489,11 +500,12 @@ class InstanceWork(Work[Done]):
 
     @override
     def is_written(self, job: Job[Done], result: Done) -> bool:
-        """Only the commit of this operation writes its token into the instance's row."""
+        """Only the commit of this operation writes its token into the instance's row, or removes the row that has the token."""
         try:
-            return self._tools.instances.get(job.lease.resource_id).fence == job.lease.token
+            fence = self._tools.instances.get(job.lease.resource_id).fence
         except errors.NotFound:
             return result.changes is None
+        return result.changes is not None and fence == job.lease.token
 
     @override
     def overtaken(self, job: Job[Done], result: Done) -> Batch:
@@ -554,7 +566,14 @@ def _changes_claims(result: Done) -> bool:
 def _is_simple(result: Done) -> bool:
     """Whether the end of an operation writes nothing but the row of its instance, and gives claims back."""
     kept = kept_source((result.changes or {}).get("pending") or {})
-    return not (_changes_claims(result) or result.goes_on or result.drops or result.left or kept)
+    return not (_changes_claims(result) or result.goes_on or result.drops or kept)
+
+
+def _releases(job: Job[Done], result: Done) -> Sequence[ClaimRelease]:
+    """The claims that go, where none change hands."""
+    if _changes_claims(result):
+        return ()
+    return [ClaimRelease(each, result.leaves(each), job.context) for each in result.releases]
 
 
 def _stamped(transaction: Any, changes: Mapping[str, Any]) -> Mapping[str, Any]:

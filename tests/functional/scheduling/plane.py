@@ -29,7 +29,8 @@ from moorage.db.schema import core_metadata
 from moorage.db.tables import events
 from moorage.fleet.interface import InventoryItem, NodeSpec, uuid_of_name
 from moorage.fleet.nodes import NodeStore
-from moorage.instances.create import Deleter, cast_to_agent
+from moorage.instances.availability import Availability
+from moorage.instances.create import AgentMessages, Deleter, cast_to_agent
 from moorage.rpc.client import RpcSender
 from moorage.rpc.interface import API_VERSION, Handler, Message, Subscription, Transport
 from moorage.scheduling.interface import InstanceRecord
@@ -282,7 +283,9 @@ class Plane:
 
     def deleter(self) -> Deleter:
         workers = open_workers(self.client, self.conf)
-        return Deleter(self.database, self.instances, workers, cast_to_agent(self.client.sender))
+        lacking = Availability(self.database, self.conf.services.service_down_time).lacking
+        messages = AgentMessages(cast_to_agent(self.client.sender), lacking, self.clock)
+        return Deleter(self.database, self.instances, workers, messages.delete)
 
     def status(self, uuid: str) -> str:
         found = [each.status for each in self.instances.list() if each.uuid == uuid]

@@ -126,7 +126,7 @@ class WholePathTests(unittest.TestCase):
             {
                 "api": {"statements": 5, "writes": 1, "reads": 1, "messages": ["delete_instance"], "built": []},
                 "agent": {
-                    "statements": 11, "writes": 2, "reads": 0, "messages": ["delete_instance_info*"], "built": [],
+                    "statements": 10, "writes": 2, "reads": 0, "messages": ["delete_instance_info*"], "built": [],
                 },
             },
             self.least(begin),

@@ -8,12 +8,15 @@ import random
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
+from moorage.control_plane.factories import open_instances, open_workers
 from moorage.db import Database
+from moorage.instances.availability import Availability
+from moorage.instances.create import AgentMessages, Deleter, cast_to_agent
 from tests.simulation.faults import Faults
 from tests.simulation.kernel import Process
 from tests.simulation.world import World
 
-__all__ = ["Workload"]
+__all__ = ["Workload", "open_deleter"]
 
 #: Virtual seconds that roles may take to start and clients to end: a policy may have them wait for thousands of steps, which the
 #: workload's own loop makes alone when all others wait.
@@ -247,3 +250,10 @@ class Workload(abc.ABC):
         return ";".join(
             f"{table}:{self.rows(f'SELECT count(*) FROM {table}')[0][0]}" for table in self.world.base.tables
         )
+
+
+def open_deleter(platform: Any, conf: Any) -> Deleter:
+    """What begins deletions, as the API has it."""
+    availability = Availability(platform.database, conf.services.service_down_time)
+    messages = AgentMessages(cast_to_agent(platform.sender), availability.lacking, platform.clock)
+    return Deleter(platform.database, open_instances(platform, conf), open_workers(platform, conf), messages.delete)

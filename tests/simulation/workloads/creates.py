@@ -7,10 +7,9 @@ from typing import Any, ClassVar
 
 from typing_extensions import override
 
-from moorage.control_plane.factories import open_instances, open_workers
-from moorage.instances.create import Deleter, cast_to_agent
 from tests.simulation.kernel import Process, SimThread
 from tests.simulation.store import Fault
+from tests.simulation.workloads.base import open_deleter
 from tests.simulation.workloads.placement import SCHEDULERS, Placement, _History
 
 __all__ = ["Creates"]
@@ -68,8 +67,7 @@ class Creates(Placement):
     def _client(self, process: Process) -> None:
         platform = self.world.platform(process, "api", beats=False)
         conf = self.world.conf
-        cast = cast_to_agent(platform.sender)
-        deleter = Deleter(platform.database, open_instances(platform, conf), open_workers(platform, conf), cast)
+        deleter = open_deleter(platform, conf)
         mine: list[_History] = []
         for _ in range(self.random.randint(1, 3)):
             living = [each for each in mine if each.asked and not each.delete_asked]

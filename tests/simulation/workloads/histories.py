@@ -15,12 +15,11 @@ from typing_extensions import override
 from moorage import errors
 from moorage.allocation.interface import AllocationChange, ClaimRequest, InventoryItem, ResourceProvider
 from moorage.clock import SystemClock
-from moorage.control_plane.factories import load_store, open_instances, open_workers
+from moorage.control_plane.factories import load_store, open_instances
 from moorage.db import Database
-from moorage.instances.create import Deleter, cast_to_agent
 from tests.simulation.kernel import Process
 from tests.simulation.linearizability import History, Operation, UndecidedError, is_linearizable
-from tests.simulation.workloads.base import Workload
+from tests.simulation.workloads.base import Workload, open_deleter
 from tests.simulation.workloads.placement import Placement
 
 __all__ = ["ConsumerHistories", "InstanceHistories"]
@@ -179,8 +178,8 @@ class InstanceHistories(Placement):
     def _client(self, process: Process) -> None:
         platform = self.world.platform(process, "api", beats=False)
         conf = self.world.conf
-        instances, workers = open_instances(platform, conf), open_workers(platform, conf)
-        deleter = Deleter(platform.database, instances, workers, cast_to_agent(platform.sender))
+        instances = open_instances(platform, conf)
+        deleter = open_deleter(platform, conf)
         flavor = {"flavorid": "f1", "resources": {"VCPU": 1}, "extra_specs": {"sim:delay_ms": "100"}}
         args = {"request": {"uuid": INSTANCE, "flavor": flavor}, "request_id": "create"}
         calls: dict[str, Callable[[], object]] = {

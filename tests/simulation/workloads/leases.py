@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import sqlalchemy as sa
@@ -136,7 +137,8 @@ class Leases(Workload):
     def _begin(self, platform: Any, store: SqlOperationStore) -> None:
         """Take what some messages say."""
         told = dict(self.random.sample(self._messages[-6:], min(len(self._messages), self.random.randint(1, 3))))
-        taken = store.take_many(KIND, [*told, *self._some()], platform.identity, new=told)
+        begun = platform.database.run(lambda tx: store.begin_many(tx, KIND, told, platform.identity))
+        taken = {**begun, **store.take_many(KIND, [*told.keys() - begun.keys(), *self._some()], platform.identity)}
         for resource, held in taken.items():
             if held.token == told.get(resource):
                 key = resource, held.token
@@ -151,6 +153,10 @@ class Leases(Workload):
         self._work(platform, store, leases)
 
     def _work(self, platform: Any, store: SqlOperationStore, leases: Any) -> None:
+        if len(leases) > 1 and self.random.random() < 0.5:
+            platform.clock.sleep(self.random.choice((0.0, 0.3, 3.0)))
+            platform.database.run(lambda tx: self._finish_together(tx, store, list(leases.values())))
+            return
         for held in leases.values():
             platform.clock.sleep(self.random.choice((0.0, 0.0, 0.0, 0.3, 3.0)))
             if self.random.random() < 0.5:
@@ -164,12 +170,27 @@ class Leases(Workload):
         before = self._given.setdefault((resource, token), to)
         self.require(before == to, f"token {token} of {resource} was given twice: to {before}, and to {to}")
 
+    def _finish(self, tx: sa.Connection, held: Lease) -> None:
+        self._write(tx, held)
+        held.end(tx)
+        self._log(tx, held)
+
+    def _finish_together(self, tx: sa.Connection, store: SqlOperationStore, leases: Sequence[Lease]) -> None:
+        for held in leases:
+            self._write(tx, held)
+        store.end_many(tx, leases)
+        for held in leases:
+            self._log(tx, held)
+        self.facts["together"] = self.facts.get("together", 0) + len(leases)
+
     @staticmethod
-    def _finish(tx: sa.Connection, held: Lease) -> None:
+    def _write(tx: sa.Connection, held: Lease) -> None:
         values = {"token": held.token}
         if tx.execute(lease.WRITE.update(_THINGS, _THINGS.c.id == held.resource_id, values)).rowcount != 1:
             raise fenced(held)
-        held.end(tx)
+
+    @staticmethod
+    def _log(tx: sa.Connection, held: Lease) -> None:
         row = {"resource": held.resource_id, "done": 1, "operation": held.operation, "token": held.token}
         tx.execute(sa.insert(_LOG), row)
 

@@ -18,13 +18,14 @@ from typing_extensions import override
 from moorage.control_plane.factories import load_store, open_instances, open_workers
 from moorage.db import Database
 from moorage.drivers.interface import WorkloadState
-from moorage.instances.create import Deleter, cast_to_agent
+from moorage.instances.create import cast_to_agent
 from moorage.instances.in_place import InPlace
 from moorage.instances.interface import departed_consumer
 from moorage.instances.resizes import Resizes
 from moorage.services.registry import ServiceRegistry
 from moorage_plugins.stores.classes import STANDARD_CLASSES
 from tests.simulation.kernel import Process
+from tests.simulation.workloads.base import open_deleter
 from tests.simulation.workloads.placement import HOSTS, Placement, enrol
 
 __all__ = ["Moves"]
@@ -131,7 +132,7 @@ class Moves(Placement):
                 self._decide(resizes, mine)
                 platform.clock.sleep(self.random.choice((0.05, 0.5, self.random.uniform(0, 4))))
         if self.random.random() < 0.3:
-            self._delete(Deleter(platform.database, instances, workers, cast), mine)
+            self._delete(open_deleter(platform, conf), mine)
 
     def _decide(self, resizes: Resizes, of: Any) -> None:
         """Confirms the resize of an instance, or reverts it."""

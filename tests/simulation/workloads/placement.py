@@ -34,7 +34,7 @@ from moorage.scheduling.snapshot import Snapshot
 from moorage.services.registry import ServiceRegistry
 from moorage_plugins.stores.classes import STANDARD_CLASSES
 from tests.simulation.kernel import Process
-from tests.simulation.workloads.base import Workload
+from tests.simulation.workloads.base import Workload, open_deleter
 from tests.simulation.world import World
 
 __all__ = ["Placement"]
@@ -143,7 +143,7 @@ class Placement(Workload):
         conf = self.world.conf
         instances, workers = open_instances(platform, conf), open_workers(platform, conf)
         cast = cast_to_agent(platform.sender)
-        deleter = Deleter(platform.database, instances, workers, cast)
+        deleter = open_deleter(platform, conf)
         in_place = InPlace(platform.database, instances, workers, cast)
         mine: list[_History] = []
         for _ in range(self.random.randint(2, 5)):

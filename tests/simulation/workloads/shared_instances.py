@@ -15,6 +15,7 @@ from moorage.instances.create import Deleter, cast_to_agent
 from moorage.instances.in_place import InPlace
 from moorage.instances.interface import Instance
 from tests.simulation.kernel import Process
+from tests.simulation.workloads.base import open_deleter
 from tests.simulation.workloads.placement import Placement, _History
 
 __all__ = ["SharedInstances"]
@@ -52,7 +53,7 @@ class SharedInstances(Placement):
         instances, workers = open_instances(platform, conf), open_workers(platform, conf)
         cast = cast_to_agent(platform.sender)
         in_place = InPlace(platform.database, instances, workers, cast)
-        deleter = Deleter(platform.database, instances, workers, cast)
+        deleter = open_deleter(platform, conf)
         if process.name in ("client-1", "client-2"):
             self._create(platform)
         for number in range(self.random.randint(3, 6)):

@@ -6,6 +6,7 @@ Store, claims, workers and hypervisor are the real ones; only the messages that 
 
 from __future__ import annotations
 
+import functools
 import json
 import tempfile
 import threading
@@ -124,6 +125,8 @@ class FlakyDatabase(Database):
     failures = 0
     #: Commits that end several instances and whose answer is lost.
     lost_answers = 0
+    #: Commits in which others begin too, whose answer is lost.
+    lost_shared = 0
     error: type[Exception] = errors.StoreUnavailable
 
     @override
@@ -132,8 +135,10 @@ class FlakyDatabase(Database):
             self.failures -= 1
             raise self.error("The store is away, for this test.")
         done = super().run(work, attempts=attempts, **more)
-        if self.lost_answers and getattr(getattr(work, "func", None), "__name__", "") == "_write":
-            self.lost_answers -= 1
+        name = getattr(work, "func", work).__name__
+        if (self.lost_answers and name == "_write") or (self.lost_shared and name == "write_and_begin"):
+            self.lost_answers -= name == "_write"
+            self.lost_shared -= name != "_write"
             raise errors.StoreUnavailable("The connection ended at the commit, for this test.", outcome="unknown")
         return done
 
@@ -163,13 +168,19 @@ class Fleet:
         self.events: list[ObserverEvent] = []
         self.gone: list[str] = []
         cast = lambda *cast: self.casts.append(cast)  # noqa: E731
-        self.deleter = Deleter(self.database, self.instances, self.workers, cast, self.gone.append)
+        #: The tokens of deletions, as their messages say them.
+        self.deletions: dict[str, int] = {}
+        self.deleter = Deleter(self.database, self.instances, self.workers, self._tell, self.gone.append)
         self.in_place = InPlace(self.database, self.instances, self.workers, cast)
         self.resizes = Resizes(self.database, self.instances, self.workers, self.store, cast)
         self.claimer = StoreClaimer(
             self.store, self.instances, self.workers, NodeNames(), GroupStore(self.database),
             Availability(self.database, 3600.0),
         )  # fmt: skip
+
+    def _tell(self, host: str, uuid: str, token: int) -> None:
+        self.casts.append((host, "delete_instance", uuid))
+        self.deletions[uuid] = token
 
     def create_tables(self) -> None:
         with self.database.write() as tx:
@@ -476,6 +487,56 @@ class AgentTests(unittest.TestCase):
         tokens = {each.uuid: each.fence for each in self.fleet.instances.list()}
         self.assertEqual({each["instance_uuid"]: each["token"] for each in (*messages, last)}, tokens)
 
+    def test_a_deletion_keeps_the_token_that_its_message_says(self) -> None:
+        agent, uuids = self.started(), [self.fleet.place() for _ in range(3)]
+        for uuid in uuids:
+            agent.build_instance(uuid)
+        self.await_rows()
+        seen: list[tuple[str, int]] = []
+        destroy = agent._driver.destroy
+
+        def note(uuid: str, token: int) -> None:
+            seen.append((uuid, token))
+            destroy(uuid, token)
+
+        with mock.patch.object(agent._driver, "destroy", note):
+            for uuid in uuids:
+                self.fleet.deleter.delete(uuid)
+            told = dict(self.fleet.deletions)
+            # Doubled; one of them says the token of an earlier operation.
+            for uuid in (*uuids, *uuids):
+                agent.delete_instance(uuid, told[uuid] - (uuid == uuids[1]))
+            self.await_rows()
+            # Late.
+            for uuid in uuids:
+                agent.delete_instance(uuid, told[uuid])
+            wait_until(lambda: not any(agent.loop.depth), "nothing waits", SOON)
+        self.assert_consistent(0)
+        self.assertEqual({uuid: told[uuid] + (uuid == uuids[1]) for uuid in uuids}, dict(seen))
+        self.assertEqual(3, len(seen))
+
+    def test_a_deletion_of_unknown_outcome_under_its_first_token_is_known(self) -> None:
+        """The row of the instance has that token before the deletion ends."""
+        agent = self.started()
+        for lost, answers in ((True, 1), (False, 0)):
+            uuid = self.fleet.place()
+            agent.build_instance(uuid)
+            self.await_rows()
+            self.fleet.deleter.delete(uuid)
+            work = agent._work
+            self.assertEqual(self.fleet.deletions[uuid], self.fleet.instances.get(uuid).fence)
+            begin = functools.partial(
+                work.begin_told, resource_type="instance", told={uuid: (self.fleet.deletions[uuid], None)}
+            )
+            (job,) = self.fleet.database.run(begin)
+            done = work.do(job)
+            self.assertFalse(work.is_written(job, done))
+            job.unknown = True
+            self.fleet.database.lost_answers = answers
+            agent.loop.run(job)
+            self.assertEqual((None, 0, lost), (self.fleet.status(uuid), self.fleet.rows(), lost))
+            self.assertTrue(work.is_written(job, done))
+
     def test_a_message_of_a_later_version_is_no_obstacle(self) -> None:
         agent = self.started()
         message = self.fleet.place_telling()
@@ -505,7 +566,9 @@ class AgentTests(unittest.TestCase):
             uuid = message["instance_uuid"]
             work = InstanceWork(self.fleet.tools(1), self.fleet.agent(1)._driver)
             work.told(**{"uuid": uuid, "token": message["token"], "instance": message["instance"]})
-            (job,) = work.take("instance", [uuid])
+            told = work.told_of("instance", [uuid])
+            begin = functools.partial(work.begin_told, resource_type="instance", told=told)
+            (job,) = self.fleet.database.run(begin)
             self.assertEqual((message["token"], self.fleet.instances.get(uuid)), (job.lease.token, job.item))
             if built:
                 work.do(job)
@@ -589,11 +652,12 @@ class AgentTests(unittest.TestCase):
         ask: Callable[[str], None],
         uuids: Sequence[str],
         before: Callable[[], None] = lambda: None,
-        rows: int = 0,
+        rows: int | None = 0,
     ) -> list[str]:
         """Has operations end in one transaction; the statements of the thread that ends them.
 
-        :param before: called when the operations are done and not ended yet. :param rows: how many do not end.
+        :param before: called when the operations are done and not ended yet.
+        :param rows: how many do not end; None: it is not waited for.
         """
         seen: list[str] = []
         entered, gate = threading.Event(), threading.Event()
@@ -616,14 +680,16 @@ class AgentTests(unittest.TestCase):
         sa.event.listen(sa.Engine, "before_cursor_execute", note)
         try:
             gate.set()
-            self.await_rows(rows)
+            if rows is not None:
+                self.await_rows(rows)
         finally:
             sa.event.remove(sa.Engine, "before_cursor_execute", note)
         return seen
 
     def test_what_ends_together_costs_as_many_statements_as_two(self) -> None:
         self.fleet = self.make_fleet(operations=8, batch=8, service="agent:test")
-        agent, costs, users = self.started(), [], {}
+        agent, costs = self.started(), []
+        users: dict[str, str] = {}
         for count in (2, 8):
             placed = []
             for number in range(count):
@@ -650,6 +716,64 @@ class AgentTests(unittest.TestCase):
             self.assertEqual(kinds, [each.kind for each in events])
             self.assertEqual({user}, {each.actor for each in events})
             self.assertEqual(["active", "deleting"], [each.state["status"] for each in events[1:3]])
+
+    def test_some_begin_in_the_transaction_that_ends_others(self) -> None:
+        self.begun_and_ended(lambda uuid: None)
+
+    def test_what_ends_does_not_hinder_what_begins(self) -> None:
+        self.begun_and_ended(lambda uuid: self.fleet.deleter.delete(uuid, force=True), refused=1)
+
+    def test_what_begins_in_a_transaction_of_unknown_outcome_is_done(self) -> None:
+        self.begun_and_ended(lambda uuid: setattr(self.fleet.database, "lost_shared", 1))
+
+    def test_what_begins_in_a_transaction_that_fails_is_done(self) -> None:
+        self.begun_and_ended(lambda uuid: setattr(self.fleet.database, "failures", 1))
+
+    def begun_and_ended(self, happens: Callable[[str], object], *, refused: int = 0) -> None:
+        """Has three builds end in a transaction in which others begin, one of which was told twice; each is done once.
+
+        :param happens: called before that transaction, with the instance of one of the builds.
+        :param refused: how many are deleted.
+        """
+        self.fleet = self.make_fleet(operations=8, batch=8, lease_seconds=2.0)
+        agent, transactions, commit = self.started(), list[int](), InstanceWork.commit
+        messages = [self.fleet.place_telling() for _ in range(6)]
+        uuids = [each["instance_uuid"] for each in messages]
+
+        def hand_over() -> None:
+            for each in (*messages[3:], messages[3]):
+                agent.build_instance(**each)
+                wait_until(lambda: agent.loop.depth[0] == 0, "it was handed over", SOON)
+            happens(uuids[0])
+
+        def count(work: InstanceWork, batch: Any, write: Any) -> None:
+            transactions.append(len(batch))
+            commit(work, batch, write)
+
+        def swept() -> bool:
+            agent.sweep()
+            return self.fleet.rows() == 0
+
+        #: Who had the operation, and with which tokens of the row and of the workload, when a workload was made.
+        made: list[tuple[str | None, int, int]] = []
+        spawn = agent._driver.spawn
+
+        def note(workload: Workload, token: int) -> None:
+            row = self.fleet.workers.get("instance", workload.uuid)
+            made.append((row.owner, row.token, token) if row is not None else (None, 0, token))
+            spawn(workload, token)
+
+        with mock.patch.object(InstanceWork, "commit", count), mock.patch.object(agent._driver, "spawn", note):
+            self.ended_together(agent, agent.build_instance, uuids[:3], hand_over, rows=None)
+            # A sweep takes what has not begun yet.
+            wait_until(lambda: len(transactions) > 0, "the first ones are written", SOON)
+            wait_until(swept, "nothing is left", SOON)
+        self.assertEqual(3, transactions[0], "they were written together")
+        # No work begins before its beginning is recorded.
+        self.assertEqual([(self.fleet.identity(1).uuid, token, token) for _, _, token in made], made)
+        self.assertEqual(6, len(made))
+        self.assert_consistent(6 - refused)
+        wait_until(lambda: not any(agent.loop.depth), "nothing is held", SOON)
 
     def test_one_that_is_refused_stops_no_other_that_ends_with_it(self) -> None:
         self.fleet = self.make_fleet(operations=8, batch=8)

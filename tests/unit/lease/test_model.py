@@ -134,14 +134,14 @@ def wrote(process: Process, table: int, value: Any) -> Process:
     return Process(*process[:5], writes)
 
 
-def _works_as_told(process: Process) -> bool:
-    return process.token == TOLD_TOKEN and process.at in ("work", "finish", "last")
+def _works_under(process: Process, token: int) -> bool:
+    return process.token == token and process.at in ("work", "finish", "last")
 
 
 def _shown(process: Process) -> int:
     """All that a step of another process looks at."""
     locked = sum(1 << table for table, written in enumerate(process.writes) if written is not KEPT)
-    return locked | _works_as_told(process) << len(NOTHING)
+    return locked | _works_under(process, process.token) << len(NOTHING) + process.token
 
 
 class Model:
@@ -158,7 +158,7 @@ class Model:
         self.finishes = 0
         self._numbers: dict[Any, int] = {}
         self._things: list[Any] = []
-        #: Of each thing that is a process: the tables that it locks, and whether it works under the token of the message, as bits.
+        #: Of each thing that is a process: the tables that it locks, and the token under which it works, as bits.
         self._shown: list[int] = []
         self._known: dict[tuple[int, ...], list[tuple[int, int, int]]] = {}
         # Looked for by identity.
@@ -276,24 +276,29 @@ class Model:
     def _raise(self, state: State, number: int, process: Process, rest: str) -> Iterator[State]:
         yield from self._raise_for(state, number, process, "take")
         if number in TOLD:
-            yield from self._begin(state, number)
+            yield from self._begin(state, number, TOLD_TOKEN)
+        elif process.token:
+            yield from self._begin(state, number, process.token)
 
-    def _begin(self, state: State, number: int) -> Iterator[State]:
-        """Take the first operation with the token of its creation: one statement, whose transaction has no other."""
+    def _begin(self, state: State, number: int, token: int) -> Iterator[State]:
+        """Take a new operation with the token of its creation: one statement.
+
+        Its transaction may end other operations; the statement raises no counter, and nothing follows it.
+        """
         if self._locked(state, number, ROW):
             return
         service, epoch = WHO[number]
         row = state.store.row
-        parameters = {"now": NOW, "lease": LEASE, "token": TOLD_TOKEN, "owner": service, "epoch": epoch, "attempts": 1}
+        parameters = {"now": NOW, "lease": LEASE, "token": token, "owner": service, "epoch": epoch, "attempts": 1}
         if not self.rules.applies(lease.BEGIN, row, parameters):
             return
         assert row is not None
-        if row.token != TOLD_TOKEN:
+        if row.token != token:
             raise Violation("a message began another operation than its own")
-        if any(map(_works_as_told, state.processes)):
+        if any(_works_under(each, token) for each in state.processes):
             raise Violation("two owners have one token")
         begun = Row(**lease.BEGIN.apply(row._asdict(), parameters) or {})
-        process = Process("work", token=TOLD_TOKEN, unit=row.unit, operation=row.operation)
+        process = Process("work", token=token, unit=row.unit, operation=row.operation)
         yield self._commit(state, number, wrote(process, ROW, begun), "work")
 
     def _take(self, state: State, number: int, process: Process, rest: str) -> Iterator[State]:

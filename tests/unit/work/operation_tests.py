@@ -403,10 +403,13 @@ class OperationTests(WorkerCase):
         def readdress(found: Operation) -> int:
             return run(lambda tx: store.readdress(tx, found, "there"))
 
+        def begin(tokens: Mapping[str, int]) -> Mapping[str, Lease]:
+            return run(lambda tx: store.begin_many(tx, TYPE, tokens, identity()))
+
         waiting: dict[str, Callable[[str], object]] = {
             "take": lambda uuid: store.take(TYPE, uuid, identity()),
             "start": lambda uuid: run(lambda tx: store.start_many(tx, TYPE, [uuid], identity())),
-            "begin": lambda uuid: store.take_many(TYPE, [uuid], identity(), new={uuid: seen(uuid).token}),
+            "begin": lambda uuid: begin({uuid: seen(uuid).token}),
             "announce": lambda uuid: store.announce(TYPE, [uuid]),
             "force": lambda uuid: self.create(uuid, "delete", "deleting", force=True),
             "readdress": lambda uuid: readdress(seen(uuid)),
@@ -451,6 +454,34 @@ class OperationTests(WorkerCase):
         self.database.run(held.end)
         self.assertEqual([held], self.store.renew_many([held, other]))
 
+    def test_several_end_together_and_no_other(self) -> None:
+        for uuid in ("one", "two", "three", "four"):
+            self.create(uuid)
+        self.create_other("other", "one")
+        # All of the first have the same token, and so have those that go on.
+        held = [self.taken(uuid) for uuid in ("one", "two")]
+        kept, stranger = self.taken("four"), self.store.take("other", "one", identity())
+        assert stranger is not None
+        self.taken("three").release("it is taken again")
+        later = self.taken("three")
+        self.assertEqual(1, len({each.token for each in (*held, kept, stranger)}))
+        self.assertGreater(later.token, kept.token)
+        self.database.run(lambda tx: self.store.end_many(tx, [later, *held]))
+        self.assertEqual([True, True, True], [each.ended for each in (later, *held)])
+        left = [self.store.get(kind, uuid) for kind in (TYPE, "other") for uuid in ("one", "two", "three", "four")]
+        self.assertEqual([False] * 3 + [True, True] + [False] * 3, [each is not None for each in left])
+
+    def test_of_several_that_end_together_none_ends_without_the_others(self) -> None:
+        for uuid in ("one", "two", "three"):
+            self.create(uuid)
+        held = [self.taken(uuid) for uuid in ("one", "two", "three")]
+        held[1].release("it is taken again")
+        self.taken("two", identity("b"))
+        before = [self.store.get(TYPE, uuid) for uuid in ("one", "two", "three")]
+        with self.assertRaises(errors.Fenced):
+            self.database.run(lambda tx: self.store.end_many(tx, held))
+        self.assertEqual(before, [self.store.get(TYPE, uuid) for uuid in ("one", "two", "three")])
+
     def test_a_step_of_who_was_overtaken_changes_nothing(self) -> None:
         self.create()
         zombie = self.taken(who=identity(epoch=1))
@@ -484,7 +515,7 @@ class OperationTests(WorkerCase):
         token = self.create()
         seen = self.store.get(TYPE, "one")
         assert seen is not None
-        self.store.take_many(TYPE, ["one"], identity(), new={"one": token})
+        self.told({"one": token})
         kept = self.store.get(TYPE, "one")
         with self.assertRaises(errors.Conflict):
             self.database.run(lambda tx: self.store.readdress(tx, seen, "there"))
@@ -607,9 +638,15 @@ class OperationTests(WorkerCase):
         self.assertEqual(self.store.take_many(TYPE, ["one", "three"], identity()), {})
         self.assertEqual(self.store.take_many(TYPE, [], identity()), {})
 
+    def told(self, tokens: Mapping[str, int], who: ServiceIdentity | None = None) -> Mapping[str, Lease]:
+        """Takes operations as an agent does of which messages said the tokens."""
+        who = who or identity()
+        begun = self.database.run(lambda tx: self.store.begin_many(tx, TYPE, tokens, who))
+        return begun | self.store.take_many(TYPE, [uuid for uuid in tokens if uuid not in begun], who)
+
     def test_a_new_operation_is_taken_with_the_token_of_its_creation(self) -> None:
         token = self.create()
-        (held,) = self.store.take_many(TYPE, ["one"], identity(), new={"one": token}).values()
+        (held,) = self.told({"one": token}).values()
         found = self.store.get(TYPE, "one")
         assert found is not None
         self.assertEqual(
@@ -626,7 +663,7 @@ class OperationTests(WorkerCase):
         token = self.create()
 
         def begin(who: ServiceIdentity) -> Mapping[str, Lease]:
-            return self.store.take_many(TYPE, ["one"], who, new={"one": token})
+            return self.told({"one": token}, who)
 
         first = begin(identity())["one"]
         # The message is doubled.
@@ -641,9 +678,9 @@ class OperationTests(WorkerCase):
 
     def test_a_released_operation_is_taken_with_a_new_token(self) -> None:
         token = self.create()
-        (first,) = self.store.take_many(TYPE, ["one"], identity(), new={"one": token}).values()
+        (first,) = self.told({"one": token}).values()
         first.release("it is stopping")
-        (second,) = self.store.take_many(TYPE, ["one"], identity(), new={"one": token}).values()
+        (second,) = self.told({"one": token}).values()
         self.assertGreater(second.token, token)
         with self.assertRaises(errors.Fenced):
             self.database.run(first.end)
@@ -651,21 +688,24 @@ class OperationTests(WorkerCase):
     def test_a_late_message_gives_no_other_operation_its_token(self) -> None:
         token = self.create()
         later = self.create("one", "delete", "deleting", force=True)
-        (held,) = self.store.take_many(TYPE, ["one"], identity(), new={"one": token}).values()
+        (held,) = self.told({"one": token}).values()
         self.assertEqual("delete", held.operation)
         self.assertGreater(held.token, later)
 
-    def test_new_ones_and_others_are_taken_in_one_transaction(self) -> None:
+    def test_new_ones_begin_where_others_end(self) -> None:
         tokens = {uuid: self.create(uuid) for uuid in ("new", "newer", "begun", "waits")}
-        self.taken("begun", identity("b"))
+        ending = self.taken("begun", identity("b"))
         told = {"new": tokens["new"], "newer": tokens["newer"], "begun": tokens["begun"], "gone": 1}
-        seen: list[str] = []
-        taken = self.store.take_many(
-            TYPE, [*told, "waits"], identity(), lambda tx, leases: seen.extend(leases), new=told
-        )
-        self.assertEqual((["new", "newer", "waits"], sorted(seen)), (sorted(taken), sorted(taken)))
-        same = {uuid for uuid, held in taken.items() if held.token == tokens[uuid]}
-        self.assertEqual({"new", "newer"}, same)
+
+        def work(tx: sa.Connection) -> Mapping[str, Lease]:
+            ending.end(tx)
+            return self.store.begin_many(tx, TYPE, told, identity())
+
+        taken = self.database.run(work)
+        self.assertEqual(["new", "newer"], sorted(taken))
+        self.assertEqual({uuid: tokens[uuid] for uuid in taken}, {uuid: held.token for uuid, held in taken.items()})
+        left = [each.resource_id for each in self.store.pending(TYPE, identity())]
+        self.assertEqual((["waits"], None), (left, self.store.get(TYPE, "begun")))
 
     def test_a_hundred_new_ones_are_taken_by_one_statement(self) -> None:
         told = {f"{number:03d}": self.create(f"{number:03d}") for number in range(100)}
@@ -676,7 +716,8 @@ class OperationTests(WorkerCase):
 
         sa.event.listen(sa.Engine, "before_cursor_execute", count)
         self.addCleanup(sa.event.remove, sa.Engine, "before_cursor_execute", count)
-        self.assertEqual(100, len(self.store.take_many(TYPE, list(told), identity(), new=told)))
+        begun = self.database.run(lambda tx: self.store.begin_many(tx, TYPE, told, identity()))
+        self.assertEqual(100, len(begun))
         wanted = 2 if self.database.dialect == "mysql" else 1
         self.assertEqual(wanted, len([each for each in statements if each.startswith(("UPDATE", "SELECT"))]))
 
@@ -742,7 +783,11 @@ class OperationTests(WorkerCase):
             for start in range(0, len(order), 5):
                 part = order[start : start + 5]
                 tokens = {uuid: new[uuid] for uuid in part if uuid in new}
-                for uuid, held in store.take_many(TYPE, part, identity(name), new=tokens).items():
+                begun = store._database.run(
+                    lambda tx, tokens=tokens: store.begin_many(tx, TYPE, tokens, identity(name))  # type: ignore[misc]
+                )
+                taken = store.take_many(TYPE, [uuid for uuid in part if uuid not in begun], identity(name))
+                for uuid, held in [*begun.items(), *taken.items()]:
                     given.append((uuid, held.token))
                     if uuid.endswith("7"):
                         held.release("it is stopping")

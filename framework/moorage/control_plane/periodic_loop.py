@@ -78,6 +78,7 @@ class SharedLook:
 
     :param looks: what is looked for, by its name for the log, with the seconds between two looks.
     :param first: as for :class:`PeriodicLoop`.
+    :ivar began: a moment of the clock from before the transaction of the present look.
     """
 
     def __init__(
@@ -86,7 +87,8 @@ class SharedLook:
         self._database = platform.database
         self._clock = platform.clock
         self._looks = looks
-        self._due = dict.fromkeys(looks, self._clock.monotonic())
+        self.began = self._clock.monotonic()
+        self._due = dict.fromkeys(looks, self.began)
         shortest = min(seconds for seconds, _ in looks.values())
         self._loop = PeriodicLoop(platform, "look for work", self.look, shortest, first=first)
 
@@ -95,21 +97,22 @@ class SharedLook:
 
         :raises Unavailable: the store cannot be read.
         """
-        now = self._clock.monotonic()
-        due = [name for name, moment in self._due.items() if moment <= now]
-        for name in due:
-            # The next wait may end a little early.
-            self._due[name] = now + self._looks[name][0] - _EARLY
+        self.began = self._clock.monotonic()
+        due = [name for name, moment in self._due.items() if moment <= self.began]
         try:
             with self._database.read() as transaction:
                 found = [self._looks[name][1](transaction) for name in due]
-        except errors.Unavailable:
+        except (errors.StoreUnavailable, errors.StoreBusy):
+            # All are due again when this is called next.
             raise
         except Exception:  # noqa: BLE001  (each is logged below)
             # One of the looks is at fault, and may have spoiled the transaction for the others.
             for name in due:
+                self._put_off(name)
                 run_logged(name, functools.partial(self._look_for, name))
             return
+        for name in due:
+            self._put_off(name)
         for name, follow in zip(due, found, strict=True):
             if follow is not None:
                 run_logged(name, follow)
@@ -118,7 +121,12 @@ class SharedLook:
         """Look no more."""
         self._loop.stop(patience)
 
+    def _put_off(self, name: str) -> None:
+        # The next wait may end a little early.
+        self._due[name] = self.began + self._looks[name][0] - _EARLY
+
     def _look_for(self, name: str) -> None:
+        self.began = self._clock.monotonic()
         with self._database.read() as transaction:
             follow = self._looks[name][1](transaction)
         if follow is not None:

@@ -177,7 +177,8 @@ class SchedulerRole:
         self._on_demand("reverts of moves", reverts.tick, _REVERTS, reverts.found)
 
         def read_states(transaction: Any) -> Callable[[], None]:
-            read_at = platform.clock.monotonic()
+            # Not the present moment: the transaction sees what was committed when it began.
+            read_at = self._look.began
             states = source.unavailable(transaction)
             return lambda: self._scheduler.apply_states(states, read_at)
 

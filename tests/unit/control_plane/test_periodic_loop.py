@@ -150,3 +150,39 @@ class SharedLookTests(unittest.TestCase):
         with self.assertRaises(errors.StoreUnavailable):
             shared.look()
         self.assertEqual([], self.done)
+
+    def test_what_could_not_be_read_is_looked_for_again_at_once(self) -> None:
+        asked: list[float] = []
+
+        def slow(transaction: sa.Connection) -> None:
+            asked.append(self.clock.now)
+            if len(asked) == 1:
+                raise errors.StoreUnavailable("away")
+
+        shared = self.look({"slow": (60.0, slow), "b": (1.0, self.finds("b"))})
+        with self.assertRaises(errors.StoreUnavailable):
+            shared.look()
+        for second in range(1, 4):
+            self.clock.now = float(second)
+            shared.look()
+        self.assertEqual([0.0, 1.0], asked)
+        self.assertEqual(["b"] * 3, self.done)
+
+    def test_a_look_that_lacks_something_else_than_the_store_holds_up_no_other(self) -> None:
+        def lacks(transaction: sa.Connection) -> None:
+            raise errors.Unavailable("no such server")
+
+        shared = self.look({"a": (1.0, lacks), "b": (1.0, self.finds("b"))})
+        shared.look()
+        self.assertEqual(["b"], self.done)
+
+    def test_a_look_knows_a_moment_from_before_its_transaction(self) -> None:
+        moments: list[float] = []
+
+        def first(transaction: sa.Connection) -> None:
+            transaction.execute(sa.text("SELECT 1"))
+            self.clock.now += 5
+
+        shared = self.look({"first": (1.0, first), "second": (1.0, lambda transaction: moments.append(shared.began))})
+        shared.look()
+        self.assertEqual([0.0], moments)

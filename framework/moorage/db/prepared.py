@@ -6,8 +6,8 @@ that takes longer than SQLite takes for the statement. A statement that is execu
 compiled here once for each dialect and each set of parameter names. From then on only its values go to the driver.
 
 SQLAlchemy still has the connection, the transaction, the types and the errors, and executes what is not prepared: statements that
-are built for one execution, several rows on PostgreSQL and MariaDB, long lists, text, and every statement while an event listener
-of SQLAlchemy looks at statements.
+are built for one execution, several rows on PostgreSQL and MariaDB, long lists, text, and every statement while the engine has a
+listener of ``before_cursor_execute`` or ``after_cursor_execute``. No other listeners of executions are called.
 """
 
 from __future__ import annotations
@@ -37,11 +37,12 @@ class Rows:
     :ivar rowcount: how many rows the statement has written, or -1.
     """
 
-    __slots__ = ("_metadata", "_rows", "rowcount")
+    __slots__ = ("_metadata", "_rest", "_rows", "rowcount")
 
     def __init__(self, rows: Sequence[Any], rowcount: int, metadata: SimpleResultMetaData | None) -> None:
         self._rows = rows
         self._metadata = metadata
+        self._rest: IteratorResult[Any] | None = None
         self.rowcount = rowcount
 
     @property
@@ -72,7 +73,9 @@ class Rows:
             raise sa.exc.ResourceClosedError(
                 "This result object does not return rows. It has been closed automatically."
             )
-        return getattr(IteratorResult(self._metadata, iter(self._rows)), name)
+        if self._rest is None:
+            self._rest = IteratorResult(self._metadata, iter(self._rows))
+        return getattr(self._rest, name)
 
 
 class _Form:
@@ -116,15 +119,14 @@ class _Form:
         """Returns the text and the driver's parameters of each row."""
         return self._text, [self._parameters(self._reads, row) for row in rows]
 
-    def rows(self, cursor: Any) -> Rows:
-        """Reads the result of an execution."""
-        description = cursor.description
+    def rows(self, description: Sequence[Any] | None, fetched: Sequence[Any], rowcount: int) -> Rows:
+        """The result of an execution: what the driver says of the columns, the rows that it has, and their number."""
         if description is None:
-            return Rows((), cursor.rowcount, None)
+            return Rows((), rowcount, None)
         if self._row is None:
             self._describe(description)
         assert self._row is not None  # noqa: S101  (for the type checker)
-        return Rows([*map(self._row, cursor.fetchall())], cursor.rowcount, self._metadata)
+        return Rows([*map(self._row, fetched)], rowcount, self._metadata)
 
     def _describe(self, description: Sequence[Any]) -> None:
         columns = self._compiled._result_columns
@@ -133,9 +135,8 @@ class _Form:
             for column, described in zip(columns, description, strict=True)
         ]
         names = [column.keyname for column in columns]
-        metadata = SimpleResultMetaData(names)
+        self._metadata = metadata = SimpleResultMetaData(names)
         self._row = functools.partial(sa.Row, metadata, readers if any(readers) else None, metadata._key_to_index)
-        self._metadata = metadata
 
     def _parameters(self, reads: Any, given: Mapping[str, Any]) -> Any:
         if self._positional:
@@ -202,7 +203,7 @@ class _Prepared:
 
     def form(self, statement: Any, dialect: sa.Dialect, names: Sequence[str], many: bool) -> _Form | None:
         """Returns the form; None if SQLAlchemy has to execute the statement."""
-        key = (dialect.name, many, *names)
+        key = (dialect.name, dialect.driver, many, *names)
         try:
             return self._forms[key]
         except KeyError:
@@ -215,7 +216,9 @@ def _prepare(statement: Any, dialect: sa.Dialect, names: Sequence[str], many: bo
         return None
     returning = bool(getattr(statement, "_returning", ()))
     is_insert = isinstance(statement, sa.Insert)
-    if many and returning:
+    if (many and returning) or (
+        is_insert and not (names or statement._values or statement._multi_values or statement.select)
+    ):
         return None
     # A form for many rows returns no keys that nobody asked for.
     compiled = statement.compile(
@@ -231,13 +234,15 @@ def _prepare(statement: Any, dialect: sa.Dialect, names: Sequence[str], many: bo
         or any(not each.expanding or each.type._is_tuple_type for each in lists)
         or any(each.callable is not None for each in compiled.binds.values())
         or any(each.required and each.key != name for each, name in compiled.bind_names.items())
+        or any(each.unique and name in names for each, name in compiled.bind_names.items())
         or (compiled._result_columns and not compiled._ordered_columns)
     )
     return None if unusual else _Form(compiled, dialect)
 
 
-#: Statements that were executed once or more; None: once. What is built for one execution is forgotten with it.
-_KNOWN: weakref.WeakKeyDictionary[Any, _Prepared | None] = weakref.WeakKeyDictionary()
+#: Where a statement keeps a weak reference to itself and its forms; None: it was executed once. A statement that is derived from
+#: it gets a copy, whose reference is to another statement. What is built for one use is forgotten with it.
+_KEPT = "_moorage_prepared"
 
 
 class PreparedConnection(sa.Connection):
@@ -253,45 +258,59 @@ class PreparedConnection(sa.Connection):
         return super().execute(statement, parameters, execution_options=execution_options)
 
     def _execute_prepared(self, statement: Any, parameters: Any) -> Rows | None:
-        try:
-            prepared = _KNOWN[statement]
-        except KeyError:
-            _KNOWN[statement] = None
+        kept = statement.__dict__.get(_KEPT)
+        if kept is None or kept[0]() is not statement:
+            statement.__dict__[_KEPT] = weakref.ref(statement), None
             return None
         listeners = self.engine.dispatch
-        if listeners.before_cursor_execute or listeners.after_cursor_execute or not self.in_transaction():
+        if listeners.before_cursor_execute or listeners.after_cursor_execute or not self._is_usable():
             return None
+        prepared = kept[1]
         if prepared is None:
-            prepared = _KNOWN[statement] = _Prepared()
-        if parameters is None:
-            parameters = {}
+            prepared = _Prepared()
+            statement.__dict__[_KEPT] = kept[0], prepared
+        return self._execute_as(prepared, statement, {} if parameters is None else parameters)
+
+    def _is_usable(self) -> bool:
+        """Whether there is an open transaction, and no savepoint that has ended; SQLAlchemy says what is wrong otherwise."""
+        outer, nested, block = self._transaction, self._nested_transaction, self._trans_context_manager
+        return (
+            outer is not None
+            and outer.is_active
+            and (nested is None or nested.is_active)
+            and (block is None or block._transaction_is_active())
+        )
+
+    def _execute_as(self, prepared: _Prepared, statement: Any, parameters: Any) -> Rows | None:
         many = not isinstance(parameters, Mapping)
-        if many:
-            if not parameters:
-                return None
-            if len(parameters) == 1:
-                parameters, many = parameters[0], False
+        if many and not parameters:
+            return None
+        if many and len(parameters) == 1:
+            parameters, many = parameters[0], False
         form = prepared.form(statement, self.dialect, tuple(parameters[0] if many else parameters), many)
         if form is None:
             return None
         try:
             bound = form.bind_many(parameters) if many else form.bind(parameters)
-        except KeyError:
-            return None  # SQLAlchemy names the parameter that is missing
+        except Exception:  # noqa: BLE001  (SQLAlchemy takes the values, or says what is wrong with them)
+            return None
         return None if bound is None else self._run(form, *bound, many=many)
 
     def _run(self, form: _Form, text: str, values: Any, *, many: bool) -> Rows:
-        cursor = self.connection.cursor()
+        cursor = None
         try:
+            cursor = self.connection.cursor()
             if many:
                 self.dialect.do_executemany(cursor, text, values, None)
             else:
                 self.dialect.do_execute(cursor, text, values, None)
-            rows = form.rows(cursor)
+            described = cursor.description
+            fetched = cursor.fetchall() if described is not None else ()
         except BaseException as error:  # noqa: BLE001  (raised again, as SQLAlchemy and its listeners have it)
             self._failed(error, text, values, cursor)
+        rowcount = cursor.rowcount
         cursor.close()
-        return rows
+        return form.rows(described, fetched, rowcount)
 
     def _failed(self, error: BaseException, text: str, values: Any, cursor: Any) -> NoReturn:
         of_driver = isinstance(error, self.dialect.loaded_dbapi.Error)

@@ -43,8 +43,10 @@ _WRITER = struct.Struct("<qq")
 _DOOR = 0
 _TICKETS = 1024
 #: After the writer, for each of the last tickets: its number, and the name of its bell.
-_BELL = struct.Struct("<q6s2x")
-_BELLS_AT, _BELLS = 64, 32
+_BELL = struct.Struct("<q24s")
+_BELLS_AT, _BELLS = 64, 256
+#: How the abstract names of bells begin.
+_BELL_NAMES = b"\0moorage-"
 #: Seconds between looks at the queue: at least, for each writer in front, and at most. Without bells the pauses become short.
 _PAUSE = 0.0003
 _PAUSE_LONGEST = 0.02
@@ -181,10 +183,10 @@ class WritersQueue:
             if len(raw) != _BELL.size:
                 return
             number, name = _BELL.unpack(raw)
-            if number == ticket and name.startswith(b"\0"):
+            if number == ticket and name.startswith(_BELL_NAMES):
                 if self._bell is None:
                     self._bell = _Bell()
-                self._bell.ring(name)
+                self._bell.ring(name.rstrip(b"\0"))
 
     def _first_below(self, ticket: int) -> int | None:
         """The lowest ticket in front; the kernel answers with any one of a range, so ask until there is no lower one."""
@@ -240,9 +242,8 @@ class _Bell:
 
     def __init__(self) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
-        # The kernel gives it an abstract name: a zero and five characters.
-        self._socket.bind("")
-        self.name: bytes = self._socket.getsockname()
+        self.name = _BELL_NAMES + randomness.secret(6).hex().encode()
+        self._socket.bind(self.name)
         self._poller = select.poll()
         self._poller.register(self._socket, select.POLLIN)
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,6 +18,8 @@ __all__ = ["Look", "PeriodicLoop", "SharedLook", "run_logged"]
 LOG = logging.getLogger(__name__)
 #: Reads in the given transaction. Returns what to call after the transaction, which must not block; None: nothing is to be done.
 Look = Callable[[Any], Callable[[], object] | None]
+#: Seconds after which a loop that shall end is woken once more.
+_LOOK_AGAIN = 0.2
 #: Seconds by which a wait may end early.
 _EARLY = 0.2
 
@@ -55,8 +58,12 @@ class PeriodicLoop:
     def stop(self, patience: float | None = None) -> None:
         """Call it no more; waits for a call that runs, ``patience`` seconds at most where that is given."""
         self._stopped = True
-        self._wake.set()
-        self._thread.join(patience)
+        left = math.inf if patience is None else patience
+        while self._thread.is_alive() and left > 0:
+            # Again and again: another loop that is woken by the same event may clear it before this one has seen it.
+            self._wake.set()
+            self._thread.join(min(left, _LOOK_AGAIN))
+            left -= _LOOK_AGAIN
 
     def _run(self) -> None:
         seconds = self._first

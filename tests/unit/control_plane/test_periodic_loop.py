@@ -66,6 +66,41 @@ class PeriodicLoopTests(unittest.TestCase):
         loop.stop(60)
         self.assertEqual([1], calls)
 
+    def test_a_loop_ends_although_another_one_clears_its_event(self) -> None:
+        """Of two loops with one event the first to wake clears it; the other one may be on its way to the next wait."""
+
+        class Cleared(threading.Event):
+            """Is cleared once before any thread has seen that it was set."""
+
+            times = 0
+
+            def set(self) -> None:
+                self.times += 1
+                if self.times > 1:
+                    super().set()
+
+        wake = Cleared()
+        loop = self.loop(lambda: None, None, wake=wake)
+        ended = threading.Thread(target=loop.stop)
+        ended.start()
+        ended.join(60)
+        self.assertFalse(ended.is_alive())
+        self.assertGreater(wake.times, 1)
+
+    def test_a_call_that_hangs_is_not_awaited_longer_than_it_is_worth(self) -> None:
+        begun, go_on, wake = threading.Event(), threading.Event(), threading.Event()
+
+        def hangs() -> None:
+            begun.set()
+            go_on.wait(60)
+
+        loop = self.loop(hangs, None, wake=wake)
+        self.addCleanup(go_on.set)
+        wake.set()
+        self.assertTrue(begun.wait(60))
+        loop.stop(0.3)
+        self.assertTrue(loop._thread.is_alive())
+
 
 class Time:
     """A clock that a test moves; only the thread of the loop waits, for ever."""

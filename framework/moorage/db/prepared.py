@@ -220,7 +220,7 @@ def _prepare(statement: Any, dialect: sa.Dialect, names: Sequence[str], many: bo
         is_insert and not (names or statement._values or statement._multi_values or statement.select)
     ):
         return None
-    # A form for many rows returns no keys that nobody asked for.
+    # A form for many rows does not return the new keys: no caller reads them.
     compiled = statement.compile(
         dialect=dialect, column_keys=sorted(names), for_executemany=many or (is_insert and not returning)
     )

@@ -3,8 +3,8 @@
 
 A service describes its work as a :class:`Work`; :class:`WorkLoop` owns everything around it. Three stages follow each other:
 
-1. One thread takes waiting operations, up to ``batch`` in one transaction, when there is room for them. It hands those to the
-   finishing thread of which messages have said everything (:meth:`Work.told_of`).
+1. One thread takes waiting operations, up to ``batch`` in one transaction, when there is room for them. It hands an operation to
+   the finishing thread if the message has said everything about it (:meth:`Work.told_of`).
 2. Up to ``operations`` threads call :meth:`Work.do`. The leases are renewed meanwhile.
 3. One thread ends up to ``batch`` operations in one transaction, which contains :meth:`Work.finish`, and then calls
    :meth:`Work.after_commit`, in the order of the commits. The same transaction takes the operations that were handed to this

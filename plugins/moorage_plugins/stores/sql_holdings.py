@@ -132,7 +132,7 @@ class SqlHoldings(SqlPart, AllocationLedger):
             tx.execute(statements.LEAVE, {"of_uuid": uuid})
 
     def _give_back_many(self, tx: sa.Connection, rows: Mapping[str, Any]) -> set[str]:
-        """Give back all that some consumers hold; the providers of which they held anything.
+        """Gives back all that some consumers hold, and returns the providers of their allocations.
 
         :param rows: of the consumers before they were deleted.
         """

@@ -24,7 +24,7 @@ from typing import Any
 
 from typing_extensions import override
 
-__all__ = ["FIRST", "ClaimedClass", "Queue", "of_worker"]
+__all__ = ["FIRST", "ClaimedClass", "Queue", "flat", "of_worker"]
 
 #: Classes that come before all others: those that fork hundreds of processes, which takes several times as long in a grown worker,
 #: and those that take a minute, so that no worker ends with one of them alone.
@@ -46,10 +46,11 @@ def _place(test: str) -> tuple[bool, str]:
     return _class_of(test) not in FIRST, _class_of(test)
 
 
-def _flat(suite: unittest.TestSuite) -> Iterator[unittest.TestCase]:
+def flat(suite: unittest.TestSuite) -> Iterator[unittest.TestCase]:
+    """Yields the tests of a suite and of the suites in it."""
     for each in suite:
         if isinstance(each, unittest.TestSuite):
-            yield from _flat(each)
+            yield from flat(each)
         else:
             yield each
 
@@ -57,7 +58,7 @@ def _flat(suite: unittest.TestSuite) -> Iterator[unittest.TestCase]:
 @functools.cache
 def _tests_of(module: str) -> dict[str, list[unittest.TestCase]]:
     """Imports a module; its tests by class, to be taken out when they run."""
-    tests = _flat(unittest.TestLoader().loadTestsFromModule(importlib.import_module(module)))
+    tests = flat(unittest.TestLoader().loadTestsFromModule(importlib.import_module(module)))
     found = {name: list(group) for name, group in itertools.groupby(tests, key=lambda test: _class_of(test.id()))}
     # The modules of tests stay to the end. The collector need not look through them again and again, nor a forked process copy
     # them when it does.
@@ -102,7 +103,7 @@ class ClaimedClass(unittest.TestSuite):
             self.addTests(test for test in _tests_of(module).pop(name, []) if test.id() in self._ids)
         except Exception:
             why = f"a worker could not import {module}:\n{traceback.format_exc()}"
-        self.addTests(_NotLoaded(each, why) for each in sorted(self._ids - {test.id() for test in _flat(self)}))
+        self.addTests(_NotLoaded(each, why) for each in sorted(self._ids - {test.id() for test in flat(self)}))
         return super().run(result, debug)
 
 

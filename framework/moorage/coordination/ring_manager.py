@@ -180,7 +180,9 @@ class RingManager:
         return InFlight(allowed, end)
 
     def refresh(self) -> None:
-        """Look now, unless that was done within the last ``poll_interval`` or so: the thread looks each ``poll_interval``.
+        """Reads the members now, unless they were read within the last 1.5 times ``poll_interval``.
+
+        The thread of the ring reads them each ``poll_interval``.
 
         :raises Unavailable: the backend or the store does not answer.
         """

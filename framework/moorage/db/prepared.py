@@ -94,11 +94,7 @@ class _Form:
         self._metadata: SimpleResultMetaData | None = None
         self._row: Callable[[Any], Any] | None = None
         if not self._lists:
-            names = compiled.positiontup if self._positional else list(self._values)
-            self._text, self._reads = (
-                compiled.string,
-                self._in_order({name: self._values[name] for name in names or ()}, names),
-            )
+            self._text, self._reads = compiled.string, self._in_order(self._values, compiled.positiontup)
 
     def bind(self, given: Mapping[str, Any]) -> tuple[str, Any] | None:
         """Returns the text and the driver's parameters; None for a list that is too long.
@@ -162,14 +158,13 @@ class _Form:
 
     def _expanded(self, lengths: tuple[int, ...]) -> tuple[str, Any]:
         """The text with lists of these lengths, as SQLAlchemy writes it."""
-        keys = list(self._lists.values())
         sample: dict[str, Any] = dict.fromkeys(self._values)
         sample |= {name: [None] * length for name, length in zip(self._lists, lengths, strict=True)}
         state = self._compiled._process_parameters_for_postcompile(sample)
         values = dict(self._values)
-        for name, key, length in zip(self._lists, keys, lengths, strict=True):
+        for name, key in self._lists.items():
             for place, each in enumerate(state.parameter_expansion.get(name, ())):
-                values[each] = _element(key, place, length, state.processors.get(each))
+                values[each] = _element(key, place, state.processors.get(each))
         return state.statement, self._in_order(values, state.positiontup)
 
 
@@ -180,11 +175,11 @@ def _read(given: Mapping[str, Any], key: str, process: Any, constant: Any) -> An
 
 
 def _padded(length: int) -> int:
-    """The next power of two; nothing and one stay as they are."""
+    """Rounds the length of a list up to a power of two; 0 stays 0."""
     return length if length < 2 else 1 << (length - 1).bit_length()
 
 
-def _element(key: str, place: int, length: int, process: Any) -> Value:
+def _element(key: str, place: int, process: Any) -> Value:
     """Reads one element of a list; the last one fills it up."""
 
     def read(given: Mapping[str, Any]) -> Any:

@@ -24,6 +24,7 @@ from moorage.control_plane.policies import core_policies
 from moorage.http.metrics import Metrics
 from moorage.testing.database import temporary
 from tests import SOAK, servers
+from tests.queue import flat
 from tests.unit.packaging.test_metadata import declared
 
 ROOT = Path(__file__).parents[3]
@@ -72,14 +73,6 @@ class ExplanationTests(unittest.TestCase):
         self.assertEqual([], sorted(each for each in named if not (ROOT / each[1]).exists()))
 
 
-def _flat(suite: unittest.TestSuite) -> Iterator[unittest.TestCase]:
-    for each in suite:
-        if isinstance(each, unittest.TestSuite):
-            yield from _flat(each)
-        else:
-            yield each
-
-
 class FaultsPageTests(unittest.TestCase):
     page = (ROOT / "doc/source/explanation/faults.rst").read_text(encoding="utf-8")
 
@@ -99,7 +92,7 @@ class FaultsPageTests(unittest.TestCase):
             reasons = [
                 getattr(getattr(each, each._testMethodName), "__unittest_skip_why__", "")
                 or getattr(type(each), "__unittest_skip_why__", "")
-                for each in _flat(loaded)
+                for each in flat(loaded)
             ]
             with self.subTest(name):
                 # Tests that skip themselves when they begin are not seen here.

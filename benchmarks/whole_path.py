@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Processor time of whole requests by role, printed as one JSON object.
 
-``python benchmarks/whole_path.py [--hosts 1523] [--creates 400] [--clients 8] [--idle 60] [--schedulers 1] [--agents 2]``
+``python benchmarks/whole_path.py [--hosts 1523] [--creates 400] [--clients 8] [--idle 60] [--schedulers 1] [--agents 2]
+[--bulk 1]``
 
 Starts ``moorage up`` on SQLite in an empty folder, imports a fleet, leaves it idle, creates instances, waits until all are built,
-and deletes them. Printed for each phase: processor milliseconds of each role (per node, per minute, per request), and for the
-requests their rate and the times that clients saw. The load generator is a process on the same machine; its own processor time is
-not counted, but takes part of the machine. The machine's load is printed beside the results.
+and deletes them. ``--bulk`` has each request create so many alike. Printed for each phase: processor milliseconds of each role (per
+node, per minute, per instance), the instances per second until the last answer (``per_s``) and until all are built or gone
+(``done_per_s``), and the times that clients saw of their requests. The load generator is a process on the same machine; its own
+processor time is not counted, but takes part of the machine. The machine's load is printed beside the results.
 """
 
 from __future__ import annotations
@@ -136,23 +138,32 @@ def run(clients: Sequence[Client], work: Callable[[Client, str], object], items:
         return [each for some in pool.map(several, range(len(clients))) for each in some]
 
 
-def requests(plane: Plane, clients: Sequence[Client], phase: str, uuids: Sequence[str]) -> dict[str, Any]:
+def requests(
+    plane: Plane, clients: Sequence[Client], phase: str, uuids: Sequence[str], bulk: int = 1
+) -> dict[str, Any]:
     """Create or delete instances; what each costs."""
 
     def create(client: Client, of: str) -> object:
         return client.create_instance({"uuid": of, "name": of, "flavor": FLAVOR})
 
+    def create_many(client: Client, of: str) -> object:
+        return client.create_instances({"uuid": of, "name": of, "flavor": FLAVOR}, bulk)
+
     def delete(client: Client, of: str) -> object:
         return client.delete_instance(of)
 
+    work = {"create": create if bulk == 1 else create_many, "delete": delete}[phase]
     with Phase(plane) as cost:
         began = time.monotonic()
-        taken = sorted(run(clients, create if phase == "create" else delete, uuids))
+        taken = sorted(run(clients, work, uuids))
         seconds = time.monotonic() - began
         settled(plane, phase)
+        until_done = time.monotonic() - began
+    instances = len(uuids) * bulk
     return {
-        "processor_ms": cost.milliseconds(len(uuids)),
-        "per_s": round(len(uuids) / seconds, 1),
+        "processor_ms": cost.milliseconds(instances),
+        "per_s": round(instances / seconds, 1),
+        "done_per_s": round(instances / until_done, 1),
         "p50_ms": round(1000 * statistics.median(taken), 1),
         "p99_ms": round(1000 * taken[int(0.99 * (len(taken) - 1))], 1),
     }
@@ -181,9 +192,11 @@ def measure(plane: Plane, arguments: argparse.Namespace) -> dict[str, Any]:
     warm = [str(uuid.uuid4()) for _ in range(10 * len(clients))]
     requests(plane, clients, "create", warm)
     requests(plane, clients, "delete", warm)
-    uuids = [str(uuid.uuid4()) for _ in range(arguments.creates)]
-    for phase in ("create", "delete"):
-        found[phase] = requests(plane, clients, phase, uuids)
+    uuids = [str(uuid.uuid4()) for _ in range(arguments.creates // arguments.bulk)]
+    found["create"] = requests(plane, clients, "create", uuids, arguments.bulk)
+    if arguments.bulk > 1:
+        uuids = [each["uuid"] for each in client.instances()]
+    found["delete"] = requests(plane, clients, "delete", uuids)
     return found
 
 
@@ -195,6 +208,7 @@ def main() -> None:
     parser.add_argument("--idle", type=float, default=60.0)
     parser.add_argument("--schedulers", type=int, default=1)
     parser.add_argument("--agents", type=int, default=2)
+    parser.add_argument("--bulk", type=int, default=1, help="instances that each request creates")
     parser.add_argument("--conf", default="", help="more lines of the configuration")
     arguments = parser.parse_args()
     load = os.getloadavg()[0]

@@ -59,9 +59,14 @@ class Schedulers:
                 LOG.info("Scheduler %s was not asked: %s", name, error.message)
         raise failure
 
-    def create_many(self, request: Mapping[str, Any], uuids: Sequence[str], request_id: str) -> None:
+    def create_many(
+        self, request: Mapping[str, Any], uuids: Sequence[str], request_id: str
+    ) -> Sequence[Mapping[str, Any]]:
         """Place several instances alike, all or none; safe to ask again likewise."""
-        self.ask("create_instances", {"request": dict(request), "uuids": list(uuids), "request_id": request_id})
+        args = {"request": dict(request), "uuids": list(uuids), "request_id": request_id}
+        answer = self.ask("create_instances", args)
+        # A scheduler of an earlier version answers with the uuids.
+        return answer if all(isinstance(each, Mapping) and each for each in answer) else ()
 
     def move(self, uuid: str, operation: str, wanted: Mapping[str, Any], request_id: str) -> Mapping[str, Any]:
         """Move an instance and return it; safe to ask again, because the request_id is kept with what is in progress."""

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import collections
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from oslo_config import cfg
@@ -28,7 +29,7 @@ from moorage.instances.interface import holds_of
 from moorage.instances.move_claims import MoveClaimer
 from moorage.instances.move_requests import MovesEndpoint
 from moorage.instances.move_reverts import MoveReverts
-from moorage.instances.observed_claims import ObservedClaimer
+from moorage.instances.observed_claims import ObservedClaimer, ObservedSetClaimer
 from moorage.journal.sequencer import GATHER, POLL, Sequencer
 from moorage.rpc.server import RpcDispatcher, endpoints_of
 from moorage.scheduling import filter_and_weigh
@@ -95,7 +96,7 @@ class SchedulerRole:
         self._scheduler = Scheduler(
             view,
             source,
-            ObservedClaimer(claimer, platform.tell),
+            ObservedSetClaimer(claimer, platform.tell),
             lambda: self._policy,
             platform.clock,
             randomness.generator(),
@@ -113,11 +114,14 @@ class SchedulerRole:
 
         messages = AgentMessages(cast, availability.lacking, platform.clock)
 
-        def placed(selection: Selection) -> None:
-            record = selection.record
-            messages.build(record.host, record.uuid, selection.token, selection.shown)
-            if section.track_instance_changes and not selection.repeated:
-                tell_of_claim(platform, selection)
+        def placed(selections: Sequence[Selection]) -> None:
+            builds = collections.defaultdict(list)
+            for each in selections:
+                builds[each.record.host].append((each.record.uuid, each.token, each.shown))
+            messages.build_many(builds)
+            for each in selections:
+                if section.track_instance_changes and not each.repeated:
+                    tell_of_claim(platform, each)
 
         endpoint = SchedulerEndpoint(self._scheduler, tracker, placed, enabled=section.track_instance_changes)
         workers = open_workers(platform, conf)

@@ -186,8 +186,13 @@ class Creator(Protocol):
         Returns the new instance as JSON data; None when it was placed before.
         """
 
-    def create_many(self, request: Mapping[str, Any], uuids: Sequence[str], request_id: str) -> None:
-        """Have a scheduler place several alike, all or none; likewise."""
+    def create_many(
+        self, request: Mapping[str, Any], uuids: Sequence[str], request_id: str
+    ) -> Sequence[Mapping[str, Any]]:
+        """Have a scheduler place several alike, all or none; likewise.
+
+        Returns the new instances as JSON data; none if any was placed before.
+        """
 
     def move(self, uuid: str, operation: str, wanted: Mapping[str, Any], request_id: str) -> Mapping[str, Any]:
         """Have a scheduler find the place where an instance goes next, or say whether it may stay (rebuild); likewise.
@@ -213,7 +218,7 @@ class _Creation:
         may_exist = bool(request.idempotency) or "uuid" in body
         body.setdefault("uuid", request.idempotency or randomness.new_uuid())
         if "count" in body:
-            return self._many(body, int(body.pop("count")), request, key)
+            return self._many(body, int(body.pop("count")), request, key, may_exist)
         return self._one(body, request, key, may_exist)
 
     def _one(self, body: Mapping[str, Any], request: Request, key: str, may_exist: bool) -> Response:
@@ -231,16 +236,20 @@ class _Creation:
             made = _repeated([self.instances.get(body["uuid"])], body, request)[0].to_json()
         return Response(202, _shown(request)(made), {"Location": f"{request.prefix}/instances/{made['uuid']}"})
 
-    def _many(self, body: Mapping[str, Any], count: int, request: Request, key: str) -> Response:
+    def _many(self, body: Mapping[str, Any], count: int, request: Request, key: str, may_exist: bool) -> Response:
         # The others' uuids follow from the first one's, so that a repeated request names the same claims.
         first = uuid.UUID(body["uuid"])
         uuids = [str(first), *(str(uuid.uuid5(first, str(number))) for number in range(1, count))]
-        if len(found := _repeated(self.instances.find(uuids), body, request)) < count:
-            self.creator.create_many(self.resolve(body, request.context), uuids, key)
-            found = self.instances.find(uuids)
-        _refuse_missing(found, count, request)
+        found = _repeated(self.instances.find(uuids), body, request) if may_exist else ()
+        made: Sequence[Mapping[str, Any]] = ()
+        if len(found) < count:
+            made = self.creator.create_many(self.resolve(body, request.context), uuids, key)
+            found = () if made else self.instances.find(uuids)
+        if not made:
+            _refuse_missing(found, count, request)
+            made = [each.to_json() for each in found]
         shown = _shown(request)
-        by_uuid = {each.uuid: shown(each.to_json()) for each in found}
+        by_uuid = {each["uuid"]: shown(each) for each in made}
         return Response(202, {"instances": [by_uuid[each] for each in uuids]})
 
 

@@ -10,7 +10,7 @@ back, one succeeds. ``pending["retries"]`` bounds the tries; ``pending["tried"]`
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -152,7 +152,7 @@ class BuildRetries:
     scheduler: Scheduler
     clock: Clock
     down: Callable[[], frozenset[str]]
-    placed: Callable[[Selection], None]
+    placed: Callable[[Sequence[Selection]], None]
     cast: Callable[[str, str, str], None]
     tell: Callable[[ObserverEvent], None]
     _not_before: dict[str, float] = field(default_factory=dict)
@@ -233,7 +233,7 @@ class BuildRetries:
             return
         self._refused.pop(instance.uuid, None)
         LOG.info("Instance %s is built on node %s of %s now.", instance.uuid, chosen.record.node, chosen.record.host)
-        self.placed(chosen)
+        self.placed([chosen])
 
     def _give_up(self, worker: Operation, instance: Instance) -> None:
         """No other node can take it: the instance gets the status error and the fault of its last try."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from oslo_context import context as oslo_context
@@ -32,13 +32,13 @@ from moorage.db import Database, JournalEvent
 from moorage.db import record as record_event
 from moorage.instances.availability import Availability
 from moorage.instances.interface import Instance, InstanceStore, move_consumer
-from moorage.instances.providers import claim_of_node
+from moorage.instances.providers import claim_of_node, no_proposal
 from moorage.read_only import FrozenDict
 from moorage.rpc.client import RpcSender
 from moorage.scheduling.groups import GroupStore, check_policy, is_promised
 from moorage.scheduling.instance_fields import FieldSet
-from moorage.scheduling.interface import ClaimResult, Holds, NodeState, RequestSpec, Residents
-from moorage.services.interface import TAKES_TOLD_BUILDS, TAKES_TOLD_DELETIONS
+from moorage.scheduling.interface import ClaimResult, Holds, NodeState, RequestSpec, Residents, WantedClaim
+from moorage.services.interface import TAKES_TOLD_BUILDS, TAKES_TOLD_DELETIONS, TAKES_TOLD_SETS
 from moorage.work.interface import ExistedBefore, OnlyIf
 from moorage.work.operations import FirstOperation, SqlOperationStore
 
@@ -141,22 +141,13 @@ class StoreClaimer:
 
     def claim(self, spec: RequestSpec, node_uuid: str, host: str, request_id: str) -> ClaimResult:
         """Take the room and record what is to be done there, all in one transaction."""
-        place = (host, self.node_names.node_name(node_uuid), node_uuid)
-        instance = new_instance(spec, *place, pending=self._pending(spec, request_id))
+        wanted = WantedClaim(spec, node_uuid, host, request_id, oslo_context.get_current())
         tries: list[_Creation] = []
 
-        def take(resources: Mapping[str, Mapping[str, int]]) -> ClaimOutcome:
-            request = ClaimRequest(
-                consumer=spec.instance_uuid,
-                resources=resources,
-                request_id=request_id,
-                project=spec.project_id,
-                user=spec.user_id,
-                residents={node_uuid: spec.residents},
-            )
-            pending = {**instance.pending, **pending_holds(spec, resources)}
-            tries.append(_Creation(self, spec, replace(instance, pending=pending)))
-            return self.store.claim(request, tries[-1])
+        def take(resources: Holds) -> ClaimOutcome:
+            request, creation = self._creation(wanted, resources)
+            tries.append(creation)
+            return self.store.claim(request, creation)
 
         try:
             outcome, holds = claim_of_node(node_uuid, spec.flavor.resources, spec.propose, take)
@@ -166,11 +157,60 @@ class StoreClaimer:
             if earlier is None:
                 raise
             return earlier
+        return self._result(outcome, tries[-1], holds)
+
+    def claim_many(self, wanted: Sequence[WantedClaim]) -> list[ClaimResult | BaseException]:
+        """Claim as :meth:`claim` does, in few transactions. Of the providers of a node only the first proposal is tried."""
+        held = [
+            {each.node_uuid: each.spec.flavor.resources}
+            if each.spec.propose is None
+            else each.spec.propose(frozenset())
+            for each in wanted
+        ]
+        claims = [
+            (place, *self._creation(wanted[place], resources))
+            for place, resources in enumerate(held)
+            if resources is not None
+        ]
+        results: list[ClaimResult | BaseException] = [no_proposal(each.node_uuid) for each in wanted]
+        outcomes = self.store.claim_many([(request, creation) for _, request, creation in claims])
+        for (place, _, creation), outcome in zip(claims, outcomes, strict=True):
+            each = wanted[place]
+            if isinstance(outcome, GenerationConflict | ExistedBefore):
+                results[place] = self.earlier(each.spec, each.request_id) or outcome
+            elif isinstance(outcome, BaseException):
+                results[place] = outcome
+            else:
+                holds = None if each.spec.propose is None else held[place]
+                results[place] = self._result(outcome, creation, holds)
+        return results
+
+    def _creation(self, wanted: WantedClaim, resources: Holds) -> tuple[ClaimRequest, _Creation]:
+        """What the store claims, and what is written with it."""
+        spec, node_uuid = wanted.spec, wanted.node_uuid
+        request = ClaimRequest(
+            consumer=spec.instance_uuid,
+            resources=resources,
+            request_id=wanted.request_id,
+            project=spec.project_id,
+            user=spec.user_id,
+            residents={node_uuid: spec.residents},
+            context=wanted.context,
+        )
+        pending = {**self._pending(spec, wanted.request_id), **pending_holds(spec, resources)}
+        node = self.node_names.node_name(node_uuid)
+        instance = new_instance(spec, wanted.host, node, node_uuid, pending=pending)
+        return request, _Creation(self, spec, instance, wanted.context)
+
+    def _result(self, outcome: ClaimOutcome, made: _Creation, holds: Holds | None) -> ClaimResult:
         if outcome.repeated:
             return ClaimResult(self._node(outcome), repeated=True)
-        made = tries[-1]
         return ClaimResult(
-            node_uuid, shown=made.instance.to_json(), holds=holds, token=made.token, together=outcome.together
+            made.instance.node_uuid,
+            shown=made.instance.to_json(),
+            holds=holds,
+            token=made.token,
+            together=outcome.together,
         )
 
     def earlier(self, spec: RequestSpec, request_id: str) -> ClaimResult | None:
@@ -237,7 +277,7 @@ class _Creation(BatchCompanion):
     claimer: StoreClaimer
     spec: RequestSpec
     instance: Instance
-    context: oslo_context.RequestContext | None = field(default_factory=oslo_context.get_current)
+    context: oslo_context.RequestContext | None
     token: int = 0
 
     @override
@@ -528,6 +568,25 @@ class AgentMessages:
         except errors.MessageTooLarge:
             # The claim is committed: the agent reads what the message cannot bring.
             self._cast(host, "build_instance", uuid)
+
+    def build_many(self, builds: Mapping[str, Sequence[tuple[str, int, Mapping[str, Any]]]]) -> None:
+        """Send the messages of several builds, one to each agent that takes them together.
+
+        :param builds: by host; of each the arguments of :meth:`build`.
+        """
+        for host, several in builds.items():
+            if len(several) > 1 and self._can(host, TAKES_TOLD_SETS) and all(token for _, token, _ in several):
+                told = [
+                    {"instance_uuid": uuid, "token": token, "instance": dict(instance)}
+                    for uuid, token, instance in several
+                ]
+                try:
+                    self._cast(host, "build_instance", several[0][0], {**told[0], "others": told[1:]})
+                    continue
+                except errors.MessageTooLarge:
+                    LOG.debug("One message cannot bring %d builds to agent %s.", len(several), host)
+            for uuid, token, instance in several:
+                self.build(host, uuid, token, instance)
 
     def delete(self, host: str, uuid: str, token: int) -> None:
         """Send the message of a deletion.

@@ -3,14 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from moorage import errors
 from moorage.observers.interface import ClaimRefused, ClaimWon, ObserverEvent
-from moorage.scheduling.interface import Claimer, ClaimResult, RequestSpec
+from moorage.scheduling.interface import Claimer, ClaimResult, RequestSpec, SetClaimer, WantedClaim
 
-__all__ = ["ObservedClaimer"]
+__all__ = ["ObservedClaimer", "ObservedSetClaimer"]
 
 Tell = Callable[[ObserverEvent], None]
 
@@ -24,15 +24,22 @@ class ObservedClaimer:
 
     def claim(self, spec: RequestSpec, node_uuid: str, host: str, request_id: str) -> ClaimResult:
         """As the claimer does it."""
+        wanted = WantedClaim(spec, node_uuid, host, request_id)
         try:
             result = self.claimer.claim(spec, node_uuid, host, request_id)
-        except (errors.CapacityExceeded, errors.ConstraintViolated) as error:
-            self.tell(ClaimRefused(request_id, spec.instance_uuid, node_uuid, error.code))
+        except errors.MoorageError as error:
+            self._tell(wanted, error)
             raise
-        if not result.repeated:
+        self._tell(wanted, result)
+        return result
+
+    def _tell(self, wanted: WantedClaim, result: ClaimResult | BaseException) -> None:
+        spec, request_id = wanted.spec, wanted.request_id
+        if isinstance(result, errors.CapacityExceeded | errors.ConstraintViolated):
+            self.tell(ClaimRefused(request_id, spec.instance_uuid, wanted.node_uuid, result.code))
+        elif isinstance(result, ClaimResult) and not result.repeated:
             resources = dict(spec.flavor.resources)
             self.tell(ClaimWon(request_id, spec.instance_uuid, result.node_uuid, resources, result.together))
-        return result
 
     def earlier(self, spec: RequestSpec, request_id: str) -> ClaimResult | None:
         """As the claimer knows it; it was told of when it was won."""
@@ -41,3 +48,17 @@ class ObservedClaimer:
     def release(self, instance_uuid: str) -> None:
         """As the claimer does it."""
         self.claimer.release(instance_uuid)
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedSetClaimer(ObservedClaimer):
+    """A SetClaimer whose claims are told of."""
+
+    claimer: SetClaimer
+
+    def claim_many(self, wanted: Sequence[WantedClaim]) -> list[ClaimResult | BaseException]:
+        """As the claimer does it."""
+        results = self.claimer.claim_many(wanted)
+        for each, result in zip(wanted, results, strict=True):
+            self._tell(each, result)
+        return results

@@ -16,7 +16,7 @@ from moorage.allocation.interface import AllocationStore, PoolSource, ProviderCa
 from moorage.read_only import frozen_mapping
 from moorage.scheduling.interface import Holds, Propose, ProviderState
 
-__all__ = ["claim_of_node", "offer", "read_providers"]
+__all__ = ["claim_of_node", "no_proposal", "offer", "read_providers"]
 
 T = TypeVar("T")
 #: Providers that one statement names at most.
@@ -129,9 +129,7 @@ def claim_of_node(
     if propose is None:
         return claim({node: dict(wanted)}), None
     refused: set[tuple[str, str]] = set()
-    last: errors.MoorageError = errors.ConstraintViolated(
-        f"The providers of node {node} cannot give all request groups what they ask for.", provider=node
-    )
+    last: errors.MoorageError = no_proposal(node)
     for _ in range(_TRIES):
         proposed = propose(frozenset(refused))
         if proposed is None:
@@ -148,6 +146,13 @@ def claim_of_node(
         # A provider that was removed has no room; the next node may have another.
         raise errors.CapacityExceeded(last.message, **last.details) from last
     raise last
+
+
+def no_proposal(node: str) -> errors.ConstraintViolated:
+    """The error of a node whose providers cannot give what is asked for."""
+    return errors.ConstraintViolated(
+        f"The providers of node {node} cannot give all request groups what they ask for.", provider=node
+    )
 
 
 def _refused(error: errors.MoorageError, node: str, proposed: Holds) -> set[tuple[str, str]]:

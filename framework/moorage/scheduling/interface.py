@@ -7,10 +7,11 @@ import abc
 import enum
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Final, Protocol
+from typing import Any, ClassVar, Final, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
+from oslo_context.context import RequestContext
 
 from moorage.extensions import ExtensionPoint
 from moorage.inventory import InventoryItem
@@ -45,6 +46,8 @@ __all__ = [
     "Mask",
     "RequestSpec",
     "ServerGroup",
+    "SetClaimer",
+    "WantedClaim",
     "Where",
 ]
 
@@ -260,6 +263,28 @@ class Claimer(Protocol):
 
     def release(self, instance_uuid: str) -> None:
         """Give the room back, and take back what was recorded with the claim; harmless when there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class WantedClaim:
+    """A claim of :meth:`SetClaimer.claim_many`; the arguments of :meth:`Claimer.claim`.
+
+    :param context: of the request that wants it; None: the current one.
+    """
+
+    spec: RequestSpec
+    node_uuid: str
+    host: str
+    request_id: str
+    context: RequestContext | None = None
+
+
+@runtime_checkable
+class SetClaimer(Claimer, Protocol):
+    """A claimer that makes several claims at once."""
+
+    def claim_many(self, wanted: Sequence[WantedClaim]) -> list[ClaimResult | BaseException]:
+        """Claim for several instances; of each the result, or what :meth:`claim` would have raised. No claim undoes another."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ _PATIENCE = 30.0
 class SchedulerEndpoint:
     """Served on the topic ``scheduler``.
 
-    :param placed: called after a claim, with the selection: tells the agent.
+    :param placed: called after claims, with the selections that are on a host: tells the agents.
     :param enabled: ``[scheduling] track_instance_changes``; messages on instances are ignored without it.
     """
 
@@ -35,7 +35,7 @@ class SchedulerEndpoint:
         self,
         scheduler: Scheduler,
         tracker: InstanceTracker,
-        placed: Callable[[Selection], None],
+        placed: Callable[[Sequence[Selection]], None],
         *,
         enabled: bool = True,
     ) -> None:
@@ -70,11 +70,16 @@ class SchedulerEndpoint:
         }
 
     @rpc_method
-    def create_instances(self, request: Mapping[str, Any], uuids: Sequence[str], request_id: str) -> list[str]:
-        """Place several instances alike, all or none; repeating it with the same uuids and request_id finds the earlier claims."""
+    def create_instances(
+        self, request: Mapping[str, Any], uuids: Sequence[str], request_id: str
+    ) -> list[dict[str, Any]]:
+        """Place several instances alike, all or none; repeating it with the same uuids and request_id finds the earlier claims.
+
+        Returns the instances as they were written, each empty if its claim is an earlier one.
+        """
         selections = self._scheduler.place_many(self._spec(request), uuids, request_id)
         self._tell_placed(selections)
-        return [selection.record.uuid for selection in selections]
+        return [dict(selection.shown) for selection in selections]
 
     @rpc_method
     def select(self, request: Mapping[str, Any], count: int, explain: bool = False) -> dict[str, Any]:
@@ -149,11 +154,11 @@ class SchedulerEndpoint:
     def _tell_placed(self, selections: Sequence[Selection]) -> None:
         for selection in selections:
             record = selection.record
-            if not record.host:
+            if record.host:
+                LOG.info("Instance %s was placed on host %s, node %s.", record.uuid, record.host, record.node)
+            else:
                 LOG.info("Instance %s exists and is on no host; its create was repeated.", record.uuid)
-                continue
-            LOG.info("Instance %s was placed on host %s, node %s.", record.uuid, record.host, record.node)
-            self._placed(selection)
+        self._placed([each for each in selections if each.record.host])
 
     def _await_fleet(self) -> None:
         if not self._ready.wait(_PATIENCE):

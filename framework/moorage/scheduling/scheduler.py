@@ -9,6 +9,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from oslo_context import context as oslo_context
+from oslo_context.context import RequestContext
 from oslo_log import log as logging
 
 from moorage import errors, randomness
@@ -29,6 +31,8 @@ from moorage.scheduling.interface import (
     NodeState,
     RequestSpec,
     Residents,
+    SetClaimer,
+    WantedClaim,
 )
 from moorage.scheduling.ranker import Ranker
 from moorage.scheduling.reservations import Reservations
@@ -80,16 +84,26 @@ class _Work:
     held: InstanceRecord | None
     key: str
     #: Rises from request to request; an earlier request does not give way to a reservation of a later one.
-    number: int = 0
+    number: int
+    #: The request, for those who act for several.
+    context: RequestContext | None = field(default_factory=oslo_context.get_current)
+    #: Nodes that have refused it and are not tried again; those that may be, because their providers may have changed.
+    refused: set[str] = field(default_factory=set)
+    outdated: set[str] = field(default_factory=set)
 
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """A node that a ranking offers, and what it was judged by."""
+    """A node that a ranking offers, and what it was judged by.
+
+    :param others: rows of the next best.
+    """
 
     fleet: Snapshot
     ranking: Ranking
     row: int
+    others: Sequence[int]
+    limits: Mapping[str, Any]
 
     @property
     def node(self) -> NodeState:
@@ -296,28 +310,43 @@ class Scheduler:
     def _place_many(
         self, policy: SchedulingPolicy, spec: RequestSpec, uuids: Sequence[str], request_id: str
     ) -> list[Selection]:
-        done: list[Selection] = []
+        works = [
+            self._work(policy, self._ranker.with_members(replace(spec, instance_uuid=uuid), uuids[:number]), request_id)
+            for number, uuid in enumerate(uuids)
+        ]
+        placed: dict[str, Selection | Exception] = {}
         try:
-            for number, uuid in enumerate(uuids):
-                one = self._ranker.with_members(replace(spec, instance_uuid=uuid), uuids[:number])
-                work = self._work(policy, one, request_id)
-                done.append(self._place(work))
+            while len(placed) < len(works):
+                left = works[len(placed) :]
+                found = self._place_set(left) or [_outcome(self._place, left[0])]
+                placed |= dict(zip(uuids[len(placed) :], found, strict=False))
+                for each in found:
+                    if isinstance(each, Exception):
+                        raise each
         except BaseException as error:
-            made = {each.record.uuid: each.record for each in done if not each.repeated}
-            uncertain = (
-                uuids[len(done) : len(done) + 1] if made and len(made) == len(done) and _is_unknown(error) else ()
-            )
-            left = [uuid for uuid in (*made, *uncertain) if not self._gave_back(uuid)]
-            for uuid in made.keys() - left:
-                self._reserver.unreserve(made[uuid])
-            if left and isinstance(error, errors.MoorageError):
-                error.details["left_behind"] = left
-                error.message += f" Of the instances alike, {', '.join(left)} could not be given back; delete them."
-            elif made and len(made) == len(done) and isinstance(error, errors.MoorageError):
-                # Their uuids cannot be used again, so a repetition of the request needs others.
-                error.details["undone"] = True
+            self._undo(placed, error)
             raise
-        return done
+        return [each for each in placed.values() if isinstance(each, Selection)]
+
+    def _undo(self, placed: Mapping[str, Selection | Exception], error: BaseException) -> None:
+        """Give back what was placed of several instances alike, and say in the error what came of that.
+
+        :param placed: by instance, what became of each that was tried.
+        """
+        done = [each for each in placed.values() if isinstance(each, Selection)]
+        made = {each.record.uuid: each.record for each in done if not each.repeated}
+        uncertain = [uuid for uuid, each in placed.items() if isinstance(each, Exception) and _is_unknown(each)]
+        # If any was placed before, the request is a repetition, which finds them once more.
+        is_first = made and len(made) == len(done)
+        left = [uuid for uuid in (*made, *(uncertain if is_first else ())) if not self._gave_back(uuid)]
+        for uuid in made.keys() - left:
+            self._reserver.unreserve(made[uuid])
+        if left and isinstance(error, errors.MoorageError):
+            error.details["left_behind"] = left
+            error.message += f" Of the instances alike, {', '.join(left)} could not be given back; delete them."
+        elif is_first and isinstance(error, errors.MoorageError):
+            # Their uuids cannot be used again, so a repetition of the request needs others.
+            error.details["undone"] = True
 
     def _gave_back(self, uuid: str) -> bool:
         """Undo a placement; False (and a line in the log) when that fails."""
@@ -332,49 +361,86 @@ class Scheduler:
         return True
 
     def _confirm(self, work: _Work) -> None:
-        fleet, ranking = self._ranker.rank(work.policy, work.spec, work.number, ())
-        decision = work.decision
-        decision.considered, decision.passed = ranking.considered, ranking.passed
-        decision.removed, decision.skipped = ranking.removed, ranking.skipped
+        fleet, ranking, _ = self._rank(work)
         if not len(ranking.rows):
             raise self._refusal(fleet, ranking, work)
         node = fleet.nodes[int(ranking.rows[0])]
-        decision.outcome, decision.host, decision.node = "stays", node.host, node.name
+        work.decision.outcome, work.decision.host, work.decision.node = "stays", node.host, node.name
+
+    def _rank(self, work: _Work) -> tuple[Snapshot, Ranking, list[int]]:
+        """Rank the fleet, without the nodes that have refused the request; the rows to try, best first."""
+        fleet, ranking = self._ranker.rank(work.policy, work.spec, work.number, work.refused)
+        decision = work.decision
+        decision.considered, decision.passed = ranking.considered, ranking.passed
+        decision.removed, decision.skipped = ranking.removed, ranking.skipped
+        decision.best = tuple(
+            (fleet.nodes[row].host, fleet.nodes[row].name, float(weight))
+            for row, weight in zip(ranking.rows[:_REMEMBERED].tolist(), ranking.weights, strict=False)
+        )
+        return fleet, ranking, self._candidates(work.policy, ranking)
 
     def _place(self, work: _Work) -> Selection:
         policy, decision = work.policy, work.decision
-        refused: set[str] = set()
-        outdated: set[str] = set()
         while True:
             # Ranked again after each round of refusals: what others claimed has come to be known meanwhile.
-            fleet, ranking = self._ranker.rank(work.policy, work.spec, work.number, refused)
-            decision.considered, decision.passed = ranking.considered, ranking.passed
-            decision.removed, decision.skipped = ranking.removed, ranking.skipped
-            decision.best = tuple(
-                (fleet.nodes[row].host, fleet.nodes[row].name, float(weight))
-                for row, weight in zip(ranking.rows[:_REMEMBERED], ranking.weights, strict=False)
-            )
-            candidates = self._candidates(policy, ranking)
-            for place, row in enumerate(candidates):
-                node = fleet.nodes[row]
-                limits = self._limits(work, fleet, row)
-                result = self._claim(work, _Choice(fleet, ranking, row), limits)
-                if result is None:
-                    if fleet.nested[row] and node.uuid not in outdated:
-                        # Its providers may have changed since they were read: it may be tried once more.
-                        outdated.add(node.uuid)
-                        self._freshness.mark_providers_outdated()
-                    else:
-                        refused.add(node.uuid)
-                    if "state" in decision.refusals[-1]:
-                        # An agent may have more nodes than are tried: none of them is ranked again.
-                        break
-                    continue
-                others = [fleet.nodes[other] for other in candidates[place + 1 :]][: policy.alternates]
-                alternates = tuple((other.host, other.name) for other in others)
-                return replace(self._placed(work, node, result), alternates=alternates, limits=limits)
+            fleet, ranking, candidates = self._rank(work)
+            for place in range(len(candidates)):
+                choice = self._choice(work, fleet, ranking, candidates[place:])
+                result = self._claim(work, choice)
+                if result is not None:
+                    return self._selected(work, choice, result)
+                if "state" in decision.refusals[-1]:
+                    # An agent may have more nodes than are tried: none of them is ranked again.
+                    break
             if not candidates or len(decision.refusals) >= policy.max_attempts * _ROUNDS:
                 return self._earlier(fleet, ranking, work)
+
+    def _place_set(self, works: Sequence[_Work]) -> list[Selection | Exception]:
+        """Place several, each on top of the ones before, whose claims share transactions; of each the selection or the error.
+
+        It ends before the first one that has to be placed by itself: the instances of nodes must be judged again for its claim, or
+        there is no node for it. The claims that are refused are made again one by one.
+        """
+        if not isinstance(self._claimer, SetClaimer):
+            return []
+        chosen: list[tuple[_Work, _Choice, InstanceRecord]] = []
+        wanted: list[WantedClaim] = []
+        with contextlib.ExitStack() as reserved:
+            for work in works:
+                fleet, ranking, candidates = self._rank(work)
+                if not candidates or (ranking.promising and self._residents is not None):
+                    break
+                choice = self._choice(work, fleet, ranking, candidates)
+                record, spec = self._wanted(work, choice)
+                reserved.enter_context(self._reserved(work, record))
+                chosen.append((work, choice, record))
+                wanted.append(WantedClaim(spec, choice.node.uuid, choice.node.host, work.key, work.context))
+            results = self._claimer.claim_many(wanted) if wanted else []
+            for (_, _, record), result in zip(chosen, results, strict=True):
+                if isinstance(result, BaseException):
+                    self._reserver.unreserve(record)
+        return [
+            _outcome(self._settled, work, choice, result)
+            for (work, choice, _), result in zip(chosen, results, strict=True)
+        ]
+
+    def _settled(self, work: _Work, choice: _Choice, result: ClaimResult | BaseException) -> Selection:
+        """The selection of a claim that was made with others; it is made again elsewhere if it was refused."""
+        if isinstance(result, ClaimResult):
+            return self._selected(work, choice, result)
+        self._note_refusal(work, choice, result)
+        return self._place(work)
+
+    def _choice(self, work: _Work, fleet: Snapshot, ranking: Ranking, rows: Sequence[int]) -> _Choice:
+        """The best of the rows."""
+        return _Choice(
+            fleet, ranking, rows[0], rows[1 : 1 + work.policy.alternates], self._limits(work, fleet, rows[0])
+        )
+
+    def _selected(self, work: _Work, choice: _Choice, result: ClaimResult) -> Selection:
+        others = [choice.fleet.nodes[row] for row in choice.others]
+        alternates = tuple((other.host, other.name) for other in others)
+        return replace(self._placed(work, choice.node, result), alternates=alternates, limits=choice.limits)
 
     def _limits(self, work: _Work, fleet: Snapshot, row: int) -> Mapping[str, Any]:
         """What the filters promise of a node; nothing where they were not asked."""
@@ -399,10 +465,9 @@ class Scheduler:
                 self._freshness.refresh_if_stale()
         raise self._refusal(fleet, ranking, work)
 
-    def _claim(self, work: _Work, choice: _Choice, limits: Mapping[str, Any]) -> ClaimResult | None:
-        """Claim a node; None when that is refused. Other requests see it as taken meanwhile."""
-        node = choice.node
-        record = self._record(work.spec, node)
+    def _wanted(self, work: _Work, choice: _Choice) -> tuple[InstanceRecord, RequestSpec]:
+        """What is to be claimed of a node: the instance as others shall see it meanwhile, and the request for the claimer."""
+        record = self._record(work.spec, choice.node)
         if work.held is not None:
             # An instance that moves is on its old node until it has moved; its destination is reserved under another uuid.
             record = replace(record, uuid=work.held.uuid)
@@ -415,21 +480,36 @@ class Scheduler:
         propose = choice.fleet.proposal(choice.row, work.spec)
         if propose is not None:
             record = replace(record, holds=propose(frozenset()))
-        spec = replace(work.spec, limits=limits, decision=decision, propose=propose)
+        return record, replace(work.spec, limits=choice.limits, decision=decision, propose=propose)
+
+    def _claim(self, work: _Work, choice: _Choice) -> ClaimResult | None:
+        """Claim a node; None when that is refused. Other requests see it as taken meanwhile."""
+        record, spec = self._wanted(work, choice)
         try:
             with self._reserved(work, record):
                 return self._claim_as_judged(work, choice, spec)
         except errors.MoorageError as error:
-            gone = isinstance(error, errors.NotFound) and error.details.get("provider") == node.uuid
-            full = isinstance(error, errors.CapacityExceeded | errors.ConstraintViolated)
-            if not (gone or full):
-                raise
-            if gone:
-                self._freshness.mark_outdated()
-            if "state" in error.details:
-                self._freshness.mark_states_outdated()
-            work.decision.refusals.append({"node": node.name, **error.details})
+            self._note_refusal(work, choice, error)
             return None
+
+    def _note_refusal(self, work: _Work, choice: _Choice, error: BaseException) -> None:
+        """Note why a node refused the request, and what is outdated by that; raises an error that is no refusal of the node."""
+        node, fleet = choice.node, choice.fleet
+        gone = isinstance(error, errors.NotFound) and error.details.get("provider") == node.uuid
+        full = isinstance(error, errors.CapacityExceeded | errors.ConstraintViolated)
+        if not isinstance(error, errors.MoorageError) or not (gone or full):
+            raise error
+        if gone:
+            self._freshness.mark_outdated()
+        if "state" in error.details:
+            self._freshness.mark_states_outdated()
+        work.decision.refusals.append({"node": node.name, **error.details})
+        if fleet.nested[choice.row] and node.uuid not in work.outdated:
+            # Its providers may have changed since they were read: it may be tried once more.
+            work.outdated.add(node.uuid)
+            self._freshness.mark_providers_outdated()
+        else:
+            work.refused.add(node.uuid)
 
     @contextlib.contextmanager
     def _reserved(self, work: _Work, record: InstanceRecord) -> Iterator[None]:
@@ -597,3 +677,11 @@ class Scheduler:
 def _is_unknown(error: BaseException) -> bool:
     """Whether a claim failed at its commit, which may have been done."""
     return isinstance(error, errors.StoreUnavailable) and error.details.get("outcome") == "unknown"
+
+
+def _outcome(place: Callable[..., Selection], *arguments: Any) -> Selection | Exception:
+    """What it returns or raises."""
+    try:
+        return place(*arguments)
+    except Exception as error:  # noqa: BLE001  (it is raised where all are told)
+        return error

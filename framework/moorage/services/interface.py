@@ -13,6 +13,7 @@ __all__ = [
     "NEVER_ASSUMED",
     "TAKES_TOLD_BUILDS",
     "TAKES_TOLD_DELETIONS",
+    "TAKES_TOLD_SETS",
     "POWER_CONTROL",
     "RUNS_COMMANDS",
     "SELF_FENCE_MARGIN",
@@ -33,10 +34,14 @@ SELF_FENCE_MARGIN = 0.1
 MIGRATES = "compute.migrate"
 #: The power of an agent to which the message of a build brings the instance and the token.
 TAKES_TOLD_BUILDS = "compute.told_builds"
+#: The power of an agent to which one message of builds brings several.
+TAKES_TOLD_SETS = "compute.told_sets"
 #: The power of an agent to which the message of a deletion brings the token.
 TAKES_TOLD_DELETIONS = "compute.told_deletions"
 #: Powers that no agent of a version without powers has. Such an agent lacks these, and may have the others.
-NEVER_ASSUMED = frozenset({POWER_CONTROL, GETS_HOLDS, MIGRATES, TAKES_TOLD_BUILDS, TAKES_TOLD_DELETIONS})
+NEVER_ASSUMED = frozenset(
+    {POWER_CONTROL, GETS_HOLDS, MIGRATES, TAKES_TOLD_BUILDS, TAKES_TOLD_SETS, TAKES_TOLD_DELETIONS}
+)
 
 
 @dataclass(frozen=True, slots=True)

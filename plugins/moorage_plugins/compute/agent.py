@@ -49,7 +49,7 @@ from moorage.instances.interface import (
 )
 from moorage.instances.moves import ACTIVATE, TRANSFER, acting_host, kept_source, may_commit
 from moorage.rpc.server import rpc_method
-from moorage.services.interface import GETS_HOLDS, TAKES_TOLD_BUILDS, TAKES_TOLD_DELETIONS
+from moorage.services.interface import GETS_HOLDS, TAKES_TOLD_BUILDS, TAKES_TOLD_DELETIONS, TAKES_TOLD_SETS
 from moorage.work.interface import ANY_SCHEDULER, Lease
 from moorage.work.job import Job, Work
 from moorage_plugins.compute.actual_state import RESTARTS, ActualStates
@@ -94,7 +94,7 @@ class ComputeAgent(LoopService):
         """What the configured driver can do, and the powers that every compute agent of this version has."""
         driver = COMPUTE_DRIVERS.load(conf.compute.driver).plugin
         # The first one is no power. Without it, an agent whose driver has none would look like one of an earlier version.
-        own = ["compute.powers", GETS_HOLDS, TAKES_TOLD_BUILDS, TAKES_TOLD_DELETIONS]
+        own = ["compute.powers", GETS_HOLDS, TAKES_TOLD_BUILDS, TAKES_TOLD_SETS, TAKES_TOLD_DELETIONS]
         return [*own, *(f"compute.{power}" for power, can in _POWERS.items() if can(driver))]
 
     def __init__(self, tools: AgentTools) -> None:
@@ -196,11 +196,20 @@ class ComputeAgent(LoopService):
             self.loop.in_order(self._tell)
 
     @rpc_method
-    def build_instance(self, instance_uuid: str, token: int = 0, instance: Mapping[str, Any] | None = None) -> None:
-        """Builds an instance.
+    def build_instance(
+        self,
+        instance_uuid: str,
+        token: int = 0,
+        instance: Mapping[str, Any] | None = None,
+        others: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
+        """Builds an instance, or several.
 
         :param token: of the operation, if it is the first one of the instance; ``instance``: as it was written with the operation.
+        :param others: of more instances, each with these three arguments.
         """
+        for each in others:
+            self.build_instance(each["instance_uuid"], each["token"], each["instance"])
         if token and instance is not None:
             self._work.told(instance_uuid, token, instance)
         self.loop.ask(TYPE, instance_uuid)

@@ -137,6 +137,18 @@ class Combiner:
             raise member.error or AssertionError("a claim that was not decided")
         return member.outcome
 
+    def claim_many(self, members: Sequence[Member]) -> list[ClaimOutcome | BaseException]:
+        """Make claims of different consumers that came together; of each the outcome, or what :meth:`claim` would raise.
+
+        They share transactions with each other and with nobody else.
+        """
+        for first in range(0, len(members), self._largest):
+            self._make(members[first : first + self._largest])
+        for each in members:
+            if each.alone:
+                self._make([each])
+        return [each.outcome or each.error or AssertionError("a claim that was not decided") for each in members]
+
     def _wait(self, member: Member) -> None:
         """Wait until another thread has made the claim, or until this thread has to lead or to make the claim alone."""
         if member.woken.wait(self._patience) or self._withdraw(member):

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import sqlalchemy as sa
+from oslo_context import context as oslo_context
 from oslo_log import log as logging
 from typing_extensions import override
 
@@ -31,7 +32,7 @@ from moorage.clock import Clock
 from moorage.db import Database, Duplicate
 from moorage_plugins.stores import statements
 from moorage_plugins.stores.checks import as_change, check_changes, check_providers, check_request
-from moorage_plugins.stores.combiner import Combiner, is_combinable
+from moorage_plugins.stores.combiner import Combiner, Member, is_combinable
 from moorage_plugins.stores.providers import DeletedMeanwhile, ensure
 from moorage_plugins.stores.sql_candidates import SqlCandidates
 from moorage_plugins.stores.sql_catalogue import SqlCatalogue
@@ -153,6 +154,26 @@ class SqlStore(SqlCatalogue, SqlNames, SqlAllocationLedger, SqlPools, SqlTrees, 
         if self._combiner is not None and is_combinable(change, companion):
             return self._combiner.claim(change, companion)
         return self._persistently([change], (), companion)[0]
+
+    @override
+    def claim_many(self, claims: Sequence[tuple[ClaimRequest, Companion | None]]) -> list[ClaimOutcome | BaseException]:
+        changes = [(as_change(request), companion) for request, companion in claims]
+        if (
+            self._combiner is None
+            or len({change.consumer for change, _ in changes}) < len(changes)
+            or not all(is_combinable(change, companion) for change, companion in changes)
+        ):
+            return super().claim_many(claims)
+        try:
+            for request, _ in claims:
+                check_request(request)
+        except errors.InvalidInput:
+            # Alone, each learns what is wrong with it.
+            return super().claim_many(claims)
+        contexts = [request.context or oslo_context.get_current() for request, _ in claims]
+        return self._combiner.claim_many(
+            [Member(*change, context) for change, context in zip(changes, contexts, strict=True)]
+        )
 
     @override
     def release(self, consumer: str, transaction: Any | None = None, *, residents: Sequence[str] = ()) -> bool:

@@ -35,10 +35,9 @@ class RequestTests(unittest.TestCase):
     def many(self, count: int, vcpus: int = 1, **more: Any) -> list[str]:
         request = self.plane.request(vcpus, **more)
         uuids = [str(uuid_module.uuid4()) for _ in range(count)]
-        made: list[str] = self.plane.ask(
-            "create_instances", {"request": request, "uuids": uuids, "request_id": uuids[0]}
-        )
-        return made
+        made = self.plane.ask("create_instances", {"request": request, "uuids": uuids, "request_id": uuids[0]})
+        self.assertEqual([(each["uuid"], each["status"]) for each in made], [(uuid, "building") for uuid in uuids])
+        return uuids
 
     def hosts(self, uuids: list[str]) -> list[str]:
         return sorted(self.plane.instances.get(uuid).host for uuid in uuids)
@@ -119,7 +118,7 @@ class RequestTests(unittest.TestCase):
         plane.wait_agreement()
         for name in ("scheduler-1", "scheduler-2"):
             self.assertEqual(plane.ask("create_instance", single, scheduler=name)["node"], first["node"])
-            self.assertEqual(plane.ask("create_instances", many, scheduler=name), uuids)
+            self.assertEqual(plane.ask("create_instances", many, scheduler=name), [{}, {}])
         with self.assertRaises(errors.NoValidHost):
             plane.create()
         self.assertEqual(len(plane.instances.list()), 3)
@@ -150,7 +149,7 @@ class RequestTests(unittest.TestCase):
             for name in ("scheduler-1", "scheduler-2"):
                 answer = plane.ask("create_instance", single, scheduler=name)
                 self.assertEqual((answer["uuid"], answer["host"], answer["instance"]), (failing["uuid"], "", {}))
-                self.assertEqual(plane.ask("create_instances", many, scheduler=name), uuids)
+                self.assertEqual(plane.ask("create_instances", many, scheduler=name), [{}, {}])
                 self.assertEqual(plane.view(name).keys(), plane.records().keys())
                 self.assertEqual(
                     plane.ask("decision", {"request_id": failing["uuid"]}, scheduler=name)["outcome"], "exists"

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
+from oslo_context import context as oslo_context
 from oslo_context.context import RequestContext
 
 from moorage import errors
@@ -153,6 +154,7 @@ class ClaimRequest:
     :param residents: nodes whose instances this claim changes, and the version that each must have
         (:meth:`AllocationStore.residents`; None: any). A node stands here also when everything is taken from pools.
     :param enforce_quota: a limit of the project refuses the claim. Otherwise the limits count the claim and do not refuse it.
+    :param context: the request that the event of the claim names; None: the current one.
     """
 
     consumer: str
@@ -164,6 +166,7 @@ class ClaimRequest:
     lifetime: float | None = None
     residents: Mapping[str, int | None] = field(default_factory=dict)
     enforce_quota: bool = True
+    context: RequestContext | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +260,20 @@ class AllocationStore(abc.ABC):
         :raises Conflict: the consumer holds a claim of another request.
         :raises InvalidInput: an amount that is no positive whole number, no provider, no class.
         """
+
+    def claim_many(self, claims: Sequence[tuple[ClaimRequest, Companion | None]]) -> list[ClaimOutcome | BaseException]:
+        """Take the room for several new consumers; of each the outcome, or what :meth:`claim` would have raised.
+
+        A claim that is refused undoes no other one. A store overrides this method to make the claims in few transactions.
+        """
+        outcomes: list[ClaimOutcome | BaseException] = []
+        for request, companion in claims:
+            try:
+                with acting_for(request.context or oslo_context.get_current()):
+                    outcomes.append(self.claim(request, companion))
+            except Exception as error:  # noqa: BLE001  (given to the caller)
+                outcomes.append(error)
+        return outcomes
 
     @abc.abstractmethod
     def release(self, consumer: str, transaction: Any | None = None, *, residents: Sequence[str] = ()) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from typing_extensions import override
@@ -143,6 +144,9 @@ class Cleaning(Placement):
                 return f"{name} believes {seen}, the store has {stored}"
         return ""
 
+    def _seen_stopped(self, host: str) -> Sequence[str]:
+        return ["unknown"] if host in self.dead else ["stopped", "paused"]
+
     @override
     def check(self) -> None:
         if self.calm:
@@ -153,8 +157,8 @@ class Cleaning(Placement):
             " WHERE status NOT IN ('active', 'error', 'shelved_offloaded')"
         )
         # What a dead host may run, since its last operation was a step of a move or an unshelving, and what an agent that came
-        # back has seen stopped there.
-        documented = [("stopped", host, "unknown" if host in self.dead else "stopped") for host in HOSTS]
+        # back has seen there: stopped, or paused where the host died before it let the copy of a live migration go on.
+        documented = [("stopped", host, seen) for host in HOSTS for seen in self._seen_stopped(host)]
         statuses = [tuple(row) for row in rest if tuple(row)[1:] not in documented]
         self.require(not statuses, f"instances did not reach a documented end state: {statuses}")
         open_requests = self.rows("SELECT service, epoch FROM cleanup_requests WHERE done_at IS NULL")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from oslo_context import context as oslo_context
@@ -141,7 +141,7 @@ class StoreClaimer:
 
     def claim(self, spec: RequestSpec, node_uuid: str, host: str, request_id: str) -> ClaimResult:
         """Take the room and record what is to be done there, all in one transaction."""
-        wanted = WantedClaim(spec, node_uuid, host, request_id, oslo_context.get_current())
+        wanted = WantedClaim(spec, node_uuid, host, request_id)
         tries: list[_Creation] = []
 
         def take(resources: Holds) -> ClaimOutcome:
@@ -195,12 +195,11 @@ class StoreClaimer:
             project=spec.project_id,
             user=spec.user_id,
             residents={node_uuid: spec.residents},
-            context=wanted.context,
         )
         pending = {**self._pending(spec, wanted.request_id), **pending_holds(spec, resources)}
         node = self.node_names.node_name(node_uuid)
         instance = new_instance(spec, wanted.host, node, node_uuid, pending=pending)
-        return request, _Creation(self, spec, instance, wanted.context)
+        return request, _Creation(self, spec, instance)
 
     def _result(self, outcome: ClaimOutcome, made: _Creation, holds: Holds | None) -> ClaimResult:
         if outcome.repeated:
@@ -277,7 +276,7 @@ class _Creation(BatchCompanion):
     claimer: StoreClaimer
     spec: RequestSpec
     instance: Instance
-    context: oslo_context.RequestContext | None
+    context: oslo_context.RequestContext | None = field(default_factory=oslo_context.get_current)
     token: int = 0
 
     @override

@@ -11,7 +11,6 @@ from typing import Any, ClassVar, Final, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
-from oslo_context.context import RequestContext
 
 from moorage.extensions import ExtensionPoint
 from moorage.inventory import InventoryItem
@@ -267,16 +266,12 @@ class Claimer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WantedClaim:
-    """A claim of :meth:`SetClaimer.claim_many`; the arguments of :meth:`Claimer.claim`.
-
-    :param context: of the request that wants it; None: the current one.
-    """
+    """A claim of :meth:`SetClaimer.claim_many`; the arguments of :meth:`Claimer.claim`."""
 
     spec: RequestSpec
     node_uuid: str
     host: str
     request_id: str
-    context: RequestContext | None = None
 
 
 @runtime_checkable

@@ -63,11 +63,11 @@ class Ranker:
         self._spread: tuple[Pipeline | None, Snapshot | None, bool] = None, None, False
 
     def rank(
-        self, policy: SchedulingPolicy, spec: RequestSpec, number: int, refused: Collection[str]
+        self, policy: SchedulingPolicy, spec: RequestSpec, number: int | None, refused: Collection[str]
     ) -> tuple[Snapshot, Ranking]:
         """Rank without the nodes that refused this request. With no candidate, read the fleet again and rank again.
 
-        :param number: of the request; it rises from request to request.
+        :param number: of the request; it rises from request to request. None: the claims of other requests are not awaited.
         :raises PluginFailed: a plugin raised.
         """
         self._freshness.before_ranking()
@@ -82,7 +82,7 @@ class Ranker:
             newer = self._view.snapshot()
             if newer is not fleet:
                 fleet, ranking = newer, self.run(policy, spec, newer, refused)
-        if len(ranking.rows):
+        if len(ranking.rows) or number is None:
             return fleet, ranking
         return self._rank_beside_reservations(policy, spec, number, refused, fleet, ranking)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import contextlib
 import zlib
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from moorage import threads
 from moorage.scheduling.interface import InstanceRecord
@@ -19,10 +19,10 @@ _LOCKS = 256
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reservation:
-    """What a request has reserved. ``ended``: set when its claim holds or was refused."""
+    """What a request has reserved. ``ended``: set when its claim, and those made with it, hold or were refused."""
 
     record: InstanceRecord
-    ended: threads.Event = field(default_factory=threads.event)
+    ended: threads.Event
 
 
 class Reservations:
@@ -34,17 +34,26 @@ class Reservations:
         self._turns = [threads.lock() for _ in range(_LOCKS)]
 
     @contextlib.contextmanager
-    def holding(self, number: int, record: InstanceRecord) -> Iterator[None]:
-        """Keep what a request has reserved, until its claim has ended."""
-        mine = Reservation(record)
-        with self._lock:
-            self._held[number] = mine
+    def holding(self) -> Iterator[Callable[[int, InstanceRecord], None]]:
+        """Keep what requests have reserved, until their claims have ended.
+
+        :returns: keeps a reservation; called with the number of the request, and what it has reserved.
+        """
+        mine: list[int] = []
+        ended = threads.event()
+
+        def hold(number: int, record: InstanceRecord) -> None:
+            mine.append(number)
+            with self._lock:
+                self._held[number] = Reservation(record, ended)
+
         try:
-            yield
+            yield hold
         finally:
             with self._lock:
-                del self._held[number]
-            mine.ended.set()
+                for number in mine:
+                    del self._held[number]
+            ended.set()
 
     def instances(self) -> set[str]:
         """The uuids of what is reserved."""

@@ -9,8 +9,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from oslo_context import context as oslo_context
-from oslo_context.context import RequestContext
 from oslo_log import log as logging
 
 from moorage import errors, randomness
@@ -85,8 +83,6 @@ class _Work:
     key: str
     #: Rises from request to request; an earlier request does not give way to a reservation of a later one.
     number: int
-    #: The request, for those who act for several.
-    context: RequestContext | None = field(default_factory=oslo_context.get_current)
     #: Nodes that have refused it and are not tried again; those that may be, because their providers may have changed.
     refused: set[str] = field(default_factory=set)
     outdated: set[str] = field(default_factory=set)
@@ -191,6 +187,7 @@ class Scheduler:
     ) -> None:
         self.view = view
         self._claimer = claimer
+        self._set_claimer = claimer if isinstance(claimer, SetClaimer) else None
         self._policy = policy
         self._random = random
         self._reserver = reserver or _Held(view)
@@ -316,17 +313,22 @@ class Scheduler:
         ]
         placed: dict[str, Selection | Exception] = {}
         try:
-            while len(placed) < len(works):
-                left = works[len(placed) :]
-                found = self._place_set(left) or [_outcome(self._place, left[0])]
-                placed |= dict(zip(uuids[len(placed) :], found, strict=False))
-                for each in found:
-                    if isinstance(each, Exception):
-                        raise each
+            found = self._place_set(works)
+            placed |= {uuid: each for uuid, each in zip(uuids, found, strict=True) if each is not None}
+            for each in found:
+                if isinstance(each, Exception):
+                    raise each
+            for uuid, work in zip(uuids, works, strict=True):
+                if uuid not in placed:
+                    try:
+                        placed[uuid] = self._place(work)
+                    except Exception as error:
+                        placed[uuid] = error
+                        raise
         except BaseException as error:
             self._undo(placed, error)
             raise
-        return [each for each in placed.values() if isinstance(each, Selection)]
+        return [each for uuid in uuids if isinstance(each := placed[uuid], Selection)]
 
     def _undo(self, placed: Mapping[str, Selection | Exception], error: BaseException) -> None:
         """Give back what was placed of several instances alike, and say in the error what came of that.
@@ -367,9 +369,13 @@ class Scheduler:
         node = fleet.nodes[int(ranking.rows[0])]
         work.decision.outcome, work.decision.host, work.decision.node = "stays", node.host, node.name
 
-    def _rank(self, work: _Work) -> tuple[Snapshot, Ranking, list[int]]:
-        """Rank the fleet, without the nodes that have refused the request; the rows to try, best first."""
-        fleet, ranking = self._ranker.rank(work.policy, work.spec, work.number, work.refused)
+    def _rank(self, work: _Work, *, awaits: bool = True) -> tuple[Snapshot, Ranking, list[int]]:
+        """Rank the fleet, without the nodes that have refused the request; the rows to try, best first.
+
+        :param awaits: whether the claims of earlier requests are awaited that stand in the way.
+        """
+        number = work.number if awaits else None
+        fleet, ranking = self._ranker.rank(work.policy, work.spec, number, work.refused)
         decision = work.decision
         decision.considered, decision.passed = ranking.considered, ranking.passed
         decision.removed, decision.skipped = ranking.removed, ranking.skipped
@@ -395,41 +401,41 @@ class Scheduler:
             if not candidates or len(decision.refusals) >= policy.max_attempts * _ROUNDS:
                 return self._earlier(fleet, ranking, work)
 
-    def _place_set(self, works: Sequence[_Work]) -> list[Selection | Exception]:
-        """Place several, each on top of the ones before, whose claims share transactions; of each the selection or the error.
+    def _place_set(self, works: Sequence[_Work]) -> list[Selection | Exception | None]:
+        """Place several alike, each on top of the ones before; their claims share transactions.
 
-        It ends before the first one that has to be placed by itself: the instances of nodes must be judged again for its claim, or
-        there is no node for it. The claims that are refused are made again one by one.
+        :returns: of each the selection, the error, or None: it has to be placed by itself. Either its claim was refused; or for it or
+            one before, the instances of a node must be judged again for the claim, or no node was found without a wait.
         """
-        if not isinstance(self._claimer, SetClaimer):
-            return []
+        outcomes: list[Selection | Exception | None] = [None] * len(works)
+        if self._set_claimer is None or len(works) < 2:
+            return outcomes
         chosen: list[tuple[_Work, _Choice, InstanceRecord]] = []
         wanted: list[WantedClaim] = []
-        with contextlib.ExitStack() as reserved:
+        with self._reserving() as reserve:
             for work in works:
-                fleet, ranking, candidates = self._rank(work)
+                # It must not await the claims before it, which are made with it.
+                fleet, ranking, candidates = self._rank(work, awaits=False)
                 if not candidates or (ranking.promising and self._residents is not None):
                     break
                 choice = self._choice(work, fleet, ranking, candidates)
                 record, spec = self._wanted(work, choice)
-                reserved.enter_context(self._reserved(work, record))
+                reserve(work, record)
                 chosen.append((work, choice, record))
-                wanted.append(WantedClaim(spec, choice.node.uuid, choice.node.host, work.key, work.context))
-            results = self._claimer.claim_many(wanted) if wanted else []
+                wanted.append(WantedClaim(spec, choice.node.uuid, choice.node.host, work.key))
+            results = self._set_claimer.claim_many(wanted)
             for (_, _, record), result in zip(chosen, results, strict=True):
                 if isinstance(result, BaseException):
                     self._reserver.unreserve(record)
-        return [
-            _outcome(self._settled, work, choice, result)
-            for (work, choice, _), result in zip(chosen, results, strict=True)
-        ]
-
-    def _settled(self, work: _Work, choice: _Choice, result: ClaimResult | BaseException) -> Selection:
-        """The selection of a claim that was made with others; it is made again elsewhere if it was refused."""
-        if isinstance(result, ClaimResult):
-            return self._selected(work, choice, result)
-        self._note_refusal(work, choice, result)
-        return self._place(work)
+        for place, ((work, choice, _), result) in enumerate(zip(chosen, results, strict=True)):
+            try:
+                if isinstance(result, ClaimResult):
+                    outcomes[place] = self._selected(work, choice, result)
+                else:
+                    self._note_refusal(work, choice, result)
+            except Exception as error:  # noqa: BLE001  (it is raised when all are known)
+                outcomes[place] = error
+        return outcomes
 
     def _choice(self, work: _Work, fleet: Snapshot, ranking: Ranking, rows: Sequence[int]) -> _Choice:
         """The best of the rows."""
@@ -486,7 +492,8 @@ class Scheduler:
         """Claim a node; None when that is refused. Other requests see it as taken meanwhile."""
         record, spec = self._wanted(work, choice)
         try:
-            with self._reserved(work, record):
+            with self._reserving() as reserve:
+                reserve(work, record)
                 return self._claim_as_judged(work, choice, spec)
         except errors.MoorageError as error:
             self._note_refusal(work, choice, error)
@@ -512,17 +519,28 @@ class Scheduler:
             work.refused.add(node.uuid)
 
     @contextlib.contextmanager
-    def _reserved(self, work: _Work, record: InstanceRecord) -> Iterator[None]:
-        """Show other requests what is being claimed; a new instance stays in the view when its claim holds."""
-        with self._reservations.holding(work.number, record):
-            self._reserver.reserve(record)
+    def _reserving(self) -> Iterator[Callable[[_Work, InstanceRecord], None]]:
+        """Show other requests what is being claimed; a new instance stays in the view when its claim holds.
+
+        :returns: shows it; called with the request, and the instance as it is going to be.
+        """
+        shown: list[tuple[_Work, InstanceRecord]] = []
+        with self._reservations.holding() as hold:
+
+            def reserve(work: _Work, record: InstanceRecord) -> None:
+                hold(work.number, record)
+                shown.append((work, record))
+                self._reserver.reserve(record)
+
             try:
-                yield
+                yield reserve
             except BaseException:
-                self._reserver.unreserve(record)
+                for _, record in shown:
+                    self._reserver.unreserve(record)
                 raise
-            if work.held is not None:
-                self._reserver.unreserve(record)
+            for work, record in shown:
+                if work.held is not None:
+                    self._reserver.unreserve(record)
 
     def _claim_as_judged(self, work: _Work, choice: _Choice, spec: RequestSpec) -> ClaimResult:
         """Claim a node while its instances are those that the filters judge.
@@ -677,11 +695,3 @@ class Scheduler:
 def _is_unknown(error: BaseException) -> bool:
     """Whether a claim failed at its commit, which may have been done."""
     return isinstance(error, errors.StoreUnavailable) and error.details.get("outcome") == "unknown"
-
-
-def _outcome(place: Callable[..., Selection], *arguments: Any) -> Selection | Exception:
-    """What it returns or raises."""
-    try:
-        return place(*arguments)
-    except Exception as error:  # noqa: BLE001  (it is raised where all are told)
-        return error

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import sqlalchemy as sa
-from oslo_context import context as oslo_context
 from oslo_log import log as logging
 from typing_extensions import override
 
@@ -170,10 +169,7 @@ class SqlStore(SqlCatalogue, SqlNames, SqlAllocationLedger, SqlPools, SqlTrees, 
         except errors.InvalidInput:
             # Alone, each learns what is wrong with it.
             return super().claim_many(claims)
-        contexts = [request.context or oslo_context.get_current() for request, _ in claims]
-        return self._combiner.claim_many(
-            [Member(*change, context) for change, context in zip(changes, contexts, strict=True)]
-        )
+        return self._combiner.claim_many([Member(*change) for change in changes])
 
     @override
     def release(self, consumer: str, transaction: Any | None = None, *, residents: Sequence[str] = ()) -> bool:

@@ -33,7 +33,7 @@ from moorage.instances.availability import Availability
 from moorage.instances.create import AgentMessages, Deleter, cast_to_agent
 from moorage.rpc.client import RpcSender
 from moorage.rpc.interface import API_VERSION, Handler, Message, Subscription, Transport
-from moorage.scheduling.interface import InstanceRecord
+from moorage.scheduling.interface import InstanceRecord, WantedClaim
 from moorage.services.heartbeat import Heartbeat
 from moorage.services.registry import ServiceRegistry
 from moorage.testing.database import empty_tables
@@ -122,6 +122,24 @@ class CountingTransport(Transport):
     @override
     def close(self) -> None:
         self.real.close()
+
+
+class OneByOne:
+    """A claimer whose subclass says how one claim goes; those of a set go so, too."""
+
+    def claim(self, *arguments: Any) -> Any:
+        """One claim."""
+        raise NotImplementedError
+
+    def claim_many(self, wanted: Sequence[WantedClaim]) -> list[Any]:
+        """One by one."""
+        found: list[Any] = []
+        for each in wanted:
+            try:
+                found.append(self.claim(each.spec, each.node_uuid, each.host, each.request_id))
+            except Exception as error:
+                found.append(error)
+        return found
 
 
 def carry_at_once(send: Callable[[], None]) -> None:

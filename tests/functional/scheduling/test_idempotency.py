@@ -26,7 +26,7 @@ from moorage.db import MICROSECONDS, now
 from moorage.instances.interface import DEPARTURE
 from tests import servers
 from tests.commands import in_process
-from tests.functional.scheduling.plane import SOON, Plane
+from tests.functional.scheduling.plane import SOON, OneByOne, Plane
 from tests.servers import wait_until
 
 FLAVOR = {"flavorid": "small", "resources": {"VCPU": 2}}
@@ -188,7 +188,7 @@ class IdempotencyTests(_LivePlane):
         """Of two instances alike the second claim fails: ``before`` it was made, or ``after``."""
         claims = itertools.count(1)
 
-        class SecondClaimFails:
+        class SecondClaimFails(OneByOne):
             def __init__(self, real: Any) -> None:
                 self.real = real
 
@@ -204,18 +204,9 @@ class IdempotencyTests(_LivePlane):
                     raise after
                 return made
 
-            def claim_many(self, wanted: Any) -> list[Any]:
-                found: list[Any] = []
-                for each in wanted:
-                    try:
-                        found.append(self.claim(each.spec, each.node_uuid, each.host, each.request_id))
-                    except errors.MoorageError as error:
-                        found.append(error)
-                return found
-
         for name in ("scheduler-1", "scheduler-2"):
             scheduler = self.plane.roles[name]._scheduler
-            scheduler._claimer = SecondClaimFails(scheduler._claimer)
+            scheduler._claimer = scheduler._set_claimer = SecondClaimFails(scheduler._claimer)
         body = {"flavor": FLAVOR, "count": 2}
         self.assertEqual((503, []), (self.ask("POST", "/instances", body, "many").status_code, self.instances()))
         made = self.ask("POST", "/instances", body, "many")

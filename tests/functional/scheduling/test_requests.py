@@ -18,7 +18,7 @@ from moorage.control_plane.scheduler_role import SchedulerRole
 from moorage.fleet.interface import uuid_of_name
 from moorage.fleet.nodes import NodeStore
 from moorage.instances.in_place import InPlace
-from tests.functional.scheduling.plane import SOON, Plane
+from tests.functional.scheduling.plane import SOON, OneByOne, Plane
 from tests.servers import wait_until
 
 
@@ -235,7 +235,7 @@ class RequestTests(unittest.TestCase):
         scheduler = self.plane.roles["scheduler-1"]._scheduler
         real = scheduler._claimer
 
-        class Wrong:
+        class Wrong(OneByOne):
             claims = releases = 0
 
             def claim(self, *arguments: Any) -> Any:
@@ -255,7 +255,12 @@ class RequestTests(unittest.TestCase):
 
         uuids = [str(uuid_module.uuid4()) for _ in range(5)]
         args = {"request": self.plane.request(1), "uuids": uuids, "request_id": uuids[0]}
-        with mock.patch.object(scheduler, "_claimer", Wrong()), self.assertRaises(errors.MoorageError):
+        wrong = Wrong()
+        with (
+            mock.patch.object(scheduler, "_claimer", wrong),
+            mock.patch.object(scheduler, "_set_claimer", wrong),
+            self.assertRaises(errors.MoorageError),
+        ):
             self.plane.client.sender.call("scheduler", "create_instances", args, server="scheduler-1")
         self.assertEqual((list(self.plane.store.allocations()), self.plane.instances.list()), ([], []))
         self.plane.wait_agreement()

@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import random
 import threading
 import unittest
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from hypothesis import given
@@ -287,18 +288,24 @@ class PromiseTests(unittest.TestCase):
         placed = [name for name, found in results.items() if found == "u0"]
         self.assertEqual(1, len(placed), results)
 
+    @contextlib.contextmanager
+    def held(self, scheduler: Scheduler, number: int, record: InstanceRecord) -> Iterator[None]:
+        with scheduler._reservations.holding() as hold:
+            hold(number, record)
+            yield
+
     def test_a_reservation_of_a_later_request_does_not_count(self) -> None:
         scheduler = self.scheduler(1, TypeAffinityFilter(conf=None))
         other = record_of("later", 0, "large")
         self.tracker.reserve(other)
-        with scheduler._reservations.holding(1_000_000, other):
+        with self.held(scheduler, 1_000_000, other):
             self.assertEqual("u0", self.place(scheduler, "a"))
 
     def test_an_earlier_request_that_fails_is_awaited(self) -> None:
         scheduler = self.scheduler(1, TypeAffinityFilter(conf=None))
         other = record_of("earlier", 0, "large")
         self.tracker.reserve(other)
-        with scheduler._reservations.holding(-1, other):
+        with self.held(scheduler, -1, other):
             placed: list[str] = []
             thread = threading.Thread(target=lambda: placed.append(self.place(scheduler, "a")))
             thread.start()
@@ -314,7 +321,7 @@ class PromiseTests(unittest.TestCase):
         other = record_of("earlier", 0, "large")
         self.tracker.reserve(other)
         began = SystemClock().monotonic()
-        with scheduler._reservations.holding(-1, other), self.assertRaises(errors.NoValidHost):
+        with self.held(scheduler, -1, other), self.assertRaises(errors.NoValidHost):
             self.place(scheduler, "a")
         self.assertLess(SystemClock().monotonic() - began, 1.0)
 

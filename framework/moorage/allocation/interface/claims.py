@@ -9,7 +9,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from oslo_context import context as oslo_context
 from oslo_context.context import RequestContext
 
 from moorage import errors
@@ -154,7 +153,6 @@ class ClaimRequest:
     :param residents: nodes whose instances this claim changes, and the version that each must have
         (:meth:`AllocationStore.residents`; None: any). A node stands here also when everything is taken from pools.
     :param enforce_quota: a limit of the project refuses the claim. Otherwise the limits count the claim and do not refuse it.
-    :param context: the request that the event of the claim names; None: the current one.
     """
 
     consumer: str
@@ -166,7 +164,6 @@ class ClaimRequest:
     lifetime: float | None = None
     residents: Mapping[str, int | None] = field(default_factory=dict)
     enforce_quota: bool = True
-    context: RequestContext | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,8 +266,7 @@ class AllocationStore(abc.ABC):
         outcomes: list[ClaimOutcome | BaseException] = []
         for request, companion in claims:
             try:
-                with acting_for(request.context or oslo_context.get_current()):
-                    outcomes.append(self.claim(request, companion))
+                outcomes.append(self.claim(request, companion))
             except Exception as error:  # noqa: BLE001  (given to the caller)
                 outcomes.append(error)
         return outcomes

@@ -18,6 +18,8 @@ from typing_extensions import override
 
 from moorage import errors
 from moorage.allocation.interface import (
+    AllocationChange,
+    AllocationLedger,
     AllocationStore,
     BatchCompanion,
     ClaimOutcome,
@@ -65,6 +67,8 @@ BUILD = "build"
 DELETE = "delete"
 #: Seconds for which a scheduler believes what it has read of the powers of agents.
 _POWERS_AGE = 30.0
+#: The generation of a claim that nobody has changed.
+_NEW = 1
 #: How often an instance that is being written is looked at again before its deletion is given up.
 _LOOKS = 5
 
@@ -230,6 +234,21 @@ class StoreClaimer:
             return self.instances.get(outcome.consumer).node_uuid
         return outcome.providers[0]
 
+    def confirm(self, instances: Sequence[str], request_id: str) -> None:
+        """Raise the generations of the claims, in one transaction."""
+        if not isinstance(self.store, AllocationLedger):
+            return
+        changes = []
+        for uuid in instances:
+            holding = self.store.consumer(uuid)
+            if holding is None:
+                raise errors.Conflict(f"The claim of instance {uuid} was given back meanwhile.", consumer=uuid)
+            held: dict[str, dict[str, int]] = {}
+            for item in holding.allocations:
+                held.setdefault(item.provider, {})[item.resource_class] = item.used
+            changes.append(AllocationChange(uuid, held, holding.consumer.generation, request_id=request_id))
+        self.store.replace(changes)
+
     def release(self, instance_uuid: str) -> None:
         """Take back what was claimed and recorded; an agent that has begun finds that it may not finish."""
         of_type = self.instances.resource_type
@@ -240,16 +259,21 @@ class StoreClaimer:
             )
             self.instances.remove(transaction, instance_uuid, token)
             self.workers.withdraw(transaction, of_type, instance_uuid, token)
-            self.store.release(instance_uuid, transaction, residents=nodes)
 
-        if self.database is None:
+        if self.database is None or not isinstance(self.store, AllocationLedger):
             self.store.release(instance_uuid)
             return
-        host, nodes = "", []
+        host, nodes = "", list[str]()
         with contextlib.suppress(errors.NotFound):
             instance = self.instances.get(instance_uuid)
             host, nodes = instance.host, [instance.node_uuid] if instance.node_uuid else []
-        self.database.run(undo)
+        change = AllocationChange(instance_uuid, {}, _NEW, residents=dict.fromkeys(nodes))
+        try:
+            self.store.replace([change], undo)
+        except GenerationConflict as error:
+            if error.details["present"] is not None:
+                raise
+            return
         if host and self.cast is not None:
             # It may have built it already, and told of it.
             self.cast(host, "look_at_instance", instance_uuid)

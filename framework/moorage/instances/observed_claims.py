@@ -62,3 +62,7 @@ class ObservedSetClaimer(ObservedClaimer):
         for each, result in zip(wanted, results, strict=True):
             self._tell(each, result)
         return results
+
+    def confirm(self, instances: Sequence[str], request_id: str) -> None:
+        """As the claimer does it."""
+        self.claimer.confirm(instances, request_id)

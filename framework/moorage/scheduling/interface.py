@@ -261,7 +261,10 @@ class Claimer(Protocol):
         """What an earlier try of the same request has left; asked before a request is refused. None: nothing."""
 
     def release(self, instance_uuid: str) -> None:
-        """Give the room back, and take back what was recorded with the claim; harmless when there is none."""
+        """Give the room of a new claim back, and take back what was recorded with it; harmless when there is none.
+
+        :raises Conflict: the claim was confirmed (:meth:`SetClaimer.confirm`) or changed since.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,6 +283,12 @@ class SetClaimer(Claimer, Protocol):
 
     def claim_many(self, wanted: Sequence[WantedClaim]) -> list[ClaimResult | BaseException]:
         """Claim for several instances; of each the result, or what :meth:`claim` would have raised. No claim undoes another."""
+
+    def confirm(self, instances: Sequence[str], request_id: str) -> None:
+        """Have claims stay that earlier tries of a request have made: :meth:`release` gives none of them back from here on.
+
+        :raises Conflict: a claim is gone or was changed; none is confirmed.
+        """
 
 
 @dataclass(frozen=True, slots=True)

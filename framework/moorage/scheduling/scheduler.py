@@ -325,10 +325,31 @@ class Scheduler:
                     except Exception as error:
                         placed[uuid] = error
                         raise
+            done = [each for uuid in uuids if isinstance(each := placed[uuid], Selection)]
+            self._confirm_repeated(done, request_id)
         except BaseException as error:
             self._undo(placed, error)
             raise
-        return [each for uuid in uuids if isinstance(each := placed[uuid], Selection)]
+        return done
+
+    def _confirm_repeated(self, done: Sequence[Selection], request_id: str) -> None:
+        """See to it that an earlier try of a request for several, which may still run, gives none of its instances back.
+
+        What this try has made is its own: no other try gives that back.
+
+        :raises Conflict: it has done so.
+        """
+        holding = [each.record.uuid for each in done if each.repeated and each.node_uuid]
+        if not holding or self._set_claimer is None:
+            return
+        try:
+            self._set_claimer.confirm(holding, request_id)
+        except errors.Conflict as error:
+            raise errors.Conflict(
+                "An earlier try of the request has given its instances back, or they were changed meanwhile; ask again with other "
+                "uuids.",
+                **error.details,
+            ) from error
 
     def _undo(self, placed: Mapping[str, Selection | Exception], error: BaseException) -> None:
         """Give back what was placed of several instances alike, and say in the error what came of that.
@@ -340,21 +361,33 @@ class Scheduler:
         uncertain = [uuid for uuid, each in placed.items() if isinstance(each, Exception) and _is_unknown(each)]
         # If any was placed before, the request is a repetition, which finds them once more.
         is_first = made and len(made) == len(done)
-        left = [uuid for uuid in (*made, *(uncertain if is_first else ())) if not self._gave_back(uuid)]
-        for uuid in made.keys() - left:
-            self._reserver.unreserve(made[uuid])
+        left, kept = list[str](), list[str]()
+        for uuid in (*made, *(uncertain if is_first else ())):
+            try:
+                if not self._gave_back(uuid):
+                    left.append(uuid)
+                elif uuid in made:
+                    self._reserver.unreserve(made[uuid])
+            except errors.Conflict:
+                LOG.info("Instance %s stays: a later try of its request has found it.", uuid)
+                kept.append(uuid)
         if left and isinstance(error, errors.MoorageError):
             error.details["left_behind"] = left
             error.message += f" Of the instances alike, {', '.join(left)} could not be given back; delete them."
-        elif is_first and isinstance(error, errors.MoorageError):
+        elif is_first and not kept and isinstance(error, errors.MoorageError):
             # Their uuids cannot be used again, so a repetition of the request needs others.
             error.details["undone"] = True
 
     def _gave_back(self, uuid: str) -> bool:
-        """Undo a placement; False (and a line in the log) when that fails."""
+        """Undo a placement; False (and a line in the log) when that fails.
+
+        :raises Conflict: another try of the request has found it.
+        """
         for last in (False, True):
             try:
                 self._claimer.release(uuid)
+            except errors.Conflict:
+                raise
             except Exception as error:
                 if last:
                     LOG.exception("Instance %s was placed for nothing and could not be given back; delete it.", uuid)
@@ -404,8 +437,8 @@ class Scheduler:
     def _place_set(self, works: Sequence[_Work]) -> list[Selection | Exception | None]:
         """Place several alike, each on top of the ones before; their claims share transactions.
 
-        :returns: of each the selection, the error, or None: it has to be placed by itself. Either its claim was refused; or for it or
-            one before, the instances of a node must be judged again for the claim, or no node was found without a wait.
+        :returns: of each the selection, the error, or None: it has to be placed by itself. That is so if its claim was refused, and
+            from the first one for which no node was found without a wait, or the instances of the node must be judged again.
         """
         outcomes: list[Selection | Exception | None] = [None] * len(works)
         if self._set_claimer is None or len(works) < 2:

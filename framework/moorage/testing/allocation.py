@@ -386,6 +386,38 @@ class AllocationStoreTests(CompanionTests, ResidentsTests):
             self.assertEqual(set(first.allocations), set(again.allocations))
         self.assertEqual({(identity, "VCPU"): 3}, held(self.store))
 
+    def test_each_claim_of_a_set_has_an_outcome_of_its_own(self) -> None:
+        identity, other = self.ensured(VCPU=3), self.ensured(VCPU=9)
+        earlier = new_uuid()
+        self.claim({identity: {"VCPU": 1}}, earlier, request_id="r")
+        wanted = {
+            "fits": ClaimRequest(new_uuid(), {identity: {"VCPU": 2}}, request_id="r"),
+            "full": ClaimRequest(new_uuid(), {identity: {"VCPU": 1}}, request_id="r"),
+            "again": ClaimRequest(earlier, {identity: {"VCPU": 1}}, request_id="r"),
+            "taken": ClaimRequest(earlier, {other: {"VCPU": 1}}, request_id="s"),
+            "elsewhere": ClaimRequest(new_uuid(), {other: {"VCPU": 9}}, request_id="r"),
+            "wrong": ClaimRequest(new_uuid(), {other: {"VCPU": 0}}, request_id="r"),
+            "nowhere": ClaimRequest(new_uuid(), {new_uuid(): {"VCPU": 1}}, request_id="r"),
+        }
+        for names in (("fits", "elsewhere", "full", "nowhere"), tuple(wanted), ()):
+            found = self.store.claim_many([(wanted[name], None) for name in names])
+            outcomes = {
+                name: ("repeated" if each.repeated else "made") if isinstance(each, ClaimOutcome) else type(each)
+                for name, each in zip(names, found, strict=True)
+            }
+            if not names:
+                self.assertEqual({}, outcomes)
+            elif len(names) == 4:
+                first = {"fits": "made", "elsewhere": "made"}
+                refused = {"full": errors.CapacityExceeded, "nowhere": errors.NotFound}
+                self.assertEqual({**first, **refused}, outcomes)
+            else:
+                self.assertTrue(issubclass(outcomes.pop("taken"), errors.Conflict))  # type: ignore[arg-type]
+                repeated = dict.fromkeys(("fits", "again", "elsewhere"), "repeated")
+                refused = {"full": errors.CapacityExceeded, "nowhere": errors.NotFound, "wrong": errors.InvalidInput}
+                self.assertEqual({**repeated, **refused}, outcomes)
+        self.assertEqual({(identity, "VCPU"): 3, (other, "VCPU"): 9}, held(self.store))
+
     def test_a_consumer_has_one_claim(self) -> None:
         identity, consumer = self.ensured(VCPU=4), new_uuid()
         self.claim({identity: {"VCPU": 1}}, consumer, request_id="r")

@@ -7,6 +7,8 @@ from typing import Any, ClassVar
 
 from typing_extensions import override
 
+from moorage import errors
+from moorage.control_plane.process import Platform
 from tests.simulation.kernel import Process, SimThread
 from tests.simulation.store import Fault
 from tests.simulation.workloads.base import open_deleter
@@ -73,5 +75,36 @@ class Creates(Placement):
             living = [each for each in mine if each.asked and not each.delete_asked]
             if living and self.random.random() < 0.4:
                 self._delete(deleter, self.random.choice(living))
+            elif self.random.random() < 0.4:
+                mine += self._create_alike(platform)
             else:
                 mine.append(self._create(platform))
+
+    def _create_alike(self, platform: Platform) -> list[_History]:
+        """Ask for several instances alike, all or none."""
+        first = self.random.getrandbits(32)
+        vcpus = self.random.choice((1, 1, 2))
+        made = [
+            _History(f"{first:08x}-{number:04}-4000-8000-000000000000", vcpus, asked=True)
+            for number in range(self.random.randint(2, 4))
+        ]
+        self.histories += made
+        uuids = [each.uuid for each in made]
+        flavor = {"flavorid": f"f{vcpus}", "resources": {"VCPU": vcpus}, "extra_specs": {"sim:delay_ms": "100"}}
+        args = {"request": {"flavor": flavor}, "uuids": uuids, "request_id": f"req-{uuids[0]}"}
+
+        def call(_uuid: str) -> None:
+            try:
+                platform.sender.call("scheduler", "create_instances", args)
+            except errors.NoValidHost as error:
+                name = "undone" if error.details.get("undone") else "refused"
+                self.facts[f"{name} alike"] = self.facts.get(f"{name} alike", 0) + 1
+                raise
+            self.facts["alike"] = self.facts.get("alike", 0) + len(made)
+            for each in made:
+                each.created = True
+
+        for _ in range(self.random.randint(1, 4)):
+            if self._attempt(made[0], "create", call):
+                break
+        return made

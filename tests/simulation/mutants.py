@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 
+from moorage.allocation.interface import Expect
 from moorage.cleanup import coordinator as supervisor
 from moorage.cleanup import orphans, requests
 from moorage.control_plane import evacuation_task
@@ -26,7 +27,9 @@ from moorage.instances.availability import Availability
 from moorage.journal import delivery, subscriptions
 from moorage.scheduling.epochs import ConfirmedEpochs
 from moorage.scheduling.fleet_refresher import FleetRefresher
+from moorage.scheduling.instance_tracker import InstanceTracker
 from moorage.scheduling.reservations import Reservations
+from moorage.scheduling.scheduler import Scheduler
 from moorage.scheduling.view_repair import UntrackedHosts
 from moorage.services import automatic_fences, registry
 from moorage.services.automatic_fences import AutomaticFences
@@ -700,6 +703,13 @@ MUTANTS: Sequence[Mutant] = (
             unguarded("WRITE", "REMOVE"),
         ),
     ),
+    Mutant(
+        "a try of a request for several confirms nothing of an earlier one",
+        _B,
+        wrap(Scheduler, "_confirm_repeated", lambda old: nothing),
+    ),
+    Mutant("what a later try has confirmed is given back", _B, put(placing, "_NEW", Expect.ANYTHING)),
+    Mutant("a refused claim of a set stays in the view", _B, wrap(InstanceTracker, "unreserve", lambda old: nothing)),
     Mutant("a doubled message begins a build twice", _B, drop(workers, "_BEGIN_RETURNING", "attempts")),
     Mutant(
         "take what a live owner has, finish without the token",

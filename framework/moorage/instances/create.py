@@ -234,8 +234,8 @@ class StoreClaimer:
             return self.instances.get(outcome.consumer).node_uuid
         return outcome.providers[0]
 
-    def confirm(self, instances: Sequence[str], request_id: str) -> None:
-        """Raise the generations of the claims, in one transaction."""
+    def confirm(self, instances: Sequence[str]) -> None:
+        """Raise the generations of the claims, in one transaction. Later tries find the instances themselves, as after a move."""
         if not isinstance(self.store, AllocationLedger):
             return
         changes = []
@@ -246,7 +246,7 @@ class StoreClaimer:
             held: dict[str, dict[str, int]] = {}
             for item in holding.allocations:
                 held.setdefault(item.provider, {})[item.resource_class] = item.used
-            changes.append(AllocationChange(uuid, held, holding.consumer.generation, request_id=request_id))
+            changes.append(AllocationChange(uuid, held, holding.consumer.generation))
         self.store.replace(changes)
 
     def release(self, instance_uuid: str) -> None:

@@ -63,6 +63,6 @@ class ObservedSetClaimer(ObservedClaimer):
             self._tell(each, result)
         return results
 
-    def confirm(self, instances: Sequence[str], request_id: str) -> None:
+    def confirm(self, instances: Sequence[str]) -> None:
         """As the claimer does it."""
-        self.claimer.confirm(instances, request_id)
+        self.claimer.confirm(instances)

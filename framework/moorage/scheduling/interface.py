@@ -284,7 +284,7 @@ class SetClaimer(Claimer, Protocol):
     def claim_many(self, wanted: Sequence[WantedClaim]) -> list[ClaimResult | BaseException]:
         """Claim for several instances; of each the result, or what :meth:`claim` would have raised. No claim undoes another."""
 
-    def confirm(self, instances: Sequence[str], request_id: str) -> None:
+    def confirm(self, instances: Sequence[str]) -> None:
         """Have claims stay that earlier tries of a request have made: :meth:`release` gives none of them back from here on.
 
         :raises Conflict: a claim is gone or was changed; none is confirmed.

@@ -326,13 +326,13 @@ class Scheduler:
                         placed[uuid] = error
                         raise
             done = [each for uuid in uuids if isinstance(each := placed[uuid], Selection)]
-            self._confirm_repeated(done, request_id)
+            self._confirm_repeated(done)
         except BaseException as error:
             self._undo(placed, error)
             raise
         return done
 
-    def _confirm_repeated(self, done: Sequence[Selection], request_id: str) -> None:
+    def _confirm_repeated(self, done: Sequence[Selection]) -> None:
         """See to it that an earlier try of a request for several, which may still run, gives none of its instances back.
 
         What this try has made is its own: no other try gives that back.
@@ -343,7 +343,7 @@ class Scheduler:
         if not holding or self._set_claimer is None:
             return
         try:
-            self._set_claimer.confirm(holding, request_id)
+            self._set_claimer.confirm(holding)
         except errors.Conflict as error:
             raise errors.Conflict(
                 "An earlier try of the request has given its instances back, or they were changed meanwhile; ask again with other "
@@ -648,6 +648,9 @@ class Scheduler:
         elif result.holds is not None:
             # The claim may have taken of other providers than were proposed first.
             self._reserver.reserve(record)
+        elif not result.repeated:
+            # Another try of the same request, which was refused, may have taken it back out of the view.
+            self._reserver.claimed(record)
         decision = work.decision
         decision.outcome, decision.host, decision.node = "placed", node.host, node.name
         if not result.repeated:

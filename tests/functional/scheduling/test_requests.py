@@ -265,6 +265,65 @@ class RequestTests(unittest.TestCase):
         self.assertEqual((list(self.plane.store.allocations()), self.plane.instances.list()), ([], []))
         self.plane.wait_agreement()
 
+    def test_what_a_later_try_has_found_is_not_given_back(self) -> None:
+        # Found by the simulation: a call that was slow gave back what its repetition had been answered with.
+        uuids = [str(uuid_module.uuid4()) for _ in range(3)]
+        args = {"request": self.plane.request(1), "uuids": uuids, "request_id": uuids[0]}
+        plane, scheduler = self.plane, self.plane.roles["scheduler-1"]._scheduler
+        real, answers = scheduler._claimer, list[Any]()
+
+        class Slow(OneByOne):
+            claims = 0
+
+            def claim(self, *arguments: Any) -> Any:
+                self.claims += 1
+                if self.claims == 3:
+                    answers.append(plane.ask("create_instances", args, scheduler="scheduler-2"))
+                    raise errors.QuotaExceeded("Nothing is left.", project="p")
+                return real.claim(*arguments)
+
+            def __getattr__(self, name: str) -> Any:
+                return getattr(real, name)
+
+        slow = Slow()
+        with (
+            mock.patch.object(scheduler, "_claimer", slow),
+            mock.patch.object(scheduler, "_set_claimer", slow),
+            self.assertRaises(errors.QuotaExceeded) as caught,
+        ):
+            plane.client.sender.call("scheduler", "create_instances", args, server="scheduler-1")
+        self.assertEqual(set(), {"undone", "left_behind"} & set(caught.exception.details), caught.exception.details)
+        self.assertEqual([{}, {}, uuids[2]], [*answers[0][:2], answers[0][2]["uuid"]])
+        for uuid in uuids:
+            plane.wait_status(uuid, "active")
+        self.assertEqual(3, len({each.consumer for each in plane.store.allocations()}))
+        plane.wait_agreement()
+
+    def test_a_try_whose_findings_were_given_back_is_refused(self) -> None:
+        uuids = [str(uuid_module.uuid4()) for _ in range(3)]
+        args = {"request": self.plane.request(1), "uuids": uuids, "request_id": uuids[0]}
+        plane, scheduler = self.plane, self.plane.roles["scheduler-1"]._scheduler
+        first = self.plane.roles["scheduler-2"]._scheduler._claimer
+        plane.ask("create_instances", {**args, "uuids": uuids[:2]}, scheduler="scheduler-2")
+        real = scheduler._set_claimer
+
+        class Late(OneByOne):
+            def claim(self, *arguments: Any) -> Any:
+                return real.claim(*arguments)
+
+            def confirm(self, *arguments: Any) -> None:
+                first.release(uuids[0])
+                real.confirm(*arguments)
+
+        with (
+            mock.patch.object(scheduler, "_set_claimer", Late()),
+            self.assertRaisesRegex(errors.Conflict, "earlier try of the request has given its instances back"),
+        ):
+            plane.client.sender.call("scheduler", "create_instances", args, server="scheduler-1")
+        # Its own one is given back; what the earlier try keeps stays.
+        self.assertEqual({uuids[1]}, {each.consumer for each in plane.store.allocations()})
+        plane.wait_agreement()
+
     def test_several_fill_the_fleet_to_the_last_place(self) -> None:
         made = self.many(12, 4)
         self.assertEqual(self.hosts(made), ["h1"] * 4 + ["h2"] * 4 + ["h3"] * 4)

@@ -271,9 +271,13 @@ class StoreClaimer:
         try:
             self.store.replace([change], undo)
         except GenerationConflict as error:
-            if error.details["present"] is not None:
-                raise
-            return
+            if error.details["present"] is None:
+                return
+            raise errors.InUse(
+                f"The claim of instance {instance_uuid} was confirmed or changed since it was made.",
+                consumer=instance_uuid,
+                holder="a later request",
+            ) from error
         if host and self.cast is not None:
             # It may have built it already, and told of it.
             self.cast(host, "look_at_instance", instance_uuid)

@@ -263,7 +263,7 @@ class Claimer(Protocol):
     def release(self, instance_uuid: str) -> None:
         """Give the room of a new claim back, and take back what was recorded with it; harmless when there is none.
 
-        :raises Conflict: the claim was confirmed (:meth:`SetClaimer.confirm`) or changed since.
+        :raises InUse: the claim was confirmed (:meth:`SetClaimer.confirm`) or changed since.
         """
 
 

@@ -368,7 +368,7 @@ class Scheduler:
                     left.append(uuid)
                 elif uuid in made:
                     self._reserver.unreserve(made[uuid])
-            except errors.Conflict:
+            except errors.InUse:
                 LOG.info("Instance %s stays: a later try of its request has found it.", uuid)
                 kept.append(uuid)
         if left and isinstance(error, errors.MoorageError):
@@ -381,12 +381,12 @@ class Scheduler:
     def _gave_back(self, uuid: str) -> bool:
         """Undo a placement; False (and a line in the log) when that fails.
 
-        :raises Conflict: another try of the request has found it.
+        :raises InUse: another try of the request has found it.
         """
         for last in (False, True):
             try:
                 self._claimer.release(uuid)
-            except errors.Conflict:
+            except errors.InUse:
                 raise
             except Exception as error:
                 if last:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, ClassVar
 
 from typing_extensions import override
@@ -104,7 +105,14 @@ class Creates(Placement):
             for each in made:
                 each.created = True
 
+        again = None
+        if self.random.random() < 0.5:
+            # A repetition at about the same time: which of the two is answered first, if at all, is left to the schedule.
+            work = functools.partial(self._attempt, made[0], "create again", call)
+            again = self.world.spawn(self.kernel.in_process(), "again", work)
         for _ in range(self.random.randint(1, 4)):
             if self._attempt(made[0], "create", call):
                 break
+        if again is not None:
+            again.join()
         return made

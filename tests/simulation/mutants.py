@@ -27,7 +27,6 @@ from moorage.instances.availability import Availability
 from moorage.journal import delivery, subscriptions
 from moorage.scheduling.epochs import ConfirmedEpochs
 from moorage.scheduling.fleet_refresher import FleetRefresher
-from moorage.scheduling.instance_tracker import InstanceTracker
 from moorage.scheduling.reservations import Reservations
 from moorage.scheduling.scheduler import Scheduler
 from moorage.scheduling.view_repair import UntrackedHosts
@@ -709,7 +708,6 @@ MUTANTS: Sequence[Mutant] = (
         wrap(Scheduler, "_confirm_repeated", lambda old: nothing),
     ),
     Mutant("what a later try has confirmed is given back", _B, put(placing, "_NEW", Expect.ANYTHING)),
-    Mutant("a refused claim of a set stays in the view", _B, wrap(InstanceTracker, "unreserve", lambda old: nothing)),
     Mutant("a doubled message begins a build twice", _B, drop(workers, "_BEGIN_RETURNING", "attempts")),
     Mutant(
         "take what a live owner has, finish without the token",

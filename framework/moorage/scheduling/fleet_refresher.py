@@ -154,7 +154,6 @@ class FleetRefresher:
         if hosts:
             self._recounted_to = hosts[-1]
             self._recount(hosts)
-            self._view.limit_foreign()
 
     def _read(self, began: float) -> None:
         """Bring the view in line with the store: by what changed, or by all nodes where the source cannot tell."""
@@ -237,7 +236,7 @@ class FleetRefresher:
         self.refresh(older_than=_STALE)
 
     def before_refusal(self, fleet: Snapshot, spec: RequestSpec) -> None:
-        """Read the fleet again before a request is refused, unless that cannot help or was done lately.
+        """Read the fleet again before a request is refused, unless that cannot help or was done lately; doubt foreign use anyway.
 
         A fleet that refuses is full, so many requests come here: they must not keep a scheduler reading all the time.
         """
@@ -249,3 +248,4 @@ class FleetRefresher:
         elif not spec.rebuild and not could_fit_when_empty(fleet, spec):
             return
         self._refresh_for_request(age, recount=True)
+        self._view.limit_foreign()

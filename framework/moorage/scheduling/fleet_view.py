@@ -247,14 +247,22 @@ class FleetView:
         self._last_foreign, self._last_rows = measured, self._row_of_node
 
     def limit_foreign(self) -> None:
-        """Count no use as foreign that the known instances explain by now; called when instances were read after the nodes."""
+        """Count no use as foreign that the known instances may explain by now.
+
+        A reading may have had an instance before the message about it came. If it is another one that the reading did not have, the
+        view now offers room that is taken: so this is for the moment before a refusal, where the store decides in the end.
+        """
+        if not self._tracked:
+            return
         with self._lock:
             self._fold()
-            self._foreign = {
-                name: frozen_array(np.minimum(foreign, np.maximum(self._stored[name] - self._used[name], 0.0)))
+            limited = {
+                name: np.minimum(foreign, np.maximum(self._stored[name] - self._used[name], 0.0))
                 for name, foreign in self._foreign.items()
             }
-            self._snapshot = self._bare = None
+            if any((limited[name] < foreign).any() for name, foreign in self._foreign.items()):
+                self._foreign = {name: frozen_array(foreign) for name, foreign in limited.items()}
+                self._snapshot = self._bare = None
 
     def _foreign_before(self, name: str) -> Floats:
         """What the last reading found, by today's rows."""

@@ -24,10 +24,10 @@ from moorage.scheduling.scheduling_policy import SchedulingPolicy
 from moorage.scheduling.snapshot import Snapshot
 from moorage.scheduling.traits import asks_for_traits
 
-__all__ = ["Ranker"]
+__all__ = ["PATIENCE", "Ranker"]
 
 #: Earlier claims that a request awaits before it is refused because of them, and the seconds for which it awaits each.
-_AWAITED, _PATIENCE = 16, 2.0
+_AWAITED, PATIENCE = 16, 2.0
 #: How many nodes a sample has.
 _SAMPLE = 256
 #: Nodes of a sample that must pass at least, and none of the fleet be strictly better; otherwise all nodes are ranked.
@@ -140,7 +140,7 @@ class Ranker:
             records = [*later, *(each.record for each in earlier)]
             if not len(self.run(policy, spec, fleet.without(records), refused).rows):
                 break
-            self._clock.wait(earlier[0].ended, _PATIENCE)
+            self._clock.wait(earlier[0].ended, PATIENCE)
             fleet = self._view.snapshot()
             ranking = self.run(policy, spec, fleet, refused)
             if len(ranking.rows):

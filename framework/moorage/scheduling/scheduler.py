@@ -335,12 +335,13 @@ class Scheduler:
     def _confirm_repeated(self, done: Sequence[Selection]) -> None:
         """See to it that an earlier try of a request for several, which may still run, gives none of its instances back.
 
-        What this try has made is its own: no other try gives that back.
+        Nor those that this try has made: the earlier one may not know whether its claims of them hold. It gives such back before it
+        gives back what this try has found. What was given back cannot be made again.
 
         :raises Conflict: it has done so.
         """
-        holding = [each.record.uuid for each in done if each.repeated and each.node_uuid]
-        if not holding or self._set_claimer is None:
+        holding = [each.record.uuid for each in done if each.node_uuid]
+        if self._set_claimer is None or not holding or not any(each.repeated for each in done):
             return
         try:
             self._set_claimer.confirm(holding)
@@ -362,7 +363,8 @@ class Scheduler:
         # If any was placed before, the request is a repetition, which finds them once more.
         is_first = made and len(made) == len(done)
         left, kept = list[str](), list[str]()
-        for uuid in (*made, *(uncertain if is_first else ())):
+        # The uncertain ones first: a later try that makes them finds those that were made here, and so confirms them.
+        for uuid in (*(uncertain if is_first else ()), *made):
             try:
                 if not self._gave_back(uuid):
                     left.append(uuid)

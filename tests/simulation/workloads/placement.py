@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -28,7 +28,8 @@ from moorage.instances.interface import departed_consumer, move_consumer
 from moorage.instances.resizes import Resizes
 from moorage.scheduling.constraints import requested_rows, scarce_resources
 from moorage.scheduling.instance_tracker import InstanceTracker
-from moorage.scheduling.interface import RequestSpec
+from moorage.scheduling.interface import InstanceRecord, RequestSpec
+from moorage.scheduling.ranker import PATIENCE
 from moorage.scheduling.scheduler import Scheduler, Selection
 from moorage.scheduling.snapshot import Snapshot
 from moorage.services.registry import ServiceRegistry
@@ -46,6 +47,7 @@ SIZE = 4
 _RUNNING = WorkloadState.RUNNING.value
 #: (Node, resource class) -> units that are free.
 _Free = dict[tuple[str, int], float]
+_Moment = tuple[float, _Free, frozenset[tuple[str, str]]]
 
 
 @dataclass
@@ -111,10 +113,12 @@ class Placement(Workload):
 
     def __init__(self, world: World) -> None:
         super().__init__(world)
-        #: What was free by node and class, and from when on.
-        self._free: list[tuple[float, _Free]] = []
+        #: What was free by node and class, which consumer held some of which node, and from when on.
+        self._free: list[_Moment] = []
         #: Seconds that the longest reading of a scheduler for a refusal took.
         self._longest: dict[int, float] = {}
+        #: When a scheduler learned that its claim for an instance holds.
+        self._claimed: dict[tuple[int, str], float] = {}
         world.at_refusal = self.check_refusal
         world.at_claim = self.check_claimed
 
@@ -303,13 +307,17 @@ class Placement(Workload):
         over = {key: amount for key, amount in free.items() if amount < 0}
         self.require(not over, f"over the limit: (provider, class) and what is free = {over}")
         if not self._free or self._free[-1][1] != free:
-            self._free.append((self.kernel.now, free))
+            held = self.rows(
+                "SELECT a.consumer_id, p.uuid FROM allocations a JOIN resource_providers p ON p.id = a.resource_provider_id"
+            )
+            self._free.append((self.kernel.now, free, frozenset(map(tuple, held))))
 
     def check_refusal(self, scheduler: Scheduler, fleet: Snapshot, work: Any, began: float) -> None:
-        """Each node that might be chosen had no room at some moment of the request.
+        """Each node that might be chosen had no room at some moment of the request, beside what it knows to be claimed since.
 
-        A scheduler spends a tenth of its time on readings for refusals at most, so what it goes by may be ten readings old. Nodes
-        are claimed one after another, so there need not be one moment at which all are full.
+        A scheduler spends a tenth of its time on readings for refusals at most, so what it goes by may be ten readings old; to that
+        it adds what it has claimed itself or was told of. Nodes are claimed one after another, so there need not be one moment at
+        which all are full.
         """
         spec: RequestSpec = work.spec
         refusals: Sequence[Mapping[str, Any]] = work.decision.refusals
@@ -319,15 +327,22 @@ class Placement(Workload):
         self._longest[id(scheduler)] = longest
         # By the slowest clock of a process.
         since = began - 10 * longest / self.world.rates[0]
-        past = [free for at, free in self._free if at > since]
-        before = [free for at, free in self._free if at <= since]
-        seen = [*before[-1:], *past]
+        seen = self._free[max(0, sum(at <= since for at, *_ in self._free) - 1) :]
         other = {each.get("provider") for each in refusals if "state" in each or "filter" in each}
-        wanted = {STANDARD_CLASSES[name]: amount for name, amount in spec.flavor.resources.items()}
+        wanted = spec.flavor.resources
+        # What it has learned of its own claims meanwhile, and the claims of other requests that it has awaited in vain.
+        claiming = {uuid for (name, uuid), at in self._claimed.items() if name == id(scheduler) and at > since}
+        if self.kernel.now - began >= PATIENCE / self.world.rates[1]:
+            claiming |= scheduler._reservations.instances()
         for row in requested_rows(fleet, spec):
             node = fleet.nodes[row].uuid
             if fleet.available[row] and node not in other:
-                had_room = all(free[node, number] >= amount for free in seen for number, amount in wanted.items())
+                known = fleet.instances_on(row).values()
+                had_room = all(
+                    free[node, STANDARD_CLASSES[name]] - self._claimed_after(seen[place:], node, known, claiming, name) >= amount
+                    for place, (_, free, _) in enumerate(seen)
+                    for name, amount in wanted.items()
+                )
                 self.require(
                     not had_room,
                     f"instance {spec.instance_uuid} was refused, and {fleet.nodes[row].name} had room for it all the time "
@@ -335,9 +350,25 @@ class Placement(Workload):
                 )
         self.facts["refusals"] = self.facts.get("refusals", 0) + 1
 
+    @staticmethod
+    def _claimed_after(
+        seen: Sequence[_Moment], node: str, known: Iterable[InstanceRecord], claiming: Collection[str], name: str
+    ) -> float:
+        """What those of the known instances have of a node that held nothing of it at the first moment, and did at a later one.
+
+        :param claiming: instances that count although they never held anything.
+        """
+        now, later = seen[0][2], frozenset[tuple[str, str]]().union(*(held for _, _, held in seen[1:]))
+        return sum(
+            each.resources.get(name, 0)
+            for each in known
+            if (each.uuid, node) not in now and ((each.uuid, node) in later or each.uuid in claiming)
+        )
+
     def check_claimed(self, scheduler: Scheduler, work: Any, made: Selection) -> None:
         """What a scheduler has just claimed is in its view, unless an agent has spoken of it or it is gone."""
         uuid, tracker = made.record.uuid, scheduler._reserver
+        self._claimed[id(scheduler), uuid] = self.kernel.now
         if work.held is not None or made.repeated or not isinstance(tracker, InstanceTracker):
             return
         known = scheduler.view.get(uuid) is not None or tracker._last_word(uuid)

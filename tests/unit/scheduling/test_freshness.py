@@ -212,6 +212,19 @@ class FreshnessTests(unittest.TestCase):
         fleet = view.snapshot()
         self.assertEqual([3, 4], [fleet.free("VCPU")[0], fleet.free("MEMORY_MB")[0]])
 
+    def test_an_instance_that_two_readings_had_before_its_message_counts_once_at_a_refusal(self) -> None:
+        view, source = FleetView(), Source()
+        nodes = [NodeState("n0", "n0", "h", {"VCPU": 4}, {"VCPU": 2})]
+        freshness = FleetRefresher(view, source, self.clock)
+        source.happens = lambda: self.clock.advance(1.0)
+        with mock.patch.object(source, "nodes", lambda: nodes):
+            freshness.refresh()
+        freshness.refresh()
+        view.put(InstanceRecord("told late", "h", "n0", "large", {"VCPU": 2}, "p"))
+        self.assertEqual(0, view.snapshot().free("VCPU")[0])
+        freshness.before_refusal(view.snapshot(), RequestSpec("i1", Flavor("small", {"VCPU": 2}, {})))
+        self.assertEqual(2, view.snapshot().free("VCPU")[0])
+
     def test_changes_that_the_view_did_not_take_over_have_all_nodes_read(self) -> None:
         with mock.patch.object(FleetView, "change_nodes", side_effect=MemoryError), self.assertRaises(MemoryError):
             self.freshness.refresh()

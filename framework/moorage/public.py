@@ -36,6 +36,7 @@ PUBLIC: dict[str, Audience] = {
     "moorage.bounded_pool": Audience.PLUGINS,
     "moorage.context": Audience.PLUGINS,
     "moorage.extensions": Audience.PLUGINS,
+    "moorage.drivers.ended_tokens": Audience.PLUGINS,
     "moorage.work.job": Audience.PLUGINS,
     "moorage.work.lease": Audience.PLUGINS,
     "moorage.work.work_loop": Audience.PLUGINS,

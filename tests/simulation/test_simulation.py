@@ -62,7 +62,14 @@ print([next(made.many([seed])).trace for seed in seeds])
 
 #: Schedules that broke an invariant once: workload and seed. Each bug has a test of its own as well, since a schedule changes
 #: with the code that it runs.
-FOUND = (("cleaning", "163"), ("creates", "69"), ("automatic_evacuations", "7000"), ("moves", "1000033"))
+FOUND = (
+    ("cleaning", "163"),
+    ("creates", "69"),
+    ("automatic_evacuations", "7000"),
+    ("moves", "1000033"),
+    ("shared_instances", "3001502"),
+    ("stale_feeds", "4000787"),
+)
 
 
 def simulate(*arguments: str, hash_seed: str | None = "0") -> subprocess.CompletedProcess[str]:

@@ -211,7 +211,8 @@ class ComputeDriver(abc.ABC):
         """Have it run under this token; returns when it runs.
 
         Repeated with the same token it changes nothing, whatever became of the workload since. What an older token left is
-        removed. Where there is something of a newer token, it changes nothing.
+        removed. Where there is something of a newer token, it changes nothing. Nor where :meth:`destroy` was called with this or
+        a newer token within the last day: an agent that stood still may call late, when the instance has moved and runs elsewhere.
 
         What can be refused is refused before anything of an older token is ended. A workload that ran under an older token, and was
         ended for a new one that then cannot run, is run again under its own token where the driver can do that.

@@ -300,12 +300,30 @@ class ComputeDriverTests(_Base):
         driver.destroy(uuid, 7)
         self.assert_gone(driver, uuid)
 
+    def test_what_comes_after_its_destruction_makes_nothing(self) -> None:
+        driver, uuid = self.driver(), _uuid()
+        driver.spawn(self.workload(uuid), 2)
+        driver.destroy(uuid, 3)
+        # Also in another process of the agent.
+        for late in (driver, self.driver()):
+            for token in (1, 2, 3):
+                with contextlib.suppress(DriverError):
+                    late.spawn(self.workload(uuid), token)
+                if isinstance(late, Migration):
+                    with contextlib.suppress(DriverError):
+                        late.prepare(self.workload(uuid), token)
+            self.assert_gone(late, uuid)
+        driver.spawn(self.workload(uuid), 4)
+        self.assert_runs(driver, uuid, 4)
+        driver.destroy(uuid, 2)
+        self.assert_runs(driver, uuid, 4)
+
     def test_a_destruction_of_nothing_is_no_error(self) -> None:
         driver, uuid = self.driver(), _uuid()
         driver.destroy(uuid, 1)
-        driver.spawn(self.workload(uuid), 1)
+        driver.spawn(self.workload(uuid), 2)
         for _ in range(2):
-            driver.destroy(uuid, 1)
+            driver.destroy(uuid, 2)
         self.assert_gone(driver, uuid)
 
     def test_a_new_driver_finds_what_runs(self) -> None:

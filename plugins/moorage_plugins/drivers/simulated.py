@@ -19,6 +19,7 @@ from oslo_log import log as logging
 from typing_extensions import override
 
 from moorage import randomness
+from moorage.drivers.ended_tokens import EndedTokens
 from moorage.drivers.interface import ComputeDriver, DriverError, DriverTools, Observed, Workload, WorkloadState
 
 __all__ = ["SimulatedDriver"]
@@ -71,6 +72,8 @@ class SimulatedDriver(ComputeDriver):
         self._destroy_delay = float(section.destroy_delay)
         self._fail_builds = str(section.fail_builds)
         os.makedirs(self._folder, exist_ok=True)
+        # Beside the folders of hosts, which have no such name.
+        self._ended = EndedTokens(f"{os.path.dirname(self._folder)}/.ended/{tools.host}", tools.clock)
 
     @override
     def check(self, workload: Workload) -> None:
@@ -95,6 +98,7 @@ class SimulatedDriver(ComputeDriver):
     def destroy(self, uuid: str, up_to_token: int) -> None:
         self._clock.sleep(self._destroy_delay)
         with self._exclusive():
+            self._ended.note(uuid, up_to_token)
             self._remove(uuid, (token for token in self._tokens(uuid, also_unfinished=True) if token <= up_to_token))
 
     @override
@@ -150,10 +154,10 @@ class SimulatedDriver(ComputeDriver):
     # -- parts ----------------------------------------------------------------------------------------------------
 
     def _make(self, uuid: str, token: int, content: _Content) -> None:
-        """Has there be this workload and none of an older token, unless there is one of this or a newer token."""
+        """Has there be this workload and none of an older token, unless there is, or was, one of this or a newer token."""
         with self._exclusive():
             tokens = self._tokens(uuid)
-            if max(tokens, default=0) < token:
+            if max(tokens, default=0) < token and self._ended(uuid) < token:
                 self._remove(uuid, tokens)
                 self._create(uuid, token, content)
 

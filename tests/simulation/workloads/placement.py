@@ -339,7 +339,8 @@ class Placement(Workload):
             if fleet.available[row] and node not in other:
                 known = fleet.instances_on(row).values()
                 had_room = all(
-                    free[node, STANDARD_CLASSES[name]] - self._claimed_after(seen[place:], node, known, claiming, name) >= amount
+                    free[node, STANDARD_CLASSES[name]] - self._claimed_after(seen[place:], node, known, claiming, name)
+                    >= amount
                     for place, (_, free, _) in enumerate(seen)
                     for name, amount in wanted.items()
                 )

@@ -30,6 +30,7 @@ from oslo_log import log as logging
 from typing_extensions import override
 
 from moorage import errors, randomness
+from moorage.drivers.ended_tokens import EndedTokens
 from moorage.drivers.interface import (
     ComputeDriver,
     DriverError,
@@ -134,6 +135,8 @@ class GuardedDriver(ComputeDriver):
             raise errors.ConfigError(
                 f"The folder {self._folder} of [driver_{self.name}] folder cannot be made: {error.strerror}."
             ) from error
+        # Beside the folders of hosts, which have no such name.
+        self._ended = EndedTokens(str(self._folder.parent / ".ended" / tools.host), tools.clock)
         for uuid in os.listdir(self._folder):
             self._tidy(uuid, sys.maxsize)
 
@@ -147,6 +150,8 @@ class GuardedDriver(ComputeDriver):
             if self._newest(workload.uuid) > token:
                 return
             self._make(folder, token, workload)
+            if self._came_late(folder, token):
+                return
             try:
                 before = self._end_older(folder, token)
             except DriverError:
@@ -167,6 +172,7 @@ class GuardedDriver(ComputeDriver):
     @override
     def destroy(self, uuid: str, up_to_token: int) -> None:
         with self._faults():
+            self._ended.note(uuid, up_to_token)
             for token in tokens_of(self._folder / uuid):
                 if token <= up_to_token:
                     self._remove(self._folder / uuid / str(token))
@@ -227,6 +233,8 @@ class GuardedDriver(ComputeDriver):
         with self._faults():
             if self._newest(workload.uuid) <= token:
                 self._make(folder, token, workload, stopped=True)
+                if self._came_late(folder, token):
+                    return ""
                 for older in tokens_of(folder):
                     if older < token:
                         self._remove(folder / str(older))
@@ -334,6 +342,17 @@ class GuardedDriver(ComputeDriver):
                 shutil.rmtree(made, ignore_errors=True)
                 if not own.exists():
                     raise
+
+    def _came_late(self, folder: Path, token: int) -> bool:
+        """Whether a call destroyed what this token left before its folder was there; the folder is removed then.
+
+        A call that does so later finds the folder.
+        """
+        if self._ended(folder.name) < token:
+            return False
+        self._remove(folder / str(token))
+        self._tidy(folder.name, token)
+        return True
 
     def _end_older(self, folder: Path, token: int) -> Path | None:
         """Ends what runs under older tokens; returns the newest workload that ever ran under one, unless it had ended before.

@@ -27,6 +27,7 @@ from oslo_log import log as logging
 from typing_extensions import override
 
 from moorage import errors
+from moorage.drivers.ended_tokens import EndedTokens
 from moorage.drivers.interface import (
     ComputeDriver,
     DriverError,
@@ -93,6 +94,8 @@ class LibvirtDriver(ComputeDriver):
                 ) from error
         self._prefix = prefix_of(tools.host)
         self._records = Records(folder, tools.clock)
+        # Beside the folders of hosts, which have no such name.
+        self._ended = EndedTokens(str(folder.parent / ".ended" / tools.host), tools.clock)
         #: Longer than an operation that works takes.
         self._patience = 4 * section.timeout + section.shutdown_timeout
 
@@ -107,7 +110,11 @@ class LibvirtDriver(ComputeDriver):
         uuid, definition = workload.uuid, self._definition(workload, token)
         with self._faults(), self._records.held(uuid, self._patience) as lock:
             domains = self._domains(uuid)
-            if max(domains, default=0) > token or self._records.read(uuid, token) is not None:
+            if (
+                max(domains, default=0) > token
+                or self._ended(uuid) >= token
+                or self._records.read(uuid, token) is not None
+            ):
                 return
             before = self._take_place(uuid, token, definition, domains, lock)
             try:
@@ -125,6 +132,7 @@ class LibvirtDriver(ComputeDriver):
     @override
     def destroy(self, uuid: str, up_to_token: int) -> None:
         with self._faults(), self._records.held(uuid, self._patience) as lock:
+            self._ended.note(uuid, up_to_token)
             for token in self._domains(uuid):
                 if token <= up_to_token:
                     self._remove(uuid, token, lock)
@@ -206,7 +214,8 @@ class LibvirtDriver(ComputeDriver):
         uuid, definition = workload.uuid, self._definition(workload, token)
         with self._faults(), self._records.held(uuid, self._patience) as lock:
             domains = self._domains(uuid)
-            if max(domains, default=0) <= token and self._records.read(uuid, token) is None:
+            newer = max([*domains, self._ended(uuid) + 1])
+            if newer <= token and self._records.read(uuid, token) is None:
                 self._take_place(uuid, token, definition, domains, lock)
                 self._records.write(uuid, token, Record(Power.OFF))
                 for older in domains:

@@ -116,7 +116,8 @@ class RedfishDriver(ComputeDriver):
     def destroy(self, uuid: str, up_to_token: int) -> None:
         with self._faults():
             if up_to_token > 0:
-                self._records.announce(uuid, up_to_token)
+                # The next operation has this token at least; a late call of an earlier one finds it.
+                self._records.announce(uuid, up_to_token + 1)
             for node, record in self._records.of(uuid).items():
                 if record.token > up_to_token:
                     continue

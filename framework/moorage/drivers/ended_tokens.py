@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Remembers up to which token the workloads of instances were destroyed, so that a call that comes late creates none again.
+
+An agent that stands still in the middle of a call may go on when another one has taken over, has moved the instance away, and has
+destroyed what was here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+
+from moorage.clock import Clock
+
+__all__ = ["EndedTokens"]
+
+_DAY = 86_400
+
+
+class EndedTokens:
+    """The tokens of one host, for one day at least. Safe for use by several threads and processes.
+
+    ``FOLDER/DAY/UUID`` is a symbolic link whose target is the token: one call of the system makes it.
+
+    :param folder: where they are kept; of no other use.
+    """
+
+    def __init__(self, folder: str, clock: Clock) -> None:
+        self._folder = folder
+        self._clock = clock
+        self._today = -1
+
+    def note(self, uuid: str, token: int) -> None:
+        """Keep that what tokens up to this one left of an instance is destroyed; called before it is.
+
+        :raises OSError: it cannot be kept.
+        """
+        day = int(self._clock.wall()) // _DAY
+        folder = f"{self._folder}/{day}"
+        if day != self._today:
+            self._begin(folder, day)
+        path = f"{folder}/{uuid}"
+        try:
+            os.symlink(str(token), path)
+        except FileExistsError:
+            self._raise(folder, path, token)
+
+    def __call__(self, uuid: str) -> int:
+        """The highest token that was noted for an instance; 0 for none."""
+        day = int(self._clock.wall()) // _DAY
+        return max(_read(f"{self._folder}/{each}/{uuid}") for each in (day, day - 1))
+
+    def _begin(self, folder: str, day: int) -> None:
+        """Forget what was kept before yesterday."""
+        os.makedirs(folder, exist_ok=True, mode=0o700)
+        for name in os.listdir(self._folder):
+            if name.isdigit() and int(name) < day - 1:
+                shutil.rmtree(f"{self._folder}/{name}", ignore_errors=True)
+        self._today = day
+
+    @staticmethod
+    def _raise(folder: str, path: str, token: int) -> None:
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if _read(path) < token:
+                with contextlib.suppress(FileNotFoundError):
+                    # A killed call has left it.
+                    os.unlink(f"{path}.new")
+                os.symlink(str(token), f"{path}.new")
+                os.rename(f"{path}.new", path)
+        finally:
+            os.close(descriptor)
+
+
+def _read(path: str) -> int:
+    try:
+        return int(os.readlink(path))
+    except FileNotFoundError:
+        return 0

@@ -256,6 +256,11 @@ class Kernel:
             self.now = max(self.now, self._timers[0][0])
             self._fire(self.now)
 
+    def resume_all(self) -> None:
+        """End the pauses that the policy has begun: where little happens, one of many steps may last for minutes."""
+        for each in self.ready:
+            each.paused_until = 0
+
     def _resumes(self, thread: SimThread) -> bool:
         if self.steps >= thread.paused_until:
             thread.paused_until = 0

@@ -69,6 +69,7 @@ FOUND = (
     ("moves", "1000033"),
     ("shared_instances", "3001502"),
     ("stale_feeds", "4000787"),
+    ("volumes", "3001349"),
 )
 
 

@@ -111,6 +111,7 @@ class Workload(abc.ABC):
         )
         self.faults.end()
         self.kernel.note("healed")
+        self.kernel.resume_all()
         self._sleep_until(lambda: not self._running, PATIENCE, "clients did not end")
         deadline = self.kernel.now + self.healing
         while (why := self.quiet()) and self.kernel.now < deadline:

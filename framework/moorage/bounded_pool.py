@@ -42,15 +42,31 @@ class Overdue(TimeoutError):
 class PooledCall(Generic[R]):
     """One call on its way through the pool.
 
-    :param news: set when the call has returned, beside ``ended``.
+    :param ended: set when the call has returned, beside ``has_ended``; None: nobody waits for it.
+    :param measured: whether :meth:`processor_seconds` is asked for.
     """
 
-    __slots__ = ("_before", "_news", "_time", "_work", "abandoned", "began", "ended", "error", "result", "thread")
+    __slots__ = (
+        "_before",
+        "_ended",
+        "_measured",
+        "_time",
+        "_work",
+        "abandoned",
+        "began",
+        "error",
+        "has_ended",
+        "result",
+        "thread",
+    )
 
-    def __init__(self, work: Callable[[], R], began: float, news: threads.Event | None = None) -> None:
+    def __init__(
+        self, work: Callable[[], R], began: float, ended: threads.Event | None = None, *, measured: bool = False
+    ) -> None:
         self._work = work
-        self._news = news
-        self.ended = threads.event()
+        self._ended = ended
+        self._measured = measured
+        self.has_ended = False
         #: When it was asked for, and from when a thread has taken it: when that began.
         self.began = began
         #: The number of the thread that has taken it; 0: none yet.
@@ -62,17 +78,18 @@ class PooledCall(Generic[R]):
 
     def run(self, name: str) -> None:
         """Call it; never raises."""
-        time = ThreadTime()
-        self._before, self._time = time.seconds(), time
+        if self._measured:
+            time = ThreadTime()
+            self._before, self._time = time.seconds(), time
         try:
             with plugin_isolation.isolate_plugin_call(name):
                 self.result = self._work()
         except BaseException as error:  # noqa: BLE001  (given to the caller)
             self.error = error
         finally:
-            self.ended.set()
-            if self._news is not None:
-                self._news.set()
+            self.has_ended = True
+            if self._ended is not None:
+                self._ended.set()
 
     def processor_seconds(self) -> float:
         """Processor time that the call has used."""
@@ -110,19 +127,20 @@ class BoundedPool:
         """Whether so many calls hang that none can begin."""
         return self.room <= 0
 
-    def start(self, work: Callable[[], object]) -> PooledCall[None]:
+    def start(self, work: Callable[[], object], ended: threads.Event | None = None) -> PooledCall[None]:
         """Have it called when a thread is free; what it raises is logged. Does not wait.
 
+        :param ended: set when it has returned.
         :raises Unavailable: the pool has no thread, and the system starts none now.
         """
-        job = PooledCall(functools.partial(_logged, work, self._name), self._clock.monotonic())
+        job = PooledCall(functools.partial(_logged, work, self._name), self._clock.monotonic(), ended)
         self._put(job)
         return job
 
     def abandon(self, job: PooledCall[Any]) -> bool:
         """Go on without a call, which may hang; False when it has just ended."""
         with self._changed:
-            if job.ended.is_set():
+            if job.has_ended:
                 return False
             job.abandoned = True
             if job.thread:
@@ -150,13 +168,13 @@ class BoundedPool:
         :raises Overdue: a limit was exceeded. The call may still return; its result is dropped.
         :raises Unavailable: the pool has no thread, and the system starts none now.
         """
-        asked = self._clock.monotonic()
-        job = PooledCall(work, asked)
+        asked, ended = self._clock.monotonic(), threads.event()
+        job = PooledCall(work, asked, ended, measured=processor is not None)
         self._put(job)
         if limit is None:
-            self._clock.wait(job.ended, None)
+            self._clock.wait(ended, None)
         else:
-            self._watch(job, limit, progress or (lambda thread: (job, asked)), processor)
+            self._watch(job, ended, limit, progress or (lambda thread: (job, asked)), processor)
         if job.error is not None:
             raise job.error
         return job.result
@@ -191,7 +209,7 @@ class BoundedPool:
             self._clock.wait(run.news, run.pause)
             run.news.clear()
             for job, lane in list(lanes.items()):
-                if job.ended.is_set():
+                if job.has_ended:
                     del lanes[job]
                 elif lane.abandon_if_it_hangs():
                     self.abandon(job)
@@ -246,7 +264,12 @@ class BoundedPool:
                 return
 
     def _watch(
-        self, job: PooledCall[Any], limit: float, progress: Callable[[int], Progress], processor: float | None
+        self,
+        job: PooledCall[Any],
+        ended: threads.Event,
+        limit: float,
+        progress: Callable[[int], Progress],
+        processor: float | None,
     ) -> None:
         """Wait until the job has ended.
 
@@ -254,7 +277,7 @@ class BoundedPool:
         """
         detector = HangDetector(self._clock, limit)
         pause = detector.pause if processor is None else min(detector.pause, processor / LOOKS)
-        while not self._clock.wait(job.ended, pause):
+        while not self._clock.wait(ended, pause):
             spent = processor is not None and job.processor_seconds() > processor
             if (detector.look(progress(job.thread)) or spent) and self.abandon(job):
                 raise Overdue(self._name, limit, begun=job.thread != 0)

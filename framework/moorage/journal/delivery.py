@@ -112,6 +112,8 @@ class _Delivery:
         self.held: Subscription | None = None
         self.progress: Progress = None
         self.call: PooledCall[None] | None = None
+        #: Set when the call has returned.
+        self.ended = threads.event()
 
     def run(self, row: Subscription, me: ServiceIdentity, token: int | None = None) -> bool:
         """Hold the lease and deliver; whether there is more to deliver at once.
@@ -257,9 +259,9 @@ class DeliveryLoop:
         end = self._clock.monotonic() + seconds
         self._thread.join(seconds)
         with self._lock:
-            running = [(name, each.call) for name, each in self._running.items() if each.call is not None]
-        for name, call in running:
-            if not self._clock.wait(call.ended, max(0.0, end - self._clock.monotonic())):
+            running = [(name, each.ended) for name, each in self._running.items() if each.call is not None]
+        for name, ended in running:
+            if not self._clock.wait(ended, max(0.0, end - self._clock.monotonic())):
                 LOG.warning("The delivery of %s has not ended within %g seconds and is left behind.", name, seconds)
         self._pool.close()
         with self._lock:
@@ -326,7 +328,7 @@ class DeliveryLoop:
                 return
             self._running[row.name] = delivery
         try:
-            delivery.call = self._pool.start(functools.partial(self._deliver, delivery, row))
+            delivery.call = self._pool.start(functools.partial(self._deliver, delivery, row), delivery.ended)
         except errors.Unavailable:
             with self._lock:
                 del self._running[row.name]

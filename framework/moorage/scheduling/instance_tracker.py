@@ -35,6 +35,8 @@ _REMEMBERED = 20_000
 _PAGE = 5_000
 #: Seconds for which a claim stays although a list that its agent tells lacks it.
 _GRACE = 5.0
+#: Claims that are remembered without a look at how old they are.
+_FEW_CLAIMED = 1000
 #: A message's number: the service in the high bits, then the epoch, then the sequence.
 _SERVICE_SHIFT, _EPOCH_SHIFT = 96, 48
 
@@ -77,6 +79,8 @@ class InstanceTracker:
         self._said_before: dict[str, int] = {}
         #: Claims of which no agent has spoken yet, and when they were heard of.
         self._claimed: dict[str, float] = {}
+        #: From more of them on, the old ones are forgotten.
+        self._most_claimed = _FEW_CLAIMED
         self._readings: list[set[str]] = []
         self._spoke: set[str] = set()
         #: Hosts that have all spoken.
@@ -276,9 +280,11 @@ class InstanceTracker:
     def _claim(self, record: InstanceRecord) -> None:
         self._touch(record.uuid)
         now = self._clock.monotonic()
-        if len(self._claimed) > 1000:
+        if len(self._claimed) > self._most_claimed:
             claiming = self._claiming()
             self._claimed = {uuid: at for uuid, at in self._claimed.items() if at > now - _GRACE or uuid in claiming}
+            # Looked through once for as many claims as there are: each costs the same, however many are open.
+            self._most_claimed = max(_FEW_CLAIMED, 2 * len(self._claimed))
         self._claimed[record.uuid] = now
         self._view.put(_own(record))
 

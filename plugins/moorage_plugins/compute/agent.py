@@ -21,7 +21,7 @@ from typing_extensions import override
 
 from moorage import errors, threads
 from moorage.allocation.interface import AllocationChange, AllocationLedger, ClaimRelease, Expect
-from moorage.bounded_pool import BoundedPool, PooledCall
+from moorage.bounded_pool import BoundedPool
 from moorage.context import acting_for
 from moorage.control_plane.interface import AgentTools, LoopService
 from moorage.db import now
@@ -106,7 +106,9 @@ class ComputeAgent(LoopService):
         #: For the comparison, and beside it for the starts that it begins: a driver may take its time for each.
         self._pool = BoundedPool("comparison of workloads", tools.clock, 1 + RESTARTS)
         self._actual = ActualStates(tools, self._driver, self._begin)
-        self._comparison: PooledCall[None] | None = None
+        #: Set when the last comparison has returned.
+        self._compared = threads.event()
+        self._compared.set()
         self._questions = Questions(self._driver, tools.clock)
         self._self_fence = SelfFence(tools, self._driver) if isinstance(self._driver, SelfFencing) else None
         self._sweeps = 0
@@ -159,8 +161,10 @@ class ComputeAgent(LoopService):
     def sweep(self) -> None:
         """Takes operations whose message was lost, compares what runs, and now and then removes instances that moved away."""
         super().sweep()
-        if self._comparison is None or self._comparison.ended.is_set():
-            self._comparison = self._pool.start(self._actual.compare)
+        if self._compared.is_set():
+            ended = threads.event()
+            self._pool.start(self._actual.compare, ended)
+            self._compared = ended
         self._actual.log_late()
         self._sweeps += 1
         if self._sweeps % _UNKNOWN_INSTANCES == 0:
@@ -174,8 +178,7 @@ class ComputeAgent(LoopService):
     def stop(self) -> None:
         super().stop()
         # A comparison that goes on would ask a store and a driver that its caller may close now. One that hangs is left.
-        if self._comparison is not None:
-            self._tools.clock.wait(self._comparison.ended, _LAST_COMPARISON)
+        self._tools.clock.wait(self._compared, _LAST_COMPARISON)
         self._pool.close()
         self._questions.close()
 

@@ -11,6 +11,7 @@ import tempfile
 import threading
 import unittest
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -239,11 +240,11 @@ class ActualStateTests(unittest.TestCase):
         )
         self.fleet.database.run(lambda tx: self.fleet.instances.reassign(tx, {uuid: "host-2"}, HOST))
         self.assertEqual(("active", "unknown", "", 0), self.row(uuid))
-        token = self.driver.inspect()[uuid].token
-        self.driver.destroy(uuid, token)
+        files = Path(self.driver._folder, uuid)
+        away = files.rename(files.parents[2] / "away")
         self.actual.compare()
         self.assertEqual(("active", "unknown", "", 0), self.row(uuid))
-        SimulatedDriver.spawn(self.driver, Workload(uuid=uuid), token)
+        away.rename(files)
         self.actual.compare()
         self.assertEqual(("active", "running", "", 0), self.row(uuid))
 

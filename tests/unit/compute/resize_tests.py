@@ -34,7 +34,7 @@ from moorage_plugins.compute.cleanup import InstanceHandler
 from moorage_plugins.drivers.simulated import SimulatedDriver
 from tests.ready import ready_node
 from tests.unit.compute.agent_tests import HOST, NODE, SOON, NodeNames
-from tests.unit.compute.move_tests import MOST_STEPS, OTHER, OTHER_NODE, Killed, TwoHosts
+from tests.unit.compute.move_tests import MOST_STEPS, OTHER, OTHER_NODE, Killed, TwoHosts, lose
 
 #: Where an instance is resized to: the other host, or its own node.
 _PLACES = (OTHER, HOST)
@@ -280,7 +280,7 @@ class ResizeTests(TwoHosts):
         if how not in ("the start fails", "the prepared copy is gone"):
             self.resized()
             if how == "the copy is gone":
-                driver.destroy(self.uuid, 10**6)
+                lose(driver, self.uuid)
             elif how == "the workload ended":
                 driver.stop(self.uuid, driver.inspect()[self.uuid].token, 10**4)
             else:
@@ -302,7 +302,7 @@ class ResizeTests(TwoHosts):
 
             self.point = point
         else:
-            driver.destroy(self.uuid, 10**6)
+            lose(driver, self.uuid)
         self.step()
         self.point = lambda name: None
         self.assertNotEqual("", self.found().fault)
@@ -331,7 +331,7 @@ class ResizeTests(TwoHosts):
                 if lost == "no answer":
                     self.point = self.failing("inspect", lambda name: None)
                 else:
-                    driver.destroy(self.uuid, 10**6)
+                    lose(driver, self.uuid)
                 if lost == "another":
                     driver.prepare(Workload(uuid=self.uuid), 10**6)
                 self.revert()
@@ -406,7 +406,7 @@ class ResizeTests(TwoHosts):
         found = self.found()
         self.assertEqual(("resized", "stopped"), (found.status, found.actual_state))
         self._compare(OTHER)
-        self.work(OTHER)._driver.destroy(self.uuid, 10**6)
+        lose(self.work(OTHER)._driver, self.uuid)
         self._compare(OTHER)
         self.assertEqual(("resized", "gone"), (self.found().status, self.found().actual_state))
         self.revert()
@@ -510,7 +510,7 @@ class ResizeTests(TwoHosts):
                 held = holds_of(fleet.store, departed_consumer(self.uuid))
                 self.assertEqual({NODE: {"VCPU": 2}}, held)
                 # Nothing runs on the fenced host; its copy goes with the start of its agent.
-                self.work(OTHER)._driver.destroy(self.uuid, 10**6)
+                lose(self.work(OTHER)._driver, self.uuid)
                 self.assert_settled()
                 self.assertEqual(_THIRD, self.found().host)
                 registry.set(agent.uuid, forced_down=False)

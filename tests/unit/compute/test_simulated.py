@@ -38,11 +38,11 @@ class DriverTests(unittest.TestCase):
         return SimulatedDriver(DriverTools(conf, self.clock, "host-1"))
 
     def test_what_is_replaced_or_destroyed_leaves_no_file(self) -> None:
-        for tokens in ((1, 2), (2, 1)):
+        for uuid, tokens in (("a", (1, 2)), ("b", (2, 1))):
             for token in tokens:
-                self.driver.spawn(flavor("a"), token)
-            self.assertEqual([path.name for path in (self.folder / "a").iterdir()], ["2"])
-            self.driver.destroy("a", 2)
+                self.driver.spawn(flavor(uuid), token)
+            self.assertEqual([path.name for path in (self.folder / uuid).iterdir()], ["2"])
+            self.driver.destroy(uuid, 2)
             self.assertEqual([], list(self.folder.iterdir()))
 
     def test_delays_are_those_of_the_flavor_else_of_the_configuration(self) -> None:

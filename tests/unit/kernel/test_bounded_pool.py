@@ -70,9 +70,10 @@ class CallTests(unittest.TestCase):
         first = pool.start(lambda: gate.wait(60))
         wait_for(lambda: first.thread != 0, "the first call begins")
         with mock.patch.object(threads, "start", side_effect=RuntimeError("can't start new thread")):
-            second = pool.start(lambda: None)
+            ended = threads.event()
+            second = pool.start(lambda: None, ended)
         gate.set()
-        self.assertTrue(second.ended.wait(60))
+        self.assertTrue(ended.wait(60))
         self.assertEqual(first.thread, second.thread)
 
     def test_a_thread_whose_call_another_one_took_waits_for_the_next(self) -> None:
@@ -81,8 +82,11 @@ class CallTests(unittest.TestCase):
         with mock.patch.object(threads, "start", begun):
             for _ in range(300):
                 # A thread that has just ended the first call may take the second one, for which the other one was woken.
-                for each in [pool.start(lambda: None), pool.start(lambda: None)]:
-                    self.assertTrue(each.ended.wait(60))
+                events = [threads.event(), threads.event()]
+                for each in events:
+                    pool.start(lambda: None, each)
+                for each in events:
+                    self.assertTrue(each.wait(60))
         self.assertLessEqual(begun.call_count, 2)
 
     def test_an_exit_becomes_an_error(self) -> None:

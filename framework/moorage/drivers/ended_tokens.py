@@ -12,7 +12,7 @@ import fcntl
 import os
 import shutil
 
-from moorage.clock import Clock
+from moorage.drivers.interface import DriverTools
 
 __all__ = ["EndedTokens"]
 
@@ -22,14 +22,14 @@ _DAY = 86_400
 class EndedTokens:
     """The tokens of one host, for one day at least. Safe for use by several threads and processes.
 
-    ``FOLDER/DAY/UUID`` is a symbolic link whose target is the token: one call of the system makes it.
+    ``ended/DRIVER/HOST/DAY/UUID`` in the state folder is a symbolic link to the token: one call of the system makes it.
 
-    :param folder: where they are kept; of no other use.
+    :param driver: a name of the driver, which no other driver has.
     """
 
-    def __init__(self, folder: str, clock: Clock) -> None:
-        self._folder = folder
-        self._clock = clock
+    def __init__(self, driver: str, tools: DriverTools) -> None:
+        self._folder = os.path.join(tools.conf.control_plane.state_dir, "ended", driver, tools.host)
+        self._clock = tools.clock
         self._today = -1
 
     def note(self, uuid: str, token: int) -> None:

@@ -72,8 +72,7 @@ class SimulatedDriver(ComputeDriver):
         self._destroy_delay = float(section.destroy_delay)
         self._fail_builds = str(section.fail_builds)
         os.makedirs(self._folder, exist_ok=True)
-        # Beside the folders of hosts, which have no such name.
-        self._ended = EndedTokens(f"{os.path.dirname(self._folder)}/.ended/{tools.host}", tools.clock)
+        self._ended = EndedTokens("simulated", tools)
 
     @override
     def check(self, workload: Workload) -> None:

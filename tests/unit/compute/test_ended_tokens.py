@@ -8,7 +8,10 @@ import tempfile
 import threading
 import unittest
 
+from oslo_config import cfg
+
 from moorage.drivers.ended_tokens import EndedTokens
+from moorage.drivers.interface import DriverTools
 from moorage.testing.clock import ManualClock
 
 DAY = 86_400.0
@@ -18,21 +21,28 @@ class EndedTokensTests(unittest.TestCase):
     def setUp(self) -> None:
         holder = tempfile.TemporaryDirectory()
         self.addCleanup(holder.cleanup)
-        self.folder = f"{holder.name}/ended"
+        conf = cfg.ConfigOpts()
+        conf.register_opts([cfg.StrOpt("state_dir", default=holder.name)], group="control_plane")
+        conf([], project="moorage", default_config_files=[])
+        self.folder = f"{holder.name}/ended/mine/h"
         self.clock = ManualClock()
+        self.tools = DriverTools(conf, self.clock, "h")
+
+    def ended(self) -> EndedTokens:
+        return EndedTokens("mine", self.tools)
 
     def test_the_highest_token_counts_in_each_process(self) -> None:
-        one, other = (EndedTokens(self.folder, self.clock) for _ in range(2))
+        one, other = (self.ended() for _ in range(2))
         self.assertEqual(0, one("i"))
         one.note("i", 3)
         other.note("i", 7)
         one.note("i", 5)
         other.note("j", 1)
-        for each in (one, other, EndedTokens(self.folder, self.clock)):
+        for each in (one, other, self.ended()):
             self.assertEqual((7, 1, 0), (each("i"), each("j"), each("k")))
 
     def test_a_token_is_kept_for_a_day_at_least_and_not_for_ever(self) -> None:
-        ended = EndedTokens(self.folder, self.clock)
+        ended = self.ended()
         for number in range(8):
             ended.note(f"i{number}", 3)
             self.clock.advance(DAY / 4)
@@ -44,17 +54,15 @@ class EndedTokensTests(unittest.TestCase):
 
     def test_of_tokens_that_are_noted_at_once_the_highest_stays(self) -> None:
         tokens = range(1, 33)
-        threads = [
-            threading.Thread(target=EndedTokens(self.folder, self.clock).note, args=("i", token)) for token in tokens
-        ]
+        threads = [threading.Thread(target=self.ended().note, args=("i", token)) for token in tokens]
         for each in threads:
             each.start()
         for each in threads:
             each.join()
-        self.assertEqual(max(tokens), EndedTokens(self.folder, self.clock)("i"))
+        self.assertEqual(max(tokens), self.ended()("i"))
 
     def test_a_writer_that_was_killed_does_not_stop_the_next_one(self) -> None:
-        ended = EndedTokens(self.folder, self.clock)
+        ended = self.ended()
         ended.note("i", 1)
         (day,) = os.listdir(self.folder)
         os.symlink("2", f"{self.folder}/{day}/i.new")

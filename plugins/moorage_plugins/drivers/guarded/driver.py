@@ -135,8 +135,7 @@ class GuardedDriver(ComputeDriver):
             raise errors.ConfigError(
                 f"The folder {self._folder} of [driver_{self.name}] folder cannot be made: {error.strerror}."
             ) from error
-        # Beside the folders of hosts, which have no such name.
-        self._ended = EndedTokens(str(self._folder.parent / ".ended" / tools.host), tools.clock)
+        self._ended = EndedTokens(self.name, tools)
         for uuid in os.listdir(self._folder):
             self._tidy(uuid, sys.maxsize)
 

@@ -94,8 +94,7 @@ class LibvirtDriver(ComputeDriver):
                 ) from error
         self._prefix = prefix_of(tools.host)
         self._records = Records(folder, tools.clock)
-        # Beside the folders of hosts, which have no such name.
-        self._ended = EndedTokens(str(folder.parent / ".ended" / tools.host), tools.clock)
+        self._ended = EndedTokens("libvirt", tools)
         #: Longer than an operation that works takes.
         self._patience = 4 * section.timeout + section.shutdown_timeout
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from oslo_log import log as logging
 
-from moorage import errors, randomness
+from moorage import errors, randomness, threads
 from moorage.clock import Clock
 from moorage.rpc.server import request_id as id_of_request
 from moorage.scheduling.constraints import scarce_resources, unfiltered
@@ -196,6 +196,9 @@ class Scheduler:
         self._residents = residents
         self._fields = fields
         self._numbers = itertools.count(1)
+        #: Held while nodes are selected for a set: several threads that rank take the interpreter's lock from each other at each
+        #: operation on a column.
+        self._selecting = threads.lock()
         self._reservations = reservations or Reservations()
         self._freshness = FleetRefresher(view, source, clock, recount)
         self._ranker = Ranker(
@@ -448,16 +451,17 @@ class Scheduler:
         chosen: list[tuple[_Work, _Choice, InstanceRecord]] = []
         wanted: list[WantedClaim] = []
         with self._reserving() as reserve:
-            for work in works:
-                # It must not await the claims before it, which are made with it.
-                fleet, ranking, candidates = self._rank(work, awaits=False)
-                if not candidates or (ranking.promising and self._residents is not None):
-                    break
-                choice = self._choice(work, fleet, ranking, candidates)
-                record, spec = self._wanted(work, choice)
-                reserve(work, record)
-                chosen.append((work, choice, record))
-                wanted.append(WantedClaim(spec, choice.node.uuid, choice.node.host, work.key))
+            with self._selecting:
+                for work in works:
+                    # It must not await the claims before it, which are made with it.
+                    fleet, ranking, candidates = self._rank(work, awaits=False)
+                    if not candidates or (ranking.promising and self._residents is not None):
+                        break
+                    choice = self._choice(work, fleet, ranking, candidates)
+                    record, spec = self._wanted(work, choice)
+                    reserve(work, record)
+                    chosen.append((work, choice, record))
+                    wanted.append(WantedClaim(spec, choice.node.uuid, choice.node.host, work.key))
             results = self._set_claimer.claim_many(wanted)
             for (_, _, record), result in zip(chosen, results, strict=True):
                 if isinstance(result, BaseException):

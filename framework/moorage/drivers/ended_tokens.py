@@ -37,6 +37,8 @@ class EndedTokens:
 
         :raises OSError: it cannot be kept.
         """
+        if token < 1:
+            return
         day = int(self._clock.wall()) // _DAY
         folder = f"{self._folder}/{day}"
         if day != self._today:

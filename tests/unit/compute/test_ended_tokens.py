@@ -38,6 +38,7 @@ class EndedTokensTests(unittest.TestCase):
         other.note("i", 7)
         one.note("i", 5)
         other.note("j", 1)
+        other.note("k", 0)
         for each in (one, other, self.ended()):
             self.assertEqual((7, 1, 0), (each("i"), each("j"), each("k")))
 

@@ -27,6 +27,7 @@ from moorage.instances.availability import Availability
 from moorage.journal import delivery, subscriptions
 from moorage.scheduling.epochs import ConfirmedEpochs
 from moorage.scheduling.fleet_refresher import FleetRefresher
+from moorage.scheduling.fleet_view import FleetView
 from moorage.scheduling.reservations import Reservations
 from moorage.scheduling.scheduler import Scheduler
 from moorage.scheduling.view_repair import UntrackedHosts
@@ -428,6 +429,7 @@ MUTANTS: Sequence[Mutant] = (
     ),
     # Refusals.
     Mutant("refusals are not verified by the store", _Z, put(FleetRefresher, "before_refusal", nothing)),
+    Mutant("use that instances explain is not doubted", _Z, put(FleetView, "limit_foreign", nothing)),
     Mutant("refusals recount no instances", _Z, put(FleetRefresher, "_recount_hosts", nothing)),
     Mutant("a recount drops what is being claimed", _B, put(Reservations, "instances", lambda self: set())),
     Mutant(

@@ -157,7 +157,8 @@ class SimulatedDriver(ComputeDriver):
         with self._exclusive():
             tokens = self._tokens(uuid)
             if max(tokens, default=0) < token and self._ended(uuid) < token:
-                self._remove(uuid, tokens)
+                if tokens:
+                    self._remove(uuid, tokens)
                 self._create(uuid, token, content)
 
     def _create(self, uuid: str, token: int, content: _Content) -> None:

@@ -12,10 +12,13 @@ import fcntl
 import os
 import shutil
 
+from oslo_log import log as logging
+
 from moorage.drivers.interface import DriverTools
 
 __all__ = ["EndedTokens"]
 
+LOG = logging.getLogger(__name__)
 _DAY = 86_400
 
 
@@ -35,13 +38,22 @@ class EndedTokens:
     def note(self, uuid: str, token: int) -> None:
         """Keep that what tokens up to this one left of an instance is destroyed; called before it is.
 
-        :raises OSError: it cannot be kept.
+        Where it cannot be kept, for example on a full disk, the log says so: what frees the disk must not fail for that.
         """
         if token < 1:
             return
+        try:
+            self._note(uuid, token)
+        except OSError as error:
+            LOG.warning(
+                "That instance %s is destroyed cannot be kept in %s (%s). An agent that stands still now may start it again.",
+                uuid, self._folder, error.strerror,
+            )  # fmt: skip
+
+    def _note(self, uuid: str, token: int) -> None:
         day = int(self._clock.wall()) // _DAY
         folder = f"{self._folder}/{day}"
-        if day != self._today:
+        if day != self._today or not os.path.isdir(folder):
             self._begin(folder, day)
         path = f"{folder}/{uuid}"
         try:

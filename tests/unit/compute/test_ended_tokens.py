@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import tempfile
 import threading
 import unittest
+from unittest import mock
 
 from oslo_config import cfg
 
@@ -69,3 +72,18 @@ class EndedTokensTests(unittest.TestCase):
         os.symlink("2", f"{self.folder}/{day}/i.new")
         ended.note("i", 3)
         self.assertEqual(3, ended("i"))
+
+    def test_a_folder_that_somebody_has_removed_is_made_again(self) -> None:
+        ended = self.ended()
+        ended.note("i", 3)
+        shutil.rmtree(self.folder)
+        ended.note("i", 2)
+        self.assertEqual(2, ended("i"))
+
+    def test_a_full_disk_does_not_stop_a_destruction(self) -> None:
+        ended = self.ended()
+        full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        with mock.patch.object(os, "symlink", side_effect=full), self.assertLogs(level="WARNING") as logged:
+            ended.note("i", 3)
+        self.assertIn("No space left on device", logged.output[0])
+        self.assertEqual(0, ended("i"))

@@ -709,6 +709,11 @@ MUTANTS: Sequence[Mutant] = (
         _B,
         wrap(Scheduler, "_confirm_repeated", lambda old: nothing),
     ),
+    Mutant(
+        "a try of a request for several confirms only what it has found",
+        _Z,
+        wrap(Scheduler, "_confirm_repeated", planting.confirmed_found),
+    ),
     Mutant("what a later try has confirmed is given back", _B, put(placing, "_NEW", Expect.ANYTHING)),
     Mutant("a doubled message begins a build twice", _B, drop(workers, "_BEGIN_RETURNING", "attempts")),
     Mutant(

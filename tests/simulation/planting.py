@@ -160,6 +160,15 @@ def nothing(*_: Any, **__: Any) -> None:
 # -- single mutants that need more than a line --------------------------------------------------------------------
 
 
+def confirmed_found(old: Any) -> Any:
+    """Confirm of a request for several what an earlier try has made, and not what this one has."""
+
+    def confirm(scheduler: Any, done: Any) -> None:
+        old(scheduler, [each for each in done if each.repeated])
+
+    return confirm
+
+
 def same_tokens() -> None:
     old = fences.RAISE_MANY
     key: Any = sa.bindparam("of_resources", expanding=True)

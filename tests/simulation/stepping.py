@@ -100,6 +100,9 @@ class _Server(abc.ABC):
     def resume(self, ident: int) -> None:  # noqa: B027
         """Let it go on."""
 
+    def end_stopped(self, control: Any) -> None:  # noqa: B027
+        """End the connections that a process had stopped when it was killed: they hold locks."""
+
     @abc.abstractmethod
     def save(self, control: Any) -> None:
         """Remember all rows."""
@@ -212,11 +215,29 @@ class _Postgresql(_Server):
             self._restoring.append("SET session_replication_role = origin")
 
     @override
+    def end_stopped(self, control: Any) -> None:
+        with control.cursor() as cursor:
+            cursor.execute("SELECT pid FROM pg_stat_activity WHERE datname = current_database()")
+            stopped = [pid for (pid,) in cursor.fetchall() if _state(pid) == "T"]
+        for pid in stopped:
+            self.resume(pid)
+        if stopped:
+            self.end(control, stopped)
+
+    @override
     def restore(self, control: Any, clean: bool) -> None:
         with control.cursor() as cursor:
             cursor.execute(";".join(self._restoring))
             if clean:
                 cursor.execute("VACUUM")
+
+
+def _state(process: int) -> str:
+    """What a process does, by the letter that the kernel has for it; empty: it has ended."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return ""
 
 
 def _mariadb_error(number: int, text: str) -> Callable[[], Exception]:
@@ -570,6 +591,7 @@ class Servers(Backing):
             # The parent's connections must not be closed here.
             self._inherited = self._control, self._spare, self._old
             self._pid, self._control = os.getpid(), self._server.control()
+            self._server.end_stopped(self._control)
             self._spare, self._old = [], []
         return self._control
 

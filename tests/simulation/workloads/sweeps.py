@@ -58,13 +58,13 @@ class Sweeps(Workload):
                 ring = self.ring
             tick = (EPOCH + self.tick) * 1_000_000
             platform.clock.sleep(self.random.choice((0.0, 0.0, 0.0, 0.5, 3.0)))
-            claim = TickLease("simulated", tick, ring, process.name, randomness.new_uuid())
+            claim = TickLease("simulated", tick, ring, process.name, randomness.new_hex())
             try:
                 for each in store.claim(claim, self.random.sample(OBJECTS, self.random.randint(1, 4))):
                     platform.clock.sleep(self.random.choice((0.0, 0.0, 0.0, 0.2, 4.0)))
                     for _ in range(self.random.choice((1, 1, 2))):  # a handling that believes that it failed
                         store.run(functools.partial(self._finish, store, claim, each))
-            except errors.MoorageError as error:
+            except (errors.Unavailable, errors.Fenced) as error:
                 self.kernel.note("refused", type(error).__name__)
             platform.clock.sleep(self.random.choice((0.0, 0.0, 1.0)))
 

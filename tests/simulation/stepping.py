@@ -36,6 +36,8 @@ from tests.simulation.store import Backing, Compiled, SimDatabase, Site
 
 __all__ = ["SERVERS", "Servers"]
 
+#: A search for work: it leaves out what others have locked. Other statements lock rows in one order, and wait for them.
+_SEARCH = re.compile(r"SELECT .*\bFROM (workers|periodic_claims)\b", re.DOTALL)
 #: Real seconds after which a statement is looked up among the lock waits. PostgreSQL looks for deadlocks after 0.001.
 SOON = 0.002
 #: Real seconds between two looks.
@@ -434,7 +436,7 @@ class _SteppedSite(Site):
         """Let others run until the lock is free, or the wait is too long."""
         me = self.kernel.current
         assert me is not None  # wait() looked
-        if self._running.get(ident, "").startswith("SELECT"):
+        if _SEARCH.match(self._running.get(ident, "")):
             self.kernel.violated(f"a search waits for a lock: {self._running[ident]}")
         self._waiting[ident] = _Waiting(me, file)
         self.server.stop(ident)

@@ -385,8 +385,9 @@ class _SteppedSite(Site):
         idents = [self.server.ident(each) for each in connections if not self._is_closed(each)]
         if idents:
             for ident in idents:
-                if self._waiting.pop(ident, None) is not None:
-                    self.server.resume(ident)
+                # It may have the lock already, and stand still until its thread runs.
+                self._waiting.pop(ident, None)
+                self.server.resume(ident)
             self.server.end(self._control, idents)
             self.settle()
 

@@ -3,29 +3,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import collections
+from collections.abc import Callable, Iterable
 
 from oslo_log import log as logging
 
-from moorage import errors
+from moorage import errors, threads
+from moorage.control_plane.periodic_loop import PeriodicLoop
 from moorage.control_plane.process import Platform
 from moorage.scheduling.instance_tracker import record_to_json
+from moorage.scheduling.interface import InstanceRecord
 from moorage.scheduling.reporter import AGENTS
 from moorage.scheduling.reporter import TOPIC as SCHEDULERS
-from moorage.scheduling.scheduler import Selection
 
-__all__ = ["ask_agent", "ask_agents", "ask_to_sync", "tell_of_claim", "tell_schedulers"]
+__all__ = ["ClaimNotices", "ask_agent", "ask_agents", "ask_to_sync", "tell_schedulers"]
 
 LOG = logging.getLogger(__name__)
+#: Seconds that a claim waits for others to be told with it.
+_TOGETHER = 0.005
+#: Claims in one message at most.
+_AT_ONCE = 500
 
 
-def tell_of_claim(platform: Platform, selection: Selection) -> None:
-    """Let the other schedulers know at once, so that they do not try the same room in vain."""
-    try:
-        args = {"host_name": selection.record.host, "instance": record_to_json(selection.record)}
-        platform.sender.fanout(SCHEDULERS, "claimed_instance", args, to_others=True)
-    except errors.TransportError as error:
-        LOG.debug("Other schedulers were not told of a claim: %s", error)
+class ClaimNotices:
+    """Tells the other schedulers of claims, so that they do not try the same room in vain; those of some milliseconds together."""
+
+    def __init__(self, platform: Platform) -> None:
+        self._platform = platform
+        self._waiting: collections.deque[InstanceRecord] = collections.deque()
+        self._loop = PeriodicLoop(
+            platform, "notices of claims", self._send, None, wake=(wake := threads.event()), gather=_TOGETHER
+        )
+        self._wake = wake
+
+    def add(self, records: Iterable[InstanceRecord]) -> None:
+        """They are claimed; costs next to nothing."""
+        self._waiting.extend(records)
+        self._wake.set()
+
+    def stop(self) -> None:
+        """Send what waits, and end."""
+        self._loop.stop()
+        self._send()
+
+    def _send(self) -> None:
+        while self._waiting:
+            claimed = [self._waiting.popleft() for _ in range(min(len(self._waiting), _AT_ONCE))]
+            args = {"instances": [record_to_json(each) for each in claimed]}
+            try:
+                self._platform.sender.fanout(SCHEDULERS, "claimed_instances", args, to_others=True)
+            except errors.TransportError as error:
+                LOG.debug("Other schedulers were not told of %d claims: %s", len(claimed), error)
 
 
 def ask_agent(platform: Platform) -> Callable[[str, str], None]:

@@ -14,7 +14,7 @@ from oslo_log import log as logging
 from moorage import randomness, threads
 from moorage.control_plane.cleanup_endpoints import CleanupEndpoint
 from moorage.control_plane.factories import open_instances, open_store, open_workers
-from moorage.control_plane.notifications import ask_agent, ask_agents, tell_of_claim
+from moorage.control_plane.notifications import ClaimNotices, ask_agent, ask_agents
 from moorage.control_plane.observing import of_decision
 from moorage.control_plane.periodic_loop import Look, PeriodicLoop, SharedLook, run_logged
 from moorage.control_plane.process import Platform, exempt_from_collection, without_collection
@@ -113,15 +113,15 @@ class SchedulerRole:
         )
 
         messages = AgentMessages(cast, availability.lacking, platform.clock)
+        notices = self._notices = ClaimNotices(platform)
 
         def placed(selections: Sequence[Selection]) -> None:
             builds = collections.defaultdict(list)
             for each in selections:
                 builds[each.record.host].append((each.record.uuid, each.token, each.shown))
             messages.build_many(builds)
-            for each in selections:
-                if section.track_instance_changes and not each.repeated:
-                    tell_of_claim(platform, each)
+            if section.track_instance_changes:
+                notices.add(each.record for each in selections if not each.repeated)
 
         endpoint = SchedulerEndpoint(self._scheduler, tracker, placed, enabled=section.track_instance_changes)
         workers = open_workers(platform, conf)
@@ -222,6 +222,7 @@ class SchedulerRole:
         """End."""
         self._subscription.stop(drain_seconds)
         self._cleanup.stop()
+        self._notices.stop()
         self._look.stop()
         for each in self._periodic:
             each.stop()

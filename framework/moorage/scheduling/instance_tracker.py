@@ -205,11 +205,12 @@ class InstanceTracker:
                     records = [record for record in records if not self._outdated(record.uuid, number)]
                 self._put(records, number)
 
-    def claimed(self, record: InstanceRecord) -> None:
-        """A scheduler claimed a node for it. Anything an agent said of it counts more, also that it is gone."""
+    def claimed(self, records: Sequence[InstanceRecord]) -> None:
+        """A scheduler claimed nodes for them. Anything an agent said of one counts more, also that it is gone."""
         with self._lock:
-            if self._last_word(record.uuid) is None and self._view.get(record.uuid) is None:
-                self._claim(record)
+            for record in records:
+                if self._last_word(record.uuid) is None and self._view.get(record.uuid) is None:
+                    self._claim(record)
 
     def reserve(self, record: InstanceRecord) -> None:
         """A node is being claimed for it here.

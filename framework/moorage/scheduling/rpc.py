@@ -146,10 +146,10 @@ class SchedulerEndpoint:
             self._tracker.sync(host_name, instance_uuids, digest, _origin())
 
     @rpc_method
-    def claimed_instance(self, host_name: str, instance: Mapping[str, Any]) -> None:
-        """Another scheduler has claimed a node; its agent will tell in full when the instance is built."""
+    def claimed_instances(self, instances: Sequence[Any]) -> None:
+        """Another scheduler has claimed nodes for them; the agents will tell in full when they are built."""
         if self._enabled:
-            self._tracker.claimed(record_from_json(instance, host_name))
+            self._tracker.claimed([record_from_json(each, "") for each in instances])
 
     def _tell_placed(self, selections: Sequence[Selection]) -> None:
         for selection in selections:

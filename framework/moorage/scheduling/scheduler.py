@@ -115,8 +115,8 @@ class Reserver(Protocol):
     def unreserve(self, record: InstanceRecord) -> None:
         """Nothing came of it; harmless when a message has said something else meanwhile."""
 
-    def claimed(self, record: InstanceRecord) -> None:
-        """The store has an instance that the view may not know yet."""
+    def claimed(self, records: Sequence[InstanceRecord]) -> None:
+        """The store has instances that the view may not know yet."""
 
 
 class Refused(Protocol):
@@ -143,7 +143,7 @@ class _Held:
         """Count it no more."""
         self._view.let_go(record.uuid)
 
-    def claimed(self, record: InstanceRecord) -> None:
+    def claimed(self, records: Sequence[InstanceRecord]) -> None:
         """Do nothing: this view keeps no instances."""
 
 
@@ -620,10 +620,8 @@ class Scheduler:
         if not refusing:
             return
         known = choice.fleet.instances_on(choice.row)
-        for each in found.records:
-            if each.uuid not in known:
-                # The next ranking shall know it.
-                self._reserver.claimed(each)
+        # The next ranking shall know them.
+        self._reserver.claimed([each for each in found.records if each.uuid not in known])
         raise errors.ConstraintViolated(
             f"Filter {refusing} refuses node {choice.node.name} by now.", provider=choice.node.uuid, filter=refusing
         )
@@ -656,7 +654,7 @@ class Scheduler:
             self._reserver.reserve(record)
         elif not result.repeated:
             # Another try of the same request, which was refused, may have taken it back out of the view.
-            self._reserver.claimed(record)
+            self._reserver.claimed((record,))
         decision = work.decision
         decision.outcome, decision.host, decision.node = "placed", node.host, node.name
         if not result.repeated:

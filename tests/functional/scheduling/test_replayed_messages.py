@@ -43,7 +43,7 @@ SCHEDULERS = ("scheduler-1", "scheduler-2")
 #: Where the messages of the control plane go: the exchange of calls and casts, and those of fanouts.
 EXCHANGES = ("moorage", "scheduler.fanout_fanout", "agent.fanout_fanout")
 FANOUTS = frozenset(
-    {"claimed_instance", "update_instance_info", "delete_instance_info", "sync_instance_info", "sync_instances"}
+    {"claimed_instances", "update_instance_info", "delete_instance_info", "sync_instance_info", "sync_instances"}
 )
 #: What the clients cause at least, and what must be handled again.
 METHODS = frozenset(
@@ -51,7 +51,7 @@ METHODS = frozenset(
         "create_instance",
         "build_instance",
         "delete_instance",
-        "claimed_instance",
+        "claimed_instances",
         "update_instance_info",
         "delete_instance_info",
     }

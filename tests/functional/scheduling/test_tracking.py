@@ -80,7 +80,7 @@ class OptOutTests(unittest.TestCase):
             with self.assertRaises(errors.NoValidHost):
                 plane.create(1)
             self.assertEqual((loads.call_count, reads.call_count), (0, 2))
-        tracking = {"update_instance_info", "delete_instance_info", "sync_instance_info", "claimed_instance"}
+        tracking = {"update_instance_info", "delete_instance_info", "sync_instance_info", "claimed_instances"}
         self.assertEqual([method for _, method in plane.fanouts if method in tracking | {"sync_instances"}], [])
         self.assertEqual([method for _, method, _ in plane.casts if method == "report_instances"], [])
 

@@ -35,7 +35,7 @@ QUIET: dict[str, Any] = {
     "scheduling__scheduler_instance_sync_interval": 3600,
 }
 #: Threads that work on requests.
-REQUESTS = ("http", "select", "rpc-", "compute-")
+REQUESTS = ("http", "select", "rpc-", "compute-", "notices of claims")
 #: Comparisons of views run beside requests, in the same threads: the least of so many runs is without.
 RUNS = 5
 #: Seconds between two times of work whose statements may be built for each time.
@@ -100,7 +100,7 @@ class WholePathTests(unittest.TestCase):
             {
                 "api": {"statements": 0, "writes": 0, "reads": 0, "messages": ["create_instance"], "built": []},
                 "scheduler": {
-                    "statements": 8, "writes": 1, "reads": 0, "messages": ["build_instance", "claimed_instance*"],
+                    "statements": 8, "writes": 1, "reads": 0, "messages": ["build_instance", "claimed_instances*"],
                     "built": [],
                 },
                 "agent": {

@@ -20,7 +20,7 @@ __all__ = ["StaleFeeds"]
 
 #: The scheduler that gets no messages, and what it does not get.
 DEAF = SCHEDULERS[1]
-FEED = TOLD | {"claimed_instance"}
+FEED = TOLD | {"claimed_instances"}
 #: Claims that one request may try: ``[scheduling] max_attempts`` in each of four rankings.
 MOST = 4 * 3
 

@@ -29,7 +29,7 @@ __all__ = ["Versions"]
 #: What agents tell schedulers of their instances.
 TOLD = frozenset({"update_instance_info", "delete_instance_info", "sync_instance_info"})
 #: Messages of the later release, and the version that they have.
-LATER = frozenset({"claimed_instance", "states_changed", "look_at_instance", "let_go_instance"})
+LATER = frozenset({"claimed_instances", "states_changed", "look_at_instance", "let_go_instance"})
 OLDER, NEWER = "1.0", "1.1"
 #: Seconds for which a scheduler believes what it has read of hosts whose agents tell nothing.
 AGE = 5.0

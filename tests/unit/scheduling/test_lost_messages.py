@@ -109,7 +109,7 @@ class LostMessageTests(unittest.TestCase):
             """Another scheduler's claim is heard of while the instances are read."""
 
             def by_hosts(self, hosts: Sequence[str]) -> list[InstanceRecord]:
-                tracker.claimed(InstanceRecord("new", "h", "n", "small", {"VCPU": 1}, "p"))
+                tracker.claimed([InstanceRecord("new", "h", "n", "small", {"VCPU": 1}, "p")])
                 return [InstanceRecord("other", "h", "n", "small", {"VCPU": 1}, "p")]
 
         # However long the claim takes: the process may have stood still.

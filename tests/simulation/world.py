@@ -316,7 +316,6 @@ class World:
                     # Nothing is installed during a schedule: no look for changed distributions.
                     (extensions, "_read", lambda: self.base.installed),
                     # A simulation collects between schedules only.
-                    (scheduler_role, "exempt_from_collection", lambda: None),
                     (plugin_runner, "faulthandler", _NoTraceback),
                     # Less often than in production: most of a schedule would be these looks.
                     (scheduler_role, "_REFUSALS", 10.0),

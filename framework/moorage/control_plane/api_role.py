@@ -7,7 +7,7 @@ from oslo_config import cfg
 
 from moorage.control_plane.api_assembly import ApiAssembly
 from moorage.control_plane.periodic_loop import PeriodicLoop
-from moorage.control_plane.process import Platform, exempt_from_collection
+from moorage.control_plane.process import Platform
 from moorage.http import authentication
 from moorage.http.mounts import MountDispatcher
 from moorage.http.server import Server
@@ -35,7 +35,6 @@ class ApiRole:
             largest_body=conf.api.max_body_bytes,
             fatal=platform.fatal,
         )
-        exempt_from_collection()
         self._server.start()
         self.url = self._server.url
         self._beats = PeriodicLoop(

@@ -59,6 +59,8 @@ _PAUSE = 0.2
 _LONG_PAUSE = 1000
 #: Seconds that the start may still take when SIGTERM comes meanwhile, and that the last words of a fenced process may.
 _GRACE = 2.0
+#: New objects, less those that are gone, after which garbage is collected.
+_YOUNG = 50_000
 #: Characters of a service's host name; the column of the table of services has this many.
 _LONGEST_NAME = 255
 
@@ -128,12 +130,14 @@ def without_collection() -> Iterator[None]:
 
 
 def exempt_from_collection() -> None:
-    """Exclude all objects that exist now from later garbage collections: what a process has after its start, it keeps.
+    """Exclude all objects that exist now from later garbage collections, which become rare: what a process has by then, it keeps.
 
-    A full collection otherwise looks at all of them, which was a quarter of the cost of an answer with many objects.
+    A full collection otherwise looks at all of them, which was a quarter of the cost of an answer with many objects. The young
+    objects were looked at after every 700, most of which live as long as their request does, or as the fleet.
     """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(_YOUNG)
 
 
 def anonymous_platform(binary: str, conf: cfg.ConfigOpts, clock: Clock, opened: contextlib.ExitStack) -> Platform:
@@ -396,6 +400,7 @@ class _Process:
         heartbeat.start()
         self._heartbeat = heartbeat
         self._role.start(platform, conf)
+        exempt_from_collection()
         LOG.info("%s %s is ready (service %s, epoch %d).", self._role.binary, self._name, *_identity(self._identity))
         hub.tell(ServiceUp(me.uuid, me.binary, me.host, me.epoch))
         _tell_parent("ready")

@@ -17,7 +17,7 @@ from moorage.control_plane.factories import open_instances, open_store, open_wor
 from moorage.control_plane.notifications import ClaimNotices, ask_agent, ask_agents
 from moorage.control_plane.observing import of_decision
 from moorage.control_plane.periodic_loop import Look, PeriodicLoop, SharedLook, run_logged
-from moorage.control_plane.process import Platform, exempt_from_collection, without_collection
+from moorage.control_plane.process import Platform, without_collection
 from moorage.control_plane.store_fleet import StoreFleet
 from moorage.fleet.aggregates import AggregateStore
 from moorage.fleet.nodes import NodeStore
@@ -159,7 +159,6 @@ class SchedulerRole:
             self._on_demand("healing of the view", healer.tick, _HEALING, lambda transaction: healer.is_due)
             ask_agents(platform)
         endpoint.open()
-        exempt_from_collection()
         self._looks["count of hangs"] = REFRESH_INTERVAL, self._incidents.refresh_in
         self._on_demand("writing of refusals", refused.flush, _REFUSALS, lambda transaction: refused.waits)
         self._periodic.append(

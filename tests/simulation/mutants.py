@@ -343,9 +343,9 @@ MUTANTS: Sequence[Mutant] = (
         "the source removes it by an operation of its own; this look is for what that missed",
     ),
     Mutant(
-        "the driver leaves effects of earlier tries",
+        "the driver destroys what is newer than it was told",
         _P,
-        put(simulated.SimulatedDriver, "_remove", nothing),
+        wrap(simulated.SimulatedDriver, "destroy", planting.of_any_token),
     ),
     Mutant(
         "a deletion keeps its claim",

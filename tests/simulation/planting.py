@@ -17,6 +17,7 @@ from moorage.cleanup import conditions as orphan_conditions
 from moorage.cleanup import orphans
 from moorage.cleanup.tables import cleanup_requests
 from moorage.db import database, failures, sqlite
+from moorage.drivers.interface import WorkloadState
 from moorage.instances.moves import OF_PHASE, TRANSFER, kept_source
 from moorage.services import automatic_fences, registry
 from moorage.services.tables import automatic_fences as fence_slots
@@ -34,6 +35,7 @@ from moorage_plugins.compute.operations import Done
 from moorage_plugins.drivers.guarded import lease as lease_files
 from moorage_plugins.drivers.simulated import SimulatedDriver
 from moorage_plugins.stores import capacity_statements, quota_enforcement, sql_claims, sql_holdings, statements
+from tests import hypervisors
 
 _DIALECT = sqlite_dialect.dialect()
 
@@ -299,8 +301,8 @@ def started_early() -> None:
 
     def transfer(driver: Any, uuid: str, token: int, order: int, to: str) -> None:
         old(driver, uuid, token, order, to)
-        there = driver._folder.parent / to
-        there.write_text(there.read_text().replace("paused ", "running"))
+        host, name, _ = to.split("/")
+        hypervisors.put(driver.tools.conf.control_plane.state_dir, host, name, state=WorkloadState.RUNNING)
 
     setattr(SimulatedDriver, "transfer", transfer)  # noqa: B010  (as the other mutants)
 
@@ -798,3 +800,8 @@ def any_kept(held: Any) -> Any:
         "prepared": kept_source(held.instance.pending)["token"],
     }
     return Done(held.lease, held.instance, {"pending": pending}, goes_on=(TRANSFER, held.instance.host))
+
+
+def of_any_token(destroy: Any) -> Any:
+    """Destroys a workload whatever its token is."""
+    return lambda driver, uuid, up_to_token: destroy(driver, uuid, 1 << 40)

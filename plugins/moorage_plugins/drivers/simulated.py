@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A simulated hypervisor. What it runs are files, so that an agent that was killed finds what really exists.
+"""A simulated hypervisor. What it runs are symbolic links, so that an agent that was killed finds what really exists.
 
 A flavor's extra specs can make it slow or fail: ``sim:delay_ms`` (milliseconds) and ``sim:fail`` (the text of the fault) its
 builds, ``sim:<operation>_delay_ms`` and ``sim:<operation>_fail`` another operation (rebuild, resize, migrate, live_migrate,
@@ -9,9 +9,11 @@ unshelve, shelve_offload). Of a move it is the preparation of the destination th
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import shutil
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -25,6 +27,9 @@ from moorage.drivers.interface import ComputeDriver, DriverError, DriverTools, O
 __all__ = ["SimulatedDriver"]
 
 LOG = logging.getLogger(__name__)
+#: Names in the folder of a host that are no instances: a link that is going to replace another, and, with a uuid behind it, a
+#: folder that is being converted.
+_DRAFT, _EARLIER = ".draft", ".earlier-"
 #: The longest simulated delay, in seconds.
 _LONGEST = 3600.0
 _RUNNING, _STOPPED, _PAUSED = WorkloadState.RUNNING, WorkloadState.STOPPED, WorkloadState.PAUSED
@@ -32,32 +37,32 @@ _RUNNING, _STOPPED, _PAUSED = WorkloadState.RUNNING, WorkloadState.STOPPED, Work
 
 @dataclass(frozen=True, slots=True)
 class _Content:
-    """What the file of a workload says.
+    """What there is of a workload, and the text that says so.
 
     :param order: the highest order of the calls for it. :param run: the memory of the workload; each start of it has another one.
     """
 
+    token: int
     state: WorkloadState
     order: int
     run: str
 
     @classmethod
     def parse(cls, text: str) -> _Content:
-        """A file without content is of a workload that runs."""
-        state, order, run = text.split() if text.strip() else (_RUNNING, "0", "-")
-        return cls(WorkloadState(state), int(order), run)
+        """:raises ValueError: the text is of something else."""
+        token, state, order, run = text.split()
+        return cls(int(token), WorkloadState(state), int(order), run)
 
     def __str__(self) -> str:
-        # Of one length always, so that a killed writer leaves one or the other.
-        return f"{self.state.value:8} {self.order:020d} {self.run:32}\n"
+        return f"{self.token} {self.state.value} {self.order} {self.run}"
 
 
 class SimulatedDriver(ComputeDriver):
-    """Builds and destroys instances as files, and moves them between hosts with the same state folder.
+    """Builds and destroys instances as links, and moves them between hosts with the same state folder.
 
-    Each effect lies under a name with its token, in a folder of the instance's own; the newest token is the instance, older
-    ones are what tries left that were taken over. The file says whether it runs. ``[compute] build_delay``, ``destroy_delay`` and
-    ``fail_builds`` say how slow it is, and how it fails, where the flavor does not say.
+    ``hypervisors/HOST/UUID`` in the state folder is a symbolic link to a text: the token, the state, the order and the memory of
+    the workload. One call of the system makes or replaces it, so that a killed agent leaves one or the other. ``[compute]
+    build_delay``, ``destroy_delay`` and ``fail_builds`` say how slow it is, and how it fails, where the flavor does not say.
     """
 
     api_version: ClassVar[tuple[int, int]] = (1, 0)
@@ -72,6 +77,8 @@ class SimulatedDriver(ComputeDriver):
         self._destroy_delay = float(section.destroy_delay)
         self._fail_builds = str(section.fail_builds)
         os.makedirs(self._folder, exist_ok=True)
+        with self._exclusive():
+            _convert(self._folder)
         self._ended = EndedTokens("simulated", tools)
 
     @override
@@ -91,24 +98,25 @@ class SimulatedDriver(ComputeDriver):
     @override
     def spawn(self, workload: Workload, token: int) -> None:
         self.check(workload)
-        self._make(workload.uuid, token, _Content(_RUNNING, 0, randomness.new_hex()))
+        self._make(workload.uuid, _Content(token, _RUNNING, 0, randomness.new_hex()))
 
     @override
     def destroy(self, uuid: str, up_to_token: int) -> None:
         self._clock.sleep(self._destroy_delay)
         with self._exclusive():
             self._ended.note(uuid, up_to_token)
-            self._remove(uuid, (token for token in self._tokens(uuid, also_unfinished=True) if token <= up_to_token))
+            now = _read(self._path(uuid))
+            if now is not None and now.token <= up_to_token:
+                os.unlink(self._path(uuid))
 
     @override
     def inspect(self) -> Mapping[str, Observed]:
         found = {}
-        with self._exclusive():
-            for entry in os.scandir(self._folder):
-                if tokens := self._tokens(entry.name) if entry.is_dir() else set():
-                    content = _read(self._file(entry.name, max(tokens)))
-                    detail = "" if content.state is _RUNNING else f"It is {content.state.value}."
-                    found[entry.name] = Observed(max(tokens), content.state, None, detail)
+        with self._exclusive(), os.scandir(self._folder) as entries:
+            for entry in entries:
+                if entry.is_symlink() and (now := _read(entry.path)) and entry.name != _DRAFT:
+                    detail = "" if now.state is _RUNNING else f"It is {now.state.value}."
+                    found[entry.name] = Observed(now.token, now.state, None, detail)
         return found
 
     # -- further powers -------------------------------------------------------------------------------------------
@@ -128,75 +136,49 @@ class SimulatedDriver(ComputeDriver):
     def prepare(self, workload: Workload, token: int) -> str:
         """See :class:`moorage.drivers.interface.Migration`."""
         self.check(workload)
-        self._make(workload.uuid, token, _Content(_STOPPED, 0, "-"))
-        return os.path.relpath(self._file(workload.uuid, token), os.path.dirname(self._folder))
+        self._make(workload.uuid, _Content(token, _STOPPED, 0, "-"))
+        return f"{os.path.basename(self._folder)}/{workload.uuid}/{token}"
 
     def transfer(self, uuid: str, token: int, order: int, to: str) -> None:
         """See :class:`moorage.drivers.interface.LiveMigration`."""
-        there = os.path.join(os.path.dirname(self._folder), to)
-        with self._exclusive(os.path.dirname(os.path.dirname(there))):
-            if max(self._tokens(uuid), default=0) != token:
+        host, name, arriving = to.split("/")
+        folder = os.path.join(os.path.dirname(self._folder), host)
+        with self._exclusive(folder):
+            before = _read(self._path(uuid))
+            if before is None or before.token != token or before.order > order:
                 return
-            source = self._file(uuid, token)
-            before = _read(source)
-            if before.order > order:
-                return
-            try:
-                arrives = _read(there)
-            except FileNotFoundError:
-                raise DriverError("the destination knows nothing of the instance") from None
+            arrives = _read(f"{folder}/{name}")
+            if arrives is None or arrives.token != int(arriving):
+                raise DriverError("the destination knows nothing of the instance")
             if arrives.state is _RUNNING:
                 raise DriverError("the instance runs on the destination already")
-            _write(source, replace(before, state=_PAUSED, order=order))
-            _write(there, replace(arrives, state=_PAUSED, run=before.run))
+            _replace(self._folder, uuid, replace(before, state=_PAUSED, order=order))
+            _replace(folder, name, replace(arrives, state=_PAUSED, run=before.run))
 
     # -- parts ----------------------------------------------------------------------------------------------------
 
-    def _make(self, uuid: str, token: int, content: _Content) -> None:
+    def _make(self, uuid: str, content: _Content) -> None:
         """Has there be this workload and none of an older token, unless there is, or was, one of this or a newer token."""
         with self._exclusive():
-            tokens = self._tokens(uuid)
-            if max(tokens, default=0) < token and self._ended(uuid) < token:
-                if tokens:
-                    self._remove(uuid, tokens)
-                self._create(uuid, token, content)
+            now = _read(self._path(uuid))
+            if (now is None or now.token < content.token) and self._ended(uuid) < content.token:
+                self._create(uuid, content, now)
 
-    def _create(self, uuid: str, token: int, content: _Content) -> None:
-        folder = f"{self._folder}/{uuid}"
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(folder)
-        made = f"{folder}/.{token}"
-        _write(made, content, os.O_CREAT)
-        os.rename(made, self._file(uuid, token))
+    def _create(self, uuid: str, content: _Content, before: _Content | None) -> None:
+        if before is None:
+            os.symlink(str(content), self._path(uuid))
+        else:
+            _replace(self._folder, uuid, content)
 
     def _change(self, uuid: str, token: int, order: int, change: Callable[[_Content], _Content]) -> None:
         """Changes the workload with this token, unless a later call has changed it."""
         with self._exclusive():
-            if max(self._tokens(uuid), default=0) != token:
-                return
-            now = _read(self._file(uuid, token))
-            if now.order <= order:
-                _write(self._file(uuid, token), replace(change(now), order=order))
+            now = _read(self._path(uuid))
+            if now is not None and now.token == token and now.order <= order:
+                _replace(self._folder, uuid, replace(change(now), order=order))
 
-    def _file(self, uuid: str, token: int) -> str:
-        return f"{self._folder}/{uuid}/{token}"
-
-    def _tokens(self, uuid: str, *, also_unfinished: bool = False) -> set[int]:
-        """:param also_unfinished: those, too, whose making was killed."""
-        try:
-            names = os.listdir(f"{self._folder}/{uuid}")
-        except FileNotFoundError:
-            return set()
-        return {int(name) for each in names if (name := each.lstrip(".") if also_unfinished else each).isdigit()}
-
-    def _remove(self, uuid: str, tokens: Iterable[int]) -> None:
-        for token in tokens:
-            for file in (self._file(uuid, token), f"{self._folder}/{uuid}/.{token}"):
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(file)
-        # Fails while another try has a file there.
-        with contextlib.suppress(OSError):
-            os.rmdir(f"{self._folder}/{uuid}")
+    def _path(self, uuid: str) -> str:
+        return f"{self._folder}/{uuid}"
 
     @contextlib.contextmanager
     def _exclusive(self, *others: str) -> Iterator[None]:
@@ -222,17 +204,40 @@ def _started(now: _Content) -> _Content:
     return replace(now, state=_RUNNING, run=run)
 
 
-def _read(path: str) -> _Content:
-    with open(path, encoding="ascii") as file:
-        return _Content.parse(file.read())
-
-
-def _write(path: str, content: _Content, flags: int = 0) -> None:
-    descriptor = os.open(path, os.O_WRONLY | flags, 0o666)
+def _read(path: str) -> _Content | None:
     try:
-        os.pwrite(descriptor, str(content).encode(), 0)
-    finally:
-        os.close(descriptor)
+        return _Content.parse(os.readlink(path))
+    except FileNotFoundError:
+        return None
+    except ValueError:
+        raise OSError(errno.EINVAL, f"{path} is no link of a workload") from None
+
+
+def _replace(folder: str, uuid: str, content: _Content) -> None:
+    draft = f"{folder}/{_DRAFT}"
+    with contextlib.suppress(FileNotFoundError):
+        # A killed call has left it.
+        os.unlink(draft)
+    os.symlink(str(content), draft)
+    os.rename(draft, f"{folder}/{uuid}")
+
+
+def _convert(folder: str) -> None:
+    """Make links of what an earlier release left: a folder for each workload, with a file named after the token."""
+    with os.scandir(folder) as entries:
+        names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+    for name in names:
+        path, uuid = f"{folder}/{name}", name.removeprefix(_EARLIER)
+        tokens = [int(each) for each in os.listdir(path) if each.isdigit()]
+        if name == uuid:
+            os.rename(path, path := f"{folder}/{_EARLIER}{uuid}")
+        if tokens:
+            with open(f"{path}/{max(tokens)}", encoding="ascii") as file:
+                # One without content is of a workload that runs.
+                content = _Content.parse(f"{max(tokens)} {file.read() or f'{_RUNNING.value} 0 -'}")
+            with contextlib.suppress(FileExistsError):
+                os.symlink(str(content), f"{folder}/{uuid}")
+        shutil.rmtree(path)
 
 
 @contextlib.contextmanager

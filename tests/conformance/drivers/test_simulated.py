@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from oslo_config import cfg
 from typing_extensions import override
 
-from moorage.drivers.interface import ComputeDriver, DriverTools
+from moorage.drivers.interface import ComputeDriver, DriverTools, WorkloadState
 from moorage.testing.drivers import ComputeDriverTests
 from moorage_plugins.compute import options
 from moorage_plugins.drivers.simulated import SimulatedDriver
+from tests import hypervisors
 
 
 class SimulatedDriverTests(ComputeDriverTests, unittest.TestCase):
@@ -27,6 +28,6 @@ class SimulatedDriverTests(ComputeDriverTests, unittest.TestCase):
     @override
     def copies(self, host: str, uuid: str) -> Sequence[object]:
         """The memories of what runs. A start of what was stopped makes another one."""
-        folder = self.state_dir() / "hypervisors" / host / uuid
-        found = [path.read_text().split() for path in folder.glob("[0-9]*")] if folder.exists() else []
-        return [run for state, _, run in found if state == "running"]
+        return [
+            each.run for each in hypervisors.found(self.state_dir(), host, uuid) if each.state is WorkloadState.RUNNING
+        ]

@@ -24,7 +24,7 @@ import sqlalchemy as sa
 import tests
 from moorage import errors
 from moorage.client.client import Client
-from tests import SOAK
+from tests import SOAK, hypervisors
 from tests.functional.deployment.sites import HOSTS, ROLES, SOON, Site
 from tests.servers import wait_until
 
@@ -258,11 +258,13 @@ def broken(site: Site, ledgers: list[Ledger]) -> list[str]:
     found += _told(
         {key: state for each in ledgers for key, state in each.instances.items()}, set(instances), "instance"
     )
-    copies = _files(site, *(f"hypervisors/{host}" for host in HOSTS))
+    copies: dict[str, list[str]] = {}
+    for workload in hypervisors.found(site.folder / "state"):
+        copies.setdefault(workload.uuid, []).append(workload.host)
     for key, each in instances.items():
         if each["status"] not in ("active", "error"):
             found.append(f"instance {key} is {each['status']}")
-        at = [place.rpartition("/")[2] for place, _ in copies.get(key, ())]
+        at = copies.get(key, [])
         if at not in ([each["host"]], [] if each["status"] == "error" else None):
             found.append(f"instance {key} of {each['host']} ({each['status']}) runs on {at}")
     found += [f"instance {key} is gone and runs on {places}" for key, places in copies.items() if key not in instances]
@@ -405,7 +407,6 @@ class WholeSystemTests(unittest.TestCase):
         state = self.site.folder / "state"
         host = api.instance(active[0])["host"]
         other = next(each for each in HOSTS if each != host)
-        stray = state / "hypervisors" / other / active[0] / "9"
         engine = sa.create_engine(self.site.database)
         self.addCleanup(engine.dispose)
 
@@ -421,10 +422,6 @@ class WholeSystemTests(unittest.TestCase):
                     self.assertGreater(connection.execute(sa.text(statement)).rowcount, 0)
 
             return execute
-
-        def make_stray() -> None:
-            stray.parent.mkdir(parents=True, exist_ok=True)
-            stray.write_text("")
 
         lost, token = str(uuid.uuid4()), next(iter((state / "block_storage" / "volume" / volume).iterdir()))
         makes(
@@ -443,7 +440,11 @@ class WholeSystemTests(unittest.TestCase):
             lambda: owner.instances.pop(active[0]),
             lambda: owner.instances.update({active[0]: PRESENT}),
         )
-        makes(f"instance {active[0]} of {host} (active) runs on", make_stray, stray.unlink)
+        makes(
+            f"instance {active[0]} of {host} (active) runs on",
+            lambda: hypervisors.put(state, other, active[0], 9),
+            lambda: hypervisors.remove(state, other, active[0]),
+        )
         makes(
             "audit: drift",
             change("UPDATE inventories SET used = used + 1"),

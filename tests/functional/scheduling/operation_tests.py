@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import unittest
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, ClassVar
 from unittest import mock
 
@@ -18,6 +17,7 @@ from moorage.instances.in_place import InPlace
 from moorage.instances.interface import DEPARTURE, Instance
 from moorage.services.tables import services
 from moorage_plugins.drivers.simulated import SimulatedDriver
+from tests import hypervisors
 from tests.functional.scheduling.plane import SOON, Plane
 from tests.servers import wait_until
 
@@ -55,11 +55,7 @@ class OperationTestCase(unittest.TestCase):
 
     def running(self) -> dict[str, set[str]]:
         """Host -> what there is on its hypervisor."""
-        found = {}
-        for host in self.hosts:
-            folder = Path(self.plane.folder, "hypervisors", host)
-            found[host] = {each.name for each in folder.iterdir()} if folder.exists() else set()
-        return found
+        return {host: {each.uuid for each in hypervisors.found(self.plane.folder, host)} for host in self.hosts}
 
     def leave(self, uuid: str, host: str, request_id: str = "leave") -> None:
         """The instance moves to a host; the agent of its present host stops before it has let go of the instance."""
@@ -75,8 +71,7 @@ class OperationTestCase(unittest.TestCase):
 
     def executing(self, uuid: str) -> list[str]:
         """The hosts whose hypervisors execute an instance."""
-        files = Path(self.plane.folder, "hypervisors").glob(f"*/{uuid}/[0-9]*")
-        return sorted(each.parts[-3] for each in files if each.read_text().startswith("running"))
+        return hypervisors.executing(self.plane.folder, uuid)
 
     def assert_whole(self) -> None:
         """Rows, claims, hypervisors and the views of all schedulers agree, and nothing is in progress."""

@@ -7,7 +7,6 @@ import contextlib
 import threading
 import unittest
 from concurrent import futures
-from pathlib import Path
 from typing import ClassVar
 from unittest import mock
 from uuid import uuid4
@@ -33,7 +32,7 @@ from moorage.services.interface import Service, ServiceIdentity
 from moorage.services.tables import services
 from moorage_plugins.compute import operations as compute_operations
 from moorage_plugins.drivers.simulated import SimulatedDriver
-from tests import servers
+from tests import hypervisors, servers
 from tests.functional.scheduling.operation_tests import OperationTestCase
 from tests.functional.scheduling.plane import SOON
 from tests.servers import wait_until
@@ -317,13 +316,12 @@ class _KeyEvacuationTests(EvacuationCase):
 
     def test_other_leftovers_that_cannot_be_destroyed_keep_no_agent_from_serving(self) -> None:
         self.plane.stop("h1")
-        stranger = Path(self.plane.folder, "hypervisors", "h1", str(uuid4()))
-        stranger.mkdir(parents=True)
-        (stranger / "0").touch()
+        stranger = str(uuid4())
+        hypervisors.put(self.plane.folder, "h1", stranger, 0)
         with mock.patch.object(SimulatedDriver, "destroy", side_effect=_AWAY) as destroy:
             self.plane.start(Agent(), "h1")
-        destroy.assert_called_with(stranger.name, 0)
-        self.assertEqual({stranger.name}, self.running()["h1"])
+        destroy.assert_called_with(stranger, 0)
+        self.assertEqual({stranger}, self.running()["h1"])
 
     def test_an_instance_leaves_a_second_dead_host_although_the_first_never_came_back(self) -> None:
         uuid = self.on_h1()

@@ -18,7 +18,6 @@ import unittest
 import uuid as uuid_module
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import amqp  # type: ignore[import-untyped]
@@ -34,7 +33,7 @@ from moorage.rpc.interface import Handler, Message, Subscription, Transport
 from moorage_plugins.compute.tables import instances
 from moorage_plugins.stores.tables import allocations, inventories
 from moorage_plugins.transports.oslo import OsloTransport
-from tests import cases, seeded, servers
+from tests import cases, hypervisors, seeded, servers
 from tests.functional.scheduling.plane import SOON, Plane
 from tests.servers import wait_until
 
@@ -269,9 +268,8 @@ class ReplayedMessagesTests(unittest.TestCase):
         found += [f"instance {uuid} was asked for by nobody" for uuid in rows.keys() - self.told.keys()]
         found += [f"instance {uuid} is {row.status}" for uuid, row in rows.items() if row.status != "active"]
         copies: dict[str, list[str]] = {}
-        for path in Path(plane.folder, "hypervisors").glob("*/*/*"):
-            if path.name.isdigit():
-                copies.setdefault(path.parent.name, []).append(path.parent.parent.name)
+        for each in hypervisors.found(plane.folder):
+            copies.setdefault(each.uuid, []).append(each.host)
         for uuid in rows.keys() | copies.keys():
             wanted = [rows[uuid].host] if uuid in rows else []
             if copies.get(uuid, []) != wanted:

@@ -24,6 +24,7 @@ from moorage.instances.interface import departed_consumer
 from moorage.instances.resizes import Resizes
 from moorage.services.registry import ServiceRegistry
 from moorage_plugins.stores.classes import STANDARD_CLASSES
+from tests import hypervisors
 from tests.simulation.kernel import Process
 from tests.simulation.workloads.base import open_deleter
 from tests.simulation.workloads.placement import HOSTS, Placement, enrol
@@ -89,13 +90,11 @@ class Moves(Placement):
         if not copies:
             return False
         uuid, host, token = own.choice(copies)
-        file = self.world.folder / "hypervisors" / host / uuid / str(token)
         if what == "lost":
-            file.unlink()
+            hypervisors.remove(self.world.folder, host, uuid)
             self._lost.add((uuid, host, token))
         else:
-            state, rest = file.read_text().split(maxsplit=1)
-            file.write_text(f"{WorkloadState.STOPPED.value:8} {rest}")
+            hypervisors.put(self.world.folder, host, uuid, state=WorkloadState.STOPPED)
         self._ended[uuid, host] = self.kernel.now
         self.faults.counts[f"copy {what}"] += 1
         self.kernel.note(f"copy {what}", f"{uuid} on {host}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -34,6 +33,7 @@ from moorage.scheduling.scheduler import Scheduler, Selection
 from moorage.scheduling.snapshot import Snapshot
 from moorage.services.registry import ServiceRegistry
 from moorage_plugins.stores.classes import STANDARD_CLASSES
+from tests import hypervisors
 from tests.simulation.kernel import Process
 from tests.simulation.workloads.base import Workload, open_deleter
 from tests.simulation.world import World
@@ -44,7 +44,6 @@ HOSTS = ("agent-1", "agent-2", "agent-3")
 SCHEDULERS = ("scheduler-1", "scheduler-2")
 #: Units of VCPU of each node.
 SIZE = 4
-_RUNNING = WorkloadState.RUNNING.value
 #: (Node, resource class) -> units that are free.
 _Free = dict[tuple[str, int], float]
 _Moment = tuple[float, _Free, frozenset[tuple[str, str]]]
@@ -425,23 +424,16 @@ class Placement(Workload):
     def executing(self) -> dict[str, list[str]]:
         """Uuid -> hosts whose hypervisors execute it, each as often as it does."""
         found: dict[str, list[str]] = {}
-        for uuid, by_host in self._effects().items():
-            for host, tokens in by_host.items():
-                for token in tokens:
-                    with open(f"{self.world.folder}/hypervisors/{host}/{uuid}/{token}", encoding="ascii") as file:
-                        if file.read(len(_RUNNING)) == _RUNNING:
-                            found.setdefault(uuid, []).append(host)
+        for each in hypervisors.found(self.world.folder):
+            if each.state is WorkloadState.RUNNING:
+                found.setdefault(each.uuid, []).append(each.host)
         return found
 
     def _effects(self) -> dict[str, dict[str, list[int]]]:
         """Uuid -> host -> tokens of what the hypervisors run."""
         found: dict[str, dict[str, list[int]]] = {}
-        for host in self.hosts:
-            folder = f"{self.world.folder}/hypervisors/{host}"
-            for uuid in sorted(os.listdir(folder)) if os.path.exists(folder) else ():
-                tokens = sorted(int(each) for each in os.listdir(f"{folder}/{uuid}") if each.isdigit())
-                if tokens:
-                    found.setdefault(uuid, {})[host] = tokens
+        for each in hypervisors.found(self.world.folder):
+            found.setdefault(each.uuid, {})[each.host] = [each.token]
         return found
 
     @override

@@ -23,9 +23,9 @@ from moorage.db import MICROSECONDS, Database
 from moorage.drivers.interface import COMPUTE_DRIVERS, DriverError, DriverTools, WorkloadState
 from moorage.services.interface import SELF_FENCE_MARGIN
 from moorage.services.registry import ServiceRegistry
-from moorage_plugins.drivers import simulated
 from moorage_plugins.drivers.guarded.lease import OutdatedError, keep_lease, lease_until
 from moorage_plugins.drivers.simulated import SimulatedDriver
+from tests import hypervisors
 from tests.simulation.kernel import Process
 from tests.simulation.workloads.placement import HOSTS, Placement, enrol
 from tests.simulation.world import SimClock
@@ -60,12 +60,12 @@ class _Driver(SimulatedDriver):
         return ()
 
     @override
-    def _create(self, uuid: str, token: int, content: Any) -> None:
+    def _create(self, uuid: str, content: Any, before: Any) -> None:
         # As the guardian does before it starts the sandbox.
         until = lease_until(Path(self._folder))
         if until is None or self._clock.boottime() >= until:
             raise DriverError("the lease of the host is over")
-        super()._create(uuid, token, content)
+        super()._create(uuid, content, before)
         self.workload.witness(uuid, self.tools.host)
 
 
@@ -160,10 +160,8 @@ class SelfFences(Placement):
 
     def _end_all(self, host: str) -> None:
         for uuid, hosts in self.executing().items():
-            for token in self._effects()[uuid][host] if host in hosts else ():
-                path = self.world.folder / "hypervisors" / host / uuid / str(token)
-                content = simulated._Content.parse(path.read_text())
-                simulated._write(str(path), replace(content, state=WorkloadState.FAILED))
+            if host in hosts:
+                hypervisors.put(self.world.folder, host, uuid, state=WorkloadState.FAILED)
                 self.kernel.note("guardian", f"ends {uuid} on {host}")
                 self.facts["ended"] = self.facts.get("ended", 0) + 1
 

@@ -14,7 +14,6 @@ import unittest
 import uuid as uuid_module
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -58,6 +57,7 @@ from moorage_plugins.migrations import MIGRATIONS
 from moorage_plugins.schema import plugins_metadata
 from moorage_plugins.stores import options as store_options
 from moorage_plugins.stores.sql import SqlStore
+from tests import hypervisors
 from tests.ready import ready_node
 from tests.servers import wait_until
 
@@ -157,7 +157,7 @@ class Fleet:
         self.conf.set_override("state_dir", state_dir, group="control_plane")
         for name, value in compute.items():
             self.conf.set_override(name, value, group="compute")
-        self.folder = Path(state_dir) / "hypervisors" / HOST
+        self.state_dir = state_dir
         self.clock = GateClock()
         self.told = Told()
         self.store = SqlStore(conf=self.conf, database=self.database, clock=self.clock)
@@ -224,10 +224,7 @@ class Fleet:
 
     def running(self) -> dict[str, list[int]]:
         """What the hypervisor runs: tokens by uuid."""
-        return {
-            folder.name: sorted(int(file.name) for file in folder.iterdir())
-            for folder in (self.folder.iterdir() if self.folder.exists() else ())
-        }
+        return {each.uuid: [each.token] for each in hypervisors.found(self.state_dir, HOST)}
 
     def used(self) -> int:
         """What is claimed, by the allocations."""
@@ -1004,9 +1001,7 @@ class AgentTests(unittest.TestCase):
     def test_the_start_destroys_what_runs_and_does_not_exist(self) -> None:
         uuid = str(uuid_module.uuid4())
         self.give_tokens(uuid, 3)
-        folder = self.fleet.folder / uuid
-        folder.mkdir(parents=True)
-        (folder / "3").touch()
+        hypervisors.put(self.fleet.state_dir, HOST, uuid, 3)
         with self.assertLogs("moorage_plugins.compute.unknown_workloads", "WARNING"):
             self.started()
         self.assert_consistent(0)

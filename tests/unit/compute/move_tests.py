@@ -8,7 +8,7 @@ commit. A test interrupts it at one point after the other, and looks after every
 from __future__ import annotations
 
 import dataclasses
-import shutil
+import os
 import tempfile
 import threading
 import unittest
@@ -37,6 +37,7 @@ from moorage.work.work_loop import WorkLoop
 from moorage_plugins.compute.agent import InstanceWork
 from moorage_plugins.compute.unknown_workloads import UnknownWorkloads
 from moorage_plugins.drivers.simulated import SimulatedDriver
+from tests import hypervisors
 from tests.ready import ready_node
 from tests.unit.compute.agent_tests import HOST, NODE, SOON, Fleet, NodeNames
 
@@ -47,7 +48,7 @@ MOST_STEPS = 30
 
 def lose(driver: Any, uuid: str) -> None:
     """What there is of an instance disappears, and its driver does not know of it."""
-    shutil.rmtree(Path(driver._folder, uuid))
+    os.unlink(driver._path(uuid))
 
 
 class Killed(BaseException):
@@ -131,15 +132,7 @@ class TwoHosts(unittest.TestCase):
 
     def executing(self) -> list[str]:
         """The hosts that execute the instance."""
-        files = sorted((self.folder / "hypervisors").glob(f"*/{self.uuid}/[0-9]*"))
-        found = []
-        for each in files:
-            try:
-                if each.read_text().startswith("running"):
-                    found.append(each.parts[-3])
-            except FileNotFoundError:
-                continue
-        return found
+        return hypervisors.executing(self.folder, self.uuid)
 
     def step(self) -> str:
         """Does the next operation of the instance, or of its departure; the host that did it, empty when there is none."""
@@ -260,7 +253,7 @@ class MoveTests(TwoHosts):
             for item in self.fleet.store.allocations(providers=[node])
         ]
         self.assertEqual([(self.uuid, found.node_uuid, found.resources["VCPU"])], held)
-        there = [each.parts[-2] for each in (self.folder / "hypervisors").glob(f"*/{self.uuid}")]
+        there = [each.host for each in hypervisors.found(self.folder, uuid=self.uuid)]
         self.assertEqual([found.host], there)
         self.assertEqual(0, self.fleet.rows())
         self.assertEqual(found.host == HOST, bool(found.fault))

@@ -32,6 +32,7 @@ from moorage.services.registry import ServiceRegistry
 from moorage_plugins.compute.actual_state import ActualStates
 from moorage_plugins.compute.cleanup import InstanceHandler
 from moorage_plugins.drivers.simulated import SimulatedDriver
+from tests import hypervisors
 from tests.ready import ready_node
 from tests.unit.compute.agent_tests import HOST, NODE, SOON, NodeNames
 from tests.unit.compute.move_tests import MOST_STEPS, OTHER, OTHER_NODE, Killed, TwoHosts, lose
@@ -75,7 +76,7 @@ class ResizeTests(TwoHosts):
 
     def copies(self) -> list[str]:
         """The hosts that have anything of the instance."""
-        return sorted(each.parts[-2] for each in (self.folder / "hypervisors").glob(f"*/{self.uuid}"))
+        return [each.host for each in hypervisors.found(self.folder, uuid=self.uuid)]
 
     def revert(self, request: str = "") -> None:
         self.reverts = getattr(self, "reverts", 0) + 1

@@ -3,9 +3,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import shutil
 import tempfile
 import unittest
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 from oslo_config import cfg
 
@@ -13,10 +19,15 @@ from moorage.drivers.interface import DriverError, DriverTools, Workload
 from moorage.testing.clock import ManualClock
 from moorage_plugins.compute import options
 from moorage_plugins.drivers.simulated import SimulatedDriver
+from tests import hypervisors
 
 
 def flavor(uuid: str, extra_specs: dict[str, str] | None = None, operation: str = "build") -> Workload:
     return Workload(uuid=uuid, extra_specs=extra_specs or {}, operation=operation)
+
+
+class Killed(BaseException):
+    """The process ends here."""
 
 
 class DriverTests(unittest.TestCase):
@@ -41,7 +52,7 @@ class DriverTests(unittest.TestCase):
         for uuid, tokens in (("a", (1, 2)), ("b", (2, 1))):
             for token in tokens:
                 self.driver.spawn(flavor(uuid), token)
-            self.assertEqual([path.name for path in (self.folder / uuid).iterdir()], ["2"])
+            self.assertEqual([(uuid, 2)], [(each.uuid, each.token) for each in hypervisors.found(self.state_dir)])
             self.driver.destroy(uuid, 2)
             self.assertEqual([], list(self.folder.iterdir()))
 
@@ -72,6 +83,44 @@ class DriverTests(unittest.TestCase):
 
     def test_a_folder_that_fails_is_a_fault_of_the_driver(self) -> None:
         self.driver.spawn(flavor("a"), 1)
-        (self.folder / "b").touch()  # where a folder should be
-        with self.assertRaisesRegex(DriverError, "hypervisor's folder"):
-            self.driver.spawn(flavor("b"), 1)
+        (self.folder / "b").touch()  # where a link should be
+        (self.folder / "c").symlink_to("nonsense")
+        for uuid in ("b", "c"):
+            with self.assertRaisesRegex(DriverError, "hypervisor's folder"):
+                self.driver.spawn(flavor(uuid), 1)
+
+    def test_what_an_earlier_release_left_is_converted_also_after_a_kill_at_any_step(self) -> None:
+        left = {"a": {"1": "stopped 00000000000000000007 0123\n"}, "b": {"1": "", "3": ""}, "c": {".2": ""}}
+        wanted = {"a": (1, "stopped", "0123"), "b": (3, "running", "-")}
+        for steps in range(20):
+            with self.subTest(steps=steps):
+                shutil.rmtree(self.folder)
+                for uuid, files in left.items():
+                    (self.folder / uuid).mkdir(parents=True)
+                    for name, text in files.items():
+                        (self.folder / uuid / name).write_text(text)
+                self.convert_and_kill(steps)
+                self.make()
+                found = {each.uuid: each[2:] for each in hypervisors.found(self.state_dir)}
+                self.assertEqual(wanted, found)
+                self.assertEqual(sorted(wanted), sorted(each.name for each in self.folder.iterdir()))
+        self.make().stop("a", 1, 6)
+        self.assertEqual("stopped", hypervisors.found(self.state_dir, uuid="a")[0].state)
+
+    def convert_and_kill(self, steps: int) -> None:
+        """Convert, up to this change of the folder."""
+        left = iter(range(steps))
+
+        def counted(change: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*arguments: Any, **options: Any) -> Any:
+                if next(left, None) is None:
+                    raise Killed
+                return change(*arguments, **options)
+
+            return call
+
+        with contextlib.ExitStack() as patched:
+            for name in ("rename", "symlink", "unlink", "rmdir"):
+                patched.enter_context(mock.patch.object(os, name, counted(getattr(os, name))))
+            patched.enter_context(contextlib.suppress(Killed))
+            self.make()

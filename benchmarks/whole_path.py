@@ -2,13 +2,19 @@
 """Processor time of whole requests by role, printed as one JSON object.
 
 ``python benchmarks/whole_path.py [--hosts 1523] [--creates 400] [--clients 8] [--idle 60] [--schedulers 1] [--agents 2]
-[--bulk 1]``
+[--bulk 1] [--open] [--keep]``
 
 Starts ``moorage up`` on SQLite in an empty folder, imports a fleet, leaves it idle, creates instances, waits until all are built,
-and deletes them. ``--bulk`` has each request create so many alike. Printed for each phase: processor milliseconds of each role (per
-node, per minute, per instance), the instances per second until the last answer (``per_s``) and until all are built or gone
-(``done_per_s``), and the times that clients saw of their requests. The load generator is a process on the same machine; its own
-processor time is not counted, but takes part of the machine. The machine's load is printed beside the results.
+and deletes them (not with ``--keep``). ``--bulk`` has each request create so many alike. Printed for each phase: processor
+milliseconds of each role (per node, per minute, per instance), the instances per second until the last answer (``per_s``) and until
+all are built or gone (``done_per_s``), and the times that clients saw of their requests.
+
+``--open`` finds the capacity first: requests to create arrive at random moments, at a rate that rises from step to step as long as
+they are answered as fast as they arrive. Then they arrive at half of that rate, and the times from the arrivals to the answers are
+printed; a request that no client is free to send waits, and its wait counts.
+
+The load generator is a process on the same machine; its own processor time is not counted, but takes part of the machine. The
+machine's load is printed beside the results.
 """
 
 from __future__ import annotations
@@ -18,6 +24,7 @@ import collections
 import json
 import os
 import pathlib
+import random
 import signal
 import statistics
 import subprocess
@@ -45,6 +52,12 @@ PAGE = 1000
 READING = 5.0
 #: Seconds that builds and deletions may take after the last request.
 PATIENCE = 120.0
+#: Requests per second of the first step, the factor from step to step, and the seconds of a step.
+FIRST_RATE, RISE, STEP = 40.0, 1.2, 5.0
+#: A rate is sustained when so much of it is answered, and the 99th percentile of the times is at most so many milliseconds.
+SUSTAINED, SLOWEST = 0.95, 1000.0
+#: Seconds of the open loop at half of the capacity.
+HALF = 20.0
 
 
 class Plane:
@@ -104,11 +117,12 @@ class Phase:
         return found | {"all": round(1000 * sum(self.roles.values()) / parts, 3)}
 
 
-def nodes(hosts: int) -> Iterator[list[dict[str, Any]]]:
-    """Pages of nodes."""
+def nodes(hosts: int, instances: int) -> Iterator[list[dict[str, Any]]]:
+    """Pages of nodes, with room for twice as many instances."""
+    room = max(64, 2 * instances // hosts)
     for first in range(0, hosts, PAGE):
         yield [
-            {"name": f"node-{number:06}", "inventories": {"VCPU": 64, "MEMORY_MB": 262144, "DISK_GB": 2000}}
+            {"name": f"node-{number:06}", "inventories": {"VCPU": room, "MEMORY_MB": 4096 * room, "DISK_GB": 2000}}
             for number in range(first, min(first + PAGE, hosts))
         ]
 
@@ -169,13 +183,53 @@ def requests(
     }
 
 
+def open_loop(plane: Plane, clients: Sequence[Client], rate: float, seconds: float) -> dict[str, Any]:
+    """Create instances at random moments, ``rate`` per second on average; what that costs, and the times from these moments on."""
+    chance, moments = random.Random(1), [0.0]
+    while moments[-1] < seconds:
+        moments.append(moments[-1] + chance.expovariate(rate))
+    began = time.monotonic()
+
+    def create(client: Client, of: str) -> None:
+        moment = began + moments[int(of)]
+        time.sleep(max(0.0, moment - time.monotonic()))
+        client.create_instance({"name": of, "flavor": FLAVOR})
+        taken.append(time.monotonic() - moment)
+
+    taken: list[float] = []
+    with Phase(plane) as cost:
+        run(clients, create, [str(number) for number in range(len(moments))])
+        answered = time.monotonic() - began
+        settled(plane, "create")
+    taken.sort()
+    return {
+        "rate": round(rate, 1),
+        "arrived_per_s": round(len(moments) / moments[-1], 1),
+        "per_s": round(len(moments) / answered, 1),
+        "processor_ms": cost.milliseconds(len(moments)),
+        "p50_ms": round(1000 * statistics.median(taken), 1),
+        "p99_ms": round(1000 * taken[int(0.99 * (len(taken) - 1))], 1),
+    }
+
+
+def capacity(plane: Plane, clients: Sequence[Client]) -> dict[str, Any]:
+    """The steps of the rising rate, and the open loop at half of the last one that was sustained."""
+    steps, rate, sustained = [], FIRST_RATE, 0.0
+    while True:
+        steps.append(open_loop(plane, clients, rate, STEP))
+        if steps[-1]["per_s"] < SUSTAINED * steps[-1]["arrived_per_s"] or steps[-1]["p99_ms"] > SLOWEST:
+            break
+        sustained, rate = rate, rate * RISE
+    return {"steps": steps, "capacity_per_s": sustained, "half": open_loop(plane, clients, sustained / 2, HALF)}
+
+
 def measure(plane: Plane, arguments: argparse.Namespace) -> dict[str, Any]:
     """All phases."""
     client = plane.client()
     found: dict[str, Any] = {}
     with Phase(plane) as cost:
         began = time.monotonic()
-        for page in nodes(arguments.hosts):
+        for page in nodes(arguments.hosts, arguments.creates):
             client.import_nodes(page)
         seconds = time.monotonic() - began
         # Schedulers read what was imported.
@@ -194,9 +248,12 @@ def measure(plane: Plane, arguments: argparse.Namespace) -> dict[str, Any]:
     requests(plane, clients, "delete", warm)
     uuids = [str(uuid.uuid4()) for _ in range(arguments.creates // arguments.bulk)]
     found["create"] = requests(plane, clients, "create", uuids, arguments.bulk)
-    if arguments.bulk > 1:
-        uuids = [each["uuid"] for each in client.instances()]
-    found["delete"] = requests(plane, clients, "delete", uuids)
+    if arguments.open:
+        found["open"] = capacity(plane, clients)
+    if not arguments.keep:
+        if arguments.bulk > 1:
+            uuids = [each["uuid"] for each in client.instances()]
+        found["delete"] = requests(plane, clients, "delete", uuids)
     return found
 
 
@@ -209,6 +266,8 @@ def main() -> None:
     parser.add_argument("--schedulers", type=int, default=1)
     parser.add_argument("--agents", type=int, default=2)
     parser.add_argument("--bulk", type=int, default=1, help="instances that each request creates")
+    parser.add_argument("--open", action="store_true", help="find the capacity, and the times at half of it")
+    parser.add_argument("--keep", action="store_true", help="do not delete what was created")
     parser.add_argument("--conf", default="", help="more lines of the configuration")
     arguments = parser.parse_args()
     load = os.getloadavg()[0]

@@ -160,9 +160,9 @@ def _spec(data: Mapping[str, Any], properties: Mapping[str, Any], inventories: M
     name = data.get("name")
     if not isinstance(name, str) or not 0 < len(name) <= 255 or name != name.strip():
         raise ValueError("name must be a text of 1 to 255 characters without blanks around it")
-    uuid = data.get("uuid") or uuid_of_name(name)
+    uuid = data.get("uuid")
     try:
-        uuid = str(uuid_module.UUID(uuid))
+        uuid = str(uuid_module.UUID(uuid)) if uuid else uuid_of_name(name)
     except (ValueError, AttributeError, TypeError):
         raise ValueError(f"uuid {uuid!r} is not a uuid") from None
     texts: dict[str, Any] = {key: data.get(key) for key in ("host", "shard", "resource_class")}

@@ -38,6 +38,13 @@ _EMPTY: Mapping[str, Any] = {
     },
     "provision_state": "available",
 }
+_KNOWN = sa.select(*_COLUMNS, *_DETAILS.values()).where(
+    sa.or_(
+        nodes.c.uuid.in_(sa.bindparam("of_uuids", expanding=True)),
+        nodes.c.name.in_(sa.bindparam("of_names", expanding=True)),
+    )
+)
+_INSERT = sa.insert(nodes).values(generation=0, created_at=now(), updated_at=now())
 _CHANGEABLE = DETAILS | {"name", "shard", "resource_class", "properties"}
 _PLANNING = (
     nodes.c.uuid, nodes.c.name, nodes.c.host, nodes.c.resource_class, nodes.c.conductor_group, nodes.c.owner,
@@ -122,12 +129,7 @@ class NodeStore:
         """
         uuids = [spec.uuid for spec in specs]
         names = [spec.name for spec in specs]
-        known = {
-            row.uuid: row
-            for row in tx.execute(
-                sa.select(*_COLUMNS, *_DETAILS.values()).where(sa.or_(nodes.c.uuid.in_(uuids), nodes.c.name.in_(names)))
-            )
-        }
+        known = {row.uuid: row for row in tx.execute(_KNOWN, {"of_uuids": uuids, "of_names": names})}
         owner_of = {row.name: row.uuid for row in known.values()}
         for spec in specs:
             if owner_of.get(spec.name, spec.uuid) != spec.uuid:
@@ -163,7 +165,7 @@ class NodeStore:
         self._insert(tx, [_values(spec)])
 
     def _insert(self, tx: sa.Connection, rows: Sequence[Mapping[str, Any]]) -> None:
-        tx.execute(sa.insert(nodes).values(generation=0, created_at=now(), updated_at=now()), rows)
+        tx.execute(_INSERT, rows)
         marked = [row["uuid"] for row in rows if any(row[flag] for flag in STATES)]
         if marked:
             tx.execute(BEGIN_STATES.where(nodes.c.uuid.in_(marked)), {"begun_by": begun_by()})

@@ -30,6 +30,12 @@ class DeletedMeanwhile(errors.StoreBusy):
     """A provider that was there is gone; looking again would help."""
 
 
+_KNOWN = sa.select(resource_providers).where(
+    sa.or_(
+        resource_providers.c.uuid.in_(sa.bindparam("of_uuids", expanding=True)),
+        resource_providers.c.name.in_(sa.bindparam("of_names", expanding=True)),
+    )
+)
 _ADD_PROVIDERS = sa.insert(resource_providers).values(generation=0, updated_at=now())
 _ADD_INVENTORIES = sa.insert(inventories)
 _OF_PROVIDER = inventories.c.resource_provider_id == sa.bindparam("of_provider")
@@ -243,14 +249,8 @@ def _subtree(uuid: str, tree: Sequence[Any]) -> list[list[str]]:
 
 
 def _known(tx: sa.Connection, batch: Sequence[ResourceProvider]) -> dict[str, Any]:
-    rows = tx.execute(
-        sa.select(resource_providers).where(
-            sa.or_(
-                resource_providers.c.uuid.in_([each.uuid for each in batch]),
-                resource_providers.c.name.in_([each.name for each in batch]),
-            )
-        )
-    ).all()
+    given = {"of_uuids": [each.uuid for each in batch], "of_names": [each.name for each in batch]}
+    rows = tx.execute(_KNOWN, given).all()
     owners = {row.name: row.uuid for row in rows}
     for each in batch:
         if owners.get(each.name, each.uuid) != each.uuid:

@@ -204,10 +204,13 @@ class OrphanStore:
         looks.forget_others((kind, row[0]) for kind, rows in found.items() for row in rows)
         return frozenset(kind for kind, rows in found.items() if self._left(kind, rows, wanted))
 
-    def forget_looks(self) -> None:
-        """Whose rows only time tells has all its time from now: the store was away, and who lives could not show it."""
-        for looks in self._looks.values():
-            looks.forget()
+    def forget_looks(self, *kinds: type[OrphanSelector]) -> None:
+        """Rows of these kinds that only time tells have all their time from now: who lives could not show it.
+
+        All kinds if none is named: the store was away.
+        """
+        for kind in kinds or self._looks:
+            self._looks[kind].forget()
 
     def _left(self, kind: str, rows: Sequence[Any], wanted: OrphanSelector) -> list[str]:
         """Returns the ids of the rows that were unchanged for long enough."""

@@ -130,10 +130,13 @@ class Agent:
             tell=platform.tell,
             renew=platform.renew,
         )
-        self._cleaning = AgentCleaning(platform, conf, tools, open_workers(platform, conf))
+        self._services: list[AgentService] = []
+        self._cleaning = AgentCleaning(
+            platform, conf, tools, open_workers(platform, conf), lambda: any(each.is_behind for each in self._services)
+        )
         services = [(loaded, loaded.build(tools)) for loaded in AGENT_SERVICES.load_all(conf.agent.services)]
         check_types((loaded.name, service) for loaded, service in services)
-        self._services: list[AgentService] = [service for _, service in services]
+        self._services += [service for _, service in services]
         if conf.agent.enrol:
             self._enrol(platform, conf, store)
         endpoints: list[object] = []

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -67,13 +67,21 @@ def check(conf: cfg.ConfigOpts) -> Sequence[Loaded[CleanupHandler]]:
 class AgentCleaning:
     """The cleaner of one agent. At its start it cleans after itself, later after others, by a message or an open request.
 
+    :param is_behind: whether more waits for the services of the agent than they have queued.
+
     Each type of resource is cleaned in a thread of its own. Another one looks again every ``[cleanup] interval`` seconds: for
     requests whose message was lost, for leases of other cleaners that have expired, and for tries that are due.
     """
 
     def __init__(
-        self, platform: Platform, conf: cfg.ConfigOpts, tools: CleanupTools, workers: SqlOperationStore
+        self,
+        platform: Platform,
+        conf: cfg.ConfigOpts,
+        tools: CleanupTools,
+        workers: SqlOperationStore,
+        is_behind: Callable[[], bool] = lambda: False,
     ) -> None:
+        self._is_behind = is_behind
         self._identity = platform.identity
         self._clock = platform.clock
         self._tell = platform.tell
@@ -187,8 +195,12 @@ class AgentCleaning:
         me = self._identity
         yield OrphansOfService(me.uuid, me.epoch), True
         yield ExpiredLease(me.uuid, me.epoch, self._lease_seconds), True
-        names = (me.host,) if me.cluster is None else (me.host, me.cluster)
-        yield NeverStarted(names, max(self._cleaner.policy.unclaimed_timeout, self._announced_within)), True
+        if self._is_behind():
+            # What waits for this agent, and is in no queue, has an owner that comes for it later.
+            self._orphans.forget_looks(NeverStarted)
+        else:
+            names = (me.host,) if me.cluster is None else (me.host, me.cluster)
+            yield NeverStarted(names, max(self._cleaner.policy.unclaimed_timeout, self._announced_within)), True
         for request in requests:
             for wanted in request.wanted:
                 yield wanted, request.service == me.uuid

@@ -108,6 +108,14 @@ class AgentService(abc.ABC):
         """
         return HostResources()
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether more operations wait in the store than the service has queued. It comes for these later.
+
+        Meanwhile its agent does not judge that no service comes for what waits.
+        """
+        return False
+
     def tell_instances(self, *, everything: bool) -> None:  # noqa: B027  (a service without instances has nothing to tell)
         """Have schedulers compare what they believe of this host's instances; called periodically and on their wish.
 
@@ -135,6 +143,11 @@ class LoopService(AgentService):
     def sweep(self) -> None:
         """Finds operations whose message was lost."""
         self.loop.sweep()
+
+    @property
+    @override
+    def is_behind(self) -> bool:
+        return self.loop.is_behind
 
     @override
     def stop(self) -> None:

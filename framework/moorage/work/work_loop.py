@@ -100,7 +100,7 @@ class WorkLoop(Generic[R]):
     :param operations: how many calls of :meth:`Work.do` run at the same time.
     :param batch: how many operations are taken, and finished, in one transaction.
     :param ahead: how many operations are taken before a thread is free for them. 0 leaves them to other services meanwhile.
-    :param queue: how many asked operations may wait; those beyond are left to the sweep.
+    :param queue: how many asked operations may wait; those beyond are read from the store when half of them are done.
     :param deadline: of works that declare none: seconds that a call may take without a sign of progress.
     :param grace: seconds that :meth:`stop` waits; None: until all calls have returned.
     """
@@ -131,6 +131,10 @@ class WorkLoop(Generic[R]):
         self._tidies = type(work).ended is not Work.ended
         self._lock = threads.lock()
         self._queued: set[Key] = set()
+        #: How often the queue had no room since all that waits was in it.
+        self._left_out = 0
+        #: By type, the last id that a look for operations had room for, if it was given up behind it.
+        self._begin_after: dict[str, str] = {}
         #: When the messages for those arrived; 0 for what a sweep has found.
         self._told_at: dict[Key, int] = {}
         #: Of the operations that the taking thread takes now.
@@ -172,8 +176,8 @@ class WorkLoop(Generic[R]):
             raise errors.InvalidInput(f"{self._name} does no operations on resources of the type {resource_type}.")
         self._enqueue((resource_type, resource_id), int(self._clock.wall() * MICROSECONDS))
 
-    def _enqueue(self, key: Key, told_at: int = 0) -> None:
-        """Puts an operation into the queue.
+    def _enqueue(self, key: Key, told_at: int = 0) -> bool:
+        """Puts an operation into the queue; False if there is no room.
 
         :param told_at: when a message asked for it; 0: none did.
         """
@@ -181,13 +185,16 @@ class WorkLoop(Generic[R]):
             self._not_before.pop(key, None)
             if key in self._queued:
                 self._told_at[key] = self._told_at.get(key) or told_at
-                return
+                return True
             if len(self._queued) >= self._limit:
-                LOG.warning("%d operations wait already; a sweep will find that of %s %s.", self._limit, *key)
-                return
+                if not self._left_out:
+                    LOG.warning("%s: %d operations wait; more are left to the store for now.", self._name, self._limit)
+                self._left_out += 1
+                return False
             self._queued.add(key)
             self._told_at[key] = told_at
         self._keys.put(key)
+        return True
 
     def sweep(self) -> None:
         """Finds operations whose message was lost, those of an earlier epoch, and those with an expired lease.
@@ -196,15 +203,12 @@ class WorkLoop(Generic[R]):
         """
         self._give_up_hung()
         self._report()
-        for kind in self._work.types:
-            for page in self._pages(kind):
-                with self._lock:
-                    queued = [each for each in page if (kind, each.resource_id) in self._queued]
-                if queued:
-                    self._work.waits(kind, queued)
-                for found in page:
-                    if self._is_due(found):
-                        self._enqueue((kind, found.resource_id))
+        self._look()
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether operations wait that the queue had no room for. What waits in the store is not without a service then."""
+        return self._left_out > 0
 
     def in_order(self, call: Callable[[], object]) -> None:
         """Has a function called by the finishing thread: after what was committed before, and before what is committed later."""
@@ -305,14 +309,45 @@ class WorkLoop(Generic[R]):
 
     # -- taking -----------------------------------------------------------------------------------------------------
 
-    def _pages(self, kind: str) -> Iterator[Sequence[Operation]]:
-        after = ""
-        while True:
-            page = self._work.source(kind, after, _PAGE)
-            yield page
-            if len(page) < _PAGE:
+    def _look(self) -> None:
+        """Finds operations in the store until the queue is full. Several threads call it."""
+        with self._lock:
+            left_out = self._left_out
+        for kind, page in self._pages():
+            with self._lock:
+                queued = [each for each in page if (kind, each.resource_id) in self._queued]
+            if queued:
+                self._work.waits(kind, queued)
+            # At a full queue only the first one that it has no room for is tried.
+            if not all(self._enqueue((kind, each.resource_id)) for each in page if self._is_due(each)):
                 return
-            after = page[-1].resource_id
+            self._begin_after[kind] = page[-1].resource_id if page else ""
+        self._begin_after.clear()
+        with self._lock:
+            if self._left_out == left_out:
+                # All that waits is queued.
+                self._left_out = 0
+
+    def _pages(self) -> Iterator[tuple[str, Sequence[Operation]]]:
+        """Operations in the store by their type, page by page; the types take turns, so that none waits for all of another one."""
+        sources = {kind: self._pages_of(kind) for kind in self._work.types}
+        while sources:
+            for kind, pages in list(sources.items()):
+                page = next(pages, None)
+                if page is None:
+                    del sources[kind]
+                else:
+                    yield kind, page
+
+    def _pages_of(self, kind: str) -> Iterator[Sequence[Operation]]:
+        """All of a type. It begins where the last look was given up: else what has a low id would come first for ever."""
+        for after in dict.fromkeys((self._begin_after.get(kind, ""), "")):
+            while True:
+                page = self._work.source(kind, after, _PAGE)
+                yield page
+                if len(page) < _PAGE:
+                    break
+                after = page[-1].resource_id
 
     def _is_due(self, found: Operation) -> bool:
         key = (found.resource_type, found.resource_id)
@@ -329,6 +364,8 @@ class WorkLoop(Generic[R]):
                 wanted = [resource_id for each, resource_id in keys if each == kind]
                 if wanted:
                     self._take_many(kind, wanted)
+            if self._left_out and len(self._queued) <= self._limit // 2:
+                self._logged(self._look)
 
     def _next_keys(self) -> list[Key] | None:
         """Waits for operations, up to a batch, and for room for all of them. None when the loop stops."""

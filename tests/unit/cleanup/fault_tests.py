@@ -21,6 +21,7 @@ What is known of Cinder 29, and where it is tried here:
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import threading
 import time
@@ -94,7 +95,7 @@ class FaultTests(SupervisorCase):
         platform = Platform(who.host, clock, database, registry, who, nobody, nobody, lambda reason: None)
         found = AgentCleaning(platform, conf, nobody, SqlOperationStore(database, lease_seconds=60))
         cleaner, self.handler = self.cleaner(who)
-        found._cleaner = cleaner
+        found._cleaner, found._orphans = cleaner, cleaner._orphans
         return found
 
     def test_a_scheduler_purges_until_nothing_old_is_left_and_ends_when_it_is_stopped(self) -> None:
@@ -113,6 +114,23 @@ class FaultTests(SupervisorCase):
         scheduler.stop()
         scheduler.purge()
         self.assertEqual(len(self.history()), 2)
+
+    def test_what_waits_for_an_agent_that_is_behind_is_not_unclaimed(self) -> None:
+        self.create("one", "build", "building", host="alone")
+        cleaning = self.cleaning(self.who["alone"])
+        cleaning._announced_within = 0.0
+        cleaning._cleaner.policy = dataclasses.replace(cleaning._cleaner.policy, unclaimed_timeout=0.2)
+        cleaning.look()
+        behind = mock.patch.object(cleaning, "_is_behind", lambda: True)
+        with behind:
+            SystemClock().sleep(0.3)
+            cleaning.look()
+        # It has all its time from then on.
+        cleaning.look()
+        self.assertEqual({}, self.outcomes())
+        SystemClock().sleep(0.3)
+        cleaning.look()
+        self.assertEqual({"done": 1}, self.outcomes())
 
     def test_a_type_that_is_slow_holds_up_no_other(self) -> None:
         self.other_type("a", "slow")

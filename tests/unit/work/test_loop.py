@@ -25,6 +25,7 @@ from moorage.rpc.interface import Message
 from moorage.rpc.server import RpcDispatcher
 from moorage.services.interface import ServiceIdentity
 from moorage.testing.database import empty_tables
+from moorage.work import work_loop
 from moorage.work.interface import Phase
 from moorage.work.job import Job, Work, WorkObserver, WorkReport
 from moorage.work.operations import SqlOperationStore
@@ -376,16 +377,49 @@ class LoopTests(LoopCase):
         self.assertEqual((sum(self.writes().values()), sum(self.work.calls.values()), self.rows()), (1, 1, 4))
         self.assertEqual(len(self.store.pending("thing", OTHER)), 4)
 
-    def test_beyond_the_queue_a_sweep_finds_the_rest(self) -> None:
-        names = [f"t{number}" for number in range(6)]
+    def test_beyond_the_queue_the_rest_is_taken_from_the_store_without_a_sweep(self) -> None:
+        names = [f"t{number:02}" for number in range(25)]
         self.want(*names)
-        loop = self.loop(queue=2)
-        with self.assertLogs("moorage.work.work_loop", "WARNING"):
+        loop = self.loop(queue=4)
+        with self.assertLogs("moorage.work.work_loop", "WARNING") as said:
             for each in names:
                 loop.ask("thing", each)
+            loop.sweep()
+        self.assertEqual(1, len(said.records))
+        self.assertTrue(loop.is_behind)
         loop.start()
-        wait_until(lambda: self.swept(loop) == 0, "all are done", SOON)
+        wait_until(lambda: self.rows() == 0 and not loop.is_behind, "all are done", SOON)
         self.assertEqual(self.writes(), dict.fromkeys(names, 1))
+
+    def test_a_full_queue_reads_no_more_than_one_page_of_each_type(self) -> None:
+        self.want(*(f"t{number:02}" for number in range(40)))
+        loop = self.loop(queue=4)
+        loop.sweep()
+        page = mock.patch.object(work_loop, "_PAGE", 5)
+        reading = mock.patch.object(self.work, "source", side_effect=self.work.source)
+        with page, reading as source, self.assertNoLogs("moorage.work.work_loop", "WARNING"):
+            loop.sweep()
+        self.assertEqual(1, source.call_count)
+
+    def test_operations_that_the_queue_has_no_room_for_take_turns(self) -> None:
+        types = ("thing", "other")
+        wanted = {(kind, f"t{number:02}") for kind in types for number in range(12)}
+
+        def create(tx: sa.Connection) -> None:
+            for kind, name in wanted:
+                self.store.create(tx, kind, name, "make", "making", target_host="here")
+
+        self.database.run(create)
+        loop = self.loop(queue=5)
+        seen: list[set[tuple[str, str]]] = []
+        with mock.patch.object(work_loop, "_PAGE", 2), mock.patch.object(Things, "types", types):
+            for _ in range(12):
+                loop.sweep()
+                seen.append(set(loop._queued))
+                # As if they had been tried in vain: they wait still, and the others have their turn.
+                loop._queued.clear()
+        self.assertEqual({"thing", "other"}, {kind for kind, _ in seen[0]})
+        self.assertEqual(wanted, set().union(*seen))
 
     def test_calls_come_after_what_was_committed_before(self) -> None:
         self.want("one")

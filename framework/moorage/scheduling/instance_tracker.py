@@ -7,7 +7,8 @@ A message without an origin (the seed's bare form) is applied in the order in wh
 
 What is read from the store has no such number. While it is being read, messages note which instances they speak of, and the
 reading leaves those alone. What this process is claiming at that moment stays, also if the claim takes long. A full list that an
-agent tells may have been made before a claim that this process knows of, so a claim stays for a few seconds without being on it.
+agent tells may have been made before a claim that this process knows of, so a claim stays for a few seconds without being on it. A
+comparison that lacks only such claims agrees.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from moorage import errors, threads
 from moorage.clock import Clock, SystemClock
 from moorage.read_only import FrozenDict, frozen_mapping
 from moorage.rpc.interface import Origin
+from moorage.scheduling.digest import instance_digest
 from moorage.scheduling.epochs import ConfirmedEpochs
 from moorage.scheduling.fleet_view import FleetView
 from moorage.scheduling.interface import Holds, InstanceRecord, InstanceSource
@@ -35,6 +37,8 @@ _REMEMBERED = 20_000
 _PAGE = 5_000
 #: Seconds for which a claim stays although a list that its agent tells lacks it.
 _GRACE = 5.0
+#: Seconds in which a host compares once more at most because it lacked claims.
+_DOUBTED = 3 * _GRACE
 #: Claims that are remembered without a look at how old they are.
 _FEW_CLAIMED = 1000
 #: A message's number: the service in the high bits, then the epoch, then the sequence.
@@ -86,6 +90,8 @@ class InstanceTracker:
         #: Hosts that have all spoken.
         self._all_spoke: Mapping[str, object] | None = None
         self._stale: dict[str, float] = {}
+        #: Hosts that compared once more because of claims, and since when.
+        self._doubted: dict[str, float] = {}
         self._missed: dict[str, float] = {}
         self._late = False
 
@@ -262,10 +268,16 @@ class InstanceTracker:
                 agree = (len(uuids), digest) == self._view.digest(host)
             else:
                 agree = self._view.of_host(host).keys() == set(uuids)
+            by_claims = not agree and self._lacks_claims_alone(host, uuids, digest)
+            agree = agree or by_claims
             if agree:
-                if self._stale or self._missed:
-                    self._stale.pop(host, None)
+                self._stale.pop(host, None)
+                if not by_claims:
                     self._missed.pop(host, None)
+                elif self._clock.monotonic() > self._doubted.get(host, float("-inf")) + _DOUBTED:
+                    # Once more when they are old: they may have come to nothing. Not again and again, for there may be others then.
+                    self._doubted[host] = self._clock.monotonic()
+                    self._doubt(host)
             else:
                 self._stale.setdefault(host, self._clock.monotonic())
         if not agree:
@@ -374,6 +386,17 @@ class InstanceTracker:
     def _doubt(self, host: str) -> None:
         """A claim stays for now although the host does not have it; have the host compare once more when it is old enough."""
         self._missed[host] = self._clock.monotonic() + _GRACE
+
+    def _lacks_claims_alone(self, host: str, uuids: Sequence[str], digest: str | None) -> bool:
+        """Whether a host lacks nothing but what was claimed a moment ago, perhaps after its list was made."""
+        here, told = self._view.of_host(host), set(uuids)
+        lacking = here.keys() - told
+        if not lacking or len(here) - len(lacking) != len(told):
+            return False
+        claiming = self._claiming()
+        if not all(uuid in claiming or self._just_claimed(uuid) for uuid in lacking):
+            return False
+        return digest is None or digest == instance_digest((uuid, here[uuid].flavorid) for uuid in told)
 
     def _just_claimed(self, uuid: str) -> bool:
         at = self._claimed.get(uuid)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import unittest
 from collections.abc import Sequence
 
+from moorage.scheduling.digest import instance_digest
 from moorage.scheduling.fleet_view import FleetView
 from moorage.scheduling.instance_tracker import InstanceTracker
 from moorage.scheduling.interface import InstanceRecord
@@ -118,3 +119,34 @@ class LostMessageTests(unittest.TestCase):
         self.assertEqual({"claiming", "other", "new"}, set(view.of_host("h")))
         tracker.update("h", [], None, replace=True)
         self.assertEqual({"claiming", "new"}, set(view.of_host("h")))
+
+    def test_a_comparison_made_before_a_claim_finds_no_fault_with_it(self) -> None:
+        view, clock = FleetView(), ManualClock()
+        claiming: set[str] = set()
+        tracker = InstanceTracker(view, clock, claiming=lambda: claiming)
+        clock.advance(60.0)
+
+        def told(*uuids: str, flavorid: str = "small") -> bool:
+            digest = instance_digest((uuid, flavorid) for uuid in uuids)
+            agrees = tracker.sync("h", uuids, digest, None)
+            self.assertEqual(not agrees, "h" in tracker.stale())
+            return agrees
+
+        def record(uuid: str) -> InstanceRecord:
+            return InstanceRecord(uuid, "h", "n", "small", {"VCPU": 1}, "p")
+
+        tracker.update("h", [record("old")], None, replace=True)
+        tracker.claimed([record("heard")])
+        tracker.reserve(record("own"))
+        self.assertTrue(told("old"))
+        self.assertTrue(told("old", "own"))
+        self.assertTrue(told("old", "own", "heard"))
+        # Another difference counts, beside claims too.
+        self.assertFalse(told("old", flavorid="large"))
+        self.assertFalse(told())
+        self.assertFalse(told("old", "strange"))
+        # An old claim is one only while it is being made here.
+        clock.advance(60.0)
+        self.assertFalse(told("old"))
+        claiming |= {"heard", "own"}
+        self.assertTrue(told("old"))

@@ -25,7 +25,7 @@ from moorage import errors, threads
 from moorage.control_plane.interface import AgentTools
 from moorage.drivers.interface import ComputeDriver, DriverError, NodeReport, Observed, PowerControl, WorkloadState
 from moorage.instances.moves import RESIZED
-from moorage_plugins.compute.instances import Compared, ComputeInstances
+from moorage_plugins.compute.instances import Compared, ComputeInstances, compared
 from moorage_plugins.compute.resize_confirmation import DueResizes
 
 __all__ = ["GONE", "LATE", "RESTARTS", "ActualStates", "restart_policy"]
@@ -57,6 +57,16 @@ def restart_policy(extra_specs: Mapping[str, str]) -> str:
     if policy not in _POLICIES:
         raise DriverError(f"{_POLICY} of the flavor is {policy!r}; it must be one of {', '.join(_POLICIES)}")
     return policy
+
+
+def _runs_as_it_should(row: Any, seen: Observed | None) -> bool:
+    """Whether nothing is to be done, as of most instances of a host."""
+    return (
+        seen is not None
+        and seen.state is WorkloadState.RUNNING
+        and row.actual_state == _RUNNING
+        and row.status not in (RESIZED, "stopped")
+    )
 
 
 @dataclass(eq=False, slots=True)
@@ -98,7 +108,7 @@ class ActualStates:
         # Read first: a start that ends during the comparison still counts as under way.
         with self._lock:
             starting = frozenset(self._starting)
-        rows = instances.compared(self._host) if instances is not None else ()
+        rows = instances.to_compare(self._host) if instances is not None else ()
         driver = self._driver if isinstance(self._driver, NodeReport) else None
         if not rows and driver is None:
             return
@@ -112,8 +122,9 @@ class ActualStates:
             LOG.warning("It cannot be seen what runs on host %s: %s", self._host, error)
             return
         if instances is not None:
-            self._judge_all(instances, rows, found, starting)
-            self._resizes.confirm(rows, found)
+            closer = [compared(row) for row in rows if not _runs_as_it_should(row, found.get(row.uuid))]
+            self._judge_all(instances, closer, found, starting)
+            self._resizes.confirm(closer, found)
         if driver is not None and write_nodes is not None:
             write_nodes(driver.nodes())
 

@@ -32,7 +32,7 @@ from moorage.scheduling.interface import InstanceRecord
 from moorage.work import lease
 from moorage_plugins.compute.tables import instances
 
-__all__ = ["LONGEST_DETAIL", "MOVING", "Compared", "ComputeInstances"]
+__all__ = ["LONGEST_DETAIL", "MOVING", "Compared", "ComputeInstances", "compared"]
 
 _COLUMNS = (
     instances.c.uuid, instances.c.name, instances.c.status, instances.c.host, instances.c.node, instances.c.node_uuid,
@@ -154,12 +154,14 @@ _LOCK_REASSIGNED = sa.select(*_STATE).where(_REASSIGNED).with_for_update()
 
 #: Statuses in which what runs is compared with what should: no operation is in progress, and it has a place on a host.
 _COMPARED = ("active", "stopped", RESIZED)
-_SEEN = (
-    instances.c.actual_state, instances.c.actual_detail, instances.c.actual_at, instances.c.restarts, instances.c.pending,
-)  # fmt: skip
-_COMPARE = sa.select(instances.c.uuid, instances.c.status, instances.c.fence, now().label("now"), *_SEEN).where(
+_COMPARE = sa.select(
+    instances.c.uuid, instances.c.status, instances.c.fence, now().label("now"),
+    instances.c.actual_state, instances.c.actual_detail, instances.c.actual_at, instances.c.restarts,
+    # Most have nothing: it is read as text, and seldom parsed.
+    sa.type_coerce(instances.c.pending, sa.Text).label("pending_text"),
+).where(
     instances.c.host == sa.bindparam("of_host"), instances.c.status.in_(_COMPARED)
-)
+)  # fmt: skip
 #: An operation that begins writes status and fence into the row, another observer its own ``actual_at``.
 _OBSERVE = (
     sa.update(instances)
@@ -462,10 +464,13 @@ class ComputeInstances(InstanceStore, Reassignable):
         _record_row(transaction, what, row, given["token"])
         return True
 
-    def compared(self, host: str) -> Sequence[Compared]:
-        """The instances of a host that should run there, or have ended there, and are in no operation. One statement."""
+    def to_compare(self, host: str) -> Sequence[Any]:
+        """The instances of a host that should run there, or have ended there, and are in no operation. One statement.
+
+        Rows with ``uuid``, ``status`` and ``actual_state``; :func:`compared` reads the rest of one that needs a closer look.
+        """
         with self._database.read() as tx:
-            return [_compared(row) for row in tx.execute(_COMPARE, {"of_host": host})]
+            return list(tx.execute(_COMPARE, {"of_host": host}))
 
     def observe(
         self,
@@ -575,8 +580,9 @@ def _record(transaction: Any, what: str, uuid: str, version: int, state: Mapping
     record(transaction, JournalEvent(f"instance.{what}", f"instance/{uuid}", version, state, state["project_id"]))
 
 
-def _compared(row: Any) -> Compared:
-    kept = kept_source(row.pending or {})
+def compared(row: Any) -> Compared:
+    """A row of :meth:`ComputeInstances.to_compare` as a whole."""
+    kept = kept_source((json.loads(row.pending_text) if row.pending_text else None) or {})
     return Compared(
         row.uuid, row.status, row.fence, row.actual_state, row.actual_detail, row.actual_at, row.restarts,
         (row.now - row.actual_at) / MICROSECONDS,

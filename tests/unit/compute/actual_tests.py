@@ -35,6 +35,7 @@ from moorage.work.job import Job
 from moorage.work.work_loop import WorkLoop
 from moorage_plugins.compute.actual_state import LATE, ActualStates
 from moorage_plugins.compute.agent import ComputeAgent, InstanceWork
+from moorage_plugins.compute.instances import compared
 from moorage_plugins.drivers.simulated import SimulatedDriver
 from tests.servers import wait_until
 from tests.unit.compute.agent_tests import HOST, NODE, SOON, Fleet
@@ -415,7 +416,7 @@ class ActualStateTests(unittest.TestCase):
     def test_what_is_in_an_operation_is_not_judged(self) -> None:
         """The operation begins before the look, or between the look and its write."""
         uuid = self.active()
-        (before,) = self.fleet.instances.compared(HOST)
+        (before,) = map(compared, self.fleet.instances.to_compare(HOST))
         self.die(uuid)
         self.fleet.in_place.begin(uuid, "rebuild", {"image": {"id": "new"}})
         self.actual.compare()
@@ -426,7 +427,7 @@ class ActualStateTests(unittest.TestCase):
     def test_a_look_that_comes_late_changes_nothing(self) -> None:
         """Each part of the condition alone: the row has changed since it was read, or it is another host's."""
         uuid = self.active()
-        (before,) = self.fleet.instances.compared(HOST)
+        (before,) = map(compared, self.fleet.instances.to_compare(HOST))
         for changed in (
             {"status": "stopped"}, {"fence": before.fence - 1}, {"actual_state": "failed"}, {"actual_at": before.actual_at - 1},
             {"restarts": 1},
@@ -446,7 +447,7 @@ class ActualStateTests(unittest.TestCase):
 
     def test_a_deleted_instance_does_not_come_back(self) -> None:
         uuid = self.active()
-        (before,) = self.fleet.instances.compared(HOST)
+        (before,) = map(compared, self.fleet.instances.to_compare(HOST))
         self.fleet.deleter.delete(uuid)
         jobs: list[Job[Any]] = list(self.work.take("instance", [uuid]))
         self.assertFalse(self.observe(before))

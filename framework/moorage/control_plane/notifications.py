@@ -31,10 +31,8 @@ class ClaimNotices:
     def __init__(self, platform: Platform) -> None:
         self._platform = platform
         self._waiting: collections.deque[InstanceRecord] = collections.deque()
-        self._loop = PeriodicLoop(
-            platform, "notices of claims", self._send, None, wake=(wake := threads.event()), gather=_TOGETHER
-        )
-        self._wake = wake
+        self._wake = threads.event()
+        self._loop = PeriodicLoop(platform, "notices of claims", self._send, None, wake=self._wake, gather=_TOGETHER)
 
     def add(self, records: Iterable[InstanceRecord]) -> None:
         """They are claimed; costs next to nothing."""
@@ -52,7 +50,7 @@ class ClaimNotices:
             args = {"instances": [record_to_json(each) for each in claimed]}
             try:
                 self._platform.sender.fanout(SCHEDULERS, "claimed_instances", args, to_others=True)
-            except errors.TransportError as error:
+            except (errors.TransportError, errors.MessageTooLarge) as error:
                 LOG.debug("Other schedulers were not told of %d claims: %s", len(claimed), error)
 
 

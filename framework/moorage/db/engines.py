@@ -119,8 +119,10 @@ def create(url: sa.URL, settings: DatabaseSettings, clock: Clock, *, writer: boo
             pool_reset_on_return=None,  # _roll_back_once does
         )
     except (ImportError, exc.NoSuchModuleError) as error:
+        tested = _DRIVERS[name]
+        instead = "" if url.drivername == tested else f"{url.drivername} is not tested; write {tested}:// and "
         raise errors.ConfigError(
-            f"[database] connection needs a driver that is not installed ({error}). Try: pip install '{_EXTRAS[name]}'"
+            f"[database] connection needs a driver that is not installed ({error}). Try: {instead}pip install '{_EXTRAS[name]}'"
         ) from error
     engine._connection_cls = PreparedConnection
     if name == "mysql":

@@ -64,6 +64,11 @@ class UrlTest(unittest.TestCase):
             ):
                 Database(f"{text}://u:p@h/d")
 
+    def test_of_a_driver_that_no_extra_brings_the_one_of_the_extra_is_named(self) -> None:
+        advice = r"write postgresql\+psycopg2:// and pip install 'moorage\[postgresql\]'"
+        with mock.patch.dict(sys.modules, {"psycopg": None}), self.assertRaisesRegex(errors.ConfigError, advice):
+            Database("postgresql+psycopg://u:p@h/d")
+
     def test_no_message_holds_the_password(self) -> None:
         database = Database("postgresql://user:hunter2@127.0.0.1:1/d?sslpassword=hunter2")
         self.assertEqual("postgresql+psycopg2://user:***@127.0.0.1:1/d", database.url_safe)

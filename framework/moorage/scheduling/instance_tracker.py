@@ -37,8 +37,8 @@ _REMEMBERED = 20_000
 _PAGE = 5_000
 #: Seconds for which a claim stays although a list that its agent tells lacks it.
 _GRACE = 5.0
-#: Seconds in which a host compares once more at most because it lacked claims.
-_DOUBTED = 3 * _GRACE
+#: Seconds, for each instance of a host, by which that comparison is later: it costs a large host much.
+_PACE = 0.0003
 #: Claims that are remembered without a look at how old they are.
 _FEW_CLAIMED = 1000
 #: A message's number: the service in the high bits, then the epoch, then the sequence.
@@ -90,8 +90,8 @@ class InstanceTracker:
         #: Hosts that have all spoken.
         self._all_spoke: Mapping[str, object] | None = None
         self._stale: dict[str, float] = {}
-        #: Hosts that compared once more because of claims, and since when.
-        self._doubted: dict[str, float] = {}
+        #: Hosts that lacked only claims when they compared: which ones, and when these are old enough to be looked for again.
+        self._lacked: dict[str, tuple[float, frozenset[str]]] = {}
         self._missed: dict[str, float] = {}
         self._late = False
 
@@ -126,10 +126,15 @@ class InstanceTracker:
     @property
     def is_in_doubt(self) -> bool:
         """Whether the view of a host is known to differ, or a message is missing or was refused. Costs nothing."""
-        return bool(self._stale or self._missed) or (self._epochs is not None and self._epochs.has_refused)
+        return bool(self._stale or self._missed or self._lacked) or (
+            self._epochs is not None and self._epochs.has_refused
+        )
 
     def take_missed(self, older_than: float) -> list[str]:
-        """Hosts of which a message has been missing for ``older_than`` seconds; each is returned once."""
+        """Hosts that should compare: each is returned once.
+
+        A message of them has been missing for ``older_than`` seconds, or nothing was heard of claims that they lacked.
+        """
         before = self._clock.monotonic() - older_than
         refused = self._epochs.take_confirmed() if self._epochs is not None else ()
         with self._lock:
@@ -138,6 +143,10 @@ class InstanceTracker:
             found = [host for host, since in self._missed.items() if since <= before]
             for host in found:
                 del self._missed[host]
+            for host in [host for host, (at, _) in self._lacked.items() if at <= before + older_than]:
+                _, lacked = self._lacked.pop(host)
+                if any(map(self._is_mere_claim, lacked)):
+                    found.append(host)
         return found
 
     # -- readings of the store ------------------------------------------------------------------------------------
@@ -268,16 +277,16 @@ class InstanceTracker:
                 agree = (len(uuids), digest) == self._view.digest(host)
             else:
                 agree = self._view.of_host(host).keys() == set(uuids)
-            by_claims = not agree and self._lacks_claims_alone(host, uuids, digest)
-            agree = agree or by_claims
-            if agree:
-                self._stale.pop(host, None)
-                if not by_claims:
+            lacked = frozenset() if agree else self._lacked_claims(host, uuids, digest)
+            if agree or lacked:
+                agree = True
+                if self._stale or self._missed or self._lacked:
+                    self._stale.pop(host, None)
                     self._missed.pop(host, None)
-                elif self._clock.monotonic() > self._doubted.get(host, float("-inf")) + _DOUBTED:
-                    # Once more when they are old: they may have come to nothing. Not again and again, for there may be others then.
-                    self._doubted[host] = self._clock.monotonic()
-                    self._doubt(host)
+                    self._lacked.pop(host, None)
+                if lacked:
+                    # They may come to nothing, so they are looked for again when they are old.
+                    self._lacked[host] = self._clock.monotonic() + _GRACE + _PACE * len(uuids), lacked
             else:
                 self._stale.setdefault(host, self._clock.monotonic())
         if not agree:
@@ -387,16 +396,21 @@ class InstanceTracker:
         """A claim stays for now although the host does not have it; have the host compare once more when it is old enough."""
         self._missed[host] = self._clock.monotonic() + _GRACE
 
-    def _lacks_claims_alone(self, host: str, uuids: Sequence[str], digest: str | None) -> bool:
-        """Whether a host lacks nothing but what was claimed a moment ago, perhaps after its list was made."""
+    def _lacked_claims(self, host: str, uuids: Sequence[str], digest: str | None) -> frozenset[str]:
+        """What a host lacks, if that was claimed a moment ago, perhaps after its list was made. Empty if anything else differs."""
         here, told = self._view.of_host(host), set(uuids)
         lacking = here.keys() - told
-        if not lacking or len(here) - len(lacking) != len(told):
-            return False
         claiming = self._claiming()
-        if not all(uuid in claiming or self._just_claimed(uuid) for uuid in lacking):
-            return False
-        return digest is None or digest == instance_digest((uuid, here[uuid].flavorid) for uuid in told)
+        agree = (
+            len(here) - len(lacking) == len(told)
+            and all(uuid in claiming or self._just_claimed(uuid) for uuid in lacking)
+            and (digest is None or digest == instance_digest((uuid, here[uuid].flavorid) for uuid in told))
+        )
+        return frozenset(lacking) if agree else frozenset()
+
+    def _is_mere_claim(self, uuid: str) -> bool:
+        """Whether no agent has said what became of a claim."""
+        return uuid in self._claimed or (self._last_word(uuid) is None and self._view.get(uuid) is not None)
 
     def _just_claimed(self, uuid: str) -> bool:
         at = self._claimed.get(uuid)

@@ -152,6 +152,15 @@ def run(clients: Sequence[Client], work: Callable[[Client, str], object], items:
         return [each for some in pool.map(several, range(len(clients))) for each in some]
 
 
+def percentiles(seconds: Sequence[float]) -> dict[str, float]:
+    """The median and the 99th percentile, in milliseconds."""
+    ordered = sorted(seconds)
+    return {
+        "p50_ms": round(1000 * statistics.median(ordered), 1),
+        "p99_ms": round(1000 * ordered[int(0.99 * (len(ordered) - 1))], 1),
+    }
+
+
 def requests(
     plane: Plane, clients: Sequence[Client], phase: str, uuids: Sequence[str], bulk: int = 1
 ) -> dict[str, Any]:
@@ -169,7 +178,7 @@ def requests(
     work = {"create": create if bulk == 1 else create_many, "delete": delete}[phase]
     with Phase(plane) as cost:
         began = time.monotonic()
-        taken = sorted(run(clients, work, uuids))
+        taken = run(clients, work, uuids)
         seconds = time.monotonic() - began
         settled(plane, phase)
         until_done = time.monotonic() - began
@@ -178,8 +187,7 @@ def requests(
         "processor_ms": cost.milliseconds(instances),
         "per_s": round(instances / seconds, 1),
         "done_per_s": round(instances / until_done, 1),
-        "p50_ms": round(1000 * statistics.median(taken), 1),
-        "p99_ms": round(1000 * taken[int(0.99 * (len(taken) - 1))], 1),
+        **percentiles(taken),
     }
 
 
@@ -201,14 +209,12 @@ def open_loop(plane: Plane, clients: Sequence[Client], rate: float, seconds: flo
         run(clients, create, [str(number) for number in range(len(moments))])
         answered = time.monotonic() - began
         settled(plane, "create")
-    taken.sort()
     return {
         "rate": round(rate, 1),
         "arrived_per_s": round(len(moments) / moments[-1], 1),
         "per_s": round(len(moments) / answered, 1),
         "processor_ms": cost.milliseconds(len(moments)),
-        "p50_ms": round(1000 * statistics.median(taken), 1),
-        "p99_ms": round(1000 * taken[int(0.99 * (len(taken) - 1))], 1),
+        **percentiles(taken),
     }
 
 

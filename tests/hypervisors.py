@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the simulated hypervisors have, read and changed without their driver."""
+"""Reads and changes the workloads of simulated hypervisors without their driver."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Found(NamedTuple):
 
 
 def found(state_dir: str | Path, host: str = "*", uuid: str = "*") -> list[Found]:
-    """All workloads, those of a host, or those of an instance; ordered by host and uuid."""
+    """Returns the workloads of all hosts or one, of all instances or one, ordered by host and uuid."""
     return sorted(_found(f"{state_dir}/hypervisors", host, uuid), key=lambda each: each[:2])
 
 
@@ -47,14 +47,14 @@ def _names(folder: str, wanted: str) -> list[str]:
 
 
 def executing(state_dir: str | Path, uuid: str = "*") -> list[str]:
-    """The hosts that execute an instance."""
+    """Returns the hosts that execute an instance."""
     return [each.host for each in found(state_dir, uuid=uuid) if each.state is WorkloadState.RUNNING]
 
 
 def put(
     state_dir: str | Path, host: str, uuid: str, token: int | None = None, state: WorkloadState = WorkloadState.RUNNING
 ) -> None:
-    """Have a host have this workload; without a token, have the one that is there be in this state."""
+    """Puts a workload on a host; without a token, changes the state of the workload that is there."""
     folder = Path(state_dir) / "hypervisors" / host
     folder.mkdir(parents=True, exist_ok=True)
     now = simulated._read(f"{folder}/{uuid}")
@@ -66,5 +66,5 @@ def put(
 
 
 def remove(state_dir: str | Path, host: str, uuid: str) -> None:
-    """Have a host lose a workload."""
+    """Removes a workload from a host."""
     (Path(state_dir) / "hypervisors" / host / uuid).unlink()

@@ -205,9 +205,9 @@ class OrphanStore:
         return frozenset(kind for kind, rows in found.items() if self._left(kind, rows, wanted))
 
     def forget_looks(self, *kinds: type[OrphanSelector]) -> None:
-        """Rows of these kinds that only time tells have all their time from now: who lives could not show it.
+        """Restarts the timeouts of orphans of these kinds, because live services could not show that they are alive.
 
-        All kinds if none is named: the store was away.
+        :param kinds: kinds that only a timeout tells; none: all of them, after the store was away.
         """
         for kind in kinds or self._looks:
             self._looks[kind].forget()

@@ -67,7 +67,7 @@ def check(conf: cfg.ConfigOpts) -> Sequence[Loaded[CleanupHandler]]:
 class AgentCleaning:
     """The cleaner of one agent. At its start it cleans after itself, later after others, by a message or an open request.
 
-    :param is_behind: whether more waits for the services of the agent than they have queued.
+    :param is_behind: whether more operations wait for the services of the agent than they have queued.
 
     Each type of resource is cleaned in a thread of its own. Another one looks again every ``[cleanup] interval`` seconds: for
     requests whose message was lost, for leases of other cleaners that have expired, and for tries that are due.
@@ -79,7 +79,7 @@ class AgentCleaning:
         conf: cfg.ConfigOpts,
         tools: CleanupTools,
         workers: SqlOperationStore,
-        is_behind: Callable[[], bool] = lambda: False,
+        is_behind: Callable[[], bool],
     ) -> None:
         self._is_behind = is_behind
         self._identity = platform.identity
@@ -196,7 +196,7 @@ class AgentCleaning:
         yield OrphansOfService(me.uuid, me.epoch), True
         yield ExpiredLease(me.uuid, me.epoch, self._lease_seconds), True
         if self._is_behind():
-            # What waits for this agent, and is in no queue, has an owner that comes for it later.
+            # This agent takes the operations that it has not queued later. They are not unclaimed.
             self._orphans.forget_looks(NeverStarted)
         else:
             names = (me.host,) if me.cluster is None else (me.host, me.cluster)

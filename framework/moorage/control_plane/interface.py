@@ -110,9 +110,9 @@ class AgentService(abc.ABC):
 
     @property
     def is_behind(self) -> bool:
-        """Whether more operations wait in the store than the service has queued. It comes for these later.
+        """Whether more operations wait in the store than the service has queued. The service takes the others later.
 
-        Meanwhile its agent does not judge that no service comes for what waits.
+        While it is true, the agent does not clean waiting operations as unclaimed.
         """
         return False
 

@@ -19,14 +19,17 @@ from moorage.scheduling.reporter import TOPIC as SCHEDULERS
 __all__ = ["ClaimNotices", "ask_agent", "ask_agents", "ask_to_sync", "tell_schedulers"]
 
 LOG = logging.getLogger(__name__)
-#: Seconds that a claim waits for others to be told with it.
+#: Seconds that a claim waits for others that are sent in the same message.
 _TOGETHER = 0.005
 #: Claims in one message at most.
 _AT_ONCE = 500
 
 
 class ClaimNotices:
-    """Tells the other schedulers of claims, so that they do not try the same room in vain; those of some milliseconds together."""
+    """Sends the claims of this scheduler to the other schedulers, so that they do not try to claim the same resources.
+
+    One message has the claims of five milliseconds, and 500 at most. It may be lost: the condition of a claim decides.
+    """
 
     def __init__(self, platform: Platform) -> None:
         self._platform = platform
@@ -35,12 +38,12 @@ class ClaimNotices:
         self._loop = PeriodicLoop(platform, "notices of claims", self._send, None, wake=self._wake, gather=_TOGETHER)
 
     def add(self, records: Iterable[InstanceRecord]) -> None:
-        """They are claimed; costs next to nothing."""
+        """Queues instances that were just claimed, and returns at once."""
         self._waiting.extend(records)
         self._wake.set()
 
     def stop(self) -> None:
-        """Send what waits, and end."""
+        """Sends the queued claims and ends the thread."""
         self._loop.stop()
         self._send()
 

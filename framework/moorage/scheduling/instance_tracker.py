@@ -37,7 +37,7 @@ _REMEMBERED = 20_000
 _PAGE = 5_000
 #: Seconds for which a claim stays although a list that its agent tells lacks it.
 _GRACE = 5.0
-#: Seconds, for each instance of a host, by which that comparison is later: it costs a large host much.
+#: Seconds per instance of a host by which that comparison is delayed, because its cost grows with the number of instances.
 _PACE = 0.0003
 #: Claims that are remembered without a look at how old they are.
 _FEW_CLAIMED = 1000
@@ -90,7 +90,7 @@ class InstanceTracker:
         #: Hosts that have all spoken.
         self._all_spoke: Mapping[str, object] | None = None
         self._stale: dict[str, float] = {}
-        #: Hosts that lacked only claims when they compared: which ones, and when these are old enough to be looked for again.
+        #: By host, the claims that it lacked, and the monotonic time of its next comparison.
         self._lacked: dict[str, tuple[float, frozenset[str]]] = {}
         self._missed: dict[str, float] = {}
         self._late = False
@@ -131,23 +131,25 @@ class InstanceTracker:
         )
 
     def take_missed(self, older_than: float) -> list[str]:
-        """Hosts that should compare: each is returned once.
+        """Returns the hosts whose agents should compare their instances with the view; each host is returned once.
 
-        A message of them has been missing for ``older_than`` seconds, or nothing was heard of claims that they lacked.
+        Either a message of the agent has been missing for ``older_than`` seconds, or the agent lacked claims and has sent no
+        message about them since.
         """
-        before = self._clock.monotonic() - older_than
+        now = self._clock.monotonic()
         refused = self._epochs.take_confirmed() if self._epochs is not None else ()
         with self._lock:
             for host in refused:
-                self._missed.setdefault(host, before)
-            found = [host for host, since in self._missed.items() if since <= before]
+                self._missed.setdefault(host, now - older_than)
+            found = {host for host, since in self._missed.items() if since <= now - older_than}
             for host in found:
                 del self._missed[host]
-            for host in [host for host, (at, _) in self._lacked.items() if at <= before + older_than]:
+            for host in [host for host, (at, _) in self._lacked.items() if at <= now]:
                 _, lacked = self._lacked.pop(host)
                 if any(map(self._is_mere_claim, lacked)):
-                    found.append(host)
-        return found
+                    found.add(host)
+        # In one order, so that a simulation can be repeated.
+        return sorted(found)
 
     # -- readings of the store ------------------------------------------------------------------------------------
 
@@ -221,7 +223,7 @@ class InstanceTracker:
                 self._put(records, number)
 
     def claimed(self, records: Sequence[InstanceRecord]) -> None:
-        """A scheduler claimed nodes for them. Anything an agent said of one counts more, also that it is gone."""
+        """Adds instances that a scheduler has claimed nodes for. What an agent said of an instance counts more, also a deletion."""
         with self._lock:
             for record in records:
                 if self._last_word(record.uuid) is None and self._view.get(record.uuid) is None:
@@ -285,8 +287,7 @@ class InstanceTracker:
                     self._missed.pop(host, None)
                     self._lacked.pop(host, None)
                 if lacked:
-                    # They may come to nothing, so they are looked for again when they are old.
-                    self._lacked[host] = self._clock.monotonic() + _GRACE + _PACE * len(uuids), lacked
+                    self._compare_later(host, lacked, len(uuids))
             else:
                 self._stale.setdefault(host, self._clock.monotonic())
         if not agree:
@@ -382,22 +383,31 @@ class InstanceTracker:
         """A message says that these and no others are on the host."""
         given = {record.uuid for record in records}
         claiming = self._claiming()
+        lacked = []
         for uuid in self._view.of_host(host).keys() - given:
             if self._late and self._outdated(uuid, number):
                 continue
             if uuid in claiming or self._just_claimed(uuid):
-                self._doubt(host)
+                lacked.append(uuid)
                 continue
             self._drop(uuid)
             self._remember(uuid, number)
+        if lacked:
+            self._compare_later(host, lacked, len(records))
         self._put([each for each in records if not (self._late and self._outdated(each.uuid, number))], number)
 
-    def _doubt(self, host: str) -> None:
-        """A claim stays for now although the host does not have it; have the host compare once more when it is old enough."""
-        self._missed[host] = self._clock.monotonic() + _GRACE
+    def _compare_later(self, host: str, lacked: Collection[str], size: int) -> None:
+        """Has a host compare once more when the claims that it lacked are old: such a claim may have failed.
+
+        :param size: how many instances the host has.
+        """
+        self._lacked[host] = self._clock.monotonic() + _GRACE + _PACE * size, frozenset(lacked)
 
     def _lacked_claims(self, host: str, uuids: Sequence[str], digest: str | None) -> frozenset[str]:
-        """What a host lacks, if that was claimed a moment ago, perhaps after its list was made. Empty if anything else differs."""
+        """Returns the instances that a host lacks, if each was claimed less than five seconds ago or is being claimed.
+
+        The host may have made its list before these claims. Empty if the host and the view differ in anything else.
+        """
         here, told = self._view.of_host(host), set(uuids)
         lacking = here.keys() - told
         claiming = self._claiming()
@@ -409,7 +419,7 @@ class InstanceTracker:
         return frozenset(lacking) if agree else frozenset()
 
     def _is_mere_claim(self, uuid: str) -> bool:
-        """Whether no agent has said what became of a claim."""
+        """Whether no agent has sent a message about the claimed instance."""
         return uuid in self._claimed or (self._last_word(uuid) is None and self._view.get(uuid) is not None)
 
     def _just_claimed(self, uuid: str) -> bool:

@@ -147,7 +147,7 @@ class SchedulerEndpoint:
 
     @rpc_method
     def claimed_instances(self, instances: Sequence[Any]) -> None:
-        """Another scheduler has claimed nodes for them; the agents will tell in full when they are built."""
+        """Adds instances for which another scheduler has claimed nodes. Their agents report them in full after the build."""
         if self._enabled:
             self._tracker.claimed([record_from_json(each, "") for each in instances])
 

@@ -116,7 +116,7 @@ class Reserver(Protocol):
         """Nothing came of it; harmless when a message has said something else meanwhile."""
 
     def claimed(self, records: Sequence[InstanceRecord]) -> None:
-        """The store has instances that the view may not know yet."""
+        """Adds instances that the store has and the view may lack."""
 
 
 class Refused(Protocol):
@@ -620,7 +620,7 @@ class Scheduler:
         if not refusing:
             return
         known = choice.fleet.instances_on(choice.row)
-        # The next ranking shall know them.
+        # For the next ranking.
         self._reserver.claimed([each for each in found.records if each.uuid not in known])
         raise errors.ConstraintViolated(
             f"Filter {refusing} refuses node {choice.node.name} by now.", provider=choice.node.uuid, filter=refusing

@@ -131,9 +131,9 @@ class WorkLoop(Generic[R]):
         self._tidies = type(work).ended is not Work.ended
         self._lock = threads.lock()
         self._queued: set[Key] = set()
-        #: How often the queue had no room since all that waits was in it.
+        #: How many operations the queue had no room for since it last held all that wait.
         self._left_out = 0
-        #: By type, the last id that a look for operations had room for, if it was given up behind it.
+        #: By type, the last id that was queued before the queue was full.
         self._begin_after: dict[str, str] = {}
         #: When the messages for those arrived; 0 for what a sweep has found.
         self._told_at: dict[Key, int] = {}
@@ -207,7 +207,7 @@ class WorkLoop(Generic[R]):
 
     @property
     def is_behind(self) -> bool:
-        """Whether operations wait that the queue had no room for. What waits in the store is not without a service then."""
+        """Whether operations wait in the store for which the queue had no room. The loop takes them later."""
         return self._left_out > 0
 
     def in_order(self, call: Callable[[], object]) -> None:
@@ -310,7 +310,7 @@ class WorkLoop(Generic[R]):
     # -- taking -----------------------------------------------------------------------------------------------------
 
     def _look(self) -> None:
-        """Finds operations in the store until the queue is full. Several threads call it."""
+        """Queues the due operations of the store until the queue is full. Several threads may call this method at once."""
         with self._lock:
             left_out = self._left_out
         for kind, page in self._pages():
@@ -318,7 +318,7 @@ class WorkLoop(Generic[R]):
                 queued = [each for each in page if (kind, each.resource_id) in self._queued]
             if queued:
                 self._work.waits(kind, queued)
-            # At a full queue only the first one that it has no room for is tried.
+            # Ends at the first operation that the queue has no room for.
             if not all(self._enqueue((kind, each.resource_id)) for each in page if self._is_due(each)):
                 return
             self._begin_after[kind] = page[-1].resource_id if page else ""
@@ -329,7 +329,7 @@ class WorkLoop(Generic[R]):
                 self._left_out = 0
 
     def _pages(self) -> Iterator[tuple[str, Sequence[Operation]]]:
-        """Operations in the store by their type, page by page; the types take turns, so that none waits for all of another one."""
+        """Yields the type and a page of its operations in the store. The types take turns, so that no type waits for all others."""
         sources = {kind: self._pages_of(kind) for kind in self._work.types}
         while sources:
             for kind, pages in list(sources.items()):
@@ -340,7 +340,10 @@ class WorkLoop(Generic[R]):
                     yield kind, page
 
     def _pages_of(self, kind: str) -> Iterator[Sequence[Operation]]:
-        """All of a type. It begins where the last look was given up: else what has a low id would come first for ever."""
+        """Yields all operations of one type by pages. The first page follows the last id that was queued before the queue was full.
+
+        Otherwise the resources with the lowest ids would always come first.
+        """
         for after in dict.fromkeys((self._begin_after.get(kind, ""), "")):
             while True:
                 page = self._work.source(kind, after, _PAGE)

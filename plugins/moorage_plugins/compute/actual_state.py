@@ -60,7 +60,7 @@ def restart_policy(extra_specs: Mapping[str, str]) -> str:
 
 
 def _runs_as_it_should(row: Any, seen: Observed | None) -> bool:
-    """Whether nothing is to be done, as of most instances of a host."""
+    """Whether the instance runs as its row says, so that the comparison has nothing to write or start."""
     return (
         seen is not None
         and seen.state is WorkloadState.RUNNING

@@ -157,7 +157,7 @@ _COMPARED = ("active", "stopped", RESIZED)
 _COMPARE = sa.select(
     instances.c.uuid, instances.c.status, instances.c.fence, now().label("now"),
     instances.c.actual_state, instances.c.actual_detail, instances.c.actual_at, instances.c.restarts,
-    # Most have nothing: it is read as text, and seldom parsed.
+    # As text, because few rows are parsed.
     sa.type_coerce(instances.c.pending, sa.Text).label("pending_text"),
 ).where(
     instances.c.host == sa.bindparam("of_host"), instances.c.status.in_(_COMPARED)
@@ -465,9 +465,9 @@ class ComputeInstances(InstanceStore, Reassignable):
         return True
 
     def to_compare(self, host: str) -> Sequence[Any]:
-        """The instances of a host that should run there, or have ended there, and are in no operation. One statement.
+        """Reads the instances of a host that should run or have ended there, without those in an operation. One statement.
 
-        Rows with ``uuid``, ``status`` and ``actual_state``; :func:`compared` reads the rest of one that needs a closer look.
+        Returns rows with ``uuid``, ``status`` and ``actual_state``. :func:`compared` makes a :class:`Compared` of a row.
         """
         with self._database.read() as tx:
             return list(tx.execute(_COMPARE, {"of_host": host}))
@@ -581,7 +581,7 @@ def _record(transaction: Any, what: str, uuid: str, version: int, state: Mapping
 
 
 def compared(row: Any) -> Compared:
-    """A row of :meth:`ComputeInstances.to_compare` as a whole."""
+    """Makes a :class:`Compared` of a row of :meth:`ComputeInstances.to_compare`."""
     kept = kept_source((json.loads(row.pending_text) if row.pending_text else None) or {})
     return Compared(
         row.uuid, row.status, row.fence, row.actual_state, row.actual_detail, row.actual_at, row.restarts,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A simulated hypervisor. What it runs are symbolic links, so that an agent that was killed finds what really exists.
+"""Simulates a hypervisor. Its workloads are symbolic links, so that an agent finds them again after it was killed.
 
 A flavor's extra specs can make it slow or fail: ``sim:delay_ms`` (milliseconds) and ``sim:fail`` (the text of the fault) its
 builds, ``sim:<operation>_delay_ms`` and ``sim:<operation>_fail`` another operation (rebuild, resize, migrate, live_migrate,
@@ -37,7 +37,7 @@ _RUNNING, _STOPPED, _PAUSED = WorkloadState.RUNNING, WorkloadState.STOPPED, Work
 
 @dataclass(frozen=True, slots=True)
 class _Content:
-    """What there is of a workload, and the text that says so.
+    """The state of a workload, and the text of the link that holds it.
 
     :param order: the highest order of the calls for it. :param run: the memory of the workload; each start of it has another one.
     """
@@ -49,7 +49,10 @@ class _Content:
 
     @classmethod
     def parse(cls, text: str) -> _Content:
-        """:raises ValueError: the text is of something else."""
+        """Reads the text of a link.
+
+        :raises ValueError: it is not the text of a workload.
+        """
         token, state, order, run = text.split()
         return cls(int(token), WorkloadState(state), int(order), run)
 
@@ -223,7 +226,7 @@ def _replace(folder: str, uuid: str, content: _Content) -> None:
 
 
 def _convert(folder: str) -> None:
-    """Make links of what an earlier release left: a folder for each workload, with a file named after the token."""
+    """Converts the workloads of an earlier release to links. That release kept a folder per workload, with a file per token."""
     with os.scandir(folder) as entries:
         names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
     for name in names:

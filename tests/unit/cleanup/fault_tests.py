@@ -93,7 +93,7 @@ class FaultTests(SupervisorCase):
         registry = ServiceRegistry(database, clock)
         nobody: Any = None
         platform = Platform(who.host, clock, database, registry, who, nobody, nobody, lambda reason: None)
-        found = AgentCleaning(platform, conf, nobody, SqlOperationStore(database, lease_seconds=60))
+        found = AgentCleaning(platform, conf, nobody, SqlOperationStore(database, lease_seconds=60), lambda: False)
         cleaner, self.handler = self.cleaner(who)
         found._cleaner, found._orphans = cleaner, cleaner._orphans
         return found

@@ -123,7 +123,14 @@ class SchedulerRole:
             if section.track_instance_changes:
                 notices.add(each.record for each in selections if not each.repeated)
 
-        endpoint = SchedulerEndpoint(self._scheduler, tracker, placed, enabled=section.track_instance_changes)
+        endpoint = SchedulerEndpoint(
+            self._scheduler,
+            tracker,
+            placed,
+            enabled=section.track_instance_changes,
+            most=store.claims_together,
+            leaders=store.lanes,
+        )
         workers = open_workers(platform, conf)
         in_place = InPlace(platform.database, instances, workers, cast, availability.lacking)
         moves = MovesEndpoint(

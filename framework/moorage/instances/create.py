@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from oslo_context import context as oslo_context
@@ -203,7 +203,7 @@ class StoreClaimer:
         pending = {**self._pending(spec, wanted.request_id), **pending_holds(spec, resources)}
         node = self.node_names.node_name(node_uuid)
         instance = new_instance(spec, wanted.host, node, node_uuid, pending=pending)
-        return request, _Creation(self, spec, instance)
+        return request, _Creation(self, spec, instance, wanted.context)
 
     def _result(self, outcome: ClaimOutcome, made: _Creation, holds: Holds | None) -> ClaimResult:
         if outcome.repeated:
@@ -304,7 +304,7 @@ class _Creation(BatchCompanion):
     claimer: StoreClaimer
     spec: RequestSpec
     instance: Instance
-    context: oslo_context.RequestContext | None = field(default_factory=oslo_context.get_current)
+    context: oslo_context.RequestContext | None
     token: int = 0
 
     @override

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Final, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
+from oslo_context import context as oslo_context
 
 from moorage.extensions import ExtensionPoint
 from moorage.inventory import InventoryItem
@@ -269,12 +270,16 @@ class Claimer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WantedClaim:
-    """A claim of :meth:`SetClaimer.claim_many`; the arguments of :meth:`Claimer.claim`."""
+    """A claim of :meth:`SetClaimer.claim_many`; the arguments of :meth:`Claimer.claim`.
+
+    :param context: of the request; by default that of the thread.
+    """
 
     spec: RequestSpec
     node_uuid: str
     host: str
     request_id: str
+    context: oslo_context.RequestContext | None = field(default_factory=oslo_context.get_current)
 
 
 @runtime_checkable

@@ -16,6 +16,7 @@ from moorage.scheduling.instance_tracker import InstanceTracker, record_from_jso
 from moorage.scheduling.interface import RequestSpec
 from moorage.scheduling.request import spec_from_json
 from moorage.scheduling.scheduler import Scheduler, Selection
+from moorage.scheduling.shared_placements import SharedPlacements
 
 __all__ = ["SchedulerEndpoint"]
 
@@ -29,6 +30,8 @@ class SchedulerEndpoint:
 
     :param placed: called after claims, with the selections that are on a host: tells the agents.
     :param enabled: ``[scheduling] track_instance_changes``; messages on instances are ignored without it.
+    :param most: how many requests are placed together, and ``leaders``: how many such sets at a time. See
+        :class:`moorage.scheduling.shared_placements.SharedPlacements`.
     """
 
     def __init__(
@@ -38,11 +41,18 @@ class SchedulerEndpoint:
         placed: Callable[[Sequence[Selection]], None],
         *,
         enabled: bool = True,
+        most: int = 1,
+        leaders: int = 1,
     ) -> None:
         self._ready = threads.event()
         self._scheduler = scheduler
         self._tracker = tracker
-        self._placed = placed
+
+        def told(selections: Sequence[Selection]) -> None:
+            placed([each for each in selections if each.record.host])
+
+        self._placed = told
+        self._together = SharedPlacements(scheduler, self._placed, most, leaders)
         self._enabled = enabled
 
     def open(self) -> None:
@@ -56,9 +66,8 @@ class SchedulerEndpoint:
         Returns the instance as it was written (``instance``), unless the claim is an earlier one. ``host`` and ``node`` are empty
         where the instance of the earlier claim is in error or shelved.
         """
-        spec = self._spec(request)
-        selection = self._scheduler.place(spec, request_id)
-        self._tell_placed([selection])
+        selection = self._together.place(self._spec(request), request_id)
+        _log_placed([selection])
         record = selection.record
         return {
             "uuid": record.uuid,
@@ -78,7 +87,8 @@ class SchedulerEndpoint:
         Returns the instances as they were written, each empty if its claim is an earlier one.
         """
         selections = self._scheduler.place_many(self._spec(request), uuids, request_id)
-        self._tell_placed(selections)
+        self._placed(selections)
+        _log_placed(selections)
         return [dict(selection.shown) for selection in selections]
 
     @rpc_method
@@ -151,15 +161,6 @@ class SchedulerEndpoint:
         if self._enabled:
             self._tracker.claimed([record_from_json(each, "") for each in instances])
 
-    def _tell_placed(self, selections: Sequence[Selection]) -> None:
-        for selection in selections:
-            record = selection.record
-            if record.host:
-                LOG.info("Instance %s was placed on host %s, node %s.", record.uuid, record.host, record.node)
-            else:
-                LOG.info("Instance %s exists and is on no host; its create was repeated.", record.uuid)
-        self._placed([each for each in selections if each.record.host])
-
     def _await_fleet(self) -> None:
         if not self._ready.wait(_PATIENCE):
             raise errors.Unavailable("This scheduler is still reading the fleet; try again.")
@@ -172,6 +173,15 @@ class SchedulerEndpoint:
         return spec_from_json(
             request, context.project_id or "", context.user_id or "", all_projects=bool(context.system_scope)
         )
+
+
+def _log_placed(selections: Sequence[Selection]) -> None:
+    for selection in selections:
+        record = selection.record
+        if record.host:
+            LOG.info("Instance %s was placed on host %s, node %s.", record.uuid, record.host, record.node)
+        else:
+            LOG.info("Instance %s exists and is on no host; its create was repeated.", record.uuid)
 
 
 def _origin() -> Any:

@@ -9,10 +9,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from oslo_context import context as oslo_context
 from oslo_log import log as logging
 
 from moorage import errors, randomness, threads
 from moorage.clock import Clock
+from moorage.context import acting_for
 from moorage.rpc.server import request_id as id_of_request
 from moorage.scheduling.constraints import scarce_resources, unfiltered
 from moorage.scheduling.decisions import Decision, Decisions
@@ -39,7 +41,7 @@ from moorage.scheduling.sample import Sampler
 from moorage.scheduling.scheduling_policy import SchedulingPolicy
 from moorage.scheduling.snapshot import Snapshot
 
-__all__ = ["Scheduler", "Selection"]
+__all__ = ["Placement", "Scheduler", "Selection"]
 
 LOG = logging.getLogger(__name__)
 
@@ -72,8 +74,8 @@ class Selection:
 
 
 @dataclass(frozen=True, slots=True)
-class _Work:
-    """One placement on its way. ``key`` names its claim; the decision has the id of the request, by which users find it."""
+class Placement:
+    """A request for a node, on its way. ``key`` names its claim; the decision has the id of the request, by which users find it."""
 
     policy: SchedulingPolicy
     spec: RequestSpec
@@ -83,6 +85,8 @@ class _Work:
     key: str
     #: Rises from request to request; an earlier request does not give way to a reservation of a later one.
     number: int
+    #: The request; the thread of another request may do the work.
+    context: oslo_context.RequestContext | None = field(default_factory=oslo_context.get_current)
     #: Nodes that have refused it and are not tried again; those that may be, because their providers may have changed.
     refused: set[str] = field(default_factory=set)
     outdated: set[str] = field(default_factory=set)
@@ -240,10 +244,35 @@ class Scheduler:
         :raises PluginFailed: a plugin raised.
         :raises PluginTimeout: a plugin hung; this process is about to end.
         """
-        policy = self._policy()
-        work = self._work(policy, spec, request_id, claimer, held)
+        work = self.prepare(spec, request_id, claimer=claimer, held=held)
         work.decision.tried = tuple(tried)
-        return policy.guard.request(lambda: self._place(work))
+        return self.place_prepared(work)
+
+    def prepare(
+        self,
+        spec: RequestSpec,
+        request_id: str,
+        *,
+        claimer: Claimer | None = None,
+        held: InstanceRecord | None = None,
+    ) -> Placement:
+        """Begin a decision in the name of the present request; see :meth:`place`."""
+        return self._work(self._policy(), spec, request_id, claimer, held)
+
+    def place_prepared(self, work: Placement) -> Selection:
+        """Decide, and claim; see :meth:`place`."""
+        return work.policy.guard.request(lambda: self._place(work))
+
+    def place_prepared_set(self, works: Sequence[Placement]) -> list[Selection | Exception | None]:
+        """Decide several one after the other, each on top of the ones before, and claim in few transactions.
+
+        It awaits no claim of another request, and tries one node for each.
+
+        :param works: of different instances.
+        :returns: of each the selection, the error, or None: :meth:`place_prepared` has to place it.
+        :raises PluginTimeout: a plugin hung; this process is about to end.
+        """
+        return self._policy().guard.request(lambda: self._place_set(works, alike=False))
 
     def place_many(self, spec: RequestSpec, uuids: Sequence[str], request_id: str) -> list[Selection]:
         """Place several instances alike, each on top of the ones before; all of them or (by an error) none.
@@ -302,10 +331,10 @@ class Scheduler:
         key: str,
         claimer: Claimer | None = None,
         held: InstanceRecord | None = None,
-    ) -> _Work:
+    ) -> Placement:
         decision = Decision(id_of_request(key), spec)
         self._decisions.add(decision)
-        return _Work(policy, spec, decision, claimer or self._claimer, held, key, next(self._numbers))
+        return Placement(policy, spec, decision, claimer or self._claimer, held, key, next(self._numbers))
 
     def _place_many(
         self, policy: SchedulingPolicy, spec: RequestSpec, uuids: Sequence[str], request_id: str
@@ -316,7 +345,7 @@ class Scheduler:
         ]
         placed: dict[str, Selection | Exception] = {}
         try:
-            found = self._place_set(works)
+            found = self._place_set(works, alike=True)
             placed |= {uuid: each for uuid, each in zip(uuids, found, strict=True) if each is not None}
             for each in found:
                 if isinstance(each, Exception):
@@ -400,14 +429,14 @@ class Scheduler:
                 LOG.warning("Instance %s could not be given back (%s); once more.", uuid, error)
         return True
 
-    def _confirm(self, work: _Work) -> None:
+    def _confirm(self, work: Placement) -> None:
         fleet, ranking, _ = self._rank(work)
         if not len(ranking.rows):
             raise self._refusal(fleet, ranking, work)
         node = fleet.nodes[int(ranking.rows[0])]
         work.decision.outcome, work.decision.host, work.decision.node = "stays", node.host, node.name
 
-    def _rank(self, work: _Work, *, awaits: bool = True) -> tuple[Snapshot, Ranking, list[int]]:
+    def _rank(self, work: Placement, *, awaits: bool = True) -> tuple[Snapshot, Ranking, list[int]]:
         """Rank the fleet, without the nodes that have refused the request; the rows to try, best first.
 
         :param awaits: whether the claims of earlier requests are awaited that stand in the way.
@@ -423,7 +452,7 @@ class Scheduler:
         )
         return fleet, ranking, self._candidates(work.policy, ranking)
 
-    def _place(self, work: _Work) -> Selection:
+    def _place(self, work: Placement) -> Selection:
         policy, decision = work.policy, work.decision
         while True:
             # Ranked again after each round of refusals: what others claimed has come to be known meanwhile.
@@ -439,61 +468,82 @@ class Scheduler:
             if not candidates or len(decision.refusals) >= policy.max_attempts * _ROUNDS:
                 return self._earlier(fleet, ranking, work)
 
-    def _place_set(self, works: Sequence[_Work]) -> list[Selection | Exception | None]:
-        """Place several alike, each on top of the ones before; their claims share transactions.
+    def _place_set(self, works: Sequence[Placement], *, alike: bool) -> list[Selection | Exception | None]:
+        """Place several, each on top of the ones before; their claims share transactions.
 
-        :returns: of each the selection, the error, or None: it has to be placed by itself. That is so if its claim was refused, and
-            from the first one for which no node was found without a wait, or the instances of the node must be judged again.
+        :param alike: where one finds no node, those after it are not tried.
+        :returns: of each the selection, the error, or None: it has to be placed by itself. That is so if its claim was refused, no
+            node was found without a wait, or the instances of the node must be judged again.
         """
         outcomes: list[Selection | Exception | None] = [None] * len(works)
         if self._set_claimer is None or len(works) < 2:
             return outcomes
-        chosen: list[tuple[_Work, _Choice, InstanceRecord]] = []
+        chosen: list[tuple[int, _Choice, InstanceRecord]] = []
         wanted: list[WantedClaim] = []
         with self._reserving() as reserve:
             with self._selecting:
-                for work in works:
-                    # It must not await the claims before it, which are made with it.
-                    fleet, ranking, candidates = self._rank(work, awaits=False)
-                    if not candidates or (ranking.promising and self._residents is not None):
-                        break
-                    choice = self._choice(work, fleet, ranking, candidates)
+                for place, choice in self._choices_of_set(works, outcomes, alike):
+                    work = works[place]
                     record, spec = self._wanted(work, choice)
                     reserve(work, record)
-                    chosen.append((work, choice, record))
-                    wanted.append(WantedClaim(spec, choice.node.uuid, choice.node.host, work.key))
+                    chosen.append((place, choice, record))
+                    wanted.append(WantedClaim(spec, choice.node.uuid, choice.node.host, work.key, work.context))
             results = self._set_claimer.claim_many(wanted)
             for (_, _, record), result in zip(chosen, results, strict=True):
                 if isinstance(result, BaseException):
                     self._reserver.unreserve(record)
-        for place, ((work, choice, _), result) in enumerate(zip(chosen, results, strict=True)):
+        for (place, choice, _), result in zip(chosen, results, strict=True):
+            work = works[place]
             try:
-                if isinstance(result, ClaimResult):
-                    outcomes[place] = self._selected(work, choice, result)
-                else:
-                    self._note_refusal(work, choice, result)
+                with acting_for(work.context):
+                    if isinstance(result, ClaimResult):
+                        outcomes[place] = self._selected(work, choice, result)
+                    else:
+                        self._note_refusal(work, choice, result)
             except Exception as error:  # noqa: BLE001  (it is raised when all are known)
                 outcomes[place] = error
         return outcomes
 
-    def _choice(self, work: _Work, fleet: Snapshot, ranking: Ranking, rows: Sequence[int]) -> _Choice:
+    def _choices_of_set(
+        self, works: Sequence[Placement], outcomes: list[Selection | Exception | None], alike: bool
+    ) -> Iterator[tuple[int, _Choice]]:
+        """Choose the best nodes for a set, one after the other; errors of requests that are not alike become their outcomes."""
+        for place, work in enumerate(works):
+            try:
+                with acting_for(work.context):
+                    # It must not await the claims before it, which are made with it.
+                    fleet, ranking, candidates = self._rank(work, awaits=False)
+                    if candidates and not (ranking.promising and self._residents is not None):
+                        choice = self._choice(work, fleet, ranking, candidates)
+                    elif alike:
+                        return
+                    else:
+                        continue
+            except Exception as error:
+                if alike:
+                    raise
+                outcomes[place] = error
+            else:
+                yield place, choice
+
+    def _choice(self, work: Placement, fleet: Snapshot, ranking: Ranking, rows: Sequence[int]) -> _Choice:
         """The best of the rows."""
         return _Choice(
             fleet, ranking, rows[0], rows[1 : 1 + work.policy.alternates], self._limits(work, fleet, rows[0])
         )
 
-    def _selected(self, work: _Work, choice: _Choice, result: ClaimResult) -> Selection:
+    def _selected(self, work: Placement, choice: _Choice, result: ClaimResult) -> Selection:
         others = [choice.fleet.nodes[row] for row in choice.others]
         alternates = tuple((other.host, other.name) for other in others)
         return replace(self._placed(work, choice.node, result), alternates=alternates, limits=choice.limits)
 
-    def _limits(self, work: _Work, fleet: Snapshot, row: int) -> Mapping[str, Any]:
+    def _limits(self, work: Placement, fleet: Snapshot, row: int) -> Mapping[str, Any]:
         """What the filters promise of a node; nothing where they were not asked."""
         if unfiltered(work.spec):
             return {}
         return work.policy.pipeline.limits(work.policy.guard, fleet, row, self._ranker.with_members(work.spec, ()))
 
-    def _earlier(self, fleet: Snapshot, ranking: Ranking, work: _Work) -> Selection:
+    def _earlier(self, fleet: Snapshot, ranking: Ranking, work: Placement) -> Selection:
         """What an earlier try of the same request has claimed: its answer was lost, and it may be what fills the fleet now.
 
         :raises NoValidHost: there is none.
@@ -510,7 +560,7 @@ class Scheduler:
                 self._freshness.refresh_if_stale()
         raise self._refusal(fleet, ranking, work)
 
-    def _wanted(self, work: _Work, choice: _Choice) -> tuple[InstanceRecord, RequestSpec]:
+    def _wanted(self, work: Placement, choice: _Choice) -> tuple[InstanceRecord, RequestSpec]:
         """What is to be claimed of a node: the instance as others shall see it meanwhile, and the request for the claimer."""
         record = self._record(work.spec, choice.node)
         if work.held is not None:
@@ -527,7 +577,7 @@ class Scheduler:
             record = replace(record, holds=propose(frozenset()))
         return record, replace(work.spec, limits=choice.limits, decision=decision, propose=propose)
 
-    def _claim(self, work: _Work, choice: _Choice) -> ClaimResult | None:
+    def _claim(self, work: Placement, choice: _Choice) -> ClaimResult | None:
         """Claim a node; None when that is refused. Other requests see it as taken meanwhile."""
         record, spec = self._wanted(work, choice)
         try:
@@ -538,7 +588,7 @@ class Scheduler:
             self._note_refusal(work, choice, error)
             return None
 
-    def _note_refusal(self, work: _Work, choice: _Choice, error: BaseException) -> None:
+    def _note_refusal(self, work: Placement, choice: _Choice, error: BaseException) -> None:
         """Note why a node refused the request, and what is outdated by that; raises an error that is no refusal of the node."""
         node, fleet = choice.node, choice.fleet
         gone = isinstance(error, errors.NotFound) and error.details.get("provider") == node.uuid
@@ -558,15 +608,15 @@ class Scheduler:
             work.refused.add(node.uuid)
 
     @contextlib.contextmanager
-    def _reserving(self) -> Iterator[Callable[[_Work, InstanceRecord], None]]:
+    def _reserving(self) -> Iterator[Callable[[Placement, InstanceRecord], None]]:
         """Show other requests what is being claimed; a new instance stays in the view when its claim holds.
 
         :returns: shows it; called with the request, and the instance as it is going to be.
         """
-        shown: list[tuple[_Work, InstanceRecord]] = []
+        shown: list[tuple[Placement, InstanceRecord]] = []
         with self._reservations.holding() as hold:
 
-            def reserve(work: _Work, record: InstanceRecord) -> None:
+            def reserve(work: Placement, record: InstanceRecord) -> None:
                 hold(work.number, record)
                 shown.append((work, record))
                 self._reserver.reserve(record)
@@ -581,7 +631,7 @@ class Scheduler:
                 if work.held is not None:
                     self._reserver.unreserve(record)
 
-    def _claim_as_judged(self, work: _Work, choice: _Choice, spec: RequestSpec) -> ClaimResult:
+    def _claim_as_judged(self, work: Placement, choice: _Choice, spec: RequestSpec) -> ClaimResult:
         """Claim a node while its instances are those that the filters judge.
 
         :raises ConstraintViolated: a filter refuses the node by now, or its instances change all the time.
@@ -603,7 +653,7 @@ class Scheduler:
             provider=node.uuid,
         )
 
-    def _judge(self, work: _Work, choice: _Choice, found: Residents) -> None:
+    def _judge(self, work: Placement, choice: _Choice, found: Residents) -> None:
         """Ask the filters that judged instances again, with the node's instances as the store has them.
 
         :raises ConstraintViolated: one of them refuses the node.
@@ -626,7 +676,7 @@ class Scheduler:
             f"Filter {refusing} refuses node {choice.node.name} by now.", provider=choice.node.uuid, filter=refusing
         )
 
-    def _unplaced(self, work: _Work, result: ClaimResult) -> Selection:
+    def _unplaced(self, work: Placement, result: ClaimResult) -> Selection:
         """Answers a repeated request whose instance exists and has left its node."""
         work.decision.outcome = "exists"
         flavor = work.spec.flavor
@@ -635,7 +685,7 @@ class Scheduler:
         )
         return Selection(record, "", result.repeated, len(work.decision.refusals) + 1)
 
-    def _placed(self, work: _Work, node: NodeState, result: ClaimResult) -> Selection:
+    def _placed(self, work: Placement, node: NodeState, result: ClaimResult) -> Selection:
         if not result.node_uuid:
             self._reserver.unreserve(self._record(work.spec, node))
             return self._unplaced(work, result)
@@ -677,7 +727,7 @@ class Scheduler:
             rows = head + rows[size:]
         return rows[: policy.max_attempts]
 
-    def _refusal(self, fleet: Snapshot, ranking: Ranking, work: _Work) -> errors.NoValidHost:
+    def _refusal(self, fleet: Snapshot, ranking: Ranking, work: Placement) -> errors.NoValidHost:
         spec, decision = work.spec, work.decision
         reasons = {name: count for name, count in ranking.removed.items() if count}
         refused = [refusal["provider"] for refusal in decision.refusals if "provider" in refusal]

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Combines the claims of several threads into few transactions: the claims that wait while a transaction runs share the next one.
 
-A claim that meets no other is made at once. A limited number of transactions run at a time. Of the claims that wait, the first one
-leads the next transaction: its thread makes all of them, up to a limit. So a claim is in the first or second transaction after it
-came, as long as the limit is not reached.
+A claim that meets no other is made at once. A limited number of transactions run at a time. The threads share them as
+:mod:`moorage.gathering` says.
 
 A combined transaction is all or nothing, yet each claim has its own outcome. Claims that cannot share the transaction are left out,
 and their own threads make them one by one. A transaction that fails for an unknown reason is halved until the claim that causes it
@@ -18,16 +17,15 @@ whose transaction does not end in time has an unknown outcome.
 
 from __future__ import annotations
 
-import os
-import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from oslo_context import context as oslo_context
 from oslo_log import log as logging
+from typing_extensions import override
 
-from moorage import errors, threads
+from moorage import errors
 from moorage.allocation.interface import AllocationChange, BatchCompanion, ClaimOutcome, Companion, Expect
+from moorage.gathering import Gathered, Gathering, own_error
 
 __all__ = ["Combiner", "Member", "is_combinable"]
 
@@ -37,31 +35,20 @@ _UNTIL_END = 5
 
 
 @dataclass(slots=True, eq=False)
-class Member:
+class Member(Gathered):
     """A claim that waits for its transaction, or is in it."""
 
     change: AllocationChange
     companion: Companion | None
-    #: The request of the claim; the thread of another request may make the claim.
-    context: oslo_context.RequestContext | None = field(default_factory=oslo_context.get_current)
     outcome: ClaimOutcome | None = None
-    error: BaseException | None = None
     #: What its last transaction was about to commit.
     written: ClaimOutcome | None = None
-    #: It cannot share a transaction: its own thread makes it.
-    alone: bool = False
-    #: Set when the claim is decided, and when its thread has to lead.
-    woken: threads.Event = field(default_factory=threads.event)
 
     @property
+    @override
     def decided(self) -> bool:
         """Whether the claim was made or refused."""
         return self.outcome is not None or self.error is not None
-
-    @property
-    def done(self) -> bool:
-        """Whether no other thread does anything for the claim any more."""
-        return self.decided or self.alone
 
 
 def is_combinable(change: AllocationChange, companion: Companion | None) -> bool:
@@ -101,19 +88,17 @@ class Combiner:
         self._together = together
         self._look_up = look_up
         self._largest = largest
-        self._patience = patience
-        self._lanes = lanes
-        self._begin()
-        _LIVING.add(self)
-
-    def _begin(self) -> None:
-        """Begin without claims. A forked child has none of the threads that make claims in its parent."""
         #: How many claims the next transaction makes: halved by each conflict, doubled by each success.
-        self._size = self._largest
-        self._lock = threads.lock()
-        #: How many threads lead.
-        self._leaders = 0
-        self._waiting: list[Member] = []
+        self._size = largest
+        self._until_unknown = (1 + _UNTIL_END) * patience
+        self._gathering = Gathering[Member](
+            self._make,
+            lambda member: member.change.consumer,
+            lambda: self._size,
+            patience,
+            _UNTIL_END * patience,
+            lanes,
+        )
 
     def claim(self, change: AllocationChange, companion: Companion | None) -> ClaimOutcome:
         """Make a claim, perhaps together with others; raises what it would raise alone.
@@ -121,16 +106,12 @@ class Combiner:
         :raises StoreUnavailable: also if the transaction of the claim does not end in time; ``details['outcome']`` is ``unknown``.
         """
         member = Member(change, companion)
-        with self._lock:
-            leads = self._leaders < self._lanes
-            if leads:
-                self._leaders += 1
-            else:
-                self._waiting.append(member)
-        if not leads:
-            self._wait(member)
-        if not member.done:
-            self._lead(member)
+        if not self._gathering.join(member):
+            raise errors.StoreUnavailable(
+                f"The transaction with the claim of {change.consumer} has not ended for {self._until_unknown:g} seconds; whether "
+                "the claim is made is unknown. Try again.",
+                outcome="unknown",
+            )
         if member.alone:
             self._make([member])
         if member.outcome is None:
@@ -148,62 +129,6 @@ class Combiner:
             if each.alone:
                 self._make([each])
         return [each.outcome or each.error or AssertionError("a claim that was not decided") for each in members]
-
-    def _wait(self, member: Member) -> None:
-        """Wait until another thread has made the claim, or until this thread has to lead or to make the claim alone."""
-        if member.woken.wait(self._patience) or self._withdraw(member):
-            return
-        if member.woken.wait(_UNTIL_END * self._patience):
-            return
-        with self._lock:
-            # A thread that has to lead was woken under the lock.
-            if not member.woken.is_set():
-                raise errors.StoreUnavailable(
-                    f"The transaction with the claim of {member.change.consumer} has not ended for "
-                    f"{(1 + _UNTIL_END) * self._patience:g} seconds; whether the claim is made is unknown. Try again.",
-                    outcome="unknown",
-                )
-
-    def _withdraw(self, member: Member) -> bool:
-        """Have the claim made alone if it still waits for a transaction."""
-        with self._lock:
-            if member not in self._waiting:
-                return False
-            self._waiting.remove(member)
-            member.alone = True
-            return True
-
-    def _lead(self, member: Member) -> None:
-        """Try once to make this claim and those that wait, then let the next one lead."""
-        batch = [member]
-        try:
-            batch = self._batch(member)
-            self._make(batch)
-        except BaseException as error:  # noqa: BLE001  (each thread must hear of it, whatever it is)
-            for each in batch:
-                if not each.done:
-                    each.error = error if each is member else _copy(error)
-        finally:
-            with self._lock:
-                if self._waiting:
-                    self._waiting.pop(0).woken.set()
-                else:
-                    self._leaders -= 1
-            for each in batch:
-                each.woken.set()
-
-    def _batch(self, member: Member) -> list[Member]:
-        """The claims of the next transaction. A repetition of one of them is left for a later one, where it finds the claim."""
-        batch, left, consumers = [member], [], {member.change.consumer}
-        with self._lock:
-            for each in self._waiting:
-                if len(batch) < self._size and each.change.consumer not in consumers:
-                    batch.append(each)
-                    consumers.add(each.change.consumer)
-                else:
-                    left.append(each)
-            self._waiting = left
-        return batch
 
     def _make(self, batch: Sequence[Member]) -> None:
         """Make the claims of a batch; those that fail together for an unknown reason in halves."""
@@ -259,31 +184,4 @@ class Combiner:
                     "%d claims could not be looked up after a commit of unknown outcome: %s", len(left), failure
                 )
         for each in left:
-            each.error = None if each.decided else _copy(error)
-
-
-def _copy(error: BaseException) -> errors.MoorageError:
-    """An error of its own for a thread: callers change the message and the details of what they catch."""
-    if isinstance(error, errors.MoorageError):
-        found = type(error).__new__(type(error), *error.args)
-        found.__dict__.update(error.__dict__, details=dict(error.details))
-    else:
-        found = errors.StoreUnavailable(
-            f"The thread that made the claim together with others failed ({error!r}); whether the claim is made is unknown. "
-            "Try again.",
-            outcome="unknown",
-        )
-    found.__cause__ = error
-    return found
-
-
-#: All combiners of this process, for the moment after a fork.
-_LIVING: weakref.WeakSet[Combiner] = weakref.WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    for combiner in list(_LIVING):
-        combiner._begin()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
+            each.error = None if each.decided else own_error(error)

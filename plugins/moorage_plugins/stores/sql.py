@@ -15,6 +15,7 @@ from moorage import errors
 from moorage.allocation.interface import (
     AllocationChange,
     AllocationItem,
+    BatchCompanion,
     ClaimOutcome,
     ClaimRelease,
     ClaimRequest,
@@ -72,9 +73,9 @@ class SqlStore(SqlCatalogue, SqlNames, SqlAllocationLedger, SqlPools, SqlTrees, 
 
     def __init__(self, *, conf: Any, database: Database, clock: Clock) -> None:
         super().__init__(conf=conf, database=database, clock=clock)
-        largest = conf.allocation_sql.claims_per_transaction
-        lanes = 1 if database.dialect == "sqlite" else _LANES
-        combiner = Combiner(self._alone, self._together, self._look_up, largest, database.lock_timeout, lanes)
+        self.claims_together = largest = conf.allocation_sql.claims_per_transaction
+        self.lanes = 1 if database.dialect == "sqlite" else _LANES
+        combiner = Combiner(self._alone, self._together, self._look_up, largest, database.lock_timeout, self.lanes)
         self._combiner = combiner if largest > 1 else None
 
     # -- providers ------------------------------------------------------------------------------------------------
@@ -169,7 +170,7 @@ class SqlStore(SqlCatalogue, SqlNames, SqlAllocationLedger, SqlPools, SqlTrees, 
         except errors.InvalidInput:
             # Alone, each learns what is wrong with it.
             return super().claim_many(claims)
-        return self._combiner.claim_many([Member(*change) for change in changes])
+        return self._combiner.claim_many([_member(*each) for each in changes])
 
     @override
     def release(self, consumer: str, transaction: Any | None = None, *, residents: Sequence[str] = ()) -> bool:
@@ -276,3 +277,11 @@ class SqlStore(SqlCatalogue, SqlNames, SqlAllocationLedger, SqlPools, SqlTrees, 
             return True
 
         return self._database.run(work)
+
+
+def _member(change: AllocationChange, companion: Companion | None) -> Member:
+    """A claim that the thread of another request may make."""
+    member = Member(change, companion)
+    if isinstance(companion, BatchCompanion) and companion.context is not None:
+        member.context = companion.context
+    return member

@@ -73,7 +73,7 @@ class _Gathers(BatchCompanion):
 
     @override
     def __call__(self, transaction: Any) -> None:
-        servers.wait_until(lambda: len(self._combiner._waiting) == CLIENTS, "all clients wait", 60)
+        servers.wait_until(lambda: len(self._combiner._gathering._waiting) == CLIENTS, "all clients wait", 60)
 
     @classmethod
     @override
@@ -88,7 +88,7 @@ def main(pipe: Connection, url: str, provider: str, moment: str) -> None:
     combiner = store._combiner
     assert combiner is not None
     # All of them share one transaction.
-    combiner._lanes = 1
+    combiner._gathering._most_leaders = 1
     killer, lock = _Killer(combiner, moment), threading.Lock()
 
     def claim(consumer: str) -> None:
@@ -101,7 +101,9 @@ def main(pipe: Connection, url: str, provider: str, moment: str) -> None:
 
     threads = [threading.Thread(target=claim, args=(FIRST,))]
     threads[0].start()
-    servers.wait_until(lambda: combiner._leaders or not threads[0].is_alive(), "the first claim is being made", 60)
+    servers.wait_until(
+        lambda: combiner._gathering._leaders or not threads[0].is_alive(), "the first claim is being made", 60
+    )
     threads += [threading.Thread(target=claim, args=(f"client-{number}",)) for number in range(CLIENTS)]
     for each in threads[1:]:
         each.start()

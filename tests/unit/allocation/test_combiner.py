@@ -98,7 +98,7 @@ class CombinerTests(unittest.TestCase):
             name = each if each not in found else f"{each} again"
             found[name] = self.pool.submit(self.combiner.claim, change(each), None)
             servers.wait_until(
-                lambda position=position: len(self.combiner._waiting) == position + 1,  # type: ignore[misc]
+                lambda position=position: len(self.combiner._gathering._waiting) == position + 1,  # type: ignore[misc]
                 "it waits",
                 60,
             )
@@ -106,7 +106,7 @@ class CombinerTests(unittest.TestCase):
         return found
 
     def idle(self) -> bool:
-        return not self.combiner._leaders and not self.combiner._waiting
+        return not self.combiner._gathering._leaders and not self.combiner._gathering._waiting
 
     def test_a_claim_that_meets_no_other_is_made_at_once(self) -> None:
         self.gate.set()
@@ -184,7 +184,7 @@ class CombinerTests(unittest.TestCase):
 
     def test_a_batch_that_cannot_be_chosen_stops_no_other_claim(self) -> None:
         with (
-            mock.patch.object(self.combiner, "_batch", side_effect=MemoryError),
+            mock.patch.object(self.combiner._gathering, "_turn", side_effect=MemoryError),
             self.assertRaises(MemoryError),
         ):
             self.combiner.claim(change("a"), None)
@@ -194,7 +194,7 @@ class CombinerTests(unittest.TestCase):
     def test_a_claim_that_waits_too_long_for_a_transaction_is_made_alone(self) -> None:
         first = self.pool.submit(self.combiner.claim, change("first"), None)
         servers.wait_until(lambda: self.alone == ["first"], "the first one leads", 60)
-        self.combiner._patience = 0.01
+        self.combiner._gathering._patience = 0.01
         self.assertEqual("a", self.combiner.claim(change("a"), None).consumer)
         self.assertFalse(first.done())
         self.gate.set()
@@ -203,14 +203,21 @@ class CombinerTests(unittest.TestCase):
         self.assertTrue(self.idle())
 
     def test_a_transaction_that_does_not_end_leaves_the_outcome_unknown(self) -> None:
-        self.combiner._patience = 0.01
+        gathering = self.combiner._gathering
+        gathering._patience = gathering._until_end = 0.01
         member = Member(change("a"), None)
-        with self.assertRaises(errors.StoreUnavailable) as caught:
-            self.combiner._wait(member)
-        self.assertEqual("unknown", caught.exception.details["outcome"])
+        self.assertFalse(gathering._wait(member))
         self.assertFalse(member.alone)
         member.woken.set()
-        self.combiner._wait(member)
+        self.assertTrue(gathering._wait(member))
+        with (
+            mock.patch.object(gathering, "_wait", return_value=False),
+            mock.patch.object(gathering, "_leaders", 1),
+            self.assertRaises(errors.StoreUnavailable) as caught,
+        ):
+            self.combiner.claim(change("a"), None)
+        self.assertEqual("unknown", caught.exception.details["outcome"])
+        gathering._waiting.clear()
 
     def test_a_forked_child_waits_for_no_thread_of_its_parent(self) -> None:
         first = self.pool.submit(self.combiner.claim, change("first"), None)
@@ -271,9 +278,9 @@ class CombinerTests(unittest.TestCase):
         found = self.behind("a", "b")
         done.wait(60)
         member = Member(change("given up"), None)
-        self.combiner._patience = 0.01
-        with self.assertRaises(errors.StoreUnavailable):
-            self.combiner._wait(member)
+        gathering = self.combiner._gathering
+        gathering._patience = gathering._until_end = 0.01
+        self.assertFalse(gathering._wait(member))
         held.set()
         for name, each in found.items():
             # One of the two gave up as well, if its wait has ended before.
@@ -290,15 +297,15 @@ class CombinerTests(unittest.TestCase):
         self.assertEqual((True, None), (member.alone, member.error))
 
     def test_as_many_transactions_run_at_once_as_there_are_lanes(self) -> None:
-        self.combiner._lanes = 2
+        self.combiner._gathering._most_leaders = 2
         first = self.pool.submit(self.combiner.claim, change("first"), None)
         servers.wait_until(lambda: self.alone == ["first"], "the first one leads", 60)
         self.assertEqual("a", self.combiner.claim(change("a"), None).consumer)
-        self.assertEqual(1, self.combiner._leaders)
+        self.assertEqual(1, self.combiner._gathering._leaders)
         again = self.pool.submit(self.combiner.claim, change("first"), None)
         servers.wait_until(lambda: self.alone == ["first", "a", "first"], "the second one leads", 60)
         waiting = [self.pool.submit(self.combiner.claim, change(name), None) for name in "bc"]
-        servers.wait_until(lambda: len(self.combiner._waiting) == 2, "the others wait", 60)
+        servers.wait_until(lambda: len(self.combiner._gathering._waiting) == 2, "the others wait", 60)
         self.gate.set()
         for each in (first, again, *waiting):
             each.result(60)
@@ -466,7 +473,7 @@ class CombinedClaimTests(SqlCase, unittest.TestCase):
             seen.append(getattr(oslo_context.get_current(), "request_id", None))
 
         context = oslo_context.RequestContext(request_id="req-1", overwrite=False)
-        self.store._alone(Member(self.members({given.uuid: {"VCPU": 1}})[0].change, note, context))
+        self.store._alone(Member(self.members({given.uuid: {"VCPU": 1}})[0].change, note, context=context))
         self.assertEqual(["req-1"], seen)
 
     def test_a_commit_of_unknown_outcome_is_looked_up(self) -> None:
@@ -656,9 +663,9 @@ class SameAsOneByOneTests(SqlCase, unittest.TestCase):
 
         members = self._members(store, nodes, claims)
         combiner = Combiner(alone, together, store._look_up, 64, 60)
-        combiner._waiting = list(members)
-        while combiner._waiting:
-            batch = combiner._batch(combiner._waiting.pop(0))
+        combiner._gathering._waiting = list(members)
+        while combiner._gathering._waiting:
+            batch = combiner._gathering._turn(combiner._gathering._waiting.pop(0))
             combiner._make(batch)
             for each in batch:
                 if each.alone:

@@ -171,11 +171,11 @@ class CombinedCreateTests(unittest.TestCase):
 
         members = self.members(creates)
         combiner = Combiner(alone, together, self.store._look_up, 64, 60)
-        combiner._waiting = list(members)
+        combiner._gathering._waiting = list(members)
         sizes = list(ways)
-        while combiner._waiting:
+        while combiner._gathering._waiting:
             combiner._size = sizes.pop(0) if sizes else 64
-            batch = combiner._batch(combiner._waiting.pop(0))
+            batch = combiner._gathering._turn(combiner._gathering._waiting.pop(0))
             combiner._make(batch)
             for each in batch:
                 if each.alone:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from oslo_context.context import RequestContext
+from oslo_context.context import RequestContext, get_current
 
 from moorage import errors
 from moorage.context import acting_for
@@ -52,7 +52,11 @@ class BatchCompanion(abc.ABC):
     """A companion that can be written together with others of its class: a store may make several claims in one transaction.
 
     A claim with another companion has a transaction of its own.
+
+    :ivar context: of the request of the claim, if another thread than the request's makes it; None: that of the thread.
     """
+
+    context: RequestContext | None = None
 
     @abc.abstractmethod
     def __call__(self, transaction: Any) -> None:
@@ -210,6 +214,10 @@ class AllocationStore(abc.ABC):
 
     api_version: ClassVar[tuple[int, int]]
     capabilities: ClassVar[frozenset[StoreCapability]] = frozenset()
+    #: How many claims of new consumers :meth:`claim_many` makes in one transaction at most, and how many of its transactions run at a
+    #: time without loss.
+    claims_together: int = 1
+    lanes: int = 1
 
     @abc.abstractmethod
     def ensure_providers(self, providers: Sequence[ResourceProvider], transaction: Any | None = None) -> int:
@@ -265,8 +273,10 @@ class AllocationStore(abc.ABC):
         """
         outcomes: list[ClaimOutcome | BaseException] = []
         for request, companion in claims:
+            context = companion.context if isinstance(companion, BatchCompanion) else None
             try:
-                outcomes.append(self.claim(request, companion))
+                with acting_for(context or get_current()):
+                    outcomes.append(self.claim(request, companion))
             except Exception as error:  # noqa: BLE001  (given to the caller)
                 outcomes.append(error)
         return outcomes

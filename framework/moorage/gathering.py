@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lets threads share their work: the thread that leads does what all threads ask for that wait meanwhile.
+
+A thread that meets no other does its work at once. Of the threads that wait, the first one leads next, and does the work of all, up
+to a limit. So what is asked for is done in the first or second turn after it came, as long as the limit is not reached.
+
+No thread waits without limit. One whose work is not begun in time does it alone.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from oslo_context import context as oslo_context
+
+from moorage import errors, threads
+
+__all__ = ["Gathered", "Gathering", "own_error"]
+
+
+@dataclass(slots=True, eq=False)
+class Gathered:
+    """What one thread asks for. A subclass adds the work and its outcome."""
+
+    #: The request that the thread serves; the thread of another request may do the work.
+    context: oslo_context.RequestContext | None = field(default_factory=oslo_context.get_current, kw_only=True)
+    error: BaseException | None = field(default=None, kw_only=True)
+    #: The work cannot be shared: its own thread does it.
+    alone: bool = field(default=False, kw_only=True)
+    #: Set when the work is done, and when its thread has to lead.
+    woken: threads.Event = field(default_factory=threads.event, kw_only=True)
+
+    @property
+    def decided(self) -> bool:
+        """Whether the work was done or has failed."""
+        return self.error is not None
+
+    @property
+    def done(self) -> bool:
+        """Whether no other thread does anything for it any more."""
+        return self.decided or self.alone
+
+
+G = TypeVar("G", bound=Gathered)
+
+
+class Gathering(Generic[G]):
+    """Threads that do one kind of work. Safe for use by several threads.
+
+    :param work: does what several threads ask for, and sets their outcomes, or ``alone``. What it raises becomes the error of each
+        that it has not decided.
+    :param key: two with one key are not done in one turn.
+    :param most: how many are done in one turn.
+    :param patience: seconds that a thread waits for its turn to begin before it does its work alone.
+    :param until_end: seconds that it waits for the end of a turn that has begun.
+    :param leaders: how many threads lead at a time.
+    """
+
+    def __init__(
+        self,
+        work: Callable[[Sequence[G]], None],
+        key: Callable[[G], Hashable],
+        most: Callable[[], int],
+        patience: float,
+        until_end: float,
+        leaders: int = 1,
+    ) -> None:
+        self._work = work
+        self._key = key
+        self._most = most
+        self._patience = patience
+        self._until_end = until_end
+        self._most_leaders = leaders
+        self._begin()
+        _LIVING.add(self)
+
+    def _begin(self) -> None:
+        """Begin without work. A forked child has none of the threads that work in its parent."""
+        self._lock = threads.lock()
+        self._leaders = 0
+        self._waiting: list[G] = []
+
+    def join(self, mine: G) -> bool:
+        """Have the work done by this thread or another; False if the turn with it has not ended in time: its outcome is unknown.
+
+        Afterwards it is decided, or its own thread has to do it alone.
+        """
+        with self._lock:
+            leads = self._leaders < self._most_leaders
+            if leads:
+                self._leaders += 1
+            else:
+                self._waiting.append(mine)
+        if not leads and not self._wait(mine):
+            return False
+        if not mine.done:
+            self._lead(mine)
+        return True
+
+    def _wait(self, mine: G) -> bool:
+        """Wait until another thread has done the work, or until this thread has to lead or to do it alone."""
+        if mine.woken.wait(self._patience) or self._withdraw(mine):
+            return True
+        if mine.woken.wait(self._until_end):
+            return True
+        with self._lock:
+            # A thread that has to lead was woken under the lock.
+            return mine.woken.is_set()
+
+    def _withdraw(self, mine: G) -> bool:
+        """Have the work done alone if it still waits for a turn."""
+        with self._lock:
+            if mine not in self._waiting:
+                return False
+            self._waiting.remove(mine)
+            mine.alone = True
+            return True
+
+    def _lead(self, mine: G) -> None:
+        """Do this work and what waits, then let the next thread lead."""
+        turn = [mine]
+        try:
+            turn = self._turn(mine)
+            self._work(turn)
+        except BaseException as error:  # noqa: BLE001  (each thread must hear of it, whatever it is)
+            for each in turn:
+                if not each.done:
+                    each.error = error if each is mine else own_error(error)
+        finally:
+            with self._lock:
+                if self._waiting:
+                    self._waiting.pop(0).woken.set()
+                else:
+                    self._leaders -= 1
+            for each in turn:
+                each.woken.set()
+
+    def _turn(self, mine: G) -> list[G]:
+        """What is done in this turn. What has the key of another is left for a later one, where it finds what that has done."""
+        turn, left, keys = [mine], list[G](), {self._key(mine)}
+        most = self._most()
+        with self._lock:
+            for each in self._waiting:
+                if len(turn) < most and self._key(each) not in keys:
+                    turn.append(each)
+                    keys.add(self._key(each))
+                else:
+                    left.append(each)
+            self._waiting = left
+        return turn
+
+
+def own_error(error: BaseException) -> errors.MoorageError:
+    """Copies an error for a thread: callers change the message and the details of what they catch."""
+    if isinstance(error, errors.MoorageError):
+        found = type(error).__new__(type(error), *error.args)
+        found.__dict__.update(error.__dict__, details=dict(error.details))
+    else:
+        found = errors.StoreUnavailable(
+            f"The thread that did this together with other work failed ({error!r}); whether it is done is unknown. Try again.",
+            outcome="unknown",
+        )
+    found.__cause__ = error
+    return found
+
+
+#: All gatherings of this process, for the moment after a fork.
+_LIVING: weakref.WeakSet[Gathering[Any]] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for gathering in list(_LIVING):
+        gathering._begin()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Places the instances of several requests together: one thread decides for all requests that wait, and claims in few transactions.
+
+The threads share the work as :mod:`moorage.gathering` says. A request that cannot share a transaction, or whose node refuses it, is
+placed by its own thread. Agents and other schedulers are told of all placements of one turn together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from typing_extensions import override
+
+from moorage import errors
+from moorage.gathering import Gathered, Gathering
+from moorage.scheduling.interface import RequestSpec
+from moorage.scheduling.scheduler import Placement, Scheduler, Selection
+
+__all__ = ["SharedPlacements"]
+
+#: Seconds that a request waits for its turn before its own thread places it: a plugin may be slow.
+_PATIENCE = 0.2
+#: Seconds that a request waits for the end of its turn. Callers wait as long ([rpc] call_timeout).
+_UNTIL_END = 60.0
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting(Gathered):
+    work: Placement
+    selection: Selection | None = None
+
+    @property
+    @override
+    def decided(self) -> bool:
+        return self.selection is not None or self.error is not None
+
+
+class SharedPlacements:
+    """Places instances with one scheduler. Safe for use by several threads.
+
+    :param placed: called after claims, with their selections.
+    :param most: how many requests are placed together; 1: each is placed by its own thread, beside the others.
+    :param leaders: how many threads place others' requests at a time.
+    """
+
+    def __init__(
+        self, scheduler: Scheduler, placed: Callable[[Sequence[Selection]], None], most: int = 1, leaders: int = 1
+    ) -> None:
+        self._scheduler = scheduler
+        self._placed = placed
+        self._is_shared = most > 1
+        self._gathering = Gathering[_Waiting](
+            self._place, lambda each: each.work.spec.instance_uuid, lambda: most, _PATIENCE, _UNTIL_END, leaders
+        )
+
+    def place(self, spec: RequestSpec, request_id: str) -> Selection:
+        """Place an instance, perhaps together with others; see :meth:`moorage.scheduling.scheduler.Scheduler.place`.
+
+        :raises Unavailable: the turn with the request has not ended in time. A repetition finds what it has claimed.
+        """
+        mine = _Waiting(self._scheduler.prepare(spec, request_id))
+        if self._is_shared and not self._gathering.join(mine):
+            raise errors.Unavailable(
+                f"The placement of instance {spec.instance_uuid} has not ended for {_UNTIL_END:g} seconds; whether it is made is "
+                "unknown. Try again.",
+                outcome="unknown",
+            )
+        if mine.error is not None:
+            raise mine.error
+        if mine.selection is None:
+            mine.selection = self._scheduler.place_prepared(mine.work)
+            self._placed([mine.selection])
+        return mine.selection
+
+    def _place(self, turn: Sequence[_Waiting]) -> None:
+        if len(turn) == 1:
+            outcomes: list[Selection | Exception | None] = [self._scheduler.place_prepared(turn[0].work)]
+        else:
+            outcomes = self._scheduler.place_prepared_set([each.work for each in turn])
+        for each, outcome in zip(turn, outcomes, strict=True):
+            if isinstance(outcome, Selection):
+                each.selection = outcome
+            elif outcome is not None:
+                each.error = outcome
+            else:
+                each.alone = True
+        self._placed([each.selection for each in turn if each.selection is not None])

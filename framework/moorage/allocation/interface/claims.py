@@ -214,9 +214,9 @@ class AllocationStore(abc.ABC):
 
     api_version: ClassVar[tuple[int, int]]
     capabilities: ClassVar[frozenset[StoreCapability]] = frozenset()
-    #: How many claims of new consumers :meth:`claim_many` makes in one transaction at most, and how many of its transactions run at a
-    #: time without loss.
+    #: How many claims of new consumers :meth:`claim_many` makes in one transaction at most.
     claims_together: int = 1
+    #: How many of its transactions may run at a time: one that computes while others wait for the server.
     lanes: int = 1
 
     @abc.abstractmethod

@@ -34,6 +34,7 @@ PUBLIC: dict[str, Audience] = {
     "moorage.randomness": Audience.PLUGINS,
     "moorage.read_only": Audience.PLUGINS,
     "moorage.bounded_pool": Audience.PLUGINS,
+    "moorage.gathering": Audience.PLUGINS,
     "moorage.context": Audience.PLUGINS,
     "moorage.extensions": Audience.PLUGINS,
     "moorage.drivers.ended_tokens": Audience.PLUGINS,

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lets threads share their work: the thread that leads does what all threads ask for that wait meanwhile.
+"""Lets threads share work: one thread, the leader, does the work that several threads wait for.
 
-A thread that meets no other does its work at once. Of the threads that wait, the first one leads next, and does the work of all, up
-to a limit. So what is asked for is done in the first or second turn after it came, as long as the limit is not reached.
+A thread that finds no leader does its work at once. Threads that come meanwhile wait. When the leader has ended, the first of them
+leads the next turn: it does its own work and that of the others, up to a limit. So work is done in the first or second turn after
+it came, as long as the limit is not reached.
 
-No thread waits without limit. One whose work is not begun in time does it alone.
+No thread waits without limit. One whose turn does not begin in time does its work alone.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ __all__ = ["Gathered", "Gathering", "own_error"]
 
 @dataclass(slots=True, eq=False)
 class Gathered:
-    """What one thread asks for. A subclass adds the work and its outcome."""
+    """The work of one thread. A subclass adds what is to be done, and the outcome."""
 
     #: The request that the thread serves; the thread of another request may do the work.
     context: oslo_context.RequestContext | None = field(default_factory=oslo_context.get_current, kw_only=True)
@@ -51,13 +52,13 @@ G = TypeVar("G", bound=Gathered)
 class Gathering(Generic[G]):
     """Threads that do one kind of work. Safe for use by several threads.
 
-    :param work: does what several threads ask for, and sets their outcomes, or ``alone``. What it raises becomes the error of each
-        that it has not decided.
-    :param key: two with one key are not done in one turn.
-    :param most: how many are done in one turn.
+    :param work: does the work of one turn. It sets the outcome of each, or ``alone``. An error that it raises becomes the error of
+        each whose outcome it has not set.
+    :param key: two with the same key are never done in one turn.
+    :param most: how many are done in one turn at most.
     :param patience: seconds that a thread waits for its turn to begin before it does its work alone.
     :param until_end: seconds that it waits for the end of a turn that has begun.
-    :param leaders: how many threads lead at a time.
+    :param leaders: how many turns run at a time.
     """
 
     def __init__(
@@ -140,7 +141,7 @@ class Gathering(Generic[G]):
                 each.woken.set()
 
     def _turn(self, mine: G) -> list[G]:
-        """What is done in this turn. What has the key of another is left for a later one, where it finds what that has done."""
+        """Choose the work of this turn. Of two with the same key, the second one is left for a later turn, after the first."""
         turn, left, keys = [mine], list[G](), {self._key(mine)}
         most = self._most()
         with self._lock:

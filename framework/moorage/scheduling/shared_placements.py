@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Places the instances of several requests together: one thread decides for all requests that wait, and claims in few transactions.
 
-The threads share the work as :mod:`moorage.gathering` says. A request that cannot share a transaction, or whose node refuses it, is
-placed by its own thread. Agents and other schedulers are told of all placements of one turn together.
+The threads share the work as :mod:`moorage.gathering` says. A request whose node refuses it, or that cannot share a transaction, is
+placed by its own thread. The placements of one turn are reported to agents and other schedulers together.
 """
 
 from __future__ import annotations

@@ -16,19 +16,19 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from oslo_context import context as oslo_context
-
 from moorage import errors, threads
 
 __all__ = ["Gathered", "Gathering", "own_error"]
 
 
-@dataclass(slots=True, eq=False)
-class Gathered:
-    """The work of one thread. A subclass adds what is to be done, and the outcome."""
+R = TypeVar("R")
 
-    #: The request that the thread serves; the thread of another request may do the work.
-    context: oslo_context.RequestContext | None = field(default_factory=oslo_context.get_current, kw_only=True)
+
+@dataclass(slots=True, eq=False)
+class Gathered(Generic[R]):
+    """Holds the work of one thread, and what came of it. A subclass adds what is to be done."""
+
+    outcome: R | None = field(default=None, kw_only=True)
     error: BaseException | None = field(default=None, kw_only=True)
     #: The work cannot be shared: its own thread does it.
     alone: bool = field(default=False, kw_only=True)
@@ -37,20 +37,20 @@ class Gathered:
 
     @property
     def decided(self) -> bool:
-        """Whether the work was done or has failed."""
-        return self.error is not None
+        """Returns whether the work was done or has failed."""
+        return self.outcome is not None or self.error is not None
 
     @property
     def done(self) -> bool:
-        """Whether no other thread does anything for it any more."""
+        """Returns whether no other thread works on it any more."""
         return self.decided or self.alone
 
 
-G = TypeVar("G", bound=Gathered)
+G = TypeVar("G", bound=Gathered[Any])
 
 
 class Gathering(Generic[G]):
-    """Threads that do one kind of work. Safe for use by several threads.
+    """Shares one kind of work among threads. Safe for use by several threads.
 
     :param work: does the work of one turn. It sets the outcome of each, or ``alone``. An error that it raises becomes the error of
         each whose outcome it has not set.
@@ -80,15 +80,15 @@ class Gathering(Generic[G]):
         _LIVING.add(self)
 
     def _begin(self) -> None:
-        """Begin without work. A forked child has none of the threads that work in its parent."""
+        """Resets the state. A forked child has none of the threads of its parent."""
         self._lock = threads.lock()
         self._leaders = 0
         self._waiting: list[G] = []
 
     def join(self, mine: G) -> bool:
-        """Have the work done by this thread or another; False if the turn with it has not ended in time: its outcome is unknown.
+        """Waits until this thread or another one has done the work. Returns False if its turn has not ended in time.
 
-        Afterwards it is decided, or its own thread has to do it alone.
+        The outcome is unknown after False. After True the work is decided, or its own thread has to do it alone.
         """
         with self._lock:
             leads = self._leaders < self._most_leaders
@@ -103,7 +103,7 @@ class Gathering(Generic[G]):
         return True
 
     def _wait(self, mine: G) -> bool:
-        """Wait until another thread has done the work, or until this thread has to lead or to do it alone."""
+        """Waits until another thread has done the work, or until this thread has to lead or to do it alone."""
         if mine.woken.wait(self._patience) or self._withdraw(mine):
             return True
         if mine.woken.wait(self._until_end):
@@ -113,7 +113,7 @@ class Gathering(Generic[G]):
             return mine.woken.is_set()
 
     def _withdraw(self, mine: G) -> bool:
-        """Have the work done alone if it still waits for a turn."""
+        """Takes the work back if it still waits for a turn: its own thread does it alone. Returns whether it waited."""
         with self._lock:
             if mine not in self._waiting:
                 return False
@@ -122,7 +122,7 @@ class Gathering(Generic[G]):
             return True
 
     def _lead(self, mine: G) -> None:
-        """Do this work and what waits, then let the next thread lead."""
+        """Does this thread's work and the work that waits, then wakes the next leader."""
         turn = [mine]
         try:
             turn = self._turn(mine)
@@ -141,7 +141,7 @@ class Gathering(Generic[G]):
                 each.woken.set()
 
     def _turn(self, mine: G) -> list[G]:
-        """Choose the work of this turn. Of two with the same key, the second one is left for a later turn, after the first."""
+        """Chooses the work of one turn. Of two with the same key, the second one is left for a later turn, after the first."""
         turn, left, keys = [mine], list[G](), {self._key(mine)}
         most = self._most()
         with self._lock:

@@ -25,8 +25,6 @@ _lock = threads.lock()
 #: How many blocks of :func:`printing_aside` are running, and the stdout of before the first.
 _blocks = 0
 _stdout: TextIO | None = None
-#: How many forks are between this process and the one that was started. To ask the system for the process at each call takes long.
-_forks = 0
 
 
 class PluginExit(RuntimeError):
@@ -47,18 +45,18 @@ class isolate_plugin_call:
     :param who: the name of the plugin, for the message of a copy that ends.
     """
 
-    __slots__ = ("_forks", "_who")
+    __slots__ = ("_pid", "_who")
 
     def __init__(self, who: str = "a plugin") -> None:
         self._who = who
 
     def __enter__(self) -> None:
-        self._forks = _forks
+        self._pid = os.getpid()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
-        if _forks != self._forks:
+        if os.getpid() != self._pid:
             _end_copy(self._who)
         if error is None or isinstance(error, Exception | Ending):
             return
@@ -117,11 +115,3 @@ def _end_copy(who: str) -> None:
         text = f"Process {os.getpid()} is a copy that {who} made by os.fork, and ends. Plugins must not fork.\n"
         os.write(sys.__stderr__.fileno(), text.encode())  # type: ignore[union-attr]
     os._exit(_COPY)
-
-
-def _after_fork_in_child() -> None:
-    global _forks
-    _forks += 1
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)

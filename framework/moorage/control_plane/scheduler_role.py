@@ -46,6 +46,7 @@ from moorage.scheduling.reservations import Reservations
 from moorage.scheduling.rpc import SchedulerEndpoint
 from moorage.scheduling.scheduler import Scheduler, Selection
 from moorage.scheduling.scheduling_policy import SchedulingPolicy
+from moorage.scheduling.shared_placements import SharedPlacements
 from moorage.scheduling.view_repair import UntrackedHosts, ViewReconciler
 from moorage.services.liveness import LivenessObserver
 
@@ -123,14 +124,8 @@ class SchedulerRole:
             if section.track_instance_changes:
                 notices.add(each.record for each in selections if not each.repeated)
 
-        endpoint = SchedulerEndpoint(
-            self._scheduler,
-            tracker,
-            placed,
-            enabled=section.track_instance_changes,
-            most=store.claims_together,
-            leaders=store.lanes,
-        )
+        placements = SharedPlacements(self._scheduler, placed, store.claims_together, store.lanes)
+        endpoint = SchedulerEndpoint(self._scheduler, tracker, placements, enabled=section.track_instance_changes)
         workers = open_workers(platform, conf)
         in_place = InPlace(platform.database, instances, workers, cast, availability.lacking)
         moves = MovesEndpoint(

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from oslo_context import context as oslo_context
@@ -28,31 +28,22 @@ _PATIENCE = 30.0
 class SchedulerEndpoint:
     """Served on the topic ``scheduler``.
 
-    :param placed: called after claims, with the selections that are on a host: tells the agents.
+    :param placements: places the instances of creates with the scheduler.
     :param enabled: ``[scheduling] track_instance_changes``; messages on instances are ignored without it.
-    :param most: how many requests are placed together, and ``leaders``: how many such sets at a time. See
-        :class:`moorage.scheduling.shared_placements.SharedPlacements`.
     """
 
     def __init__(
         self,
         scheduler: Scheduler,
         tracker: InstanceTracker,
-        placed: Callable[[Sequence[Selection]], None],
+        placements: SharedPlacements,
         *,
         enabled: bool = True,
-        most: int = 1,
-        leaders: int = 1,
     ) -> None:
         self._ready = threads.event()
         self._scheduler = scheduler
         self._tracker = tracker
-
-        def told(selections: Sequence[Selection]) -> None:
-            placed([each for each in selections if each.record.host])
-
-        self._placed = told
-        self._together = SharedPlacements(scheduler, self._placed, most, leaders)
+        self._placements = placements
         self._enabled = enabled
 
     def open(self) -> None:
@@ -66,7 +57,7 @@ class SchedulerEndpoint:
         Returns the instance as it was written (``instance``), unless the claim is an earlier one. ``host`` and ``node`` are empty
         where the instance of the earlier claim is in error or shelved.
         """
-        selection = self._together.place(self._spec(request), request_id)
+        selection = self._placements.place(self._spec(request), request_id)
         _log_placed([selection])
         record = selection.record
         return {
@@ -86,8 +77,7 @@ class SchedulerEndpoint:
 
         Returns the instances as they were written, each empty if its claim is an earlier one.
         """
-        selections = self._scheduler.place_many(self._spec(request), uuids, request_id)
-        self._placed(selections)
+        selections = self._placements.place_many(self._spec(request), uuids, request_id)
         _log_placed(selections)
         return [dict(selection.shown) for selection in selections]
 
@@ -176,6 +166,7 @@ class SchedulerEndpoint:
 
 
 def _log_placed(selections: Sequence[Selection]) -> None:
+    """Logs where instances were placed, in the name of their request."""
     for selection in selections:
         record = selection.record
         if record.host:

@@ -75,7 +75,10 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A request for a node, on its way. ``key`` names its claim; the decision has the id of the request, by which users find it."""
+    """Holds a request for a node while it is decided.
+
+    ``key`` names its claim. The decision has the id of the request, by which users find it.
+    """
 
     policy: SchedulingPolicy
     spec: RequestSpec
@@ -244,27 +247,20 @@ class Scheduler:
         :raises PluginFailed: a plugin raised.
         :raises PluginTimeout: a plugin hung; this process is about to end.
         """
-        work = self.prepare(spec, request_id, claimer=claimer, held=held)
+        work = self._work(self._policy(), spec, request_id, claimer, held)
         work.decision.tried = tuple(tried)
         return self.place_prepared(work)
 
-    def prepare(
-        self,
-        spec: RequestSpec,
-        request_id: str,
-        *,
-        claimer: Claimer | None = None,
-        held: InstanceRecord | None = None,
-    ) -> Placement:
-        """Begin a decision in the name of the present request; see :meth:`place`."""
-        return self._work(self._policy(), spec, request_id, claimer, held)
+    def prepare(self, spec: RequestSpec, request_id: str) -> Placement:
+        """Begins the decision of a request for the thread that serves it."""
+        return self._work(self._policy(), spec, request_id)
 
     def place_prepared(self, work: Placement) -> Selection:
-        """Decide, and claim; see :meth:`place`."""
+        """Selects and claims a node for a request that was prepared; see :meth:`place`."""
         return work.policy.guard.request(lambda: self._place(work))
 
     def place_prepared_set(self, works: Sequence[Placement]) -> list[Selection | Exception | None]:
-        """Decide several one after the other, each on top of the ones before, and claim in few transactions.
+        """Selects nodes for several requests, each on top of the ones before, and claims them in few transactions.
 
         It awaits no claim of another request, and tries one node for each.
 
@@ -507,24 +503,28 @@ class Scheduler:
     def _choices_of_set(
         self, works: Sequence[Placement], outcomes: list[Selection | Exception | None], alike: bool
     ) -> Iterator[tuple[int, _Choice]]:
-        """Choose the best nodes for a set, one after the other; errors of requests that are not alike become their outcomes."""
+        """Chooses nodes for a set, one after the other. Errors of requests that are not alike become their outcomes."""
         for place, work in enumerate(works):
             try:
-                with acting_for(work.context):
-                    # It must not await the claims before it, which are made with it.
-                    fleet, ranking, candidates = self._rank(work, awaits=False)
-                    if candidates and not (ranking.promising and self._residents is not None):
-                        choice = self._choice(work, fleet, ranking, candidates)
-                    elif alike:
-                        return
-                    else:
-                        continue
+                choice = self._choice_in_set(work)
             except Exception as error:
                 if alike:
                     raise
                 outcomes[place] = error
-            else:
+                continue
+            if choice is not None:
                 yield place, choice
+            elif alike:
+                return
+
+    def _choice_in_set(self, work: Placement) -> _Choice | None:
+        """Chooses the best node for a request of a set; None: the request has to be placed by itself."""
+        with acting_for(work.context):
+            # It must not await the claims before it, which are made with it.
+            fleet, ranking, candidates = self._rank(work, awaits=False)
+            if not candidates or (ranking.promising and self._residents is not None):
+                return None
+            return self._choice(work, fleet, ranking, candidates)
 
     def _choice(self, work: Placement, fleet: Snapshot, ranking: Ranking, rows: Sequence[int]) -> _Choice:
         """The best of the rows."""

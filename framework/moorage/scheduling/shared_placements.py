@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from typing_extensions import override
-
 from moorage import errors
 from moorage.gathering import Gathered, Gathering
 from moorage.scheduling.interface import RequestSpec
@@ -26,41 +24,35 @@ _UNTIL_END = 60.0
 
 
 @dataclass(slots=True, eq=False)
-class _Waiting(Gathered):
+class _Waiting(Gathered[Selection]):
     work: Placement
-    selection: Selection | None = None
-
-    @property
-    @override
-    def decided(self) -> bool:
-        return self.selection is not None or self.error is not None
 
 
 class SharedPlacements:
     """Places instances with one scheduler. Safe for use by several threads.
 
-    :param placed: called after claims, with their selections.
+    :param placed: called after claims, with the selections that are on a host.
     :param most: how many requests are placed together; 1: each is placed by its own thread, beside the others.
-    :param leaders: how many threads place others' requests at a time.
+    :param leaders: how many sets of requests are placed at a time.
     """
 
     def __init__(
-        self, scheduler: Scheduler, placed: Callable[[Sequence[Selection]], None], most: int = 1, leaders: int = 1
+        self, scheduler: Scheduler, placed: Callable[[Sequence[Selection]], None], most: int, leaders: int
     ) -> None:
         self._scheduler = scheduler
         self._placed = placed
-        self._is_shared = most > 1
-        self._gathering = Gathering[_Waiting](
-            self._place, lambda each: each.work.spec.instance_uuid, lambda: most, _PATIENCE, _UNTIL_END, leaders
+        gathering = Gathering[_Waiting](
+            self._place_turn, lambda each: each.work.spec.instance_uuid, lambda: most, _PATIENCE, _UNTIL_END, leaders
         )
+        self._gathering = gathering if most > 1 else None
 
     def place(self, spec: RequestSpec, request_id: str) -> Selection:
-        """Place an instance, perhaps together with others; see :meth:`moorage.scheduling.scheduler.Scheduler.place`.
+        """Places an instance, alone or in one turn with others; see :meth:`moorage.scheduling.scheduler.Scheduler.place`.
 
         :raises Unavailable: the turn with the request has not ended in time. A repetition finds what it has claimed.
         """
         mine = _Waiting(self._scheduler.prepare(spec, request_id))
-        if self._is_shared and not self._gathering.join(mine):
+        if self._gathering is not None and not self._gathering.join(mine):
             raise errors.Unavailable(
                 f"The placement of instance {spec.instance_uuid} has not ended for {_UNTIL_END:g} seconds; whether it is made is "
                 "unknown. Try again.",
@@ -68,21 +60,32 @@ class SharedPlacements:
             )
         if mine.error is not None:
             raise mine.error
-        if mine.selection is None:
-            mine.selection = self._scheduler.place_prepared(mine.work)
-            self._placed([mine.selection])
-        return mine.selection
+        if mine.outcome is None:
+            mine.outcome = self._scheduler.place_prepared(mine.work)
+            self._report([mine.outcome])
+        return mine.outcome
 
-    def _place(self, turn: Sequence[_Waiting]) -> None:
+    def place_many(self, spec: RequestSpec, uuids: Sequence[str], request_id: str) -> list[Selection]:
+        """Places several instances alike; see :meth:`moorage.scheduling.scheduler.Scheduler.place_many`."""
+        selections = self._scheduler.place_many(spec, uuids, request_id)
+        self._report(selections)
+        return selections
+
+    def _place_turn(self, turn: Sequence[_Waiting]) -> None:
+        """Places the requests of one turn. Those that cannot be placed together are left to their own threads."""
         if len(turn) == 1:
             outcomes: list[Selection | Exception | None] = [self._scheduler.place_prepared(turn[0].work)]
         else:
             outcomes = self._scheduler.place_prepared_set([each.work for each in turn])
         for each, outcome in zip(turn, outcomes, strict=True):
             if isinstance(outcome, Selection):
-                each.selection = outcome
+                each.outcome = outcome
             elif outcome is not None:
                 each.error = outcome
             else:
                 each.alone = True
-        self._placed([each.selection for each in turn if each.selection is not None])
+        self._report([each.outcome for each in turn if each.outcome is not None])
+
+    def _report(self, selections: Sequence[Selection]) -> None:
+        """Reports the selections that are on a host. An instance whose create was repeated may be on none by now."""
+        self._placed([each for each in selections if each.record.host])

@@ -18,10 +18,10 @@ whose transaction does not end in time has an unknown outcome.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from oslo_context import context as oslo_context
 from oslo_log import log as logging
-from typing_extensions import override
 
 from moorage import errors
 from moorage.allocation.interface import AllocationChange, BatchCompanion, ClaimOutcome, Companion, Expect
@@ -35,20 +35,15 @@ _UNTIL_END = 5
 
 
 @dataclass(slots=True, eq=False)
-class Member(Gathered):
-    """A claim that waits for its transaction, or is in it."""
+class Member(Gathered[ClaimOutcome]):
+    """Holds a claim that waits for its transaction, or is in it."""
 
     change: AllocationChange
     companion: Companion | None
-    outcome: ClaimOutcome | None = None
+    #: The request of the claim; the thread of another request may make the claim.
+    context: oslo_context.RequestContext | None = field(default_factory=oslo_context.get_current)
     #: What its last transaction was about to commit.
     written: ClaimOutcome | None = None
-
-    @property
-    @override
-    def decided(self) -> bool:
-        """Whether the claim was made or refused."""
-        return self.outcome is not None or self.error is not None
 
 
 def is_combinable(change: AllocationChange, companion: Companion | None) -> bool:

@@ -15,7 +15,6 @@ from moorage import errors
 from moorage.allocation.interface import (
     AllocationChange,
     AllocationItem,
-    BatchCompanion,
     ClaimOutcome,
     ClaimRelease,
     ClaimRequest,
@@ -27,6 +26,7 @@ from moorage.allocation.interface import (
     ProviderUsage,
     ResourceProvider,
     StoreCapability,
+    context_of,
 )
 from moorage.clock import Clock
 from moorage.db import Database, Duplicate
@@ -170,7 +170,7 @@ class SqlStore(SqlCatalogue, SqlNames, SqlAllocationLedger, SqlPools, SqlTrees, 
         except errors.InvalidInput:
             # Alone, each learns what is wrong with it.
             return super().claim_many(claims)
-        return self._combiner.claim_many([_member(*each) for each in changes])
+        return self._combiner.claim_many([Member(*each, context_of(each[1])) for each in changes])
 
     @override
     def release(self, consumer: str, transaction: Any | None = None, *, residents: Sequence[str] = ()) -> bool:
@@ -277,11 +277,3 @@ class SqlStore(SqlCatalogue, SqlNames, SqlAllocationLedger, SqlPools, SqlTrees, 
             return True
 
         return self._database.run(work)
-
-
-def _member(change: AllocationChange, companion: Companion | None) -> Member:
-    """A claim that the thread of another request may make."""
-    member = Member(change, companion)
-    if isinstance(companion, BatchCompanion) and companion.context is not None:
-        member.context = companion.context
-    return member

@@ -89,7 +89,7 @@ class SharedPlacementTests(unittest.TestCase):
             gate.set()
             for each in sent:
                 each.exception(60)
-        self.assertEqual([first["uuid"], *(each["uuid"] for each in requests)][0], sent[0].result()["uuid"])
+        self.assertEqual(first["uuid"], sent[0].result()["uuid"])
         wait_until(lambda: not self.gathering._leaders, "no thread leads any more", 60)
         return sent[1:]
 
@@ -172,3 +172,30 @@ class SharedPlacementTests(unittest.TestCase):
             again = self.send(request, place).result(60)
             self.plane.wait_status(again["uuid"], "active")
             self.assertEqual({}, again["instance"])
+
+
+class ApartTests(unittest.TestCase):
+    """A store that makes each claim in a transaction of its own."""
+
+    @mock.patch.object(shared_placements, "_PATIENCE", 60.0)
+    def test_creates_are_placed_side_by_side(self) -> None:
+        plane, gate = Plane(self, allocation_sql__claims_per_transaction=1).up(), threading.Event()
+        self.addCleanup(gate.set)
+        first, second = plane.request(), plane.request()
+        alone = Scheduler.place_prepared
+
+        def held(scheduler: Scheduler, work: Placement) -> Selection:
+            if work.spec.instance_uuid == first["uuid"]:
+                gate.wait(60)
+            return alone(scheduler, work)
+
+        def send(request: dict[str, Any]) -> Any:
+            args = {"request": request, "request_id": request["uuid"]}
+            return plane.client.sender.call("scheduler", "create_instance", args)
+
+        with mock.patch.object(Scheduler, "place_prepared", held), ThreadPoolExecutor(1) as pool:
+            slow = pool.submit(send, first)
+            self.assertEqual(second["uuid"], send(second)["uuid"])
+            self.assertFalse(slow.done())
+            gate.set()
+            self.assertEqual(first["uuid"], slow.result(60)["uuid"])

@@ -116,7 +116,7 @@ class Watcher:
         self.tracker = InstanceTracker(self.view, simulation.clock, epochs)
         transport = simulation.transport(name)
         sender = RpcSender(transport, f"service-{name}", 1)
-        self.endpoint = SchedulerEndpoint(None, self.tracker, lambda _: None, enabled=simulation.tracked)  # type: ignore[arg-type]
+        self.endpoint = SchedulerEndpoint(None, self.tracker, None, enabled=simulation.tracked)  # type: ignore[arg-type]
         self.subscription = transport.serve(TOPIC, name, RpcDispatcher(endpoints_of(self.endpoint)))
         self.healer = ViewReconciler(
             self.tracker,

@@ -51,6 +51,7 @@ from moorage.allocation.interface.claims import (
     ResourceProvider,
     StoreCapability,
     TreeTooDeep,
+    context_of,
 )
 from moorage.allocation.interface.detectors import OrphanDetector
 from moorage.allocation.interface.ledger import (
@@ -123,6 +124,7 @@ __all__ = [
     "Trait",
     "TreeSource",
     "UsageTotal",
+    "context_of",
 ]
 
 

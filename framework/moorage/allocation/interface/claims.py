@@ -33,6 +33,7 @@ __all__ = [
     "Merge",
     "ProviderUsage",
     "RefusedTogether",
+    "context_of",
     "ResourceProvider",
     "TreeTooDeep",
 ]
@@ -70,6 +71,12 @@ class BatchCompanion(abc.ABC):
         :param companions: of this class, in the order in which the claims came. It may be called again, with fewer of them.
         :raises RefusedTogether: names the companions that cannot be written. Any other error is taken for one of all.
         """
+
+
+def context_of(companion: Companion | None) -> RequestContext | None:
+    """Returns the request of the claim with this companion: the companion's, else that of the thread."""
+    own = companion.context if isinstance(companion, BatchCompanion) else None
+    return own or get_current()
 
 
 class RefusedTogether(Exception):
@@ -273,9 +280,8 @@ class AllocationStore(abc.ABC):
         """
         outcomes: list[ClaimOutcome | BaseException] = []
         for request, companion in claims:
-            context = companion.context if isinstance(companion, BatchCompanion) else None
             try:
-                with acting_for(context or get_current()):
+                with acting_for(context_of(companion)):
                     outcomes.append(self.claim(request, companion))
             except Exception as error:  # noqa: BLE001  (given to the caller)
                 outcomes.append(error)

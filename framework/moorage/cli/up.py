@@ -172,6 +172,8 @@ class ControlPlane:
     def stop(self) -> None:
         """Have :meth:`start` and :meth:`run` drain and end; may be called from a signal handler."""
         self._stopping.set()
+        if self._supervisor is not None:
+            self._supervisor.stop()
 
     def reload(self) -> None:
         """Have :meth:`run` take the configuration again; may be called from a signal handler."""

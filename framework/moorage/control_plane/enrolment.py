@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
@@ -22,7 +23,8 @@ from moorage.allocation.interface import (
     ResourceProvider,
 )
 from moorage.control_plane.shard_hosts import AgentRings
-from moorage.db import Database, Duplicate
+from moorage.db import MICROSECONDS, Database, Duplicate
+from moorage.db.changes import OVERLAP, RecentRows
 from moorage.fleet.aggregates import AggregateStore
 from moorage.fleet.interface import STATES, Along, FleetWriter, Node, NodeSpec, merged_inventories
 from moorage.fleet.nodes import Change, NodeStore
@@ -37,6 +39,11 @@ LOG = logging.getLogger(__name__)
 _PAGE = 1000
 _ATTEMPTS = 5
 
+
+#: Reconciliations from one that compares all nodes to the next one.
+_COMPARE_EVERY = 60
+#: Microseconds: no row was written since then.
+_NEVER = 2**62
 
 #: What schedulers look at: when one of these changes, they read the fleet again.
 _SEEN = frozenset({"name", "resource_class", "properties"})
@@ -76,6 +83,10 @@ class Enrolment(FleetWriter):
         self._states_changed = states_changed
         self._mover = mover
         self._contents = contents
+        #: The rows when the last reconciliation began; None: the next one compares all nodes.
+        self._compared: _Rows | None = None
+        #: Reconciliations until one compares all nodes anyway.
+        self._until_all = 0
 
     def enrol(self, specs: Sequence[NodeSpec]) -> Mapping[str, int]:
         """Ensure nodes and providers in one transaction, all or nothing; counts by what became of them.
@@ -301,13 +312,41 @@ class Enrolment(FleetWriter):
     def reconcile(self) -> int:
         """Gives a provider without inventories to each node that has none; returns how many nodes lacked one.
 
-        Compares page by page. A provider is made in the transaction that writes its node's row, so a node that is removed at
-        the same time leaves no provider behind.
+        Compares the nodes that were written since the last reconciliation, where the store tells what changes. It compares all
+        nodes at the first call, at each 60th, and when there are more or fewer providers and the count of nodes does not say why.
+
+        A provider is made in the transaction that writes its node's row, so a node that is removed at the same time leaves no
+        provider behind.
         """
-        made = sum(self.make_provider(node.uuid) for node in self.nodes_without_provider())
+        before, self._compared = self._compared, None
+        found = self._rows(self._store, before) if isinstance(self._store, ChangeSource) else None
+        self._until_all -= 1
+        if before is not None and found is not None and before.explains(found) and self._until_all > 0:
+            lacking = self._lacking_of(found.nodes.versions)
+        else:
+            self._until_all = _COMPARE_EVERY
+            lacking = self.nodes_without_provider()
+        made = sum(self.make_provider(node.uuid) for node in lacking)
         if made:
             LOG.warning("%d nodes had no provider; import them again to give them inventories.", made)
+        else:
+            self._compared = found
         return made
+
+    def _rows(self, store: ChangeSource, before: _Rows | None) -> _Rows:
+        """Reads how many nodes and providers there are, and which nodes were written since an earlier reading."""
+        since = _NEVER if before is None else before.nodes.at - round(OVERLAP * MICROSECONDS)
+        return _Rows(self._nodes.recent(since), store.recent_providers(_NEVER).count)
+
+    def _lacking_of(self, uuids: Iterable[str]) -> Iterator[Node]:
+        """Yields those of the nodes whose provider does not exist."""
+        wanted = sorted(uuids)
+        for page in (wanted[first : first + _PAGE] for first in range(0, len(wanted), _PAGE)):
+            known = {usage.provider.uuid for usage in self._store.usages(providers=page)}
+            for uuid in page:
+                if uuid not in known:
+                    with contextlib.suppress(errors.NotFound):
+                        yield self._nodes.get(uuid)
 
     def nodes_without_provider(self) -> Iterator[Node]:
         """Yields the nodes whose provider does not exist.
@@ -338,6 +377,21 @@ class Enrolment(FleetWriter):
             return bool(self._store.merge_providers(providers, lambda _, present: list(present.values()), tx))
 
         return self._database.run(work)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """The rows of one moment.
+
+    :param nodes: those that were written since an earlier moment. :param providers: how many there are.
+    """
+
+    nodes: RecentRows
+    providers: int
+
+    def explains(self, later: _Rows) -> bool:
+        """Whether as many providers as nodes have come since, or gone, so that no other provider can be missing."""
+        return later.providers - self.providers == later.nodes.count - self.nodes.count
 
 
 class _NodeRemoved(errors.StoreBusy):

@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import resource
 import select
 import signal
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,8 +42,10 @@ EXIT_FATAL = 70
 
 #: A process that ran this many seconds starts again with the shortest delay.
 _STABLE_AFTER = 20.0
-#: Seconds between looks at the children: while they start or end, and later.
-_PAUSE, _LONG_PAUSE = 0.05, 0.25
+#: Seconds between looks at the children: while they start or end, while one of them is being ended or started again, and later.
+_PAUSE, _SHORT_PAUSE, _LONG_PAUSE = 0.05, 0.25, 1.0
+#: Looks within the time that a child may be stopped, or hold the writer's turn.
+_LOOKS = 4
 #: How many times as long as a stopped process one that runs may hold the writer's turn.
 _RUNNING_WRITER = 3
 _PAGE = resource.getpagesize()
@@ -87,6 +91,8 @@ class _Child:
     heard: bytes = field(default=b"")
     #: Whether there may be processes of its group.
     grouped: bool = False
+    #: Readable when the process has ended; None where the system has no such descriptors.
+    end: int | None = None
 
     @property
     def pid(self) -> int | None:
@@ -160,14 +166,25 @@ class Supervisor:
         self._stopping = stopping or threads.signal_event()
         self._may_reload = may_reload
         self._reload = threads.signal_event()
+        limits = [seconds / _LOOKS for seconds in (stopped_timeout, writer_timeout) if seconds]
+        self._pause = min([_LONG_PAUSE, *limits])
+        self._asked, self._ask = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        weakref.finalize(self, _close, self._asked, self._ask)
 
     def stop(self) -> None:
         """Ask :meth:`run` to end; may be called from a signal handler."""
         self._stopping.set()
+        self._wake()
 
     def reload(self) -> None:
         """Ask :meth:`run` to pass SIGHUP on; may be called from a signal handler."""
         self._reload.set()
+        self._wake()
+
+    def _wake(self) -> None:
+        # A pipe that is full wakes too.
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._ask, b"x")
 
     def start(self) -> None:
         """Start all programs and wait until every one is ready.
@@ -220,9 +237,27 @@ class Supervisor:
             changed = [self._watch(child) for child in self._children]
             if any(changed):
                 self._write_table()
-            self._clock.wait(self._stopping, _LONG_PAUSE)
+            self._wait()
         self._end_all()
         self._write_table()
+
+    def _wait(self) -> None:
+        """Wait until a child ends or says something, until this is asked to end or reload, or until the next look is due."""
+        pause, now = self._pause, self._clock.monotonic()
+        poll = select.poll()
+        poll.register(self._asked, select.POLLIN)
+        for child in self._children:
+            if child.process is None:
+                pause = min(pause, max(0.0, child.start_again_at - now))
+            elif child.end is None or child.ending:
+                pause = min(pause, _SHORT_PAUSE)
+            for each in (child.end, child.ready_pipe):
+                if each is not None:
+                    poll.register(each, select.POLLIN)
+        poll.poll(math.ceil(1000 * pause))
+        with contextlib.suppress(BlockingIOError):
+            while os.read(self._asked, 1024):
+                pass
 
     def _spawn_first(self, child: _Child) -> None:
         try:
@@ -252,8 +287,8 @@ class Supervisor:
             raise
         finally:
             os.close(writer)
-        if child.ready_pipe is not None:
-            os.close(child.ready_pipe)
+        _close(*(each for each in (child.ready_pipe, child.end) if each is not None))
+        child.end = _end_of(child.process.pid)
         child.ready_pipe, child.ready, child.heard, child.grouped = reader, False, b"", True
         child.started_at = self._clock.monotonic()
         child.ending, child.start_again_at, child.stopped_at = False, 0.0, None
@@ -331,6 +366,9 @@ class Supervisor:
         )
         child.start_again_at = now + child.delay
         child.process, child.ready = None, False
+        if child.end is not None:
+            os.close(child.end)
+            child.end = None
         LOG.warning("%s ended (%s); it is started again in %.1f s.", child.program.name, _meaning(status), child.delay)
 
     def _listen(self) -> None:
@@ -400,6 +438,20 @@ class Supervisor:
             os.replace(temporary, path)
         except OSError as error:
             LOG.warning("%s cannot be written (%s); it tells of processes that are no more.", path, error)
+
+
+def _close(*descriptors: int) -> None:
+    for each in descriptors:
+        os.close(each)
+
+
+def _end_of(pid: int) -> int | None:
+    try:
+        return os.pidfd_open(pid)
+    except OSError as error:
+        # The kernel is older than 5.3.
+        LOG.debug("The end of process %d cannot be waited for (%s); it is looked for each %g s.", pid, error, _SHORT_PAUSE)
+        return None
 
 
 def _has_ended(pid: int) -> bool:

@@ -14,13 +14,14 @@ from unittest import mock
 import sqlalchemy as sa
 
 from moorage import errors
-from moorage.allocation.interface import ClaimRequest
+from moorage.allocation.interface import ClaimRequest, ResourceProvider
 from moorage.clock import SystemClock
 from moorage.control_plane.enrolment import Enrolment
 from moorage.fleet import importer
 from moorage.fleet.interface import InventoryItem, NodeSpec, uuid_of_name
 from moorage.fleet.nodes import NodeStore
 from moorage.fleet.tables import nodes
+from moorage.randomness import new_uuid
 from moorage.services.registry import ServiceRegistry
 from tests.conformance.allocation.stores import sql_store
 from tests.functional.db.databases import TablesCase
@@ -219,6 +220,40 @@ class EnrolmentCase(TablesCase):
         self.assertEqual(1, self.enrolment.reconcile())
         self.assertEqual(0, self.enrolment.reconcile())
         self.assertEqual(1, len(self.store.usages(providers=[given.uuid])))
+
+
+    def test_a_reconciliation_reads_only_the_nodes_that_were_written_since_the_last_one(self) -> None:
+        old, new = self.specs(2)
+        self.enrolment.enrol([old])
+        self.enrolment.reconcile()
+        self.enrolment.reconcile()
+        self.enrolment.enrol([new])
+        with mock.patch.object(self.enrolment, "nodes_without_provider") as all_nodes:
+            self.assertEqual(0, self.enrolment.reconcile())
+            # One of the new nodes and another provider: there are as many as before.
+            self.store.delete_provider(new.uuid)
+            self.store.ensure_providers([ResourceProvider(new_uuid(), f"other-{self.mark}")])
+            self.assertEqual(1, self.enrolment.reconcile())
+            all_nodes.assert_not_called()
+        # What was missing may be a sign of more.
+        with mock.patch.object(self.enrolment, "nodes_without_provider", return_value=iter(())) as all_nodes:
+            self.enrolment.reconcile()
+            all_nodes.assert_called_once()
+
+    def test_all_nodes_are_compared_when_a_provider_is_missing_and_now_and_then(self) -> None:
+        given = self.specs(2)
+        self.enrolment.enrol(given)
+        self.enrolment.reconcile()
+        # As if the nodes had been written long ago.
+        recent = self.nodes.recent(2**62)
+        self.enterContext(mock.patch.object(self.nodes, "recent", return_value=recent))
+        self.store.delete_provider(given[0].uuid)
+        self.assertEqual(1, self.enrolment.reconcile())
+        # The count of providers cannot say that one was replaced by another one.
+        self.assertEqual(0, self.enrolment.reconcile())
+        self.store.delete_provider(given[1].uuid)
+        self.store.ensure_providers([ResourceProvider(new_uuid(), f"another-{self.mark}")])
+        self.assertEqual([0] * 59 + [1], [self.enrolment.reconcile() for _ in range(60)])
 
 
 class Interrupted:

@@ -175,10 +175,11 @@ class AgentCleaning:
         Returns the open requests.
         """
         found: dict[str, list[tuple[OrphanSelector, bool]]] = {}
-        requests = self._requests.open_for(self._identity.host, self._identity.cluster)
-        for wanted, own in self._all_wanted(requests):
-            for kind in self._orphans.types(wanted):
-                found.setdefault(kind, []).append((wanted, own))
+        with self._orphans.database.shared_read():
+            requests = self._requests.open_for(self._identity.host, self._identity.cluster)
+            for wanted, own in self._all_wanted(requests):
+                for kind in self._orphans.types(wanted):
+                    found.setdefault(kind, []).append((wanted, own))
         for kind, passes in found.items():
             # Several threads may look at once: one of them starts the pass, and each waits for it.
             with self._starting:

@@ -38,10 +38,7 @@ class Engine:
         self._work.start()
         self._delivery = delivery
         self._delivery.start()
-        looks: dict[str, tuple[float, Look]] = {
-            f"look for periodic tasks {number}": (conf.periodic.poll, look)
-            for number, look in enumerate(self._work.looks())
-        }
+        looks: dict[str, tuple[float, Look]] = {name: (seconds, look) for name, seconds, look in self._work.looks()}
         # A reload replaces the delivery.
         looks["look for events to deliver"] = POLL, lambda transaction: self._delivery.look(transaction)
         self._look = SharedLook(platform, looks, first=0.0)
@@ -57,9 +54,10 @@ class Engine:
     def stop(self, drain_seconds: float) -> None:
         """End."""
         self._subscription.stop(drain_seconds)
-        self._look.stop()
         self._delivery.stop(min(_LAST_DELIVERIES, drain_seconds))
+        # It looks at the ring for as long as handlings run.
         self._work.stop(drain_seconds)
+        self._look.stop()
 
 
 class _Ping:

@@ -8,6 +8,7 @@ for itself is a :class:`~moorage.control_plane.periodic_loop.PeriodicLoop` of th
 from __future__ import annotations
 
 import difflib
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -203,6 +204,16 @@ class _Worker:
         self.runner = runner
 
 
+def _look(keeper: RingManager, transaction: Any) -> Callable[[], None] | None:
+    try:
+        return keeper.look()
+    except (errors.StoreUnavailable, errors.StoreBusy):
+        raise
+    except errors.Unavailable as error:
+        LOG.debug("The ring cannot be looked at: %s", error.message)
+        return None
+
+
 class PeriodicWork:
     """Runs the tasks that the configuration enables; :meth:`start` is called once.
 
@@ -216,6 +227,8 @@ class PeriodicWork:
         self._store = TaskStore(platform.database, history=conf.periodic.history)
         self._workers: list[_Worker] = []
         self._alone: Runner | None = None
+        #: Whether the members are in the database, and are read by one of the looks.
+        self._in_database = False
 
     def start(self) -> None:
         """Join, then begin to sweep."""
@@ -227,10 +240,16 @@ class PeriodicWork:
         else:
             self._join(tasks)
 
-    def looks(self) -> Iterator[Look]:
-        """Yields what finds the tasks of each member that are due. Call each of them every ``[periodic] poll`` seconds."""
-        for runner in self._runners():
-            yield runner.look
+    def looks(self) -> Iterator[tuple[str, float, Look]]:
+        """Yields looks with their names and the seconds between two: for the rings in the database, and for tasks that are due."""
+        for number, worker in enumerate(self._workers if self._in_database else ()):
+            yield (
+                f"look at ring {number}",
+                self._conf.coordination.poll_interval,
+                functools.partial(_look, worker.keeper),
+            )
+        for number, runner in enumerate(self._runners()):
+            yield f"look for periodic tasks {number}", self._conf.periodic.poll, runner.look
 
     def _runners(self) -> list[Runner]:
         return [worker.runner for worker in self._workers] + ([self._alone] if self._alone else [])
@@ -279,9 +298,11 @@ class PeriodicWork:
             self._workers.append(self._worker(membership, tasks, number))
         for worker in self._workers:
             self._begin(worker.membership)
+        self._in_database = BackendCapability.READS_DATABASE in probe.capabilities
         for worker in self._workers:
             worker.membership.start()
-            worker.keeper.start()
+            if not self._in_database:
+                worker.keeper.start()
 
     def _begin(self, membership: Membership) -> None:
         try:

@@ -16,7 +16,8 @@ from moorage.control_plane.process import Platform
 __all__ = ["Look", "PeriodicLoop", "SharedLook", "run_logged"]
 
 LOG = logging.getLogger(__name__)
-#: Reads in the given transaction. Returns what to call after the transaction, which must not block; None: nothing is to be done.
+#: Reads in the given transaction, as all reads of the thread do meanwhile. Returns what to call after it, which must not block; None:
+#: nothing is to be done.
 Look = Callable[[Any], Callable[[], object] | None]
 #: Seconds after which a loop that shall end is woken once more.
 _LOOK_AGAIN = 0.2
@@ -107,7 +108,7 @@ class SharedLook:
         self.began = self._clock.monotonic()
         due = [name for name, moment in self._due.items() if moment <= self.began]
         try:
-            with self._database.read() as transaction:
+            with self._database.shared_read() as transaction:
                 found = [self._looks[name][1](transaction) for name in due]
         except (errors.StoreUnavailable, errors.StoreBusy):
             # All are due again when this is called next.
@@ -134,7 +135,7 @@ class SharedLook:
 
     def _look_for(self, name: str) -> None:
         self.began = self._clock.monotonic()
-        with self._database.read() as transaction:
+        with self._database.shared_read() as transaction:
             follow = self._looks[name][1](transaction)
         if follow is not None:
             follow()

@@ -450,7 +450,9 @@ def _end_of(pid: int) -> int | None:
         return os.pidfd_open(pid)
     except OSError as error:
         # The kernel is older than 5.3.
-        LOG.debug("The end of process %d cannot be waited for (%s); it is looked for each %g s.", pid, error, _SHORT_PAUSE)
+        LOG.debug(
+            "The end of process %d cannot be waited for (%s); it is looked for each %g s.", pid, error, _SHORT_PAUSE
+        )
         return None
 
 

@@ -80,6 +80,8 @@ class BackendCapability(enum.Enum):
     PUSH = "push"
     #: Members stay members while the server is restarted.
     SURVIVES_RESTART = "survives-restart"
+    #: :meth:`CoordinationBackend.members` only reads Moorage's database, by :meth:`moorage.db.Database.read`.
+    READS_DATABASE = "reads-database"
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,6 +123,21 @@ class InFlight:
             self._end()
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Found:
+    """What one look has found.
+
+    :param me: the id of the present stay; None: there is none.
+    :param seen: :attr:`RingManager._seen` after the reading.
+    """
+
+    me: bytes | None
+    view: View
+    row: RingRow | None
+    adopted: Mapping[bytes, int]
+    seen: tuple[float, int | None]
+
+
 class RingManager:
     """Looks who is there, proposes rings, adopts what the ledger says. :meth:`step` does it all; a thread calls it."""
 
@@ -220,19 +235,43 @@ class RingManager:
         :raises Unavailable: the backend or the store does not answer. What was adopted stays, until it is too old.
         """
         with self._stepping:
-            me = self._membership.member_id
-            try:
-                view = self._membership.view()
-            except errors.Unavailable:
-                # What others have agreed on holds for this member too, whether it sees them or not.
-                self._read()
-                raise
+            self._act(self._find())
+
+    def look(self) -> Callable[[], None]:
+        """Reads as :meth:`step` does, instead of the thread of :meth:`start`.
+
+        :returns: what proposes and adopts; call it at once, after the transaction of the reading.
+        :raises Unavailable: as :meth:`step` does.
+        """
+        with self._stepping:
+            found = self._find()
+
+        def act() -> None:
+            with self._stepping:
+                # Another thread may have looked meanwhile, and acted on what is newer.
+                if found.seen is self._seen:
+                    self._act(found)
+
+        return act
+
+    def _find(self) -> _Found:
+        me = self._membership.member_id
+        try:
+            view = self._membership.view()
+        except errors.Unavailable:
+            # What others have agreed on holds for this member too, whether it sees them or not.
+            self._read()
+            raise
+        row, adopted = self._read()
+        return _Found(me, view, row, adopted, self._seen)
+
+    def _act(self, found: _Found) -> None:
+        me, view, row, adopted = found.me, found.view, found.row, found.adopted
+        if me in view.members and self._propose(view, row, adopted):
             row, adopted = self._read()
-            if me in view.members and self._propose(view, row, adopted):
-                row, adopted = self._read()
-            if row is not None and me is not None:
-                self._adopt(row, adopted, view, me)
-            self._looked_at = self._clock.monotonic()
+        if row is not None and me is not None:
+            self._adopt(row, adopted, view, me)
+        self._looked_at = self._clock.monotonic()
 
     def _read(self) -> tuple[RingRow | None, Mapping[bytes, int]]:
         began = self._clock.monotonic()

@@ -127,16 +127,34 @@ class Database:
     def read(self) -> Iterator[sa.Connection]:
         """One read-only transaction on one snapshot of the database: what it reads twice is the same twice.
 
-        It waits for no writer. Keep it short all the same: databases keep what a snapshot can still see.
+        It waits for no writer. Keep it short all the same: databases keep what a snapshot can still see. Inside of
+        :meth:`shared_read` it is that transaction.
 
         :raises ReadOnlyTransaction: a statement in it writes.
         :raises StoreUnavailable: the database cannot be reached.
         """
+        shared: sa.Connection | None = getattr(self._local, "shared", None)
+        if shared is not None:
+            yield shared
+            return
         try:
             with self._transaction(self._read_engine, writer=False) as connection:
                 yield connection
         except failures.LostRaceError as error:
             raise _lost_once(error) from error
+
+    @contextlib.contextmanager
+    def shared_read(self) -> Iterator[sa.Connection]:
+        """As :meth:`read`, for all reads of the thread in the block: they take one transaction, and see one snapshot.
+
+        A failure of one of them is a failure of all: leave the block.
+        """
+        with self.read() as connection:
+            outer, self._local.shared = getattr(self._local, "shared", None), connection
+            try:
+                yield connection
+            finally:
+                self._local.shared = outer
 
     @contextlib.contextmanager
     def write(self) -> Iterator[sa.Connection]:
@@ -180,7 +198,12 @@ class Database:
     def read_run(
         self, work: Callable[[sa.Connection], T], *, attempts: int | None = None, deadline: float | None = None
     ) -> T:
-        """``work`` in :meth:`read`, again when the database gives the snapshot up or the connection is lost."""
+        """``work`` in :meth:`read`, again when the database gives the snapshot up or the connection is lost.
+
+        Inside of :meth:`shared_read` there is no second try.
+        """
+        if (shared := getattr(self._local, "shared", None)) is not None:
+            return work(shared)
         return self._retried(lambda: self._transaction(self._read_engine, writer=False), work, attempts, deadline, True)
 
     @contextlib.contextmanager

@@ -331,13 +331,14 @@ class WorkLoop(Generic[R]):
     def _pages(self) -> Iterator[tuple[str, Sequence[Operation]]]:
         """Yields the type and a page of its operations in the store. The types take turns, so that no type waits for all others."""
         sources = {kind: self._pages_of(kind) for kind in self._work.types}
-        while sources:
-            for kind, pages in list(sources.items()):
-                page = next(pages, None)
-                if page is None:
-                    del sources[kind]
-                else:
+        # The first pages are the last ones, as a rule; one transaction reads all of them.
+        with self._work.database.shared_read():
+            found = {kind: next(pages, None) for kind, pages in sources.items()}
+        while found:
+            for kind, page in found.items():
+                if page is not None:
                     yield kind, page
+            found = {kind: next(sources[kind], None) for kind, page in found.items() if page is not None}
 
     def _pages_of(self, kind: str) -> Iterator[Sequence[Operation]]:
         """Yields all operations of one type by pages. The first page follows the last id that was queued before the queue was full.

@@ -8,7 +8,7 @@ gone, and joins again. By its own clock it stopped working before, at nine tenth
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import ClassVar, TypeVar
 
 import sqlalchemy as sa
@@ -47,7 +47,12 @@ class DatabaseBackend(CoordinationBackend):
     def __init__(self, tools: BackendTools) -> None:
         super().__init__(tools)
         self.capabilities = frozenset(
-            {BackendCapability.ACROSS_PROCESSES, BackendCapability.ACROSS_HOSTS, BackendCapability.SURVIVES_RESTART}
+            {
+                BackendCapability.ACROSS_PROCESSES,
+                BackendCapability.ACROSS_HOSTS,
+                BackendCapability.SURVIVES_RESTART,
+                BackendCapability.READS_DATABASE,
+            }
         )
         if tools.database is None or tools.services is None:
             raise errors.ConfigError(
@@ -61,6 +66,8 @@ class DatabaseBackend(CoordinationBackend):
         #: When :meth:`members` has read this member's row, from before the reading, and what could be promised then.
         self._seen = _NEVER
         self._promised = _NEVER
+        #: Members whose service is dead, as :meth:`members` has seen it.
+        self._gone: frozenset[bytes] = frozenset()
 
     @override
     def start(self) -> None:
@@ -86,6 +93,9 @@ class DatabaseBackend(CoordinationBackend):
 
     @override
     def renew(self) -> float:
+        gone, self._gone = self._gone, frozenset()
+        if gone:
+            self._guarded(lambda: self._remove(gone))
         # The ring asks for the members as often as this is called, so the row was read a moment ago.
         if self.tools.clock.monotonic() - self._seen < _FRESH:
             return self._promised
@@ -101,10 +111,9 @@ class DatabaseBackend(CoordinationBackend):
         rows, living = self._read(living=True)
         if self._member in rows:
             self._promised, self._seen = until, began
-        gone = [member for member, life in rows.items() if life not in living]
-        if gone:
-            self._guarded(lambda: self._remove(gone))
-        found = rows.keys() - set(gone)
+        # This only reads. The heartbeat of this member removes them.
+        self._gone = gone = frozenset(member for member, life in rows.items() if life not in living)
+        found = rows.keys() - gone
         return View(frozenset(member for member in found if member.startswith(MEMBER_PREFIX)), began)
 
     @override
@@ -129,7 +138,7 @@ class DatabaseBackend(CoordinationBackend):
 
         return self._guarded(read)
 
-    def _remove(self, gone: list[bytes]) -> None:
+    def _remove(self, gone: Iterable[bytes]) -> None:
         names = [member.decode("ascii") for member in gone]
         statement = sa.delete(members).where(members.c.group_name == self._group, members.c.member.in_(names))
         self._database.run(lambda tx: tx.execute(statement), idempotent=True)

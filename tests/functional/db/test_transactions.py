@@ -113,6 +113,25 @@ class TransactionCases(SetCases):
             self.assertEqual((0, 0), (before, tx.execute(query).scalar_one()))
         self.assertEqual(1, self.value())
 
+    def test_reads_in_a_shared_read_see_one_snapshot_and_those_after_it_another_one(self) -> None:
+        with self.database.shared_read():
+            before = self.value()
+            with self.database.shared_read() as inner:
+                self.assertEqual(0, inner.execute(sa.select(ROWS.c.v).where(ROWS.c.id == 1)).scalar_one())
+            # Another thread is not in it, and may write.
+            done = threading.Thread(target=lambda: self.database.run(add_one))
+            done.start()
+            done.join(60)
+            seen = self.value(), self.database.read_run(lambda tx: tx.execute(sa.select(ROWS.c.v)).scalars().first())
+            with self.assertRaisesRegex(RuntimeError, "inside a read"):
+                self.database.run(add_one)
+        self.assertEqual((0, (0, 0)), (before, seen))
+        self.assertEqual(1, self.value())
+        with self.assertRaises(_SomeError), self.database.shared_read():
+            raise _SomeError
+        self.database.run(add_one)
+        self.assertEqual(2, self.value())
+
     def test_a_reader_does_not_wait_for_an_open_write(self) -> None:
         with self.database.write() as tx:
             add_one(tx)

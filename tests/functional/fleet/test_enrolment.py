@@ -221,7 +221,6 @@ class EnrolmentCase(TablesCase):
         self.assertEqual(0, self.enrolment.reconcile())
         self.assertEqual(1, len(self.store.usages(providers=[given.uuid])))
 
-
     def test_a_reconciliation_reads_only_the_nodes_that_were_written_since_the_last_one(self) -> None:
         old, new = self.specs(2)
         self.enrolment.enrol([old])

@@ -202,7 +202,6 @@ class IdleTests(unittest.TestCase):
         compute = next(each for each in agent._services if isinstance(each, ComputeAgent))
         self.works.append(("agent", compute._actual.compare, 5.0))
         worker = self.plane.roles["engine-1"]._work._workers[0]
-        self.works.append(("engine", worker.keeper.step, 1.0))
         self.works.append(("engine", worker.membership.step, 1.0))
 
     def minute(self) -> dict[str, Counts]:
@@ -237,10 +236,10 @@ class IdleTests(unittest.TestCase):
         # Statements, read transactions and write transactions of each role. Six of the writes are heartbeats.
         numbers = {role: [len(each.statements), each.reads, each.writes] for role, each in counts.items()}
         self.assertEqual(
-            {"agent": [127, 121, 6], "api": [18, 12, 6], "engine": [366, 180, 6], "scheduler": [275, 66, 8]}, numbers
+            {"agent": [127, 49, 6], "api": [18, 12, 6], "engine": [366, 60, 6], "scheduler": [275, 66, 8]}, numbers
         )
         # How often threads wake, the heartbeats among them.
         wakes = dict.fromkeys(counts, 0.0)
         for role, _, seconds in self.works:
             wakes[role] += 60 / seconds
-        self.assertEqual({"agent": 66.5, "api": 12.0, "engine": 186.0, "scheduler": 69.0}, wakes)
+        self.assertEqual({"agent": 66.5, "api": 12.0, "engine": 126.0, "scheduler": 69.0}, wakes)

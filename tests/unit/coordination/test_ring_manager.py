@@ -68,6 +68,25 @@ class KeeperTests(KeeperCase):
         one.look()
         self.assertEqual(self.owned([one]), sorted(KEYS))
 
+    def test_what_was_read_before_a_newer_look_is_not_acted_on(self) -> None:
+        one, two = self.members(2)
+        self.together([one, two])
+        late = one.keeper.look()
+        two.membership.stop()
+        one.look()
+        newer = self.snapshot(one)
+        late()
+        self.assertIs(newer, self.snapshot(one))
+        # A look alone acts as well.
+        (three,) = self.members(1, start=3)
+        self.together([three])
+        for _ in range(3):
+            one.membership.step()
+            one.keeper.look()()
+        self.together([one, three])
+        self.assertEqual(self.owned([one, three]), sorted(KEYS))
+        self.assertGreater(self.snapshot(one).token, newer.token)
+
     def test_the_row_goes_before_what_a_member_sees(self) -> None:
         one, two = self.members(2)
         self.together([one, two])

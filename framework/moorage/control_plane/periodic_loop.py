@@ -16,8 +16,8 @@ from moorage.control_plane.process import Platform
 __all__ = ["Look", "PeriodicLoop", "SharedLook", "run_logged"]
 
 LOG = logging.getLogger(__name__)
-#: Reads in the given transaction, as all reads of the thread do meanwhile. Returns what to call after it, which must not block; None:
-#: nothing is to be done.
+#: Reads in the given transaction, as all reads of the thread do meanwhile. Returns what to call after it, which must not block.
+#: Returns None when nothing is to be done.
 Look = Callable[[Any], Callable[[], object] | None]
 #: Seconds after which a loop that shall end is woken once more.
 _LOOK_AGAIN = 0.2

@@ -12,7 +12,7 @@ from typing import Any, NoReturn, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["FrozenDict", "FrozenList", "freeze_fields", "frozen", "frozen_array", "frozen_mapping"]
+__all__ = ["EMPTY", "FrozenDict", "FrozenList", "freeze_fields", "frozen", "frozen_array", "frozen_mapping"]
 
 _Type = TypeVar("_Type", bound=np.generic)
 
@@ -43,6 +43,8 @@ class FrozenList(list[Any]):
         return FrozenList, (list(self),)
 
 
+#: The mapping of nothing, of which one is enough.
+EMPTY = FrozenDict()
 #: Types of values without anything inside, which are most of the values.
 _SCALARS = frozenset({int, str, float, bool, type(None)})
 
@@ -66,7 +68,8 @@ def frozen_mapping(value: Mapping[Any, Any]) -> FrozenDict:
     """A read-only copy of the mapping and of everything inside of it; what is read-only already is not copied."""
     if type(value) is FrozenDict:
         return value
-    return FrozenDict({key: frozen(each) for key, each in value.items()})
+    scalars = _SCALARS
+    return FrozenDict({key: each if type(each) in scalars else frozen(each) for key, each in value.items()})
 
 
 def frozen_array(array: npt.NDArray[_Type]) -> npt.NDArray[_Type]:

@@ -119,12 +119,17 @@ def check_schema(database: Database) -> None:
 
 @contextlib.contextmanager
 def without_collection() -> Iterator[None]:
-    """Collects no garbage while a process loads what it keeps: full collections took a quarter of the time of loading a fleet."""
+    """Collects no garbage while a process loads what it keeps, and excludes it from later collections.
+
+    Full collections took a quarter of the time of loading a fleet, and one afterwards a second with a million instances.
+    """
     collects = gc.isenabled()
+    gc.collect()
     gc.disable()
     try:
         yield
     finally:
+        gc.freeze()
         if collects:
             gc.enable()
 

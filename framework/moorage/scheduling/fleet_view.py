@@ -13,7 +13,7 @@ two readings in a row agree on it, because a reading is always a little older th
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -284,13 +284,13 @@ class FleetView:
                 self._use.hold(record.uuid, record.holds)
             self._add(record)
 
-    def put_many(self, records: Iterable[InstanceRecord]) -> None:
-        """As :meth:`put`, for many at once."""
+    def put_many(self, records: Sequence[InstanceRecord]) -> None:
+        """As :meth:`put`, for many at once that hold nothing beside."""
         with self._lock:
             self._snapshot = None
-            add = self._add
-            for record in records:
-                add(record)
+            if not self._add_new(records):
+                for record in records:
+                    self._add(record)
 
     def drop(self, uuid: str) -> bool:
         """An instance is nowhere; False when it was not known."""
@@ -408,6 +408,24 @@ class FleetView:
             return
         self._change(record, self._index.row_of(record.uuid), row)
 
+    def _add_new(self, records: Sequence[InstanceRecord]) -> bool:
+        """As :meth:`_add`, for unknown instances of known nodes; False (and nothing is done) for others."""
+        hosts, rows = self._hosts, []
+        for record in records:
+            host = hosts.get(record.host)
+            row = None if host is None else host.rows.get(record.node)
+            if host is None or row is None:
+                return False
+            host.digest = None
+            rows.append(row)
+        if self._homeless or not self._index.add_many(records, rows):
+            return False
+        self._note_new(records, rows)
+        for record in records:
+            if record.server_group:
+                self._group(None, record)
+        return True
+
     def _change(self, record: InstanceRecord, before: int | None, row: int | None) -> None:
         uuid, index = record.uuid, self._index
         self._host(record.host).digest = None
@@ -476,6 +494,20 @@ class FleetView:
             self._kinds[id(record.resources)] = (record.flavorid, record.busy, kind, record.resources)
         self._noted_rows.append(row)
         self._noted_kinds.append(kind if sign > 0 else ~kind)
+        self._fold_if_many()
+
+    def _note_new(self, records: Sequence[InstanceRecord], rows: Sequence[int]) -> None:
+        """One more instance on each of the rows."""
+        for record, row in zip(records, rows, strict=True):
+            known = self._kinds.get(id(record.resources))
+            if known is not None and known[0] == record.flavorid and known[1] == record.busy:
+                self._noted_rows.append(row)
+                self._noted_kinds.append(known[2])
+            else:
+                self._note(row, record, 1)
+        self._fold_if_many()
+
+    def _fold_if_many(self) -> None:
         if len(self._noted_rows) >= _NOTED:
             self._fold()
             if self._index.trim():

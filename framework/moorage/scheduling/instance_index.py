@@ -209,6 +209,17 @@ class InstanceIndex:
         self._here[row][uuid] = record
         return True
 
+    def add_many(self, records: Sequence[InstanceRecord], rows: Sequence[int]) -> bool:
+        """As :meth:`put`, for different ones of which none is known; False (and nothing is done) for others."""
+        places = {record.uuid: row for record, row in zip(records, rows, strict=True)}
+        if self._undo is not None or len(places) < len(records) or not places.keys().isdisjoint(self._rows.keys()):
+            return False
+        self._rows.update(places)
+        here = self._here
+        for record, row in zip(records, rows, strict=True):
+            here[row][record.uuid] = record
+        return True
+
     def pop(self, uuid: str) -> tuple[int, InstanceRecord] | None:
         """It is nowhere; where it was."""
         row = self._rows.get(uuid)

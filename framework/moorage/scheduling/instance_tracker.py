@@ -22,7 +22,7 @@ from oslo_log import log as logging
 
 from moorage import errors, threads
 from moorage.clock import Clock, SystemClock
-from moorage.read_only import FrozenDict, frozen_mapping
+from moorage.read_only import EMPTY, FrozenDict, frozen_mapping
 from moorage.rpc.interface import Origin
 from moorage.scheduling.digest import instance_digest
 from moorage.scheduling.epochs import ConfirmedEpochs
@@ -155,18 +155,13 @@ class InstanceTracker:
 
     def load(self, source: InstanceSource) -> int:
         """Read all instances, page by page; what a message said meanwhile is not overwritten."""
-        after, count = "", 0
+        count = 0
         with self._reading() as touched:
-            while True:
-                page = source.all(after=after, limit=_PAGE)
+            for page in source.pages(_PAGE):
                 with self._lock:
-                    self._view.put_many(
-                        [_own(record) for record in page if record.uuid not in touched] if touched else map(_own, page)
-                    )
+                    self._view.put_many([_own(each) for each in page if not touched or each.uuid not in touched])
                 count += len(page)
-                if len(page) < _PAGE:
-                    return count
-                after = page[-1].uuid
+        return count
 
     def reload_hosts(self, source: InstanceSource, hosts: Sequence[str]) -> None:
         """Make the view of these hosts equal to the store's, by one query; it is no longer stale.
@@ -436,18 +431,19 @@ def _own(record: InstanceRecord) -> InstanceRecord:
 
     They are put in the place of equal ones, in the record itself: nobody can tell, and a new record takes four times as long.
     """
-    put, intern = object.__setattr__, sys.intern
+    put, intern, flavorid = object.__setattr__, sys.intern, record.flavorid
     put(record, "host", intern(record.host))
     put(record, "node", intern(record.node))
-    put(record, "flavorid", intern(record.flavorid))
-    put(record, "project_id", intern(record.project_id))
-    put(record, "resources", _shared(record.flavorid, record.resources))
-    if not record.fields:
-        put(record, "fields", _NONE)
+    put(record, "flavorid", intern(flavorid))
+    if record.project_id:
+        put(record, "project_id", intern(record.project_id))
+    if _resources.get(flavorid) is not record.resources:
+        put(record, "resources", _shared(flavorid, record.resources))
+    if record.fields is not EMPTY and not record.fields:
+        put(record, "fields", EMPTY)
     return record
 
 
-_NONE: Mapping[str, Any] = FrozenDict()
 #: What a column holds exactly.
 _LARGEST = 2**53
 #: Flavor -> its resources, as most instances of it have them.
@@ -478,7 +474,7 @@ def record_from_json(data: Any, host: str) -> InstanceRecord:
         if not isinstance(uuid, str) or not uuid:
             raise TypeError(f"its uuid is {uuid!r}")
         flavorid = sys.intern(get("flavorid") or "")
-        fields, group = get("fields") or _NONE, get("server_group") or ""
+        fields, group = get("fields") or EMPTY, get("server_group") or ""
         if not isinstance(fields, dict) or not isinstance(group, str):
             raise TypeError(f"its fields are {str(fields)[:40]}, its server_group is {str(group)[:40]}")
         return InstanceRecord(
@@ -486,7 +482,7 @@ def record_from_json(data: Any, host: str) -> InstanceRecord:
             sys.intern(get("host") or host),
             sys.intern(get("node") or ""),
             flavorid,
-            _shared(flavorid, get("resources") or _NONE),
+            _shared(flavorid, get("resources") or EMPTY),
             sys.intern(get("project_id") or ""),
             fields,
             bool(get("busy")),

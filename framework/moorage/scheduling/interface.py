@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import abc
 import enum
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final, Protocol, runtime_checkable
 
@@ -15,7 +15,7 @@ from oslo_context import context as oslo_context
 
 from moorage.extensions import ExtensionPoint
 from moorage.inventory import InventoryItem
-from moorage.read_only import FrozenDict, freeze_fields, frozen_mapping
+from moorage.read_only import EMPTY, FrozenDict, freeze_fields, frozen_mapping
 
 __all__ = [
     "API_VERSION",
@@ -188,7 +188,7 @@ class InstanceRecord:
     flavorid: str
     resources: Mapping[str, int]
     project_id: str = ""
-    fields: Mapping[str, Any] = field(default_factory=FrozenDict)
+    fields: Mapping[str, Any] = field(default_factory=lambda: EMPTY)
     busy: bool = False
     server_group: str = ""
     holds: Holds | None = None
@@ -218,6 +218,19 @@ class InstanceSource(abc.ABC):
     @abc.abstractmethod
     def all(self, *, after: str = "", limit: int = 1000) -> Sequence[InstanceRecord]:
         """Instances that occupy a node, ordered by uuid, a page of ``limit`` after the given uuid."""
+
+    def pages(self, limit: int) -> Iterator[Sequence[InstanceRecord]]:
+        """Yields all instances that occupy a node, each once, by pages and in any order.
+
+        One that is inserted meanwhile may be missing.
+        """
+        after = ""
+        while True:
+            page = self.all(after=after, limit=limit)
+            yield page
+            if len(page) < limit:
+                return
+            after = page[-1].uuid
 
     @abc.abstractmethod
     def by_hosts(self, hosts: Sequence[str]) -> Sequence[InstanceRecord]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import sqlalchemy as sa
@@ -26,7 +26,7 @@ from moorage.instances.interface import (
     move_consumer,
 )
 from moorage.instances.moves import MOVES, RESIZED, kept_source
-from moorage.read_only import frozen_mapping
+from moorage.read_only import EMPTY, frozen_mapping
 from moorage.scheduling.instance_fields import NO_FIELDS, declared_fields
 from moorage.scheduling.interface import InstanceRecord
 from moorage.work import lease
@@ -101,6 +101,14 @@ _CHANGED = frozenset(
 #: By whether filters want more than a record.
 _ALL = {
     more: sa.select(*columns).where(_AFTER, _OCCUPIES).order_by(instances.c.uuid).limit(_LIMIT)
+    for more, columns in ((False, _RECORD), (True, (*_RECORD, *_MORE)))
+}
+#: In the order of the rows in the table: by uuid, each row would be another place of the disk.
+_NEXT = {
+    more: sa.select(*columns, instances.c.id)
+    .where(instances.c.id > sa.bindparam("after", type_=sa.BigInteger), _OCCUPIES)
+    .order_by(instances.c.id)
+    .limit(_LIMIT)
     for more, columns in ((False, _RECORD), (True, (*_RECORD, *_MORE)))
 }
 _BY_HOSTS = {
@@ -245,6 +253,10 @@ def _change_many(names: frozenset[str]) -> sa.Update:
     return lease.WRITE.update(instances, _OF_UUID, _FENCE).values(**values, updated_at=now())
 
 
+def _no_fields(row: Any) -> Mapping[str, Any]:
+    return EMPTY
+
+
 @functools.lru_cache(4096)
 def _resources(text: str) -> Mapping[str, int]:
     return frozen_mapping(json.loads(text))
@@ -264,21 +276,32 @@ class ComputeInstances(InstanceStore, Reassignable):
     @override
     def all(self, *, after: str = "", limit: int = 1000) -> Sequence[InstanceRecord]:
         with self._database.read() as tx:
-            rows = tx.execute(_ALL[bool(self._fields)], {"after": after, "page": limit})
-            return [self._record(row) for row in rows]
+            return self._records(tx.execute(_ALL[bool(self._fields)], {"after": after, "page": limit}).all())
+
+    @override
+    def pages(self, limit: int) -> Iterator[Sequence[InstanceRecord]]:
+        after = 0
+        while True:
+            with self._database.read() as tx:
+                rows = tx.execute(_NEXT[bool(self._fields)], {"after": after, "page": limit}).all()
+            yield self._records(rows)
+            if len(rows) < limit:
+                return
+            after = rows[-1].id
 
     @override
     def by_hosts(self, hosts: Sequence[str]) -> Sequence[InstanceRecord]:
         with self._database.read() as tx:
-            rows = tx.execute(_BY_HOSTS[bool(self._fields)], {"of_hosts": list(hosts)})
-            return [self._record(row) for row in rows]
+            return self._records(tx.execute(_BY_HOSTS[bool(self._fields)], {"of_hosts": list(hosts)}).all())
 
-    def _record(self, row: Any) -> InstanceRecord:
-        return InstanceRecord(
-            row.uuid, row.host, row.node, row.flavorid, _resources(row.resources_text), row.project_id,
-            fields=self._fields.of(row) if self._fields else {}, busy=row.status not in _SETTLED,
-            server_group=row.server_group,
-        )  # fmt: skip
+    def _records(self, rows: Sequence[Any]) -> list[InstanceRecord]:
+        """Makes records of rows that begin with :data:`_RECORD`."""
+        of, resources = self._fields.of if self._fields else _no_fields, _resources
+        return [
+            InstanceRecord(uuid, host, node, flavor, resources(text), project, of(row), status not in _SETTLED, group)
+            for row in rows
+            for uuid, host, node, flavor, text, project, status, group in (row[: len(_RECORD)],)
+        ]
 
     @override
     def insert(self, transaction: Any, instance: Instance) -> Instance:
@@ -357,7 +380,7 @@ class ComputeInstances(InstanceStore, Reassignable):
         found = []
         query = _ON_NODE_IN_FULL if self._fields else _ON_NODE
         for row in transaction.execute(query, {"of_node": node_uuid}).all():
-            record = self._record(row)
+            (record,) = self._records([row])
             here = row.node_uuid == node_uuid
             if here:
                 found.append(record)

@@ -28,7 +28,7 @@ _TURN_ANY = (
 _TURN_AT = _TURN_ANY.where(resource_providers.c.generation == sa.bindparam("of_generation"))
 
 
-#: Most providers of a fleet have the same inventories, which are made once.
+#: Most providers of a fleet have the same inventories, which are made once for all readings.
 _item = functools.lru_cache(16_384)(InventoryItem)
 
 
@@ -97,10 +97,13 @@ class SqlPart:
     def _inventory_rows(self, tx: sa.Connection, numbers: Iterable[int]) -> dict[int, list[tuple[InventoryItem, int]]]:
         """Inventories with what is used of them, by the provider's id."""
         rows = tx.execute(statements.INVENTORIES_OF, {"numbers": list(numbers)}).all()
-        names = self._classes.names(tx, {row.resource_class_id for row in rows})
+        # Of few kinds, as a rule.
+        kinds = {row[1:-1] for row in rows}
+        names = self._classes.names(tx, {of_class for of_class, *_ in kinds})
+        items = {kind: _item(names[kind[0]], *kind[1:]) for kind in kinds}
         found: dict[int, list[tuple[InventoryItem, int]]] = {}
-        for provider, of_class, *fields, used in rows:
-            found.setdefault(provider, []).append((_item(names[of_class], *fields), used))
+        for row in rows:
+            found.setdefault(row[0], []).append((items[row[1:-1]], row[-1]))
         return found
 
     def _usage(self, tx: sa.Connection, row: Any) -> ProviderUsage:

@@ -10,16 +10,18 @@ from typing_extensions import override
 
 from moorage.allocation.interface import SHARES, ChangeSource, PoolSource, ProviderUsage
 from moorage.db.changes import ChangeReader, RecentRows
-from moorage_plugins.stores import sql_filters, statements
+from moorage_plugins.stores import statements
 from moorage_plugins.stores.sql_part import SqlPart, shown
-from moorage_plugins.stores.tables import provider_aggregates, resource_providers
+from moorage_plugins.stores.tables import provider_aggregates, provider_traits, resource_providers
 
 __all__ = ["SqlPools"]
 
-_SHARING = (
-    sa.select(*statements.provider_columns).where(sql_filters.has_trait([SHARES])).order_by(resource_providers.c.uuid)
+#: As a join, which begins with the trait: few providers share. A subquery would be asked for each provider.
+_OF_SHARING = sa.and_(
+    provider_traits.c.resource_provider_id == resource_providers.c.id, provider_traits.c.trait == SHARES
 )
-_SHARING_UUIDS = sa.select(resource_providers.c.uuid).where(sql_filters.has_trait([SHARES]))
+_SHARING = sa.select(*statements.provider_columns).where(_OF_SHARING).order_by(resource_providers.c.uuid)
+_SHARING_UUIDS = sa.select(resource_providers.c.uuid).where(_OF_SHARING)
 #: Without an index on ``updated_at``: every claim would write it, and the table is small enough to be looked through.
 _CHANGES = ChangeReader(resource_providers, resource_providers.c.generation, resource_providers.c.residents)
 _AGGREGATES_OF = (

@@ -17,6 +17,7 @@ from moorage.db import Database
 from moorage.instances.flavor_adoption import AdoptionReport, FlavorAdoption
 from moorage.instances.interface import Instance
 from moorage.scheduling.flavors import FlavorStore
+from moorage.scheduling.interface import InstanceSource
 from moorage.scheduling.resource_request import HeldResources, given_resources
 from moorage.scheduling.tables import flavors
 from moorage_plugins.compute.instances import ComputeInstances
@@ -141,6 +142,23 @@ class AdoptionTests(_Base):
         given = {each.version: each.resources for each in self.flavors.versions("small")}
         self.assertEqual([{"VCPU": 2}] * 3, [given[self.instances.get(each).flavor_version] for each in uuids[2:]])
         self.assertEqual(AdoptionReport(5, 0, 0, 0), self.adopt())
+
+    def test_pages_have_each_instance_that_occupies_a_node_once(self) -> None:
+        made = {
+            self.earlier(status=status) for status in ("active", "building", "stopped", "resizing") for _ in range(5)
+        }
+        for status in ("error", "shelved_offloaded"):
+            self.earlier(status=status)
+        expected = {each.uuid: each for each in self.instances.all()}
+        self.assertEqual(made, expected.keys())
+        for limit in (1, 7, 20, 100):
+            pages = list(self.instances.pages(limit))
+            self.assertEqual(20, sum(map(len, pages)))
+            self.assertEqual(expected, {each.uuid: each for page in pages for each in page})
+            # By its default, each source has pages.
+            self.assertEqual(
+                expected, {each.uuid: each for page in InstanceSource.pages(self.instances, limit) for each in page}
+            )
 
     def test_corrects_what_an_earlier_release_resized(self) -> None:
         uuids = [self.earlier() for _ in range(20)]

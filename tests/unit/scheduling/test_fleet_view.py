@@ -77,6 +77,56 @@ class Model:
         test.assertEqual(fleet.locate([*self.records, "nobody"]), expected)
 
 
+class SetTests(unittest.TestCase):
+    def test_many_at_once_are_as_one_after_the_other(self) -> None:
+        random = seeded()
+        for _ in range(cases(300)):
+            # Some of the nodes are not known.
+            of_nodes = nodes(6, hosts=4)
+            together, single, known = FleetView(), FleetView(), random.choice((5, 6))
+            for view in (together, single):
+                view.set_nodes(of_nodes[:known])
+            kept: list[tuple[Snapshot, object]] = []
+            for step in range(4):
+                some = [
+                    record(
+                        f"i{random.randrange(60)}",
+                        random.choice(of_nodes),
+                        random.choice(sorted(SIZES)),
+                        busy=random.random() < 0.3,
+                        server_group=random.choice(("", "", "g")),
+                    )
+                    for _ in range(random.randrange(12))
+                ]
+                together.put_many(some)
+                for each in some:
+                    single.put(each)
+                if random.random() < 0.5 or step == 3:
+                    self.check_equal(together, single)
+                    kept.append((together.snapshot(), self.seen(together.snapshot())))
+            for earlier, seen in kept:
+                self.assertEqual(seen, self.seen(earlier))
+
+    def seen(self, fleet: Snapshot) -> object:
+        return [dict(fleet.instances_on(row)) for row in range(fleet.size)], dict(
+            fleet.locate(map("i{}".format, range(60)))
+        )
+
+    def check_equal(self, together: FleetView, single: FleetView) -> None:
+        one, other = together.snapshot(), single.snapshot()
+        uuids = [f"i{number}" for number in range(60)]
+        self.assertEqual((len(together), one.locate(uuids)), (len(single), other.locate(uuids)))
+        for row in range(one.size):
+            self.assertEqual(dict(one.instances_on(row)), dict(other.instances_on(row)))
+        for name in ("num_instances", "num_io_ops"):
+            np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
+        for name in ("VCPU", "MEMORY_MB"):
+            np.testing.assert_array_equal(one.free(name), other.free(name))
+        for flavor in SIZES:
+            np.testing.assert_array_equal(one.flavor_counts(flavor), other.flavor_counts(flavor))
+        self.assertEqual(together._groups, single._groups)
+
+
 class ModelTests(unittest.TestCase):
     def run_steps(self, random: random_module.Random, steps: int) -> None:
         all_nodes = nodes(9, hosts=7)

@@ -133,7 +133,7 @@ class InstanceIndex:
         self._rows: dict[str, int] = {}
         self._here: list[Here] = [{} for _ in range(size)]
         self._undo: _Undo | None = None
-        self._views: list[weakref.ref[IndexView]] = []
+        self._views: weakref.WeakSet[IndexView] = weakref.WeakSet()
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -145,8 +145,7 @@ class InstanceIndex:
             self._undo.after = undo
         self._undo = undo
         made = IndexView(self._rows, self._here, undo)
-        self._views = [each for each in self._views if each() is not None]
-        self._views.append(weakref.ref(made))
+        self._views.add(made)
         return made
 
     def trim(self) -> bool:
@@ -154,7 +153,6 @@ class InstanceIndex:
         undo = self._undo
         if undo is None or len(undo.places) + len(undo.rows) < _MOST:
             return False
-        self._views = [each for each in self._views if each() is not None]
         if not self._views:
             self._undo = None
             return False

@@ -38,7 +38,9 @@ class Engine:
         self._work.start()
         self._delivery = delivery
         self._delivery.start()
-        looks: dict[str, tuple[float, Look]] = {name: (seconds, look) for name, seconds, look in self._work.looks()}
+        looks: dict[str, tuple[float, Look]] = {
+            name: (seconds, look) for name, seconds, look in self._work.looks(lambda: self._look.began)
+        }
         # A reload replaces the delivery.
         looks["look for events to deliver"] = POLL, lambda transaction: self._delivery.look(transaction)
         self._look = SharedLook(platform, looks, first=0.0)

@@ -390,7 +390,7 @@ class _Rows:
     providers: int
 
     def explains(self, later: _Rows) -> bool:
-        """Whether as many providers as nodes have come since, or gone, so that no other provider can be missing."""
+        """Whether as many providers as nodes have come since, or gone: a provider alone was not removed, unless one came for it."""
         return later.providers - self.providers == later.nodes.count - self.nodes.count
 
 

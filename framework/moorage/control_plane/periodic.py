@@ -204,9 +204,9 @@ class _Worker:
         self.runner = runner
 
 
-def _look(keeper: RingManager, transaction: Any) -> Callable[[], None] | None:
+def _look(keeper: RingManager, began: Callable[[], float], transaction: Any) -> Callable[[], None] | None:
     try:
-        return keeper.look()
+        return keeper.look(began())
     except (errors.StoreUnavailable, errors.StoreBusy):
         raise
     except errors.Unavailable as error:
@@ -240,13 +240,16 @@ class PeriodicWork:
         else:
             self._join(tasks)
 
-    def looks(self) -> Iterator[tuple[str, float, Look]]:
-        """Yields looks with their names and the seconds between two: for the rings in the database, and for tasks that are due."""
+    def looks(self, began: Callable[[], float]) -> Iterator[tuple[str, float, Look]]:
+        """Yields looks with their names and the seconds between two: for the rings in the database, and for tasks that are due.
+
+        :param began: gives a moment of the clock from before the transaction of the present look.
+        """
         for number, worker in enumerate(self._workers if self._in_database else ()):
             yield (
                 f"look at ring {number}",
                 self._conf.coordination.poll_interval,
-                functools.partial(_look, worker.keeper),
+                functools.partial(_look, worker.keeper, began),
             )
         for number, runner in enumerate(self._runners()):
             yield f"look for periodic tasks {number}", self._conf.periodic.poll, runner.look

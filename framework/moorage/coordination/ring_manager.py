@@ -235,16 +235,19 @@ class RingManager:
         :raises Unavailable: the backend or the store does not answer. What was adopted stays, until it is too old.
         """
         with self._stepping:
-            self._act(self._find())
+            self._act(self._find(self._clock.monotonic()))
 
-    def look(self) -> Callable[[], None]:
-        """Reads as :meth:`step` does, instead of the thread of :meth:`start`.
+    def look(self, began: float) -> Callable[[], None] | None:
+        """Reads as :meth:`step` does, instead of the thread of :meth:`start`, in a transaction that the caller has begun.
 
-        :returns: what proposes and adopts; call it at once, after the transaction of the reading.
+        :param began: a moment of the clock from before the transaction, which may see nothing that is newer.
+        :returns: what proposes and adopts; call it at once, after the transaction. None: another thread has read since.
         :raises Unavailable: as :meth:`step` does.
         """
         with self._stepping:
-            found = self._find()
+            if self._seen[0] > began:
+                return None
+            found = self._find(began)
 
         def act() -> None:
             with self._stepping:
@@ -254,15 +257,15 @@ class RingManager:
 
         return act
 
-    def _find(self) -> _Found:
+    def _find(self, began: float) -> _Found:
         me = self._membership.member_id
         try:
             view = self._membership.view()
         except errors.Unavailable:
             # What others have agreed on holds for this member too, whether it sees them or not.
-            self._read()
+            self._read(began)
             raise
-        row, adopted = self._read()
+        row, adopted = self._read(began)
         return _Found(me, view, row, adopted, self._seen)
 
     def _act(self, found: _Found) -> None:
@@ -273,8 +276,8 @@ class RingManager:
             self._adopt(row, adopted, view, me)
         self._looked_at = self._clock.monotonic()
 
-    def _read(self) -> tuple[RingRow | None, Mapping[bytes, int]]:
-        began = self._clock.monotonic()
+    def _read(self, began: float | None = None) -> tuple[RingRow | None, Mapping[bytes, int]]:
+        began = self._clock.monotonic() if began is None else began
         row, adopted = self._ledger.read(self._group)
         self._seen = began, None if row is None else row.token
         return row, adopted

@@ -184,6 +184,7 @@ class IdleTests(unittest.TestCase):
         self.plane.start(Engine(), "engine-1")
         self.plane.start(ApiRole(), "api-1")
         self.plane.only = (threading.current_thread().name,)
+        self.minutes = 0
         #: Role, what a thread of it does, and the seconds between two times.
         self.works: list[tuple[str, Callable[[], object], float]] = []
         for name, role in self.plane.roles.items():
@@ -206,13 +207,15 @@ class IdleTests(unittest.TestCase):
 
     def minute(self) -> dict[str, Counts]:
         """Everything that the threads of the roles do in a minute."""
-        clock = Minute()
+        clock, self.minutes = Minute(), self.minutes + 1
+        # Later than each moment of the true clock in the minute before.
+        began = self.plane.clock.monotonic() + 60 * self.minutes
         for role in self.plane.roles.values():
             if hasattr(role, "_look"):
                 role._look._clock, role._look._due = clock, dict.fromkeys(role._look._looks, 0.0)
         self.plane.begin()
         for second in range(60):
-            clock.now = float(second)
+            clock.now = began + second
             for _, work, seconds in self.works:
                 if second % seconds == 0:
                     work()

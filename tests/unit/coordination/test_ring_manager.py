@@ -71,18 +71,26 @@ class KeeperTests(KeeperCase):
     def test_what_was_read_before_a_newer_look_is_not_acted_on(self) -> None:
         one, two = self.members(2)
         self.together([one, two])
-        late = one.keeper.look()
+        began = one.clock.monotonic()
+        late = one.keeper.look(began)
+        assert late is not None
+        self.world.clock.advance(0.5)
         two.membership.stop()
         one.look()
         newer = self.snapshot(one)
         late()
+        self.assertIs(newer, self.snapshot(one))
+        # Its transaction may not see what another thread has read since it began.
+        self.assertIsNone(one.keeper.look(began))
         self.assertIs(newer, self.snapshot(one))
         # A look alone acts as well.
         (three,) = self.members(1, start=3)
         self.together([three])
         for _ in range(3):
             one.membership.step()
-            one.keeper.look()()
+            act = one.keeper.look(one.clock.monotonic())
+            assert act is not None
+            act()
         self.together([one, three])
         self.assertEqual(self.owned([one, three]), sorted(KEYS))
         self.assertGreater(self.snapshot(one).token, newer.token)

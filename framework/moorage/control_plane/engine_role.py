@@ -44,6 +44,7 @@ class Engine:
         # A reload replaces the delivery.
         looks["look for events to deliver"] = POLL, lambda transaction: self._delivery.look(transaction)
         self._look = SharedLook(platform, looks, first=0.0)
+        self._look.start()
         self._subscription = platform.transport.serve(ENGINES, platform.name, RpcDispatcher(endpoints_of(_Ping())))
 
     def reload(self, conf: cfg.ConfigOpts) -> None:

@@ -210,8 +210,15 @@ def _look(keeper: RingManager, began: Callable[[], float], transaction: Any) -> 
     except (errors.StoreUnavailable, errors.StoreBusy):
         raise
     except errors.Unavailable as error:
+        LOG.debug("The ring is looked at again after this transaction: %s", error.message)
+        return functools.partial(_look_again, keeper)
+
+
+def _look_again(keeper: RingManager) -> None:
+    try:
+        keeper.step()
+    except errors.Unavailable as error:
         LOG.debug("The ring cannot be looked at: %s", error.message)
-        return None
 
 
 class PeriodicWork:

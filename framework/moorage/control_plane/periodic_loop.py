@@ -80,7 +80,7 @@ class PeriodicLoop:
 
 
 class SharedLook:
-    """Looks for the work of several loops in one read transaction, and wakes the loops that have work.
+    """Looks for the work of several loops in one read transaction, and wakes the loops that have work. Call :meth:`start` first.
 
     A process without work wakes one thread and begins one transaction each time, however many loops it has.
 
@@ -92,13 +92,19 @@ class SharedLook:
     def __init__(
         self, platform: Platform, looks: Mapping[str, tuple[float, Look]], *, first: float | None = None
     ) -> None:
+        self._platform = platform
         self._database = platform.database
         self._clock = platform.clock
         self._looks = looks
+        self._first = first
         self.began = self._clock.monotonic()
         self._due = dict.fromkeys(looks, self.began)
-        shortest = min(seconds for seconds, _ in looks.values())
-        self._loop = PeriodicLoop(platform, "look for work", self.look, shortest, first=first)
+        self._loop: PeriodicLoop | None = None
+
+    def start(self) -> None:
+        """Begin to look, in a thread of its own. Apart from the construction, since looks may need :attr:`began`."""
+        shortest = min(seconds for seconds, _ in self._looks.values())
+        self._loop = PeriodicLoop(self._platform, "look for work", self.look, shortest, first=self._first)
 
     def look(self) -> None:
         """Look for everything that is due.
@@ -127,7 +133,8 @@ class SharedLook:
 
     def stop(self, patience: float | None = None) -> None:
         """Look no more."""
-        self._loop.stop(patience)
+        if self._loop is not None:
+            self._loop.stop(patience)
 
     def _put_off(self, name: str) -> None:
         # The next wait may end a little early.

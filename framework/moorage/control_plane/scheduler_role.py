@@ -194,6 +194,7 @@ class SchedulerRole:
         # Schedulers that were started together look at different moments, so that one of them finds a build first.
         first = randomness.generator().uniform(0, _STATES)
         self._look = SharedLook(platform, self._looks, first=first)
+        self._look.start()
 
     def _on_demand(
         self,

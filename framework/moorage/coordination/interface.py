@@ -80,7 +80,8 @@ class BackendCapability(enum.Enum):
     PUSH = "push"
     #: Members stay members while the server is restarted.
     SURVIVES_RESTART = "survives-restart"
-    #: :meth:`CoordinationBackend.members` only reads Moorage's database, by :meth:`moorage.db.Database.read`.
+    #: :meth:`CoordinationBackend.members` asks nothing but Moorage's database, by :meth:`moorage.db.Database.read`. Where it has to
+    #: write and ``Database.is_reading``, it raises Unavailable, and is called again after that transaction.
     READS_DATABASE = "reads-database"
 
 

@@ -121,6 +121,11 @@ class Database:
         """The URL without its password and its parameters (which may hold secrets too), for messages."""
         return self._url.set(query={}).render_as_string(hide_password=True)
 
+    @property
+    def is_reading(self) -> bool:
+        """Whether the thread is in a transaction of :meth:`read`, in which it must not begin another one that writes."""
+        return getattr(self._local, "open", None) == "read"
+
     # -- transactions ---------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager

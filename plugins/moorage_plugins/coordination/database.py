@@ -66,8 +66,6 @@ class DatabaseBackend(CoordinationBackend):
         #: When :meth:`members` has read this member's row, from before the reading, and what could be promised then.
         self._seen = _NEVER
         self._promised = _NEVER
-        #: Members whose service is dead, as :meth:`members` has seen it.
-        self._gone: frozenset[bytes] = frozenset()
 
     @override
     def start(self) -> None:
@@ -93,9 +91,6 @@ class DatabaseBackend(CoordinationBackend):
 
     @override
     def renew(self) -> float:
-        gone, self._gone = self._gone, frozenset()
-        if gone:
-            self._guarded(lambda: self._remove(gone))
         # The ring asks for the members as often as this is called, so the row was read a moment ago.
         if self.tools.clock.monotonic() - self._seen < _FRESH:
             return self._promised
@@ -111,8 +106,11 @@ class DatabaseBackend(CoordinationBackend):
         rows, living = self._read(living=True)
         if self._member in rows:
             self._promised, self._seen = until, began
-        # This only reads. The heartbeat of this member removes them.
-        self._gone = gone = frozenset(member for member, life in rows.items() if life not in living)
+        gone = frozenset(member for member, life in rows.items() if life not in living)
+        if gone and self._database.is_reading:
+            raise errors.Unavailable("Members have to be removed, and this transaction only reads; ask again after it.")
+        if gone:
+            self._guarded(lambda: self._remove(gone))
         found = rows.keys() - gone
         return View(frozenset(member for member in found if member.startswith(MEMBER_PREFIX)), began)
 

@@ -3,19 +3,25 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+import types
 import unittest
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
+
+from typing_extensions import override
 
 from moorage.clock import SystemClock
+from moorage.control_plane import periodic
+from moorage.control_plane.periodic_loop import PeriodicLoop, SharedLook
 from moorage.coordination.loading import client_factory
 from moorage.coordination.membership import MemberId, Membership, Timing
 from moorage.coordination.ring_ledger import SqlRingLedger
@@ -57,7 +63,7 @@ class Lives:
         self._good_from = time.monotonic()
 
     @classmethod
-    def of(cls, database: Database, down_time: float) -> Lives:
+    def of(cls, database: Database, down_time: float) -> Self:
         """A new service in that database."""
         registry = ServiceRegistry(database, SystemClock())
         return cls(registry, registry.enlist("engine", uuid.uuid4().hex, rpc_version="1.0"), down_time)
@@ -82,6 +88,18 @@ class Lives:
         return frozenset((row.uuid, row.epoch) for row in rows if up[row.uuid])
 
 
+class BeatingLives(Lives):
+    """A service that beats apart from its member, as those of production do: the look at the ring only reads."""
+
+    def beat(self) -> None:
+        """Beats, and counts a beat that the store has taken."""
+        super().valid_until()
+
+    @override
+    def valid_until(self) -> float:
+        return self._good_from + 0.9 * self._down_time
+
+
 class Node:
     """A member with its ring, running in threads, as an engine has it.
 
@@ -92,7 +110,7 @@ class Node:
         self, test: unittest.TestCase, url: str, database: Database, name: str = "", *, drain: bool = False
     ) -> None:
         clock = SystemClock()
-        lives = Lives.of(database, SESSION) if url == "database" else None
+        lives = BeatingLives.of(database, SESSION) if url == "database" else None
         factory = client_factory(
             url, clock=clock, session_timeout=SESSION, call_timeout=1.5, connect_timeout=5, database=database,
             services=lives,
@@ -102,14 +120,28 @@ class Node:
         self.membership = Membership(factory, GROUP, member, clock, timing)
         settings = RingSettings(settle=0.3, poll_interval=0.2, drain=drain)
         self.keeper = RingManager(self.membership, SqlRingLedger(database), GROUP, clock, settings)
+        self._loops: list[PeriodicLoop | SharedLook] = []
         test.addCleanup(self.stop)
         self.membership.begin()
         self.membership.start()
-        self.keeper.start()
+        if lives is None:
+            self.keeper.start()
+            return
+        platform: Any = types.SimpleNamespace(database=database, clock=clock)
+        self._loops.append(PeriodicLoop(platform, "beats", lives.beat, SESSION / 8))
+        look_at_ring = functools.partial(periodic._look, self.keeper, self._began)
+        self._look = SharedLook(platform, {"look at the ring": (0.2, look_at_ring)}, first=0.0)
+        self._loops.append(self._look)
+        self._look.start()
+
+    def _began(self) -> float:
+        return self._look.began
 
     def stop(self) -> None:
         self.keeper.stop()
         self.membership.stop()
+        for each in self._loops:
+            each.stop()
 
     def owned(self) -> list[str]:
         snapshot = self.keeper.current()

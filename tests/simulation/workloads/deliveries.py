@@ -48,6 +48,7 @@ class _Deliverer:
         self._delivery.start()
         looks = {"look for events to deliver": (POLL, lambda transaction: self._delivery.look(transaction))}
         self._look = SharedLook(platform, looks, first=0.0)
+        self._look.start()
 
     def reload(self, conf: Any) -> None:
         """As engines do it, whose process reloads once at a time."""

@@ -129,6 +129,7 @@ class SharedLookTests(unittest.TestCase):
     def look(self, looks: Mapping[str, tuple[float, Look]]) -> SharedLook:
         platform: Any = types.SimpleNamespace(clock=self.clock, database=self.database)
         made = SharedLook(platform, looks)
+        made.start()
         self.addCleanup(made.stop, 60)
         return made
 

@@ -43,7 +43,7 @@ class FrozenList(list[Any]):
         return FrozenList, (list(self),)
 
 
-#: The mapping of nothing, of which one is enough.
+#: The empty mapping that equal read-only fields share.
 EMPTY = FrozenDict()
 #: Types of values without anything inside, which are most of the values.
 _SCALARS = frozenset({int, str, float, bool, type(None)})

@@ -23,8 +23,8 @@ from moorage.allocation.interface import (
     ResourceProvider,
 )
 from moorage.control_plane.shard_hosts import AgentRings
-from moorage.db import MICROSECONDS, Database, Duplicate
-from moorage.db.changes import OVERLAP, RecentRows
+from moorage.db import Database, Duplicate
+from moorage.db.changes import RecentRows
 from moorage.fleet.aggregates import AggregateStore
 from moorage.fleet.interface import STATES, Along, FleetWriter, Node, NodeSpec, merged_inventories
 from moorage.fleet.nodes import Change, NodeStore
@@ -38,11 +38,9 @@ __all__ = ["Enrolment"]
 LOG = logging.getLogger(__name__)
 _PAGE = 1000
 _ATTEMPTS = 5
-
-
-#: Reconciliations from one that compares all nodes to the next one.
+#: One out of so many reconciliations compares all nodes.
 _COMPARE_EVERY = 60
-#: Microseconds: no row was written since then.
+#: A moment in the far future, in microseconds: a reading of what was written since then only counts.
 _NEVER = 2**62
 
 #: What schedulers look at: when one of these changes, they read the fleet again.
@@ -83,7 +81,7 @@ class Enrolment(FleetWriter):
         self._states_changed = states_changed
         self._mover = mover
         self._contents = contents
-        #: The rows when the last reconciliation began; None: the next one compares all nodes.
+        #: What the last reconciliation read when it began; None: the next one compares all nodes.
         self._compared: _Rows | None = None
         #: Reconciliations until one compares all nodes anyway.
         self._until_all = 0
@@ -312,8 +310,9 @@ class Enrolment(FleetWriter):
     def reconcile(self) -> int:
         """Gives a provider without inventories to each node that has none; returns how many nodes lacked one.
 
-        Compares the nodes that were written since the last reconciliation, where the store tells what changes. It compares all
-        nodes at the first call, at each 60th, and when there are more or fewer providers and the count of nodes does not say why.
+        Compares the nodes that were written since the last reconciliation, where the store is a :class:`ChangeSource`. Compares
+        all nodes at the first call and each 60th call, after a call that made a provider, and when the numbers of nodes and
+        providers have not changed by the same amount.
 
         A provider is made in the transaction that writes its node's row, so a node that is removed at the same time leaves no
         provider behind.
@@ -325,8 +324,8 @@ class Enrolment(FleetWriter):
             lacking = self._lacking_of(found.nodes.versions)
         else:
             self._until_all = _COMPARE_EVERY
-            lacking = self.nodes_without_provider()
-        made = sum(self.make_provider(node.uuid) for node in lacking)
+            lacking = (node.uuid for node in self.nodes_without_provider())
+        made = sum(self.make_provider(uuid) for uuid in lacking)
         if made:
             LOG.warning("%d nodes had no provider; import them again to give them inventories.", made)
         else:
@@ -334,19 +333,17 @@ class Enrolment(FleetWriter):
         return made
 
     def _rows(self, store: ChangeSource, before: _Rows | None) -> _Rows:
-        """Reads how many nodes and providers there are, and which nodes were written since an earlier reading."""
-        since = _NEVER if before is None else before.nodes.at - round(OVERLAP * MICROSECONDS)
+        """Counts the nodes and the providers, and reads which nodes were written since an earlier reading."""
+        since = _NEVER if before is None else before.nodes.next_since
         return _Rows(self._nodes.recent(since), store.recent_providers(_NEVER).count)
 
-    def _lacking_of(self, uuids: Iterable[str]) -> Iterator[Node]:
-        """Yields those of the nodes whose provider does not exist."""
+    def _lacking_of(self, uuids: Iterable[str]) -> Iterator[str]:
+        """Yields the uuids for which no provider exists."""
         wanted = sorted(uuids)
-        for page in (wanted[first : first + _PAGE] for first in range(0, len(wanted), _PAGE)):
+        for first in range(0, len(wanted), _PAGE):
+            page = wanted[first : first + _PAGE]
             known = {usage.provider.uuid for usage in self._store.usages(providers=page)}
-            for uuid in page:
-                if uuid not in known:
-                    with contextlib.suppress(errors.NotFound):
-                        yield self._nodes.get(uuid)
+            yield from (uuid for uuid in page if uuid not in known)
 
     def nodes_without_provider(self) -> Iterator[Node]:
         """Yields the nodes whose provider does not exist.
@@ -381,16 +378,19 @@ class Enrolment(FleetWriter):
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """The rows of one moment.
+    """The nodes and providers that one reconciliation has read.
 
-    :param nodes: those that were written since an earlier moment. :param providers: how many there are.
+    :param nodes: the nodes written since an earlier moment, with the number of all. :param providers: the number of all providers.
     """
 
     nodes: RecentRows
     providers: int
 
     def explains(self, later: _Rows) -> bool:
-        """Whether as many providers as nodes have come since, or gone: a provider alone was not removed, unless one came for it."""
+        """Returns whether the numbers of nodes and providers changed by the same amount.
+
+        If not, a provider may have been removed whose node still exists.
+        """
         return later.providers - self.providers == later.nodes.count - self.nodes.count
 
 

@@ -210,15 +210,9 @@ def _look(keeper: RingManager, began: Callable[[], float], transaction: Any) -> 
     except (errors.StoreUnavailable, errors.StoreBusy):
         raise
     except errors.Unavailable as error:
+        # Perhaps the backend has to write, which it cannot do in this transaction.
         LOG.debug("The ring is looked at again after this transaction: %s", error.message)
-        return functools.partial(_look_again, keeper)
-
-
-def _look_again(keeper: RingManager) -> None:
-    try:
-        keeper.step()
-    except errors.Unavailable as error:
-        LOG.debug("The ring cannot be looked at: %s", error.message)
+        return keeper.step_logged
 
 
 class PeriodicWork:
@@ -234,7 +228,7 @@ class PeriodicWork:
         self._store = TaskStore(platform.database, history=conf.periodic.history)
         self._workers: list[_Worker] = []
         self._alone: Runner | None = None
-        #: Whether the members are in the database, and are read by one of the looks.
+        #: Whether the members are in the database, so that a look reads the ring instead of a thread of its own.
         self._in_database = False
 
     def start(self) -> None:
@@ -248,9 +242,11 @@ class PeriodicWork:
             self._join(tasks)
 
     def looks(self, began: Callable[[], float]) -> Iterator[tuple[str, float, Look]]:
-        """Yields looks with their names and the seconds between two: for the rings in the database, and for tasks that are due.
+        """Yields the looks of this engine: each one's name, the seconds between two calls, and the look itself.
 
-        :param began: gives a moment of the clock from before the transaction of the present look.
+        A look reads a ring whose members are in the database, or finds the periodic tasks that are due.
+
+        :param began: returns a moment of the clock from before the transaction of the look that runs.
         """
         for number, worker in enumerate(self._workers if self._in_database else ()):
             yield (

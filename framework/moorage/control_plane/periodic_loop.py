@@ -80,7 +80,7 @@ class PeriodicLoop:
 
 
 class SharedLook:
-    """Looks for the work of several loops in one read transaction, and wakes the loops that have work. Call :meth:`start` first.
+    """Looks for the work of several loops in one read transaction, and wakes the loops that have work.
 
     A process without work wakes one thread and begins one transaction each time, however many loops it has.
 
@@ -102,7 +102,7 @@ class SharedLook:
         self._loop: PeriodicLoop | None = None
 
     def start(self) -> None:
-        """Begin to look, in a thread of its own. Apart from the construction, since looks may need :attr:`began`."""
+        """Starts the thread that looks. The constructor does not, because a look may read :attr:`began` of the finished object."""
         shortest = min(seconds for seconds, _ in self._looks.values())
         self._loop = PeriodicLoop(self._platform, "look for work", self.look, shortest, first=self._first)
 

@@ -42,7 +42,7 @@ EXIT_FATAL = 70
 
 #: A process that ran this many seconds starts again with the shortest delay.
 _STABLE_AFTER = 20.0
-#: Seconds between looks at the children: while they start or end, while one of them is being ended or started again, and later.
+#: Seconds between looks at the children: while all start or end; while one is being ended, or its end cannot be waited for; later.
 _PAUSE, _SHORT_PAUSE, _LONG_PAUSE = 0.05, 0.25, 1.0
 #: Looks within the time that a child may be stopped, or hold the writer's turn.
 _LOOKS = 4
@@ -91,7 +91,7 @@ class _Child:
     heard: bytes = field(default=b"")
     #: Whether there may be processes of its group.
     grouped: bool = False
-    #: Readable when the process has ended; None where the system has no such descriptors.
+    #: A descriptor that is readable when the process has ended; None where the system has none.
     end: int | None = None
 
     @property
@@ -169,7 +169,8 @@ class Supervisor:
         limits = [seconds / _LOOKS for seconds in (stopped_timeout, writer_timeout) if seconds]
         self._pause = min([_LONG_PAUSE, *limits])
         self._asked, self._ask = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        weakref.finalize(self, _close, self._asked, self._ask)
+        for each in (self._asked, self._ask):
+            weakref.finalize(self, os.close, each)
 
     def stop(self) -> None:
         """Ask :meth:`run` to end; may be called from a signal handler."""
@@ -287,7 +288,8 @@ class Supervisor:
             raise
         finally:
             os.close(writer)
-        _close(*(each for each in (child.ready_pipe, child.end) if each is not None))
+        if child.ready_pipe is not None:
+            os.close(child.ready_pipe)
         child.end = _end_of(child.process.pid)
         child.ready_pipe, child.ready, child.heard, child.grouped = reader, False, b"", True
         child.started_at = self._clock.monotonic()
@@ -440,12 +442,8 @@ class Supervisor:
             LOG.warning("%s cannot be written (%s); it tells of processes that are no more.", path, error)
 
 
-def _close(*descriptors: int) -> None:
-    for each in descriptors:
-        os.close(each)
-
-
 def _end_of(pid: int) -> int | None:
+    """A descriptor that is readable when the process has ended; None where the system has none."""
     try:
         return os.pidfd_open(pid)
     except OSError as error:

@@ -125,9 +125,10 @@ class InFlight:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Found:
-    """What one look has found.
+    """The members and the ring, as the first half of a step has read them.
 
-    :param me: the id of the present stay; None: there is none.
+    :param me: the member id of the present stay; None: this process is no member.
+    :param adopted: member -> the newest token that it works under.
     :param seen: :attr:`RingManager._seen` after the reading.
     """
 
@@ -221,13 +222,17 @@ class RingManager:
 
     def _run(self) -> None:
         while not self._clock.wait(self._stop, self._settings.poll_interval):
-            try:
-                with plugin_isolation.isolate_plugin_call():
-                    self.step()
-            except errors.Unavailable as error:
-                LOG.debug("The ring of %s cannot be looked at: %s", self._group, error.message)
-            except Exception:
-                LOG.exception("The ring of %s cannot be looked at.", self._group)
+            self.step_logged()
+
+    def step_logged(self) -> None:
+        """Does a step and logs what it raises."""
+        try:
+            with plugin_isolation.isolate_plugin_call():
+                self.step()
+        except errors.Unavailable as error:
+            LOG.debug("The ring of %s cannot be looked at: %s", self._group, error.message)
+        except Exception:
+            LOG.exception("The ring of %s cannot be looked at.", self._group)
 
     def step(self) -> None:
         """Look who is there, propose what follows, adopt what is written.
@@ -238,11 +243,12 @@ class RingManager:
             self._act(self._find(self._clock.monotonic()))
 
     def look(self, began: float) -> Callable[[], None] | None:
-        """Reads as :meth:`step` does, instead of the thread of :meth:`start`, in a transaction that the caller has begun.
+        """Does the first half of a step, in a read transaction of the caller. For callers that replace the thread of :meth:`start`.
 
-        :param began: a moment of the clock from before the transaction, which may see nothing that is newer.
-        :returns: what proposes and adopts; call it at once, after the transaction. None: another thread has read since.
-        :raises Unavailable: as :meth:`step` does.
+        :param began: a moment of the clock from before the transaction, which does not see what was committed later.
+        :returns: the second half of the step, which may write; call it after the transaction. None: another thread has read the
+            ring since ``began``.
+        :raises Unavailable: see :meth:`step`.
         """
         with self._stepping:
             if self._seen[0] > began:

@@ -37,6 +37,11 @@ class RecentRows:
     count: int
     versions: Mapping[str, int]
 
+    @property
+    def next_since(self) -> int:
+        """Returns the moment from which on the next reading must read, in microseconds."""
+        return max(0, self.at - int(OVERLAP * MICROSECONDS))
+
 
 class ChangeReader:
     """The statements that read the changes of one table; built once.
@@ -69,16 +74,12 @@ class KnownRows:
 
     def __init__(self) -> None:
         self._versions: dict[str, int] = {}
-        self._at = 0
-
-    @property
-    def since(self) -> int:
-        """The moment from which on the next reading must read."""
-        return max(0, self._at - int(OVERLAP * MICROSECONDS))
+        #: The moment from which on the next reading must read, in microseconds.
+        self.since = 0
 
     def start(self, everything: RecentRows) -> None:
         """Knows exactly these rows."""
-        self._versions, self._at = dict(everything.versions), everything.at
+        self._versions, self.since = dict(everything.versions), everything.next_since
 
     def changed(self, recent: RecentRows) -> set[str]:
         """Returns the uuids whose version is another one than the known one, or that are not known."""
@@ -99,7 +100,7 @@ class KnownRows:
         self._versions.update(recent.versions)
         for uuid in gone:
             self._versions.pop(uuid, None)
-        self._at = recent.at
+        self.since = recent.next_since
 
     def __contains__(self, uuid: str) -> bool:
         return uuid in self._versions

@@ -138,9 +138,8 @@ class Database:
         :raises ReadOnlyTransaction: a statement in it writes.
         :raises StoreUnavailable: the database cannot be reached.
         """
-        shared: sa.Connection | None = getattr(self._local, "shared", None)
-        if shared is not None:
-            yield shared
+        if self._shared is not None:
+            yield self._shared
             return
         try:
             with self._transaction(self._read_engine, writer=False) as connection:
@@ -150,12 +149,13 @@ class Database:
 
     @contextlib.contextmanager
     def shared_read(self) -> Iterator[sa.Connection]:
-        """As :meth:`read`, for all reads of the thread in the block: they take one transaction, and see one snapshot.
+        """Opens a read transaction that every :meth:`read` of this thread uses inside of the block; all see one snapshot.
 
-        A failure of one of them is a failure of all: leave the block.
+        After a failed statement the transaction is of no use to the others: let the error leave the block.
         """
+        outer = self._shared
         with self.read() as connection:
-            outer, self._local.shared = getattr(self._local, "shared", None), connection
+            self._local.shared = connection
             try:
                 yield connection
             finally:
@@ -207,8 +207,8 @@ class Database:
 
         Inside of :meth:`shared_read` there is no second try.
         """
-        if (shared := getattr(self._local, "shared", None)) is not None:
-            return work(shared)
+        if self._shared is not None:
+            return work(self._shared)
         return self._retried(lambda: self._transaction(self._read_engine, writer=False), work, attempts, deadline, True)
 
     @contextlib.contextmanager
@@ -238,6 +238,11 @@ class Database:
             self._queue.close()
 
     # -- inside ---------------------------------------------------------------------------------------------------
+
+    @property
+    def _shared(self) -> sa.Connection | None:
+        """The connection of the :meth:`shared_read` that the thread is in."""
+        return getattr(self._local, "shared", None)
 
     def _open(self) -> None:
         """Make the engines for this process; connections are opened when first used."""

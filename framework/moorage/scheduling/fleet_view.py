@@ -285,7 +285,7 @@ class FleetView:
             self._add(record)
 
     def put_many(self, records: Sequence[InstanceRecord]) -> None:
-        """As :meth:`put`, for many at once that hold nothing beside."""
+        """Puts many instances whose records have no ``holds``; see :meth:`put`."""
         with self._lock:
             self._snapshot = None
             if not self._add_new(records):
@@ -409,7 +409,7 @@ class FleetView:
         self._change(record, self._index.row_of(record.uuid), row)
 
     def _add_new(self, records: Sequence[InstanceRecord]) -> bool:
-        """As :meth:`_add`, for unknown instances of known nodes; False (and nothing is done) for others."""
+        """Adds instances that the view does not have, all on nodes that it has; otherwise returns False and adds none."""
         hosts, rows = self._hosts, []
         for record in records:
             host = hosts.get(record.host)
@@ -480,32 +480,33 @@ class FleetView:
     # -- from changes to columns ----------------------------------------------------------------------------------
 
     def _note(self, row: int, record: InstanceRecord, sign: int) -> None:
-        """One more (or less) instance of that kind on the row."""
-        known = self._kinds.get(id(record.resources))
-        if known is not None and known[0] == record.flavorid and known[1] == record.busy:
-            kind = known[2]
-        else:
-            if len(self._examples) >= _KINDS:
-                self._fold()
-                self._forget_kinds()
-            kind = len(self._examples)
-            self._examples.append(record)
-            # The resources are kept alive, so that their id stays theirs.
-            self._kinds[id(record.resources)] = (record.flavorid, record.busy, kind, record.resources)
+        """Notes one more (or less) instance of its kind on the row."""
+        kind = self._kind(record)
         self._noted_rows.append(row)
         self._noted_kinds.append(kind if sign > 0 else ~kind)
         self._fold_if_many()
 
     def _note_new(self, records: Sequence[InstanceRecord], rows: Sequence[int]) -> None:
-        """One more instance on each of the rows."""
+        """Notes one more instance on each of the rows."""
         for record, row in zip(records, rows, strict=True):
-            known = self._kinds.get(id(record.resources))
-            if known is not None and known[0] == record.flavorid and known[1] == record.busy:
-                self._noted_rows.append(row)
-                self._noted_kinds.append(known[2])
-            else:
-                self._note(row, record, 1)
+            kind = self._kind(record)
+            self._noted_rows.append(row)
+            self._noted_kinds.append(kind)
         self._fold_if_many()
+
+    def _kind(self, record: InstanceRecord) -> int:
+        """The number of the kind: instances of one kind change the columns of their rows alike."""
+        known = self._kinds.get(id(record.resources))
+        if known is not None and known[0] == record.flavorid and known[1] == record.busy:
+            return known[2]
+        if len(self._examples) >= _KINDS:
+            self._fold()
+            self._forget_kinds()
+        kind = len(self._examples)
+        self._examples.append(record)
+        # The resources are kept alive, so that their id stays theirs.
+        self._kinds[id(record.resources)] = (record.flavorid, record.busy, kind, record.resources)
+        return kind
 
     def _fold_if_many(self) -> None:
         if len(self._noted_rows) >= _NOTED:

@@ -208,7 +208,10 @@ class InstanceIndex:
         return True
 
     def add_many(self, records: Sequence[InstanceRecord], rows: Sequence[int]) -> bool:
-        """As :meth:`put`, for different ones of which none is known; False (and nothing is done) for others."""
+        """Puts instances with different uuids that the index does not have, while no undo list is kept.
+
+        Otherwise returns False and puts none.
+        """
         places = {record.uuid: row for record, row in zip(records, rows, strict=True)}
         if self._undo is not None or len(places) < len(records) or not places.keys().isdisjoint(self._rows.keys()):
             return False

@@ -220,9 +220,9 @@ class InstanceSource(abc.ABC):
         """Instances that occupy a node, ordered by uuid, a page of ``limit`` after the given uuid."""
 
     def pages(self, limit: int) -> Iterator[Sequence[InstanceRecord]]:
-        """Yields all instances that occupy a node, each once, by pages and in any order.
+        """Yields pages of the instances that occupy a node, in any order. No instance is on two pages.
 
-        One that is inserted meanwhile may be missing.
+        An instance that is inserted during the call may be missing.
         """
         after = ""
         while True:

@@ -106,7 +106,7 @@ class Work(abc.ABC, Generic[R]):
 
     Methods without a word about threads are called by one thread at a time.
 
-    :param database: the transactions of the default :meth:`commit`.
+    :param database: the :class:`moorage.db.Database` of the default :meth:`commit`; its ``shared_read`` is around :meth:`source`.
     :param store: the operations; ``identity`` is the service that takes them.
     """
 

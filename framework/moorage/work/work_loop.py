@@ -331,7 +331,7 @@ class WorkLoop(Generic[R]):
     def _pages(self) -> Iterator[tuple[str, Sequence[Operation]]]:
         """Yields the type and a page of its operations in the store. The types take turns, so that no type waits for all others."""
         sources = {kind: self._pages_of(kind) for kind in self._work.types}
-        # The first pages are the last ones, as a rule; one transaction reads all of them.
+        # Most types have one page. One transaction reads the first pages of all types.
         with self._work.database.shared_read():
             found = {kind: next(pages, None) for kind, pages in sources.items()}
         while found:

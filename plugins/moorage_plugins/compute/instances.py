@@ -103,7 +103,7 @@ _ALL = {
     more: sa.select(*columns).where(_AFTER, _OCCUPIES).order_by(instances.c.uuid).limit(_LIMIT)
     for more, columns in ((False, _RECORD), (True, (*_RECORD, *_MORE)))
 }
-#: In the order of the rows in the table: by uuid, each row would be another place of the disk.
+#: Ordered by primary key, so that the table is read sequentially. In the order of uuids each row is a random access.
 _NEXT = {
     more: sa.select(*columns, instances.c.id)
     .where(instances.c.id > sa.bindparam("after", type_=sa.BigInteger), _OCCUPIES)
@@ -295,12 +295,12 @@ class ComputeInstances(InstanceStore, Reassignable):
             return self._records(tx.execute(_BY_HOSTS[bool(self._fields)], {"of_hosts": list(hosts)}).all())
 
     def _records(self, rows: Sequence[Any]) -> list[InstanceRecord]:
-        """Makes records of rows that begin with :data:`_RECORD`."""
+        """Converts rows whose first columns are :data:`_RECORD`."""
         of, resources = self._fields.of if self._fields else _no_fields, _resources
         return [
             InstanceRecord(uuid, host, node, flavor, resources(text), project, of(row), status not in _SETTLED, group)
             for row in rows
-            for uuid, host, node, flavor, text, project, status, group in (row[: len(_RECORD)],)
+            for uuid, host, node, flavor, text, project, status, group, *_ in (row,)
         ]
 
     @override

@@ -8,7 +8,7 @@ gone, and joins again. By its own clock it stopped working before, at nine tenth
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import ClassVar, TypeVar
 
 import sqlalchemy as sa
@@ -106,12 +106,12 @@ class DatabaseBackend(CoordinationBackend):
         rows, living = self._read(living=True)
         if self._member in rows:
             self._promised, self._seen = until, began
-        gone = frozenset(member for member, life in rows.items() if life not in living)
+        gone = [member for member, life in rows.items() if life not in living]
         if gone and self._database.is_reading:
             raise errors.Unavailable("Members have to be removed, and this transaction only reads; ask again after it.")
         if gone:
             self._guarded(lambda: self._remove(gone))
-        found = rows.keys() - gone
+        found = rows.keys() - set(gone)
         return View(frozenset(member for member in found if member.startswith(MEMBER_PREFIX)), began)
 
     @override
@@ -136,7 +136,7 @@ class DatabaseBackend(CoordinationBackend):
 
         return self._guarded(read)
 
-    def _remove(self, gone: Iterable[bytes]) -> None:
+    def _remove(self, gone: list[bytes]) -> None:
         names = [member.decode("ascii") for member in gone]
         statement = sa.delete(members).where(members.c.group_name == self._group, members.c.member.in_(names))
         self._database.run(lambda tx: tx.execute(statement), idempotent=True)

@@ -97,7 +97,7 @@ class SqlPart:
     def _inventory_rows(self, tx: sa.Connection, numbers: Iterable[int]) -> dict[int, list[tuple[InventoryItem, int]]]:
         """Inventories with what is used of them, by the provider's id."""
         rows = tx.execute(statements.INVENTORIES_OF, {"numbers": list(numbers)}).all()
-        # Of few kinds, as a rule.
+        # Most providers have equal inventories, so there are few different ones.
         kinds = {row[1:-1] for row in rows}
         names = self._classes.names(tx, {of_class for of_class, *_ in kinds})
         items = {kind: _item(names[kind[0]], *kind[1:]) for kind in kinds}

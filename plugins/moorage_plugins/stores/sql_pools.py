@@ -16,7 +16,7 @@ from moorage_plugins.stores.tables import provider_aggregates, provider_traits, 
 
 __all__ = ["SqlPools"]
 
-#: As a join, which begins with the trait: few providers share. A subquery would be asked for each provider.
+#: A join, so that databases begin with the index of traits: few providers share. SQLite runs EXISTS once for each provider.
 _OF_SHARING = sa.and_(
     provider_traits.c.resource_provider_id == resource_providers.c.id, provider_traits.c.trait == SHARES
 )

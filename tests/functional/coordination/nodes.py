@@ -89,7 +89,7 @@ class Lives:
 
 
 class BeatingLives(Lives):
-    """A service that beats apart from its member, as those of production do: the look at the ring only reads."""
+    """A service whose heartbeats are sent by :meth:`beat` alone, as in production; :meth:`valid_until` writes nothing."""
 
     def beat(self) -> None:
         """Beats, and counts a beat that the store has taken."""

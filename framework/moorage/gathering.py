@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -54,8 +54,8 @@ class Gathering(Generic[G]):
 
     :param work: does the work of one turn. It sets the outcome of each, or ``alone``. An error that it raises becomes the error of
         each whose outcome it has not set.
-    :param key: two with the same key are never done in one turn.
-    :param most: how many are done in one turn at most.
+    :param keys: returns the keys of the parts of some work. No two parts with the same key are done in one turn.
+    :param most: how many parts are done in one turn at most; more if the work of one thread has more.
     :param patience: seconds that a thread waits for its turn to begin before it does its work alone.
     :param until_end: seconds that it waits for the end of a turn that has begun.
     :param leaders: how many turns run at a time.
@@ -64,14 +64,14 @@ class Gathering(Generic[G]):
     def __init__(
         self,
         work: Callable[[Sequence[G]], None],
-        key: Callable[[G], Hashable],
+        keys: Callable[[G], Collection[Hashable]],
         most: Callable[[], int],
         patience: float,
         until_end: float,
         leaders: int = 1,
     ) -> None:
         self._work = work
-        self._key = key
+        self._keys = keys
         self._most = most
         self._patience = patience
         self._until_end = until_end
@@ -141,14 +141,15 @@ class Gathering(Generic[G]):
                 each.woken.set()
 
     def _turn(self, mine: G) -> list[G]:
-        """Chooses the work of one turn. Of two with the same key, the second one is left for a later turn, after the first."""
-        turn, left, keys = [mine], list[G](), {self._key(mine)}
+        """Chooses the work of one turn. Work that shares a key with work before it is left for a later turn."""
+        turn, left, done = [mine], list[G](), set(self._keys(mine))
         most = self._most()
         with self._lock:
             for each in self._waiting:
-                if len(turn) < most and self._key(each) not in keys:
+                keys = self._keys(each)
+                if len(done) + len(keys) <= most and done.isdisjoint(keys):
                     turn.append(each)
-                    keys.add(self._key(each))
+                    done.update(keys)
                 else:
                     left.append(each)
             self._waiting = left

@@ -4,18 +4,45 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+from oslo_context import context as oslo_context
 from oslo_log import log as logging
 
 from moorage import errors
 from moorage.clock import Clock
+from moorage.gathering import Gathered, Gathering
+from moorage.rpc import wire
 from moorage.rpc.client import RpcSender
 from moorage.scheduling.reporter import TOPIC as SCHEDULERS
 
 __all__ = ["Schedulers"]
 
 LOG = logging.getLogger(__name__)
+
+#: Creates that one message asks for at most, and such messages that are under way at a time.
+_TOGETHER, _ASKING = 64, 1
+#: Seconds that a create waits for such a message before it is asked for by itself.
+_PATIENCE = 0.2
+#: Seconds for which creates are asked for one by one, after schedulers have placed none that were asked for together.
+_APART = 10.0
+
+
+@dataclass(slots=True, eq=False)
+class _Create(Gathered[Mapping[str, Any]]):
+    """Holds the request of a thread for one instance."""
+
+    request: Mapping[str, Any]
+    request_id: str
+    context: oslo_context.RequestContext | None = field(default_factory=oslo_context.get_current)
+    #: How many schedulers were asked for it and are lost.
+    asked: int = 0
+
+    def to_data(self) -> dict[str, Any]:
+        """As plain data, for a message."""
+        context = self.context.to_dict() if self.context is not None else {}
+        return {"request": dict(self.request), "request_id": self.request_id, "context": context}
 
 
 class Schedulers:
@@ -31,14 +58,27 @@ class Schedulers:
         self._clock = clock
         self._attempts = attempts
         self._timeout = timeout
+        #: Until when creates are asked for one by one, on the monotonic clock.
+        self._apart_until = 0.0
+        self._gathering = Gathering[_Create](
+            self._create_each,
+            lambda create: (create.request.get("uuid"),),
+            lambda: _TOGETHER,
+            _PATIENCE,
+            timeout,
+            _ASKING,
+        )
 
     def ask(self, method: str, args: Mapping[str, Any]) -> Any:
         """Ask any scheduler; another one when one is lost, because questions may be asked twice."""
-        for attempt in range(1, self._attempts + 1):
+        return self._ask(method, args, self._attempts)
+
+    def _ask(self, method: str, args: Mapping[str, Any], attempts: int) -> Any:
+        for attempt in range(1, attempts + 1):
             try:
                 return self._sender.call(SCHEDULERS, method, dict(args), timeout=self._timeout)
             except errors.TransportError as error:
-                if attempt == self._attempts:
+                if attempt == attempts:
                     raise
                 LOG.warning("A scheduler was lost (%s); another one is asked.", error.message)
                 self._clock.sleep(0.1 * attempt)
@@ -76,5 +116,44 @@ class Schedulers:
 
     def create(self, request: Mapping[str, Any], request_id: str) -> Mapping[str, Any] | None:
         """Place an instance and return it, None if it was placed before; safe to ask again: uuid and request_id name the claim."""
-        answer = self.ask("create_instance", {"request": dict(request), "request_id": request_id})
-        return answer["instance"] or None
+        mine = _Create(request, request_id)
+        if self._clock.monotonic() >= self._apart_until:
+            # Where the end of the turn is not seen, it is asked for once more.
+            self._gathering.join(mine)
+        if mine.error is not None:
+            raise mine.error
+        if mine.outcome is None:
+            mine.outcome = self._create_alone(mine)
+        return mine.outcome["instance"] or None
+
+    def _create_alone(self, create: _Create) -> Mapping[str, Any]:
+        args = {"request": dict(create.request), "request_id": create.request_id}
+        found: Mapping[str, Any] = self._ask("create_instance", args, max(1, self._attempts - create.asked))
+        return found
+
+    def _create_each(self, turn: Sequence[_Create]) -> None:
+        """Has a scheduler place the instances of one turn. It is asked once; then each thread asks for its own."""
+        if len(turn) == 1:
+            turn[0].outcome = self._create_alone(turn[0])
+            return
+        args = {"requests": [each.to_data() for each in turn]}
+        replies: Sequence[Mapping[str, Any] | None] = ()
+        try:
+            replies = self._sender.call(SCHEDULERS, "create_each", args, timeout=self._timeout)
+        except errors.TransportError as error:
+            LOG.warning("A scheduler was lost (%s); %d creates are asked for one by one.", error.message, len(turn))
+            for each in turn:
+                each.asked = 1
+        except errors.MoorageError as error:
+            LOG.debug("%d creates are asked for one by one: %s", len(turn), error.message)
+        if not any(replies):
+            # The schedulers are of an earlier version, or their store makes no claims together.
+            self._apart_until = self._clock.monotonic() + _APART
+        for each, reply in zip(turn, replies or [None] * len(turn), strict=True):
+            if reply is None:
+                each.alone = True
+                continue
+            try:
+                each.outcome = wire.result_of(reply)
+            except errors.MoorageError as error:
+                each.error = error

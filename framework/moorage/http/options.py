@@ -16,7 +16,7 @@ OPTS: Sequence[cfg.Opt] = (
     cfg.StrOpt("bind", default="127.0.0.1:8780", help="Address and port of the embedded server."),
     cfg.IntOpt(
         "threads",
-        default=16,
+        default=64,
         min=1,
         max=1024,
         help="Requests that one process answers at the same time. Streams (events, long polls) are not counted.",

@@ -22,6 +22,7 @@ __all__ = [
     "answer",
     "check_size",
     "dump",
+    "error_reply",
     "load",
     "message_from_data",
     "message_to_data",
@@ -33,6 +34,8 @@ __all__ = [
 ]
 
 LOG = logging.getLogger(__name__)
+#: Bytes of an error that is one part of a reply.
+_LARGEST_ERROR = 65_536
 
 
 def dump(data: Any, limit: int, what: str) -> bytes:
@@ -127,16 +130,21 @@ def answer(handler: Handler, message: Message, limit: int) -> bytes:
                 raise
             # Not the caller's input is wrong: the handler is.
             raise TypeError(error.message) from error
-    except errors.TransportError as error:
-        # The caller must not take the handler's own NoListener for "my message was not handled".
-        outcome: errors.MoorageError = errors.TransportError(
-            error.message, **{**error.details, "remote_code": error.code}
-        )
-    except errors.MoorageError as error:
-        outcome = error
     except Exception as error:  # noqa: BLE001  (whatever a handler raises is answered)
-        outcome = unexpected(message.method, error)
-    return dump({"error": errors.to_wire(_sendable(outcome, limit))}, limit, "error")
+        return dump(error_reply(error, message.method, limit), limit, "error")
+
+
+def error_reply(error: Exception, method: str, limit: int = _LARGEST_ERROR) -> dict[str, Any]:
+    """The reply that tells the caller of a method of an error, in at most about ``limit`` bytes.
+
+    An unexpected exception is logged with an id, and only the id is told.
+    """
+    if isinstance(error, errors.TransportError):
+        # The caller must not take the handler's own NoListener for "my message was not handled".
+        error = errors.TransportError(error.message, **{**error.details, "remote_code": error.code})
+    elif not isinstance(error, errors.MoorageError):
+        error = unexpected(method, error)
+    return {"error": errors.to_wire(_sendable(error, limit))}
 
 
 def absorb(handler: Handler, message: Message, topic: str) -> None:

@@ -9,13 +9,16 @@ from typing import Any
 from oslo_context import context as oslo_context
 from oslo_log import log as logging
 
+from moorage import context as request_context
 from moorage import errors, threads
+from moorage.context import acting_for
+from moorage.rpc import wire
 from moorage.rpc.server import incoming, rpc_method
 from moorage.scheduling.host_pages import host_page, one_host
 from moorage.scheduling.instance_tracker import InstanceTracker, record_from_json
 from moorage.scheduling.interface import RequestSpec
 from moorage.scheduling.request import spec_from_json
-from moorage.scheduling.scheduler import Scheduler, Selection
+from moorage.scheduling.scheduler import Placement, Scheduler, Selection
 from moorage.scheduling.shared_placements import SharedPlacements
 
 __all__ = ["SchedulerEndpoint"]
@@ -57,17 +60,41 @@ class SchedulerEndpoint:
         Returns the instance as it was written (``instance``), unless the claim is an earlier one. ``host`` and ``node`` are empty
         where the instance of the earlier claim is in error or shelved.
         """
-        selection = self._placements.place(self._spec(request), request_id)
+        selection = self._placements.place(self._placements.prepare(self._spec(request), request_id))
         _log_placed([selection])
-        record = selection.record
-        return {
-            "uuid": record.uuid,
-            "host": record.host,
-            "node": record.node,
-            "attempts": selection.attempts,
-            "alternates": [{"host": host, "node": node} for host, node in selection.alternates],
-            "instance": dict(selection.shown),
-        }
+        return _placed(selection)
+
+    @rpc_method
+    def create_each(self, requests: Sequence[Mapping[str, Any]]) -> list[dict[str, Any] | None]:
+        """Place the instances of several requests, each as :meth:`create_instance` does.
+
+        :param requests: of different instances: ``request``, ``request_id`` and ``context``, the request context of each.
+        :returns: of each a reply as :mod:`moorage.rpc.wire` has it; None: nothing was done, it has to be asked for by itself.
+        """
+        uuids = [each["request"].get("uuid") for each in requests]
+        if len(set(uuids)) < len(uuids):
+            raise errors.InvalidInput("Two of the requests are for the same instance; send one after the other.")
+        works: list[Placement] = []
+        replies: list[dict[str, Any] | None] = []
+        for each in requests:
+            with acting_for(request_context.from_dict(each["context"])):
+                try:
+                    works.append(self._placements.prepare(self._spec(each["request"]), each["request_id"]))
+                    replies.append(None)
+                except Exception as error:  # noqa: BLE001  (the others are placed nevertheless)
+                    replies.append(wire.error_reply(error, "create_instance"))
+        found = iter(zip(works, self._placements.place_each(works), strict=True))
+        return [self._reply(*next(found)) if reply is None else reply for reply in replies]
+
+    def _reply(self, work: Placement, outcome: Selection | Exception | None) -> dict[str, Any] | None:
+        """Returns the reply to one request of several, and logs in its name."""
+        if outcome is None:
+            return None
+        with acting_for(work.context):
+            if isinstance(outcome, Exception):
+                return wire.error_reply(outcome, "create_instance")
+            _log_placed([outcome])
+            return {"result": _placed(outcome)}
 
     @rpc_method
     def create_instances(
@@ -163,6 +190,18 @@ class SchedulerEndpoint:
         return spec_from_json(
             request, context.project_id or "", context.user_id or "", all_projects=bool(context.system_scope)
         )
+
+
+def _placed(selection: Selection) -> dict[str, Any]:
+    record = selection.record
+    return {
+        "uuid": record.uuid,
+        "host": record.host,
+        "node": record.node,
+        "attempts": selection.attempts,
+        "alternates": [{"host": host, "node": node} for host, node in selection.alternates],
+        "instance": dict(selection.shown),
+    }
 
 
 def _log_placed(selections: Sequence[Selection]) -> None:

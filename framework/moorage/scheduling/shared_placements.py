@@ -2,7 +2,7 @@
 """Places the instances of several requests together: one thread decides for all requests that wait, and claims in few transactions.
 
 The threads share the work as :mod:`moorage.gathering` says. A request whose node refuses it, or that cannot share a transaction, is
-placed by its own thread. The placements of one turn are reported to agents and other schedulers together.
+left to be placed by itself. The placements of one turn are reported to agents and other schedulers together.
 """
 
 from __future__ import annotations
@@ -22,10 +22,15 @@ _PATIENCE = 0.2
 #: Seconds that a request waits for the end of its turn. Callers wait as long ([rpc] call_timeout).
 _UNTIL_END = 60.0
 
+#: What became of a request: its selection, its error, or None if it has to be placed by itself.
+Outcome = Selection | Exception | None
+
 
 @dataclass(slots=True, eq=False)
-class _Waiting(Gathered[Selection]):
-    work: Placement
+class _Waiting(Gathered[Sequence[Outcome]]):
+    """Holds the requests of one thread."""
+
+    works: Sequence[Placement]
 
 
 class SharedPlacements:
@@ -41,29 +46,42 @@ class SharedPlacements:
     ) -> None:
         self._scheduler = scheduler
         self._placed = placed
-        gathering = Gathering[_Waiting](
-            self._place_turn, lambda each: each.work.spec.instance_uuid, lambda: most, _PATIENCE, _UNTIL_END, leaders
-        )
+        gathering = Gathering[_Waiting](self._place_turn, _instances, lambda: most, _PATIENCE, _UNTIL_END, leaders)
         self._gathering = gathering if most > 1 else None
 
-    def place(self, spec: RequestSpec, request_id: str) -> Selection:
+    def prepare(self, spec: RequestSpec, request_id: str) -> Placement:
+        """Begins the decision of a request for the thread that serves it."""
+        return self._scheduler.prepare(spec, request_id)
+
+    def place(self, work: Placement) -> Selection:
         """Places an instance, alone or in one turn with others; see :meth:`moorage.scheduling.scheduler.Scheduler.place`.
 
         :raises Unavailable: the turn with the request has not ended in time. A repetition finds what it has claimed.
         """
-        mine = _Waiting(self._scheduler.prepare(spec, request_id))
+        [found] = self.place_each([work])
+        if isinstance(found, Exception):
+            raise found
+        if found is None:
+            found = self._scheduler.place_prepared(work)
+            self._report([found])
+        return found
+
+    def place_each(self, works: Sequence[Placement]) -> Sequence[Outcome]:
+        """Places different instances in one turn, perhaps together with those of other threads.
+
+        :returns: of each what became of it. One for which that is None has to be placed by itself.
+        :raises Unavailable: the turn has not ended in time. A repetition finds what it has claimed.
+        """
+        mine = _Waiting(works)
         if self._gathering is not None and not self._gathering.join(mine):
             raise errors.Unavailable(
-                f"The placement of instance {spec.instance_uuid} has not ended for {_UNTIL_END:g} seconds; whether it is made is "
-                "unknown. Try again.",
+                f"The placement of instance {', '.join(_instances(mine))} has not ended for {_UNTIL_END:g} seconds; whether it is "
+                "made is unknown. Try again.",
                 outcome="unknown",
             )
         if mine.error is not None:
             raise mine.error
-        if mine.outcome is None:
-            mine.outcome = self._scheduler.place_prepared(mine.work)
-            self._report([mine.outcome])
-        return mine.outcome
+        return mine.outcome or [None] * len(works)
 
     def place_many(self, spec: RequestSpec, uuids: Sequence[str], request_id: str) -> list[Selection]:
         """Places several instances alike; see :meth:`moorage.scheduling.scheduler.Scheduler.place_many`."""
@@ -72,20 +90,22 @@ class SharedPlacements:
         return selections
 
     def _place_turn(self, turn: Sequence[_Waiting]) -> None:
-        """Places the requests of one turn. Those that cannot be placed together are left to their own threads."""
-        if len(turn) == 1:
-            outcomes: list[Selection | Exception | None] = [self._scheduler.place_prepared(turn[0].work)]
+        """Places the requests of one turn."""
+        works = [work for each in turn for work in each.works]
+        if len(works) == 1:
+            outcomes: Sequence[Outcome] = [self._scheduler.place_prepared(works[0])]
         else:
-            outcomes = self._scheduler.place_prepared_set([each.work for each in turn])
-        for each, outcome in zip(turn, outcomes, strict=True):
-            if isinstance(outcome, Selection):
-                each.outcome = outcome
-            elif outcome is not None:
-                each.error = outcome
-            else:
-                each.alone = True
-        self._report([each.outcome for each in turn if each.outcome is not None])
+            outcomes = self._scheduler.place_prepared_set(works)
+        first = 0
+        for each in turn:
+            each.outcome = outcomes[first : first + len(each.works)]
+            first += len(each.works)
+        self._report([each for each in outcomes if isinstance(each, Selection)])
 
     def _report(self, selections: Sequence[Selection]) -> None:
         """Reports the selections that are on a host. An instance whose create was repeated may be on none by now."""
         self._placed([each for each in selections if each.record.host])
+
+
+def _instances(waiting: _Waiting) -> list[str]:
+    return [work.spec.instance_uuid for work in waiting.works]

@@ -88,7 +88,7 @@ class Combiner:
         self._until_unknown = (1 + _UNTIL_END) * patience
         self._gathering = Gathering[Member](
             self._make,
-            lambda member: member.change.consumer,
+            lambda member: (member.change.consumer,),
             lambda: self._size,
             patience,
             _UNTIL_END * patience,

@@ -18,6 +18,7 @@ from moorage import errors
 from moorage.context import RequestContext, acting_for
 from moorage.db.tables import events
 from moorage.gathering import Gathered, Gathering
+from moorage.rpc import wire
 from moorage.scheduling import shared_placements
 from moorage.scheduling.interface import RequestSpec
 from moorage.scheduling.ranker import Ranker
@@ -93,6 +94,21 @@ class SharedPlacementTests(unittest.TestCase):
         wait_until(lambda: not self.gathering._leaders, "no thread leads any more", 60)
         return sent[1:]
 
+    def each(self, *requests: dict[str, Any]) -> list[dict[str, Any] | None]:
+        """Send the creates of several users in one message."""
+        data = [
+            {
+                "request": request,
+                "request_id": request["uuid"],
+                "context": {"project_id": f"project-{place}", "request_id": f"req-{place}"},
+            }
+            for place, request in enumerate(requests, 1)
+        ]
+        found: list[dict[str, Any] | None] = self.plane.client.sender.call(
+            "scheduler", "create_each", {"requests": data}
+        )
+        return found
+
     def owners(self, kind: str) -> dict[str, tuple[str, str]]:
         """The request and the project of the events of a kind, by subject."""
         columns = events.c.subject, events.c.request_id, events.c.project_id
@@ -138,6 +154,45 @@ class SharedPlacementTests(unittest.TestCase):
         for each in (small, medium):
             self.plane.wait_status(each.result()["uuid"], "active")
         self.assertEqual("gone", self.plane.status(requests[1]["uuid"]))
+
+    def test_those_of_one_message_are_placed_together_and_each_has_its_own_reply(self) -> None:
+        requests = [self.plane.request(vcpus) for vcpus in (1, 500, 2, 1)]
+        del requests[3]["flavor"]
+        small, large, medium, bad = self.each(*requests)
+        assert small and medium and bad
+        with self.assertRaisesRegex(errors.MoorageError, "failed unexpectedly"):
+            wire.result_of(bad)
+        # No node has room now. Whether one will have when claims that are being made are known is found out by itself.
+        self.assertIsNone(large)
+        for place, reply in ((1, small), (3, medium)):
+            found = wire.result_of(reply)["instance"]
+            self.assertEqual((requests[place - 1]["uuid"], f"project-{place}"), (found["uuid"], found["project_id"]))
+            self.plane.wait_status(found["uuid"], "active")
+            owner = self.owners("instance.create")[f"instance/{found['uuid']}"]
+            self.assertEqual((f"req-{place}", f"project-{place}"), owner)
+        # A repetition finds what was made, and makes nothing.
+        for first, again in zip((small, medium), self.each(requests[0], requests[2]), strict=True):
+            assert again
+            self.assertEqual(first["result"]["node"], again["result"]["node"])
+            self.assertEqual({}, again["result"]["instance"])
+        self.plane.wait_agreement()
+
+    def test_one_of_a_message_that_cannot_be_placed_together_is_left(self) -> None:
+        # There are fewer hosts with so much room.
+        requests = [self.plane.request(16) for _ in range(3)]
+        replies = self.each(*requests)
+        made = [each["result"]["node"] for each in replies if each and "result" in each]
+        self.assertEqual(len(made), len(set(made)))
+        for request, reply in zip(requests, replies, strict=True):
+            if reply is None:
+                with self.assertRaises(errors.NoValidHost):
+                    self.send(request, 1).result(60)
+
+    def test_two_for_one_instance_in_a_message_are_refused(self) -> None:
+        request = self.plane.request()
+        with self.assertRaisesRegex(errors.InvalidInput, "the same instance"):
+            self.each(request, request)
+        self.assertEqual("gone", self.plane.status(request["uuid"]))
 
     def test_no_two_take_the_last_room(self) -> None:
         # Two hosts of 16 and a first one of 1: there is room for one of 16, and for one of 15.

@@ -5,21 +5,29 @@ from __future__ import annotations
 
 import threading
 import unittest
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from unittest import mock
+
+from typing_extensions import override
 
 from moorage import errors
 from moorage.clock import SystemClock
+from moorage.context import RequestContext, acting_for
+from moorage.control_plane import scheduler_client
 from moorage.control_plane.scheduler_client import Schedulers
+from moorage.rpc import wire
 from moorage.rpc.client import RpcSender
 from moorage.rpc.interface import Message
 from moorage.scheduling.reporter import TOPIC
 from moorage.testing.transport_peer import configuration
 from moorage_plugins.transports.memory import MemoryTransport, MessageHub
+from tests.servers import wait_until
 
 
-class SchedulersTests(unittest.TestCase):
-    """Two schedulers on one hub; what each of them does is up to the test."""
+class _Hub(unittest.TestCase):
+    """A hub for schedulers."""
 
     def setUp(self) -> None:
         self.hub = MessageHub()
@@ -47,6 +55,10 @@ class SchedulersTests(unittest.TestCase):
     def silent(self) -> None:
         self.released.wait(60)
 
+
+class SchedulersTests(_Hub):
+    """Two schedulers on one hub; what each of them does is up to the test."""
+
     def test_one_that_is_silent_costs_its_timeout_and_another_is_asked(self) -> None:
         self.serve("silent", self.silent)
         self.serve("well", lambda: "here")
@@ -71,3 +83,87 @@ class SchedulersTests(unittest.TestCase):
 
     def test_without_any_scheduler_the_error_says_so(self) -> None:
         self.assertRaises(errors.TransportError, self.schedulers(2).ask, "select_destinations", {})
+
+
+class CreatesTogetherTests(_Hub):
+    """Creates that wait while another one is asked for are asked for by one message."""
+
+    @override
+    def setUp(self) -> None:
+        super().setUp()
+        self.messages: list[Message] = []
+        self.gate = threading.Event()
+        self.addCleanup(self.gate.set)
+
+    def scheduler(self, name: str, each: Callable[[Sequence[str]], Any]) -> None:
+        """Serve creates; the first one waits for the gate. ``each`` answers the uuids of a message that asks for several."""
+
+        def handle(message: Message) -> Any:
+            self.messages.append(message)
+            if message.method == "create_instance":
+                if message.args["request"]["uuid"] == "first":
+                    self.gate.wait(60)
+                return {"instance": {"uuid": message.args["request"]["uuid"]}}
+            return each([item["request"]["uuid"] for item in message.args["requests"]])
+
+        subscription = self.transport().serve(TOPIC, name, handle)
+        self.addCleanup(subscription.stop, 5.0)
+        self.addCleanup(self.gate.set)
+
+    def create(self, *uuids: str) -> dict[str, Any]:
+        """Create instances while the create of a first one is under way; the answer or the error of each."""
+        client = self.schedulers(3, 60.0)
+        pool = ThreadPoolExecutor(1 + len(uuids))
+        self.addCleanup(pool.shutdown)
+
+        def create(uuid: str) -> Any:
+            with acting_for(RequestContext(project_id=f"of-{uuid}", overwrite=False)):
+                return client.create({"uuid": uuid}, f"key-{uuid}")
+
+        with mock.patch.object(scheduler_client, "_PATIENCE", 60.0):
+            client = self.schedulers(3, 60.0)
+        sent = {"first": pool.submit(create, "first")}
+        wait_until(lambda: self.messages, "the first one is asked for", 60)
+        for number, uuid in enumerate(uuids, 1):
+            sent[uuid] = pool.submit(create, uuid)
+            wait_until(lambda number=number: len(client._gathering._waiting) == number, "it waits", 60)  # type: ignore[misc]
+        self.gate.set()
+        return {uuid: each.exception(60) or each.result() for uuid, each in sent.items()}
+
+    def methods(self) -> list[str]:
+        return [each.method for each in self.messages]
+
+    def test_one_message_asks_for_all_that_wait_and_each_has_its_own_answer(self) -> None:
+        refused = wire.error_reply(errors.NoValidHost("No room."), "create_instance")
+
+        def each(uuids: Sequence[str]) -> Any:
+            return [{"result": {"instance": {"uuid": "a"}}}, refused, {"result": {"instance": {}}}, None]
+
+        self.scheduler("one", each)
+        found = self.create("a", "b", "c", "d")
+        self.assertEqual({"uuid": "a"}, found["a"])
+        self.assertIsInstance(found["b"], errors.NoValidHost)
+        self.assertIsNone(found["c"])
+        # Nothing was done for it: it was asked for by itself.
+        self.assertEqual({"uuid": "d"}, found["d"])
+        self.assertEqual(["create_instance", "create_each", "create_instance"], self.methods())
+        items = self.messages[1].args["requests"]
+        self.assertEqual([f"key-{uuid}" for uuid in "abcd"], [each["request_id"] for each in items])
+        self.assertEqual([f"of-{uuid}" for uuid in "abcd"], [each["context"]["project_id"] for each in items])
+
+    def test_what_cannot_be_asked_together_is_asked_one_by_one(self) -> None:
+        def lost(uuids: Sequence[str]) -> Any:
+            raise errors.TransportError("It broke the connection.")
+
+        def old(uuids: Sequence[str]) -> Any:
+            raise errors.NotFound("This service has no method 'create_each'.", method="create_each")
+
+        for answer in (lost, old, lambda uuids: [None] * len(uuids)):
+            with self.subTest(answer=answer.__name__):
+                self.messages.clear()
+                self.gate.clear()
+                self.hub = MessageHub()
+                self.scheduler("one", answer)
+                found = self.create("a", "b")
+                self.assertEqual({"first": {"uuid": "first"}, "a": {"uuid": "a"}, "b": {"uuid": "b"}}, found)
+                self.assertEqual(["create_instance", "create_each", *2 * ["create_instance"]], self.methods())

@@ -21,8 +21,8 @@ __all__ = ["Schedulers"]
 
 LOG = logging.getLogger(__name__)
 
-#: Creates that one message asks for at most, and such messages that are under way at a time.
-_TOGETHER, _ASKING = 64, 1
+#: Creates that one message asks for at most. One such message of a process is under way at a time: two would be half as large.
+_TOGETHER = 64
 #: Seconds that a create waits for such a message before it is asked for by itself.
 _PATIENCE = 0.2
 #: Seconds for which creates are asked for one by one, after schedulers have placed none that were asked for together.
@@ -66,7 +66,6 @@ class Schedulers:
             lambda: _TOGETHER,
             _PATIENCE,
             timeout,
-            _ASKING,
         )
 
     def ask(self, method: str, args: Mapping[str, Any]) -> Any:
@@ -143,7 +142,8 @@ class Schedulers:
         except errors.TransportError as error:
             LOG.warning("A scheduler was lost (%s); %d creates are asked for one by one.", error.message, len(turn))
             for each in turn:
-                each.asked = 1
+                each.asked, each.alone = 1, True
+            return
         except errors.MoorageError as error:
             LOG.debug("%d creates are asked for one by one: %s", len(turn), error.message)
         if not any(replies):

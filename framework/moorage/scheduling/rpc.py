@@ -74,6 +74,7 @@ class SchedulerEndpoint:
         uuids = [each["request"].get("uuid") for each in requests]
         if len(set(uuids)) < len(uuids):
             raise errors.InvalidInput("Two of the requests are for the same instance; send one after the other.")
+        self._await_fleet()
         works: list[Placement] = []
         replies: list[dict[str, Any] | None] = []
         for each in requests:

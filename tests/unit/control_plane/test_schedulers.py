@@ -112,7 +112,6 @@ class CreatesTogetherTests(_Hub):
 
     def create(self, *uuids: str) -> dict[str, Any]:
         """Create instances while the create of a first one is under way; the answer or the error of each."""
-        client = self.schedulers(3, 60.0)
         pool = ThreadPoolExecutor(1 + len(uuids))
         self.addCleanup(pool.shutdown)
 
@@ -121,7 +120,7 @@ class CreatesTogetherTests(_Hub):
                 return client.create({"uuid": uuid}, f"key-{uuid}")
 
         with mock.patch.object(scheduler_client, "_PATIENCE", 60.0):
-            client = self.schedulers(3, 60.0)
+            client = self.client = self.schedulers(3, 60.0)
         sent = {"first": pool.submit(create, "first")}
         wait_until(lambda: self.messages, "the first one is asked for", 60)
         for number, uuid in enumerate(uuids, 1):
@@ -167,3 +166,19 @@ class CreatesTogetherTests(_Hub):
                 found = self.create("a", "b")
                 self.assertEqual({"first": {"uuid": "first"}, "a": {"uuid": "a"}, "b": {"uuid": "b"}}, found)
                 self.assertEqual(["create_instance", "create_each", *2 * ["create_instance"]], self.methods())
+
+    def test_after_schedulers_have_placed_none_together_creates_are_asked_for_one_by_one_for_a_while(self) -> None:
+        self.scheduler("one", lambda uuids: [None] * len(uuids))
+        self.create("a", "b")
+        client = self.client
+        self.assertGreater(client._apart_until, client._clock.monotonic())
+        with mock.patch.object(client._gathering, "join", side_effect=AssertionError("it must not wait")):
+            self.assertEqual({"uuid": "c"}, client.create({"uuid": "c"}, "key-c"))
+
+    def test_a_lost_scheduler_is_no_reason_to_ask_one_by_one_from_then_on(self) -> None:
+        def lost(uuids: Sequence[str]) -> Any:
+            raise errors.TransportError("It broke the connection.")
+
+        self.scheduler("one", lost)
+        self.create("a", "b")
+        self.assertEqual(0.0, self.client._apart_until)

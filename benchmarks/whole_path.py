@@ -13,8 +13,12 @@ all are built or gone (``done_per_s``), and the times that clients saw of their 
 they are answered as fast as they arrive. Then they arrive at half of that rate, and the times from the arrivals to the answers are
 printed; a request that no client is free to send waits, and its wait counts.
 
-The load generator is a process on the same machine; its own processor time is not counted, but takes part of the machine. The
-machine's load is printed beside the results.
+The load generator is a process on the same machine; its own processor time is not counted, but takes part of the machine (0.9 ms
+per create where all roles took 3.2). The machine's load is printed beside the results.
+
+ext4 does not use inodes again for some minutes after they were freed, and looks at each of them when a file is made. The simulated
+driver makes a file per instance, so a run soon after another one in the same folder costs agents up to 0.4 ms more per create. Give
+each run another block group: a TMPDIR on which ``chattr +T`` was used.
 """
 
 from __future__ import annotations

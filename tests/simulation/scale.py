@@ -49,7 +49,7 @@ from moorage.control_plane.scheduler_role import SchedulerRole
 from moorage.db import Database
 from moorage.fleet.interface import InventoryItem, NodeSpec, uuid_of_name
 from moorage.fleet.nodes import NodeStore
-from moorage.instances.create import Deleter
+from moorage.instances.delete import Deleter
 from moorage.journal import sequencer
 from moorage.rpc.server import rpc_method
 from moorage.scheduling import reporter

@@ -25,7 +25,7 @@ from moorage.control_plane.process import Platform
 from moorage.control_plane.sharding_factories import open_mover
 from moorage.fleet.interface import Node, check_shard
 from moorage.fleet.nodes import NodeStore
-from moorage.instances.create import cast_to_agent
+from moorage.instances.agent_messages import cast_to_agent
 from moorage.instances.resizes import Resizes
 from moorage.rpc.interface import Subscription
 from moorage.rpc.server import RpcDispatcher, endpoints_of, rpc_method

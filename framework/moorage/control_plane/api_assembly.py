@@ -58,9 +58,10 @@ from moorage.http.routes import Route, Wsgi
 from moorage.http.server import address_of
 from moorage.instances import api as instances_api
 from moorage.instances import server_groups_api
+from moorage.instances.agent_messages import AgentMessages, cast_to_agent
 from moorage.instances.ask_agent import AgentQuestions
 from moorage.instances.availability import Availability
-from moorage.instances.create import AgentMessages, Deleter, cast_to_agent
+from moorage.instances.delete import Deleter
 from moorage.instances.in_place import InPlace
 from moorage.instances.interface import holds_of
 from moorage.instances.on_node import NodeContents

@@ -28,7 +28,7 @@ from moorage.cleanup.views import Forecast, OperationViews
 from moorage.control_plane.observing import of_service, tell_of_request
 from moorage.control_plane.process import Platform
 from moorage.extensions import Loaded
-from moorage.instances.create import AGENT_TOPIC
+from moorage.instances.agent_messages import AGENT_TOPIC
 from moorage.observers.interface import CleanupFinished
 from moorage.rpc.server import rpc_method
 from moorage.scheduling.reporter import TOPIC as SCHEDULERS

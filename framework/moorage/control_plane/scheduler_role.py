@@ -21,9 +21,10 @@ from moorage.control_plane.process import Platform, without_collection
 from moorage.control_plane.store_fleet import StoreFleet
 from moorage.fleet.aggregates import AggregateStore
 from moorage.fleet.nodes import NodeStore
+from moorage.instances.agent_messages import AgentMessages, cast_to_agent
 from moorage.instances.availability import Availability
 from moorage.instances.build_retries import BuildRetries, RetryStores
-from moorage.instances.create import AgentMessages, StoreClaimer, cast_to_agent, read_fields, read_residents
+from moorage.instances.create import StoreClaimer, read_fields, read_residents
 from moorage.instances.in_place import InPlace
 from moorage.instances.interface import holds_of
 from moorage.instances.move_claims import MoveClaimer

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from moorage import errors, randomness
 from moorage.http.routes import PolicyRule, Request, Response, Route
 from moorage.instances.action_kinds import OPERATIONS
-from moorage.instances.create import Deleter
+from moorage.instances.delete import Deleter
 from moorage.instances.in_place import InPlace
 from moorage.instances.interface import Instance, InstanceStore
 from moorage.instances.reset_state import RESETTABLE, Resetter
@@ -286,9 +286,8 @@ def routes(
         return Response(200, _shown(request)({**found.to_json(), "holds": holds(found.uuid)}))
 
     def delete(request: Request) -> Response:
-        found = instances.get(request.path_params["uuid"])
-        _visible(found, request)
-        deleter.delete(found.uuid, force=request.query.get("force", False), known=found)
+        force = request.query.get("force", False)
+        deleter.delete(request.path_params["uuid"], force=force, check=lambda found: _visible(found, request))
         return Response(202)
 
     def act(request: Request) -> Response:

@@ -9,8 +9,8 @@ from typing import Any
 from oslo_log import log as logging
 
 from moorage import errors, threads
+from moorage.instances.agent_messages import AGENT_TOPIC
 from moorage.instances.availability import Availability
-from moorage.instances.create import AGENT_TOPIC
 from moorage.rpc.client import RpcSender
 
 __all__ = ["AgentQuestions"]

@@ -8,7 +8,7 @@ claim; an agent that missed the message finds the worker row.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -33,22 +33,16 @@ from moorage.context import acting_for
 from moorage.db import Database, JournalEvent
 from moorage.db import record as record_event
 from moorage.instances.availability import Availability
+from moorage.instances.delete import DELETE
 from moorage.instances.interface import Instance, InstanceStore, move_consumer
 from moorage.instances.providers import claim_of_node, no_proposal
-from moorage.read_only import FrozenDict
-from moorage.rpc.client import RpcSender
 from moorage.scheduling.groups import GroupStore, check_policy, is_promised
 from moorage.scheduling.instance_fields import FieldSet
 from moorage.scheduling.interface import ClaimResult, Holds, NodeState, RequestSpec, Residents, WantedClaim
-from moorage.services.interface import TAKES_TOLD_BUILDS, TAKES_TOLD_DELETIONS, TAKES_TOLD_SETS
 from moorage.work.interface import ExistedBefore, OnlyIf
-from moorage.work.operations import FirstOperation, SqlOperationStore
+from moorage.work.operations import NewOperation, SqlOperationStore
 
 __all__ = [
-    "AGENT_TOPIC",
-    "AgentCast",
-    "AgentMessages",
-    "Deleter",
     "StoreClaimer",
     "check_neighbours",
     "check_store",
@@ -62,19 +56,9 @@ __all__ = [
 
 LOG = logging.getLogger(__name__)
 
-AGENT_TOPIC = "agent"
 BUILD = "build"
-DELETE = "delete"
-#: Seconds for which a scheduler believes what it has read of the powers of agents.
-_POWERS_AGE = 30.0
 #: The generation of a claim that nobody has changed.
 _NEW = 1
-#: How often an instance that is being written is looked at again before its deletion is given up.
-_LOOKS = 5
-
-
-class _ChangedError(Exception):
-    """An instance was written since it was read: it may be on another host now."""
 
 
 class NodeNames(Protocol):
@@ -328,7 +312,7 @@ class _Creation(BatchCompanion):
         if crowded:
             raise RefusedTogether([companions[place] for place in crowded])
         operations = [
-            FirstOperation(each.instance.uuid, each.instance.host, each._open(), each.spec.project_id, each.context)
+            NewOperation(each.instance.uuid, each.instance.host, each.spec.project_id, each.context, each._open())
             for each in companions
         ]
         of_type = claimer.instances.resource_type
@@ -507,150 +491,3 @@ def request_of(spec: RequestSpec) -> dict[str, Any]:
             "max_server_per_host": group.max_server_per_host,
         }
     return request
-
-
-@dataclass(frozen=True, slots=True)
-class Deleter:
-    """Begins the deletion of instances; their agent ends it.
-
-    :param tell: tells the agent of a host of the deletion of an instance with the token of the operation.
-    :param gone: called with the uuid of one that was on no host, after it was removed.
-    """
-
-    database: Database
-    instances: InstanceStore
-    workers: SqlOperationStore
-    tell: Callable[[str, str, int], None]
-    gone: Callable[[str], None] = lambda uuid: None
-
-    def delete(self, uuid: str, *, force: bool = False, known: Instance | None = None) -> None:
-        """Record the operation, then tell the agent. An instance that is on no host is gone at once.
-
-        :param known: the instance as it was read a moment ago; None: it is read now.
-        :raises NotFound: there is no such instance.
-        :raises InUse: an operation on it is in progress, and ``force`` is not given.
-        """
-        for _ in range(_LOOKS):
-            instance, known = known or self.instances.get(uuid), None
-            if instance.status == "deleting" and not force:
-                return
-            try:
-                token = self.database.run(lambda tx, of=instance: self._record(tx, of, force))  # type: ignore[misc]
-            except _ChangedError:
-                continue
-            if instance.host:
-                self.tell(instance.host, uuid, token)
-            else:
-                self.gone(uuid)
-            return
-        raise errors.Conflict(f"Instance {uuid} becomes something else all the time; try again.")
-
-    def _record(self, transaction: Any, instance: Instance, force: bool) -> int:
-        of_type, uuid = self.instances.resource_type, instance.uuid
-        token = self.workers.create(
-            transaction, of_type, uuid, DELETE, "deleting", target_host=instance.host, force=force,
-            project_id=instance.project_id,
-        )  # fmt: skip
-        if not self.instances.change(transaction, uuid, token, {"status": "deleting"}, fence=instance.fence):
-            raise _ChangedError
-        if not instance.host:
-            self.instances.remove(transaction, uuid, token)
-            self.workers.withdraw(transaction, of_type, uuid, token)
-        return token
-
-
-class AgentCast(Protocol):
-    """Tells the agent of a host of an operation."""
-
-    def __call__(self, host: str, method: str, uuid: str, more: Mapping[str, Any] = FrozenDict()) -> None:
-        """Sends a message; ``more`` are its arguments beside the uuid of the instance."""
-
-
-class AgentMessages:
-    """Tells agents of builds and deletions. Where an agent has the power, the message brings the token of the operation.
-
-    Such an agent takes the operation by one statement. The message of a build brings the instance too, so that the agent reads
-    nothing. An agent of an earlier version would refuse these messages.
-
-    :param lacking: reads which hosts have agents that lack one of some powers; asked every 30 seconds at most for each power.
-    """
-
-    def __init__(self, cast: AgentCast, lacking: Callable[[Collection[str]], Collection[str]], clock: Clock) -> None:
-        self._cast = cast
-        self._lacking = lacking
-        self._clock = clock
-        self._read_at: dict[str, float] = {}
-        #: By power; a power is absent until it was read.
-        self._without: dict[str, Collection[str]] = {}
-
-    def build(self, host: str, uuid: str, token: int, instance: Mapping[str, Any]) -> None:
-        """Send the message of a build. What is not delivered is found by the agent's sweep.
-
-        :param token: of the operation, if it is the first one of the instance; ``instance``: what was written with it. 0: the agent
-            reads both.
-        """
-        told = {"token": token, "instance": dict(instance)} if token and self._can(host, TAKES_TOLD_BUILDS) else {}
-        try:
-            self._cast(host, "build_instance", uuid, told)
-        except errors.MessageTooLarge:
-            # The claim is committed: the agent reads what the message cannot bring.
-            self._cast(host, "build_instance", uuid)
-
-    def build_many(self, builds: Mapping[str, Sequence[tuple[str, int, Mapping[str, Any]]]]) -> None:
-        """Send the messages of several builds, one to each agent that takes them together.
-
-        :param builds: by host; of each the arguments of :meth:`build`.
-        """
-        for host, several in builds.items():
-            if len(several) > 1 and self._can(host, TAKES_TOLD_SETS) and all(token for _, token, _ in several):
-                told = [
-                    {"instance_uuid": uuid, "token": token, "instance": dict(instance)}
-                    for uuid, token, instance in several
-                ]
-                try:
-                    self._cast(host, "build_instance", several[0][0], {**told[0], "others": told[1:]})
-                    continue
-                except errors.MessageTooLarge:
-                    LOG.debug("One message cannot bring %d builds to agent %s.", len(several), host)
-            for uuid, token, instance in several:
-                self.build(host, uuid, token, instance)
-
-    def delete(self, host: str, uuid: str, token: int) -> None:
-        """Send the message of a deletion.
-
-        :param token: of the operation.
-        """
-        self._cast(host, "delete_instance", uuid, {"token": token} if self._can(host, TAKES_TOLD_DELETIONS) else {})
-
-    def _can(self, host: str, power: str) -> bool:
-        now = self._clock.monotonic()
-        if now - self._read_at.get(power, float("-inf")) >= _POWERS_AGE:
-            # Other threads use what was read before.
-            self._read_at[power] = now
-            try:
-                self._without[power] = self._lacking((power,))
-            except errors.Unavailable as error:
-                LOG.debug("The powers of agents cannot be read now: %s", error.message)
-        return power in self._without and host not in self._without[power]
-
-
-def cast_to_agent(sender: RpcSender) -> AgentCast:
-    """A function that tells an agent of an operation; what is not delivered is found by the agent's sweep.
-
-    An agent that is away is told of in the log when it goes and when it is back, not for each operation.
-    """
-    away: set[str] = set()
-
-    def cast(host: str, method: str, uuid: str, more: Mapping[str, Any] = FrozenDict()) -> None:
-        try:
-            sender.cast(AGENT_TOPIC, method, {"instance_uuid": uuid, **more}, server=host)
-        except errors.TransportError as error:
-            level = LOG.debug if host in away else LOG.warning
-            away.add(host)
-            level("Agent %s was not told of %s %s (%s); it will find it by itself.", host, method, uuid, error)
-        else:
-            if host in away:
-                away.discard(host)
-                LOG.info("Agent %s can be told of operations again.", host)
-
-    return cast

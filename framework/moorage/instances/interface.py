@@ -152,12 +152,14 @@ class InstanceWrite:
 
     :param values: fields as for :meth:`InstanceStore.change`; None: the instance is removed.
     :param context: the request that the event of the write names.
+    :param fence: that the row must still have, where fields are changed.
     """
 
     uuid: str
     token: int
     values: Mapping[str, Any] | None
     context: RequestContext | None
+    fence: int | None = None
 
 
 class InstanceStore(InstanceSource):
@@ -287,7 +289,7 @@ class InstanceStore(InstanceSource):
                 if each.values is None:
                     written = self.remove(transaction, each.uuid, each.token)
                 else:
-                    written = self.change(transaction, each.uuid, each.token, each.values)
+                    written = self.change(transaction, each.uuid, each.token, each.values, fence=each.fence)
             if not written:
                 return False
         return True

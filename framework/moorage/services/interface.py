@@ -13,6 +13,7 @@ __all__ = [
     "NEVER_ASSUMED",
     "TAKES_TOLD_BUILDS",
     "TAKES_TOLD_DELETIONS",
+    "TAKES_TOLD_DELETION_SETS",
     "TAKES_TOLD_SETS",
     "POWER_CONTROL",
     "RUNS_COMMANDS",
@@ -38,9 +39,19 @@ TAKES_TOLD_BUILDS = "compute.told_builds"
 TAKES_TOLD_SETS = "compute.told_sets"
 #: The power of an agent to which the message of a deletion brings the token.
 TAKES_TOLD_DELETIONS = "compute.told_deletions"
+#: The power of an agent to which one message of deletions brings several, each with its token.
+TAKES_TOLD_DELETION_SETS = "compute.told_deletion_sets"
 #: Powers that no agent of a version without powers has. Such an agent lacks these, and may have the others.
 NEVER_ASSUMED = frozenset(
-    {POWER_CONTROL, GETS_HOLDS, MIGRATES, TAKES_TOLD_BUILDS, TAKES_TOLD_SETS, TAKES_TOLD_DELETIONS}
+    {
+        POWER_CONTROL,
+        GETS_HOLDS,
+        MIGRATES,
+        TAKES_TOLD_BUILDS,
+        TAKES_TOLD_SETS,
+        TAKES_TOLD_DELETIONS,
+        TAKES_TOLD_DELETION_SETS,
+    }
 )
 
 

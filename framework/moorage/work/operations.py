@@ -39,6 +39,7 @@ from moorage.work.fences import (
     last_tokens,
     lift_above_floor,
     raise_fence,
+    raise_fences,
     raise_unchecked,
 )
 from moorage.work.interface import (
@@ -56,7 +57,7 @@ from moorage.work.tables import fences, workers
 
 __all__ = [
     "COLUMNS",
-    "FirstOperation",
+    "NewOperation",
     "OF_MANY",
     "TAKEN_COLUMNS",
     "TRANSFER",
@@ -249,17 +250,17 @@ _START = Transfer(
 
 
 @dataclass(frozen=True, slots=True)
-class FirstOperation:
-    """The first operation of a new resource; see :meth:`SqlOperationStore.create_first`.
+class NewOperation:
+    """Describes one of the operations that :meth:`SqlOperationStore.create_first` and ``create_many`` record.
 
     :param context: the request that asks for the operation.
     """
 
     resource_id: str
     target_host: str
-    only_if: OnlyIf | None
     project_id: str
     context: oslo_context.RequestContext | None
+    only_if: OnlyIf | None = None
 
 
 class SqlOperationStore(OperationStore):
@@ -342,7 +343,7 @@ class SqlOperationStore(OperationStore):
         resource_type: str,
         operation: str,
         status: str,
-        wanted: Sequence[FirstOperation],
+        wanted: Sequence[NewOperation],
     ) -> int | None:
         """Record the first operations of new resources, as :meth:`create` does for one; their token. Three statements.
 
@@ -351,6 +352,36 @@ class SqlOperationStore(OperationStore):
         :raises Duplicate: another transaction has just begun the first operation on one of them.
         """
         token = first_fences(transaction, resource_type, [each.resource_id for each in wanted])
+        tokens = dict.fromkeys((each.resource_id for each in wanted), token)
+        return token if self._insert(transaction, resource_type, operation, status, wanted, tokens) else None
+
+    def create_many(
+        self,
+        transaction: sa.Connection,
+        resource_type: str,
+        operation: str,
+        status: str,
+        wanted: Sequence[NewOperation],
+    ) -> Mapping[str, int] | None:
+        """Record operations on different resources, as :meth:`create` does without ``force``. Three or four statements.
+
+        :returns: the token of each. None: an operation is in progress on one of them, or not all of their conditions hold, and the
+            transaction must be undone.
+        :raises Duplicate: another transaction has just inserted the fence of one of the resources.
+        """
+        tokens = raise_fences(transaction, resource_type, [each.resource_id for each in wanted])
+        return tokens if self._insert(transaction, resource_type, operation, status, wanted, tokens) else None
+
+    def _insert(
+        self,
+        transaction: sa.Connection,
+        resource_type: str,
+        operation: str,
+        status: str,
+        wanted: Sequence[NewOperation],
+        tokens: Mapping[str, int],
+    ) -> bool:
+        """Insert operations whose fences are raised; False when not all of them were."""
         sets: dict[Any, list[dict[str, Any]]] = {}
         for each in sorted(wanted, key=lambda each: each.resource_id):
             clause, values = (None, {}) if each.only_if is None else (each.only_if.clause, each.only_if.values)
@@ -358,13 +389,10 @@ class SqlOperationStore(OperationStore):
                 {
                     "of_type": resource_type, "of_resource": each.resource_id, "to_operation": operation,
                     "to_status": status, "to_host": each.target_host, "to_request": request_context.to_text(each.context),
-                    "to_project": each.project_id or None, "to_token": token, **values,
+                    "to_project": each.project_id or None, "to_token": tokens[each.resource_id], **values,
                 }
             )  # fmt: skip
-        for clause, rows in sets.items():
-            if execute_set(transaction, _create(clause), rows) != len(rows):
-                return None
-        return token
+        return all(execute_set(transaction, _create(clause), rows) == len(rows) for clause, rows in sets.items())
 
     def readdress(self, tx: sa.Connection, seen: Operation, target_host: str) -> int:
         """Address an operation to another host; its new token.

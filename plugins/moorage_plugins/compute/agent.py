@@ -49,7 +49,13 @@ from moorage.instances.interface import (
 )
 from moorage.instances.moves import ACTIVATE, TRANSFER, acting_host, kept_source, may_commit
 from moorage.rpc.server import rpc_method
-from moorage.services.interface import GETS_HOLDS, TAKES_TOLD_BUILDS, TAKES_TOLD_DELETIONS, TAKES_TOLD_SETS
+from moorage.services.interface import (
+    GETS_HOLDS,
+    TAKES_TOLD_BUILDS,
+    TAKES_TOLD_DELETION_SETS,
+    TAKES_TOLD_DELETIONS,
+    TAKES_TOLD_SETS,
+)
 from moorage.work.interface import ANY_SCHEDULER, Lease
 from moorage.work.job import Job, Work
 from moorage_plugins.compute.actual_state import RESTARTS, ActualStates
@@ -94,8 +100,13 @@ class ComputeAgent(LoopService):
         """What the configured driver can do, and the powers that every compute agent of this version has."""
         driver = COMPUTE_DRIVERS.load(conf.compute.driver).plugin
         # The first one is no power. Without it, an agent whose driver has none would look like one of an earlier version.
-        own = ["compute.powers", GETS_HOLDS, TAKES_TOLD_BUILDS, TAKES_TOLD_SETS, TAKES_TOLD_DELETIONS]
-        return [*own, *(f"compute.{power}" for power, can in _POWERS.items() if can(driver))]
+        told = [TAKES_TOLD_BUILDS, TAKES_TOLD_SETS, TAKES_TOLD_DELETIONS, TAKES_TOLD_DELETION_SETS]
+        return [
+            "compute.powers",
+            GETS_HOLDS,
+            *told,
+            *(f"compute.{power}" for power, can in _POWERS.items() if can(driver)),
+        ]
 
     def __init__(self, tools: AgentTools) -> None:
         self._tools = tools
@@ -233,11 +244,14 @@ class ComputeAgent(LoopService):
         self.loop.ask(DEPARTURE, instance_uuid)
 
     @rpc_method
-    def delete_instance(self, instance_uuid: str, token: int = 0) -> None:
-        """Deletes an instance.
+    def delete_instance(self, instance_uuid: str, token: int = 0, others: Sequence[Mapping[str, Any]] = ()) -> None:
+        """Deletes an instance, or several.
 
         :param token: of the operation.
+        :param others: of more instances, each with these two arguments.
         """
+        for each in others:
+            self.delete_instance(each["instance_uuid"], each["token"])
         if token:
             self._work.told(instance_uuid, token)
         self.loop.ask(TYPE, instance_uuid)

@@ -74,6 +74,7 @@ _AFTER = instances.c.uuid > sa.bindparam("after", type_=sa.String)
 _LIMIT = sa.bindparam("page", type_=sa.Integer)
 _OF_UUID = instances.c.uuid == sa.bindparam("of_uuid")
 _FENCE = {"token": sa.bindparam("token", type_=sa.BigInteger)}
+_SEEN_FENCE = sa.bindparam("seen_fence", type_=sa.BigInteger)
 _OF_NODE = sa.bindparam("of_node", type_=sa.String)
 _ON_NODE = (
     sa.select(*_RECORD, instances.c.node_uuid, instances.c.destination_uuid, instances.c.pending)
@@ -233,15 +234,17 @@ def _change(names: frozenset[str], expected: bool, fence: bool, returning: bool)
     if expected:
         statement = statement.where(instances.c.status.in_(sa.bindparam("expected", expanding=True)))
     if fence:
-        statement = statement.where(instances.c.fence == sa.bindparam("seen_fence", type_=sa.BigInteger))
+        statement = statement.where(instances.c.fence == _SEEN_FENCE)
     return statement.returning(*_STATE) if returning else statement
 
 
 @functools.cache
-def _change_many(names: frozenset[str]) -> sa.Update:
+def _change_many(names: frozenset[str], fence: bool) -> sa.Update:
     """Sets columns of instances with the fence, for :func:`execute_set`; built once for each set of columns.
 
     Its values are strings and numbers: JSON is given as text.
+
+    :param fence: only with the fence ``seen_fence``.
     """
     types = {name: instances.c[name].type for name in sorted(names)}
     values: dict[str, Any] = {
@@ -250,7 +253,8 @@ def _change_many(names: frozenset[str]) -> sa.Update:
     }
     if "actual_state" in names:
         values["actual_at"] = now()
-    return lease.WRITE.update(instances, _OF_UUID, _FENCE).values(**values, updated_at=now())
+    statement = lease.WRITE.update(instances, _OF_UUID, _FENCE).values(**values, updated_at=now())
+    return statement.where(instances.c.fence == _SEEN_FENCE) if fence else statement
 
 
 def _no_fields(row: Any) -> Mapping[str, Any]:
@@ -441,7 +445,7 @@ class ComputeInstances(InstanceStore, Reassignable):
     def write_many(self, transaction: Any, writes: Sequence[InstanceWrite]) -> bool:
         if len(writes) < 2:
             return super().write_many(transaction, writes)
-        changes: dict[frozenset[str], list[dict[str, Any]]] = {}
+        changes: dict[tuple[frozenset[str], bool], list[dict[str, Any]]] = {}
         removals: dict[int, list[str]] = {}
         for each in sorted(writes, key=lambda each: each.uuid):
             if each.values is None:
@@ -449,10 +453,12 @@ class ComputeInstances(InstanceStore, Reassignable):
                 continue
             plain = _plain(each.values)
             given = {f"to_{name}": _as_text(value) for name, value in plain.items()}
-            changes.setdefault(frozenset(plain), []).append({**given, "of_uuid": each.uuid, "token": each.token})
+            given |= {"of_uuid": each.uuid, "token": each.token}
+            given |= {} if each.fence is None else {"seen_fence": each.fence}
+            changes.setdefault((frozenset(plain), each.fence is not None), []).append(given)
         by_uuid = {each.uuid: each for each in writes}
-        for names, rows in changes.items():
-            if execute_set(transaction, _change_many(names), rows) != len(rows):
+        for form, rows in changes.items():
+            if execute_set(transaction, _change_many(*form), rows) != len(rows):
                 return False
         changed = [row["of_uuid"] for rows in changes.values() for row in rows]
         if changed:

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from moorage.control_plane.factories import open_workers
 from moorage.drivers.interface import DriverError
-from moorage.instances.create import cast_to_agent
+from moorage.instances.agent_messages import cast_to_agent
 from moorage.instances.in_place import InPlace
 from moorage.instances.interface import DEPARTURE, Instance
 from moorage.services.tables import services

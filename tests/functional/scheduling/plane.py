@@ -29,8 +29,9 @@ from moorage.db.schema import core_metadata
 from moorage.db.tables import events
 from moorage.fleet.interface import InventoryItem, NodeSpec, uuid_of_name
 from moorage.fleet.nodes import NodeStore
+from moorage.instances.agent_messages import AgentMessages, cast_to_agent
 from moorage.instances.availability import Availability
-from moorage.instances.create import AgentMessages, Deleter, cast_to_agent
+from moorage.instances.delete import Deleter
 from moorage.rpc.client import RpcSender
 from moorage.rpc.interface import API_VERSION, Handler, Message, Subscription, Transport
 from moorage.scheduling.interface import InstanceRecord, WantedClaim

@@ -14,7 +14,7 @@ from moorage.clock import Clock
 from moorage.control_plane.agent_role import Agent
 from moorage.control_plane.factories import open_workers
 from moorage.control_plane.scheduler_role import SchedulerRole
-from moorage.instances.create import cast_to_agent
+from moorage.instances.agent_messages import cast_to_agent
 from moorage.instances.in_place import InPlace
 from moorage.rpc.interface import Transport
 from moorage_plugins.transports.local import LocalTransport

@@ -24,7 +24,8 @@ from moorage.allocation.pools import PoolKeeper
 from moorage.control_plane.agent_role import Agent
 from moorage.control_plane.factories import open_workers
 from moorage.fleet.interface import uuid_of_name
-from moorage.instances.create import cast_to_agent, read_residents
+from moorage.instances.agent_messages import cast_to_agent
+from moorage.instances.create import read_residents
 from moorage.instances.in_place import InPlace
 from moorage.scheduling.interface import Residents
 from tests import SOAK, servers

@@ -27,7 +27,7 @@ from typing_extensions import override
 from moorage import errors
 from moorage.clock import Clock
 from moorage.control_plane.factories import open_workers
-from moorage.instances.create import cast_to_agent
+from moorage.instances.agent_messages import cast_to_agent
 from moorage.instances.in_place import InPlace
 from moorage.rpc.interface import Handler, Message, Subscription, Transport
 from moorage_plugins.compute.tables import instances

@@ -10,8 +10,9 @@ from typing import Any, ClassVar
 
 from moorage.control_plane.factories import open_instances, open_workers
 from moorage.db import Database
+from moorage.instances.agent_messages import AgentMessages, cast_to_agent
 from moorage.instances.availability import Availability
-from moorage.instances.create import AgentMessages, Deleter, cast_to_agent
+from moorage.instances.delete import Deleter
 from tests.simulation.faults import Faults
 from tests.simulation.kernel import Process
 from tests.simulation.world import World

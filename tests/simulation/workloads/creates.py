@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from typing_extensions import override
 
 from moorage import errors
 from moorage.control_plane.process import Platform
+from moorage.instances.delete import Deleter
 from tests.simulation.kernel import Process, SimThread
 from tests.simulation.store import Fault
 from tests.simulation.workloads.base import open_deleter
@@ -75,11 +77,24 @@ class Creates(Placement):
         for _ in range(self.random.randint(1, 3)):
             living = [each for each in mine if each.asked and not each.delete_asked]
             if living and self.random.random() < 0.4:
-                self._delete(deleter, self.random.choice(living))
+                self._delete_several(deleter, living)
             elif self.random.random() < 0.4:
                 mine += self._create_alike(platform)
             else:
                 mine.append(self._create(platform))
+
+    def _delete_several(self, deleter: Deleter, living: Sequence[_History]) -> None:
+        """Deletes one instance, or several by as many threads of the process, which may share the work."""
+        chosen = self.random.sample(living, self.random.randint(1, min(4, len(living))))
+        others = [
+            self.world.spawn(
+                self.kernel.in_process(), f"delete-{number}", functools.partial(self._delete, deleter, each)
+            )
+            for number, each in enumerate(chosen[1:])
+        ]
+        self._delete(deleter, chosen[0])
+        for each in others:
+            each.join()
 
     def _create_alike(self, platform: Platform) -> list[_History]:
         """Ask for several instances alike, all or none."""

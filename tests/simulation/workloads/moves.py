@@ -18,7 +18,7 @@ from typing_extensions import override
 from moorage.control_plane.factories import load_store, open_instances, open_workers
 from moorage.db import Database
 from moorage.drivers.interface import WorkloadState
-from moorage.instances.create import cast_to_agent
+from moorage.instances.agent_messages import cast_to_agent
 from moorage.instances.in_place import InPlace
 from moorage.instances.interface import departed_consumer
 from moorage.instances.resizes import Resizes

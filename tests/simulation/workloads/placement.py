@@ -21,7 +21,8 @@ from moorage.db import Database
 from moorage.drivers.interface import WorkloadState
 from moorage.fleet.interface import InventoryItem, NodeSpec, uuid_of_name
 from moorage.fleet.nodes import NodeStore
-from moorage.instances.create import Deleter, cast_to_agent
+from moorage.instances.agent_messages import cast_to_agent
+from moorage.instances.delete import Deleter
 from moorage.instances.in_place import InPlace
 from moorage.instances.interface import departed_consumer, move_consumer
 from moorage.instances.resizes import Resizes

@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from typing_extensions import override
 
 from moorage import errors
 from moorage.control_plane.factories import open_instances, open_workers
-from moorage.instances.create import Deleter, cast_to_agent
+from moorage.instances.agent_messages import cast_to_agent
+from moorage.instances.delete import Deleter
 from moorage.instances.in_place import InPlace
 from moorage.instances.interface import Instance
 from tests.simulation.kernel import Process
@@ -65,21 +67,24 @@ class SharedInstances(Placement):
             if what == "move":
                 self._move(platform, of)
                 continue
+            late = self.random.choice((0.0, 0.0, self.random.uniform(0, 4)))
+            if what == "delete":
+                self._delete_late(deleter, of, lambda instance: platform.clock.sleep(late))  # noqa: B023
+                continue
             known = None
             with contextlib.suppress(errors.MoorageError):
                 known = instances.get(of.uuid)
-            platform.clock.sleep(self.random.choice((0.0, 0.0, self.random.uniform(0, 4))))
-            if what == "delete":
-                self._delete_known(deleter, of, known)
-            elif known is not None:
+            platform.clock.sleep(late)
+            if known is not None:
                 pending = {"request_id": f"{process.name}/{number}"}
                 self._attempt(of, what, lambda uuid: in_place.begin(uuid, "rebuild", pending, known=known))  # noqa: B023
 
-    def _delete_known(self, deleter: Deleter, of: _History, known: Instance | None) -> None:
+    def _delete_late(self, deleter: Deleter, of: _History, wait: Callable[[Instance], None]) -> None:
+        """Deletes an instance, and waits between reading and writing it."""
         of.delete_asked = True
 
         def call(uuid: str) -> None:
-            deleter.delete(uuid, known=known)
+            deleter.delete(uuid, check=wait)
             of.deleted = True
 
         self._attempt(of, "delete", call)

@@ -32,7 +32,8 @@ from moorage.db import Database
 from moorage.db.schema import core_metadata
 from moorage.drivers.interface import Workload
 from moorage.instances.availability import Availability
-from moorage.instances.create import Deleter, StoreClaimer
+from moorage.instances.create import StoreClaimer
+from moorage.instances.delete import Deleter
 from moorage.instances.in_place import InPlace
 from moorage.instances.interface import Instance, move_consumer
 from moorage.instances.reset_state import Resetter
@@ -178,9 +179,10 @@ class Fleet:
             Availability(self.database, 3600.0),
         )  # fmt: skip
 
-    def _tell(self, host: str, uuid: str, token: int) -> None:
-        self.casts.append((host, "delete_instance", uuid))
-        self.deletions[uuid] = token
+    def _tell(self, deletions: Mapping[str, Sequence[tuple[str, int]]]) -> None:
+        for host, several in deletions.items():
+            self.casts += [(host, "delete_instance", uuid) for uuid, _ in several]
+            self.deletions |= dict(several)
 
     def create_tables(self) -> None:
         with self.database.write() as tx:
@@ -487,6 +489,20 @@ class AgentTests(unittest.TestCase):
         self.assert_consistent(5)
         tokens = {each.uuid: each.fence for each in self.fleet.instances.list() if each.uuid != between}
         self.assertEqual({each["instance_uuid"]: each["token"] for each in (*messages, last)}, tokens)
+
+    def test_one_message_brings_several_deletions(self) -> None:
+        agent, uuids = self.started(), [self.fleet.place() for _ in range(3)]
+        for uuid in uuids:
+            agent.build_instance(uuid)
+        self.await_rows()
+        for uuid in uuids:
+            self.fleet.deleter.delete(uuid)
+        (uuid, token), *others = self.fleet.deletions.items()
+        for _ in range(2):
+            agent.delete_instance(uuid, token, [{"instance_uuid": each, "token": its} for each, its in others])
+        self.await_rows()
+        self.assert_consistent(0)
+        wait_until(lambda: set(self.fleet.told.deleted()) == set(uuids), "schedulers were told", SOON)
 
     def test_a_deletion_keeps_the_token_that_its_message_says(self) -> None:
         agent, uuids = self.started(), [self.fleet.place() for _ in range(3)]

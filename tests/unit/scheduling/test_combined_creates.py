@@ -23,7 +23,8 @@ from moorage.db import Database
 from moorage.db.schema import core_metadata
 from moorage.fleet.interface import check_states
 from moorage.fleet.properties import change_node
-from moorage.instances.create import Deleter, StoreClaimer
+from moorage.instances.create import StoreClaimer
+from moorage.instances.delete import Deleter
 from moorage.scheduling.groups import GroupStore
 from moorage.scheduling.interface import Flavor, RequestSpec, ServerGroup
 from moorage.testing.allocation import inconsistencies

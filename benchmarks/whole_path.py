@@ -55,7 +55,7 @@ service_down_time = 120
 FLAVOR = {"flavorid": "small", "resources": {"VCPU": 1, "MEMORY_MB": 256}}
 #: Nodes that one request imports.
 PAGE = 1000
-#: Seconds after the import in which schedulers read the fleet.
+#: Seconds in which roles end what they do at their start, and schedulers read the imported fleet.
 READING = 5.0
 #: Seconds that builds and deletions may take after the last request.
 PATIENCE = 120.0
@@ -159,6 +159,16 @@ class Phase:
         """Of each role and of all, for one of so many parts."""
         found = {role: round(1000 * seconds / parts, 3) for role, seconds in self.roles.items()}
         return found | {"all": round(1000 * sum(self.roles.values()) / parts, 3)}
+
+
+def started(plane: Plane, roles: int) -> None:
+    """Wait until so many roles beside the API are up, and have ended what they do at their start."""
+    deadline = time.monotonic() + PATIENCE
+    while sum(each["state"] == "up" for each in plane.client().services()) < roles:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not all roles are up after {PATIENCE} seconds")
+        time.sleep(0.2)
+    time.sleep(READING)
 
 
 def nodes(hosts: int, instances: int) -> Iterator[list[dict[str, Any]]]:
@@ -274,6 +284,7 @@ def capacity(plane: Plane, senders: Sequence[Sender]) -> dict[str, Any]:
 
 def measure(plane: Plane, arguments: argparse.Namespace) -> dict[str, Any]:
     """All phases."""
+    started(plane, arguments.schedulers + arguments.agents + 1)
     client = plane.client()
     found: dict[str, Any] = {}
     with Phase(plane) as cost:

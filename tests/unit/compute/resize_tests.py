@@ -8,6 +8,7 @@ and one law must hold: the instance executes where its row says, and holds what 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 from unittest import mock
@@ -245,6 +246,8 @@ class ResizeTests(TwoHosts):
                 self.remove()
 
     def _compare(self, host: str) -> None:
+        # SQLite's clock has a grain of a millisecond.
+        time.sleep(0.002)
         work = self.work(host)
         self.comparison = ActualStates(work._tools, work._driver, lambda call: call())
         self.comparison.compare()

@@ -15,10 +15,10 @@ import sqlalchemy as sa
 
 from moorage import errors
 from moorage.clock import SystemClock
-from moorage.db import Database
+from moorage.db import Database, Duplicate
 from moorage.testing.clock import ManualClock
-from moorage.work.fences import FLOOR, PAUSE, FencePurge, _purge, last_tokens, lift_above_floor
-from moorage.work.operations import SqlOperationStore
+from moorage.work.fences import FLOOR, PAUSE, FencePurge, _purge, last_tokens, lift_above_floor, raise_fences
+from moorage.work.operations import NewOperation, SqlOperationStore
 from moorage.work.tables import fences, workers
 from tests.unit.work.operation_tests import (
     MINUTE,
@@ -85,15 +85,23 @@ class Race:
         with self._lock:
             last = max(self.tokens[uuid], default=0)
 
+        def begin(tx: sa.Connection) -> int:
+            if last % 2:
+                return store.create(tx, TYPE, uuid, "build", "building", target_host="here")
+            tokens = store.create_many(tx, TYPE, "build", "building", [NewOperation(uuid, "here", "", None)])
+            if tokens is None:
+                raise errors.Conflict("An operation is in progress.")
+            return tokens[uuid]
+
         def make(tx: sa.Connection) -> int:
-            token = store.create(tx, TYPE, uuid, "build", "building", target_host="here")
+            token = begin(tx)
             tx.execute(sa.delete(things).where(things.c.id == uuid, things.c.fence <= token))
             tx.execute(sa.insert(things).values(id=uuid, status="building", writes=0, fence=token))
             return token
 
         try:
             token = database.run(make)
-        except errors.Conflict:
+        except (errors.Conflict, Duplicate):
             return
         if token <= last:
             raise AssertionError(f"{uuid} got token {token} after {last}")
@@ -177,6 +185,18 @@ class FenceTests(WorkerCase):
         self.assertEqual(self.lived("more", "gadget"), 4)
         token = self.database.run(lambda tx: self.store.reset(tx, TYPE, "four"))
         self.assertEqual(token, last + 1)
+
+    def test_a_set_of_fences_is_raised_above_the_floor_of_its_type(self) -> None:
+        def rows(tx: sa.Connection) -> dict[tuple[str, str], int]:
+            return {(row.resource_type, row.resource_id): row.token for row in tx.execute(sa.select(fences))}
+
+        kept = {(TYPE, FLOOR): 5, (TYPE, "beside"): 2, ("other", "low"): 3, ("other", "high"): 4, ("other", FLOOR): 1}
+        with self.database.write() as tx:
+            for (kind, uuid), token in {**kept, (TYPE, "low"): 2, (TYPE, "high"): 9}.items():
+                tx.execute(sa.insert(fences).values(resource_type=kind, resource_id=uuid, token=token, raised_at=0))
+            raised = {"low": 6, "high": 10, "new": 6}
+            self.assertEqual(raised, raise_fences(tx, TYPE, ["new", "low", "high"]))
+            self.assertEqual({**kept, **{(TYPE, uuid): token for uuid, token in raised.items()}}, rows(tx))
 
     def test_a_floor_never_falls(self) -> None:
         for _ in range(3):

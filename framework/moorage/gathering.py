@@ -16,10 +16,13 @@ from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
+from oslo_log import log as logging
+
 from moorage import errors, threads
 
 __all__ = ["Gathered", "Gathering", "own_error"]
 
+LOG = logging.getLogger(__name__)
 
 R = TypeVar("R")
 
@@ -53,7 +56,7 @@ class Gathering(Generic[G]):
     """Shares one kind of work among threads. Safe for use by several threads.
 
     :param work: does the work of one turn. It sets the outcome of each, or ``alone``. An error that it raises becomes the error of
-        each whose outcome it has not set.
+        each whose outcome it has not set, and is logged if there is none.
     :param keys: returns the keys of the parts of some work. No two parts with the same key are done in one turn.
     :param most: how many parts are done in one turn at most; more if the work of one thread has more.
     :param patience: seconds that a thread waits for its turn to begin before it does its work alone.
@@ -127,10 +130,12 @@ class Gathering(Generic[G]):
         try:
             turn = self._turn(mine)
             self._work(turn)
-        except BaseException as error:  # noqa: BLE001  (each thread must hear of it, whatever it is)
-            for each in turn:
-                if not each.done:
-                    each.error = error if each is mine else own_error(error)
+        except BaseException as error:
+            left = [each for each in turn if not each.done]
+            if not left:
+                LOG.exception("The work of %d threads is done, but what follows it has failed.", len(turn))
+            for each in left:
+                each.error = error if each is mine else own_error(error)
         finally:
             with self._lock:
                 if self._waiting:

@@ -53,7 +53,7 @@ class AgentMessages:
         self._without: dict[str, Collection[str]] = {}
 
     def build(self, host: str, uuid: str, token: int, instance: Mapping[str, Any]) -> None:
-        """Send the message of a build. What is not delivered is found by the agent's sweep.
+        """Sends the message of a build. What is not delivered is found by the agent's sweep.
 
         :param token: of the operation, if it is the first one of the instance; ``instance``: what was written with it. 0: the agent
             reads both.
@@ -66,7 +66,7 @@ class AgentMessages:
             self._cast(host, "build_instance", uuid)
 
     def build_many(self, builds: Mapping[str, Sequence[tuple[str, int, Mapping[str, Any]]]]) -> None:
-        """Send the messages of several builds, one to each agent that takes them together.
+        """Sends the messages of several builds, one to each agent that takes them together.
 
         :param builds: by host; of each the arguments of :meth:`build`.
         """
@@ -85,7 +85,7 @@ class AgentMessages:
                 self.build(host, uuid, token, instance)
 
     def delete(self, deletions: Mapping[str, Sequence[tuple[str, int]]]) -> None:
-        """Send the messages of deletions, one to each agent that takes them together.
+        """Sends the messages of deletions: one to each agent that takes several in a message, otherwise one for each deletion.
 
         :param deletions: by host: uuids of instances, and the tokens of the operations.
         """
@@ -112,9 +112,9 @@ class AgentMessages:
 
 
 def cast_to_agent(sender: RpcSender) -> AgentCast:
-    """A function that tells an agent of an operation; what is not delivered is found by the agent's sweep.
+    """Returns a function that tells an agent of an operation; what is not delivered is found by the agent's sweep.
 
-    An agent that is away is told of in the log when it goes and when it is back, not for each operation.
+    The log says once that an agent cannot be reached, and once that it can be reached again; not for each operation.
     """
     away: set[str] = set()
 

@@ -317,20 +317,22 @@ class _Creation(BatchCompanion):
         ]
         of_type = claimer.instances.resource_type
         try:
-            token = claimer.workers.create_first(transaction, of_type, BUILD, companions[0].instance.status, operations)
+            tokens = claimer.workers.create_many(
+                transaction, of_type, BUILD, companions[0].instance.status, operations, first=True
+            )
         except ExistedBefore as error:
             known = error.details["resources"]
             raise RefusedTogether([each for each in companions if each.instance.uuid in known]) from error
-        if token is None:
+        if tokens is None:
             raise RefusedTogether([each for each in companions if each._is_refused(transaction)])
         for each in companions:
             with acting_for(each.context):
-                record_placement(transaction, each.spec, BUILD, each.instance.node, token)
+                record_placement(transaction, each.spec, BUILD, each.instance.node, tokens[each.instance.uuid])
         written = claimer.instances.insert_many(
             transaction, [each.instance for each in companions], [each.context for each in companions]
         )
         for each, instance in zip(companions, written, strict=True):
-            each.instance, each.token = instance, token
+            each.instance, each.token = instance, tokens[instance.uuid]
 
     def _open(self) -> OnlyIf:
         return self.claimer.availability.require(self.instance.node_uuid, self.instance.host)

@@ -8,6 +8,7 @@ own thread.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -45,7 +46,7 @@ class _ChangedError(Exception):
 
 @dataclass(slots=True, eq=False)
 class _Deletion(Gathered[bool]):
-    """Holds the request of a thread to delete an instance."""
+    """Holds one thread's request to delete an instance."""
 
     uuid: str
     check: Callable[[Instance], None]
@@ -102,7 +103,7 @@ class Deleter:
             if instance.status == "deleting" and not force:
                 return
             try:
-                token = self._database.run(lambda tx, of=instance: self._record(tx, of, force))  # type: ignore[misc]
+                token = self._database.run(functools.partial(self._record, instance=instance, force=force))
             except _ChangedError:
                 continue
             if instance.host:

@@ -46,27 +46,16 @@ BATCH = 1000
 PAUSE = 6 * 3600.0
 _DAY = 86_400 * MICROSECONDS
 
-RAISE_MANY = (
-    sa.update(fences)
-    .where(
-        fences.c.resource_type == sa.bindparam("of_type"),
-        fences.c.resource_id.in_(sa.bindparam("of_resources", expanding=True)),
-    )
-    .values(token=fences.c.token + 1, raised_at=now())
+_OF_MANY = sa.and_(
+    fences.c.resource_type == sa.bindparam("of_type"),
+    fences.c.resource_id.in_(sa.bindparam("of_resources", expanding=True)),
 )
-_START_MANY_ABOVE = (
-    sa.update(fences)
-    .where(
-        fences.c.resource_type == sa.bindparam("of_type"),
-        fences.c.resource_id.in_(sa.bindparam("of_resources", expanding=True)),
-    )
-    .values(token=sa.bindparam("to_token", type_=sa.BigInteger))
-)
+RAISE_MANY = sa.update(fences).where(_OF_MANY).values(token=fences.c.token + 1, raised_at=now())
+_START_ABOVE = sa.update(fences).where(_OF_MANY).values(token=sa.bindparam("to_token", type_=sa.BigInteger))
 _OF_ONE = sa.and_(
     fences.c.resource_type == sa.bindparam("of_type"), fences.c.resource_id == sa.bindparam("of_resource")
 )
 _READ = sa.select(fences.c.token).where(_OF_ONE)
-_START_ABOVE = sa.update(fences).where(_OF_ONE).values(token=sa.bindparam("to_token", type_=sa.BigInteger))
 _FLOOR = fences.alias("floors")
 _OF_FLOOR = sa.and_(_FLOOR.c.resource_type == sa.bindparam("of_type"), _FLOOR.c.resource_id == FLOOR)
 #: Condition of a later statement of the same transaction: the token ``to_token`` is above the floor of the type.
@@ -102,10 +91,7 @@ _INSERT_ABOVE = sa.insert(fences).values(
     resource_type=sa.bindparam("of_type"), resource_id=sa.bindparam("of_resource"), raised_at=now(),
     token=sa.bindparam("to_token", type_=sa.BigInteger),
 )  # fmt: skip
-_LAST = sa.select(fences.c.resource_id, fences.c.token).where(
-    fences.c.resource_type == sa.bindparam("of_type"),
-    fences.c.resource_id.in_(sa.bindparam("of_resources", expanding=True)),
-)
+_LAST = sa.select(fences.c.resource_id, fences.c.token).where(_OF_MANY)
 
 _NEXT_TYPE = sa.select(sa.func.min(fences.c.resource_type)).where(fences.c.resource_type > sa.bindparam("of_type"))
 _SAME_RESOURCE = sa.and_(
@@ -132,11 +118,7 @@ _RAISE_FLOOR = (
     .values(token=sa.bindparam("to_token", type_=sa.BigInteger), raised_at=now())
 )
 #: The token was read together with the absence of a worker row. Whatever uses the resource since has raised the token.
-_REMOVE = sa.delete(fences).where(
-    fences.c.resource_type == sa.bindparam("of_type"),
-    fences.c.resource_id.in_(sa.bindparam("of_resources", expanding=True)),
-    fences.c.token == sa.bindparam("of_token", type_=sa.BigInteger),
-)
+_REMOVE = sa.delete(fences).where(_OF_MANY, fences.c.token == sa.bindparam("of_token", type_=sa.BigInteger))
 
 
 def raise_fence(tx: sa.Connection, resource_type: str, resource_id: str) -> int:
@@ -171,8 +153,8 @@ def first_fence(tx: sa.Connection, resource_type: str, resource_id: str) -> int 
     return 1 if result.rowcount == 1 else None
 
 
-def first_fences(tx: sa.Connection, resource_type: str, resource_ids: Sequence[str]) -> int:
-    """Inserts the fences of new resources, all with one token, which is returned. Two statements.
+def first_fences(tx: sa.Connection, resource_type: str, resource_ids: Sequence[str]) -> dict[str, int]:
+    """Inserts the fences of new resources, all with one token; returns the token of each. Two statements.
 
     The token is as valid as that of :func:`raise_unchecked`.
 
@@ -188,15 +170,14 @@ def first_fences(tx: sa.Connection, resource_type: str, resource_ids: Sequence[s
             f"{', '.join(names[:3])}. Use new uuids.",
             resources=names,
         )
-    values = [{"of_type": resource_type, "of_resource": each, "to_token": token} for each in sorted(resource_ids)]
-    tx.execute(_INSERT_ABOVE, values)
-    return token
+    return _insert_above(tx, resource_type, resource_ids, token)
 
 
 def raise_fences(tx: sa.Connection, resource_type: str, resource_ids: Sequence[str]) -> dict[str, int]:
-    """Raises the fences of several resources; returns their tokens, which are as valid as that of :func:`raise_unchecked`.
+    """Raises the fences of several resources and returns the new token of each.
 
-    Two statements; one more if some fences are below the floor, and one if some resources have none.
+    The tokens are as valid as that of :func:`raise_unchecked`. Two statements; one more if some fences are below the floor, and one
+    if some resources have none.
 
     :raises Duplicate: another transaction has just inserted one of the fences.
     """
@@ -206,14 +187,17 @@ def raise_fences(tx: sa.Connection, resource_type: str, resource_ids: Sequence[s
     first = tokens.pop(FLOOR, 0) + 1
     low = [each for each, token in tokens.items() if token < first]
     if low:
-        tx.execute(_START_MANY_ABOVE, {"of_type": resource_type, "of_resources": sorted(low), "to_token": first})
+        tx.execute(_START_ABOVE, {"of_type": resource_type, "of_resources": sorted(low), "to_token": first})
         tokens.update(dict.fromkeys(low, first))
     missing = [each for each in wanted if each not in tokens]
-    if missing:
-        tx.execute(
-            _INSERT_ABOVE, [{"of_type": resource_type, "of_resource": each, "to_token": first} for each in missing]
-        )
-    return tokens | dict.fromkeys(missing, first)
+    return tokens | _insert_above(tx, resource_type, missing, first) if missing else tokens
+
+
+def _insert_above(tx: sa.Connection, resource_type: str, resource_ids: Sequence[str], token: int) -> dict[str, int]:
+    """Inserts fences with a token that is above the floor; returns the token of each."""
+    rows = [{"of_type": resource_type, "of_resource": each, "to_token": token} for each in sorted(resource_ids)]
+    tx.execute(_INSERT_ABOVE, rows)
+    return dict.fromkeys(resource_ids, token)
 
 
 def lift_above_floor(tx: sa.Connection, resource_type: str, resource_id: str, token: int) -> int:
@@ -222,7 +206,7 @@ def lift_above_floor(tx: sa.Connection, resource_type: str, resource_id: str, to
     floor = tx.execute(_READ_FLOOR, key).scalar()
     if floor is None or token > floor:
         return token
-    tx.execute(_START_ABOVE, {**key, "to_token": floor + 1})
+    tx.execute(_START_ABOVE, {"of_type": resource_type, "of_resources": [resource_id], "to_token": floor + 1})
     return int(floor + 1)
 
 

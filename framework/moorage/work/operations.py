@@ -251,7 +251,7 @@ _START = Transfer(
 
 @dataclass(frozen=True, slots=True)
 class NewOperation:
-    """Describes one of the operations that :meth:`SqlOperationStore.create_first` and ``create_many`` record.
+    """Describes an operation that :meth:`SqlOperationStore.create_many` records.
 
     :param context: the request that asks for the operation.
     """
@@ -337,24 +337,6 @@ class SqlOperationStore(OperationStore):
         token: int = values["to_token"]
         return token
 
-    def create_first(
-        self,
-        transaction: sa.Connection,
-        resource_type: str,
-        operation: str,
-        status: str,
-        wanted: Sequence[NewOperation],
-    ) -> int | None:
-        """Record the first operations of new resources, as :meth:`create` does for one; their token. Three statements.
-
-        :returns: None: not all of their conditions hold, and the transaction must be undone.
-        :raises ExistedBefore: some of the resources existed before; ``details['resources']`` names them.
-        :raises Duplicate: another transaction has just begun the first operation on one of them.
-        """
-        token = first_fences(transaction, resource_type, [each.resource_id for each in wanted])
-        tokens = dict.fromkeys((each.resource_id for each in wanted), token)
-        return token if self._insert(transaction, resource_type, operation, status, wanted, tokens) else None
-
     def create_many(
         self,
         transaction: sa.Connection,
@@ -362,26 +344,19 @@ class SqlOperationStore(OperationStore):
         operation: str,
         status: str,
         wanted: Sequence[NewOperation],
+        *,
+        first: bool = False,
     ) -> Mapping[str, int] | None:
-        """Record operations on different resources, as :meth:`create` does without ``force``. Three or four statements.
+        """Record operations on different resources, as :meth:`create` does without ``force``; at least three statements.
 
+        :param first: all of the resources are new.
         :returns: the token of each. None: an operation is in progress on one of them, or not all of their conditions hold, and the
             transaction must be undone.
+        :raises ExistedBefore: ``first``, and some of the resources existed before; ``details['resources']`` names them.
         :raises Duplicate: another transaction has just inserted the fence of one of the resources.
         """
-        tokens = raise_fences(transaction, resource_type, [each.resource_id for each in wanted])
-        return tokens if self._insert(transaction, resource_type, operation, status, wanted, tokens) else None
-
-    def _insert(
-        self,
-        transaction: sa.Connection,
-        resource_type: str,
-        operation: str,
-        status: str,
-        wanted: Sequence[NewOperation],
-        tokens: Mapping[str, int],
-    ) -> bool:
-        """Insert operations whose fences are raised; False when not all of them were."""
+        resources = [each.resource_id for each in wanted]
+        tokens = (first_fences if first else raise_fences)(transaction, resource_type, resources)
         sets: dict[Any, list[dict[str, Any]]] = {}
         for each in sorted(wanted, key=lambda each: each.resource_id):
             clause, values = (None, {}) if each.only_if is None else (each.only_if.clause, each.only_if.values)
@@ -392,7 +367,8 @@ class SqlOperationStore(OperationStore):
                     "to_project": each.project_id or None, "to_token": tokens[each.resource_id], **values,
                 }
             )  # fmt: skip
-        return all(execute_set(transaction, _create(clause), rows) == len(rows) for clause, rows in sets.items())
+        done = all(execute_set(transaction, _create(clause), rows) == len(rows) for clause, rows in sets.items())
+        return tokens if done else None
 
     def readdress(self, tx: sa.Connection, seen: Operation, target_host: str) -> int:
         """Address an operation to another host; its new token.

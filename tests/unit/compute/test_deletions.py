@@ -85,7 +85,7 @@ class DeletionTests(unittest.TestCase):
 
     @override
     def setUp(self) -> None:
-        # Nobody shall do by itself what it waits for.
+        # No thread shall stop waiting for its turn and delete alone.
         patience = mock.patch.object(delete, "_PATIENCE", 60.0)
         patience.start()
         self.addCleanup(patience.stop)

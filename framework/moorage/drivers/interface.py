@@ -232,6 +232,8 @@ class ComputeDriver(abc.ABC):
     def inspect(self) -> Mapping[str, Observed]:
         """All workloads of the host, by uuid of the instance, also those that ended. Called every few seconds.
 
+        A workload that has ended by itself may be seen as running for a moment more.
+
         :raises DriverError: it cannot be seen what runs. An empty answer would mean that nothing does.
         """
 

@@ -542,7 +542,8 @@ def _normalised(
 
     :raises ValueError: a weight is no finite number.
     """
-    lowest, highest = float(raw.min()), float(raw.max())
+    # The methods of arrays for these are Python.
+    lowest, highest = float(np.minimum.reduce(raw)), float(np.maximum.reduce(raw))
     if not (math.isfinite(lowest) and math.isfinite(highest)):
         raise ValueError("weigh_rows must answer one finite number for each row")
     low = lowest if minval is None else minval

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -37,7 +38,7 @@ class LeastWasteWeigher(AggregateWeigher):
 
     @override
     def preferred(self, fleet: Fleet, rows: Rows, spec: RequestSpec) -> Mask | None:
-        scarce = [name for name in fleet.scarce_classes if name not in spec.flavor.resources]
+        scarce = _scarce(fleet, spec)
         if not scarce or not self.multiplier:
             return None
         wasteful = np.zeros(len(rows), dtype=np.bool_)
@@ -49,9 +50,7 @@ class LeastWasteWeigher(AggregateWeigher):
     def weigh_rows(self, fleet: Fleet, rows: Rows, spec: RequestSpec) -> Floats:
         wasted: Floats = np.zeros(len(rows))
         classes = 0
-        for name in fleet.resource_classes:
-            if name in spec.flavor.resources:
-                continue
+        for name in _scarce(fleet, spec):
             capacity = fleet.capacity(name)[rows]
             there = capacity > 0
             if there.all() or not there.any():
@@ -59,5 +58,12 @@ class LeastWasteWeigher(AggregateWeigher):
             classes += 1
             # Each class counts by its share of the largest node, so that bytes do not outweigh devices.
             wasted += np.maximum(fleet.free(name)[rows], 0.0) / capacity.max()
+        if not classes:
+            return wasted
         # Half of the range separates nodes that waste something from those that waste nothing.
-        return np.where(wasted > 0, 1.0 + wasted / max(classes, 1), 0.0)
+        return np.where(wasted > 0, 1.0 + wasted / classes, 0.0)
+
+
+def _scarce(fleet: Fleet, spec: RequestSpec) -> Sequence[str]:
+    """The classes that are scarce in the fleet and that the request does not ask for; others are not scarce on a part of it."""
+    return [name for name in fleet.scarce_classes if name not in spec.flavor.resources]

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
@@ -46,6 +47,9 @@ _LONGEST_FAULT = 1000
 RESTARTS = 4
 #: Seconds after which the log says that a comparison or a start has not ended.
 LATE = 120.0
+#: The next comparison begins no sooner than so many times as long after the last one as that took, and at most so many seconds
+#: after it: an agent with very many instances would do little else.
+_REST, _LONGEST_REST = 9, 60.0
 
 
 def restart_policy(extra_specs: Mapping[str, str]) -> str:
@@ -96,13 +100,26 @@ class ActualStates:
         #: The workloads that are being started, by instance and token: an instance may be replaced while the start hangs.
         self._starting: set[tuple[str, int]] = set()
         self._calls: set[_Call] = set()
+        self._rests_until = -math.inf
         self._resizes = DueResizes(tools)
+
+    def is_due(self) -> bool:
+        """Returns whether the next comparison may begin; after a long one there is a rest."""
+        return self._tools.clock.monotonic() >= self._rests_until
 
     def compare(self) -> None:
         """Compares all instances of the host; one read, one call of the driver, and a write for each instance that changed.
 
         Then confirms the resizes whose time is over. Writes, too, what a driver of whole machines saw of the nodes.
         """
+        began = self._tools.clock.monotonic()
+        try:
+            self._compare()
+        finally:
+            ended = self._tools.clock.monotonic()
+            self._rests_until = ended + min(_REST * (ended - began), _LONGEST_REST)
+
+    def _compare(self) -> None:
         # Another store has nowhere to keep what is seen of instances.
         instances = self._tools.instances if isinstance(self._tools.instances, ComputeInstances) else None
         # Read first: a start that ends during the comparison still counts as under way.

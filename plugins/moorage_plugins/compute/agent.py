@@ -172,7 +172,7 @@ class ComputeAgent(LoopService):
     def sweep(self) -> None:
         """Takes operations whose message was lost, compares what runs, and now and then removes instances that moved away."""
         super().sweep()
-        if self._compared.is_set():
+        if self._compared.is_set() and self._actual.is_due():
             ended = threads.event()
             self._pool.start(self._actual.compare, ended)
             self._compared = ended

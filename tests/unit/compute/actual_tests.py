@@ -548,6 +548,41 @@ class ActualStateTests(unittest.TestCase):
         self.assertEqual(2, len(logs.output), said)
         self.assertRegex(said, f"(?s)comparison of what runs on host {HOST}.*start of instance {uuid} on host {HOST}")
 
+    def test_after_a_long_comparison_there_is_a_rest(self) -> None:
+        clock = ManualClock()
+        tools = dataclasses.replace(self.tools, clock=clock)
+        seconds = 0.0
+
+        def inspect() -> Mapping[str, Observed]:
+            clock.advance(seconds)
+            return {}
+
+        self.active()
+        with mock.patch.object(self.driver, "inspect", inspect):
+            for seconds, rest in ((0.0, 0.0), (0.5, 4.5), (5.0, 45.0), (100.0, 60.0)):
+                with self.subTest(seconds=seconds):
+                    actual = ActualStates(tools, self.driver, lambda work: work())
+                    self.assertTrue(actual.is_due())
+                    actual.compare()
+                    if rest:
+                        clock.advance(rest - 0.1)
+                        self.assertFalse(actual.is_due())
+                        clock.advance(0.2)
+                    self.assertTrue(actual.is_due())
+
+    def test_an_agent_rests_between_long_comparisons(self) -> None:
+        agent = ComputeAgent(self.tools)
+        agent.start()
+        self.addCleanup(agent.stop)
+        for due in (False, True):
+            with (
+                mock.patch.object(agent._actual, "is_due", lambda due=due: due),
+                mock.patch.object(agent._actual, "compare") as compare,
+            ):
+                agent.sweep()
+                agent._compared.wait(SOON)
+                self.assertEqual(due, compare.called)
+
     def test_what_ended_in_order_is_started_again_only_always(self) -> None:
         for policy, state, starts in (
             ("always", ENDED, True), ("on-failure", ENDED, False), ("never", FAILED, False), ("always", STOPPED, False),

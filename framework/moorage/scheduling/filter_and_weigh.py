@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -86,6 +86,62 @@ class _Weigher:
     advisory: bool = False
 
 
+@dataclass(slots=True)
+class _Weighing:
+    """What one weigher says of the rows that passed, before it is stretched to 0..1.
+
+    :param multiplier: a number, or one for each row.
+    """
+
+    weigher: _Weigher
+    raw: npt.NDArray[np.float64]
+    multiplier: Any
+
+    def weights(self) -> npt.NDArray[np.float64] | None:
+        """What the weigher adds, an array of its own; None when it says the same of all rows."""
+        plugin = self.weigher.plugin
+        weights = _normalised(self.raw, plugin.minval, plugin.maxval)
+        if weights is not None and (isinstance(self.multiplier, np.ndarray) or self.multiplier != 1.0):
+            weights *= self.multiplier
+        return weights
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What the plugins say of the nodes of a fleet for one request, from which a ranking follows.
+
+    :param rows: those that passed, ascending.
+    :param removed: filter -> how many nodes it removed.
+    :param weighings: what each weigher says of these rows; empty if there are fewer than two.
+    """
+
+    rows: Rows
+    considered: int
+    removed: dict[str, int]
+    weighings: list[_Weighing]
+
+    def own(self) -> Judgement:
+        """A copy to be changed: what a weigher answered may be a column of the fleet."""
+        weighings = [_Weighing(each.weigher, each.raw.copy(), each.multiplier) for each in self.weighings]
+        return Judgement(self.rows, self.considered, self.removed, weighings)
+
+    def take_over(self, other: Judgement, place: int) -> None:
+        """Has what the weighers of another judgement say of one of the same rows."""
+        for mine, theirs in zip(self.weighings, other.weighings, strict=True):
+            mine.raw[place] = theirs.raw[place]
+
+    def best(self, most: int) -> Rows:
+        """The places of the best of the rows, best first."""
+        return _best(self._weights(), most)
+
+    def ranking(self, most: int | None) -> Ranking:
+        """The best of the rows."""
+        return _ranking(self, self._weights(), most)
+
+    def _weights(self) -> npt.NDArray[np.float64]:
+        return _sum([each.weights() for each in self.weighings], len(self.rows))
+
+
 @dataclass(frozen=True, slots=True)
 class Ranking:
     """What a pipeline found.
@@ -96,6 +152,7 @@ class Ranking:
     :param removed: filter -> how many nodes it removed, in the order in which they were asked.
     :param promising: the filters that judged the instances of nodes, and which rows those were shown whose answer depends on
         that (``needs_order``).
+    :param judgement: what the ranking follows from.
     """
 
     rows: Rows
@@ -106,6 +163,7 @@ class Ranking:
     skipped: tuple[str, ...] = ()
     promising: tuple[tuple[_Filter, Rows | None], ...] = ()
     preferred: int = 0
+    judgement: Judgement = field(compare=False, repr=False, kw_only=True)
 
 
 @dataclass(slots=True)
@@ -196,6 +254,10 @@ class Pipeline:
         self.spreads = all(_spreads(each.plugin) for each in weighers) and all(
             _judges_alone(each.plugin) for each in filters
         )
+        #: Whether what the plugins say of a node stays so while more is in use on others, for requests alike too.
+        self.judges_alone = all(_weighs_alone(each.plugin) for each in weighers) and all(
+            _declares_alone(each.plugin) and not each.limits for each in filters
+        )
         self._rebuilding = tuple(each for each in filters if each.plugin.RUN_ON_REBUILD)
 
     @property
@@ -246,14 +308,32 @@ class Pipeline:
             if filtered:
                 self._filter(run, self._asked(spec))
             left = run.left()
-            weights = self._weigh(run, left)
+            weighings, weights = self._weigh(run, left)
             preferred = self._preferred(run, left) if isinstance(fleet, Sample) else 0
-        best = _best(weights, most)
         # Asked last: a class written for Nova shows only by running what it reads.
         promising = tuple(pair for pair in run.asked if pair[0].judges)
-        return Ranking(
-            left[best], weights[best], len(rows), len(weights), run.removed, tuple(run.skipped), promising, preferred
-        )
+        judgement = Judgement(left, len(rows), run.removed, weighings)
+        return _ranking(judgement, weights, most, tuple(run.skipped), promising, preferred)
+
+    def judge_again(
+        self, guard: PluginRunner, fleet: Snapshot, spec: RequestSpec, before: Judgement
+    ) -> tuple[Mask, Judgement] | None:
+        """Judge the rows that passed, with more in use than when they were judged.
+
+        For pipelines with :attr:`judges_alone`.
+
+        :param fleet: that of the earlier judgement, with more in use.
+        :returns: which of the rows still pass, and what is said of all of them; None: a plugin raised or promised something.
+        """
+        with guard.slot() as slot:
+            run = _Run(guard, slot, fleet, fleet.resolved(spec), before.rows, len(before.rows))
+            self._filter(run, self._filters)
+            weighings = self._weigh_again(run, before)
+        if weighings is None or run.skipped or any(each.judges for each, _ in run.asked):
+            return None
+        passed = np.zeros(fleet.size, dtype=np.bool_)
+        passed[run.left()] = True
+        return passed[before.rows], Judgement(before.rows, before.considered, before.removed, weighings)
 
     def refused_by(self, guard: PluginRunner, fleet: Snapshot, row: int, spec: RequestSpec, ranking: Ranking) -> str:
         """Ask the filters that judged instances again about one node; the name of one that refuses it, or nothing.
@@ -379,22 +459,40 @@ class Pipeline:
             run.keep_common(name, allowed)
         return asked
 
-    def _weigh(self, run: _Run, rows: Rows) -> npt.NDArray[np.float64]:
-        total = None
+    def _weigh(self, run: _Run, rows: Rows) -> tuple[list[_Weighing], npt.NDArray[np.float64]]:
+        """What each weigher that counts says of the rows, and the sum of it; one row is not weighed."""
+        found: list[_Weighing] = []
+        weights: list[npt.NDArray[np.float64] | None] = []
         if len(rows) > 1:
             for each in self._weighers:
                 run.slot.begin(each)
                 try:
                     with plugin_isolation.isolate_plugin_call(each.name):
-                        weights = _weights(each.plugin, run.fleet, rows, run.spec)
+                        multiplier = _multiplier(each.plugin, run.fleet, rows)
+                        if isinstance(multiplier, np.ndarray) or multiplier:
+                            weighing = _Weighing(each, _raw(each.plugin, run.fleet, rows, run.spec), multiplier)
+                            weights.append(weighing.weights())
+                            found.append(weighing)
                 except errors.InvalidInput:
                     raise
                 except Exception as error:  # noqa: BLE001  (whatever a plugin may raise)
                     run.guard.failed(each, error)
-                    continue
-                if weights is not None:
-                    total = weights if total is None else np.add(total, weights, out=total)
-        return np.zeros(len(rows)) if total is None else total
+        return found, _sum(weights, len(rows))
+
+    def _weigh_again(self, run: _Run, before: Judgement) -> list[_Weighing] | None:
+        """As :meth:`_weigh`, with the multipliers of an earlier judgement; None if a weigher raises or answers nonsense."""
+        found = []
+        for each in before.weighings:
+            run.slot.begin(each.weigher)
+            try:
+                with plugin_isolation.isolate_plugin_call(each.weigher.name):
+                    raw = _raw(each.weigher.plugin, run.fleet, before.rows, run.spec)
+            except Exception:  # noqa: BLE001  (whatever a plugin may raise: the next ranking reports it)
+                return None
+            if not np.isfinite(raw).all():
+                return None
+            found.append(_Weighing(each.weigher, raw, each.multiplier))
+        return found
 
     def _preferred(self, run: _Run, rows: Rows) -> int:
         """How many of the rows every weigher prefers; none if one raises, so that all nodes are ranked."""
@@ -415,27 +513,40 @@ class Pipeline:
 
 def _judges_alone(plugin: HostFilter) -> bool:
     """What the filter declares, but for classes below that see the fleet in another way."""
-    if plugin.needs_order:
-        return False
-    for kind in type(plugin).__mro__:
-        if kind is HostFilter:
-            # Nothing but host_passes, which is shown one node.
-            return True
-        if "judges_alone" in vars(kind):
-            return plugin.judges_alone
-        if vars(kind).keys() & _SEE_FLEET:
-            break
-    return False
+    # Nothing but host_passes is shown one node.
+    shown_one = not any(vars(kind).keys() & {"judges_alone", *_SEE_FLEET} for kind in _below(plugin, HostFilter))
+    return not plugin.needs_order and (shown_one or _declares_alone(plugin))
+
+
+def _declares_alone(plugin: HostFilter) -> bool:
+    """What the filter itself declares."""
+    return not plugin.needs_order and _declares(plugin, HostFilter, "judges_alone", _SEE_FLEET)
 
 
 def _spreads(plugin: HostWeigher) -> bool:
     """What the weigher declares, but for classes below that weigh in another way."""
-    for kind in type(plugin).__mro__:
-        if "spreads" in vars(kind):
-            return plugin.spreads
-        if vars(kind).keys() & _WEIGH:
+    return _declares(plugin, HostWeigher, "spreads", _WEIGH)
+
+
+def _weighs_alone(plugin: HostWeigher) -> bool:
+    """Whether the weigher declares it for some requests, and no class below it weighs in another way."""
+    return _declares(plugin, HostWeigher, "weighs_alone", _WEIGH)
+
+
+def _declares(plugin: object, base: type, name: str, otherwise: Collection[str]) -> bool:
+    """Whether the plugin declares something, and no class below the one that does so overrides the methods that it is about."""
+    for kind in _below(plugin, base):
+        if name in vars(kind):
+            return bool(getattr(plugin, name))
+        if not vars(kind).keys().isdisjoint(otherwise):
             break
     return False
+
+
+def _below(plugin: object, base: type) -> Sequence[type]:
+    """The classes of the plugin below the one that all plugins of its kind have."""
+    kinds = type(plugin).__mro__
+    return kinds[: kinds.index(base)]
 
 
 def _promised(plugin: HostFilter, host: HostState, spec: RequestSpec) -> Mapping[str, Any]:
@@ -485,24 +596,48 @@ def _one_by_one(plugin: HostFilter, fleet: Snapshot, rows: Rows, spec: RequestSp
     return left
 
 
-def _weights(plugin: HostWeigher, fleet: Snapshot, rows: Rows, spec: RequestSpec) -> npt.NDArray[np.float64] | None:
-    """What a weigher adds, an array of its own; None when it counts nothing or says the same of all."""
+def _multiplier(plugin: HostWeigher, fleet: Snapshot, rows: Rows) -> Any:
+    """How much the weigher counts: a number, or one for each of the rows."""
     multipliers = plugin.row_multipliers(fleet, rows)
     if multipliers is None:
-        multiplier: Any = plugin.multiplier
-        if not multiplier:
-            return None
-    else:
-        multiplier = np.asarray(multipliers, dtype=np.float64)
-        if multiplier.shape != rows.shape or not np.isfinite(multiplier).all():
-            raise ValueError("row_multipliers must answer one finite number for each row")
+        return plugin.multiplier
+    found = np.asarray(multipliers, dtype=np.float64)
+    if found.shape != rows.shape or not np.isfinite(found).all():
+        raise ValueError("row_multipliers must answer one finite number for each row")
+    return found
+
+
+def _raw(plugin: HostWeigher, fleet: Snapshot, rows: Rows, spec: RequestSpec) -> npt.NDArray[np.float64]:
+    """What a weigher says of the rows, checked."""
     raw = np.asarray(plugin.weigh_rows(fleet, rows, spec), dtype=np.float64)
     if raw.shape != rows.shape:
         raise ValueError("weigh_rows must answer one finite number for each row")
-    weights = _normalised(raw, plugin.minval, plugin.maxval)
-    if weights is not None and (multipliers is not None or multiplier != 1.0):
-        weights *= multiplier
-    return weights
+    return raw
+
+
+def _sum(weights: Sequence[npt.NDArray[np.float64] | None], size: int) -> npt.NDArray[np.float64]:
+    """What all weighers add; an array of its own, or the first one."""
+    total = None
+    for each in weights:
+        if each is not None:
+            total = each if total is None else np.add(total, each, out=total)
+    return np.zeros(size) if total is None else total
+
+
+def _ranking(
+    judgement: Judgement,
+    weights: npt.NDArray[np.float64],
+    most: int | None,
+    skipped: tuple[str, ...] = (),
+    promising: tuple[tuple[_Filter, Rows | None], ...] = (),
+    preferred: int = 0,
+) -> Ranking:
+    """The best of the rows that were judged."""
+    best = _best(weights, most)
+    return Ranking(
+        judgement.rows[best], weights[best], judgement.considered, len(weights), judgement.removed, skipped, promising,
+        preferred, judgement=judgement,
+    )  # fmt: skip
 
 
 def _best(weights: npt.NDArray[np.float64], most: int | None) -> Rows:

@@ -380,6 +380,11 @@ class FleetView:
         return len(self._nodes)
 
     @property
+    def tracked(self) -> bool:
+        """Whether instances are counted; otherwise only what they use is."""
+        return self._tracked
+
+    @property
     def any_nested(self) -> bool:
         """Whether a node has several providers."""
         return self._any_nested

@@ -657,7 +657,9 @@ class HostFilter(abc.ABC):
     #: Its answer for a node depends on which other nodes it is shown: it is asked exactly in its configured place.
     needs_order: ClassVar[bool] = False
     #: Its answer for a node follows from that node and the request alone, so that it may be shown a sample of the nodes. A class
-    #: that overrides ``prepare``, ``mask_rows`` or ``filter_rows`` declares it itself. One with ``host_passes`` alone need not.
+    #: that overrides ``prepare``, ``mask_rows`` or ``filter_rows`` declares it itself. One with ``host_passes`` alone need not. One
+    #: that declares it does not read the instance's uuid or name of requests without a server group: what it says for one request
+    #: holds for the next one that differs in nothing else, but for the node that the first one took.
     judges_alone: ClassVar[bool] = False
     #: The rows that ``prepare`` answers are the answer: it is not asked again for each of them.
     prepare_is_final: ClassVar[bool] = False
@@ -734,6 +736,10 @@ class HostWeigher(abc.ABC):
     api_version: ClassVar[tuple[int, int]]
     minval: ClassVar[float | None] = None
     maxval: ClassVar[float | None] = None
+    #: The weight of a node stays as it is while more is in use on others, and does not follow from the instance's uuid or name:
+    #: what it says for one request holds for the next one that differs in nothing else, but for the node that the first one took. A
+    #: class that overrides ``weigh_rows`` or a multiplier declares it itself.
+    weighs_alone: ClassVar[bool] = False
 
     def __init__(self, *, conf: Any) -> None:
         """Keep what is needed of the configuration."""

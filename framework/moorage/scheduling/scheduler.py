@@ -16,6 +16,7 @@ from moorage import errors, randomness, threads
 from moorage.clock import Clock
 from moorage.context import acting_for
 from moorage.rpc.server import request_id as id_of_request
+from moorage.scheduling.alike import AlikeRequests, what_is_asked
 from moorage.scheduling.constraints import scarce_resources, unfiltered
 from moorage.scheduling.decisions import Decision, Decisions
 from moorage.scheduling.dry_run import dry_run, reasons_of_node
@@ -49,6 +50,8 @@ LOG = logging.getLogger(__name__)
 _ROUNDS = 4
 #: How often a node is judged again because its instances changed between the judgement and the claim.
 _JUDGEMENTS = 10
+#: Requests of a set are compared with so many before them that differ from each other.
+_KINDS = 16
 #: Nodes of a decision that are remembered.
 _REMEMBERED = 3
 
@@ -432,13 +435,13 @@ class Scheduler:
         node = fleet.nodes[int(ranking.rows[0])]
         work.decision.outcome, work.decision.host, work.decision.node = "stays", node.host, node.name
 
-    def _rank(self, work: Placement, *, awaits: bool = True) -> tuple[Snapshot, Ranking, list[int]]:
-        """Rank the fleet, without the nodes that have refused the request; the rows to try, best first.
+    def _rank(self, work: Placement) -> tuple[Snapshot, Ranking, list[int]]:
+        """Rank the fleet, without the nodes that have refused the request; the rows to try, best first."""
+        fleet, ranking = self._ranker.rank(work.policy, work.spec, work.number, work.refused)
+        return fleet, ranking, self._noted(work, fleet, ranking)
 
-        :param awaits: whether the claims of earlier requests are awaited that stand in the way.
-        """
-        number = work.number if awaits else None
-        fleet, ranking = self._ranker.rank(work.policy, work.spec, number, work.refused)
+    def _noted(self, work: Placement, fleet: Snapshot, ranking: Ranking) -> list[int]:
+        """Keeps a ranking in the decision; the rows to try, best first."""
         decision = work.decision
         decision.considered, decision.passed = ranking.considered, ranking.passed
         decision.removed, decision.skipped = ranking.removed, ranking.skipped
@@ -446,7 +449,7 @@ class Scheduler:
             (fleet.nodes[row].host, fleet.nodes[row].name, float(weight))
             for row, weight in zip(ranking.rows[:_REMEMBERED].tolist(), ranking.weights, strict=False)
         )
-        return fleet, ranking, self._candidates(work.policy, ranking)
+        return self._candidates(work.policy, ranking)
 
     def _place(self, work: Placement) -> Selection:
         policy, decision = work.policy, work.decision
@@ -503,25 +506,33 @@ class Scheduler:
     def _choices_of_set(
         self, works: Sequence[Placement], outcomes: list[Selection | Exception | None], alike: bool
     ) -> Iterator[tuple[int, _Choice]]:
-        """Chooses nodes for a set, one after the other. Errors of requests that are not alike become their outcomes."""
-        for place, work in enumerate(works):
-            try:
-                choice = self._choice_in_set(work)
-            except Exception as error:
-                if alike:
-                    raise
-                outcomes[place] = error
-                continue
-            if choice is not None:
-                yield place, choice
-            elif alike:
-                return
+        """Chooses nodes for a set, one after the other, those alike together. Unless all are alike, errors become their outcomes.
 
-    def _choice_in_set(self, work: Placement) -> _Choice | None:
+        The caller reserves each node before it asks for the next one.
+        """
+        for places in _alike(works):
+            policy = works[places[0]].policy
+            requests = AlikeRequests(self._ranker, self.view, policy, len(places))
+            for place in places:
+                try:
+                    choice = self._choice_in_set(works[place], requests)
+                except Exception as error:
+                    if alike:
+                        raise
+                    outcomes[place] = error
+                    choice = None
+                requests.take(None if choice is None else choice.row)
+                if choice is not None:
+                    yield place, choice
+                elif alike:
+                    return
+
+    def _choice_in_set(self, work: Placement, requests: AlikeRequests) -> _Choice | None:
         """Chooses the best node for a request of a set; None: the request has to be placed by itself."""
         with acting_for(work.context):
             # It must not await the claims before it, which are made with it.
-            fleet, ranking, candidates = self._rank(work, awaits=False)
+            fleet, ranking = requests.rank(work.spec, work.refused)
+            candidates = self._noted(work, fleet, ranking)
             if not candidates or (ranking.promising and self._residents is not None):
                 return None
             return self._choice(work, fleet, ranking, candidates)
@@ -780,6 +791,20 @@ class Scheduler:
             busy=True,
             server_group=spec.server_group.name if spec.server_group is not None else "",
         )
+
+
+def _alike(works: Sequence[Placement]) -> Sequence[Sequence[int]]:
+    """The places of requests alike that are decided by the same policy, in the order of the first ones."""
+    found: list[tuple[Placement, tuple[Any, ...], list[int]]] = []
+    for place, work in enumerate(works):
+        asked = what_is_asked(work.spec)
+        for first, same, places in found[-_KINDS:]:
+            if first.policy is work.policy and same == asked:
+                places.append(place)
+                break
+        else:
+            found.append((work, asked, [place]))
+    return [places for _, _, places in found]
 
 
 def _is_unknown(error: BaseException) -> bool:

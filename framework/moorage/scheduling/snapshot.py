@@ -20,6 +20,7 @@ from moorage.scheduling.instance_index import Overlay, Places
 from moorage.scheduling.interface import (
     Aggregate,
     Column,
+    Flavor,
     FreeByProvider,
     HostFilter,
     InstanceRecord,
@@ -210,6 +211,26 @@ class Snapshot:
     def with_placed(self, record: InstanceRecord, row: int) -> Snapshot:
         """The fleet with one more instance on a row."""
         return self.with_residents(row, [*self._places.on_row(row).values(), record])
+
+    def with_more_on(self, rows: Rows, flavor: Flavor, *, counted: bool) -> Snapshot:
+        """The fleet with one more busy instance of a flavor on each of the rows, in its columns alone.
+
+        :param counted: the instance counts; otherwise only what it uses does.
+        """
+        used = dict(self.used)
+        for name, amount in flavor.resources.items():
+            if name in used:
+                used[name] = plus(used[name], rows, amount)
+        flavors = {**self._flavors, flavor.flavorid: plus(self.flavor_counts(flavor.flavorid), rows, int(counted))}
+        return replace(
+            self,
+            used=used,
+            num_instances=plus(self.num_instances, rows, int(counted)),
+            num_io_ops=plus(self.num_io_ops, rows, int(counted)),
+            _flavors=flavors,
+            _frees={},
+            _fits={},
+        )
 
     def without(self, records: Iterable[InstanceRecord]) -> Snapshot:
         """The fleet without some instances."""
@@ -535,8 +556,8 @@ class SnapshotHost(NovaNames):
         return self._fleet.nodes[self._row].aggregates
 
 
-def plus(column: Any, row: int, amount: float) -> Any:
-    """Return a read-only copy of the column with ``amount`` added to one row."""
+def plus(column: Any, row: int | Rows, amount: float) -> Any:
+    """Return a read-only copy of the column with ``amount`` added to a row, or to each of several."""
     changed = column.copy()
     changed[row] += amount
     changed.flags.writeable = False

@@ -24,6 +24,7 @@ import functools
 import random as random_module
 import unittest
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -208,6 +209,21 @@ class HostFilterTests(_FleetCases):
                 if plugin.prepare_is_final:
                     self.assertEqual(set(passing), {int(row) for row in prepared}, spec)
 
+    def test_a_judgement_of_one_node_alone_stays_while_more_is_in_use_on_others(self) -> None:
+        plugin = self.make_filter()
+        if not plugin.judges_alone:
+            self.skipTest("it does not declare judges_alone")
+        line = filter_and_weigh.of([plugin])
+        for number, (fleet, spec, _, _) in enumerate(self.asked(plugin)):
+            if spec.server_group is not None or number % 4:
+                continue
+            everything = np.arange(fleet.size, dtype=np.intp)
+            more = self.some(everything, number)
+            alike = replace(spec, instance_uuid="another", properties={**spec.properties, "name": "another"})
+            later = self.ranked(line, fleet.with_more_on(more, spec.flavor, counted=True), alike)
+            now = self.ranked(line, fleet, spec)
+            self.assertEqual(set(now) - set(more.tolist()), set(later) - set(more.tolist()), spec)
+
     def test_the_runner_finds_what_the_loop_finds(self) -> None:
         plugin = self.make_filter()
         line = filter_and_weigh.of([plugin])
@@ -301,6 +317,19 @@ class HostWeigherTests(_FleetCases):
             totals = _totals(weights, multipliers, plugin.minval, plugin.maxval)
             wanted = [list_of[place] for place in sorted(range(len(list_of)), key=lambda place, of=totals: -of[place])]  # type: ignore[misc]
             self.assertEqual(wanted, self.ranked(line, fleet, spec), spec)
+
+    def test_a_weight_that_follows_from_its_node_alone_stays_while_more_is_in_use_on_others(self) -> None:
+        plugin = self.make_weigher()
+        if not plugin.weighs_alone:
+            self.skipTest("it does not declare weighs_alone")
+        for number, (fleet, spec) in enumerate(self.fleets_and_requests()):
+            one = replace(spec, server_group=None)
+            everything = np.arange(fleet.size, dtype=np.intp)
+            more = self.some(everything, number)
+            alike = replace(one, instance_uuid="another", properties={**spec.properties, "name": "another"})
+            later = plugin.weigh_rows(fleet.with_more_on(more, spec.flavor, counted=True), everything, alike)
+            others = np.setdiff1d(everything, more)
+            self.assertEqual(list(plugin.weigh_rows(fleet, everything, one)[others]), list(later[others]), spec)
 
     def test_a_weight_does_not_depend_on_the_other_rows(self) -> None:
         plugin = self.make_weigher()

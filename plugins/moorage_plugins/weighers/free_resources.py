@@ -18,6 +18,7 @@ class _FreeWeigher(AggregateWeigher):
 
     api_version: ClassVar[tuple[int, int]] = (1, 0)
     minval = 0.0
+    weighs_alone = True
     resource_class: ClassVar[str]
 
     @property

@@ -19,6 +19,7 @@ class IoOpsWeigher(AggregateWeigher):
 
     api_version: ClassVar[tuple[int, int]] = (1, 0)
     minval = 0.0
+    weighs_alone = True
     group = "weigher_io_ops"
     aggregate_key = "io_ops_weight_multiplier"
 
@@ -39,6 +40,7 @@ class NumInstancesWeigher(AggregateWeigher):
     """
 
     api_version: ClassVar[tuple[int, int]] = (1, 0)
+    weighs_alone = True
     group = "weigher_num_instances"
     aggregate_key = "num_instances_weight_multiplier"
 
@@ -59,6 +61,7 @@ class BuildFailureWeigher(AggregateWeigher):
     """
 
     api_version: ClassVar[tuple[int, int]] = (1, 0)
+    weighs_alone = True
     group = "weigher_build_failure"
     aggregate_key = "build_failure_weight_multiplier"
     sign = -1.0
@@ -80,6 +83,7 @@ class HypervisorVersionWeigher(AggregateWeigher):
     """
 
     api_version: ClassVar[tuple[int, int]] = (1, 0)
+    weighs_alone = True
     group = "weigher_hypervisor_version"
     aggregate_key = "hypervisor_version_weight_multiplier"
 

@@ -18,6 +18,7 @@ class _MembersWeigher(AggregateWeigher):
     """How many members of the group are there, for groups with the policy."""
 
     api_version: ClassVar[tuple[int, int]] = (1, 0)
+    weighs_alone = True
     policy: ClassVar[str]
     each: ClassVar[float]
 

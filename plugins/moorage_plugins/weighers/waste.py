@@ -27,6 +27,7 @@ class LeastWasteWeigher(AggregateWeigher):
     api_version: ClassVar[tuple[int, int]] = (1, 0)
     minval = 0.0
     maxval = 2.0
+    weighs_alone = True
     group = "weigher_least_waste"
     aggregate_key = "least_waste_weight_multiplier"
     sign = -1.0

@@ -171,6 +171,18 @@ class TestLeastWaste(unittest.TestCase):
                 compared += after[rows == row] < weights[rows == row]
         self.assertGreater(compared, 20)
 
+    def test_a_weight_stays_while_more_is_in_use_on_other_nodes(self) -> None:
+        self.assertTrue(self.weigher.weighs_alone)
+        compared = 0
+        for fleet, rows, spec, weights in self.cases():
+            more = np.array([row for row in rows if self.random.random() < 0.5], dtype=np.intp)
+            others = ~np.isin(rows, more)
+            flavor = replace(spec.flavor, resources=dict.fromkeys(fleet.resource_classes, 1))
+            after = self.weigher.weigh_rows(fleet.with_more_on(more, flavor, counted=True), rows, spec)
+            self.assertEqual(weights[others].tolist(), after[others].tolist())
+            compared += (weights != after).any()
+        self.assertGreater(compared, 20)
+
     def place(self, fleet: Any, row: int) -> tuple[str, str]:
         return fleet.nodes[row].host, fleet.nodes[row].name
 

@@ -149,7 +149,8 @@ ARGUMENTS: Mapping[str, tuple[tuple[Any, ...], ...]] = {
     "have_trait": ((frozenset({"HW_GPU"}),),),
     "proposal": (),  # answers new data
     "shortage": (),  # answers text
-    "with_placed": (),  # these three are walked by a test of their own
+    "with_more_on": (),  # these four are walked by a test of their own
+    "with_placed": (),
     "with_residents": (),
     "without": (),
 }
@@ -287,6 +288,7 @@ class ReadOnlyTests(unittest.TestCase):
             fleet = view(tracked=tracked).snapshot()
             walker.walk(fleet, "fleet")
             walker.walk(fleet.with_placed(RECORD, 3).with_placed(RECORD, 4), "dry run")
+            walker.walk(fleet.with_more_on(fleet.all_rows[:2], Flavor("f", {"VCPU": 1}), counted=tracked), "with more")
             walker.walk(fleet.with_residents(3, [RECORD]), "with residents")
             walker.walk(fleet.with_residents(3, [RECORD]).without([RECORD]), "without")
             walker.walk(request(), "spec")

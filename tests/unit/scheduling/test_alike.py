@@ -1,0 +1,283 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests alike that are ranked together get the nodes that they would get if the plugins were asked for each of them."""
+
+from __future__ import annotations
+
+import unittest
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+from moorage import options
+from moorage.clock import SystemClock
+from moorage.inventory import InventoryItem
+from moorage.scheduling import filter_and_weigh
+from moorage.scheduling.alike import AlikeRequests, what_is_asked
+from moorage.scheduling.filter_and_weigh import Pipeline
+from moorage.scheduling.fleet_refresher import FleetRefresher
+from moorage.scheduling.fleet_view import FleetView
+from moorage.scheduling.interface import (
+    Flavor,
+    Fleet,
+    HostFilter,
+    HostState,
+    HostWeigher,
+    InstanceRecord,
+    Mask,
+    NodeState,
+    ProviderState,
+    RequestSpec,
+    Rows,
+    ServerGroup,
+    Where,
+)
+from moorage.scheduling.plugin_runner import PluginRunner
+from moorage.scheduling.ranker import Ranker
+from moorage.scheduling.reservations import Reservations
+from moorage.scheduling.scheduling_policy import SchedulingPolicy
+from moorage_plugins.filters.capacity import CapacityFilter
+from moorage_plugins.weighers.free_resources import CpuWeigher
+from moorage_plugins.weighers.load import IoOpsWeigher, NumInstancesWeigher
+from tests import cases, seeded
+from tests.unit.scheduling.test_sample import FLAVORS, some_nodes, some_record
+from tests.unit.scheduling.test_scheduler import Nodes, NoIncidents
+
+Found = Sequence[tuple[int, list[int], list[float], int, int, dict[str, int]]]
+
+
+class AlikeTests(unittest.TestCase):
+    def setUp(self) -> None:
+        self.guard = PluginRunner(
+            SystemClock(), NoIncidents(), self.fail, deadline=60, threshold=3, window=300, skip_advisory=True
+        )
+        self.addCleanup(self.guard.close)
+        self.random = seeded()
+
+    def policy(self, pipeline: Pipeline) -> SchedulingPolicy:
+        return SchedulingPolicy(pipeline, self.guard, host_subset_size=1, max_attempts=3)
+
+    def ranker(self, view: FleetView, nodes: list[NodeState], policy: SchedulingPolicy) -> Ranker:
+        source, clock = Nodes(), SystemClock()
+        source.all = nodes
+        return Ranker(view, FleetRefresher(view, source, clock, None), Reservations(), clock)
+
+    def place(
+        self,
+        view: FleetView,
+        spec: RequestSpec,
+        count: int,
+        rank: Callable[[RequestSpec], Any],
+        take: Callable[[int], object],
+    ) -> Found:
+        """Places instances alike, each on top of the ones before; what each ranking said."""
+        found = []
+        for number in range(count):
+            one = replace(spec, instance_uuid=f"new{number}")
+            fleet, ranking = rank(one)
+            if not len(ranking.rows):
+                break
+            row = int(ranking.rows[0])
+            found.append(
+                (
+                    row, ranking.rows.tolist(), [round(each, 9) for each in ranking.weights.tolist()], ranking.considered,
+                    ranking.passed, {name: each for name, each in ranking.removed.items() if each},
+                )
+            )  # fmt: skip
+            node = fleet.nodes[row]
+            view.put(
+                InstanceRecord(
+                    one.instance_uuid, node.host, node.name, spec.flavor.flavorid, spec.flavor.resources, busy=True
+                )
+            )
+            take(row)
+        for number in range(count):
+            view.drop(f"new{number}")
+        return found
+
+    def both(
+        self, view: FleetView, nodes: list[NodeState], pipeline: Pipeline, spec: RequestSpec, count: int
+    ) -> tuple[Found, Found, int]:
+        """What requests alike get together, and each by itself, and how often all plugins were asked for the former."""
+        policy = self.policy(pipeline)
+        ranker = self.ranker(view, nodes, policy)
+        alike = AlikeRequests(ranker, view, policy, count)
+        with mock.patch.object(Pipeline, "run", autospec=True, side_effect=Pipeline.run) as run:
+            together = self.place(view, spec, count, lambda one: alike.rank(one, ()), alike.take)
+        asked = run.call_count
+        each = self.place(view, spec, count, lambda one: ranker.rank(policy, one, None, ()), lambda row: None)
+        return together, each, asked
+
+    def view(self, nodes: list[NodeState], instances: int) -> FleetView:
+        view = FleetView()
+        view.set_nodes(nodes)
+        view.put_many([some_record(self.random, nodes, f"i{number}") for number in range(instances)])
+        return view
+
+    def pipelines(self) -> Sequence[Pipeline]:
+        conf = options.defaults()
+        busy, crowded = IoOpsWeigher(conf=conf), NumInstancesWeigher(conf=conf)
+        crowded._general = -0.5
+        packing = CpuWeigher(conf=conf)
+        packing._general = -1.0
+        capacity = CapacityFilter(conf=conf)
+        return [
+            filter_and_weigh.load(conf),
+            filter_and_weigh.of([capacity], [busy, crowded]),
+            filter_and_weigh.of([capacity], [packing]),
+            filter_and_weigh.of([capacity]),
+        ]
+
+    def test_they_get_what_each_would_get_by_itself(self) -> None:
+        fewer = 0
+        for _ in range(cases(25)):
+            nodes = some_nodes(self.random, self.random.choice((3, 40, 200)))
+            view = self.view(nodes, self.random.choice((0, 20, 300)))
+            spec = RequestSpec("", self.random.choice(FLAVORS), "p")
+            count = self.random.choice((2, 10, 60))
+            for number, pipeline in enumerate(self.pipelines()):
+                together, each, asked = self.both(view, nodes, pipeline, spec, count)
+                self.assertEqual(each, together, (number, spec))
+                fewer += asked < len(each) / 2
+        self.assertGreater(fewer, cases(25), "the plugins are asked for nearly each request")
+
+    def test_the_plugins_are_asked_twice_for_many_that_go_to_different_nodes(self) -> None:
+        nodes = some_nodes(self.random, 200)
+        view = self.view(nodes, 0)
+        with mock.patch.object(
+            CapacityFilter, "mask_rows", autospec=True, side_effect=CapacityFilter.mask_rows
+        ) as asked:
+            together, _, _ = self.both(view, nodes, self.pipelines()[1], RequestSpec("", FLAVORS[0], "p"), 1)
+            self.assertEqual(2, asked.call_count, "one by itself, and the one to compare with")
+            asked.reset_mock()
+            together, _, runs = self.both(view, nodes, self.pipelines()[1], RequestSpec("", FLAVORS[0], "p"), 50)
+        self.assertEqual((50, 1, 50 + 2), (len(together), runs, asked.call_count))
+
+    def test_where_each_instance_fills_a_node_the_plugins_are_asked_once_more_at_most(self) -> None:
+        nodes = [replace(each, capacity={"VCPU": 1.0}, can_host=True, up=True) for each in some_nodes(self.random, 60)]
+        view, spec = self.view(nodes, 0), RequestSpec("", Flavor("all", {"VCPU": 1}), "p")
+        with mock.patch.object(Pipeline, "judge_again", autospec=True, side_effect=Pipeline.judge_again) as again:
+            together, each, asked = self.both(view, nodes, self.pipelines()[0], spec, 40)
+        self.assertEqual((each, 40, 1), (together, asked, again.call_count))
+
+    def test_requests_that_all_nodes_must_be_asked_for_are_not_ranked_together(self) -> None:
+        nodes = some_nodes(self.random, 60)
+        small = RequestSpec("", FLAVORS[0], "p")
+        own, below = (InventoryItem("VCPU", 8),), (InventoryItem("PGPU", 1),)
+        providers = (ProviderState("u00000", None, own, {}), ProviderState("gpu", "u00000", below, {}))
+        for name, of_nodes, pipeline, spec in (
+            ("named", nodes, self.pipelines()[0], replace(small, hints={"different_host": ["i1"]})),
+            ("group", nodes, self.pipelines()[0], replace(small, server_group=ServerGroup("g", "affinity"))),
+            ("order", nodes, filter_and_weigh.of([Ordered(conf=None)]), small),
+            ("shown the fleet", nodes, filter_and_weigh.of([Crowd(conf=None)]), small),
+            ("host_passes alone", nodes, filter_and_weigh.of([OneByOne(conf=None)]), small),
+            ("weigher", nodes, filter_and_weigh.of([], [Rank(conf=None)]), small),
+            ("limits", nodes, filter_and_weigh.of([Limiting(conf=None)]), small),
+            ("nested", [replace(nodes[0], providers=providers), *nodes[1:]], self.pipelines()[0], small),
+        ):  # fmt: skip
+            with self.subTest(name):
+                together, each, asked = self.both(self.view(of_nodes, 30), of_nodes, pipeline, spec, 8)
+                self.assertEqual(each, together)
+                self.assertGreaterEqual(asked, max(2, len(together)))
+
+    def test_a_node_that_refused_one_is_ranked_again_for_the_others(self) -> None:
+        nodes = some_nodes(self.random, 60)
+        view, policy = self.view(nodes, 0), self.policy(self.pipelines()[0])
+        alike = AlikeRequests(self.ranker(view, nodes, policy), view, policy, 4)
+        spec = RequestSpec("new", FLAVORS[0], "p")
+        fleet, ranking = alike.rank(spec, ())
+        best = int(ranking.rows[0])
+        alike.take(None)
+        _, without = alike.rank(spec, [fleet.nodes[best].uuid])
+        self.assertNotIn(best, without.rows.tolist())
+        alike.take(None)
+        self.assertEqual(best, int(alike.rank(spec, ())[1].rows[0]))
+
+    def test_what_a_weigher_answers_is_not_written_to(self) -> None:
+        kept = Kept(conf=None)
+        nodes = some_nodes(self.random, 60)
+        view = self.view(nodes, 0)
+        before = kept.column.copy()
+        together, each, _ = self.both(view, nodes, filter_and_weigh.of([], [kept]), RequestSpec("", FLAVORS[0]), 5)
+        self.assertEqual(each, together)
+        np.testing.assert_array_equal(before, kept.column)
+
+    def test_a_weigher_that_raises_when_it_is_asked_again_is_asked_for_all(self) -> None:
+        nodes = some_nodes(self.random, 60)
+        broken = Broken(conf=options.defaults())
+        together, each, asked = self.both(
+            self.view(nodes, 0), nodes, filter_and_weigh.of([], [broken]), RequestSpec("", FLAVORS[0]), 6
+        )
+        self.assertEqual((each, 6), (together, asked))
+
+    def test_what_is_asked_is_all_but_the_instance(self) -> None:
+        spec = RequestSpec("one", FLAVORS[0], "p", properties={"name": "a", "command": ["true"]})
+        other = replace(spec, instance_uuid="other", properties={"name": "b", "command": ["true"]})
+        self.assertEqual(what_is_asked(spec), what_is_asked(other))
+        for change in (
+            {"flavor": FLAVORS[1]}, {"project_id": "q"}, {"user_id": "u"}, {"hints": {"a": ["b"]}}, {"image": {"id": "x"}},
+            {"ignore_hosts": ("h1",)}, {"ignore_nodes": ("n1",)}, {"availability_zone": "z"}, {"properties": {"a": 1}},
+            {"all_projects": False}, {"powers": ("compute.commands",)}, {"rebuild": True},
+        ):  # fmt: skip
+            self.assertNotEqual(what_is_asked(spec), what_is_asked(replace(spec, **change)), change)
+
+
+class Ordered(CapacityFilter):
+    needs_order = True
+
+
+class Crowd(CapacityFilter):
+    """Sees the other nodes, and does not declare anything."""
+
+    def mask_rows(self, fleet: Fleet, where: Where, spec: RequestSpec) -> Mask:
+        free = fleet.free("VCPU")
+        return (free >= np.median(free))[where]
+
+
+class OneByOne(HostFilter):
+    """Follows from one node, but perhaps also from the instance of the request."""
+
+    def host_passes(self, host_state: HostState, spec_obj: RequestSpec) -> bool:
+        return host_state.free.get("VCPU", 0) > 2
+
+
+class Limiting(CapacityFilter):
+    judges_alone = True
+
+    def limits(self, host_state: HostState, spec: RequestSpec) -> dict[str, Any]:
+        return {"free": host_state.free.get("VCPU", 0)}
+
+
+class Rank(CpuWeigher):
+    """Weighs by the others, and does not declare anything."""
+
+    def __init__(self, *, conf: Any) -> None:
+        super().__init__(conf=options.defaults())
+
+    def weigh_rows(self, fleet: Fleet, rows: Rows, spec: RequestSpec) -> Any:
+        return np.argsort(np.argsort(fleet.free("VCPU")[rows], kind="stable"), kind="stable").astype(np.float64)
+
+
+class Kept(HostWeigher):
+    """Answers the same array each time."""
+
+    weighs_alone = True
+    column = np.arange(60, dtype=np.float64)
+
+    def weigh_rows(self, fleet: Fleet, rows: Rows, spec: RequestSpec) -> Any:
+        return self.column[: len(rows)]
+
+
+class Broken(CpuWeigher):
+    """Raises once, the second time."""
+
+    weighs_alone = True
+    calls = 0
+
+    def weigh_rows(self, fleet: Fleet, rows: Rows, spec: RequestSpec) -> Any:
+        self.calls += 1
+        if self.calls == 2:
+            raise LookupError("broken")
+        return super().weigh_rows(fleet, rows, spec)

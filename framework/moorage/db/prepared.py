@@ -13,6 +13,7 @@ listener of ``before_cursor_execute`` or ``after_cursor_execute``. No other list
 from __future__ import annotations
 
 import functools
+import operator
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
@@ -94,7 +95,7 @@ class _Form:
         self._metadata: SimpleResultMetaData | None = None
         self._row: Callable[[Any], Any] | None = None
         if not self._lists:
-            self._text, self._reads = compiled.string, self._in_order(self._values, compiled.positiontup)
+            self._text, self._bind = compiled.string, self._binder(self._values, compiled.positiontup)
 
     def bind(self, given: Mapping[str, Any]) -> tuple[str, Any] | None:
         """Returns the text and the driver's parameters; None for a list that is too long.
@@ -102,18 +103,18 @@ class _Form:
         :raises KeyError: a parameter is missing.
         """
         if not self._lists:
-            return self._text, self._parameters(self._reads, given)
+            return self._text, self._bind(given)
         lengths = tuple(_padded(len(given[key])) for key in self._lists.values())
         if max(lengths) > _LONGEST:
             return None
         found = self._texts.get(lengths)
         if found is None:
             found = self._texts[lengths] = self._expanded(lengths)
-        return found[0], self._parameters(found[1], given)
+        return found[0], found[1](given)
 
     def bind_many(self, rows: Sequence[Mapping[str, Any]]) -> tuple[str, Any]:
         """Returns the text and the driver's parameters of each row."""
-        return self._text, [self._parameters(self._reads, row) for row in rows]
+        return self._text, [*map(self._bind, rows)]
 
     def rows(self, description: Sequence[Any] | None, fetched: Sequence[Any], rowcount: int) -> Rows:
         """The result of an execution: what the driver says of the columns, the rows that it has, and their number."""
@@ -134,13 +135,22 @@ class _Form:
         self._metadata = metadata = SimpleResultMetaData(names)
         self._row = functools.partial(sa.Row, metadata, readers if any(readers) else None, metadata._key_to_index)
 
-    def _parameters(self, reads: Any, given: Mapping[str, Any]) -> Any:
-        if self._positional:
-            return tuple([read(given) for read in reads])
-        return {name: read(given) for name, read in reads}
-
-    def _in_order(self, values: Mapping[str, Value], names: Sequence[str] | None) -> Any:
-        return [values[name] for name in names or ()] if self._positional else list(values.items())
+    def _binder(self, values: Mapping[str, Value], names: Sequence[str] | None) -> Value:
+        """Makes the driver's parameters of the given ones."""
+        if not self._positional:
+            items = list(values.items())
+            return lambda given: {name: read(given) for name, read in items}
+        names = names or ()
+        binds = {name: self._compiled.binds.get(name) for name in names}
+        plain = {
+            name: bind.key
+            for name, bind in binds.items()
+            if bind is not None and bind.required and not self._processors.get(name)
+        }
+        if len(names) > 1 and 2 * len(plain) > len(names):
+            return _picked([plain.get(name) for name in names], [values[name] for name in names])
+        reads = [values[name] for name in names]
+        return lambda given: tuple([read(given) for read in reads])
 
     def _value(self, name: str) -> Value:
         """Reads one parameter from the given ones; one that is part of the statement is always the same."""
@@ -165,13 +175,33 @@ class _Form:
         for name, key in self._lists.items():
             for place, each in enumerate(state.parameter_expansion.get(name, ())):
                 values[each] = _element(key, place, state.processors.get(each))
-        return state.statement, self._in_order(values, state.positiontup)
+        return state.statement, self._binder(values, state.positiontup)
 
 
 def _read(given: Mapping[str, Any], key: str, process: Any, constant: Any) -> Any:
     if key not in given:
         return constant
     return given[key] if process is None else process(given[key])
+
+
+def _picked(keys: Sequence[str | None], reads: Sequence[Value]) -> Value:
+    """Takes values as they are without a call for each.
+
+    :param keys: of the values, in order; None: the value at this place is read.
+    """
+    some = next(key for key in keys if key is not None)
+    pick: Value = operator.itemgetter(*(some if key is None else key for key in keys))
+    others = [(place, reads[place]) for place, key in enumerate(keys) if key is None]
+    if not others:
+        return pick
+
+    def read(given: Mapping[str, Any]) -> Any:
+        values = list(pick(given))
+        for place, other in others:
+            values[place] = other(given)
+        return tuple(values)
+
+    return read
 
 
 def _padded(length: int) -> int:

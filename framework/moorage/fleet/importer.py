@@ -38,6 +38,9 @@ _SHORT = {"vcpus": "VCPU", "memory_mb": "MEMORY_MB", "disk_gb": "DISK_GB", "gpus
 _NAMED = {"uuid", "name", "host", "shard", "resource_class"}
 _DETAILS = ("driver", "conductor_group", "owner", "lessee", "description")
 _OBJECTS = ("driver_info", "extra")
+_FURTHER = (*_DETAILS, *_OBJECTS)
+_TEXTS = ("host", "shard", "resource_class")
+_TOTAL, _NOTHING = frozenset({"total"}), frozenset[str]()
 _KNOWN = frozenset({*_NAMED, *_DETAILS, *_OBJECTS, "properties", "inventories"})
 _INVENTORY = {each.name for each in fields(InventoryItem)} - {"resource_class"}
 _LARGEST = 2**31 - 1
@@ -165,32 +168,33 @@ def _spec(data: Mapping[str, Any], properties: Mapping[str, Any], inventories: M
         uuid = str(uuid_module.UUID(uuid)) if uuid else uuid_of_name(name)
     except (ValueError, AttributeError, TypeError):
         raise ValueError(f"uuid {uuid!r} is not a uuid") from None
-    texts: dict[str, Any] = {key: data.get(key) for key in ("host", "shard", "resource_class")}
+    texts: dict[str, Any] = {key: data[key] for key in _TEXTS if data.get(key) is not None}
     for key, value in texts.items():
-        if value is not None and (not isinstance(value, str) or not 0 < len(value) <= 255):
+        if not isinstance(value, str) or not 0 < len(value) <= 255:
             raise ValueError(f"{key} must be a text of 1 to 255 characters")
-    if texts["shard"] is not None:
+    if "shard" in texts:
         try:
             check_shard(texts["shard"])
         except errors.InvalidInput as error:
             raise ValueError(error.message.rstrip(".")) from None
-    given = {key: value for key, value in inventories.items() if value is not None}
+    given, removed = inventories, _NOTHING
+    if None in inventories.values():
+        given = {key: value for key, value in inventories.items() if value is not None}
+        removed = frozenset(_checked_class(key) for key, value in inventories.items() if value is None)
     return NodeSpec(
         uuid,
         name,
         properties=dict(properties),
-        inventories=tuple(_inventory(key, value) for key, value in given.items()),
-        inventory_fields={
-            key: frozenset(value) if isinstance(value, dict) else frozenset({"total"}) for key, value in given.items()
-        },
-        removed_inventories=frozenset(_checked_class(key) for key, value in inventories.items() if value is None),
+        inventories=tuple([_inventory(key, value) for key, value in given.items()]),
+        inventory_fields={key: frozenset(value) if isinstance(value, dict) else _TOTAL for key, value in given.items()},
+        removed_inventories=removed,
         details=_details(data),
         **texts,
     )
 
 
 def _details(data: Mapping[str, Any]) -> dict[str, Any]:
-    found = {key: data[key] for key in (*_DETAILS, *_OBJECTS) if data.get(key) is not None}
+    found = {key: data[key] for key in _FURTHER if data.get(key) is not None}
     for key, value in found.items():
         if key in _OBJECTS:
             if not isinstance(value, dict):
@@ -207,7 +211,7 @@ def _checked_class(name: str) -> str:
 
 
 def _refuse_unknown(where: str, given: Iterable[str], known: Iterable[str]) -> None:
-    if unknown := set(given).difference(known):
+    if unknown := frozenset(given).difference(known):
         raise ValueError(f"{where}unknown field {', '.join(sorted(unknown))}; known are {', '.join(sorted(known))}")
 
 

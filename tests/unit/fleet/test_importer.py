@@ -7,6 +7,10 @@ import gzip
 import pathlib
 import tempfile
 import unittest
+import uuid
+
+import hypothesis
+from hypothesis import strategies as st
 
 from moorage import errors
 from moorage.fleet import importer
@@ -16,6 +20,13 @@ OPENB = (
     '{"uuid": "d545a2b1-969c-5f12-9207-4016a02dabb9", "name": "n", "cluster": "P100", "vcpus": 64, "memory_mb": 1024, '
     '"gpus": 2, "gpu_model": "P100"}\n'
 )
+
+
+class UuidTests(unittest.TestCase):
+    @hypothesis.given(st.text(min_size=1, max_size=300))
+    def test_the_uuid_of_a_name_is_the_one_of_version_5(self, name: str) -> None:
+        namespace = uuid.UUID("6ddc1d1c-2b80-5d0a-9e4e-5f3a1f6f0c53")
+        self.assertEqual(str(uuid.uuid5(namespace, name)), uuid_of_name(name))
 
 
 class TestReading(unittest.TestCase):

@@ -529,7 +529,7 @@ def _spreads(plugin: HostWeigher) -> bool:
 
 
 def _weighs_alone(plugin: HostWeigher) -> bool:
-    """Whether the weigher declares it for some requests, and no class below it weighs in another way."""
+    """Whether the weigher declares it, and no class below weighs in another way."""
     return _declares(plugin, HostWeigher, "weighs_alone", _WEIGH)
 
 

@@ -264,7 +264,7 @@ class Zookeeper(Server):
 
     @override
     def answers(self) -> bool:
-        # To "ruok" it answers before it makes sessions; clients that come then wait longer and longer between their tries.
+        # ZooKeeper answers "ruok" before it makes sessions. A client that connects too early retries ever more slowly.
         return self._talk(b"srvr", b"Mode: standalone")
 
 

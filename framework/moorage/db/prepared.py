@@ -136,16 +136,19 @@ class _Form:
         self._row = functools.partial(sa.Row, metadata, readers if any(readers) else None, metadata._key_to_index)
 
     def _binder(self, values: Mapping[str, Value], names: Sequence[str] | None) -> Value:
-        """Makes the driver's parameters of the given ones."""
+        """Returns a function that converts the given parameters to the driver's.
+
+        :param values: reads each parameter.
+        :param names: the parameters in the driver's order; not used by drivers that take them by name.
+        """
         if not self._positional:
             items = list(values.items())
             return lambda given: {name: read(given) for name, read in items}
         names = names or ()
-        binds = {name: self._compiled.binds.get(name) for name in names}
         plain = {
             name: bind.key
-            for name, bind in binds.items()
-            if bind is not None and bind.required and not self._processors.get(name)
+            for name in names
+            if (bind := self._compiled.binds.get(name)) is not None and bind.required and not self._processors.get(name)
         }
         if len(names) > 1 and 2 * len(plain) > len(names):
             return _picked([plain.get(name) for name in names], [values[name] for name in names])
@@ -185,9 +188,9 @@ def _read(given: Mapping[str, Any], key: str, process: Any, constant: Any) -> An
 
 
 def _picked(keys: Sequence[str | None], reads: Sequence[Value]) -> Value:
-    """Takes values as they are without a call for each.
+    """Returns a function that picks most values with one call, and reads only the others one by one.
 
-    :param keys: of the values, in order; None: the value at this place is read.
+    :param keys: the key of each value that needs no conversion; None: its reader is called.
     """
     some = next(key for key in keys if key is not None)
     pick: Value = operator.itemgetter(*(some if key is None else key for key in keys))

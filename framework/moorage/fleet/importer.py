@@ -40,8 +40,8 @@ _DETAILS = ("driver", "conductor_group", "owner", "lessee", "description")
 _OBJECTS = ("driver_info", "extra")
 _FURTHER = (*_DETAILS, *_OBJECTS)
 _TEXTS = ("host", "shard", "resource_class")
-_TOTAL, _NOTHING = frozenset({"total"}), frozenset[str]()
-_KNOWN = frozenset({*_NAMED, *_DETAILS, *_OBJECTS, "properties", "inventories"})
+_TOTAL = frozenset({"total"})
+_KNOWN = frozenset({*_NAMED, *_FURTHER, "properties", "inventories"})
 _INVENTORY = {each.name for each in fields(InventoryItem)} - {"resource_class"}
 _LARGEST = 2**31 - 1
 
@@ -177,17 +177,14 @@ def _spec(data: Mapping[str, Any], properties: Mapping[str, Any], inventories: M
             check_shard(texts["shard"])
         except errors.InvalidInput as error:
             raise ValueError(error.message.rstrip(".")) from None
-    given, removed = inventories, _NOTHING
-    if None in inventories.values():
-        given = {key: value for key, value in inventories.items() if value is not None}
-        removed = frozenset(_checked_class(key) for key, value in inventories.items() if value is None)
+    given = {key: value for key, value in inventories.items() if value is not None}
     return NodeSpec(
         uuid,
         name,
         properties=dict(properties),
         inventories=tuple([_inventory(key, value) for key, value in given.items()]),
         inventory_fields={key: frozenset(value) if isinstance(value, dict) else _TOTAL for key, value in given.items()},
-        removed_inventories=removed,
+        removed_inventories=frozenset([_checked_class(key) for key, value in inventories.items() if value is None]),
         details=_details(data),
         **texts,
     )
@@ -211,7 +208,7 @@ def _checked_class(name: str) -> str:
 
 
 def _refuse_unknown(where: str, given: Iterable[str], known: Iterable[str]) -> None:
-    if unknown := frozenset(given).difference(known):
+    if unknown := set(given).difference(known):
         raise ValueError(f"{where}unknown field {', '.join(sorted(unknown))}; known are {', '.join(sorted(known))}")
 
 

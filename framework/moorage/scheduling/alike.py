@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks nodes for requests that differ only in the uuid and name of their instances, each on top of the ones before.
+"""Ranks nodes for several requests alike: requests that differ only in the uuid and name of the instance.
 
-The nodes are ranked for the first request. If the plugins judge each node alone, it is enough for the others to know what they say
-of a node that an earlier one has taken. They are asked that once, for all nodes that are likely to be taken. A ranking from what is
-known costs a fraction of one by the plugins, and is the same while nothing else changes the fleet.
+The scheduler decides such requests one after the other. Each decision takes resources of one node. If the plugins judge each node
+alone, only the weight of that node changes. The plugins are asked twice: about the fleet as it is, and about the fleet with one
+more instance on each node that is likely to be chosen. The rankings of all these requests are computed from the two answers. They
+equal rankings by the plugins while nothing else changes the fleet.
 """
 
 from __future__ import annotations
@@ -31,17 +32,18 @@ _the_same: Callable[[RequestSpec], tuple[Any, ...]] = operator.attrgetter(
 
 
 def what_is_asked(spec: RequestSpec) -> tuple[Any, ...]:
-    """What a request asks for, beside the uuid and name of the instance that it is for; equal for requests alike."""
+    """Returns all fields of a request but the uuid and name of the instance. They are equal for requests alike."""
     return *_the_same(spec), {name: value for name, value in spec.properties.items() if name != "name"}
 
 
 @dataclass(slots=True)
 class _Known:
-    """Keeps what the plugins said.
+    """Holds the two answers of the plugins.
 
-    :param now: of the nodes that passed, as they are now.
-    :param later: of the same nodes, with one more instance on each of those that are likely to be taken; None: nobody has asked.
-    :param likely: places of those among the nodes that passed, if they would still pass, and have not been taken.
+    :param fleet: the snapshot that the plugins were asked about.
+    :param now: the judgement of the nodes, with the requests that were decided since.
+    :param later: the judgement with one more instance on each likely node; None: the plugins were not asked yet.
+    :param likely: indexes in ``now.rows`` of the likely nodes that pass in ``later`` and were not chosen yet.
     """
 
     fleet: Snapshot
@@ -66,9 +68,10 @@ class AlikeRequests:
         self._useful = True
 
     def rank(self, spec: RequestSpec, refused: Collection[str]) -> tuple[Snapshot, Ranking]:
-        """Rank without the nodes that refused this request; awaits no claim of another request.
+        """Ranks the nodes for the next request. Does not wait for claims of other requests.
 
-        :returns: the ranking, and a fleet that has its nodes; what is in use of them may be more than it has.
+        :param refused: uuids of nodes that have refused this request.
+        :returns: the ranking, and the snapshot that its rows refer to. More may be in use than the snapshot shows.
         :raises PluginFailed: a plugin raised.
         """
         self._left -= 1
@@ -82,11 +85,11 @@ class AlikeRequests:
         return fleet, ranking
 
     def take(self, row: int | None) -> None:
-        """The last request takes a node of its ranking; None: it takes none."""
+        """Says which row the last ranked request has chosen; None: no row."""
         self._taken = row
 
     def _rank_known(self, spec: RequestSpec) -> tuple[Snapshot, Ranking] | None:
-        """Rank by what is known; None if that does not have the node that was taken last."""
+        """Ranks by the kept answers; returns None if they do not cover the node that was chosen last."""
         known, row = self._known, self._taken
         if known is None:
             return None
@@ -94,7 +97,7 @@ class AlikeRequests:
             place = int(np.searchsorted(known.now.rows, row))
             if known.later is None:
                 self._ask(known, spec)
-                # Where even this node is of no use any more, as if each instance fills one, the next answer is no use either.
+                # If this node does not pass with one more instance, each instance probably fills a node: no use to ask again.
                 self._useful = place in known.likely
             if known.later is None or place not in known.likely:
                 return None
@@ -103,8 +106,9 @@ class AlikeRequests:
         return known.fleet, known.now.ranking(self._policy.looked_at)
 
     def _ask(self, known: _Known, spec: RequestSpec) -> None:
-        """Asks the plugins of nodes that are likely to be taken, with one more instance on each."""
-        places = known.now.best(self._left + 2)
+        """Asks the plugins about the nodes that are likely to be chosen, with one more instance on each."""
+        # The node of the last request, and one for this request and each one after it but the last.
+        places = known.now.best(self._left + 1)
         rows = known.now.rows[places]
         fleet = known.fleet.with_more_on(rows, spec.flavor, counted=self._view.tracked)
         found = self._policy.pipeline.judge_again(self._policy.guard, fleet, spec, known.now)
@@ -113,7 +117,7 @@ class AlikeRequests:
             known.likely = set(places[passed[places]].tolist())
 
     def _may_keep(self, spec: RequestSpec, fleet: Snapshot, ranking: Ranking) -> bool:
-        """Whether the plugins judged each node of the whole fleet alone, and all that they go by are its columns."""
-        is_part = isinstance(fleet, Sample) or self._view.any_nested
-        left_out = ranking.skipped or ranking.promising or ranking.passed < 2
-        return self._policy.pipeline.judges_alone and may_sample(spec) and not (is_part or left_out)
+        """Returns whether the answers of the plugins can serve further requests alike."""
+        if isinstance(fleet, Sample) or self._view.any_nested or not may_sample(spec):
+            return False
+        return self._policy.pipeline.judges_alone and not (ranking.skipped or ranking.promising) and ranking.passed > 1

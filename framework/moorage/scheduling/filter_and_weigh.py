@@ -88,7 +88,7 @@ class _Weigher:
 
 @dataclass(slots=True)
 class _Weighing:
-    """What one weigher says of the rows that passed, before it is stretched to 0..1.
+    """Holds the raw weights that one weigher gives to the rows that passed.
 
     :param multiplier: a number, or one for each row.
     """
@@ -98,7 +98,7 @@ class _Weighing:
     multiplier: Any
 
     def weights(self) -> npt.NDArray[np.float64] | None:
-        """What the weigher adds, an array of its own; None when it says the same of all rows."""
+        """Returns the normalized, multiplied weights as a new array; None if the weigher does not tell the rows apart."""
         plugin = self.weigher.plugin
         weights = _normalised(self.raw, plugin.minval, plugin.maxval)
         if weights is not None and (isinstance(self.multiplier, np.ndarray) or self.multiplier != 1.0):
@@ -108,11 +108,11 @@ class _Weighing:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What the plugins say of the nodes of a fleet for one request, from which a ranking follows.
+    """Holds the answers of the plugins about the nodes of a fleet for one request. A ranking follows from them.
 
     :param rows: those that passed, ascending.
     :param removed: filter -> how many nodes it removed.
-    :param weighings: what each weigher says of these rows; empty if there are fewer than two.
+    :param weighings: the raw weights of these rows; empty if there are fewer than two rows.
     """
 
     rows: Rows
@@ -121,21 +121,24 @@ class Judgement:
     weighings: list[_Weighing]
 
     def own(self) -> Judgement:
-        """A copy to be changed: what a weigher answered may be a column of the fleet."""
+        """Returns a copy that may be changed. The arrays of a weigher may be columns of the fleet."""
         weighings = [_Weighing(each.weigher, each.raw.copy(), each.multiplier) for each in self.weighings]
         return Judgement(self.rows, self.considered, self.removed, weighings)
 
     def take_over(self, other: Judgement, place: int) -> None:
-        """Has what the weighers of another judgement say of one of the same rows."""
+        """Copies the raw weights of one row from another judgement of the same rows.
+
+        :param place: the index of the row in ``rows``.
+        """
         for mine, theirs in zip(self.weighings, other.weighings, strict=True):
             mine.raw[place] = theirs.raw[place]
 
     def best(self, most: int) -> Rows:
-        """The places of the best of the rows, best first."""
+        """Returns the indexes in ``rows`` of the best rows, best first."""
         return _best(self._weights(), most)
 
     def ranking(self, most: int | None) -> Ranking:
-        """The best of the rows."""
+        """Ranks the rows; returns the best ``most`` of them, all if that is None."""
         return _ranking(self, self._weights(), most)
 
     def _weights(self) -> npt.NDArray[np.float64]:
@@ -152,7 +155,7 @@ class Ranking:
     :param removed: filter -> how many nodes it removed, in the order in which they were asked.
     :param promising: the filters that judged the instances of nodes, and which rows those were shown whose answer depends on
         that (``needs_order``).
-    :param judgement: what the ranking follows from.
+    :param judgement: the answers of the plugins for all rows that passed.
     """
 
     rows: Rows
@@ -254,7 +257,8 @@ class Pipeline:
         self.spreads = all(_spreads(each.plugin) for each in weighers) and all(
             _judges_alone(each.plugin) for each in filters
         )
-        #: Whether what the plugins say of a node stays so while more is in use on others, for requests alike too.
+        #: Whether all plugins declare that their answers for a node do not depend on the use of other nodes, nor on the uuid and
+        #: name of the instance.
         self.judges_alone = all(_weighs_alone(each.plugin) for each in weighers) and all(
             _declares_alone(each.plugin) and not each.limits for each in filters
         )
@@ -318,18 +322,23 @@ class Pipeline:
     def judge_again(
         self, guard: PluginRunner, fleet: Snapshot, spec: RequestSpec, before: Judgement
     ) -> tuple[Mask, Judgement] | None:
-        """Judge the rows that passed, with more in use than when they were judged.
+        """Asks the plugins again about the rows that passed, with more in use on some of them.
 
         For pipelines with :attr:`judges_alone`.
 
-        :param fleet: that of the earlier judgement, with more in use.
-        :returns: which of the rows still pass, and what is said of all of them; None: a plugin raised or promised something.
+        :param fleet: the fleet of the earlier judgement, with more in use.
+        :returns: which of the rows still pass, and the judgement of all of them. None: a weigher raised, or a filter was skipped or
+            judged instances.
         """
         with guard.slot() as slot:
             run = _Run(guard, slot, fleet, fleet.resolved(spec), before.rows, len(before.rows))
             self._filter(run, self._filters)
-            weighings = self._weigh_again(run, before)
-        if weighings is None or run.skipped or any(each.judges for each, _ in run.asked):
+            try:
+                weighings, _ = self._weigh(run, before.rows)
+            except errors.MoorageError:
+                # No request needs this answer yet. The next ranking asks the weigher again.
+                return None
+        if run.skipped or any(each.judges for each, _ in run.asked):
             return None
         passed = np.zeros(fleet.size, dtype=np.bool_)
         passed[run.left()] = True
@@ -460,7 +469,10 @@ class Pipeline:
         return asked
 
     def _weigh(self, run: _Run, rows: Rows) -> tuple[list[_Weighing], npt.NDArray[np.float64]]:
-        """What each weigher that counts says of the rows, and the sum of it; one row is not weighed."""
+        """Returns the raw weights of each weigher whose multiplier is not 0, and the sum of their normalized weights.
+
+        A single row is not weighed.
+        """
         found: list[_Weighing] = []
         weights: list[npt.NDArray[np.float64] | None] = []
         if len(rows) > 1:
@@ -478,21 +490,6 @@ class Pipeline:
                 except Exception as error:  # noqa: BLE001  (whatever a plugin may raise)
                     run.guard.failed(each, error)
         return found, _sum(weights, len(rows))
-
-    def _weigh_again(self, run: _Run, before: Judgement) -> list[_Weighing] | None:
-        """As :meth:`_weigh`, with the multipliers of an earlier judgement; None if a weigher raises or answers nonsense."""
-        found = []
-        for each in before.weighings:
-            run.slot.begin(each.weigher)
-            try:
-                with plugin_isolation.isolate_plugin_call(each.weigher.name):
-                    raw = _raw(each.weigher.plugin, run.fleet, before.rows, run.spec)
-            except Exception:  # noqa: BLE001  (whatever a plugin may raise: the next ranking reports it)
-                return None
-            if not np.isfinite(raw).all():
-                return None
-            found.append(_Weighing(each.weigher, raw, each.multiplier))
-        return found
 
     def _preferred(self, run: _Run, rows: Rows) -> int:
         """How many of the rows every weigher prefers; none if one raises, so that all nodes are ranked."""
@@ -519,7 +516,7 @@ def _judges_alone(plugin: HostFilter) -> bool:
 
 
 def _declares_alone(plugin: HostFilter) -> bool:
-    """What the filter itself declares."""
+    """Returns whether the filter itself declares ``judges_alone``."""
     return not plugin.needs_order and _declares(plugin, HostFilter, "judges_alone", _SEE_FLEET)
 
 
@@ -529,12 +526,16 @@ def _spreads(plugin: HostWeigher) -> bool:
 
 
 def _weighs_alone(plugin: HostWeigher) -> bool:
-    """Whether the weigher declares it, and no class below weighs in another way."""
+    """Returns whether the weigher declares ``weighs_alone``."""
     return _declares(plugin, HostWeigher, "weighs_alone", _WEIGH)
 
 
 def _declares(plugin: object, base: type, name: str, otherwise: Collection[str]) -> bool:
-    """Whether the plugin declares something, and no class below the one that does so overrides the methods that it is about."""
+    """Returns what a plugin declares; False if a subclass of the declaring class overrides a method that it is about.
+
+    :param name: the class attribute or property.
+    :param otherwise: the names of these methods.
+    """
     for kind in _below(plugin, base):
         if name in vars(kind):
             return bool(getattr(plugin, name))
@@ -544,7 +545,7 @@ def _declares(plugin: object, base: type, name: str, otherwise: Collection[str])
 
 
 def _below(plugin: object, base: type) -> Sequence[type]:
-    """The classes of the plugin below the one that all plugins of its kind have."""
+    """Returns the classes of a plugin that are derived from ``base``, the most derived first."""
     kinds = type(plugin).__mro__
     return kinds[: kinds.index(base)]
 
@@ -597,7 +598,7 @@ def _one_by_one(plugin: HostFilter, fleet: Snapshot, rows: Rows, spec: RequestSp
 
 
 def _multiplier(plugin: HostWeigher, fleet: Snapshot, rows: Rows) -> Any:
-    """How much the weigher counts: a number, or one for each of the rows."""
+    """Returns the multiplier of a weigher: a number, or an array with one for each of the rows."""
     multipliers = plugin.row_multipliers(fleet, rows)
     if multipliers is None:
         return plugin.multiplier
@@ -608,7 +609,7 @@ def _multiplier(plugin: HostWeigher, fleet: Snapshot, rows: Rows) -> Any:
 
 
 def _raw(plugin: HostWeigher, fleet: Snapshot, rows: Rows, spec: RequestSpec) -> npt.NDArray[np.float64]:
-    """What a weigher says of the rows, checked."""
+    """Returns the raw weights of a weigher, as an array of the right shape."""
     raw = np.asarray(plugin.weigh_rows(fleet, rows, spec), dtype=np.float64)
     if raw.shape != rows.shape:
         raise ValueError("weigh_rows must answer one finite number for each row")
@@ -616,7 +617,7 @@ def _raw(plugin: HostWeigher, fleet: Snapshot, rows: Rows, spec: RequestSpec) ->
 
 
 def _sum(weights: Sequence[npt.NDArray[np.float64] | None], size: int) -> npt.NDArray[np.float64]:
-    """What all weighers add; an array of its own, or the first one."""
+    """Returns the sum of the weights of all weighers; zeros if there are none. Changes the first array."""
     total = None
     for each in weights:
         if each is not None:

@@ -381,7 +381,7 @@ class FleetView:
 
     @property
     def tracked(self) -> bool:
-        """Whether instances are counted; otherwise only what they use is."""
+        """Returns whether the view counts instances. Otherwise it knows only the use of resources."""
         return self._tracked
 
     @property

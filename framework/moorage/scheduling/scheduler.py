@@ -50,7 +50,7 @@ LOG = logging.getLogger(__name__)
 _ROUNDS = 4
 #: How often a node is judged again because its instances changed between the judgement and the claim.
 _JUDGEMENTS = 10
-#: Requests of a set are compared with so many before them that differ from each other.
+#: Groups of requests alike that a further request of a set is compared with.
 _KINDS = 16
 #: Nodes of a decision that are remembered.
 _REMEMBERED = 3
@@ -441,7 +441,7 @@ class Scheduler:
         return fleet, ranking, self._noted(work, fleet, ranking)
 
     def _noted(self, work: Placement, fleet: Snapshot, ranking: Ranking) -> list[int]:
-        """Keeps a ranking in the decision; the rows to try, best first."""
+        """Records a ranking in the decision of its request. Returns the rows to try, best first."""
         decision = work.decision
         decision.considered, decision.passed = ranking.considered, ranking.passed
         decision.removed, decision.skipped = ranking.removed, ranking.skipped
@@ -506,9 +506,11 @@ class Scheduler:
     def _choices_of_set(
         self, works: Sequence[Placement], outcomes: list[Selection | Exception | None], alike: bool
     ) -> Iterator[tuple[int, _Choice]]:
-        """Chooses nodes for a set, one after the other, those alike together. Unless all are alike, errors become their outcomes.
+        """Chooses nodes for the requests of a set, one after the other; requests alike follow each other.
 
         The caller reserves each node before it asks for the next one.
+
+        :param alike: the set is one bulk request. Otherwise an error becomes the outcome of its request.
         """
         for places in _alike(works):
             policy = works[places[0]].policy
@@ -794,7 +796,7 @@ class Scheduler:
 
 
 def _alike(works: Sequence[Placement]) -> Sequence[Sequence[int]]:
-    """The places of requests alike that are decided by the same policy, in the order of the first ones."""
+    """Groups requests alike that one policy decides; returns their indexes, group by group."""
     found: list[tuple[Placement, tuple[Any, ...], list[int]]] = []
     for place, work in enumerate(works):
         asked = what_is_asked(work.spec)

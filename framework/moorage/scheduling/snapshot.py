@@ -213,9 +213,9 @@ class Snapshot:
         return self.with_residents(row, [*self._places.on_row(row).values(), record])
 
     def with_more_on(self, rows: Rows, flavor: Flavor, *, counted: bool) -> Snapshot:
-        """The fleet with one more busy instance of a flavor on each of the rows, in its columns alone.
+        """Returns the fleet with one more busy instance of a flavor on each of some rows. Only the columns change.
 
-        :param counted: the instance counts; otherwise only what it uses does.
+        :param counted: the instances are counted too. Otherwise only their use of resources is added.
         """
         used = dict(self.used)
         for name, amount in flavor.resources.items():
@@ -557,7 +557,7 @@ class SnapshotHost(NovaNames):
 
 
 def plus(column: Any, row: int | Rows, amount: float) -> Any:
-    """Return a read-only copy of the column with ``amount`` added to a row, or to each of several."""
+    """Returns a read-only copy of the column with ``amount`` added to one row, or to each of several rows."""
     changed = column.copy()
     changed[row] += amount
     changed.flags.writeable = False

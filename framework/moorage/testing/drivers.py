@@ -660,7 +660,7 @@ class ComputeDriverTests(_Base):
         self.assertGreaterEqual(SystemClock().boottime(), until, "it ended before the lease")
 
     def _await_seen_end(self, uuid: str, token: int) -> None:
-        """Waits until a driver sees that an instance does not run; what watches it says so after the last process has ended."""
+        """Waits until a driver sees that an instance does not run. It may see that a moment after the last process has ended."""
         end = time.monotonic() + _SOON
         while (seen := self.driver(self_fence=True).inspect()[uuid]).state is WorkloadState.RUNNING:
             self.assertLess(time.monotonic(), end, f"nothing runs, and the driver sees {seen}")

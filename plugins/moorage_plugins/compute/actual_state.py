@@ -47,8 +47,8 @@ _LONGEST_FAULT = 1000
 RESTARTS = 4
 #: Seconds after which the log says that a comparison or a start has not ended.
 LATE = 120.0
-#: The next comparison begins no sooner than so many times as long after the last one as that took, and at most so many seconds
-#: after it: an agent with very many instances would do little else.
+#: The pause after a comparison: so many times its duration, and at most so many seconds. Without a pause, an agent with very many
+#: instances would do little else.
 _REST, _LONGEST_REST = 9, 60.0
 
 
@@ -104,7 +104,7 @@ class ActualStates:
         self._resizes = DueResizes(tools)
 
     def is_due(self) -> bool:
-        """Returns whether the next comparison may begin; after a long one there is a rest."""
+        """Returns whether the next comparison may begin. After a long comparison it may not for up to 60 seconds."""
         return self._tools.clock.monotonic() >= self._rests_until
 
     def compare(self) -> None:

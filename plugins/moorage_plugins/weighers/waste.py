@@ -66,5 +66,8 @@ class LeastWasteWeigher(AggregateWeigher):
 
 
 def _scarce(fleet: Fleet, spec: RequestSpec) -> Sequence[str]:
-    """The classes that are scarce in the fleet and that the request does not ask for; others are not scarce on a part of it."""
+    """Returns the scarce classes of the fleet that the request does not ask for.
+
+    A class that is not scarce in the fleet is not scarce among some of its nodes either.
+    """
     return [name for name in fleet.scarce_classes if name not in spec.flavor.resources]

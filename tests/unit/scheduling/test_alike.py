@@ -59,7 +59,7 @@ class AlikeTests(unittest.TestCase):
     def policy(self, pipeline: Pipeline) -> SchedulingPolicy:
         return SchedulingPolicy(pipeline, self.guard, host_subset_size=1, max_attempts=3)
 
-    def ranker(self, view: FleetView, nodes: list[NodeState], policy: SchedulingPolicy) -> Ranker:
+    def ranker(self, view: FleetView, nodes: list[NodeState]) -> Ranker:
         source, clock = Nodes(), SystemClock()
         source.all = nodes
         return Ranker(view, FleetRefresher(view, source, clock, None), Reservations(), clock)
@@ -102,7 +102,7 @@ class AlikeTests(unittest.TestCase):
     ) -> tuple[Found, Found, int]:
         """What requests alike get together, and each by itself, and how often all plugins were asked for the former."""
         policy = self.policy(pipeline)
-        ranker = self.ranker(view, nodes, policy)
+        ranker = self.ranker(view, nodes)
         alike = AlikeRequests(ranker, view, policy, count)
         with mock.patch.object(Pipeline, "run", autospec=True, side_effect=Pipeline.run) as run:
             together = self.place(view, spec, count, lambda one: alike.rank(one, ()), alike.take)
@@ -149,7 +149,7 @@ class AlikeTests(unittest.TestCase):
         with mock.patch.object(
             CapacityFilter, "mask_rows", autospec=True, side_effect=CapacityFilter.mask_rows
         ) as asked:
-            together, _, _ = self.both(view, nodes, self.pipelines()[1], RequestSpec("", FLAVORS[0], "p"), 1)
+            self.both(view, nodes, self.pipelines()[1], RequestSpec("", FLAVORS[0], "p"), 1)
             self.assertEqual(2, asked.call_count, "one by itself, and the one to compare with")
             asked.reset_mock()
             together, _, runs = self.both(view, nodes, self.pipelines()[1], RequestSpec("", FLAVORS[0], "p"), 50)
@@ -185,7 +185,7 @@ class AlikeTests(unittest.TestCase):
     def test_a_node_that_refused_one_is_ranked_again_for_the_others(self) -> None:
         nodes = some_nodes(self.random, 60)
         view, policy = self.view(nodes, 0), self.policy(self.pipelines()[0])
-        alike = AlikeRequests(self.ranker(view, nodes, policy), view, policy, 4)
+        alike = AlikeRequests(self.ranker(view, nodes), view, policy, 4)
         spec = RequestSpec("new", FLAVORS[0], "p")
         fleet, ranking = alike.rank(spec, ())
         best = int(ranking.rows[0])

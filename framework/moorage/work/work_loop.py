@@ -379,16 +379,17 @@ class WorkLoop(Generic[R]):
                 self._changed.wait()
             if not running or self._stopping.is_set():
                 return None
+            # Held before they leave the queue, so that :attr:`depth` never shows neither.
+            self._held += len(keys)
         with self._lock:
             # From here on a message for the same resource counts again: it may be of another operation.
             self._queued.difference_update(keys)
             self._told_of_taken = {key: self._told_at.pop(key, 0) for key in keys}
             # What failed while its key waited is left to a sweep, after its pause.
             now = self._clock.monotonic()
-            keys = [key for key in keys if now >= self._not_before.get(key, float("-inf"))]
-        with self._changed:
-            self._held += len(keys)
-        return keys
+            due = [key for key in keys if now >= self._not_before.get(key, float("-inf"))]
+        self._free(len(keys) - len(due))
+        return due
 
     def _is_full(self, more: int) -> bool:
         return self._held + more > self._capacity or self._given_up >= _HANGING

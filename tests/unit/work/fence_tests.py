@@ -18,7 +18,7 @@ from moorage.clock import SystemClock
 from moorage.db import Database, Duplicate
 from moorage.testing.clock import ManualClock
 from moorage.work.fences import FLOOR, PAUSE, FencePurge, _purge, last_tokens, lift_above_floor, raise_fences
-from moorage.work.operations import NewOperation, SqlOperationStore
+from moorage.work.operations import NewOperation, OperationLease, SqlOperationStore
 from moorage.work.tables import fences, workers
 from tests.unit.work.operation_tests import (
     MINUTE,
@@ -31,6 +31,8 @@ from tests.unit.work.operation_tests import (
 
 #: Seconds for which threads create, take, finish and purge at the same time.
 RACE = 4.0
+#: Seconds within which an operation that nobody holds can be taken.
+TAKES = 10.0
 IDS = ("one", "two", "three")
 
 
@@ -105,14 +107,23 @@ class Race:
             return
         if token <= last:
             raise AssertionError(f"{uuid} got token {token} after {last}")
-        held = store.take(TYPE, uuid, identity(who))
-        if held is None:
-            raise AssertionError(f"nobody can take {uuid}: its fence is gone")
+        held = self.take(database, store, uuid, who)
         with self._lock:
             self.tokens[uuid] += [token, held.token]
         held.finish_with(lambda tx: write(tx, uuid, "active", held.token))
         if last and database.run(lambda tx: write(tx, uuid, "stale", last)):
             raise AssertionError(f"{uuid} was written with the old token {last}")
+
+    def take(self, database: Database, store: SqlOperationStore, uuid: str, who: str) -> OperationLease:
+        """Takes the operation of a resource. A take may miss a row that changes meanwhile, as a sweep does; no fence may be gone."""
+        until = time.monotonic() + TAKES
+        while (held := store.take(TYPE, uuid, identity(who))) is None:
+            if time.monotonic() > until:
+                with database.read() as tx:
+                    rows = [tx.execute(sa.select(table)).all() for table in (workers, fences)]
+                raise AssertionError(f"nobody can take {uuid}: its fence is gone; {rows}")
+            time.sleep(0.01)
+        return held
 
 
 class FenceTests(WorkerCase):

@@ -115,7 +115,7 @@ class Race:
             raise AssertionError(f"{uuid} was written with the old token {last}")
 
     def take(self, database: Database, store: SqlOperationStore, uuid: str, who: str) -> OperationLease:
-        """Takes the operation of a resource. A take may miss a row that changes meanwhile, as a sweep does; no fence may be gone."""
+        """Takes the operation of a resource. A take may miss a row that changes meanwhile; no fence may be gone."""
         until = time.monotonic() + TAKES
         while (held := store.take(TYPE, uuid, identity(who))) is None:
             if time.monotonic() > until:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -36,6 +37,8 @@ _KEPT = {
     "request_id": ("request_id", 64), "global_request_id": ("global_request_id", 64), "user": ("user_id", 255),
     "project_id": ("project_id", 255), "traceparent": ("traceparent", 55),
 }  # fmt: skip
+#: Contexts of :func:`from_text` that are kept: making one takes 10 us, and the operations of a set have the same one.
+_REMEMBERED = 256
 _JSON = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 
 
@@ -96,8 +99,9 @@ def to_text(context: oslo_context.RequestContext | None) -> str | None:
     return _JSON({name: str(value)[:length] for name, value, length in values if value})
 
 
+@functools.lru_cache(_REMEMBERED)
 def from_text(text: str | None) -> RequestContext | None:
-    """The context that :func:`to_text` wrote; it has no roles."""
+    """Returns the context that :func:`to_text` wrote; it has no roles. Nobody may change it: the operations of a set share it."""
     return from_dict(json.loads(text)) if text else None
 
 

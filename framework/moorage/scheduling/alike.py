@@ -23,6 +23,7 @@ from moorage.scheduling.ranker import Ranker
 from moorage.scheduling.sample import Sample, may_sample
 from moorage.scheduling.scheduling_policy import SchedulingPolicy
 from moorage.scheduling.snapshot import Snapshot
+from moorage.scheduling.weights import KeptWeights
 
 __all__ = ["AlikeRequests", "what_is_asked"]
 
@@ -41,13 +42,14 @@ class _Known:
     """Holds the two answers of the plugins.
 
     :param fleet: the snapshot that the plugins were asked about.
-    :param now: the judgement of the nodes, with the requests that were decided since.
+    :param now: the judgement of the nodes. :param weights: their weights, with the requests that were decided since.
     :param later: the judgement with one more instance on each likely node; None: the plugins were not asked yet.
     :param likely: indexes in ``now.rows`` of the likely nodes that pass in ``later`` and were not chosen yet.
     """
 
     fleet: Snapshot
     now: Judgement
+    weights: KeptWeights
     later: Judgement | None = None
     likely: set[int] = field(default_factory=set)
 
@@ -81,7 +83,8 @@ class AlikeRequests:
         fleet, ranking = self._ranker.rank(self._policy, spec, None, refused)
         self._known = None
         if self._left and self._useful and not refused and self._may_keep(spec, fleet, ranking):
-            self._known = _Known(fleet, ranking.judgement.own())
+            judgement = ranking.judgement
+            self._known = _Known(fleet, judgement, KeptWeights(judgement.weighings, len(judgement.rows)))
         return fleet, ranking
 
     def take(self, row: int | None) -> None:
@@ -101,14 +104,14 @@ class AlikeRequests:
                 self._useful = place in known.likely
             if known.later is None or place not in known.likely:
                 return None
-            known.now.take_over(known.later, place)
+            known.weights.change(place, known.later.weighings)
             known.likely.remove(place)
-        return known.fleet, known.now.ranking(self._policy.looked_at)
+        return known.fleet, known.now.ranking(*known.weights.best(self._policy.looked_at))
 
     def _ask(self, known: _Known, spec: RequestSpec) -> None:
         """Asks the plugins about the nodes that are likely to be chosen, with one more instance on each."""
         # The node of the last request, and one for this request and each one after it but the last.
-        places = known.now.best(self._left + 1)
+        places, _ = known.weights.best(self._left + 1)
         rows = known.now.rows[places]
         fleet = known.fleet.with_more_on(rows, spec.flavor, counted=self._view.tracked)
         found = self._policy.pipeline.judge_again(self._policy.guard, fleet, spec, known.now)

@@ -8,7 +8,6 @@ left, in the configured order. The answer is that of the naive loop over all nod
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -33,12 +32,11 @@ from moorage.scheduling.nova.loading import load_filters, load_weighers
 from moorage.scheduling.plugin_runner import CallSlot, PluginRunner
 from moorage.scheduling.sample import Sample
 from moorage.scheduling.snapshot import Snapshot
+from moorage.scheduling.weights import Weighing, best_of, sum_of
 
 __all__ = ["Pipeline", "Ranking", "load", "load_filters", "load_weighers", "of"]
 
 T = TypeVar("T")
-#: Rows of which the best is looked at, to find a bound for the best of all.
-_BLOCK = 64
 _EVERYWHERE = slice(None)
 _BULK = {"mask_rows", "filter_rows"}
 _SEE_FLEET = {"prepare", *_BULK}
@@ -86,26 +84,6 @@ class _Weigher:
     advisory: bool = False
 
 
-@dataclass(slots=True)
-class _Weighing:
-    """Holds the raw weights that one weigher gives to the rows that passed.
-
-    :param multiplier: a number, or one for each row.
-    """
-
-    weigher: _Weigher
-    raw: npt.NDArray[np.float64]
-    multiplier: Any
-
-    def weights(self) -> npt.NDArray[np.float64] | None:
-        """Returns the normalized, multiplied weights as a new array; None if the weigher does not tell the rows apart."""
-        plugin = self.weigher.plugin
-        weights = _normalised(self.raw, plugin.minval, plugin.maxval)
-        if weights is not None and (isinstance(self.multiplier, np.ndarray) or self.multiplier != 1.0):
-            weights *= self.multiplier
-        return weights
-
-
 @dataclass(frozen=True, slots=True)
 class Judgement:
     """Holds the answers of the plugins about the nodes of a fleet for one request. A ranking follows from them.
@@ -118,31 +96,14 @@ class Judgement:
     rows: Rows
     considered: int
     removed: dict[str, int]
-    weighings: list[_Weighing]
+    weighings: list[Weighing]
 
-    def own(self) -> Judgement:
-        """Returns a copy that may be changed. The arrays of a weigher may be columns of the fleet."""
-        weighings = [_Weighing(each.weigher, each.raw.copy(), each.multiplier) for each in self.weighings]
-        return Judgement(self.rows, self.considered, self.removed, weighings)
+    def ranking(self, best: Rows, weights: npt.NDArray[np.float64]) -> Ranking:
+        """Returns the ranking with some of the rows.
 
-    def take_over(self, other: Judgement, place: int) -> None:
-        """Copies the raw weights of one row from another judgement of the same rows.
-
-        :param place: the index of the row in ``rows``.
+        :param best: their indexes in ``rows``, best first. :param weights: their weights.
         """
-        for mine, theirs in zip(self.weighings, other.weighings, strict=True):
-            mine.raw[place] = theirs.raw[place]
-
-    def best(self, most: int) -> Rows:
-        """Returns the indexes in ``rows`` of the best rows, best first."""
-        return _best(self._weights(), most)
-
-    def ranking(self, most: int | None) -> Ranking:
-        """Ranks the rows; returns the best ``most`` of them, all if that is None."""
-        return _ranking(self, self._weights(), most)
-
-    def _weights(self) -> npt.NDArray[np.float64]:
-        return _sum([each.weights() for each in self.weighings], len(self.rows))
+        return Ranking(self.rows[best], weights, self.considered, len(self.rows), self.removed, judgement=self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,7 +278,11 @@ class Pipeline:
         # Asked last: a class written for Nova shows only by running what it reads.
         promising = tuple(pair for pair in run.asked if pair[0].judges)
         judgement = Judgement(left, len(rows), run.removed, weighings)
-        return _ranking(judgement, weights, most, tuple(run.skipped), promising, preferred)
+        best = best_of(weights, most)
+        return Ranking(
+            left[best], weights[best], len(rows), len(left), run.removed, tuple(run.skipped), promising, preferred,
+            judgement=judgement,
+        )  # fmt: skip
 
     def judge_again(
         self, guard: PluginRunner, fleet: Snapshot, spec: RequestSpec, before: Judgement
@@ -468,12 +433,12 @@ class Pipeline:
             run.keep_common(name, allowed)
         return asked
 
-    def _weigh(self, run: _Run, rows: Rows) -> tuple[list[_Weighing], npt.NDArray[np.float64]]:
+    def _weigh(self, run: _Run, rows: Rows) -> tuple[list[Weighing], npt.NDArray[np.float64]]:
         """Returns the raw weights of each weigher whose multiplier is not 0, and the sum of their normalized weights.
 
         A single row is not weighed.
         """
-        found: list[_Weighing] = []
+        found: list[Weighing] = []
         weights: list[npt.NDArray[np.float64] | None] = []
         if len(rows) > 1:
             for each in self._weighers:
@@ -482,14 +447,15 @@ class Pipeline:
                     with plugin_isolation.isolate_plugin_call(each.name):
                         multiplier = _multiplier(each.plugin, run.fleet, rows)
                         if isinstance(multiplier, np.ndarray) or multiplier:
-                            weighing = _Weighing(each, _raw(each.plugin, run.fleet, rows, run.spec), multiplier)
+                            raw = _raw(each.plugin, run.fleet, rows, run.spec)
+                            weighing = Weighing(raw, multiplier, each.plugin.minval, each.plugin.maxval)
                             weights.append(weighing.weights())
                             found.append(weighing)
                 except errors.InvalidInput:
                     raise
                 except Exception as error:  # noqa: BLE001  (whatever a plugin may raise)
                     run.guard.failed(each, error)
-        return found, _sum(weights, len(rows))
+        return found, sum_of(weights, len(rows))
 
     def _preferred(self, run: _Run, rows: Rows) -> int:
         """How many of the rows every weigher prefers; none if one raises, so that all nodes are ranked."""
@@ -616,49 +582,6 @@ def _raw(plugin: HostWeigher, fleet: Snapshot, rows: Rows, spec: RequestSpec) ->
     return raw
 
 
-def _sum(weights: Sequence[npt.NDArray[np.float64] | None], size: int) -> npt.NDArray[np.float64]:
-    """Returns the sum of the weights of all weighers; zeros if there are none. Changes the first array."""
-    total = None
-    for each in weights:
-        if each is not None:
-            total = each if total is None else np.add(total, each, out=total)
-    return np.zeros(size) if total is None else total
-
-
-def _ranking(
-    judgement: Judgement,
-    weights: npt.NDArray[np.float64],
-    most: int | None,
-    skipped: tuple[str, ...] = (),
-    promising: tuple[tuple[_Filter, Rows | None], ...] = (),
-    preferred: int = 0,
-) -> Ranking:
-    """The best of the rows that were judged."""
-    best = _best(weights, most)
-    return Ranking(
-        judgement.rows[best], weights[best], judgement.considered, len(weights), judgement.removed, skipped, promising,
-        preferred, judgement=judgement,
-    )  # fmt: skip
-
-
-def _best(weights: npt.NDArray[np.float64], most: int | None) -> Rows:
-    """Places of the best weights, best first, equal ones in their order; not all are sorted."""
-    count = len(weights)
-    if count <= 1:
-        return np.arange(count, dtype=np.intp)
-    if most is None or most * _BLOCK >= count:
-        return np.argsort(-weights, kind="stable")[:most]
-    # The best of each block (rows that lie equally far from each other): as many of them as are wanted are at least as good as
-    # the worst of these.
-    blocks = weights[: count - count % _BLOCK].reshape(_BLOCK, -1).max(axis=0)
-    bound = np.partition(blocks, -most)[-most]
-    better = np.flatnonzero(weights > bound)
-    better = better[np.argsort(-weights[better], kind="stable")]
-    if len(better) >= most:
-        return better[:most]
-    return np.concatenate((better, np.flatnonzero(weights == bound)[: most - len(better)]))
-
-
 def _checked(rows: Any, size: int) -> Rows:
     """Rows as a plugin answered them; a plugin that answers nonsense has failed."""
     found: Rows = np.asarray(rows)
@@ -669,31 +592,6 @@ def _checked(rows: Any, size: int) -> Rows:
     if len(found) and found.view(np.uintp).max() >= size:
         raise ValueError(f"rows must be between 0 and {size - 1}")
     return found
-
-
-def _normalised(
-    raw: npt.NDArray[np.float64], minval: float | None, maxval: float | None
-) -> npt.NDArray[np.float64] | None:
-    """Nova's rule: stretch to 0..1 between the bounds, given or found; None when all are equal, which counts 0.
-
-    :raises ValueError: a weight is no finite number.
-    """
-    # The methods of arrays for these are Python.
-    lowest, highest = float(np.minimum.reduce(raw)), float(np.maximum.reduce(raw))
-    if not (math.isfinite(lowest) and math.isfinite(highest)):
-        raise ValueError("weigh_rows must answer one finite number for each row")
-    low = lowest if minval is None else minval
-    high = highest if maxval is None else maxval
-    if high <= low:
-        return None
-    if lowest < low or highest > high:
-        raw = np.clip(raw, low, high)
-    if not low:
-        stretched: npt.NDArray[np.float64] = raw / high
-        return stretched
-    stretched = raw - low
-    stretched /= high - low
-    return stretched
 
 
 def of(filters: Sequence[HostFilter], weighers: Sequence[HostWeigher] = ()) -> Pipeline:

@@ -31,6 +31,7 @@ from moorage.scheduling.interface import (
 )
 from moorage.scheduling.plugin_runner import PluginRunner
 from moorage.scheduling.snapshot import Snapshot
+from moorage.scheduling.weights import best_of
 from moorage.testing import fleets
 from tests import cases, seeded
 
@@ -229,7 +230,7 @@ class RunTests(unittest.TestCase):
             weights = np.array([random.choice((0.0, 1.0, 2.0, random.random())) for _ in range(random.randrange(2000))])
             wanted = np.argsort(-weights, kind="stable")
             for most in (1, 2, 7, 16):
-                self.assertEqual(pipelines._best(weights, most).tolist(), wanted[:most].tolist())
+                self.assertEqual(best_of(weights, most).tolist(), wanted[:most].tolist())
 
     def test_a_keyed_filter_is_asked_once_for_each_key(self) -> None:
         fleet = fleets.random_fleet(random_module.Random(1), 50).snapshot()

@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Normalizes, sums and orders the weights of nodes; no plugin is called here.
+
+A weigher gives each node a raw weight. The raw weights of a weigher are stretched to 0..1 (Nova's rule), multiplied, and added to
+those of the other weighers. The best nodes have the largest sums; equal ones keep their order.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from moorage.scheduling.interface import Rows
+
+__all__ = ["KeptWeights", "Weighing", "best_of", "sum_of"]
+
+#: Rows of which the best is looked at, to find a bound for the best of all.
+_BLOCK = 64
+#: How many times as many of the best rows are kept in order as are wanted. Most changes of a row take one of them away.
+_SPARE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class _Range:
+    """Says how raw weights are stretched to 0..1.
+
+    :param lowest: the smallest raw weight. :param highest: the largest one.
+    :param low: the raw weight that becomes 0. :param high: the one that becomes 1. If it is not larger, no weight counts.
+    """
+
+    lowest: float
+    highest: float
+    low: float
+    high: float
+
+
+@dataclass(slots=True)
+class Weighing:
+    """Holds the raw weights that one weigher gives to some rows.
+
+    :param minval: a bound that the weigher gives; None: the smallest raw weight. :param maxval: the same for the largest one.
+    :param multiplier: a number, or one for each row.
+    """
+
+    raw: npt.NDArray[np.float64]
+    multiplier: Any
+    minval: float | None = None
+    maxval: float | None = None
+
+    def own(self) -> Weighing:
+        """Returns a copy that may be changed. The arrays of a weigher may be columns of the fleet."""
+        return Weighing(self.raw.copy(), self.multiplier, self.minval, self.maxval)
+
+    def range(self) -> _Range:
+        """Returns how the raw weights are stretched now.
+
+        :raises ValueError: a weight is no finite number.
+        """
+        # The methods of arrays for these are Python.
+        lowest, highest = float(np.minimum.reduce(self.raw)), float(np.maximum.reduce(self.raw))
+        if not (math.isfinite(lowest) and math.isfinite(highest)):
+            raise ValueError("weigh_rows must answer one finite number for each row")
+        low = lowest if self.minval is None else self.minval
+        return _Range(lowest, highest, low, highest if self.maxval is None else self.maxval)
+
+    def weights(self, found: _Range | None = None) -> npt.NDArray[np.float64] | None:
+        """Returns the stretched, multiplied weights as a new array; None if the weigher does not tell the rows apart.
+
+        :raises ValueError: a weight is no finite number.
+        """
+        found = found or self.range()
+        low, high, raw = found.low, found.high, self.raw
+        if high <= low:
+            return None
+        if found.lowest < low or found.highest > high:
+            raw = np.clip(raw, low, high)
+        if low:
+            weights = raw - low
+            weights /= high - low
+        else:
+            weights = raw / high
+        if isinstance(self.multiplier, np.ndarray) or self.multiplier != 1.0:
+            weights *= self.multiplier
+        return weights
+
+    def weight(self, found: _Range, place: int) -> float:
+        """Returns the element at ``place`` of :meth:`weights`, to the last bit, for a range in which weights count."""
+        stretched = (min(max(float(self.raw[place]), found.low), found.high) - found.low) / (found.high - found.low)
+        multiplier = self.multiplier[place] if isinstance(self.multiplier, np.ndarray) else self.multiplier
+        return stretched * float(multiplier)
+
+    def moves(self, found: _Range, place: int, raw: float) -> bool:
+        """Gives one row another raw weight; returns whether that may change the weights of other rows.
+
+        :param found: the range before.
+        """
+        before = float(self.raw[place])
+        self.raw[place] = raw
+        if not found.lowest <= raw <= found.highest:
+            return True
+        # The range stays if another row has the same extreme weight.
+        return before != raw and any(
+            before == extreme and not np.count_nonzero(self.raw == extreme) for extreme in (found.lowest, found.highest)
+        )
+
+
+class KeptWeights:
+    """Keeps the summed weights of rows and their order while the raw weights of single rows change. Used by one thread.
+
+    The weights are those of a new sum over all rows, to the last bit. A change costs the same for any number of rows, unless it
+    moves the range of a weigher.
+    """
+
+    def __init__(self, weighings: Sequence[Weighing], size: int) -> None:
+        self._weighings = [each.own() for each in weighings]
+        self._size = size
+        #: The best rows with their negated weights, in order. No other row comes before the last of them.
+        self._order: list[tuple[float, int]] = []
+        self._sum()
+
+    def change(self, place: int, others: Sequence[Weighing]) -> None:
+        """Gives a row the raw weights that it has in other weighings by the same weighers."""
+        moved = [
+            each.moves(found, place, float(other.raw[place]))
+            for each, found, other in zip(self._weighings, self._ranges, others, strict=True)
+        ]
+        if any(moved):
+            self._sum()
+            return
+        weight = 0.0
+        for each, found in zip(self._weighings, self._ranges, strict=True):
+            if found.high > found.low:
+                weight += each.weight(found, place)
+        self._reorder(place, weight)
+
+    def best(self, most: int | None) -> tuple[Rows, npt.NDArray[np.float64]]:
+        """Returns the places of the best rows, best first, and their weights; of all rows if ``most`` is None."""
+        if most is None:
+            places = best_of(self._weights, None)
+            return places, self._weights[places]
+        if len(self._order) < min(most, self._size):
+            places = best_of(self._weights, most * _SPARE)
+            self._order = list(zip((-self._weights[places]).tolist(), places.tolist(), strict=True))
+        found = self._order[:most]
+        return np.array([place for _, place in found], dtype=np.intp), np.array([-weight for weight, _ in found])
+
+    def _sum(self) -> None:
+        self._ranges = [each.range() for each in self._weighings]
+        weights = [each.weights(found) for each, found in zip(self._weighings, self._ranges, strict=True)]
+        self._weights = sum_of(weights, self._size)
+        self._order.clear()
+
+    def _reorder(self, place: int, weight: float) -> None:
+        before, after = (-float(self._weights[place]), place), (-weight, place)
+        self._weights[place] = weight
+        index = bisect.bisect_left(self._order, before)
+        if index < len(self._order) and self._order[index] == before:
+            del self._order[index]
+        if self._order and after < self._order[-1]:
+            bisect.insort(self._order, after)
+
+
+def sum_of(weights: Sequence[npt.NDArray[np.float64] | None], size: int) -> npt.NDArray[np.float64]:
+    """Returns the sum of the weights of all weighers; zeros if there are none. Changes the first array."""
+    total = None
+    for each in weights:
+        if each is not None:
+            total = each if total is None else np.add(total, each, out=total)
+    return np.zeros(size) if total is None else total
+
+
+def best_of(weights: npt.NDArray[np.float64], most: int | None) -> Rows:
+    """Returns the places of the best weights, best first, equal ones in their order; not all are sorted."""
+    count = len(weights)
+    if count <= 1:
+        return np.arange(count, dtype=np.intp)
+    if most is None or most * _BLOCK >= count:
+        return np.argsort(-weights, kind="stable")[:most]
+    # The best of each block (rows that lie equally far from each other): as many of them as are wanted are at least as good as
+    # the worst of these.
+    blocks = weights[: count - count % _BLOCK].reshape(_BLOCK, -1).max(axis=0)
+    bound = np.partition(blocks, -most)[-most]
+    better = np.flatnonzero(weights > bound)
+    better = better[np.argsort(-weights[better], kind="stable")]
+    if len(better) >= most:
+        return better[:most]
+    return np.concatenate((better, np.flatnonzero(weights == bound)[: most - len(better)]))

@@ -21,7 +21,7 @@ OPTS: Sequence[cfg.Opt] = (
     ),
     cfg.IntOpt(
         "claims_per_transaction",
-        default=64,
+        default=128,
         min=1,
         max=256,
         help="How many claims of new consumers one transaction makes at most. Claims that come from several threads of one "

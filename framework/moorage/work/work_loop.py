@@ -60,6 +60,8 @@ _FIRST_BACKOFF, _LONGEST_BACKOFF = 1.0, 300.0
 _REPLACEMENTS = 2
 #: Seconds between two transactions of the finishing thread while there is more to do than they write.
 _INTERVAL = 0.01
+#: Operations that are taken ahead where few ended lately.
+_FEW_AHEAD = 16
 #: Calls that may hang before nothing more is taken.
 _HANGING = 16
 
@@ -99,7 +101,9 @@ class WorkLoop(Generic[R]):
     :param name: for threads and log lines.
     :param operations: how many calls of :meth:`Work.do` run at the same time.
     :param batch: how many operations are taken, and finished, in one transaction.
-    :param ahead: how many operations are taken before a thread is free for them. 0 leaves them to other services meanwhile.
+    :param ahead: how many operations are taken at most before a thread is free for them. 0 leaves them to other services
+        meanwhile. A loop takes as many as ended in the last second, or 16: what is taken counts as begun, and is not done elsewhere
+        if the host goes down, so a loop with long operations shall not hold many.
     :param queue: how many asked operations may wait; those beyond are read from the store when half of them are done.
     :param deadline: of works that declare none: seconds that a call may take without a sign of progress.
     :param grace: seconds that :meth:`stop` waits; None: until all calls have returned.
@@ -123,7 +127,7 @@ class WorkLoop(Generic[R]):
         self._work = work
         self._clock = clock
         self._batch = batch
-        self._capacity = ahead + operations
+        self._operations, self._ahead = operations, ahead
         self._limit = queue
         self._deadline = deadline if work.deadline is None else work.deadline
         self._grace = grace
@@ -146,6 +150,9 @@ class WorkLoop(Generic[R]):
         self._done: threads.Queue[Finished[R] | _Beginning | Callable[[], object] | None] = threads.queue()
         #: Jobs that were taken and have not ended. Those that were given up are counted apart.
         self._held = self._given_up = 0
+        #: Jobs that ended in the second that began at ``_second``, on the monotonic clock, and in the one before.
+        self._ended = self._ended_before = 0
+        self._second = float("-inf")
         self._runs: dict[Job[R], _Run] = {}
         #: Since the last report: jobs by what became of them, and the seconds that they took.
         self._counts: Counter[str] = Counter()
@@ -373,9 +380,11 @@ class WorkLoop(Generic[R]):
 
     def _next_keys(self) -> list[Key] | None:
         """Waits for operations, up to a batch, and for room for all of them. None when the loop stops."""
-        keys, running = _drain(self._keys, min(self._batch, self._capacity))
         with self._changed:
-            while self._is_full(len(keys)) and not self._stopping.is_set():
+            ahead = self._ahead_now()
+        keys, running = _drain(self._keys, min(self._batch, ahead or self._operations))
+        with self._changed:
+            while self._is_full(len(keys), ahead) and not self._stopping.is_set():
                 self._changed.wait()
             if not running or self._stopping.is_set():
                 return None
@@ -391,8 +400,20 @@ class WorkLoop(Generic[R]):
         self._free(len(keys) - len(due))
         return due
 
-    def _is_full(self, more: int) -> bool:
-        return self._held + more > self._capacity or self._given_up >= _HANGING
+    def _ahead_now(self) -> int:
+        """Returns how many operations may be taken before a thread is free for them. The caller holds the lock."""
+        self._count_ended(0)
+        return min(self._ahead, max(_FEW_AHEAD, self._ended, self._ended_before))
+
+    def _count_ended(self, number: int) -> None:
+        now = self._clock.monotonic()
+        if now - self._second >= 1:
+            self._ended_before = self._ended if now - self._second < 2 else 0
+            self._ended, self._second = 0, now
+        self._ended += number
+
+    def _is_full(self, more: int, ahead: int) -> bool:
+        return self._held + more > self._operations + ahead or self._given_up >= _HANGING
 
     def _take_many(self, kind: str, wanted: Sequence[str]) -> None:
         missing = {(kind, each) for each in wanted}
@@ -733,6 +754,7 @@ class WorkLoop(Generic[R]):
             with acting_for(job.context):
                 self._logged(functools.partial(self._work.ended, job))
         with self._changed:
+            self._count_ended(1)
             run = self._runs.pop(job)
             self._counts[run.disposition.value] += 1
             self._seconds += self._clock.monotonic() - run.began

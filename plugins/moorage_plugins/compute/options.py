@@ -21,7 +21,7 @@ OPTS: Sequence[cfg.Opt] = (
     cfg.IntOpt("operations", default=4, min=1, help="Operations that an agent does at the same time. Needs a restart."),
     cfg.IntOpt(
         "batch",
-        default=128,
+        default=256,
         min=1,
         help="Operations that are taken, and finished, in one transaction at most. Needs a restart.",
     ),

@@ -24,6 +24,7 @@ from moorage.db.schema import core_metadata
 from moorage.rpc.interface import Message
 from moorage.rpc.server import RpcDispatcher
 from moorage.services.interface import ServiceIdentity
+from moorage.testing.clock import ManualClock
 from moorage.testing.database import empty_tables
 from moorage.work import work_loop
 from moorage.work.interface import Phase
@@ -252,6 +253,32 @@ class LoopTests(LoopCase):
         self.wait_for(loop)
         self.assertEqual(sum(self.writes().values()), 16)
         self.assertLess(self.work.transactions, 8)
+
+    def test_few_are_taken_ahead_of_long_operations(self) -> None:
+        names = [f"t{number:03}" for number in range(100)]
+        self.want(*names)
+        loop = self.started(operations=2, batch=64, ahead=64)
+        self.work.on_do = self.held
+        loop.sweep()
+        wait_until(lambda: len(self.work.calls) == 2, "two are being done", SOON)
+        wait_until(lambda: loop.depth[1] >= 16, "others are taken", SOON)
+        # Another host may do those that wait still.
+        begun = [each for each, phase in self.phases().items() if phase is Phase.WORKING]
+        self.assertLessEqual(len(begun), 2 + 16)
+        self.gate.set()
+        self.wait_for(loop)
+        self.assertEqual(self.writes(), dict.fromkeys(names, 1))
+
+    def test_as_many_are_taken_ahead_as_end_in_a_second(self) -> None:
+        clock = ManualClock(0.0)
+        loop = WorkLoop("things", self.work, clock, operations=2, batch=64, ahead=64)
+        self.addCleanup(loop.stop)
+        found = []
+        for seconds, ended in ((0.0, 10), (0.5, 20), (0.7, 0), (1.0, 10), (1.0, 60), (1.0, 5), (2.0, 0)):
+            clock.now += seconds
+            loop._count_ended(ended)
+            found.append(loop._ahead_now())
+        self.assertEqual(found, [16, 30, 30, 16, 60, 60, 16])
 
     def test_an_error_releases_it_and_a_sweep_takes_it_again_after_a_pause(self) -> None:
         self.want("one")

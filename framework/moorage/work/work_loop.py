@@ -380,11 +380,9 @@ class WorkLoop(Generic[R]):
 
     def _next_keys(self) -> list[Key] | None:
         """Waits for operations, up to a batch, and for room for all of them. None when the loop stops."""
+        keys, running = _drain(self._keys, self._most_taken)
         with self._changed:
-            ahead = self._ahead_now()
-        keys, running = _drain(self._keys, min(self._batch, ahead or self._operations))
-        with self._changed:
-            while self._is_full(len(keys), ahead) and not self._stopping.is_set():
+            while self._is_full(len(keys)) and not self._stopping.is_set():
                 self._changed.wait()
             if not running or self._stopping.is_set():
                 return None
@@ -400,6 +398,10 @@ class WorkLoop(Generic[R]):
         self._free(len(keys) - len(due))
         return due
 
+    def _most_taken(self) -> int:
+        with self._changed:
+            return min(self._batch, self._ahead_now() or self._operations)
+
     def _ahead_now(self) -> int:
         """Returns how many operations may be taken before a thread is free for them. The caller holds the lock."""
         self._count_ended(0)
@@ -412,7 +414,9 @@ class WorkLoop(Generic[R]):
             self._ended, self._second = 0, now
         self._ended += number
 
-    def _is_full(self, more: int, ahead: int) -> bool:
+    def _is_full(self, more: int) -> bool:
+        # The operations were drained when perhaps more could be taken ahead than now.
+        ahead = max(self._ahead_now(), more) if self._ahead else 0
         return self._held + more > self._operations + ahead or self._given_up >= _HANGING
 
     def _take_many(self, kind: str, wanted: Sequence[str]) -> None:
@@ -593,7 +597,7 @@ class WorkLoop(Generic[R]):
         While there are other jobs, transactions follow each other after :data:`_INTERVAL` seconds, and a transaction writes all
         that has come meanwhile. A job that has no company does not wait.
         """
-        found, running = _drain(self._done, self._batch)
+        found, running = _drain(self._done, lambda: self._batch)
         while running and len(found) < self._batch and self._has_company(found):
             left = self._wrote_at + _INTERVAL - self._clock.monotonic()
             if left <= 0:
@@ -788,13 +792,17 @@ def _text(error: BaseException) -> str:
     return error.message if isinstance(error, errors.MoorageError) else plugin_isolation.format_exception(error)
 
 
-def _drain(source: threads.Queue[Any], limit: int) -> tuple[list[Any], bool]:
-    """What waits in the queue, at least one and at most ``limit``; False ends the loop: None was in the queue."""
+def _drain(source: threads.Queue[Any], limit: Callable[[], int]) -> tuple[list[Any], bool]:
+    """Waits for an item of the queue, and returns it with those behind it. False ends the loop: None was in the queue.
+
+    :param limit: how many items are returned at most; asked when the first one is there.
+    """
     found: list[Any] = []
     item = source.get()
+    most = limit()
     while item is not None:
         found.append(item)
-        if len(found) == limit:
+        if len(found) == most:
             return found, True
         try:
             item = source.get_nowait()

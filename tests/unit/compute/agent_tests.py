@@ -661,7 +661,8 @@ class AgentTests(unittest.TestCase):
         self.addCleanup(agent.stop)
         self.await_rows()
         self.assert_consistent(64)
-        self.assertLessEqual(len(taken), 3)
+        # A loop that has ended nothing yet takes 16 ahead.
+        self.assertLessEqual(len(taken), 64 / 16)
 
     def ended_together(
         self,
